@@ -1,0 +1,1 @@
+"""Predictions, in whole bytes and exact integers.  Nothing in this folder needs torch."""

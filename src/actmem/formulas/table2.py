@@ -1,0 +1,55 @@
+"""Table 2: the six configurations, as one list that everything else walks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import eq1, eq2, eq4
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row of 2205.05198 table 2.
+
+    name: as written in JSON.  tensor_parallel: False for the row without any parallelism.
+    formula: bytes divided by sbh, in 16 bits, as the paper prints it.
+    """
+
+    name: str
+    tensor_parallel: bool
+    sequence_parallel: bool
+    recompute: str
+    formula: str
+
+    def parallel(self, tensor_parallel_size: int) -> Parallel:
+        """How t ranks share the layer in this row; one rank holds all of it in the first."""
+        t = tensor_parallel_size if self.tensor_parallel else 1
+        return Parallel(tensor_parallel_size=t, sequence_parallel=self.sequence_parallel)
+
+
+TABLE2 = (
+    Configuration("none", False, False, "none", "34 + 5as/h"),
+    Configuration("tensor", True, False, "none", "10 + 24/t + 5as/ht"),
+    Configuration("tensor+sequence", True, True, "none", "34/t + 5as/ht"),
+    Configuration("tensor+selective", True, False, "selective", "10 + 24/t"),
+    Configuration("tensor+sequence+selective", True, True, "selective", "34/t"),
+    Configuration("full", True, False, "full", "2"),
+)
+
+
+def closed_form(
+    configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
+) -> int:
+    """Bytes of one layer on one rank from the row's own formula, not from a sum of tensors."""
+    a, b, h, s = shape.letters()
+    e, t = element_size, tensor_parallel_size
+    core = (2 * e + 1) * a * s * s * b // t
+    return {
+        "none": lambda: eq1(shape, e),
+        "tensor": lambda: eq2(shape, t, e),
+        "tensor+sequence": lambda: eq4(shape, t, e),
+        "tensor+selective": lambda: eq2(shape, t, e) - core,
+        "tensor+sequence+selective": lambda: (16 * e + 2) * s * b * h // t,
+        "full": lambda: e * s * b * h,
+    }[configuration.name]()

@@ -1,0 +1,147 @@
+"""Rows: the one form in which predictions and measurements meet.
+
+A formula yields rows; a ledger yields rows; ``compare`` puts them side by side by term.
+Tables, bars, labs and JSON files are all drawn from rows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+
+from actmem.config import ConfigError
+
+#: The 15 tensors that one layer keeps, in the order of the forward pass (2205.05198 section 4.1).
+LAYER_TERMS = (
+    "layer-norm 1 input",
+    "QKV projection input",
+    "Q",
+    "K",
+    "softmax output",
+    "softmax dropout mask",
+    "softmax dropout output",
+    "V",
+    "attention projection input",
+    "attention dropout mask",
+    "layer-norm 2 input",
+    "h→4h input",
+    "GeLU input",
+    "4h→h input",
+    "MLP dropout mask",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Bytes of one stored tensor, or of one named group of them, on one rank.
+
+    term: the name under which prediction and measurement meet.
+    bytes: a whole number.
+    split_by: how many ranks share the tensor; 1 means that every rank keeps all of it.
+    source: the equation, or the module and operation that saved it.
+    extra: the reason why the paper leaves this term out; empty for the paper's own terms.
+    """
+
+    term: str
+    bytes: int
+    split_by: int = 1
+    source: str = ""
+    extra: str = ""
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bytes, bool) or not isinstance(self.bytes, int):
+            raise ConfigError("bytes", f"row {self.term!r} must hold a whole number, got {self.bytes!r}")
+
+
+def total(rows: Iterable[Row]) -> int:
+    """Bytes of all rows together."""
+    return sum(row.bytes for row in rows)
+
+
+def paper_rows(rows: Iterable[Row]) -> list[Row]:
+    """The rows that the paper counts."""
+    return [row for row in rows if not row.extra]
+
+
+def extra_rows(rows: Iterable[Row]) -> list[Row]:
+    """The rows that the paper leaves out, each with its reason in ``extra``."""
+    return [row for row in rows if row.extra]
+
+
+@dataclass(frozen=True)
+class Match:
+    """One term, as predicted and as measured; None where a side does not have it."""
+
+    term: str
+    predicted: int | None
+    measured: int | None
+
+    @property
+    def difference(self) -> int:
+        """Measured minus predicted bytes; a side without the term counts as 0."""
+        return (self.measured or 0) - (self.predicted or 0)
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What ``compare`` found, each list in the order of the prediction, then of the measurement.
+
+    matched: on both sides with the same bytes.  changed: on both sides with other bytes.
+    missing: predicted but not measured.  extra: measured but not predicted.
+    """
+
+    matched: tuple[Match, ...]
+    changed: tuple[Match, ...]
+    missing: tuple[Match, ...]
+    extra: tuple[Match, ...]
+
+    @property
+    def exact(self) -> bool:
+        """True when every term is on both sides with the same bytes."""
+        return not (self.changed or self.missing or self.extra)
+
+    @property
+    def difference(self) -> int:
+        """Measured minus predicted bytes over all terms."""
+        return sum(match.difference for match in self.changed + self.missing + self.extra)
+
+    def describe(self) -> str:
+        """One line a disagreement; one line in all where there is none."""
+        if self.exact:
+            return f"all {len(self.matched)} terms agree to the byte"
+        lines = [f"{m.term}: predicted {m.predicted:,} B, measured {m.measured:,} B" for m in self.changed]
+        lines += [f"{m.term}: predicted {m.predicted:,} B, not measured" for m in self.missing]
+        lines += [f"{m.term}: measured {m.measured:,} B, not predicted" for m in self.extra]
+        return "\n".join(lines)
+
+
+def by_term(rows: Iterable[Row]) -> dict[str, int]:
+    """Bytes by term, rows of one term added up, in order of first appearance."""
+    sums: dict[str, int] = {}
+    for row in rows:
+        sums[row.term] = sums.get(row.term, 0) + row.bytes
+    return sums
+
+
+def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
+    """Put two sets of rows side by side by term.  Rows of no bytes count as absent."""
+    left = {term: size for term, size in by_term(predicted).items() if size}
+    right = {term: size for term, size in by_term(measured).items() if size}
+    both = [Match(term, left[term], right[term]) for term in left if term in right]
+    return Comparison(
+        matched=tuple(m for m in both if not m.difference),
+        changed=tuple(m for m in both if m.difference),
+        missing=tuple(Match(term, left[term], None) for term in left if term not in right),
+        extra=tuple(Match(term, None, right[term]) for term in right if term not in left),
+    )
+
+
+def to_json(rows: Iterable[Row]) -> str:
+    """Rows as a JSON list of objects with the fields of Row."""
+    return json.dumps([asdict(row) for row in rows], ensure_ascii=False, indent=1)
+
+
+def from_json(text: str) -> list[Row]:
+    """The rows that ``to_json`` wrote."""
+    return [Row(**fields) for fields in json.loads(text)]

@@ -1,0 +1,85 @@
+"""Which collectives a rank takes part in: kind, number, bytes.
+
+Seen at torch's dispatcher, below every Python interface, so it counts ``torch.distributed`` calls,
+functional collectives and DTensor's alike, in forward and in backward.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+@dataclass(frozen=True)
+class Collective:
+    """One exchange.  payload_bytes: of the whole tensor, over all ranks' shards: the input of an
+    all-reduce or reduce-scatter, the output of an all-gather."""
+
+    kind: str
+    payload_bytes: int
+
+
+#: Operator name → kind.  Both spellings of torch's collectives; waiting and metadata are not listed.
+_KINDS = {
+    "allreduce_": "all-reduce",
+    "allreduce_coalesced_": "all-reduce",
+    "all_reduce": "all-reduce",
+    "all_reduce_": "all-reduce",
+    "all_reduce_coalesced": "all-reduce",
+    "allgather_": "all-gather",
+    "_allgather_base_": "all-gather",
+    "allgather_coalesced_": "all-gather",
+    "allgather_into_tensor_coalesced_": "all-gather",
+    "all_gather_into_tensor": "all-gather",
+    "all_gather_into_tensor_out": "all-gather",
+    "all_gather_into_tensor_coalesced": "all-gather",
+    "reduce_scatter_": "reduce-scatter",
+    "_reduce_scatter_base_": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
+    "reduce_scatter_tensor": "reduce-scatter",
+    "reduce_scatter_tensor_coalesced": "reduce-scatter",
+    "broadcast_": "broadcast",
+    "broadcast": "broadcast",
+    "reduce_": "reduce",
+    "gather_": "gather",
+    "scatter_": "scatter",
+    "alltoall_": "all-to-all",
+    "alltoall_base_": "all-to-all",
+    "all_to_all_single": "all-to-all",
+    "send": "send",
+    "recv_": "receive",
+    "barrier": "barrier",
+}
+_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
+
+
+class count_collectives(TorchDispatchMode):
+    """``with count_collectives() as seen:``, then read ``seen.collectives`` or ``seen.counts``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collectives: list[Collective] = []
+
+    @property
+    def counts(self) -> Counter[str]:
+        """How many of each kind."""
+        return Counter(collective.kind for collective in self.collectives)
+
+    def payload_bytes(self, kind: str) -> int:
+        """Payload of all collectives of one kind together."""
+        return sum(c.payload_bytes for c in self.collectives if c.kind == kind)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        namespace, name = func.name().split(".")[0].split("::")
+        if namespace in _NAMESPACES and name in _KINDS:
+            # In every collective the whole tensor is the largest that takes part.
+            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
+            largest = max((t.numel() * t.element_size() for t in tensors), default=0)
+            self.collectives.append(Collective(_KINDS[name], largest))
+        return result

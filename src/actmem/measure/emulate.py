@@ -1,0 +1,52 @@
+"""One process plays one rank of many: real code, and exchanges that go nowhere.
+
+torch's fake backend answers every collective at once with a tensor of the right shape and
+meaningless values.  On CPU the tensors are fake as well: they have shapes, dtypes, storages
+with sizes and identities, and no memory, so a laptop can run the layer of a 1T model.  On
+a GPU they are real: real kernels and real memory on a single device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+
+from actmem.config import ConfigError, check_size
+
+
+@contextmanager
+def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu") -> Iterator[None]:
+    """Be rank ``rank`` of ``world_size`` while the block runs.
+
+    Makes the default process group, so none may exist.  On ``"cpu"`` every tensor made inside is
+    fake.  Raises ConfigError on a bad size, or if a process group exists already.
+    """
+    # Private to torch, and the only place that imports them.
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    check_size("world_size", world_size)
+    if not 0 <= rank < world_size:
+        raise ConfigError("rank", f"must be from 0 to {world_size - 1}, got {rank}")
+    if dist.is_initialized():
+        raise ConfigError("emulate", "this process is already a rank of a real process group")
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        # Random-number states are real tensors even here.
+        with FakeTensorMode(allow_non_fake_inputs=True) if device == "cpu" else nullcontext():
+            yield
+    finally:
+        dist.destroy_process_group()
+
+
+def is_emulated() -> bool:
+    """True inside ``emulated_rank``: values that cross ranks mean nothing."""
+    return dist.is_initialized() and dist.get_backend() == "fake"
+
+
+def available_device() -> str:
+    """``"cuda"`` where torch finds a GPU, else ``"cpu"``."""
+    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,0 +1,79 @@
+"""Which of the paper's terms a saved tensor of our layer is.
+
+Told by the module that was running, the operation and the argument: never by size, which two
+different tensors can share.  A tensor without a rule keeps the ledger's own name for it and
+so shows up in the comparison as one that nobody predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from actmem.measure.ledger import SavedTensor
+from actmem.rows import Row
+
+_LINEAR_INPUT = ("_GatherInBackward", "linear")
+_SAVED_FOR_RECOMPUTE = "_Keep"
+
+#: Arguments of the core attention, in the order in which a checkpoint keeps them (after the anchor).
+_CORE_ARGUMENTS = {"1": "Q", "2": "K", "3": "V", "4": "causal mask", "5": "random-number state"}
+_BADDBMM_ARGUMENTS = {"1": "Q", "2": "K"}
+
+
+def term_of(saved: SavedTensor) -> str:
+    """The term under which a formula knows this tensor, or a description of it."""
+    module, op, argument = saved.module, saved.op, saved.argument
+    last = module.rsplit(".", 1)[-1]
+    if op == "layer_norm" and last in ("norm1", "norm2"):
+        part = "input" if argument else "statistics"
+        return f"layer-norm {last[-1]} {part}"
+    if last in _LINEAR_TERMS and op in _LINEAR_INPUT:
+        return _LINEAR_TERMS[last]
+    if last == "mlp" and op == "gelu":
+        return "GeLU input"
+    if op == _SAVED_FOR_RECOMPUTE and last in _MASK_TERMS:
+        return _MASK_TERMS[last]
+    if last == "core":
+        named = _core_term(op, argument)
+        if named:
+            return named
+    if last == "attention" and op == _SAVED_FOR_RECOMPUTE:
+        return _CORE_ARGUMENTS.get(argument, f"{module}: {op} {argument}")
+    if op == _SAVED_FOR_RECOMPUTE and saved.dtype is torch.uint8:
+        return "random-number state"
+    if op == _SAVED_FOR_RECOMPUTE and argument == "1":
+        # A checkpoint around the whole layer keeps what layer norm 1 would have kept.
+        return "layer-norm 1 input"
+    return f"{module or 'root'}: {op} {argument}".rstrip()
+
+
+_LINEAR_TERMS = {
+    "qkv": "QKV projection input",
+    "projection": "attention projection input",
+    "up": "h→4h input",
+    "down": "4h→h input",
+}
+_MASK_TERMS = {
+    "dropout_mask": "softmax dropout mask",
+    "attention_dropout": "attention dropout mask",
+    "mlp_dropout": "MLP dropout mask",
+}
+
+
+def _core_term(op: str, argument: str) -> str:
+    if op == "baddbmm":
+        return _BADDBMM_ARGUMENTS.get(argument, "")
+    if op == "bmm":
+        return {"0": "softmax dropout output", "1": "V"}.get(argument, "")
+    if op == "softmax" and not argument:
+        return "softmax output"
+    if op == "masked_fill_" and argument == "1":
+        return "causal mask"
+    return ""
+
+
+def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
+    """One row for each saved tensor, under the formulas' names."""
+    return [Row(term_of(t), t.bytes, source=f"{t.module or 'layer'}: {t.op}, {t.line}") for t in saved]

@@ -1,0 +1,76 @@
+"""All-reduce, all-gather and reduce-scatter: out of place, along dimension 0.
+
+Dimension 0 is the sequence (activations are ``[s, b, h]``), so that no transpose is ever
+needed before or after a collective.  The caller's tensor is never written to.  Each comes in
+two forms: ``start_…`` returns at once, so that a matrix product can run beside it, and the
+plain form waits.  This is the only file that names torch's collectives.
+
+Nothing here is differentiable: see ``conjugates`` for that.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actmem.parallel.groups import TensorParallel
+
+# torch 2.13 renamed these two; the older names do the same.
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
+
+class Pending:
+    """A collective under way.  ``wait()`` gives its result; on CUDA only the stream waits."""
+
+    def __init__(self, result: Tensor, work: dist.Work | None):
+        self._result, self._work = result, work
+
+    def wait(self) -> Tensor:
+        """The result, complete once the current stream reaches this point."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        return self._result
+
+
+def start_all_reduce(x: Tensor, tp: TensorParallel) -> Pending:
+    """Begin to sum ``x`` over the ranks: any shape in, the same shape out."""
+    if tp.size == 1:
+        return Pending(x, None)
+    result = x.clone(memory_format=torch.contiguous_format)
+    return Pending(result, dist.all_reduce(result, group=tp.group, async_op=True))
+
+
+def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
+    """Begin to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
+    if tp.size == 1:
+        return Pending(x, None)
+    result = x.new_empty((x.shape[0] * tp.size, *x.shape[1:]))
+    return Pending(result, _all_gather(result, x.contiguous(), group=tp.group, async_op=True))
+
+
+def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
+    """Begin to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out."""
+    if tp.size == 1:
+        return Pending(x, None)
+    if x.shape[0] % tp.size:
+        raise ValueError(f"dimension 0 of {tuple(x.shape)} must be divisible by the {tp.size} ranks")
+    result = x.new_empty((x.shape[0] // tp.size, *x.shape[1:]))
+    return Pending(result, _reduce_scatter(result, x.contiguous(), group=tp.group, async_op=True))
+
+
+def all_reduce(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Sum over the ranks: any shape in, the same shape out."""
+    return start_all_reduce(x, tp).wait()
+
+
+def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Join shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
+    return start_all_gather(x, tp).wait()
+
+
+def reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Sum, then keep one part of dimension 0: ``[s, …]`` in, ``[s/t, …]`` out."""
+    return start_reduce_scatter(x, tp).wait()

@@ -1,0 +1,92 @@
+"""The paper's four operators: f, f_bar, g, g_bar (2205.05198 section 4.2, figures 4 to 6).
+
+            forward          backward
+    f       identity         all-reduce         enters a tensor-parallel block
+    f_bar   all-reduce       identity           leaves it
+    g       all-gather       reduce-scatter     enters it from a sequence-parallel region
+    g_bar   reduce-scatter   all-gather         leaves it into one
+
+Each pair is conjugate: the backward of one is the forward of the other.  The code says
+it that way: every ``backward`` below calls its conjugate.  None of the four keeps a tensor
+for backward.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
+from actmem.parallel.groups import TensorParallel
+
+
+def f(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Enter a tensor-parallel block: ``[s, b, h]``, replicated, in and out; keeps 0 bytes."""
+    return _F.apply(x, tp)
+
+
+def f_bar(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Leave a tensor-parallel block: ``[s, b, h]`` partial over t in, summed out; keeps 0 bytes."""
+    return _FBar.apply(x, tp)
+
+
+def g(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Gather the sequence: ``[s/t, b, h]`` in, ``[s, b, h]`` out; keeps 0 bytes."""
+    return _G.apply(x, tp)
+
+
+def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Sum and scatter the sequence: ``[s, b, h]`` partial over t in, ``[s/t, b, h]`` out; keeps 0 bytes."""
+    return _GBar.apply(x, tp)
+
+
+class _F(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        # Every rank used the whole of x for its own slice of the product, so the
+        # gradient of x is the sum of what each rank found.
+        return f_bar(grad, ctx.tp), None
+
+
+class _FBar(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return all_reduce(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        # After the sum every rank runs the same replicated code, so each already
+        # holds the whole gradient: summing again would count it t times.
+        return f(grad, ctx.tp), None
+
+
+class _G(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return all_gather(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        # Two things at once: sum the ranks' gradients as f does, and keep the tokens
+        # that this rank holds.
+        return g_bar(grad, ctx.tp), None
+
+
+class _GBar(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, tp: TensorParallel) -> Tensor:
+        ctx.tp = tp
+        return reduce_scatter(x, tp)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        # Each rank holds the gradient of its own tokens; every rank's partial sum
+        # reached all tokens, so each needs all of it.
+        return g(grad, ctx.tp), None

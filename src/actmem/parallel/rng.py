@@ -1,0 +1,81 @@
+"""Which dropout draws must agree between ranks, and dropout that draws its mask early.
+
+A tensor that every rank holds whole must be dropped alike on every rank, or the replicas
+drift apart.  A tensor that the ranks share must be dropped differently, or every shard
+repeats one pattern.  So each rank has two streams of random numbers.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from actmem.keep import Kept, keep
+from actmem.parallel.groups import TensorParallel
+
+
+class DropoutStreams:
+    """Two random-number generators on one device.
+
+    replicated: the same on all ranks of the group.  sharded: another one on each rank.
+    """
+
+    #: Distance between the seeds of neighbouring ranks' sharded streams; the replicated
+    #: stream uses the seed itself.
+    RANK_STRIDE = 1009
+
+    def __init__(self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu"):
+        self.replicated = torch.Generator(device)
+        self.sharded = torch.Generator(device)
+        self.replicated.manual_seed(seed)
+        self.sharded.manual_seed(seed + self.RANK_STRIDE * (tp.rank + 1))
+
+
+class DropoutMask(nn.Module):
+    """Draws and keeps a dropout mask; ``Mask.drop`` applies it later.
+
+    Drawing apart from dropping lets a layer draw the mask before the matrix product whose
+    output it drops.  A checkpoint then finds everything that backward reads before that
+    product, and leaves the product out of its second run.
+
+    In: a tensor of the mask's shape (only shape and device are read).  Keeps 1 byte an
+    element; nothing for p = 0.
+    """
+
+    def __init__(self, p: float, generator: torch.Generator):
+        super().__init__()
+        self.p, self.generator = p, generator
+
+    def forward(self, like: Tensor) -> Mask:
+        if self.p == 0:
+            return Mask(None, 1.0, None)
+        mask = torch.empty(like.shape, dtype=torch.bool, device=like.device)
+        mask.bernoulli_(1 - self.p, generator=self.generator)
+        return Mask(mask, 1 / (1 - self.p), keep(mask) if torch.is_grad_enabled() else None)
+
+
+class Mask:
+    """A drawn mask.  It lives in autograd's hands after ``drop``, not in this object's."""
+
+    def __init__(self, mask: Tensor | None, scale: float, kept: Kept | None):
+        self._mask, self._scale, self._kept = mask, scale, kept
+
+    def drop(self, x: Tensor) -> Tensor:
+        """``x`` with the unmasked elements set to 0 and the others scaled by 1/(1−p)."""
+        mask, self._mask = self._mask, None
+        if mask is None:
+            return x
+        return _Drop.apply(x, mask, self._scale, self._kept)
+
+
+class _Drop(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, mask: Tensor, scale: float, kept: Kept | None) -> Tensor:
+        ctx.scale, ctx.kept = scale, kept
+        return (x * mask).mul_(scale)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        (mask,) = ctx.kept.tensors()
+        return (grad * mask).mul_(ctx.scale), None, None, None

@@ -7,9 +7,11 @@ still there.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -20,16 +22,34 @@ from torch.utils._pytree import tree_leaves
 def census(module: nn.Module, make_input: Callable[[], Tensor]) -> int:
     """Bytes of storages that outlive ``module(make_input())`` because the graph holds them.
 
-    make_input: makes the input inside the census, so that it counts if and only if the graph
+    make_input: makes a tensor for the module's input.  The module gets a copy of it, as it would
+    get the output of the layer before, so that the input counts if and only if the graph
     keeps it.  The output is let go and only its ``grad_fn`` held, so that it counts on the
     same terms.  Parameters and buffers do not count.
     """
     storages = _WeakStorages(ignored=(*module.parameters(), *module.buffers()))
+    leaf = make_input()
     with _note_handed_over(storages), _NoteResults(storages):
-        graph = module(make_input()).grad_fn
-    alive = storages.alive_bytes()
+        graph = module(leaf.clone()).grad_fn
+    alive = _settled(storages.alive_bytes)
     del graph
     return alive
+
+
+def _settled(count: Callable[[], int]) -> int:
+    """``count()``, once it has stood still.
+
+    gloo exchanges tensors in threads of its own, and such a thread lets go of a tensor a moment
+    after the exchange is over, so a count taken at once can see the last one too many.
+    """
+    number = count()
+    if dist.is_initialized() and dist.get_backend() == "gloo":
+        still_since = time.monotonic()
+        while time.monotonic() - still_since < 0.1:
+            time.sleep(0.005)
+            if (now := count()) != number:
+                number, still_since = now, time.monotonic()
+    return number
 
 
 class _WeakStorages:

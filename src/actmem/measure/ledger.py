@@ -97,7 +97,8 @@ def record(module: nn.Module) -> Iterator[Ledger]:
                     view = (part.storage_offset(), tuple(sorted(zip(part.stride(), part.shape))))
                     if view not in entry.views:
                         entry.views[view] = (part.shape, part.dtype, tracker.module, *saver_of(part))
-            return tensor
+            # An output that packed itself would hold the graph that holds it, for ever.
+            return tensor.detach() if tensor.requires_grad else tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             yield ledger
@@ -130,6 +131,8 @@ def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
-            yield from _plain_tensors(getattr(tensor, name))
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):  # DTensor lists its device mesh as well
+                yield from _plain_tensors(inner)
     else:
         yield tensor

@@ -1,0 +1,1 @@
+"""What the scripts in labs/ share: arguments, ranks, launching, and measuring table 2."""

@@ -1,0 +1,194 @@
+"""The ledger on modules that are not ours, and on what is easy to count wrongly."""
+
+import torch
+from torch import nn
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.utils.checkpoint import checkpoint as torch_checkpoint
+
+from actmem.measure.census import census
+from actmem.measure.ledger import record
+from actmem.models import TINY
+from actmem.model.layer import TransformerLayer
+
+
+def ledger_of(module, x):
+    with record(module) as ledger:
+        y = module(x)
+    del y
+    return ledger
+
+
+def test_linear_keeps_its_input_and_not_its_weight():
+    ledger = ledger_of(nn.Linear(8, 4), torch.ones(3, 8, requires_grad=True))
+    (saved,) = ledger.saved
+    assert (saved.op, saved.argument, saved.shape, saved.dtype, saved.bytes) == ("linear", "0", (3, 8), torch.float32, 96)
+
+
+def test_names_module_op_and_line():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.Sequential(nn.Tanh()))
+    ledger = ledger_of(model, torch.ones(3, 8))
+    assert [(t.module, t.op, t.argument) for t in ledger.saved] == [("0", "linear", "0"), ("1", "softmax", ""), ("2.0", "tanh", "")]
+
+
+def test_line_is_the_learners_own():
+    class Square(nn.Module):
+        def forward(self, x):
+            return x * x
+
+    (saved,) = ledger_of(Square(), torch.ones(3, requires_grad=True)).saved
+    assert saved.line.startswith("test_ledger.py:")
+
+
+def test_one_storage_counts_once():
+    class Twice(nn.Module):
+        def forward(self, x):
+            y = x.exp()  # keeps its result
+            return y * y.t()  # keeps y twice, once as a view
+
+    ledger = ledger_of(Twice(), torch.ones(4, 4, requires_grad=True))
+    assert ledger.total_bytes == 4 * 4 * 4
+
+
+def test_a_view_keeps_its_whole_storage():
+    class Slice(nn.Module):
+        def forward(self, x):
+            return (x + 1)[:1].exp().sum() + (x + 1)[0].square().sum()
+
+    ledger = ledger_of(Slice(), torch.ones(4, 4, requires_grad=True))
+    # exp keeps its own result, 16 B; square keeps 16 B of a storage of 64 B.
+    assert ledger.total_bytes == 16 + 64
+    assert sorted(t.bytes for t in ledger.saved) == [16, 16, 48]
+    assert sum("rest of its storage" in t.argument for t in ledger.saved) == 1
+
+
+def test_what_is_let_go_during_forward_does_not_count():
+    class Forgetful(nn.Module):
+        def forward(self, x):
+            x.exp().sum().detach()
+            return x + 1
+
+    assert ledger_of(Forgetful(), torch.ones(4, requires_grad=True)).total_bytes == 0
+
+
+def test_the_ledger_keeps_nothing_alive_itself():
+    x = torch.ones(4, requires_grad=True)
+    with record(nn.Identity()) as ledger:
+        y = x.exp()  # saved as the output of its own node
+    result = StorageWeakRef(y.untyped_storage())
+    assert ledger.total_bytes == 16
+    del y
+    assert result.expired()
+
+
+def test_buffers_do_not_count():
+    class Scaled(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(5))
+
+        def forward(self, x):
+            return x * self.scale
+
+    (saved,) = ledger_of(Scaled(), torch.ones(5, requires_grad=True)).saved or [None]
+    assert saved is None or saved.argument == "0"
+
+
+def test_census_agrees_on_strangers():
+    x = torch.randn(6, 2, 16)
+    strangers = [
+        nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1),
+        nn.TransformerEncoderLayer(16, 2, 32, norm_first=True, activation="gelu"),
+        nn.MultiheadAttention(16, 4),
+        nn.LSTM(16, 8),
+        nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3), nn.LogSoftmax(-1)),
+    ]
+    for module in strangers:
+
+        class First(nn.Module):
+            def __init__(self, inner):
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x):
+                y = self.inner(*(x,) * (3 if isinstance(self.inner, nn.MultiheadAttention) else 1))
+                return y[0] if isinstance(y, tuple) else y
+
+        wrapped = First(module)
+        counted = census(wrapped, lambda: torch.randn(x.shape, requires_grad=True))
+        recorded = ledger_of(wrapped, torch.randn(x.shape, requires_grad=True)).total_bytes
+        assert recorded == counted > 0, type(module).__name__
+
+
+def test_census_sees_what_hooks_cannot():
+    class Hidden(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.hidden = x.clone()  # the classic mistake
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.hidden
+
+    class Hiding(nn.Module):
+        def forward(self, x):
+            return Hidden.apply(x)
+
+    assert ledger_of(Hiding(), torch.ones(7, requires_grad=True)).total_bytes == 0
+    assert census(Hiding(), lambda: torch.ones(7, requires_grad=True)) == 28
+
+
+def test_a_checkpoint_counts_what_it_keeps():
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+
+        def forward(self, x):
+            return torch_checkpoint(self.inner, x, use_reentrant=False, preserve_rng_state=False)
+
+    assert ledger_of(Checkpointed(), torch.ones(3, 8, requires_grad=True)).total_bytes == 3 * 8 * 4
+
+
+def test_frozen_weights_keep_no_input():
+    linear = nn.Linear(8, 4)
+    linear.requires_grad_(False)
+    assert ledger_of(linear, torch.ones(3, 8, requires_grad=True)).total_bytes == 0
+
+
+def test_autocast_copies_count():
+    """Under autocast the 16-bit copy of the weight is kept as well: it is not the parameter's storage."""
+    linear = nn.Linear(8, 4)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        ledger = ledger_of(linear, torch.ones(3, 8, requires_grad=True))
+    assert ledger.total_bytes == 3 * 8 * 2 + 8 * 4 * 2
+
+
+def test_dtensor_is_counted_by_what_it_wraps(pools):
+    assert pools[2].run(dtensor_bytes) == [8 * 3 * 4] * 2
+
+
+def dtensor_bytes():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (2,))
+    x = distribute_tensor(torch.ones(16, 3), mesh, [Shard(0)]).requires_grad_()
+    with record(nn.Identity()) as ledger:
+        y = x.exp()
+    assert y.requires_grad
+    return ledger.total_bytes
+
+
+def test_memtracker_agrees():
+    """torch's own tracker as a third opinion.  It counts the module's output as well, which
+    nothing in this layer keeps."""
+    layer = TransformerLayer(TINY, dtype=torch.float32)
+    x = torch.randn(128, 2, 256, requires_grad=True)
+    tracker = MemTracker()
+    tracker.track_external(layer)
+    with tracker:
+        y = layer(x)
+        snapshot = tracker.get_tracker_snapshot("current")[x.device]
+    assert snapshot[_MemRefType.ACT] == ledger_of(layer, x).total_bytes + y.untyped_storage().nbytes()

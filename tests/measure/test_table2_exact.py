@@ -1,0 +1,91 @@
+"""Prediction equals measurement: every row of table 2, every t, both dtypes, random shapes."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from actmem.config import Parallel
+from actmem.formulas.activations import gathered_input_bytes, layer_rows
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.table2 import TABLE2
+from actmem.lab.ranks import Ranks
+from actmem.lab.table2 import measure_table2
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.layer import layer_input, layer_rows_of, measure_layer
+from actmem.model.layer import TransformerLayer
+from actmem.models import PAPER_MODELS, TINY
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import compare, total
+from tests.shapes import shapes
+
+DTYPES = [torch.bfloat16, torch.float32]
+
+
+def on_ranks(dtype):
+    ranks = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), "cpu", emulated=False)
+    return measure_table2(TINY, ranks, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("size", [2, 4])
+def test_real_ranks(pools, size, dtype):
+    for results in pools[size].run(on_ranks, dtype):
+        assert [r.disagreement for r in results if not r.exact] == []
+        assert [r.difference_bytes for r in results] == [0] * len(TABLE2)
+
+
+@pytest.mark.parametrize("model", PAPER_MODELS)
+def test_paper_models_emulated(model):
+    with emulated_rank(8):
+        results = measure_table2(PAPER_MODELS[model].shape, Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
+    assert [r.disagreement for r in results if not r.exact] == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(shape=shapes(), dtype=st.sampled_from(DTYPES), recompute=st.sampled_from(["none", "selective", "full"]))
+def test_random_shapes_on_real_tensors(shape, dtype, recompute):
+    measured = measure_layer(shape, recompute=recompute, dtype=dtype)
+    predicted = layer_rows(shape, recompute=recompute, element_size=dtype.itemsize)
+    extra = layer_extra_rows(shape, recompute=recompute, element_size=dtype.itemsize)
+    assert compare(predicted + extra, measured).exact
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), dtype=st.sampled_from(DTYPES), sequence=st.booleans(), t=st.sampled_from([1, 2, 3, 4, 8]))
+def test_random_shapes_on_any_number_of_ranks(data, dtype, sequence, t):
+    shape = data.draw(shapes(divisible_by=t))
+    recompute = data.draw(st.sampled_from(["none", "selective", "full", "paper-selective", "paper-full"]))
+    rank = data.draw(st.integers(0, t - 1))
+    with emulated_rank(t, rank):
+        measured = measure_layer(shape, tensor_parallel(sequence_parallel=sequence), recompute, dtype=dtype)
+    parallel = Parallel(t, sequence)
+    predicted = layer_rows(shape, parallel, recompute, dtype.itemsize)
+    extra = layer_extra_rows(shape, parallel, recompute, dtype.itemsize)
+    comparison = compare(predicted + extra, measured)
+    assert comparison.exact, comparison.describe()
+
+
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_plain_sequence_parallelism_keeps_the_gathered_input(t):
+    shape = PAPER_MODELS["22B"].shape
+    with emulated_rank(t):
+        tp = tensor_parallel(sequence_parallel=True, keep_gathered_input=True)
+        measured = measure_layer(shape, tp)
+    parallel = Parallel(t, True)
+    kept = total(layer_rows(shape, parallel)) + total(layer_extra_rows(shape, parallel))
+    assert total(measured) == kept + gathered_input_bytes(shape, t)
+
+
+def test_a_leak_is_found():
+    """A layer that keeps one tensor more than the formula must not compare as exact."""
+
+    class Leaky(TransformerLayer):
+        def forward(self, x):
+            return super().forward(x * x)  # the product's gradient needs x
+
+    layer = Leaky(TINY)
+    x = layer_input(TINY, TensorParallel(), "cpu", torch.float32)
+    comparison = compare(layer_rows(TINY, element_size=4) + layer_extra_rows(TINY, element_size=4), layer_rows_of(layer, x))
+    assert [match.term for match in comparison.extra] == ["root: mul 0"]
+    assert comparison.difference == x.numel() * 4

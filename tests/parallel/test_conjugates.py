@@ -1,0 +1,98 @@
+"""f, f_bar, g, g_bar: what they compute, that they are adjoint, that they keep nothing."""
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from actmem.measure.ledger import record
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
+from actmem.parallel.conjugates import f, f_bar, g, g_bar
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+
+
+def random(*shape):
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    return torch.randn(shape, dtype=torch.float64, generator=generator)
+
+
+def inner(a, b):
+    """⟨a, b⟩ over all ranks."""
+    return all_reduce((a * b).sum().reshape(1), tensor_parallel()).item()
+
+
+def pair(operator, x, u):
+    """⟨operator(x), u⟩ and ⟨x, operator's backward of u⟩, each summed over the ranks."""
+    x = x.clone().requires_grad_()
+    y = operator(x, tensor_parallel())
+    y.backward(u)
+    return inner(y.detach(), u), inner(x.detach(), x.grad)
+
+
+def check_adjoint():
+    t = dist.get_world_size()
+    shard, whole = random(6, 2, 5), random(6 * t, 2, 5)
+    replicated = all_reduce(whole, tensor_parallel())
+    found = {
+        # g: shard → whole.  g_bar: whole → shard.  Backward must be the exact adjoint.
+        "g": pair(g, shard, whole),
+        "g_bar": pair(g_bar, whole, shard),
+    }
+    tp = tensor_parallel()
+    # The paper's identity itself: ⟨g(x), u⟩ = ⟨x, ḡ(u)⟩, without autograd.
+    found["forwards"] = (inner(all_gather(shard, tp), whole), inner(shard, reduce_scatter(whole, tp)))
+    # f and f_bar treat a replicated tensor as one tensor: it counts once and not t times.
+    x = replicated.clone().requires_grad_()
+    f(x, tp).backward(whole)
+    found["f"] = (inner(replicated, whole), (replicated * x.grad).sum().item())
+    x = whole.clone().requires_grad_()
+    y = f_bar(x, tp)
+    y.backward(replicated)
+    found["f_bar"] = ((y.detach() * replicated).sum().item(), inner(whole, x.grad))
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_conjugates_are_adjoint(pools, size):
+    for found in pools[size].run(check_adjoint):
+        for name, (left, right) in found.items():
+            assert left == pytest.approx(right, rel=1e-12), name
+
+
+def check_meaning():
+    tp, t, rank = tensor_parallel(), dist.get_world_size(), dist.get_rank()
+    mine = torch.full((2, 3), float(rank + 1))
+    parts = torch.arange(2.0 * t).repeat_interleave(3).view(2 * t, 3)
+    before = mine.clone(), parts.clone()
+    total = t * (t + 1) / 2
+    assert torch.equal(f(mine, tp), mine)
+    assert torch.equal(f_bar(mine, tp), torch.full((2, 3), total))
+    assert torch.equal(g(mine, tp), torch.arange(1.0, t + 1).repeat_interleave(2)[:, None].expand(-1, 3))
+    assert torch.equal(g_bar(parts, tp), t * parts[2 * rank : 2 * rank + 2])
+    assert torch.equal(mine, before[0]) and torch.equal(parts, before[1])  # out of place
+    with pytest.raises(ValueError, match="dimension 0"):
+        reduce_scatter(torch.ones(2 * t + 1, 3), tp)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_what_each_computes(pools, size):
+    pools[size].run(check_meaning)
+
+
+def bytes_kept():
+    x = torch.ones(4, 2, requires_grad=True)
+    kept = []
+    for operator in (f, f_bar, g, g_bar):
+        with record(torch.nn.Identity()) as ledger:
+            y = operator(x, tensor_parallel())
+        kept.append(ledger.total_bytes)
+    return kept
+
+
+def test_they_keep_nothing(pools):
+    assert pools[2].run(bytes_kept) == [[0] * 4] * 2
+
+
+def test_one_rank_exchanges_nothing():
+    x = torch.ones(4, 2, requires_grad=True)
+    for operator in (f, f_bar, g, g_bar):
+        assert torch.equal(operator(x, TensorParallel()), x)

@@ -1,0 +1,134 @@
+"""The sharded layer computes what the unsharded layer computes, in every mode."""
+
+import itertools
+
+import pytest
+import torch
+
+from actmem.config import RECOMPUTE_MODES, ModelShape
+from actmem.measure.comms import count_collectives
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.collectives import all_gather
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+
+SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4)
+FORMS = {
+    "tensor": {},
+    "tensor+sequence": {"sequence_parallel": True},
+    "tensor+sequence, gathered input kept": {"sequence_parallel": True, "keep_gathered_input": True},
+    "tensor, plain autograd": {"keep_gathered_input": True},
+}
+
+
+def layer_and_input(tp, recompute, p):
+    """The same weights on every rank, cut for ``tp``, and this rank's part of one input."""
+    torch.manual_seed(7)
+    dense = TransformerLayer(SHAPE, p=0.0, dtype=torch.float64)
+    for parameter in dense.parameters():  # biases and norms too, or their errors would hide
+        torch.nn.init.normal_(parameter, std=0.3)
+    full = torch.randn(12, 3, 24, dtype=torch.float64)
+    layer = TransformerLayer(SHAPE, tp, recompute=recompute, p=p, dtype=torch.float64)
+    load_dense(layer, dense.state_dict(), tp)
+    x = full.chunk(tp.size)[tp.rank] if tp.sequence_parallel else full
+    return layer, x.clone().requires_grad_(), dense, full.clone().requires_grad_()
+
+
+def loss_weights(like):
+    return torch.linspace(-1, 1, like.numel(), dtype=like.dtype).view_as(like)
+
+
+def largest_error(form, recompute):
+    """Over the output and every gradient, against the unsharded layer, on this rank."""
+    tp = tensor_parallel(**FORMS[form]) if torch.distributed.is_initialized() else TensorParallel(**FORMS[form])
+    layer, x, dense, full = layer_and_input(tp, recompute, p=0.0)
+    y_dense = dense(full)
+    (y_dense * loss_weights(y_dense)).sum().backward()
+    weights = loss_weights(y_dense)
+    y = layer(x)
+    (y * (weights.chunk(tp.size)[tp.rank] if tp.sequence_parallel else weights)).sum().backward()
+    reduce_partial_gradients(layer, tp)
+
+    y, grad_x = (all_gather(part, tp) if tp.sequence_parallel else part for part in (y.detach(), x.grad))
+    pairs = [(y, y_dense.detach()), (grad_x, full.grad)]
+    dense_grads = {name: parameter.grad for name, parameter in dense.named_parameters()}
+    for name, parameter in layer.named_parameters():
+        pairs.append((parameter.grad, shard(dense_grads[name], getattr(parameter, "partition_dim", None), tp)))
+    assert len(pairs) == 2 + 12
+    return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize("form", FORMS)
+def test_one_rank(form, recompute):
+    assert largest_error(form, recompute) < 1e-12
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("size", [2, 4])
+def test_sharded_equals_unsharded(pools, size, form, recompute):
+    assert max(pools[size].run(largest_error, form, recompute)) < 1e-12
+
+
+def gradients_with_dropout(form, recompute):
+    tp = tensor_parallel(**FORMS[form])
+    layer, x, _, _ = layer_and_input(tp, recompute, p=0.3)
+    for step in range(2):  # the second step starts from the generators' state after the first
+        y = layer(x)
+        (y * loss_weights(y)).sum().backward()
+    return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_with_dropout_recomputation_changes_no_bit(pools, form):
+    plain = pools[2].run(gradients_with_dropout, form, "none")
+    for recompute in RECOMPUTE_MODES[1:]:
+        again = pools[2].run(gradients_with_dropout, form, recompute)
+        for ours, theirs in itertools.chain.from_iterable(zip(a, b) for a, b in zip(again, plain)):
+            assert torch.equal(ours, theirs)
+
+
+def output_with_dropout(form):
+    tp = tensor_parallel(**FORMS[form])
+    layer, x, _, _ = layer_and_input(tp, "none", p=0.5)
+    attention_mask = layer.attention_dropout(x)._mask
+    scores_mask = layer.attention.core.dropout_mask(torch.empty(6, 12, 12))._mask
+    return layer(x).detach(), attention_mask, scores_mask
+
+
+def test_replicated_tensors_are_dropped_alike_and_shards_are_not(pools):
+    (y0, block0, scores0), (y1, block1, scores1) = pools[2].run(output_with_dropout, "tensor")
+    assert torch.equal(y0, y1) and torch.equal(block0, block1) and not torch.equal(scores0, scores1)
+    (_, block0, scores0), (_, block1, scores1) = pools[2].run(output_with_dropout, "tensor+sequence")
+    assert not torch.equal(block0, block1) and not torch.equal(scores0, scores1)
+
+
+def collectives(form, recompute):
+    tp = tensor_parallel(**FORMS[form])
+    layer, x, _, _ = layer_and_input(tp, recompute, p=0.1)
+    with count_collectives() as seen:
+        y = layer(x)
+        y.sum().backward()
+    full_bytes = 12 * 3 * 24 * 8
+    assert {c.payload_bytes for c in seen.collectives} == {full_bytes}
+    return dict(seen.counts)
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("form", "recompute", "expected"),
+    [
+        ("tensor", "none", {"all-reduce": 4}),
+        ("tensor", "selective", {"all-reduce": 4}),
+        # The second run of the layer repeats f_bar after attention; the one after the MLP is not read.
+        ("tensor", "full", {"all-reduce": 5}),
+        ("tensor", "paper-full", {"all-reduce": 6}),
+        # 4 + 4, and the input of two column-parallel linears gathered again.
+        ("tensor+sequence", "none", {"all-gather": 4 + 2, "reduce-scatter": 4}),
+        ("tensor+sequence", "selective", {"all-gather": 4 + 2, "reduce-scatter": 4}),
+        ("tensor+sequence, gathered input kept", "none", {"all-gather": 4, "reduce-scatter": 4}),
+    ],
+)
+def test_collectives_of_one_layer(pools, size, form, recompute, expected):
+    assert pools[size].run(collectives, form, recompute) == [expected] * size

@@ -1,0 +1,77 @@
+"""A few processes that stay alive for the whole test run and play ranks of a gloo group.
+
+Starting processes takes seconds, running a function on them milliseconds.  A test gives a
+function defined at the top of its module; every rank runs it and the results come back in order.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+SECONDS = 120
+
+
+class RankFailed(AssertionError):
+    """One rank raised; the message holds its traceback."""
+
+
+class RankPool:
+    """``size`` processes in one process group.  After a failure the group is made anew."""
+
+    def __init__(self, size: int):
+        self.size = size
+        self._processes: list = []
+
+    def run(self, function, *args) -> list:
+        """``function(*args)`` on every rank; the results by rank.  Raises RankFailed."""
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((function, args))
+        answers = []
+        for rank, pipe in enumerate(self._pipes):
+            if not pipe.poll(SECONDS):
+                self.stop()
+                raise RankFailed(f"rank {rank} did not answer within {SECONDS} s")
+            answers.append(pipe.recv())
+        failed = [(rank, text) for rank, (ok, text) in enumerate(answers) if not ok]
+        if failed:
+            self.stop()  # other ranks may be out of step
+            raise RankFailed("\n".join(f"rank {rank}: {text}" for rank, text in failed))
+        return [value for _, value in answers]
+
+    def stop(self) -> None:
+        for process in self._processes:
+            process.kill()
+            process.join()
+        self._processes = []
+
+    def _start(self) -> None:
+        context = mp.get_context("spawn")
+        store = tempfile.mktemp(prefix="actmem-store-")
+        self._pipes = []
+        for rank in range(self.size):
+            ours, theirs = context.Pipe()
+            process = context.Process(target=_serve, args=(rank, self.size, store, theirs), daemon=True)
+            process.start()
+            self._pipes.append(ours)
+            self._processes.append(process)
+
+
+def _serve(rank: int, size: int, store: str, pipe) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
+    )
+    while True:
+        function, args = pipe.recv()
+        try:
+            pipe.send((True, function(*args)))
+        except BaseException:
+            pipe.send((False, traceback.format_exc()))

@@ -29,6 +29,12 @@ def term_of(saved: SavedTensor) -> str:
     if op == "layer_norm" and last in ("norm1", "norm2"):
         part = "input" if argument else "statistics"
         return f"layer-norm {last[-1]} {part}"
+    if op == "layer_norm" and last == "final_norm":
+        return "final layer-norm input" if argument else "final layer-norm statistics"
+    if op == "_CrossEntropy":
+        return "target ids" if argument else "logits (float32)"
+    if op == "_Lookup":
+        return "token ids"
     if last in _LINEAR_TERMS and op in _LINEAR_INPUT:
         return _LINEAR_TERMS[last]
     if last == "mlp" and op == "gelu":
@@ -54,8 +60,10 @@ _LINEAR_TERMS = {
     "projection": "attention projection input",
     "up": "h→4h input",
     "down": "4h→h input",
+    "output": "output layer input",
 }
 _MASK_TERMS = {
+    "embedding_dropout": "embedding dropout mask",
     "dropout_mask": "softmax dropout mask",
     "attention_dropout": "attention dropout mask",
     "mlp_dropout": "MLP dropout mask",

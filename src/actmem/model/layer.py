@@ -45,14 +45,17 @@ class TransformerLayer(nn.Module):
         self.mlp_dropout = DropoutMask(p, block_stream)
         self.seq_length = shape.seq_length
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """mask: from ``causal_mask``, when several layers share one; else the layer makes its own."""
         if self.recompute not in ("full", "paper-full"):
-            return self._forward(x)
+            return self._forward(x, mask)
+        inputs = (x,) if mask is None else (x, mask)
         generators = [self.streams.replicated, self.streams.sharded]
-        return checkpoint(self._forward, x, generators=generators, stop_early=self.recompute == "full")
+        return checkpoint(self._forward, *inputs, generators=generators, stop_early=self.recompute == "full")
 
-    def _forward(self, x: Tensor) -> Tensor:
-        mask = causal_mask(self.seq_length, x.device)
+    def _forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        if mask is None:
+            mask = causal_mask(self.seq_length, x.device)
         drop = self.attention_dropout(x)
         x = x + drop.drop(self.attention(self.norm1(x), mask))
         # Drawn before the MLP, so that a second run of the layer ends before the MLP's last

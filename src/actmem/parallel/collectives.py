@@ -43,6 +43,15 @@ def start_all_reduce(x: Tensor, tp: TensorParallel) -> Pending:
     return Pending(result, dist.all_reduce(result, group=tp.group, async_op=True))
 
 
+def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
+    """The largest over the ranks, element by element: any shape in, the same shape out."""
+    if tp.size == 1:
+        return x
+    result = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(result, dist.ReduceOp.MAX, group=tp.group)
+    return result
+
+
 def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
     """Begin to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
     if tp.size == 1:

@@ -35,10 +35,15 @@ class ColumnParallelLinear(nn.Module):
         nn.init.normal_(self.weight, std=0.02)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.tp.keep_gathered_input:
-            enter = g if self.tp.sequence_parallel else f
-            return F.linear(enter(x, self.tp), self.weight, self.bias)
-        return _GatherInBackward.apply(x, self.weight, self.bias, self.tp)
+        return column_parallel(x, self.weight, self.bias, self.tp)
+
+
+def column_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
+    """The product behind ColumnParallelLinear, for a weight that lives elsewhere."""
+    if tp.keep_gathered_input:
+        enter = g if tp.sequence_parallel else f
+        return F.linear(enter(x, tp), weight, bias)
+    return _GatherInBackward.apply(x, weight, bias, tp)
 
 
 class RowParallelLinear(nn.Module):
@@ -76,7 +81,7 @@ class _GatherInBackward(Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
         ctx.tp = tp
         ctx.save_for_backward(x, weight)
         full = all_gather(x, tp) if tp.sequence_parallel else x  # [s, b, in]

@@ -1,0 +1,81 @@
+# `make` lists the commands.  Everything is installed into .venv and nothing outside this folder.
+# Works with GNU make from 3.81 (macOS) on.
+
+# The Python to use for a new .venv; empty: the first of these that fits.
+PYTHON =
+PYTHONS = python3 python3.14 python3.13 python3.12 python3.11 python3.10
+# 1: torch without CUDA, from PyTorch's own index.
+CPU =
+# For `make measure`: how many ranks, and options of the lab.
+PROCESSES = 2
+ARGS =
+# For `make test`: how many test processes, and options of pytest.
+WORKERS = 2
+PYTEST_ARGS =
+
+VENV = .venv
+RUN = $(VENV)/bin/python
+COURSE = $(VENV)/.course-installed
+TESTS = $(VENV)/.tests-installed
+NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 120
+CPU_INDEX = https://download.pytorch.org/whl/cpu
+
+.PHONY: help setup course test measure clean
+
+help: ## list these commands
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+
+setup: $(COURSE) ## make .venv and install the course (the other commands begin with this)
+
+course: $(COURSE) ## open the course in JupyterLab, on this machine only
+	$(RUN) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
+	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $$(test "$$(id -u)" != 0 || echo --allow-root)
+
+measure: $(COURSE) ## measure Table 2 on this machine, with 2 processes (PROCESSES=4 ARGS="--dtype float32")
+	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/torchrun --standalone --nproc-per-node $(PROCESSES) \
+	  labs/measure_table2.py $(ARGS)
+
+# What must pass before pytest can be a prerequisite here; pytest's summary stays the last output.
+test: $(TESTS) ## run all that CI runs: the tests, and every notebook against its stored outputs
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(NBVAL) $(PYTEST_ARGS)
+
+clean: ## remove .venv and all else that these commands wrote here
+	rm -rf $(VENV) .pytest_cache .hypothesis build dist src/*.egg-info
+	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
+
+$(COURSE): pyproject.toml constraints.txt | $(RUN)
+	@echo "Installing the course into $(VENV) (about a minute the first time, after that skipped)"
+	@$(call pip_install,.)
+	@touch $@
+
+$(TESTS): $(COURSE)
+	@echo "Installing the test tools into $(VENV)"
+	@$(call pip_install,.[test])
+	@touch $@
+
+$(RUN):
+	@for python in $(or $(PYTHON),$(PYTHONS)); do \
+	  if "$$python" -c 'import sys; sys.exit(not (3, 10) <= sys.version_info[:2] <= (3, 14))' >/dev/null 2>&1; then \
+	    echo "Making $(VENV) with $$("$$python" --version)"; \
+	    "$$python" -m venv --clear $(VENV) >/dev/null 2>&1 && exit 0; \
+	    rm -rf $(VENV); \
+	    echo "$$python can't make virtual environments; on Debian and Ubuntu: apt-get install python3-venv" >&2; exit 1; \
+	  fi; \
+	done; \
+	echo "No Python 3.10 to 3.14 found (looked for: $(or $(PYTHON),$(PYTHONS))); install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1
+
+# Runs pip with its last step on one line of the screen; only pip's errors stay, and its log.
+# A pipe hides pip's exit code, so it travels as the last line.
+define pip_install
+{ $(RUN) -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt \
+    $(if $(CPU),--extra-index-url $(CPU_INDEX)) -e '$(1)'; echo "pip-exit $$?"; } 2>&1 | tee $(VENV)/pip.log | { \
+  while read -r line; do \
+    case "$$line" in \
+      Collecting*|Downloading*|Installing*) if test -t 1; then printf '\r  %-72.72s' "$$line"; fi;; \
+      ERROR*|error*) if test -t 1; then printf '\r%-74s\r' ''; fi; printf '%.300s\n' "$$line" >&2;; \
+      "pip-exit "*) if test -t 1; then printf '\r%-74s\r' ''; fi; \
+        test "$$line" = "pip-exit 0" && exit 0; \
+        echo "pip failed; its whole log is in $(VENV)/pip.log" >&2; exit 1;; \
+    esac; \
+  done; exit 1; }
+endef

@@ -1,0 +1,273 @@
+"""The files that install the course agree with each other, and make's commands do what they say.
+
+make runs here in a folder of its own with stand-ins for Python and pip: no network, no waiting.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:  # pytest brings it there
+    import tomli as tomllib
+
+ROOT = Path(__file__).resolve().parents[1]
+#: The Pythons that torch 2.13 has wheels for; the Makefile takes no other.
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+COMMANDS = {"help", "setup", "course", "measure", "test", "clean"}
+
+
+def project():
+    return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+
+
+def dependencies():
+    """Every requirement of pyproject.toml, extras included, by name."""
+    extras = project()["optional-dependencies"].values()
+    listed = [*project()["dependencies"], *(line for extra in extras for line in extra)]
+    return {canonicalize_name(Requirement(line).name): Requirement(line) for line in listed}
+
+
+def pins(python):
+    """What constraints.txt pins under one Python: name -> version."""
+    lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    found = {}
+    for requirement in (Requirement(line) for line in lines if line):
+        if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
+            (specifier,) = requirement.specifier
+            assert specifier.operator == "==" and "*" not in specifier.version, requirement
+            name = canonicalize_name(requirement.name)
+            assert name not in found, f"{name} is pinned twice for Python {python}"
+            found[name] = specifier.version
+    return found
+
+
+@pytest.mark.parametrize("python", PYTHONS)
+def test_constraints_pin_each_dependency_and_nothing_else(python):
+    pinned = pins(python)
+    assert set(pinned) == set(dependencies())
+    for name, requirement in dependencies().items():
+        assert requirement.specifier.contains(pinned[name]), f"{requirement} excludes {pinned[name]}"
+
+
+def test_torch_is_pinned_and_2_9_is_allowed():
+    assert {pins(python)["torch"] for python in PYTHONS} == {"2.13.0"}
+    allowed = dependencies()["torch"].specifier
+    assert allowed.contains("2.9.0") and not allowed.contains("2.8.0")
+
+
+def test_the_users_packages_come_with_the_course_itself():
+    direct = {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
+    assert {"torch", "jupyterlab", "ipywidgets", "plotly", "nbval"} <= direct
+
+
+def test_pyproject_allows_each_python_that_the_makefile_takes():
+    allowed = SpecifierSet(project()["requires-python"])
+    assert all(allowed.contains(python) for python in PYTHONS)
+    assert not allowed.contains("3.9")
+    oldest, newest = (tuple(map(int, python.split("."))) for python in (PYTHONS[0], PYTHONS[-1]))
+    assert f"{oldest} <= sys.version_info[:2] <= {newest}" in (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def test_conda_installs_the_same():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text(encoding="utf-8"))
+    assert environment["name"] == project()["name"]
+    python, pip, with_pip = environment["dependencies"]
+    assert python.removeprefix("python=") in PYTHONS and pip == "pip"
+    # Names by pyproject.toml with every extra that the tests need, versions by constraints.txt.
+    assert with_pip == {"pip": ["--constraint constraints.txt", "--editable .[test]"]}
+    assert "test" in project()["optional-dependencies"]
+
+
+# make, with stand-ins
+
+STAND_IN_VENV_PYTHON = """#!/bin/sh
+echo "$@" >> "{log}"
+case "$*" in *"pip install"*) echo "Collecting torch"; {pip};; esac
+"""
+STAND_IN_PYTHON = """#!/bin/sh
+case "$*" in
+  *version_info*) exit {too_old};;
+  --version) echo "Python 3.x";;
+  *venv*) {venv};;
+esac
+"""
+
+
+class Workshop:
+    """A copy of the set-up files, and a Python that only notes what it is asked to do."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self.log = folder / "log"
+        for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+            shutil.copy(ROOT / name, folder)
+
+    def script(self, path, text):
+        path.write_text(text, encoding="utf-8")
+        path.chmod(0o755)
+        return path
+
+    def python(self, too_old=0, venv_works=True, pip="true"):
+        inner = self.script(self.folder / "inner", STAND_IN_VENV_PYTHON.format(log=self.log, pip=pip))
+        make_venv = f'mkdir -p .venv/bin && cp "{inner}" .venv/bin/python' if venv_works else "mkdir -p .venv/bin; exit 1"
+        return self.script(self.folder / "outer", STAND_IN_PYTHON.format(too_old=too_old, venv=make_venv))
+
+    def make(self, *arguments):
+        # A make that runs these tests hands its own options on; they are not for this make.
+        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+        return subprocess.run(
+            ["make", "--no-print-directory", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True
+        )
+
+    def calls(self):
+        return self.log.read_text(encoding="utf-8").splitlines() if self.log.exists() else []
+
+
+@pytest.fixture
+def workshop(tmp_path):
+    return Workshop(tmp_path)
+
+
+def test_make_alone_lists_every_command(workshop):
+    done = workshop.make()
+    assert done.returncode == 0
+    assert {line.split()[1] for line in done.stdout.splitlines()} == COMMANDS
+
+
+def test_setup_installs_once_and_again_when_a_list_changed(workshop):
+    python = workshop.python()
+    first = workshop.make("setup", f"PYTHON={python}")
+    assert (first.returncode, first.stderr) == (0, "")
+    (call,) = workshop.calls()
+    assert call.split()[:3] == ["-m", "pip", "install"] and call.endswith("-c constraints.txt -e .")
+    assert workshop.make("setup").returncode == 0
+    assert len(workshop.calls()) == 1
+    for name in ("pyproject.toml", "constraints.txt"):
+        stamp = (workshop.folder / ".venv" / ".course-installed").stat().st_mtime
+        os.utime(workshop.folder / name, (stamp + 10, stamp + 10))
+        before = len(workshop.calls())
+        assert workshop.make("setup").returncode == 0
+        assert len(workshop.calls()) == before + 1
+        os.utime(workshop.folder / name, (0, 0))
+
+
+def test_cpu_adds_pytorchs_index(workshop):
+    workshop.make("setup", "CPU=1", f"PYTHON={workshop.python()}")
+    (call,) = workshop.calls()
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in call
+
+
+@pytest.mark.parametrize(
+    ("command", "wanted"),
+    [
+        ("course", ["-m jupyterlab", "--ip=127.0.0.1", "notebooks/00_start_here.ipynb"]),
+        ("test", ["-m pytest", "-n 2 --dist loadfile", "--nbval ", "--nbval-current-env"]),
+    ],
+)
+def test_course_and_test_begin_with_setup(workshop, command, wanted):
+    done = workshop.make(command, f"PYTHON={workshop.python()}")
+    assert done.returncode == 0, done.stderr
+    calls = workshop.calls()
+    assert calls[0].endswith("-e .")
+    assert all(part in calls[-1] for part in wanted)
+    assert any(".[test]" in call for call in calls) == (command == "test")
+
+
+def test_course_does_not_give_its_token_away(workshop):
+    workshop.make("course", f"PYTHON={workshop.python()}")
+    assert "token" not in workshop.calls()[-1] and "password" not in workshop.calls()[-1]
+
+
+def test_measure_begins_with_setup_and_starts_the_lab_under_torchrun(workshop):
+    done = workshop.make("measure", "--dry-run")
+    setup, run = done.stdout.index("pip install"), done.stdout.index("torchrun --standalone --nproc-per-node 2")
+    assert setup < run < done.stdout.index("labs/measure_table2.py")
+    more = workshop.make("measure", "--dry-run", "PROCESSES=4", "ARGS=--dtype float32").stdout
+    assert "--nproc-per-node 4" in more and "labs/measure_table2.py --dtype float32" in more
+    assert (ROOT / "labs" / "measure_table2.py").exists()
+
+
+def own_lines(done):
+    """What is on stderr without make's own closing line."""
+    return [line for line in done.stderr.splitlines() if not line.startswith("make: ***")]
+
+
+def test_no_python_that_fits_is_one_line(workshop):
+    done = workshop.make("setup", f"PYTHON={workshop.python(too_old=1)}")
+    assert done.returncode == 2
+    (line,) = own_lines(done)
+    assert line.startswith("No Python 3.10 to 3.14 found")
+    assert not (workshop.folder / ".venv").exists()
+
+
+def test_this_python_fits(workshop):
+    """The version rule itself, by the Python that runs the tests: it gets as far as making .venv."""
+    assert workshop.make(".venv/bin/python", f"PYTHON={sys.executable}").returncode == 0
+    assert (workshop.folder / ".venv" / "bin" / "python").exists()
+
+
+def test_a_python_without_venv_leaves_nothing_half_made(workshop):
+    done = workshop.make("setup", f"PYTHON={workshop.python(venv_works=False)}")
+    assert done.returncode == 2
+    (line,) = own_lines(done)
+    assert "python3-venv" in line
+    assert not (workshop.folder / ".venv").exists()
+
+
+def test_what_pip_refuses_is_shown_and_setup_is_not_done(workshop):
+    done = workshop.make("setup", f"PYTHON={workshop.python(pip='echo ERROR: no such thing >&2; exit 3')}")
+    assert done.returncode == 2
+    assert own_lines(done) == ["ERROR: no such thing", "pip failed; its whole log is in .venv/pip.log"]
+    assert "Collecting torch" in (workshop.folder / ".venv" / "pip.log").read_text(encoding="utf-8")
+    assert not (workshop.folder / ".venv" / ".course-installed").exists()
+
+
+def test_clean_leaves_the_course_and_nothing_else(workshop):
+    before = {path.name for path in workshop.folder.iterdir()}
+    workshop.make("setup", f"PYTHON={workshop.python()}")
+    for name in ("src/actmem.egg-info", ".pytest_cache", ".hypothesis", "tests/__pycache__", "notebooks/.ipynb_checkpoints"):
+        (workshop.folder / name).mkdir(parents=True)
+    assert workshop.make("clean").returncode == 0
+    left = {path.relative_to(workshop.folder).as_posix() for path in workshop.folder.rglob("*")}
+    assert left == before | {"src", "tests", "notebooks", "inner", "outer", "log"}
+
+
+# CI
+
+
+def run_ci(folder, make_script):
+    """Run .ci/run where make, apt-get and chromium are stand-ins."""
+    checkout, tools = folder / "checkout", folder / "tools"
+    (checkout / ".ci").mkdir(parents=True)
+    tools.mkdir()
+    shutil.copy(ROOT / ".ci" / "run", checkout / ".ci")
+    for name, text in {"make": make_script, "apt-get": "exit 100", "chromium": "true"}.items():
+        (tools / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
+        (tools / name).chmod(0o755)
+    environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    return subprocess.run([checkout / ".ci" / "run"], env=environment, capture_output=True, text=True)
+
+
+def test_ci_calls_make_test_and_ends_with_its_output(tmp_path):
+    done = run_ci(tmp_path, 'echo "make $*"; pwd')
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["make --no-print-directory test", str(tmp_path / "checkout")]
+
+
+def test_ci_fails_when_make_test_fails_and_pytests_summary_stays_last(tmp_path):
+    done = run_ci(tmp_path, 'echo "== 1 failed in 1s =="; echo "make: *** [Makefile:40: test] Error 1" >&2; exit 2')
+    assert done.returncode == 2
+    assert done.stdout.splitlines() == ["== 1 failed in 1s =="]
+    failed_setup = run_ci(tmp_path / "setup", 'echo "make: *** [Makefile:50: .venv/x] Error 1" >&2; exit 2')
+    assert failed_setup.returncode == 2
+    assert "Makefile:50" in failed_setup.stdout

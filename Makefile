@@ -26,6 +26,7 @@ help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
 
 setup: $(COURSE) ## make .venv and install the course (the other commands begin with this)
+	@echo "$(VENV) is ready"
 
 course: $(COURSE) ## open the course in JupyterLab, on this machine only
 	$(RUN) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \

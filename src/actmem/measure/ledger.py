@@ -54,10 +54,18 @@ class _Storage:
 
 
 class Ledger:
-    """What ``record`` saw.  Complete once its ``with`` block has ended."""
+    """What ``record`` saw.  Complete once its ``with`` block has ended.
+
+    ``saved`` is what was kept at that moment; ``storages()`` is what is still kept now.
+    """
 
     def __init__(self) -> None:
         self.saved: list[SavedTensor] = []
+        self._storages: dict[int, _Storage] = {}
+
+    def storages(self) -> dict[int, int]:
+        """Bytes of each storage that is still alive, by the storage's identity."""
+        return {key: entry.bytes for key, entry in self._storages.items() if not entry.ref.expired()}
 
     @property
     def total_bytes(self) -> int:
@@ -84,7 +92,7 @@ def record(module: nn.Module) -> Iterator[Ledger]:
         for tensor in (*module.parameters(), *module.buffers())
         for part in _plain_tensors(tensor)
     }
-    storages: dict[int, _Storage] = {}
+    storages = ledger._storages
 
     with OperationTracker(module) as tracker:
 
@@ -103,8 +111,9 @@ def record(module: nn.Module) -> Iterator[Ledger]:
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             yield ledger
 
-    for entry in storages.values():
-        if not entry.ref.expired():
+    alive = ledger.storages()
+    for key, entry in storages.items():
+        if key in alive:
             ledger.saved.extend(_shares(entry))
 
 

@@ -1,0 +1,116 @@
+"""The pipeline computes what one process computes, and holds what eq. 5 says."""
+
+import pytest
+import torch
+
+from actmem.config import ConfigError, ModelShape
+from actmem.measure.inflight import InFlight
+from actmem.model.gpt import GPT
+from actmem.parallel.linear import load_dense, shard
+from actmem.pipeline import Pipeline, check_pipeline, make_mesh
+from tests.rank_pool import RankFailed
+
+SHAPE = ModelShape(8, 2, 24, 4, num_layers=8, vocab_size=20)
+CUTS = [  # p, t, chunks, microbatches
+    (4, 1, 1, 6),
+    (2, 2, 1, 4),
+    (4, 1, 2, 4),
+    (2, 2, 2, 6),
+    (2, 2, 4, 4),
+    (1, 4, 1, 2),
+]
+
+
+def dense_step(microbatches):
+    torch.manual_seed(3)
+    dense = GPT(SHAPE, p=0.0, dtype=torch.float64)
+    for parameter in dense.parameters():
+        torch.nn.init.normal_(parameter, std=0.2)
+    tokens, targets = torch.randint(0, 20, (2, microbatches * 2, 8)).unbind()
+    losses = []
+    for x, y in zip(tokens.chunk(microbatches), targets.chunk(microbatches)):
+        loss = dense.loss(dense(x), y)
+        (loss / microbatches).backward()
+        losses.append(loss.detach())
+    return dense, tokens, targets, torch.stack(losses)
+
+
+def largest_error(cut, recompute, free_outputs):
+    p, t, chunks, microbatches = cut
+    dense, tokens, targets, dense_losses = dense_step(microbatches)
+    pipeline = Pipeline(
+        SHAPE, make_mesh("cpu", p, t), num_microbatches=microbatches, num_model_chunks=chunks,
+        sequence_parallel=True, recompute=recompute, free_outputs=free_outputs, p=0.0, dtype=torch.float64,
+    )
+    for part in pipeline.parts:
+        load_dense(part, dense.state_dict(), pipeline.tp)
+    losses = pipeline.step(tokens, targets)
+    errors = [(torch.stack(losses) - dense_losses).abs().max().item()] if losses else []
+    grads = {name: parameter.grad for name, parameter in dense.named_parameters()}
+    for part in pipeline.parts:
+        for name, parameter in part.named_parameters():
+            expected = shard(grads[name], getattr(parameter, "partition_dim", None), pipeline.tp)
+            errors.append((parameter.grad - expected).abs().max().item())
+    return max(errors), len(losses)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_losses_and_gradients_equal_one_process(pools, cut):
+    results = pools[4].run(largest_error, cut, "none", False)
+    assert max(error for error, _ in results) < 1e-12
+    p, t, _, microbatches = cut
+    assert [count for _, count in results] == [0] * (p - 1) * t + [microbatches] * t
+
+
+@pytest.mark.parametrize("recompute", ["selective", "full"])
+def test_freed_outputs_and_recomputation_change_nothing(pools, recompute):
+    for cut in [(4, 1, 1, 6), (2, 2, 1, 4)]:
+        assert max(error for error, _ in pools[4].run(largest_error, cut, recompute, True)) < 1e-12
+    assert max(error for error, _ in pools[4].run(largest_error, (2, 2, 2, 4), recompute, False)) < 1e-12
+
+
+def watched(cut, free_outputs):
+    p, t, chunks, microbatches = cut
+    watcher = InFlight()
+    pipeline = Pipeline(
+        SHAPE, make_mesh("cpu", p, t), num_microbatches=microbatches, num_model_chunks=chunks,
+        sequence_parallel=True, free_outputs=free_outputs, watcher=watcher, dtype=torch.bfloat16,
+    )
+    tokens = torch.randint(0, 20, (microbatches * 2, 8))
+    pipeline.step(tokens, tokens)
+    return watcher.samples, watcher.peak_rows()
+
+
+@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut[2] == 1], ids=str)
+def test_freeing_outputs_frees_all_but_the_one_on_its_way(pools, cut):
+    p, t, _, _ = cut
+    output = 2 * 8 * 2 * 24 // t
+    kept, freed = pools[4].run(watched, cut, False), pools[4].run(watched, cut, True)
+    for rank, ((samples, _), (samples_freed, _)) in enumerate(zip(kept, freed)):
+        assert [s.kept_bytes for s in samples] == [s.kept_bytes for s in samples_freed]
+        if rank // t < p - 1:  # the last stage's output goes to the loss and nowhere else
+            # One for each microbatch in flight; torch's list of warm-up sends may hold one more.
+            beyond = {s.output_bytes - output * s.in_flight for s in samples if s.kind == "F"}
+            assert 0 in beyond and beyond <= {0, output}
+            assert max(s.output_bytes for s in samples_freed) <= 2 * output
+            assert all(s.output_bytes == 0 for s in samples_freed if s.kind == "B")
+
+
+def test_interleaved_holds_every_output_until_the_step_ends(pools):
+    cut = p, t, chunks, microbatches = 4, 1, 2, 4
+    output = 2 * 8 * 2 * 24 // t
+    for rank, (samples, _) in enumerate(pools[4].run(watched, cut, False)):
+        sent = chunks - (rank == p - 1)  # the very last stage sends nothing
+        assert samples[-1].in_flight == 0
+        assert samples[-1].output_bytes == sent * microbatches * output
+    with pytest.raises(RankFailed, match="free_outputs"):
+        pools[4].run(watched, cut, True)
+
+
+def test_refuses_what_cannot_be():
+    with pytest.raises(ConfigError, match="num_layers: 8 must be divisible by .* = 3"):
+        check_pipeline(SHAPE, 3, 1, 4)
+    with pytest.raises(ConfigError, match="num_microbatches: 5 must be divisible by pipeline_parallel_size = 2"):
+        check_pipeline(SHAPE, 2, 2, 5)
+    with pytest.raises(ConfigError, match="num_microbatches: torch's 1F1B needs at least one a stage"):
+        check_pipeline(SHAPE, 4, 1, 3)

@@ -1,0 +1,135 @@
+"""The checkpoint function: same bits, exact FLOPs, random numbers put back, clear errors."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.config import RECOMPUTE_MODES, ModelShape
+from actmem.measure.ledger import record
+from actmem.model.layer import TransformerLayer
+from actmem.recompute import checkpoint
+
+SHAPE = ModelShape(16, 2, 24, 4)
+
+
+def flops_of(recompute):
+    layer = TransformerLayer(SHAPE, recompute=recompute, dtype=torch.float32)
+    x = torch.randn(16, 2, 24, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    return counter.get_total_flops()
+
+
+def test_flops_of_every_mode():
+    a, b, h, s = SHAPE.letters()
+    forward = 24 * s * b * h * h + 4 * s * s * b * h
+    again = {
+        "none": 0,
+        # QKᵀ again, attention over V not: backward reads V's partner, the dropout output, and no product of it.
+        "selective": 2 * s * s * b * h,
+        "paper-selective": 4 * s * s * b * h,
+        # All but the last product of the MLP.
+        "full": 16 * s * b * h * h + 4 * s * s * b * h,
+        "paper-full": forward,
+    }
+    assert {mode: flops_of(mode) for mode in RECOMPUTE_MODES} == {mode: 3 * forward + again[mode] for mode in RECOMPUTE_MODES}
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES[1:])
+def test_generators_stand_where_they_stood(recompute):
+    def step(mode):
+        torch.manual_seed(0)
+        layer = TransformerLayer(SHAPE, recompute=mode)
+        y = layer(torch.randn(16, 2, 24, requires_grad=True))
+        between = [generator.get_state() for generator in (layer.streams.replicated, layer.streams.sharded)]
+        y.sum().backward()
+        after = [generator.get_state() for generator in (layer.streams.replicated, layer.streams.sharded)]
+        return between, after
+
+    for states in zip(*step(recompute), *step("none")):
+        assert all(torch.equal(state, states[0]) for state in states)
+
+
+def block(weight, x, generator):
+    mask = torch.empty(x.shape).bernoulli_(0.5, generator=generator)
+    return torch.tanh(F.linear(x * mask, weight)).exp()
+
+
+@pytest.mark.parametrize("stop_early", [True, False])
+def test_same_bits_and_only_the_input_kept(stop_early):
+    generator = torch.Generator()
+    weight = nn.Parameter(torch.randn(8, 8))
+    x = torch.randn(5, 8, requires_grad=True)
+    module = nn.Module()
+    module.weight = weight
+
+    def gradients(run):
+        generator.manual_seed(3)
+        weight.grad = x.grad = None
+        with record(module) as ledger:
+            y = run(lambda x: block(weight, x, generator), x)
+        y.sum().backward()
+        return ledger, weight.grad.clone(), x.grad.clone()
+
+    _, *plain = gradients(lambda function, x: function(x))
+    ledger, *again = gradients(lambda function, x: checkpoint(function, x, generators=[generator], stop_early=stop_early))
+    assert all(torch.equal(a, b) for a, b in zip(plain, again))
+    assert sorted(t.bytes for t in ledger.saved) == [5 * 8 * 4, 5056]
+
+
+def test_backward_twice_through_a_retained_graph():
+    x = torch.randn(3, 4, requires_grad=True)
+    y = checkpoint(lambda x: (x.exp() * x).sum(), x)
+    (first,) = torch.autograd.grad(y, x, retain_graph=True)
+    (second,) = torch.autograd.grad(y, x)
+    assert torch.equal(first, second) and torch.allclose(first, (x.exp() * (x + 1)).detach())
+
+
+def test_inputs_without_gradients_and_nothing_to_differentiate():
+    x, scale = torch.randn(3), torch.randn(3, requires_grad=True)
+    checkpoint(lambda x, scale: x * scale.exp(), x, scale).sum().backward()
+    assert torch.allclose(scale.grad, x * scale.exp().detach())
+    with torch.no_grad():
+        assert not checkpoint(lambda x: x * 2, scale).requires_grad
+
+
+def test_the_second_run_sees_the_same_autocast():
+    linear = nn.Linear(4, 4)
+    x = torch.randn(2, 4, requires_grad=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = checkpoint(lambda x: linear(x).float().exp(), x)
+    y.sum().backward()  # outside autocast: a float32 second run would not fit the bfloat16 slots
+    assert torch.isfinite(x.grad).all()
+
+
+def test_a_function_that_changes_its_mind_is_named():
+    runs = []
+
+    def fickle(x):
+        runs.append(1)
+        return x.exp() if len(runs) == 1 else (x[:1].exp()).expand(3)
+
+    y = checkpoint(fickle, torch.randn(3, requires_grad=True))
+    with pytest.raises(RuntimeError, match=r"the second run of .*fickle saved \(1,\) torch.float32 as tensor 1; the first run saved \(3,\)"):
+        y.sum().backward()
+    runs.clear()
+
+    def forgetful(x):
+        runs.append(1)
+        return x.exp() if len(runs) == 1 else x * 1
+
+    y = checkpoint(forgetful, torch.randn(3, requires_grad=True))
+    with pytest.raises(RuntimeError, match="saved 0 tensors, the first 1"):
+        y.sum().backward()
+
+
+def test_nested_checkpoints():
+    x = torch.randn(6, requires_grad=True)
+    inner = lambda x: x.sin().exp()  # noqa: E731
+    outer = lambda x: checkpoint(inner, x.cos()).tanh()  # noqa: E731
+    checkpoint(outer, x).sum().backward()
+    again = x.detach().clone().requires_grad_()
+    inner(again.cos()).tanh().sum().backward()
+    assert torch.equal(x.grad, again.grad)

@@ -16,8 +16,8 @@ from rich.console import Console
 
 from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
 from actmem.lab.ranks import add_rank_arguments, check_ranks, ranks
-from actmem.lab.table2 import check_memory, check_table2, measure_table2, worst_by_configuration
-from actmem.show.tables import table2_table
+from actmem.lab.table2 import check_memory, check_table2, extras_of_table2, measure_table2, worst_by_configuration
+from actmem.show.tables import extras_table, table2_table
 
 
 def main() -> int:
@@ -54,9 +54,10 @@ def report(args, shape, here, results) -> None:
     """Print the table, rank by rank worst, and write the file if one is asked for."""
     a, b, h, s = shape.letters()
     how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
-    title = f"Table 2, one layer: s={s} b={b} h={h} a={a}, {args.dtype}, {how} on {here.device}, torch {version('torch')}"
+    title = f"Table 2 measured: s={s} b={b} h={h} a={a}, {args.dtype}\n{how} on {here.device}, torch {version('torch')}"
     console = Console()
     console.print(table2_table(worst_by_configuration(results), title=title))
+    console.print(extras_table(extras_of_table2(shape, here, ELEMENT_SIZES[args.dtype])))
     wrong = [result for result in results if not result.exact]
     for result in wrong:
         console.print(f"{result.configuration}, rank {result.rank}:\n{result.disagreement}")

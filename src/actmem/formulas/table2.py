@@ -13,14 +13,19 @@ class Configuration:
     """One row of 2205.05198 table 2.
 
     name: as written in JSON.  tensor_parallel: False for the row without any parallelism.
-    formula: bytes divided by sbh, in 16 bits, as the paper prints it.
+    template: the formula, with gaps for the coefficients that depend on the element size.
     """
 
     name: str
     tensor_parallel: bool
     sequence_parallel: bool
     recompute: str
-    formula: str
+    template: str
+
+    def formula(self, element_size: int = 2) -> str:
+        """Bytes divided by sbh; for 16-bit elements, as the paper prints it."""
+        e = element_size
+        return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, input=e)
 
     def parallel(self, tensor_parallel_size: int) -> Parallel:
         """How t ranks share the layer in this row; one rank holds all of it in the first."""
@@ -29,12 +34,12 @@ class Configuration:
 
 
 TABLE2 = (
-    Configuration("none", False, False, "none", "34 + 5as/h"),
-    Configuration("tensor", True, False, "none", "10 + 24/t + 5as/ht"),
-    Configuration("tensor+sequence", True, True, "none", "34/t + 5as/ht"),
-    Configuration("tensor+selective", True, False, "selective", "10 + 24/t"),
-    Configuration("tensor+sequence+selective", True, True, "selective", "34/t"),
-    Configuration("full", True, False, "full", "2"),
+    Configuration("none", False, False, "none", "{all} + {core}as/h"),
+    Configuration("tensor", True, False, "none", "{whole} + {cut}/t + {core}as/ht"),
+    Configuration("tensor+sequence", True, True, "none", "{all}/t + {core}as/ht"),
+    Configuration("tensor+selective", True, False, "selective", "{whole} + {cut}/t"),
+    Configuration("tensor+sequence+selective", True, True, "selective", "{all}/t"),
+    Configuration("full", True, False, "full", "{input}"),
 )
 
 

@@ -55,6 +55,13 @@ def results(script: str, *arguments: object, processes: int | None = None, timeo
         return json.loads(path.read_text(encoding="utf-8"))
 
 
+def gpu_available() -> bool:
+    """True where torch finds a CUDA GPU.  Asks in this process, without starting a lab."""
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def _own_line(done: subprocess.CompletedProcess, script: str) -> str:
     """The lab's line among what torchrun adds; failing that, the last line of all."""
     lines = [line for line in done.stderr.splitlines() if line.strip()]

@@ -15,7 +15,7 @@ from actmem.formulas.table2 import TABLE2, Configuration
 from actmem.lab.ranks import Ranks
 from actmem.measure.layer import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.rows import Comparison, compare, total
+from actmem.rows import Comparison, Row, compare, total
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def measure_table2(
         results.append(
             Result(
                 configuration.name,
-                configuration.formula,
+                configuration.formula(dtype.itemsize),
                 configuration.parallel(ranks.size).tensor_parallel_size,
                 ranks.rank,
                 predicted,
@@ -100,6 +100,17 @@ def _measure(
     predicted = layer_rows(shape, parallel, configuration.recompute, dtype.itemsize)
     extra = layer_extra_rows(shape, parallel, configuration.recompute, dtype.itemsize, ranks.device)
     return compare(predicted + extra, measured), total(predicted), total(extra), total(measured)
+
+
+def extras_of_table2(shape: ModelShape, ranks: Ranks, element_size: int) -> list[Row]:
+    """The extra rows of all six configurations, for the list of reasons."""
+    return [
+        row
+        for configuration in TABLE2
+        for row in layer_extra_rows(
+            shape, configuration.parallel(ranks.size), configuration.recompute, element_size, ranks.device
+        )
+    ]
 
 
 def worst_by_configuration(results: list[Result]) -> list[Result]:

@@ -3,11 +3,15 @@
 import pytest
 import torch
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.formulas.model import stage_extra_rows, stage_rows
+from actmem.formulas.pipeline import in_flight
 from actmem.measure.inflight import InFlight
 from actmem.model.gpt import GPT
 from actmem.parallel.linear import load_dense, shard
 from actmem.pipeline import Pipeline, check_pipeline, make_mesh
+from actmem.rows import compare
+from actmem.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from tests.rank_pool import RankFailed
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=8, vocab_size=20)
@@ -69,12 +73,12 @@ def test_freed_outputs_and_recomputation_change_nothing(pools, recompute):
     assert max(error for error, _ in pools[4].run(largest_error, (2, 2, 2, 4), recompute, False)) < 1e-12
 
 
-def watched(cut, free_outputs):
+def watched(cut, free_outputs, recompute="none"):
     p, t, chunks, microbatches = cut
     watcher = InFlight()
     pipeline = Pipeline(
         SHAPE, make_mesh("cpu", p, t), num_microbatches=microbatches, num_model_chunks=chunks,
-        sequence_parallel=True, free_outputs=free_outputs, watcher=watcher, dtype=torch.bfloat16,
+        sequence_parallel=True, free_outputs=free_outputs, recompute=recompute, watcher=watcher, dtype=torch.bfloat16,
     )
     tokens = torch.randint(0, 20, (microbatches * 2, 8))
     pipeline.step(tokens, tokens)
@@ -114,3 +118,31 @@ def test_refuses_what_cannot_be():
         check_pipeline(SHAPE, 2, 2, 5)
     with pytest.raises(ConfigError, match="num_microbatches: torch's 1F1B needs at least one a stage"):
         check_pipeline(SHAPE, 4, 1, 3)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_bytes_of_every_rank_are_the_formulas(pools, cut, recompute):
+    p, t, chunks, microbatches = cut
+    parallel = Parallel(t, True, p, chunks)
+    per_round = torch_microbatches_per_round(p, microbatches) if chunks > 1 else None
+    for rank, (samples, rows) in enumerate(pools[4].run(watched, cut, False, recompute)):
+        place = (SHAPE, parallel, rank // t, recompute, microbatches)
+        predicted = stage_rows(*place, microbatches_per_round=per_round)
+        predicted += stage_extra_rows(*place, microbatches_per_round=per_round)
+        comparison = compare(predicted, [row for row in rows if not row.extra])
+        assert comparison.exact, f"rank {rank}: {comparison.describe()}"
+        assert max(s.in_flight for s in samples) == in_flight(parallel, rank // t, microbatches, per_round)
+
+
+@pytest.mark.parametrize("cut", CUTS, ids=str)
+def test_the_runtime_runs_the_schedule_that_is_drawn(pools, cut):
+    p, t, chunks, microbatches = cut
+    if chunks == 1:
+        ranks = one_forward_one_backward(p, microbatches)
+    else:
+        ranks = interleaved(p, chunks, microbatches, torch_microbatches_per_round(p, microbatches))
+    for rank, (samples, _) in enumerate(pools[4].run(watched, cut, False)):
+        ours = [(a.kind, a.chunk * p + a.rank, a.microbatch) for a in ranks[rank // t]]
+        assert [(s.kind, s.stage, s.microbatch) for s in samples] == ours
+        assert [s.in_flight for s in samples] == held(ranks[rank // t])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from actmem.config import ConfigError
 
@@ -122,6 +122,13 @@ def by_term(rows: Iterable[Row]) -> dict[str, int]:
     for row in rows:
         sums[row.term] = sums.get(row.term, 0) + row.bytes
     return sums
+
+
+def merge(rows: Iterable[Row]) -> list[Row]:
+    """One row a term: bytes added up, the rest as in the term's first row."""
+    rows = list(rows)
+    first = {row.term: row for row in reversed(rows)}
+    return [replace(first[term], bytes=size) for term, size in by_term(rows).items()]
 
 
 def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:

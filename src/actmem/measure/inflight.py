@@ -11,7 +11,7 @@ from torch import nn
 from actmem.measure.ledger import Ledger, record
 from actmem.measure.terms import rows_by_term
 from actmem.pipeline import Stage, Watcher
-from actmem.rows import Row, total
+from actmem.rows import Row, merge, total
 
 OUTPUT_REASON = "torch holds a stage's output although the next stage has a copy (appendix B)"
 BUFFER_REASON = "torch makes a receive buffer for every microbatch before the first one runs"
@@ -74,19 +74,14 @@ class InFlight(Watcher):
 
     def _kept(self) -> dict[int, int]:
         """Every storage that some graph in flight keeps, once."""
-        return {key: size for ledgers in self._ledgers.values() for l in ledgers for key, size in l.storages().items()}
+        return {key: size for ledgers in self._ledgers.values() for ledger in ledgers for key, size in ledger.storages().items()}
 
     @staticmethod
     def _beside(kept: dict[int, int], storages: dict[int, int]) -> int:
         return sum(size for key, size in storages.items() if key not in kept)
 
     def _rows(self, sample: Sample) -> list[Row]:
-        rows = [row for ledgers in self._ledgers.values() for l in ledgers for row in rows_by_term(l.saved)]
-        # One line a term: a stage holds the same fifteen terms for every layer and microbatch.
-        sums: dict[str, int] = {}
-        for row in rows:
-            sums[row.term] = sums.get(row.term, 0) + row.bytes
-        merged = [Row(term, size, source="graphs of all microbatches in flight") for term, size in sums.items()]
+        merged = merge(row for ledgers in self._ledgers.values() for ledger in ledgers for row in rows_by_term(ledger.saved))
         assert total(merged) == sample.kept_bytes, "two microbatches share a storage"
         return merged + [
             Row("outputs held by the runtime", sample.output_bytes, extra=OUTPUT_REASON),

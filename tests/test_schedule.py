@@ -1,0 +1,233 @@
+"""Schedules: valid, in flight as known, the bubble as known, and the same as torch's."""
+
+import re
+from collections import Counter
+from dataclasses import replace
+from fractions import Fraction
+from types import SimpleNamespace
+from unittest.mock import MagicMock
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed.pipelining import ScheduleInterleaved1F1B
+from torch.distributed.pipelining.schedules import Schedule1F1B
+
+from actmem.config import ConfigError
+from actmem.schedule import (
+    Action,
+    bubble_fraction,
+    draw,
+    held,
+    in_flight,
+    interleaved,
+    memory_curve,
+    one_forward_one_backward,
+    timeline,
+    torch_microbatches_per_round,
+    validate,
+)
+
+TIMES = [(1, 2), (1, 1), (2, 1), (3, 7)]
+
+
+@st.composite
+def interleaved_sizes(draw):
+    p = draw(st.integers(1, 6))
+    return p, draw(st.integers(1, 4)), p * draw(st.integers(1, 4))
+
+
+@given(p=st.integers(1, 7), n=st.integers(1, 16))
+def test_1f1b(p, n):
+    """Also with fewer microbatches than stages."""
+    ranks = one_forward_one_backward(p, n)
+    validate(ranks, n)
+    assert in_flight(ranks) == [min(p - stage, n) for stage in range(p)]
+
+
+@given(interleaved_sizes())
+def test_interleaved(sizes):
+    p, m, n = sizes
+    ranks = interleaved(p, m, n)
+    validate(ranks, n, m)
+    assert in_flight(ranks) == [min((m - 1) * p + 2 * (p - 1 - rank) + 1, n * m) for rank in range(p)]
+    if m > 1 and n >= 2 * p:
+        assert in_flight(ranks)[0] == p * m + p - 1  # the interleave factor's numerator
+
+
+@given(p=st.integers(1, 6), m=st.integers(1, 4), n=st.integers(1, 20))
+def test_torchs_rounds_are_valid_too(p, m, n):
+    try:
+        g = torch_microbatches_per_round(p, n)
+    except ConfigError as error:
+        assert str(error) == f"num_microbatches: {n} must be divisible by the number of rounds = {n // p}"
+        return
+    ranks = interleaved(p, m, n, g)
+    validate(ranks, n, m)
+    assert in_flight(ranks) == [min((m - 1) * g + 2 * (p - 1 - rank) + 1, n * m) for rank in range(p)]
+
+
+def torch_actions(order, p, rank):
+    """torch's actions of one rank as ours; empty slots and gradient reductions are left out."""
+    # The text form, "5F2" for stage 5 and microbatch 2, is the same in every version of torch.
+    found = (re.fullmatch(r"(\d+)([FB])(\d+)", str(action)) for action in order)
+    return [Action(f[2], rank, int(f[1]) // p, int(f[3])) for f in found if f]
+
+
+@pytest.mark.parametrize(("p", "m", "n"), [(2, 2, 4), (4, 2, 4), (4, 3, 8), (3, 2, 9), (4, 2, 10), (4, 2, 3), (2, 3, 3), (4, 2, 7)])
+def test_torch_interleaves_in_the_same_order(p, m, n):
+    g = torch_microbatches_per_round(p, n)
+    numbers = SimpleNamespace(n_local_stages=m, microbatches_per_round=g, pp_group_size=p, _n_microbatches=n)
+    for rank, ours in enumerate(interleaved(p, m, n, g)):
+        theirs = ScheduleInterleaved1F1B._calculate_single_rank_operations(numbers, rank)
+        assert torch_actions(theirs, p, rank) == ours
+
+
+def torch_1f1b(p, n, rank):
+    """What torch's Schedule1F1B runs on one rank, with a stage that only takes notes.
+
+    (Its own listing, _get_pipeline_order, begins with microbatch 1 on the last rank.)
+    """
+    run = []
+    nothing = {name: lambda i: [] for name in ("get_fwd_recv_ops", "get_fwd_send_ops", "get_bwd_recv_ops", "get_bwd_send_ops")}
+    stage = SimpleNamespace(
+        **nothing,
+        stage_index=rank,
+        forward_one_chunk=lambda i, *args, **kwargs: run.append(Action("F", rank, 0, i)),
+        backward_one_chunk=lambda i, **kwargs: run.append(Action("B", rank, 0, i)),
+        perform_reduce_grad=lambda scale: None,
+    )
+    schedule = MagicMock(_n_microbatches=n, _num_stages=p, _stage=stage)
+    schedule._check_inputs.return_value = [()] * n, [{}] * n
+    Schedule1F1B._step_microbatches(schedule)
+    return run
+
+
+@pytest.mark.parametrize(("p", "n"), [(1, 3), (2, 2), (4, 2), (4, 4), (4, 9)])
+def test_torch_runs_the_same_1f1b(p, n):
+    for rank, ours in enumerate(one_forward_one_backward(p, n)):
+        assert torch_1f1b(p, n, rank) == ours
+
+
+@given(p=st.integers(1, 6), n=st.integers(1, 12), times=st.sampled_from(TIMES))
+def test_bubble_of_1f1b(p, n, times):
+    assert bubble_fraction(timeline(one_forward_one_backward(p, n), *times)) == Fraction(p - 1, n)
+
+
+@given(interleaved_sizes(), st.sampled_from([(1, 2), (1, 1)]))
+def test_bubble_of_interleaved(sizes, times):
+    p, m, n = sizes
+    assert bubble_fraction(timeline(interleaved(p, m, n), *times)) == Fraction(p - 1, n * m)
+
+
+@given(interleaved_sizes(), st.sampled_from(TIMES))
+def test_timeline_keeps_every_rule(sizes, times):
+    p, m, n = sizes
+    spans = timeline(interleaved(p, m, n), *times)
+    assert Counter(span.action for span in spans) == Counter(a for actions in interleaved(p, m, n) for a in actions)
+    when = {(s.action.kind, s.action.chunk * p + s.rank, s.action.microbatch): s for s in spans}
+    for (kind, stage, i), span in when.items():
+        assert span.end - span.start == times[kind == "B"]
+        neighbour = when.get((kind, stage - 1 if kind == "F" else stage + 1, i))
+        assert neighbour is None or neighbour.end <= span.start
+        assert kind == "F" or when["F", stage, i].end <= span.start
+    for rank in range(p):
+        own = [span for span in spans if span.rank == rank]
+        assert all(a.end <= b.start for a, b in zip(own, own[1:]))
+
+
+@given(interleaved_sizes())
+def test_memory_over_time_peaks_where_the_order_does(sizes):
+    p, m, n = sizes
+    ranks = interleaved(p, m, n)
+    spans = timeline(ranks)
+    for rank in range(p):
+        def weight(action):
+            return 10 + action.chunk
+
+        curve = memory_curve(spans, rank, weight)
+        assert max(value for _, value in curve) == max(held(ranks[rank], weight))
+        assert curve[-1] == (max(s.end for s in spans if s.rank == rank), 0)
+        assert [time for time, _ in curve] == sorted({time for time, _ in curve})
+
+
+FAULTS = [
+    (lambda r: r[1].remove(Action("B", 1, 0, 2)), "rank 1 never runs B2"),
+    (lambda r: r[0].append(Action("F", 0, 0, 1)), "rank 0 runs F1 twice"),
+    (lambda r: r[0].insert(0, Action("B", 0, 0, 0)), "rank 0 runs B0 before its forward"),
+    (lambda r: r[0].append(Action("F", 0, 0, 3)), "rank 0 has F3, and there is no such pass"),
+    (lambda r: r[0].append(Action("F", 0, 1, 0)), "rank 0 has F0 of chunk 1, and there is no such pass"),
+    (lambda r: r[0].append(Action("F", 1, 0, 0)), "rank 0 has F0, which belongs to rank 1"),
+    (lambda r: r[0].append(replace(r[0][0], kind="W")), "rank 0: kind must be F or B, got 'W'"),
+    (lambda r: r[0].sort(key=lambda a: (a.microbatch, a.kind == "B")), None),
+    # Rank 0 waits for B2 before it sends F2's output on: nobody can move.
+    (lambda r: (r[1].sort(key=lambda a: (-a.microbatch, a.kind == "B")), r[0].sort(key=lambda a: (a.microbatch, a.kind == "B"))),
+     "deadlock, every input is still to come: rank 0 at B0, rank 1 at F2"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("spoil", "message"), FAULTS)
+def test_the_first_fault_is_named(spoil, message):
+    ranks = one_forward_one_backward(2, 3)
+    spoil(ranks)
+    if message is None:  # slow, but it runs: one microbatch at a time
+        validate(ranks, 3)
+        assert in_flight(ranks) == [1, 1]
+        return
+    with pytest.raises(ConfigError) as error:
+        validate(ranks, 3)
+    assert str(error.value) == f"schedule: {message}"
+
+
+def test_whatever_is_left_out_is_missed():
+    whole = interleaved(2, 2, 2)
+    for rank in range(2):
+        for action in whole[rank]:
+            ranks = [[a for a in actions if a != action] for actions in whole]
+            # A backward whose forward is gone is the first thing seen.
+            expected = f"runs B{action.microbatch}" if action.kind == "F" else f"never runs {action}"
+            with pytest.raises(ConfigError, match=f"^schedule: rank {rank} {expected}"):
+                validate(ranks, 2, 2)
+
+
+def test_drawing():
+    assert draw(timeline(one_forward_one_backward(2, 3))) == (
+        "rank 0 | F0 F1 ·  ·  B0 -- F2 B1 -- ·  B2 --\n"
+        "rank 1 | ·  F0 B0 -- F1 B1 -- F2 B2 -- ·  ·"
+    )  # fmt: skip
+
+
+def test_drawing_names_chunks():
+    first, second = draw(timeline(interleaved(2, 2, 2), 1, 1)).splitlines()
+    assert first == "rank 0 | F0a F1a F0b F1b ·   B0b ·   B1b B0a B1a"
+    assert second == "rank 1 | ·   F0a F1a F0b B0b F1b B1b B0a B1a ·"
+
+
+@given(interleaved_sizes())
+def test_drawing_shows_every_unit_of_time(sizes):
+    ranks = interleaved(*sizes)
+    p, m, n = sizes
+    spans = timeline(ranks)
+    whole = max(span.end for span in spans)
+    for rank, line in enumerate(draw(spans).splitlines()):
+        cells = line.split("|")[1].split()
+        assert len(cells) == whole
+        assert sum(cell.startswith("F") for cell in cells) == sum(cell.startswith("B") for cell in cells) == n * m
+        assert sum(set(cell) == {"-"} for cell in cells) == n * m
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: one_forward_one_backward(0, 4), "pipeline_parallel_size: must be at least 1, got 0"),
+        (lambda: one_forward_one_backward(2, 0), "num_microbatches: must be at least 1, got 0"),
+        (lambda: interleaved(4, 2, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
+        (lambda: interleaved(4, 2, 6, 5), "num_microbatches: 6 must be divisible by microbatches_per_round = 5"),
+        (lambda: interleaved(4, 0, 4), "num_model_chunks: must be at least 1, got 0"),
+        (lambda: torch_microbatches_per_round(2, 7), "num_microbatches: 7 must be divisible by the number of rounds = 3"),
+    ],
+)
+def test_refuses(make, message):
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert str(error.value) == message

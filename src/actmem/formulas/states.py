@@ -1,0 +1,93 @@
+"""Parameters, gradients and optimizer state on one rank: the other half of figure 1.
+
+Counted for this course's GPT: biases on all four linears of a layer, layer norms with scale and
+shift, learned positions, and a word embedding that the output layer shares.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
+from actmem.formulas.pipeline import check_pipeline_rank, layers_per_chunk
+from actmem.rows import Row
+
+
+@dataclass(frozen=True)
+class State:
+    """One thing kept for every parameter: its bytes, and why it is there."""
+
+    term: str
+    bytes_per_parameter: int
+    reason: str
+
+
+_WEIGHTS = State("parameters", 2, "16-bit weights: what forward and backward multiply with")
+_MASTER = (
+    State("float32 parameters", 4, "steps are too small for 16 bits: the optimizer keeps its own copy"),
+    State("Adam first moment", 4, "running mean of the gradient, float32"),
+    State("Adam second moment", 4, "running mean of its square, float32"),
+)
+
+#: What mixed-precision Adam keeps for one parameter.  The paper does not say which; 18 bytes
+#: is Megatron's with gradients added up in float32, 20 its form with 16-bit gradients, which
+#: are copied to float32 for the step (its guide on the distributed optimizer); 16 is the count
+#: of 1910.02054, which leaves that copy out.
+ADAM = {
+    "float32 gradients": (_WEIGHTS, State("gradients", 4, "microbatches are added up in float32"), *_MASTER),
+    "16-bit gradients": (
+        _WEIGHTS,
+        State("gradients", 2, "16-bit, as backward makes them"),
+        State("float32 gradients", 4, "a copy for the optimizer's step"),
+        *_MASTER,
+    ),
+    "16-bit gradients, no copy": (_WEIGHTS, State("gradients", 2, "16-bit, as backward makes them"), *_MASTER),
+}
+
+
+def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0) -> dict[str, int]:
+    """Parameters on one rank by kind, in elements.
+
+    Weights cut along the ranks: (12h² + 7h)/t a layer.  Kept whole by every rank: 6h a layer (two
+    layer norms, and the biases after the two row-parallel products).  The word embedding has
+    v/t rows of h; with p > 1 the last rank holds a second copy for the output layer.  Raises
+    ConfigError where t does not divide a or v, or p·m does not divide L.
+    """
+    check_layer(shape, parallel)
+    check_pipeline_rank(parallel, pipeline_rank)
+    _, _, h, s = shape.letters()
+    t, p = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    layers = layers_per_chunk(shape, parallel) * parallel.num_model_chunks
+    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", t)
+    first, last = pipeline_rank == 0, pipeline_rank == p - 1
+    return {
+        "layer weights": layers * (3 * h * h + h * h + 4 * h * h + 4 * h * h) // t,
+        "layer biases, cut": layers * (3 * h + 4 * h) // t,
+        "layer biases, whole": layers * (h + h),
+        "layer norms": layers * 4 * h + (2 * h if last else 0),
+        "word embedding": shape.vocab_size * h // t if first or last else 0,
+        "positions": s * h if first else 0,
+    }
+
+
+def num_parameters(shape: ModelShape) -> int:
+    """Parameters of the whole model: L(12h² + 13h) + (v + s + 2)h."""
+    h, layers = shape.hidden_size, shape.num_layers
+    return layers * (12 * h * h + 13 * h) + (shape.vocab_size + shape.seq_length + 2) * h
+
+
+def state_rows(
+    shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0, adam: str = "float32 gradients"
+) -> list[Row]:
+    """Bytes of parameters, gradients and optimizer state on one rank, without data parallelism.
+
+    adam: a key of ADAM.  Figure 1.
+    """
+    if adam not in ADAM:
+        raise ConfigError("adam", f"must be one of {'; '.join(ADAM)}, got {adam!r}")
+    count = sum(parameter_counts(shape, parallel, pipeline_rank).values())
+    t = parallel.tensor_parallel_size
+    return [
+        Row(state.term, state.bytes_per_parameter * count, t, f"{state.bytes_per_parameter} B each: {state.reason}")
+        for state in ADAM[adam]
+    ]

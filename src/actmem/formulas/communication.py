@@ -1,0 +1,222 @@
+"""Exchanges between ranks, and what a ring puts on the wire for them.
+
+One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by each rank:
+
+                          tensor parallel     tensor + sequence parallel
+    forward               2 all-reduces   4   2 all-gathers + 2 reduce-scatters   4
+    backward              2 all-reduces   4   2 all-gathers + 2 reduce-scatters   4
+    gathered again                        0   2 all-gathers                       2
+    sum                                   8                                      10
+
+A ring all-reduce is a reduce-scatter followed by an all-gather, so "the same bytes" (2205.05198
+section 4.2.2) holds for the first two lines.  It stops where backward gathers the inputs of the
+two column-parallel products again, because each rank keeps only its shard: 10 to 8.  The plain form,
+which keeps the gathered inputs, sends the same 8 and pays for it in memory (``gathered_input_bytes``).
+Running forward again adds its exchanges to both columns: 4 for ``paper-full``; for ``full``,
+which ends before the layer's last exchange, 2 and 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+from actmem.config import ModelShape, Parallel, check_divides, check_layer, check_recompute, check_size
+from actmem.formulas.activations import check_element_size
+from actmem.formulas.pipeline import check_pipeline_rank, layers_per_chunk
+
+#: How often each rank sends its share, payload / ranks, to its neighbour: once a step around the ring.
+_RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """Equal exchanges that one rank takes part in.
+
+    kind: "all-reduce", "all-gather", "reduce-scatter" or "send".  ranks: how many take part.
+    payload_bytes: of the whole tensor, over all ranks' shards; of one exchange.
+    phase: "forward", "recompute", "backward" or "step" (once an iteration).
+    """
+
+    kind: str
+    phase: str
+    where: str
+    ranks: int
+    payload_bytes: int
+    count: int = 1
+
+    @property
+    def wire_bytes(self) -> int:
+        """Bytes that one rank sends for all ``count``: all-reduce 2(t − 1)/t of the payload,
+        all-gather and reduce-scatter (t − 1)/t, a send all of it.
+
+        A payload that t does not divide is rounded up to t equal shares.
+        """
+        if self.kind == "send":
+            return self.count * self.payload_bytes
+        share = -(-self.payload_bytes // self.ranks)
+        return self.count * _RING_ROUNDS[self.kind] * (self.ranks - 1) * share
+
+
+def wire_bytes(exchanges: Iterable[Exchange]) -> int:
+    """Bytes that one rank sends for all of them."""
+    return sum(exchange.wire_bytes for exchange in exchanges)
+
+
+def counts(exchanges: Iterable[Exchange]) -> dict[str, int]:
+    """How many of each kind."""
+    sums: dict[str, int] = {}
+    for exchange in exchanges:
+        sums[exchange.kind] = sums.get(exchange.kind, 0) + exchange.count
+    return sums
+
+
+def layer_exchanges(
+    shape: ModelShape,
+    parallel: Parallel,
+    recompute: str = "none",
+    element_size: int = 2,
+    keep_gathered_input: bool = False,
+) -> list[Exchange]:
+    """Exchanges of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
+
+    keep_gathered_input: the plain form of sequence parallelism.  Raises ConfigError where t
+    cannot share the layer.  2205.05198 section 4.2.
+    """
+    check_layer(shape, parallel)
+    check_recompute(recompute)
+    t, size = parallel.tensor_parallel_size, _activation_bytes(shape, element_size)
+    if t == 1:
+        return []
+
+    def each(kind: str, phase: str, where: str, count: int = 2) -> Exchange:
+        return Exchange(kind, phase, where, t, size, count)
+
+    # How many of the layer's two blocks run to their end in the second forward pass.
+    ends_again = {"full": 1, "paper-full": 2}.get(recompute, 0)
+    if not parallel.sequence_parallel:
+        rows = [
+            each("all-reduce", "forward", "f̄, attention and MLP"),
+            each("all-reduce", "recompute", "f̄ again", ends_again),
+            each("all-reduce", "backward", "f, attention and MLP"),
+        ]
+    else:
+        rows = [
+            each("all-gather", "forward", "g, attention and MLP"),
+            each("reduce-scatter", "forward", "ḡ, attention and MLP"),
+            each("all-gather", "recompute", "g again", 2 if ends_again else 0),
+            each("reduce-scatter", "recompute", "ḡ again", ends_again),
+            each("all-gather", "backward", "ḡ, attention and MLP"),
+            each("reduce-scatter", "backward", "g, attention and MLP"),
+            each("all-gather", "backward", "inputs of QKV and h→4h, gathered again", 0 if keep_gathered_input else 2),
+        ]
+    return [row for row in rows if row.count]
+
+
+def sequence_over_tensor(
+    shape: ModelShape, tensor_parallel_size: int, recompute: str = "none", keep_gathered_input: bool = False
+) -> Fraction:
+    """Wire bytes of a layer with sequence parallelism over those without: 1 only for the plain form."""
+    t = check_size("tensor_parallel_size", tensor_parallel_size)
+    with_it = layer_exchanges(shape, Parallel(t, True), recompute, keep_gathered_input=keep_gathered_input)
+    without = layer_exchanges(shape, Parallel(t), recompute)
+    return Fraction(wire_bytes(with_it), wire_bytes(without)) if without else Fraction(1)
+
+
+def ends_exchanges(
+    shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
+) -> list[Exchange]:
+    """Exchanges of one microbatch in the embedding (rank 0) and in the output layer and loss (rank p − 1)."""
+    check_pipeline_rank(parallel, pipeline_rank)
+    t, size = parallel.tensor_parallel_size, _activation_bytes(shape, element_size)
+    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", t)
+    if t == 1:
+        return []
+    sequence, rows = parallel.sequence_parallel, []
+    if pipeline_rank == 0:
+        rows.append(Exchange("reduce-scatter" if sequence else "all-reduce", "forward", "embedding", t, size))
+        if sequence:
+            rows.append(Exchange("all-gather", "backward", "embedding", t, size))
+    if pipeline_rank == parallel.pipeline_parallel_size - 1:
+        if sequence:
+            rows.append(Exchange("all-gather", "forward", "output layer", t, size))
+            rows.append(Exchange("all-gather", "backward", "input of the output layer, gathered again", t, size))
+        rows.append(Exchange("reduce-scatter" if sequence else "all-reduce", "backward", "output layer", t, size))
+        numbers = max(element_size, 4) * shape.seq_length * shape.micro_batch_size
+        rows.append(Exchange("all-reduce", "forward", "largest logit of each token", t, numbers))
+        rows.append(Exchange("all-reduce", "forward", "sum and target logit of each token", t, 2 * numbers))
+    return rows
+
+
+def step_exchanges(
+    shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
+) -> list[Exchange]:
+    """Exchanges of gradients on one rank, once an iteration, in the parameters' dtype.
+
+    Under sequence parallelism each rank has the gradients of layer norms, of the biases after ḡ
+    and of positions from its own tokens only: one all-reduce for each chunk.  With p > 1 the
+    two copies of the word embedding are added up between the first and the last stage.
+    """
+    check_pipeline_rank(parallel, pipeline_rank)
+    _, _, h, s = shape.letters()
+    e, t, p = check_element_size(element_size), parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    per_chunk, rows = layers_per_chunk(shape, parallel), []
+    if t > 1 and parallel.sequence_parallel:
+        for chunk in range(parallel.num_model_chunks):
+            elements = 6 * h * per_chunk
+            if pipeline_rank == 0 and chunk == 0:
+                elements += s * h
+            if pipeline_rank == p - 1 and chunk == parallel.num_model_chunks - 1:
+                elements += 2 * h
+            rows.append(Exchange("all-reduce", "step", f"gradients seen in parts, chunk {chunk}", t, e * elements))
+    if p > 1 and pipeline_rank in (0, p - 1):
+        rows.append(Exchange("all-reduce", "step", "word embedding, first and last stage", 2, e * shape.vocab_size * h // t))
+    return rows
+
+
+def pipeline_sends(
+    shape: ModelShape, parallel: Parallel, num_microbatches: int, pipeline_rank: int = 0, element_size: int = 2
+) -> list[Exchange]:
+    """What one rank sends to the neighbouring stages in an iteration: outputs forward, gradients back.
+
+    2sbh bytes each in 16 bits, 2sbh/t under sequence parallelism.  With m chunks a rank sends m
+    times as often.
+    """
+    check_pipeline_rank(parallel, pipeline_rank)
+    n, m, p = check_size("num_microbatches", num_microbatches), parallel.num_model_chunks, parallel.pipeline_parallel_size
+    cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    size = _activation_bytes(shape, element_size) // cut
+    forward = n * (m - (pipeline_rank == p - 1))  # the last stage of the model sends nothing on
+    backward = n * (m - (pipeline_rank == 0))
+    rows = [
+        Exchange("send", "forward", "outputs, to the next stage", 2, size, forward),
+        Exchange("send", "backward", "gradients, to the stage before", 2, size, backward),
+    ]
+    return [row for row in rows if row.count]
+
+
+def iteration_exchanges(
+    shape: ModelShape,
+    parallel: Parallel,
+    num_microbatches: int,
+    pipeline_rank: int = 0,
+    recompute: str = "none",
+    element_size: int = 2,
+) -> list[Exchange]:
+    """Everything that one rank exchanges in one iteration of n microbatches, without data parallelism."""
+    n = check_size("num_microbatches", num_microbatches)
+    layers = layers_per_chunk(shape, parallel) * parallel.num_model_chunks
+    in_layers = layer_exchanges(shape, parallel, recompute, element_size)
+    at_ends = ends_exchanges(shape, parallel, pipeline_rank, element_size)
+    return [
+        *(replace(exchange, count=exchange.count * layers * n) for exchange in in_layers),
+        *(replace(exchange, count=exchange.count * n) for exchange in at_ends),
+        *pipeline_sends(shape, parallel, n, pipeline_rank, element_size),
+        *step_exchanges(shape, parallel, pipeline_rank, element_size),
+    ]
+
+
+def _activation_bytes(shape: ModelShape, element_size: int) -> int:
+    _, b, h, s = shape.letters()
+    return check_element_size(element_size) * s * b * h

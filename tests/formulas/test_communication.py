@@ -1,0 +1,152 @@
+"""Predicted exchanges against those that the real layer and the real model make."""
+
+from collections import Counter
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape, Parallel
+from actmem.formulas.communication import (
+    Exchange,
+    counts,
+    ends_exchanges,
+    iteration_exchanges,
+    layer_exchanges,
+    pipeline_sends,
+    sequence_over_tensor,
+    step_exchanges,
+    wire_bytes,
+)
+from actmem.measure.comms import count_collectives
+from actmem.measure.emulate import emulated_rank
+from actmem.model.gpt import GPT
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.groups import tensor_parallel
+from actmem.parallel.linear import reduce_partial_gradients
+from tests.formulas.cuts import layer_cuts, model_cuts
+
+SHAPE = ModelShape(8, 3, 24, 4, num_layers=2, vocab_size=20)
+
+
+def expected(exchanges):
+    """(kind, payload) of each exchange, as a multiset."""
+    return Counter((x.kind, x.payload_bytes) for x in exchanges for _ in range(x.count))
+
+
+def seen_in(collectives):
+    return Counter((c.kind, c.payload_bytes) for c in collectives)
+
+
+@pytest.mark.parametrize("keep_gathered_input", [False, True])
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("t", [1, 2, 4])
+def test_the_real_layer_makes_them(t, sequence_parallel, recompute, keep_gathered_input):
+    with emulated_rank(t):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel, keep_gathered_input=keep_gathered_input)
+        layer = TransformerLayer(SHAPE, tp, recompute=recompute, dtype=torch.bfloat16)
+        x = torch.zeros(8 // (t if sequence_parallel else 1), 3, 24, dtype=torch.bfloat16, requires_grad=True)
+        with count_collectives() as forward:
+            y = layer(x)
+        with count_collectives() as backward:
+            y.sum().backward()
+    exchanges = layer_exchanges(SHAPE, Parallel(t, sequence_parallel), recompute, 2, keep_gathered_input)
+    assert seen_in(forward.collectives) == expected(x for x in exchanges if x.phase == "forward")
+    assert seen_in(backward.collectives) == expected(x for x in exchanges if x.phase != "forward")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_the_real_model_makes_them_in_an_iteration(sequence_parallel, recompute, dtype):
+    n = 2
+    with emulated_rank(4):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+        model = GPT(SHAPE, tp, recompute=recompute, dtype=dtype)
+        ids = torch.zeros(3, 8, dtype=torch.int64)
+        with count_collectives() as seen:
+            for _ in range(n):
+                model.loss(model(ids), ids).backward()
+            reduce_partial_gradients(model, tp)
+    exchanges = iteration_exchanges(SHAPE, Parallel(4, sequence_parallel), n, 0, recompute, dtype.itemsize)
+    assert seen_in(seen.collectives) == expected(exchanges)
+
+
+def test_counts_of_section_4_2():
+    assert counts(layer_exchanges(SHAPE, Parallel(4))) == {"all-reduce": 4}
+    assert counts(layer_exchanges(SHAPE, Parallel(4, True), keep_gathered_input=True)) == {"all-gather": 4, "reduce-scatter": 4}
+    assert counts(layer_exchanges(SHAPE, Parallel(4, True))) == {"all-gather": 6, "reduce-scatter": 4}
+
+
+@given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), st.booleans())
+def test_the_same_bytes_until_inputs_are_gathered_again(cut, recompute, keep):
+    shape, parallel = cut
+    t = parallel.tensor_parallel_size
+    ratio = sequence_over_tensor(shape, t, recompute, keep)
+    if t == 1:
+        assert ratio == 1
+        return
+    _, b, h, s = shape.letters()
+    unit = Fraction(t - 1, t) * 2 * s * b * h
+    again_tensor, again_sequence = {"full": (2, 3), "paper-full": (4, 4)}.get(recompute, (0, 0))
+    tensor, sequence = 8 + again_tensor, (8 if keep else 10) + again_sequence
+    assert wire_bytes(layer_exchanges(shape, Parallel(t), recompute)) == tensor * unit
+    assert wire_bytes(layer_exchanges(shape, Parallel(t, True), recompute, 2, keep)) == sequence * unit
+    assert ratio == Fraction(sequence, tensor)
+    assert (ratio == 1) == (keep and recompute != "full")
+
+
+@given(kind=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter"]), t=st.integers(1, 9), share=st.integers(1, 50))
+def test_a_ring_walked_step_by_step(kind, t, share):
+    """Each of t − 1 steps a rank passes one share on; an all-reduce goes round twice."""
+    steps = (t - 1) * (2 if kind == "all-reduce" else 1)
+    exchange = Exchange(kind, "forward", "", t, t * share, count=3)
+    assert exchange.wire_bytes == 3 * sum(share for _ in range(steps))
+
+
+def test_shares_are_rounded_up():
+    assert Exchange("all-gather", "forward", "", 4, 13).wire_bytes == 3 * 4
+
+
+@given(model_cuts(), st.booleans())
+def test_what_is_sent_between_stages(cut, sequence_parallel):
+    shape, parallel, n = cut
+    p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
+    sent = [pipeline_sends(shape, parallel, n, rank) for rank in range(p)]
+    boundaries = p * m - 1
+    for phase in ("forward", "backward"):
+        assert sum(x.count for rows in sent for x in rows if x.phase == phase) == boundaries * n
+    _, b, h, s = shape.letters()
+    size = 2 * s * b * h // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
+    assert {x.payload_bytes for rows in sent for x in rows} <= {size}
+
+
+def test_the_two_ends_of_a_pipeline_share_what_one_rank_would_do():
+    whole = ends_exchanges(SHAPE, Parallel(2, True))
+    parts = [ends_exchanges(SHAPE, Parallel(2, True, 2), rank) for rank in (0, 1)]
+    assert parts[0] + parts[1] == whole
+    assert ends_exchanges(SHAPE.with_sizes(num_layers=3), Parallel(2, True, 3), 1) == []
+
+
+def test_gradients_once_an_iteration():
+    shape = SHAPE.with_sizes(num_layers=4)
+    h, s = shape.hidden_size, shape.seq_length
+    rows = step_exchanges(shape, Parallel(2, True, 2, 2), 1)
+    partial, embedding = [x.payload_bytes for x in rows[:2]], rows[2]
+    assert partial == [2 * 6 * h, 2 * (6 * h + 2 * h)]
+    assert (embedding.ranks, embedding.payload_bytes) == (2, 2 * shape.vocab_size * h // 2)
+    first = step_exchanges(shape, Parallel(2, True, 2, 2), 0)
+    assert first[0].payload_bytes == 2 * (6 * h + s * h)
+    assert step_exchanges(shape, Parallel(2)) == []
+
+
+def test_refuses():
+    with pytest.raises(ConfigError, match="^num_attention_heads: 4 must be divisible by tensor_parallel_size = 3$"):
+        layer_exchanges(SHAPE, Parallel(3))
+    with pytest.raises(ConfigError, match="^pipeline_rank: must be from 0 to 1, got 2$"):
+        pipeline_sends(SHAPE, Parallel(1, False, 2), 4, 2)
+    with pytest.raises(ConfigError, match="^num_microbatches: must be at least 1, got 0$"):
+        iteration_exchanges(SHAPE, Parallel(2), 0)

@@ -1,0 +1,121 @@
+"""Products against equations 7 to 9, and against torch's own count on the real model."""
+
+from fractions import Fraction
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem import paper
+from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape
+from actmem.formulas.flops import (
+    eq7,
+    eq8,
+    eq9,
+    forward_products,
+    hardware_flops,
+    layer_overhead,
+    recomputed_products,
+    text_selective,
+    utilisation,
+)
+from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
+from actmem.measure.emulate import emulated_rank
+from actmem.model.gpt import GPT
+from actmem.models import PAPER_MODELS
+from tests.formulas.cuts import model_cuts
+
+BATCHES = st.integers(1, 2000)
+
+
+@given(model_cuts(), BATCHES)
+def test_products_add_up_to_the_equations(cut, B):
+    shape = cut[0]
+    assert hardware_flops(shape, B) == eq7(shape, B)
+    assert hardware_flops(shape, B, "paper-selective") == text_selective(shape, B)
+    layers = [p.flops for p in forward_products(shape, B) if p.term != "logits"]
+    assert hardware_flops(shape, B, "paper-full") == eq7(shape, B) + sum(layers)
+
+
+@given(model_cuts(), BATCHES)
+def test_equations_as_printed(cut, B):
+    shape = cut[0]
+    _, _, h, s = shape.letters()
+    L, v = shape.num_layers, shape.vocab_size
+    logits = Fraction(v, 12 * h * L)
+    assert eq7(shape, B) == 72 * B * L * s * h * h * (1 + Fraction(s, 6 * h) + logits)
+    assert eq8(shape, B) == 72 * B * L * s * h * h * (1 + Fraction(s, 3 * h) + logits)
+    # Eq. 9 drops the logits and a second-order term: it is never below the quotient.
+    assert eq9(shape) == 1 + Fraction(s, 6 * h) >= Fraction(eq8(shape, B), eq7(shape, B))
+
+
+@given(model_cuts(), BATCHES, st.sampled_from(RECOMPUTE_MODES))
+def test_layer_overhead_is_the_share_of_the_layers_products(cut, B, recompute):
+    shape = cut[0]
+    layers = 3 * sum(p.flops for p in forward_products(shape, B) if p.term != "logits")
+    added = sum(p.flops for p in recomputed_products(shape, B, recompute))
+    assert layer_overhead(shape, recompute) == Fraction(added, layers)
+
+
+def test_ratios_of_gpt3():
+    shape = PAPER_MODELS["175B"].shape
+    ratios = {mode: round(float(1 + layer_overhead(shape, mode)), 5) for mode in RECOMPUTE_MODES}
+    assert ratios == {
+        "none": 1, "selective": 1.00450, "full": 1.22523, "paper-selective": 1.00901, "paper-full": 1.33333
+    }  # fmt: skip
+    s, h = shape.seq_length, shape.hidden_size
+    assert layer_overhead(shape, "full") == Fraction(16 * h + 4 * s, 72 * h + 12 * s)
+    layer_eq8 = Fraction(72 * h + 24 * s, 72 * h + 12 * s)
+    assert round(float(layer_eq8), 4) == 1.0270
+    # Three forward passes of the core attention where the text names one.
+    assert layer_eq8 - 1 == 3 * layer_overhead(shape, "paper-selective")
+
+
+@pytest.mark.parametrize("model", paper.SECTION5_ADDED_FLOPS_PERCENT)
+def test_section_5_percentages_are_those_of_equation_8(model):
+    shape = PAPER_MODELS[model].shape
+    s, h = shape.seq_length, shape.hidden_size
+    assert round(100 * 12 * s / (72 * h + 12 * s), 1) == paper.SECTION5_ADDED_FLOPS_PERCENT[model]
+
+
+def test_table_5_within_two_tenths_of_a_point():
+    for row in table5():
+        printed = paper.TABLE5[row.model]
+        assert abs(row.mfu_percent - printed.mfu_percent) < 0.2
+        assert abs(row.hfu_eq8_percent - printed.hfu_percent) < 0.2
+        assert row.mfu_percent < row.hfu_stopped_percent < row.hfu_text_percent < row.hfu_eq8_percent
+    assert abs(data_parallel_530b_mfu_percent() - paper.DATA_PARALLEL_530B.mfu_percent) < 0.2
+
+
+def test_table_5_with_the_text_and_with_full_recomputation():
+    assert [round(row.hfu_text_percent, 1) for row in table5()] == [42.4, 51.8, 56.4, 56.5]
+    for row in table5():
+        times = paper.TABLE5[row.model]
+        gain = 100 * (row.mfu_percent / row.full_recompute_mfu_percent - 1)
+        assert abs(gain - 100 * (times.full_recompute_seconds / times.seconds - 1)) < 1e-9
+        assert abs(gain - times.gain_percent) < 0.1  # the times are rounded
+
+
+def test_utilisation():
+    assert utilisation(6 * 10**12, seconds=2, num_devices=3, peak_flops_per_second=10**12) == 1
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+def test_torch_counts_the_same_on_the_real_model(recompute):
+    shape = ModelShape(seq_length=6, micro_batch_size=2, hidden_size=20, num_attention_heads=5, num_layers=3, vocab_size=14)
+    with emulated_rank(1):
+        model = GPT(shape, recompute=recompute)
+        ids = torch.zeros(2, 6, dtype=torch.int64)
+        with FlopCounterMode(display=False) as counter:
+            model.loss(model(ids), ids).backward()
+    assert counter.get_total_flops() == hardware_flops(shape, shape.micro_batch_size, recompute)
+
+
+def test_refuses():
+    shape = ModelShape(8, 1, 12, 3)
+    with pytest.raises(ConfigError, match="^global_batch_size: must be at least 1, got 0$"):
+        eq7(shape, 0)
+    with pytest.raises(ConfigError, match="^recompute: must be one of"):
+        hardware_flops(shape, 1, "some")

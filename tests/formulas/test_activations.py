@@ -1,0 +1,134 @@
+"""Named tensors against closed forms, and both against the paper's formulas as printed."""
+
+from fractions import Fraction
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape, Parallel
+from actmem.formulas.activations import (
+    CORE_ATTENTION_TERMS,
+    crossover_seq_length,
+    eq1,
+    eq2,
+    eq4,
+    gathered_input_bytes,
+    layer_rows,
+)
+from actmem.models import PAPER_MODELS
+from actmem.rows import LAYER_TERMS, total
+from tests.formulas.cuts import layer_cuts
+
+ELEMENT_SIZES = st.sampled_from([2, 4, 8])
+
+
+def printed(shape, coefficient):
+    """sbh times one of the paper's brackets."""
+    return shape.seq_length * shape.micro_batch_size * shape.hidden_size * coefficient
+
+
+def core(shape):
+    """5as/h."""
+    return Fraction(5 * shape.num_attention_heads * shape.seq_length, shape.hidden_size)
+
+
+@given(layer_cuts())
+def test_closed_forms_are_the_papers_brackets(cut):
+    shape, parallel = cut
+    t = parallel.tensor_parallel_size
+    assert eq1(shape) == printed(shape, 34 + core(shape))
+    assert eq2(shape, t) == printed(shape, 10 + Fraction(24, t) + core(shape) / t)
+    assert eq4(shape, t) == printed(shape, 34 + core(shape)) / t
+
+
+@given(layer_cuts(), ELEMENT_SIZES)
+def test_rows_add_up_to_the_closed_forms(cut, e):
+    shape, parallel = cut
+    t = parallel.tensor_parallel_size
+    closed = eq4 if parallel.sequence_parallel else eq2
+    assert total(layer_rows(shape, parallel, "none", e)) == closed(shape, t, e)
+    assert closed(shape, 1, e) == eq1(shape, e)
+
+
+@given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), ELEMENT_SIZES)
+def test_recomputation_only_leaves_rows_out(cut, recompute, e):
+    whole = layer_rows(*cut, "none", e)
+    assert [row.term for row in whole] == list(LAYER_TERMS)
+    kept = layer_rows(*cut, recompute, e)
+    assert [row for row in whole if row in kept] == kept
+    dropped = {row.term for row in whole} - {row.term for row in kept}
+    if recompute == "none":
+        assert dropped == set()
+    elif "selective" in recompute:
+        assert dropped == set(CORE_ATTENTION_TERMS)
+    else:
+        assert dropped == set(LAYER_TERMS) - {"layer-norm 1 input"}
+
+
+@given(layer_cuts())
+def test_every_rank_together_holds_each_tensor_split_by_times(cut):
+    shape, parallel = cut
+    whole = layer_rows(shape)
+    for row, full in zip(layer_rows(shape, parallel), whole):
+        assert row.bytes * row.split_by == full.bytes
+        assert row.split_by in (1, parallel.tensor_parallel_size)
+    if parallel.sequence_parallel:
+        assert {row.split_by for row in layer_rows(shape, parallel)} == {parallel.tensor_parallel_size}
+
+
+def test_sections_of_the_layer():
+    """Attention 11sbh + 5as²b, MLP 19sbh, layer norms 4sbh (section 4.1)."""
+    shape = ModelShape(6, 2, 20, 5)
+    a, b, h, s = shape.letters()
+    rows = layer_rows(shape)
+    norms = [row for row in rows if row.term.startswith("layer-norm")]
+    mlp = rows[[row.term for row in rows].index("h→4h input") :]
+    assert total(norms) == 4 * s * b * h
+    assert total(mlp) == 19 * s * b * h
+    assert total(rows) - total(norms) - total(mlp) == 11 * s * b * h + 5 * a * s * s * b
+
+
+def test_masks_take_one_byte_whatever_the_dtype():
+    shape = ModelShape(6, 2, 20, 5)
+    masks = [[row.bytes for row in layer_rows(shape, element_size=e) if "mask" in row.term] for e in (2, 4, 8)]
+    assert masks[0] == masks[1] == masks[2] == [5 * 6 * 6 * 2, 6 * 2 * 20, 6 * 2 * 20]
+
+
+@given(layer_cuts())
+def test_plain_sequence_parallelism_keeps_4sbh_undivided(cut):
+    shape, parallel = cut
+    t = parallel.tensor_parallel_size
+    with_it = eq4(shape, t) + gathered_input_bytes(shape, t)
+    assert with_it == printed(shape, Fraction(30, t) + 4 + core(shape) / t)
+
+
+def test_the_widget_that_forgets_to_divide_the_core():
+    """84.25 for GPT-3 at t = 8 is 34/t + 5as/h; equation 4 gives 14.25."""
+    shape = PAPER_MODELS["175B"].shape
+    sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
+    assert Fraction(eq4(shape, 8), sbh) == Fraction(57, 4)
+    assert Fraction(34, 8) + core(shape) == Fraction(337, 4)
+
+
+def test_crossover():
+    s = crossover_seq_length(hidden_size=12288, num_attention_heads=96)
+    shape = ModelShape(1, 1, 12288, 96)
+    below, above = shape.with_sizes(seq_length=int(s)), shape.with_sizes(seq_length=int(s) + 1)
+    assert core(below) < 34 < core(above)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: layer_rows(ModelShape(8, 1, 12, 3), Parallel(2)), "num_attention_heads: 3 must be divisible by tensor_parallel_size = 2"),
+        (lambda: layer_rows(ModelShape(9, 1, 12, 4), Parallel(2, True)), "seq_length: 9 must be divisible by tensor_parallel_size = 2"),
+        (lambda: eq4(ModelShape(9, 1, 12, 4), 2), "seq_length: 9 must be divisible by tensor_parallel_size = 2"),
+        (lambda: layer_rows(ModelShape(8, 1, 12, 3), recompute="some"), "recompute: must be one of none, selective, full"),
+        (lambda: eq1(ModelShape(8, 1, 12, 3), element_size=1), "element_size: must be 2, 4 or 8 bytes, got 1"),
+    ],
+)
+def test_refuses(make, message):
+    with pytest.raises(ConfigError) as error:
+        make()
+    assert str(error.value).startswith(message) and "\n" not in str(error.value)

@@ -1,0 +1,133 @@
+"""Every bad size is refused in one line that names the argument and the rule."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actmem.config import (
+    LARGEST_SIZE,
+    RECOMPUTE_MODES,
+    ConfigError,
+    ModelShape,
+    Parallel,
+    check_divides,
+    check_layer,
+    check_recompute,
+    check_size,
+)
+from actmem import paper
+from actmem.models import PAPER_MODELS, TINY, model_shape
+
+GOOD = {"seq_length": 6, "micro_batch_size": 2, "hidden_size": 12, "num_attention_heads": 3, "num_layers": 4, "vocab_size": 10}
+
+
+@pytest.mark.parametrize("name", GOOD)
+@pytest.mark.parametrize(
+    ("value", "rule"),
+    [
+        (0, "must be at least 1, got 0"),
+        (-3, "must be at least 1, got -3"),
+        (2.0, "must be a whole number, got 2.0"),
+        ("4", "must be a whole number, got '4'"),
+        (True, "must be a whole number, got True"),
+        (None, "must be a whole number, got None"),
+        (LARGEST_SIZE + 1, f"must be at most {LARGEST_SIZE}, got {LARGEST_SIZE + 1}"),
+    ],
+)
+def test_bad_sizes(name, value, rule):
+    with pytest.raises(ConfigError) as error:
+        ModelShape(**{**GOOD, name: value})
+    assert (error.value.argument, error.value.rule) == (name, rule)
+    assert str(error.value) == f"{name}: {rule}"
+
+
+def test_errors_are_value_errors():
+    assert issubclass(ConfigError, ValueError)
+
+
+@given(heads=st.integers(1, 64), hidden=st.integers(1, 512))
+def test_heads_divide_hidden(heads, hidden):
+    sizes = {**GOOD, "hidden_size": hidden, "num_attention_heads": heads}
+    if hidden % heads == 0:
+        assert ModelShape(**sizes).head_size * heads == hidden
+        return
+    with pytest.raises(ConfigError) as error:
+        ModelShape(**sizes)
+    assert str(error.value) == f"hidden_size: {hidden} must be divisible by num_attention_heads = {heads}"
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"seq_length": 2**30, "hidden_size": 3},  # the scores: as²b
+        {"seq_length": 2**28, "micro_batch_size": 2**10, "hidden_size": 2**20, "num_attention_heads": 1},
+        {"hidden_size": 2**30, "num_attention_heads": 1},  # a weight: 4h²
+        {"vocab_size": LARGEST_SIZE, "hidden_size": 2**28 + 1, "num_attention_heads": 1},  # the embedding: vh
+    ],
+)
+def test_tensors_that_no_machine_can_address(sizes):
+    with pytest.raises(ConfigError, match="^model shape: one tensor would have .* elements") as error:
+        ModelShape(**{**GOOD, **sizes})
+    assert "\n" not in str(error.value)
+
+
+def test_letters_and_copies():
+    shape = ModelShape(**GOOD)
+    assert shape.letters() == (3, 2, 12, 6)
+    assert shape.with_sizes(seq_length=7) == ModelShape(**{**GOOD, "seq_length": 7})
+    with pytest.raises(ConfigError, match="^hidden_size: 13 must be divisible"):
+        shape.with_sizes(hidden_size=13)
+    with pytest.raises(AttributeError):
+        shape.seq_length = 8
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"tensor_parallel_size": 0}, "tensor_parallel_size: must be at least 1, got 0"),
+        ({"pipeline_parallel_size": 1.5}, "pipeline_parallel_size: must be a whole number, got 1.5"),
+        ({"num_model_chunks": -1}, "num_model_chunks: must be at least 1, got -1"),
+        ({"num_model_chunks": 2}, "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
+    ],
+)
+def test_bad_parallel_sizes(arguments, message):
+    with pytest.raises(ConfigError) as error:
+        Parallel(**arguments)
+    assert str(error.value) == message
+
+
+@given(a=st.integers(1, 12), s=st.integers(1, 24), t=st.integers(1, 8), sequence=st.booleans())
+def test_a_layer_is_shared_only_where_every_cut_is_even(a, s, t, sequence):
+    shape = ModelShape(s, 1, 5 * a, a)
+    if a % t:
+        rule = f"num_attention_heads: {a} must be divisible by tensor_parallel_size = {t}"
+    elif sequence and s % t:
+        rule = f"seq_length: {s} must be divisible by tensor_parallel_size = {t}"
+    else:
+        check_layer(shape, Parallel(t, sequence))
+        assert shape.hidden_size % t == 0
+        return
+    with pytest.raises(ConfigError) as error:
+        check_layer(shape, Parallel(t, sequence))
+    assert str(error.value) == rule
+
+
+def test_small_checks_return_what_they_checked():
+    assert check_size("x", 3) == 3 and check_size("x", 4, largest=4) == 4
+    assert check_divides("x", 12, "y", 4) == 3
+    assert [check_recompute(mode) for mode in RECOMPUTE_MODES] == list(RECOMPUTE_MODES)
+    with pytest.raises(ConfigError, match="^recompute: must be one of none, selective, full, .*, got 'all'$"):
+        check_recompute("all")
+
+
+def test_the_papers_models():
+    assert model_shape("tiny") is TINY
+    assert {name: model.num_devices for name, model in PAPER_MODELS.items()} == paper.TABLE3_DEVICES
+    for name, model in PAPER_MODELS.items():
+        assert model_shape(name) is model.shape
+        check_layer(model.shape, model.parallel)
+        chunks = model.parallel.pipeline_parallel_size * model.parallel.num_model_chunks
+        assert model.shape.num_layers % chunks == 0
+        assert model.global_batch_size % model.shape.micro_batch_size == 0
+    with pytest.raises(ConfigError, match="^model: must be one of tiny, 22B, 175B, 530B, 1T, got '7B'$"):
+        model_shape("7B")

@@ -4,9 +4,11 @@ import json
 import os
 
 import pytest
+import torch
 
 from actmem.formulas.table2 import TABLE2
 from actmem.lab import launch
+from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_table2.py"
 FIELDS = {"configuration", "tensor_parallel_size", "rank", "predicted_bytes", "extra_bytes", "measured_bytes"}
@@ -58,15 +60,18 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(case):
+def test_bad_input_is_one_line_and_exit_code_2(case, monkeypatch, capsys):
     arguments, expected = BAD[case]
-    if case == "no GPU" and launch.gpu_available():
-        pytest.skip("this machine has a GPU")
-    done = launch.run(SCRIPT, *arguments)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    (line,) = done.stderr.splitlines()
+    if case == "no GPU":
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
+    assert code == 2 and out == ""
     assert line.startswith("measure_table2.py: ") and expected in line
+
+
+def test_bad_input_ends_a_real_process_with_2():
+    done = launch.run(SCRIPT, "--emulate", 3)
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
 @pytest.mark.parametrize(

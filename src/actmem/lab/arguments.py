@@ -29,7 +29,14 @@ _SIZES = {
 
 
 class LabParser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line, on rank 0 only, with exit code 2."""
+    """An ArgumentParser whose errors are one line, on rank 0 only, with exit code 2.
+
+    spelled: options that are shorter than the argument that a ConfigError names.
+    """
+
+    def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._spelled = spelled or {}
 
     def error(self, message: str) -> NoReturn:
         stop(self.prog, message)
@@ -40,7 +47,7 @@ class LabParser(argparse.ArgumentParser):
         try:
             yield
         except ConfigError as error:
-            option = "--" + error.argument.replace("_", "-")
+            option = self._spelled.get(error.argument, "--" + error.argument.replace("_", "-"))
             known = option in self._option_string_actions
             self.error(f"{option if known else error.argument}: {error.rule}")
 

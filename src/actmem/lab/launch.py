@@ -31,9 +31,18 @@ def command(script: str, *arguments: object, processes: int | None = None) -> li
     return [*launcher, path, *arguments]
 
 
-def run(script: str, *arguments: object, processes: int | None = None, timeout_seconds: float = 600) -> subprocess.CompletedProcess:
-    """Run a lab to its end and return the finished process with its text output."""
-    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+def run(
+    script: str,
+    *arguments: object,
+    processes: int | None = None,
+    timeout_seconds: float = 600,
+    environment: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess:
+    """Run a lab to its end and return the finished process with its text output.
+
+    environment: variables to set beside this process's own.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
     # A thread pool of its own for each rank would fight over the cores.
     environment.setdefault("OMP_NUM_THREADS", "1")
     return subprocess.run(
@@ -53,13 +62,6 @@ def results(script: str, *arguments: object, processes: int | None = None, timeo
         if not path.exists():
             raise LabError(_own_line(done, script))
         return json.loads(path.read_text(encoding="utf-8"))
-
-
-def gpu_available() -> bool:
-    """True where torch finds a CUDA GPU.  Asks in this process, without starting a lab."""
-    import torch
-
-    return torch.cuda.is_available()
 
 
 def _own_line(done: subprocess.CompletedProcess, script: str) -> str:

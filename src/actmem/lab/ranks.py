@@ -34,12 +34,19 @@ class Ranks:
         return values
 
 
-def add_rank_arguments(parser: argparse.ArgumentParser) -> None:
-    """--emulate T and --device."""
-    parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process, without torchrun")
+def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
+    """--device, and --emulate T where one rank can do the work alone."""
+    if emulate:
+        parser.add_argument("--emulate", type=int, metavar="T", help="be one rank of T in a single process, without torchrun")
+    else:
+        parser.set_defaults(emulate=None)
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs if there are any (CPU with --emulate)"
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="default: GPUs if there are any" + (" (CPU with --emulate)" if emulate else ""),
     )
+    parser.set_defaults(can_emulate=emulate)
 
 
 def check_ranks(args: argparse.Namespace, script: str) -> int:
@@ -52,10 +59,8 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
     elif under_torchrun:
         size = int(os.environ["WORLD_SIZE"])
     else:
-        raise ConfigError(
-            "not started by torchrun",
-            f"run torchrun --nproc-per-node 2 labs/{script}, or python labs/{script} --emulate 8",
-        )
+        alone = f", or python labs/{script} --emulate 8" if args.can_emulate else ""
+        raise ConfigError("not started by torchrun", f"run torchrun --nproc-per-node 2 labs/{script}{alone}")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "torch finds no CUDA GPU here")
     if _device_type(args) == "cuda":

@@ -60,7 +60,7 @@ class InFlight(Watcher):
             kind, stage.stage_index, microbatch, len(self._ledgers), sum(kept.values()), outputs, buffers
         )
         self.samples.append(sample)
-        if sample.kept_bytes > self._peak[0]:
+        if sample.kept_bytes >= self._peak[0]:  # the last such moment: the steady state, not the warm-up
             self._peak = sample.kept_bytes, self._rows(sample)
 
     @property

@@ -1,0 +1,77 @@
+"""measure_pipeline as a user starts it, and what it refuses."""
+
+import json
+
+import pytest
+
+from actmem.lab import launch
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_pipeline.py"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "in_flight"),
+    [
+        (["--pipeline", 4, "--microbatches", 5], [4, 3, 2, 1]),
+        (["--pipeline", 2, "--tensor", 2, "--chunks", 2, "--recompute", "selective"], [5, 5, 3, 3]),
+        (["--pipeline", 2, "--tensor", 2, "--no-sequence-parallel", "--dtype", "float32"], [2, 2, 1, 1]),
+    ],
+)
+def test_every_rank_exact(tmp_path, arguments, in_flight):
+    page = tmp_path / "figure.html"
+    results = launch.results(SCRIPT, *arguments, "--html", page, processes=4)
+    assert [r["measured_in_flight"] for r in results] == in_flight
+    for r in results:
+        assert r["exact"] and r["difference_bytes"] == 0 and r["order_as_drawn"]
+        assert r["measured_bytes"] == r["predicted_bytes"] + r["extra_bytes"]
+        assert max(sample["kept_bytes"] for sample in r["samples"]) == r["measured_bytes"]
+        assert r["samples"][-1]["kept_bytes"] == 0
+    assert "Rank 0 holds most" in page.read_text()
+
+
+def test_freed_outputs(tmp_path):
+    sizes = ["--pipeline", 2, "--microbatches", 4]
+    kept, freed = (launch.results(SCRIPT, *sizes, *option, processes=2)[0] for option in ([], ["--free-outputs"]))
+    one_output = 2 * 128 * 2 * 256
+    # Two in flight, and one more that torch's list of sends may still hold.
+    assert kept["output_bytes"] >= 2 * one_output and freed["output_bytes"] <= one_output
+    assert kept["measured_bytes"] == freed["measured_bytes"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--pipeline", 3], "--pipeline: "),
+        (["--pipeline", 4], "p · t = 4 · 1 = 4 ranks wanted, 2 started"),
+        (["--pipeline", 2, "--num-layers", 3], "--num-layers: 3 must be divisible by pipeline_parallel_size · num_model_chunks = 2"),
+        (["--pipeline", 2, "--chunks", 4], "--num-layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 8"),
+        (["--pipeline", 2, "--chunks", 2, "--microbatches", 3], "--microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
+        (["--pipeline", 2, "--microbatches", 1], "--microbatches: torch's 1F1B needs at least one a stage, 2, got 1"),
+        (["--pipeline", 0], "--pipeline: must be at least 1, got 0"),
+        (["--pipeline", 1, "--tensor", 2, "--chunks", 2], "--chunks: interleaving needs pipeline_parallel_size of at least 2"),
+        (["--pipeline", 2, "--chunks", 2, "--free-outputs"], "--free-outputs: "),
+    ],
+)
+def test_bad_input_is_one_line_of_rank_0(arguments, expected, monkeypatch, capsys):
+    ranks = [{"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2} for rank in (0, 1)]
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ranks[0])
+    assert code == 2 and out == ""
+    assert line.startswith("measure_pipeline.py: ") and expected in line
+    assert lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ranks[1]) == (0, "", [])
+
+
+def test_says_how_to_start_it(monkeypatch, capsys):
+    assert lab_exit(SCRIPT, [], monkeypatch, capsys) == (
+        2,
+        "",
+        ["measure_pipeline.py: not started by torchrun: run torchrun --nproc-per-node 2 labs/measure_pipeline.py"],
+    )
+
+
+def test_an_unwritable_figure_is_refused_before_the_run(tmp_path):
+    path = tmp_path / "kept.json"
+    path.write_text(json.dumps(["kept"]))
+    done = launch.run(SCRIPT, "--html", "/proc/actmem.html", "--json", path, processes=2, timeout_seconds=60)
+    assert "measure_pipeline.py: --html: cannot write /proc/actmem.html" in done.stderr
+    assert json.loads(path.read_text()) == ["kept"]

@@ -14,7 +14,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[1] / "src" / "actmem"
 
 PREDICTION = {"config", "rows", "models", "paper", "schedule", "formulas"}
-MEASUREMENT = {"keep", "parallel", "model", "measure", "recompute"}
+MEASUREMENT = {"keep", "parallel", "model", "measure", "recompute", "peers"}
 #: Neither side.  The pipeline runs a schedule, and lab is where both sides meet.
 OTHER = {"show", "pipeline", "lab"}
 

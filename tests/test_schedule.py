@@ -16,6 +16,7 @@ from torch.distributed.pipelining.schedules import Schedule1F1B
 from actmem.config import ConfigError
 from actmem.schedule import (
     Action,
+    Span,
     bubble_fraction,
     draw,
     held,
@@ -118,6 +119,11 @@ def test_bubble_of_1f1b(p, n, times):
 def test_bubble_of_interleaved(sizes, times):
     p, m, n = sizes
     assert bubble_fraction(timeline(interleaved(p, m, n), *times)) == Fraction(p - 1, n * m)
+
+
+def test_bubble_is_that_of_the_idlest_rank():
+    spans = [Span(0, 0, 4, Action("F", 0, 0, 0)), Span(1, 4, 5, Action("F", 1, 0, 0))]
+    assert bubble_fraction(spans) == 4
 
 
 @given(interleaved_sizes(), st.sampled_from(TIMES))

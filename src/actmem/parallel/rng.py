@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from actmem.config import ConfigError
 from actmem.keep import Kept, keep
 from actmem.parallel.groups import TensorParallel
 
@@ -40,19 +41,25 @@ class DropoutMask(nn.Module):
     product, and leaves the product out of its second run.
 
     In: a tensor of the mask's shape (only shape and device are read).  Keeps 1 byte an
-    element; nothing for p = 0.
+    element; nothing for p = 0.  p is rounded to 1/65536 (and the scale to match): one 64-bit draw
+    then makes four decisions, several times faster on a CPU than a draw for each.
     """
 
     def __init__(self, p: float, generator: torch.Generator):
         super().__init__()
-        self.p, self.generator = p, generator
+        if not 0 <= p < 1:
+            raise ConfigError("p", f"must be at least 0 and less than 1, got {p}")
+        self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
 
     def forward(self, like: Tensor) -> Mask:
-        if self.p == 0:
+        if self.num_dropped == 0:
             return Mask(None, 1.0, None)
-        mask = torch.empty(like.shape, dtype=torch.bool, device=like.device)
-        mask.bernoulli_(1 - self.p, generator=self.generator)
-        return Mask(mask, 1 / (1 - self.p), keep(mask) if torch.is_grad_enabled() else None)
+        count = like.numel()
+        draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
+        draws.random_(-(2**63), None, generator=self.generator)  # all 64 bits
+        mask = (draws.view(torch.int16)[:count] >= self.num_dropped - 2**15).view(like.shape)
+        scale = 2**16 / (2**16 - self.num_dropped)
+        return Mask(mask, scale, keep(mask) if torch.is_grad_enabled() else None)
 
 
 class Mask:

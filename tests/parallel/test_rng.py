@@ -1,0 +1,55 @@
+"""Dropout: the right share dropped, the mean kept, streams apart, gradients through the same mask."""
+
+import pytest
+import torch
+
+from actmem.config import ConfigError
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.rng import DropoutMask, DropoutStreams
+
+
+def stream(seed=1):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_share_dropped(p):
+    x = torch.ones(401, 503)  # not a multiple of the four decisions of one draw
+    y = DropoutMask(p, stream())(x).drop(x)
+    dropped = y == 0
+    # Six standard deviations of a fair mask, everywhere and in each of the four places of a draw.
+    for part in (dropped.flatten(), *(dropped.flatten()[i::4] for i in range(4))):
+        assert abs(part.double().mean().item() - p) < 6 * (p * (1 - p) / part.numel()) ** 0.5 + 2**-17
+    kept = y[~dropped]
+    assert (kept == kept[0]).all() and abs(kept[0].item() - 1 / (1 - p)) < 1e-3
+    assert abs(y.double().mean().item() - 1) < 6 * (p / (1 - p) / y.numel()) ** 0.5
+
+
+def test_gradient_passes_through_the_mask_of_the_forward():
+    x = torch.randn(40, 9, dtype=torch.float64, requires_grad=True)
+    mask = DropoutMask(0.3, stream())(x)
+    y = mask.drop(x)
+    y.backward(torch.ones_like(y))
+    torch.testing.assert_close(x.grad * x.detach(), y.detach(), rtol=1e-15, atol=0)
+
+
+def test_no_dropout_keeps_and_changes_nothing():
+    x = torch.randn(3, requires_grad=True)
+    generator = stream()
+    before = generator.get_state()
+    assert DropoutMask(0.0, generator)(x).drop(x) is x
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.0, 2])
+def test_refuses_what_is_no_probability(p):
+    with pytest.raises(ConfigError, match="p: must be at least 0 and less than 1"):
+        DropoutMask(p, stream())
+
+
+def test_streams():
+    first, second = (DropoutStreams(5, TensorParallel(size=2, rank=rank)) for rank in (0, 1))
+    draw = lambda generator: torch.rand(8, generator=generator)  # noqa: E731
+    assert torch.equal(draw(first.replicated), draw(second.replicated))
+    sharded = [draw(first.sharded), draw(second.sharded), draw(DropoutStreams(5, TensorParallel()).replicated)]
+    assert len({tuple(numbers.tolist()) for numbers in sharded}) == 3

@@ -1,0 +1,126 @@
+"""Figures that change in place in a notebook.
+
+plotly's own FigureWidget sends plotly.js (5 MB) with every figure, and after each change answers
+with the whole state of the figure.  Here plotly.js is sent once for each kernel, by
+PlotlyScript; a LiveFigure holds one Drawing, and plotly.js changes the figure on screen to it.
+The widget's state is the current drawing, so a reloaded page shows what was there.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import anywidget
+import traitlets
+
+from actmem.show.drawing import Drawing
+
+#: Set by the build of the notebooks: figures then also display what a picture is drawn from.
+PICTURES = "ACTMEM_PICTURES"
+PICTURE_MIME = "application/vnd.actmem.drawing+json"
+WIDGET_MIME = "application/vnd.jupyter.widget-view+json"
+
+# Both scripts meet at one promise on the page, whichever comes first.
+_MEET = """
+function meeting() {
+  const place = (globalThis.__actmemPlotly ??= {});
+  place.plotly ??= new Promise((arrived) => { place.arrived = arrived; });
+  return place;
+}
+"""
+
+# plotly.js is written for <script>, CommonJS and AMD; inside a module it takes CommonJS.
+_SCRIPT_START = "const module = { exports: {} };\n"
+_SCRIPT_END = _MEET + "meeting().arrived(module.exports);\nexport default {};\n"
+
+_FIGURE = (
+    _MEET
+    + """
+async function render({ model, el }) {
+  const node = document.createElement("div");
+  node.className = "actmem-figure";
+  node.style.width = "100%";
+  node.setAttribute("role", "figure");
+  const describe = () => node.setAttribute("aria-label", model.get("alt"));
+  describe();
+  el.append(node);
+  const Plotly = await meeting().plotly;
+  const draw = () => {
+    // plotly.js writes into what it is given.
+    const { data, layout, config } = structuredClone(model.get("spec"));
+    return Plotly.react(node, data, layout, config);
+  };
+  await draw();
+  node.dataset.drawn = "true";
+  model.on("change:spec", draw);
+  model.on("change:alt", describe);
+  let width = node.clientWidth;
+  const watch = new ResizeObserver(() => {
+    if (node.clientWidth && node.clientWidth !== width) {
+      width = node.clientWidth;
+      Plotly.Plots.resize(node).catch(() => {});  // hidden again before it was done
+    }
+  });
+  watch.observe(node);
+  return () => {
+    watch.disconnect();
+    model.off("change:spec", draw);
+    model.off("change:alt", describe);
+    Plotly.purge(node);
+  };
+}
+export default { render };
+"""
+)
+
+
+class PlotlyScript(anywidget.AnyWidget):
+    """Holds plotly.js for all figures of this kernel; made by the first of them, never displayed."""
+
+    @classmethod
+    def send(cls) -> PlotlyScript:
+        """The kernel's one PlotlyScript; made anew if it was closed."""
+        if cls._sent is None or cls._sent.comm is None:
+            import plotly
+
+            source = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
+            cls._sent = cls(_esm=f"{_SCRIPT_START}{source}{_SCRIPT_END}")
+        return cls._sent
+
+    _sent: PlotlyScript | None = None
+    _esm = traitlets.Unicode().tag(sync=True)
+
+
+class LiveFigure(anywidget.AnyWidget):
+    """One figure on screen.  ``draw`` changes it in place."""
+
+    _esm = _FIGURE
+    spec = traitlets.Dict().tag(sync=True)
+    alt = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, drawing: Drawing):
+        PlotlyScript.send()
+        super().__init__(spec=drawing.spec(), alt=drawing.alt)
+        self.drawing = drawing
+        self.layout.width = "100%"
+
+    def draw(self, drawing: Drawing) -> None:
+        """Change the figure to ``drawing``, in one message."""
+        self.drawing = drawing
+        with self.hold_sync():
+            self.spec, self.alt = drawing.spec(), drawing.alt
+
+    def __repr__(self) -> str:
+        return self.drawing.alt
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict:
+        return mime_bundle(self, repr(self), [self.drawing])
+
+
+def mime_bundle(widget: anywidget.AnyWidget, text: str, drawings: list[Drawing]) -> dict:
+    """What a widget displays: itself, and for pages that cannot run it a text and the pictures."""
+    bundle = {"text/plain": text, WIDGET_MIME: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}}
+    if drawings and os.environ.get(PICTURES):
+        bundle[PICTURE_MIME] = [{**drawing.spec(), "fingerprint": drawing.fingerprint()} for drawing in drawings]
+    return bundle

@@ -1,0 +1,170 @@
+"""Widgets without a browser: what reaches the page, and when."""
+
+import json
+
+import ipywidgets
+import pytest
+
+from actmem.config import ModelShape
+from actmem.formulas.activations import eq1, layer_rows
+from actmem.models import TINY
+from actmem.show.layer_bars import layer_bars
+from actmem.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME, LiveFigure, PlotlyScript
+from actmem.show.panel import Panel, slider
+from actmem.show.predict import Prediction
+
+DRAWING = layer_bars(layer_rows(TINY), TINY)
+
+
+def draw(s, a):
+    shape = ModelShape(s, 1, 96, a)
+    return layer_bars(layer_rows(shape), shape)
+
+
+def panel():
+    return Panel(draw, s=slider("s", "tokens", 16, 128, 16, 64), a=slider("a", "heads", 1, 16, 1, 8))
+
+
+# figures
+
+
+def test_plotlyjs_is_sent_once_for_all_figures():
+    LiveFigure(DRAWING)
+    script = PlotlyScript.send()
+    LiveFigure(DRAWING)
+    assert PlotlyScript.send() is script
+    assert "plotly.js v" in script._esm[:200] and len(script._esm) > 10**6
+
+
+def test_a_figure_holds_no_copy_of_plotlyjs():
+    assert len(json.dumps(LiveFigure(DRAWING).get_state(), default=str)) < 20_000
+
+
+def test_a_closed_script_is_sent_again():
+    script = PlotlyScript.send()
+    script.close()
+    assert PlotlyScript.send() is not script
+
+
+def test_drawing_anew_is_one_message_of_the_new_state(monkeypatch):
+    figure, sent = LiveFigure(DRAWING), []
+    monkeypatch.setattr(figure, "send_state", lambda key=None: sent.append(set(key)))
+    figure.draw(draw(64, 8))
+    assert sent == [{"spec", "alt"}]
+    assert figure.get_state()["alt"] == draw(64, 8).alt
+
+
+def test_a_figure_says_itself_in_words_without_an_identity():
+    assert repr(LiveFigure(DRAWING)) == DRAWING.alt == repr(LiveFigure(DRAWING))
+
+
+def test_the_drawing_is_displayed_only_for_a_build(monkeypatch):
+    monkeypatch.delenv(PICTURES, raising=False)
+    figure = LiveFigure(DRAWING)
+    assert set(figure._repr_mimebundle_()) == {"text/plain", WIDGET_MIME}
+    monkeypatch.setenv(PICTURES, "1")
+    (spec,) = figure._repr_mimebundle_()[PICTURE_MIME]
+    assert spec["data"] == DRAWING.traces and spec["fingerprint"] == DRAWING.fingerprint()
+
+
+# panels
+
+
+def test_a_slider_changes_the_figure_and_makes_no_new_one():
+    shown = panel()
+    (figure,) = shown.figures
+    shown.controls["s"].value = 128
+    assert shown.figures == [figure]
+    assert f"{eq1(ModelShape(128, 1, 96, 8)):,} bytes" in figure.alt
+    assert figure.spec["data"] == draw(128, 8).traces
+
+
+def test_sizes_that_do_not_fit_are_refused_in_words_and_the_figure_stays():
+    shown = panel()
+    before = shown.figures[0].spec
+    shown.controls["a"].value = 7
+    assert shown.message.text == "✗ hidden_size: 96 must be divisible by num_attention_heads = 7. Still drawn: s=64 a=8"
+    assert shown.figures[0].spec == before
+    shown.controls["s"].value = 80  # still refused, and still the old sizes
+    assert "Still drawn: s=64 a=8" in shown.message.text and shown.figures[0].spec == before
+    shown.controls["a"].value = 6
+    assert shown.message.text == ""
+    assert shown.figures[0].spec["data"] == draw(80, 6).traces
+
+
+def test_other_errors_are_not_swallowed():
+    def broken(s):
+        return 1 // (s - 2)
+
+    with pytest.raises(ZeroDivisionError):
+        Panel(broken, s=slider("s", "tokens", 1, 4, 1, 2))
+
+
+def test_one_panel_changes_several_figures():
+    both = Panel(lambda s: (draw(s, 8), draw(2 * s, 8)), s=slider("s", "tokens", 16, 128, 16, 64))
+    both.controls["s"].value = 32
+    assert [figure.alt for figure in both.figures] == [draw(32, 8).alt, draw(64, 8).alt]
+
+
+def test_a_panel_takes_other_controls():
+    choose = Panel(lambda a: draw(64, a), a=ipywidgets.ToggleButtons(options=[1, 2, 4], value=4))
+    choose.controls["a"].value = 1
+    assert choose.figures[0].alt == draw(64, 1).alt
+
+
+def test_a_panel_says_itself_in_words():
+    assert repr(panel()) == "Sliders: s: tokens = 64, a: heads = 8\n" + draw(64, 8).alt
+
+
+# predictions
+
+
+def guess(prediction, text):
+    """What the form does when it is sent."""
+    prediction.guess = text
+    prediction.tries += 1
+    return prediction.reply
+
+
+def test_the_answer_is_nowhere_before_a_guess():
+    prediction = Prediction("How many?", 1234.5, "GiB", "Because of 98765.")
+    state = json.dumps(prediction.get_state(), default=str) + repr(prediction)
+    assert "1,23" not in state and "1234" not in state and "98765" not in state
+
+
+@pytest.mark.parametrize(
+    ("answer", "text", "reply"),
+    [
+        (2.671, "1", "You said 1 GiB. It is 2.67 GiB: 2.67 times too low."),
+        (2.671, "2.65", "You said 2.65 GiB. It is 2.67 GiB: you have it."),
+        (2.671, " 3 ", "You said 3 GiB. It is 2.67 GiB: 12% too high."),
+        (870, "8,700", "You said 8,700 GiB. It is 870 GiB: 10.0 times too high."),
+        (870, "-870", "You said -870 GiB. It is 870 GiB: not close."),
+        (870, "0", "You said 0 GiB. It is 870 GiB: not close."),
+        (0, "0", "You said 0 GiB. It is 0 GiB: you have it."),
+    ],
+)
+def test_a_guess_gets_the_answer_and_how_far_it_was(answer, text, reply):
+    prediction = Prediction("How much?", answer, "GiB")
+    assert guess(prediction, text) == reply
+    assert prediction.value == float(text.replace(",", "")) and not prediction.refused
+
+
+def test_the_reason_comes_with_the_answer():
+    assert guess(Prediction("How many?", 4, "", "Two and two."), "4") == "You said 4. It is 4: you have it.\nTwo and two."
+
+
+@pytest.mark.parametrize("text", ["abc", "", "  ", "nan", "inf", "1e999", "1 2", "٣x"])
+def test_what_is_no_number_is_refused_and_gives_nothing_away(text):
+    prediction = Prediction("How many?", 4321, "", "Because.")
+    reply = guess(prediction, text)
+    assert prediction.refused and prediction.value is None
+    assert reply.startswith("✗") and "4,321" not in reply and "Because" not in reply
+
+
+def test_a_refused_guess_keeps_the_last_good_one():
+    prediction = Prediction("How many?", 4)
+    guess(prediction, "3")
+    guess(prediction, "x")
+    assert prediction.value == 3
+    assert not guess(prediction, "4").startswith("✗") and not prediction.refused

@@ -50,11 +50,14 @@ class RankPool:
         for process in self._processes:
             process.kill()
             process.join()
+        if self._processes:
+            self._folder.cleanup()
         self._processes = []
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
-        store = tempfile.mktemp(prefix="actmem-store-")
+        self._folder = tempfile.TemporaryDirectory()
+        store = f"{self._folder.name}/store"
         self._pipes = []
         for rank in range(self.size):
             ours, theirs = context.Pipe()

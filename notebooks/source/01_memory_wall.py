@@ -1,0 +1,306 @@
+# %% [markdown]
+# # 1 · The memory wall
+#
+# **In this chapter** you find out what fills a GPU that trains a large model, on the four models of the paper, from
+# formulas that you can change and from real layers that are run in front of you. About 25 minutes.
+#
+# **What you need:** you have trained a network in PyTorch and know that backward reads tensors that forward made. Nothing about
+# parallel training yet: chapters 3, 4 and 6 build that up.
+#
+# | letter | meaning | in code |
+# |---|---|---|
+# | $s$ | tokens in a sequence | `seq_length` |
+# | $b$ | sequences in a microbatch | `micro_batch_size` |
+# | $h$ | hidden size | `hidden_size` |
+# | $a$ | attention heads | `num_attention_heads` |
+# | $L$ | transformer layers | `num_layers` |
+# | $t$ | GPUs that share each layer (tensor parallelism) | `tensor_parallel_size` |
+# | $p$ | pipeline stages: groups of GPUs that hold different layers | `pipeline_parallel_size` |
+#
+# An **activation** here is a tensor that forward makes and backward reads. Weights are none, gradients are none; a dropout mask
+# is one. Sizes are in bytes, in 16-bit training: two bytes a number, one byte for an element of a mask.
+
+# %%
+import ipywidgets
+
+from actmem.config import Parallel
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.model import stage_rows
+from actmem.formulas.states import ADAM, num_parameters, parameter_counts
+from actmem.measure import emulated_rank, measure_layer
+from actmem.model.gpt import GPT
+from actmem.models import PAPER_MODELS
+from actmem.paper import A100_BYTES
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import compare, total
+from actmem.show.crossover import crossover_lines
+from actmem.show.live import LiveFigure
+from actmem.show.memory_wall import METHODS, gpu_bytes, memory_wall
+from actmem.show.panel import Panel, slider
+from actmem.show.predict import Prediction
+from actmem.show.style import size_text
+from actmem.show.text import text_table
+
+# %% [markdown]
+# ## The four models
+#
+# The paper trains four models on A100 cards. Each layer is shared by $t$ GPUs, the layers are dealt out to $p$ stages, and
+# nothing is copied between replicas: $t \cdot p$ GPUs hold one model.
+
+# %%
+print(
+    text_table(
+        ("model", "a", "h", "L", "s", "b", "t", "p", "GPUs", "parameters"),
+        [
+            (
+                name, model.shape.num_attention_heads, model.shape.hidden_size, model.shape.num_layers, model.shape.seq_length,
+                model.shape.micro_batch_size, model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size,
+                model.num_devices, num_parameters(model.shape),
+            )
+            for name, model in PAPER_MODELS.items()
+        ],
+        " rrrrrrrrr",
+    )
+)  # fmt: skip
+
+# %% [markdown]
+# The number of GPUs grows with the model, so that the parameters, their gradients and the optimizer's numbers take about the same
+# share of each card. Whoever sizes a cluster by the parameters stops here. **Guess before you go on:**
+
+# %%
+largest = PAPER_MODELS["1T"]
+parts = gpu_bytes(largest, "tensor")
+Prediction(
+    f"The 1T model runs on {largest.num_devices} cards of {size_text(A100_BYTES)} each. Its parameters, gradients and optimizer take "
+    f"{size_text(parts['parameters'] + parts['gradients and optimizer'])} of a card of the first stage. How much do the activations take there, "
+    "if nothing is recomputed?",
+    parts["activations"] / 2**30,
+    "GiB",
+    "More than the card has, and several times the rest together. The picture below shows it for all four models.",
+)
+
+# %%
+LiveFigure(memory_wall())
+
+# %% [markdown]
+# The same numbers as text. *States* are everything that exists once for each parameter:
+
+# %%
+kept = ADAM["float32 gradients"]
+each = sum(state.bytes_per_parameter for state in kept)
+print(text_table(("for each parameter", "bytes"), [*((state.term, state.bytes_per_parameter) for state in kept), ("together", each)], " r", last_is_sum=True))
+gpus = {name: gpu_bytes(model, "tensor") for name, model in PAPER_MODELS.items()}
+lines = []
+for name, parts in gpus.items():
+    together = sum(parts.values())
+    lines.append((name, *map(size_text, parts.values()), size_text(together), f"{together / A100_BYTES:.0%}"))
+print()
+print(text_table(("model", *parts, "together", "of a card"), lines, " rrrrr"))
+assert all(2 * parts["activations"] > sum(parts.values()) for parts in gpus.values())
+
+# %% [markdown]
+# (The last four are what mixed-precision Adam adds: gradients of many microbatches are added up in float32, and steps are too small
+# for 16 bits, so the optimizer keeps its own copy of the parameters and two running means.)
+#
+# So it is not the parameters that stop you: on every one of the four, the activations alone take more than half of what has to be
+# held. They are also the part that you may choose. Parameters and optimizer are given by the model; an activation
+# can be thrown away and computed again, or cut into pieces, or not be stored at all.
+#
+# ## Two parts that grow differently
+#
+# Chapter 2 counts the tensors of one layer one by one. Here you only need the sum (the paper's equation 1):
+#
+# $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
+#
+# * $34\,sbh$: tensors with a vector for each token: inputs of linears, of layer norms, of GeLU, dropout masks.
+#   Twice the tokens, twice the bytes.
+# * $5\,as^2b$: tensors with a number for each *pair* of tokens, in each head: the softmax's output, its dropout mask, the
+#   dropped-out result. This is the **attention core**. Twice the tokens, four times the bytes.
+#
+# Setting the two equal and cancelling $sb$ gives the length from which the core is the larger part: $s = 34h/(5a)$.
+
+# %%
+for name, model in PAPER_MODELS.items():
+    shape = model.shape
+    cross = crossover_seq_length(shape.hidden_size, shape.num_attention_heads)
+    core = sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS)
+    print(
+        f"{name:>5}: equal at s = {cross:7,.1f}; "
+        f"at its own s = {shape.seq_length:,} the core is {core / eq1(shape):.1%} of {size_text(eq1(shape))}"
+    )
+
+# %% [markdown]
+# On axes that are both logarithmic a power is a straight line and its exponent is the slope: the core's line is twice as steep.
+# **Before you move the slider:** at what $s$ does the core of the 175B model hold ten times the rest?
+
+# %%
+GPT3 = PAPER_MODELS["175B"].shape
+Panel(
+    lambda s, b: crossover_lines(GPT3.with_sizes(seq_length=s, micro_batch_size=b)),
+    s=slider("s", "tokens", 128, 32768, 128, 2048),
+    b=slider("b", "sequences", 1, 8, 1, 1),
+)
+
+# %% [markdown]
+# Move $b$ as well: both lines rise together and the crossover stays where it is, because $b$ is in both terms once. Ten times the
+# rest needs ten times the crossover length, since the *ratio* of the two, $5as/(34h)$, grows as $s$.
+#
+# ## Measured: double the tokens
+#
+# Nothing so far has run. Now a real layer of the 175B model does, at three lengths, and the *ledger* writes down each tensor that
+# autograd keeps. The tensors have shapes and sizes but no memory behind them, so that this fits on a laptop; the code
+# that runs is the same as on a GPU.
+
+# %%
+lines = []
+with emulated_rank(1):
+    for length in (1024, 2048, 4096):
+        shape = GPT3.with_sizes(seq_length=length)
+        rows = measure_layer(shape)
+        core = sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
+        terms = {row.term for row in layer_rows(shape)}
+        rest = sum(row.bytes for row in rows if row.term in terms) - core
+        lines.append((length, rest, core, f"{core / rest:.3f}", total(rows) - core - rest))
+print(text_table(("s", "all the rest", "attention core", "ratio", "what the paper leaves out"), lines, "rrrrr"))
+for earlier, later in zip(lines, lines[1:]):
+    print(f"s × {later[0] // earlier[0]}: the rest × {later[1] / earlier[1]:g}, the core × {later[2] / earlier[2]:g}")
+
+# %% [markdown]
+# The last column is what equation 1 leaves out on purpose: two numbers a token for each layer norm, and one mask that says which
+# tokens lie in the future. It is kept apart here, with a name, and never hidden in a tolerance.
+#
+# ## Measured: the fullest GPU
+#
+# The picture at the top multiplied a formula by $L$. Here one layer of each model runs as rank 0 of its $t$ ranks, with what
+# it keeps compared term by term.
+
+# %%
+lines, verdicts = [], []
+for name, model in PAPER_MODELS.items():
+    t = model.parallel.tensor_parallel_size
+    with emulated_rank(t):
+        measured = measure_layer(model.shape, tensor_parallel())
+    predicted = layer_rows(model.shape, Parallel(t))
+    extra = layer_extra_rows(model.shape, Parallel(t))
+    lines.append((name, total(predicted), total(extra), total(measured), total(measured) - total(predicted) - total(extra)))
+    verdicts.append(f"{name}: {compare(predicted + extra, measured).describe()}")
+print(text_table(("one layer on one GPU", "formula", "left out", "measured", "difference"), lines, " rrrr"))
+print("\n" + "\n".join(verdicts))
+
+# %% [markdown]
+# The states can be counted on a real model too. These are the parameters of the first stage of the 1T model, as modules:
+
+# %%
+with emulated_rank(largest.parallel.tensor_parallel_size):
+    first_layers = range(largest.shape.num_layers // largest.parallel.pipeline_parallel_size)
+    stage = GPT(largest.shape, tensor_parallel(sequence_parallel=True), layers=first_layers)
+    counted = sum(parameter.numel() for parameter in stage.parameters())
+predicted = sum(parameter_counts(largest.shape, largest.parallel).values())
+print(f"parameters of layers {first_layers[0]} to {first_layers[-1]} and the embedding, on one of {largest.parallel.tensor_parallel_size} ranks")
+print(f"counted {counted:,}, by formula {predicted:,}, difference {counted - predicted}")
+
+# %% [markdown]
+# ## More GPUs are no way around it
+#
+# *"Use more pipeline stages, then each GPU has fewer layers."* It has; and it does not help. A stage with $L/p$ layers must begin
+# $p$ microbatches before the first one comes back, so the first stage holds $p \cdot L/p = L$ layers' worth of activations,
+# whatever $p$ is (equation 5). More stages make the parameters on a GPU fewer and leave its activations alone; chapter 6
+# shows why, on a schedule.
+
+# %%
+lines = []
+for stages in (1, 2, 4, 8, 16, 32):
+    parallel = Parallel(8, pipeline_parallel_size=stages)
+    layers_only = [row for row in stage_rows(GPT3, parallel) if row.term in {row.term for row in layer_rows(GPT3)}]
+    lines.append((stages, GPT3.num_layers // stages, stages, total(layers_only), sum(parameter_counts(GPT3, parallel).values())))
+print("the first stage of the 175B model")
+print(text_table(("p", "layers", "microbatches held", "bytes of its layers' activations", "parameters"), lines, "rrrrr"))
+
+# %% [markdown]
+# *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* A part of the
+# activations is not divided by it at all: chapter 3.
+#
+# ## What the rest of the course does about it
+#
+# Two methods, each of a few dozen lines. **Sequence parallelism** (chapter 4) divides what tensor parallelism leaves whole;
+# **selective recomputation** (chapter 5) throws the attention core away and computes it again. Choose a method: what it frees is
+# left white.
+
+# %%
+Panel(
+    memory_wall,
+    method=ipywidgets.Dropdown(
+        options=list(METHODS), value="tensor+sequence+selective", description="method", style={"description_width": "11em"},
+        layout={"width": "min(100%, 42em)"},
+    ),
+)
+
+# %%
+lines = []
+for method in METHODS:
+    sizes = {name: sum(gpu_bytes(model, method).values()) for name, model in PAPER_MODELS.items()}
+    lines.append((method, *(f"{size_text(size)} {'fits' if size <= A100_BYTES else '—'}" for size in sizes.values())))
+print(text_table(("method", *PAPER_MODELS), lines, " rrrr"))
+
+# %% [markdown]
+# Look at the second and the third line: sequence parallelism alone saves no model, selective recomputation alone only the
+# smallest, and both together save all four. Full recomputation frees
+# even more, and pays for it by running nearly the whole forward pass twice; what that costs is the subject of chapters 5 and 7.
+#
+# ## Questions
+#
+# **1.** You double $h$ and $a$ together, as larger models do, and keep $s$. What happens to the share of the attention core?
+#
+# <details><summary>Answer</summary>
+#
+# Nothing. The share depends on $5as/h$ against $34$, and $a/h$ has not changed: the size of a head, $h/a$, is what counts.
+# Models of very different sizes with heads of the same size have the same crossover. In the table of crossovers above it is the
+# two models with other heads that differ.
+# </details>
+#
+# **2.** The 22B model is far smaller than the 175B model. Why is its bar nearly as high?
+#
+# <details><summary>Answer</summary>
+#
+# It runs on only $t$ GPUs with $p = 1$, so every GPU has a $t$-th of all its parameters; the larger ones spread theirs over $p$
+# times as many. And its microbatch has $b = 4$ sequences, which multiplies all activations; with $b = 1$ it would fit.
+# </details>
+#
+# **3.** A colleague trains with $s$ = 8 times as long on the 175B model and finds that 8 times the GPUs, used as data parallel replicas with
+# the same microbatch, do not help. Why not, and by which factor does one layer grow?
+#
+# <details><summary>Answer</summary>
+#
+# A data parallel replica is a full copy of everything in this chapter: it changes how many sequences run side by side, not
+# what one GPU holds. The layer grows by more than 8, because the core grows by 64. Check your number in the cell below.
+# </details>
+
+# %%
+longer = GPT3.with_sizes(seq_length=8 * GPT3.seq_length)
+for shape in (GPT3, longer):
+    print(f"one layer at s = {shape.seq_length:,}: {size_text(eq1(shape))}")
+print(f"factor {eq1(longer) / eq1(GPT3):.1f}")
+
+# %% [markdown]
+# ## What people get wrong here
+#
+# * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** That is the smaller half of the bars above.
+# * **"Pipeline stages divide activation memory."** They divide layers and multiply microbatches; the product stays $L$.
+# * **"The core is quadratic, so it always dominates."** Only from $s = 34h/(5a)$ on; below it the linear part is the larger.
+# * **"34 + 5as/h is a number of elements."** It is bytes already: multiplying it by 2 again counts everything twice.
+# * **"FlashAttention changes nothing here."** It does: a fused attention never stores the core's three tensors, so the $5as^2b$
+#   is gone before any recomputation. The paper is from before it was common, and everything here counts the
+#   layer that the paper describes.
+#
+# ## The lab that goes with it
+#
+# `make measure` measures Table 2 on your own machine, with real processes; `labs/measure_table2.py --emulate 8 --model 1T` plays one
+# GPU of the largest model without any GPU.
+#
+# ## Sources
+#
+# Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv 2205.05198](https://arxiv.org/abs/2205.05198):
+# figure 1, table 3, sections 4.1 and 4.2.3 (equations 1 and 5). Bytes of the optimizer: the paper prints none; 18 a parameter are
+# Megatron's with gradients in float32, and `actmem.formulas.states.ADAM` has two other counts, one of them of
+# Rajbhandari et al., [arXiv 1910.02054](https://arxiv.org/abs/1910.02054).

@@ -1,0 +1,108 @@
+"""Each notebook is what its source makes: rebuilt, it is the same but for the pictures."""
+
+import subprocess
+import sys
+
+import nbformat
+import pytest
+from nbclient.exceptions import CellExecutionError
+
+from notebooks.source import build as builder
+from notebooks.source.build import NOTEBOOKS, build, execute, read, sources, target, tidy, without_pictures, write
+
+
+@pytest.mark.parametrize("source", sources(), ids=lambda source: source.stem)
+def test_rebuilt_it_is_the_same(source):
+    fresh, stored = build(source), nbformat.read(target(source), as_version=4)
+    assert without_pictures(fresh) == without_pictures(stored), f"run: python -m notebooks.source.build {source.stem[:2]}"
+
+
+SOURCE = '''# %% [markdown]
+# # Title
+
+# %%
+print(1 + 1)
+
+# %%
+print(1 + 1)
+
+# %%
+from actmem.config import ModelShape
+from actmem.show.crossover import crossover_lines
+from actmem.show.live import LiveFigure
+from actmem.show.varies import Varies
+
+LiveFigure(crossover_lines(ModelShape(64, 1, 64, 4)))
+
+# %%
+Varies({"Python": "3.x"})
+'''
+
+
+@pytest.fixture
+def source(tmp_path):
+    path = tmp_path / "42_example.py"
+    path.write_text(SOURCE, encoding="utf-8")
+    return path
+
+
+class Painter:
+    """Draws nothing, and remembers what it was asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def paint(self, specs):
+        self.asked.append(specs)
+        return f"picture {len(self.asked)}"
+
+
+def built(source, painter, old):
+    notebook = execute(read(source))
+    tidy(notebook, painter, old)
+    return notebook
+
+
+def test_a_build_keeps_what_is_the_same_every_time_and_paints_only_what_changed(source, tmp_path):
+    painter = Painter()
+    first = built(source, painter, {})
+    _, two, same, figure, varies = first.cells
+    assert two.outputs[0].text == "2\n" and two.id != same.id
+    (shown,) = figure.outputs
+    assert set(shown.data) == {"text/plain", "image/png"} and shown.data["image/png"] == "picture 1"
+    assert list(varies.outputs[0].data) == ["text/plain"] and varies.outputs[0].metadata == {}
+    assert [spec["layout"]["height"] for spec in painter.asked[0]] == [420]
+
+    write(first, tmp_path / "42_example.ipynb")
+    again = built(source, painter, builder.stored_pictures(tmp_path / "42_example.ipynb"))
+    assert len(painter.asked) == 1
+    write(again, tmp_path / "again.ipynb")
+    assert (tmp_path / "again.ipynb").read_bytes() == (tmp_path / "42_example.ipynb").read_bytes()
+
+    source.write_text(SOURCE.replace("ModelShape(64", "ModelShape(65"), encoding="utf-8")
+    changed = built(source, None, builder.stored_pictures(tmp_path / "42_example.ipynb"))
+    assert "image/png" not in changed.cells[3].outputs[0].data, "the picture of another figure is worse than none"
+    assert without_pictures(changed) != without_pictures(first)
+
+
+def test_comparing_leaves_out_nothing_but_pictures(source):
+    notebook = read(source)
+    notebook.cells[1].outputs = [nbformat.v4.new_output("display_data", {"text/plain": "2", "image/png": "x"}, metadata={"fingerprint": "a"})]
+    for change in ({"text/plain": "3"}, {"text/html": "2"}):
+        other = nbformat.from_dict(notebook)
+        other.cells[1].outputs[0].data.update(change)
+        assert without_pictures(other) != without_pictures(notebook)
+    other = nbformat.from_dict(notebook)
+    other.cells[1].outputs[0].data["image/png"] = "y"
+    assert without_pictures(other) == without_pictures(notebook)
+
+
+def test_a_cell_that_fails_stops_the_build(source):
+    source.write_text("# %%\n1 / 0\n", encoding="utf-8")
+    with pytest.raises(CellExecutionError, match="ZeroDivisionError"):
+        execute(read(source))
+
+
+def test_a_name_that_no_source_has_is_refused():
+    done = subprocess.run([sys.executable, "-m", "notebooks.source.build", "99"], cwd=NOTEBOOKS.parent, capture_output=True, text=True)
+    assert done.returncode == 2 and "begins with 99" in done.stderr.splitlines()[-1]

@@ -1,0 +1,401 @@
+# %% [markdown]
+# # 2 · Counting bytes
+#
+# *30 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
+# that a transformer layer keeps for its backward pass, predict their bytes, and find each of them in PyTorch's hands.
+#
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads. Elements have 16 bits, so a tensor of shape
+# $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it: same shape as $X$.
+#
+# ## A guess first
+
+# %%
+from functools import partial
+
+import torch
+from torch import nn
+
+from actmem.config import ModelShape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
+from actmem.formulas.extras import layer_extra_rows
+from actmem.measure import census, record
+from actmem.measure.terms import rows_by_term
+from actmem.model.layer import TransformerLayer
+from actmem.models import PAPER_MODELS, TINY
+from actmem.rows import compare, total
+from actmem.show.crossover import crossover_lines
+from actmem.show.layer_bars import layer_bars
+from actmem.show.panel import Panel, slider
+from actmem.show.predict import Prediction
+from actmem.show.style import size_text
+from actmem.show.text import comparison_text, extras_text, rows_text, saved_text, text_table
+
+gpt3 = PAPER_MODELS["175B"].shape
+core_of_gpt3 = sum(row.bytes for row in layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
+
+Prediction(
+    f"Attention's softmax, its dropout and the product with V hold three s × s tensors a head. Of all that a GPT-3 layer "
+    f"keeps for backward at s = {gpt3.seq_length:,}, what share do these three make up?",
+    answer=100 * core_of_gpt3 / eq1(gpt3),
+    unit="%",
+    because="Three tensors of fifteen. The rest of this notebook finds out why.",
+)
+
+# %% [markdown]
+# ## One rule
+#
+# Backward walks through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must make $dX$, and $dW$ if there are
+# weights. **A tensor is kept if and only if a formula for one of these gradients reads it.** So ask of each operation:
+#
+# 1. Which tensors does its gradient formula read?
+# 2. Is one of them kept already, by someone else? Then it costs nothing more: memory holds it once.
+#
+# Weights don't count. They stay in memory anyway.
+#
+# You don't have to believe the formulas. `record` lists the tensors that autograd takes for backward while a block runs. Let us go
+# through a layer, step by step, on a layer whose sizes all differ, so that you recognise them in the shapes.
+
+# %%
+shape = TINY.with_sizes(micro_batch_size=3)
+a, b, h, s = shape.letters()
+tensor = partial(torch.randn, dtype=torch.bfloat16, requires_grad=True)
+no_weights = nn.Module()  # record() leaves the weights of the module that it is given out of the count
+
+print(f"s = {s}, b = {b}, h = {h}, a = {a}, so s·b = {s * b} tokens, b·a = {b * a} attention matrices, h/a = {h // a}")
+
+# %% [markdown]
+# ### Layer norm keeps its input (row 1, and row 11)
+#
+# For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. Write $g = \gamma\, dy$. The gradient is
+#
+# $$dx = \frac{1}{\sigma}\Big(g - \overline{g} - \hat x\, \overline{g \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
+#
+# (bars are means over the $h$ elements of a token). Both read $\hat x$, so $x$ is kept: **$2sbh$ bytes**. The mean and $1/\sigma$ of each token are kept as
+# well, two numbers against the $h$ of the token itself. The paper leaves them out. We count them as *extra*.
+
+# %%
+norm = nn.LayerNorm(h, dtype=torch.bfloat16)
+x = tensor(s, b, h)
+with record(norm) as ledger:
+    y = norm(x)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# ### A linear keeps its input (rows 2, 9, 12 and 14)
+#
+# $Y = XW$ has the gradients $dX = dY\,W^T$ and $dW = X^T dY$. The first reads a weight, the second reads $X$. So every linear keeps
+# its input and never its output.
+#
+# - Row 2: Q, K and V come from three products with the **same** $X$. It is kept once: $2sbh$.
+# - Row 9: the projection at the end of attention: $2sbh$.
+# - Row 12: the first linear of the MLP, $h \to 4h$: $2sbh$.
+# - Row 14: the second, $4h \to h$. Its input is four times as wide: $8sbh$.
+
+# %%
+up = nn.Linear(h, 4 * h, dtype=torch.bfloat16)
+x = tensor(s, b, h)
+with record(up) as ledger:
+    y = up(x)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# The output, four times as large, is not in the list. (`linear` sees the input as one matrix of $s \cdot b$ tokens.)
+#
+# ### Scores: a product of two activations keeps both (rows 3 and 4)
+#
+# In $S = QK^T/\sqrt{h/a}$ there is no weight: $dQ = dS\,K$ reads $K$, and $dK = dS^T Q$ reads $Q$ (each times the same constant). All heads together, $Q$ and $K$
+# have $sbh$ elements each: $2sbh + 2sbh$. The scores themselves, $as^2b$ elements, are read by neither.
+
+# %%
+q, k = tensor(b * a, s, h // a), tensor(b * a, s, h // a)
+with record(no_weights) as ledger:
+    scores = torch.bmm(q, k.transpose(1, 2))
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# ### Softmax keeps its output (row 5)
+#
+# With $P = \mathrm{softmax}(S)$, row by row, $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. Everything in it is a function of $P$; $S$ can go.
+# That is **$2as^2b$** bytes: a head keeps an $s \times s$ matrix, and here $s$ comes squared for the first time.
+
+# %%
+scores = tensor(b * a, s, s)
+with record(no_weights) as ledger:
+    weights = torch.softmax(scores, dim=-1)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
+#
+# $D = M \circ P/(1 - r)$, with a mask $M$ of zeros and ones and a rate $r$, so $dP = M \circ dD/(1 - r)$: the mask is enough, and one byte an element holds it. Row 6, on the
+# attention weights: $as^2b$. Rows 10 and 15, at the end of attention and of the MLP: $sbh$ each.
+#
+# A surprise: on a CPU, PyTorch's own `nn.Dropout` keeps the mask in the dtype of its input. The course's layer draws its own
+# mask, one byte an element on every device, as GPUs and the paper have it.
+
+# %%
+from actmem.parallel.rng import DropoutMask
+
+weights = tensor(b * a, s, s)
+dropout = nn.Dropout(0.1)
+with record(dropout) as ledger:
+    dropped = dropout(weights)
+print(saved_text(ledger.saved))
+print()
+
+dropout = DropoutMask(0.1, torch.Generator().manual_seed(1234))
+with record(dropout) as ledger:
+    dropped = dropout(weights).drop(weights)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# ### Attention over V: both factors again (rows 7 and 8)
+#
+# $C = DV$, so $dV = D^T dC$ reads the dropout's output, $2as^2b$, and $dD = dC\,V^T$ reads $V$, $2sbh$.
+#
+# Why is $D$ kept, when it is $M \circ P/(1-r)$ and both are kept already? Because autograd looks at one operation at a time. Making $D$ again would be
+# one cheap multiplication. Remember this: it is the first hint of what *selective recomputation* will do.
+
+# %%
+dropped, v = tensor(b * a, s, s), tensor(b * a, s, h // a)
+with record(no_weights) as ledger:
+    context = torch.bmm(dropped, v)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# ### GeLU keeps its input (row 13)
+#
+# $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. The slope depends on $Z$, and $Z$ can't be had from $G$, because GeLU is not monotonic. $Z$ is $4h$ wide: **$8sbh$**.
+# Its output $G$ is row 14, kept by the linear after it.
+
+# %%
+z = tensor(s, b, 4 * h)
+with record(no_weights) as ledger:
+    g = torch.nn.functional.gelu(z, approximate="tanh")
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# ### Adding the residual keeps nothing
+#
+# $Y = X + F$ has $dX = dY$ and $dF = dY$. No formula reads $X$ or $F$.
+
+# %%
+x, f = tensor(s, b, h), tensor(s, b, h)
+with record(no_weights) as ledger:
+    y = x + f
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# ## The sum
+#
+# In the order of the forward pass:
+#
+# | | stored tensor | bytes | the gradient that reads it |
+# |---|---|---|---|
+# | 1 | layer-norm 1 input | $2sbh$ | $dx$, $d\gamma$ through $\hat x$ |
+# | 2 | QKV projection input | $2sbh$ | $dW = X^T dY$ |
+# | 3 | Q | $2sbh$ | $dK = dS^T Q$ |
+# | 4 | K | $2sbh$ | $dQ = dS\,K$ |
+# | 5 | softmax output | $2as^2b$ | $dS = P \circ (dP - \mathrm{sum}(dP \circ P))$ |
+# | 6 | softmax dropout mask | $as^2b$ | $dP = M \circ dD/(1-r)$ |
+# | 7 | softmax dropout output | $2as^2b$ | $dV = D^T dC$ |
+# | 8 | V | $2sbh$ | $dD = dC\,V^T$ |
+# | 9 | attention projection input | $2sbh$ | $dW = C^T dY$ |
+# | 10 | attention dropout mask | $sbh$ | $dX = M \circ dY/(1-r)$ |
+# | 11 | layer-norm 2 input | $2sbh$ | as 1 |
+# | 12 | h→4h input | $2sbh$ | $dW = X^T dY$ |
+# | 13 | GeLU input | $8sbh$ | $dZ = \mathrm{gelu}'(Z) \circ dG$ |
+# | 14 | 4h→h input | $8sbh$ | $dW = G^T dY$ |
+# | 15 | MLP dropout mask | $sbh$ | $dX = M \circ dY/(1-r)$ |
+#
+# Attention (2–10) keeps $11sbh + 5as^2b$, the MLP (12–15) $19sbh$, the layer norms (1, 11) $4sbh$. Together that is the paper's equation 1:
+#
+# $$34\,sbh + 5\,as^2b \;=\; sbh\Big(34 + 5\,\frac{as}{h}\Big)$$
+#
+# `layer_rows` holds exactly this table. Here it is in bytes, for the small layer, and the sum once more by equation 1:
+
+# %%
+predicted = layer_rows(shape)
+print(rows_text(predicted, shape))
+print()
+print(f"equation 1: {eq1(shape):,}")
+
+# %% [markdown]
+# ## At the size of GPT-3
+#
+# Each segment is one of the 15 tensors; point at it for its formula, its bytes and its reason. Find out: what does doubling $b$ do, what doubling $h$? Which slider
+# changes the *shape* of the picture and not only its scale?
+
+# %%
+Panel(
+    lambda s, b, h, a: layer_bars(layer_rows(ModelShape(s, b, h, a)), ModelShape(s, b, h, a)),
+    s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
+    b=slider("b", "sequences", 1, 8, 1, start=gpt3.micro_batch_size),
+    h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
+    a=slider("a", "heads", 8, 160, 8, start=gpt3.num_attention_heads),
+)
+
+# %% [markdown]
+# ## Measure it
+#
+# Now the whole layer: a real one, in bfloat16, with attention, MLP, norms, dropouts and residuals. First the raw
+# ledger. Every line is a tensor that autograd holds once the forward pass is over, with the module and the operation that saved it.
+
+# %%
+torch.manual_seed(0)
+layer = TransformerLayer(shape, dtype=torch.bfloat16)
+x = tensor(s, b, h)
+with record(layer) as ledger:
+    y = layer(x)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# More lines than fifteen: beside our 15 tensors there are the causal mask, the only one of shape $[s, s]$, and for each layer norm the two
+# statistics. (`_Keep` and `_GatherInBackward` are operations of the course's own layer: a kept dropout mask, and a linear that can be shared
+# among devices.) `rows_by_term` gives each line the name it has in the formulas, by module and operation, never by its size. `compare` puts
+# prediction and measurement side by side:
+
+# %%
+extra = layer_extra_rows(shape)
+comparison = compare(predicted + extra, rows_by_term(ledger.saved))
+print(comparison_text(comparison))
+print()
+print(comparison.describe())
+
+# %% [markdown]
+# What the paper leaves out is not swept under a tolerance. It has rows of its own, with reasons:
+
+# %%
+print(extras_text(extra))
+print()
+print(f"together {total(extra):,} B, {total(extra) / total(predicted):.2%} of the paper's terms at this small size")
+print(f"for GPT-3: {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.2%}")
+
+# %% [markdown]
+# ### A second opinion
+#
+# `record` sees a tensor when autograd takes it. Could something hide from it? `census` doesn't look at saved tensors at all: it
+# notes every storage that appears during forward, lets go of everything but the graph, and adds up what is still alive.
+
+# %%
+counted = census(layer, lambda: tensor(s, b, h))
+print(f"ledger {ledger.total_bytes:,} B, census {counted:,} B, difference {counted - ledger.total_bytes}")
+
+# %% [markdown]
+# ## Where attention takes over
+#
+# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. The three overtake all others where $5as^2b = 34sbh$, that is at
+#
+# $$s = \frac{34\,h}{5\,a}$$
+#
+# whatever $b$ is. Before you look:
+
+# %%
+Prediction(
+    f"At which sequence length do the two parts of a GPT-3 layer (h = {gpt3.hidden_size:,}, a = {gpt3.num_attention_heads}) keep the same?",
+    answer=crossover_seq_length(gpt3.hidden_size, gpt3.num_attention_heads),
+    unit="tokens",
+    because=f"GPT-3 was trained at s = {gpt3.seq_length:,}, well beyond it.",
+)
+
+# %% [markdown]
+# On logarithmic axes both parts are straight lines; the attention core is twice as steep.
+
+# %%
+Panel(
+    lambda s, h, a: crossover_lines(ModelShape(s, 1, h, a)),
+    s=slider("s", "tokens", 128, 16384, 128, start=gpt3.seq_length),
+    h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
+    a=slider("a", "heads", 8, 160, 8, start=gpt3.num_attention_heads),
+)
+
+# %% [markdown]
+# All four of the paper's models train on the far side of their crossover:
+
+# %%
+lines = []
+for name, model in PAPER_MODELS.items():
+    a_, _, h_, s_ = model.shape.letters()
+    core = sum(row.bytes for row in layer_rows(model.shape) if row.term in CORE_ATTENTION_TERMS)
+    cross = crossover_seq_length(h_, a_)
+    lines.append((name, s_, f"{cross:,.0f}", f"{5 * a_ * s_ / h_:.1f}", f"{core / eq1(model.shape):.1%}", eq1(model.shape)))
+print(text_table(("model", "s", "crossover", "5as/h", "core's share", "bytes of one layer"), lines, " rrrrr"))
+
+# %% [markdown]
+# ## On your own module
+#
+# `record` takes any `nn.Module`. Here is a habit worth having: before you optimise, look at what is kept. An MLP with GeLU, and one with ReLU:
+
+# %%
+for activation in (nn.GELU(), nn.ReLU()):
+    print(activation)
+    mlp = nn.Sequential(nn.Linear(h, 4 * h), activation, nn.Linear(4 * h, h)).to(torch.bfloat16)
+    with record(mlp) as ledger:
+        y = mlp(tensor(s, b, h))
+    print(saved_text(ledger.saved))
+    print()
+
+# %% [markdown]
+# ReLU's gradient needs only to know where the output is positive. So it keeps its *output*, which the next linear keeps
+# anyway: one storage, counted once. $8sbh$ gone, by the second question of our rule.
+#
+# ## Check yourself
+#
+# **1.** You switch the activations to float32. Which of the 15 rows don't double, and what becomes of the 34?
+#
+# <details><summary>Answer</summary>
+# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is $(16e + 2)\,sbh + (2e + 1)\,as^2b$. The next cell
+# puts numbers to it.
+# </details>
+#
+# **2.** You set the dropout rate to 0. What remains of $5as^2b$?
+#
+# <details><summary>Answer</summary>
+# $2as^2b$. The mask is gone, and the "dropout output" is then the softmax output itself: softmax and the product with $V$ keep the same storage.
+# </details>
+#
+# **3.** Why is there no row for the scores $QK^T$, or for the input of the causal masking?
+#
+# <details><summary>Answer</summary>
+# No gradient reads them. Softmax reads its own output, and masking with $-\infty$ needs to know where, not what: it keeps the $s \times s$ causal mask, an extra.
+# </details>
+#
+# **4.** FlashAttention never stores an $s \times s$ matrix. What does a layer keep then, and what does dropping the attention core still save?
+#
+# <details><summary>Answer</summary>
+# About $34sbh$, and a few numbers a token and head. The $5as^2b$ are gone already, so recomputing the core saves next to nothing. That is why people who use
+# both ask why their memory did not fall.
+# </details>
+
+# %%
+float32 = layer_rows(gpt3, element_size=4)
+same = [row.term for row, half in zip(float32, layer_rows(gpt3)) if row.bytes == half.bytes]
+print("1. don't double:", ", ".join(same))
+print(f"   a GPT-3 layer in float32: {size_text(total(float32))} instead of {size_text(eq1(gpt3))}")
+
+without_dropout = TransformerLayer(shape, p=0.0, dtype=torch.bfloat16)
+with record(without_dropout) as ledger:
+    y = without_dropout(tensor(s, b, h))
+squared = sum(saved.bytes for saved in ledger.saved if saved.shape[-2:] == (s, s) and len(saved.shape) == 3)
+print(f"2. measured without dropout: {squared / (a * s * s * b):g} as²b")
+
+# %% [markdown]
+# ## What people get wrong here
+#
+# - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
+# - **Losing the $a$.** Each head has an $s \times s$ matrix of its own: $5as^2b$, not $5s^2b$.
+# - **Counting outputs.** What is kept are the tensors that gradients read, mostly inputs. Adding up layer outputs counts residuals and
+#   dropout outputs that nobody keeps, and misses the masks.
+# - **Counting a storage twice.** Q, K and V share one input. A view is not a copy.
+# - **Calling $34sbhL$ "full checkpointing".** That is *selective* recomputation. Full keeps $2sbh$ a layer, its input.
+#
+# ## The lab
+#
+# `python labs/measure_table2.py --emulate 8 --model 175B` does this comparison for all of Table 2 at GPT-3's real sizes.
+#
+# ## Sources
+#
+# - V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, MLSys 2023,
+#   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1.
+# - PyTorch, [Hooks for autograd saved tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html):
+#   how `record` sees what it sees (`src/actmem/measure/ledger.py`).

@@ -1,0 +1,463 @@
+# %% [markdown]
+# # 5 · Recomputation
+#
+# **The question.** Some of what a layer keeps can be thrown away after the forward pass and made again when
+# backward asks for it. Which part is worth it, and what does it really cost?
+#
+# **What you need.** Chapter 2 (what a layer keeps, and why). About 30 minutes.
+#
+# **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel
+# ranks · `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` is `2nkm` FLOPs: one multiplication
+# and one addition for each of `nkm` terms.
+
+# %%
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem import paper
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.batch import batch_factor, break_even
+from actmem.formulas.flops import eq7, eq8, layer_overhead
+from actmem.formulas.pipeline import selective_saves
+from actmem.formulas.rebuild import core_over_gelu, rebuilds
+from actmem.models import PAPER_MODELS, model_shape
+from actmem.rows import total
+from actmem.show.added_flops import added_flops
+from actmem.show.batch_payoff import batch_payoff
+from actmem.show.memory_ladder import memory_ladder
+from actmem.show.panel import Panel, slider
+from actmem.show.predict import Prediction
+from actmem.show.rebuild_price import rebuild_price
+from actmem.show.recompute_trade import recompute_trade
+from actmem.show.style import size_text
+from actmem.show.text import saved_text, text_table
+
+GPT3 = model_shape("175B")
+
+# %% [markdown]
+# ## Guess first
+#
+# In the GPT-3 layer the attention core (QKᵀ, softmax, dropout, attention over V) holds most of the bytes. Suppose
+# backward runs all of it a second time. How many FLOPs does that add to the layer's forward and backward together?
+
+# %%
+Prediction(
+    "The attention core of a GPT-3 layer, run once more: how many percent more FLOPs?",
+    float(100 * layer_overhead(GPT3, "paper-selective")),
+    "%",
+    "Two products of 2s²bh each, against 72sbh² + 12s²bh for the whole layer: 4s/(72h + 12s).",
+)
+
+# %% [markdown]
+# ## The lopsided trade
+#
+# A layer keeps `34sbh + 5as²b` bytes. The second term belongs to the attention core alone. In FLOPs the two halves
+# stand the other way round: forward and backward of a layer are `72sbh²` FLOPs in the linears, and only `12s²bh` in
+# the two attention products.
+#
+# Drag `s`. In the upper bars the striped part goes when the core is recomputed. In the lower bars the striped part
+# is what comes on top.
+
+# %%
+Panel(
+    lambda s, heads: recompute_trade(ModelShape(s, 1, 128 * heads, heads)),
+    s=slider("s", "tokens", 256, 16384, 256, 2048),
+    heads=slider("a", "heads of 128 elements", 8, 200, 8, 96),
+)
+
+# %% [markdown]
+# The price goes up with `s/h`: the longer the sequences, the more of the layer's work is attention. What is saved goes
+# up too. Here is what section 5 of the paper says for its two named models, and what its formula `5as/h` gives:
+
+# %%
+lines = []
+for name, coefficient in paper.SECTION5_CORE_COEFFICIENT.items():
+    shape = model_shape(name)
+    a, b, h, s = shape.letters()
+    saved = 100 * selective_saves(shape)
+    lines.append((name, coefficient, 5 * a * s // h, paper.SECTION5_SAVED_PERCENT[name], f"{float(saved):.2f}"))
+print(text_table(("model", "5as/h, paper", "5as/h, computed", "saved %, paper", "saved %, computed"), lines, " rrrr"))
+
+# %% [markdown]
+# ## How a checkpoint function works, in four steps
+#
+# The region is the attention core. First as it is: what does autograd keep?
+
+# %%
+from actmem.measure import record
+from actmem.model.attention import CoreAttention, causal_mask
+
+HEADS, LENGTH, HEAD_SIZE = 4, 64, 16
+
+
+def fresh(seed=0):
+    """The same core, inputs and dropout stream each time."""
+    torch.manual_seed(seed)
+    core = CoreAttention(HEAD_SIZE, 0.1, torch.Generator().manual_seed(seed))
+    q, k, v = (torch.randn(HEADS, LENGTH, HEAD_SIZE, requires_grad=True) for _ in range(3))
+    return core, (q, k, v), causal_mask(LENGTH, "cpu")
+
+
+def gradients(run):
+    """Gradients of q, k and v when the core runs through ``run``."""
+    core, qkv, mask = fresh()
+    run(core, *qkv, mask).square().sum().backward()
+    return [x.grad for x in qkv]
+
+
+core, qkv, mask = fresh()
+with record(core) as ledger:
+    out = core(*qkv, mask)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# **Step 1: keep the inputs, run without a graph, run again.** An autograd function of a dozen lines. Its forward keeps
+# the inputs and computes under `no_grad`, so nothing inside is kept. Its backward runs the region again, this time with a
+# graph, and lets autograd differentiate that.
+
+# %%
+class RunAgain(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, region, *inputs):
+        ctx.region = region
+        ctx.save_for_backward(*inputs)
+        with torch.no_grad():
+            return region(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in ctx.saved_tensors]
+        with torch.enable_grad():
+            out = ctx.region(*inputs)
+        wanted = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(out, wanted, grad))
+        return None, *(next(found) if x.requires_grad else None for x in inputs)
+
+
+core, qkv, mask = fresh()
+with record(core) as ledger:
+    out = RunAgain.apply(core, *qkv, mask)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# Only the inputs are left. But is it right?
+
+# %%
+plain = gradients(lambda core, *inputs: core(*inputs))
+again = gradients(lambda core, *inputs: RunAgain.apply(core, *inputs))
+for name, x, y in zip("qkv", plain, again):
+    print(f"gradient of {name}: equal bits {torch.equal(x, y)}, elements that differ {int((x != y).sum()) / x.numel():.0%}")
+
+# %% [markdown]
+# **Step 2: draw the same dropout.** The second run drew other masks: it computed the gradient of another function. No
+# error says so; the model merely learns from wrong gradients. The cure is to keep the state of the random-number generator
+# and to go back to it for the second run.
+
+# %%
+class RunAgainSameDraws(RunAgain):
+    @staticmethod
+    def forward(ctx, region, *inputs):
+        state = region.dropout_mask.generator.get_state()
+        out = RunAgain.forward(ctx, region, *inputs)
+        ctx.save_for_backward(*inputs, state)  # the state is a tensor like the others, and counts as bytes
+        return out
+
+    @staticmethod
+    def backward(ctx, grad):
+        *inputs, state = ctx.saved_tensors
+        generator = ctx.region.dropout_mask.generator
+        now = generator.get_state()
+        generator.set_state(state)
+        inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
+        with torch.enable_grad():
+            out = ctx.region(*inputs)
+        generator.set_state(now)  # what comes after must not notice
+        wanted = [x for x in inputs if x.requires_grad]
+        found = iter(torch.autograd.grad(out, wanted, grad))
+        return None, *(next(found) if x.requires_grad else None for x in inputs)
+
+
+again = gradients(lambda core, *inputs: RunAgainSameDraws.apply(core, *inputs))
+for name, x, y in zip("qkv", plain, again):
+    print(f"gradient of {name}: equal bits {torch.equal(x, y)}")
+
+core, qkv, mask = fresh()
+with record(core) as ledger:
+    out = RunAgainSameDraws.apply(core, *qkv, mask)
+print(saved_text(ledger.saved))
+
+# %% [markdown]
+# One more tensor: the generator's state. On a CPU it is as large as shown, on a GPU 16 bytes, whatever the
+# size of the region.
+#
+# **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The last thing that
+# the core does is a product with V, and that product's output is kept by nobody inside the core. So the second run can end
+# just before it. The course's own `checkpoint` does that: it gives every tensor that autograd wants to keep a numbered
+# slot, and ends the second run when the last slot is filled (`src/actmem/recompute.py`, four rules at the top).
+#
+# **Step 4: count.** torch's FLOP counter sees every matrix product that runs:
+
+# %%
+from actmem.recompute import checkpoint
+
+ways = {
+    "keep everything": lambda core, *inputs: core(*inputs),
+    "run again, to the end": lambda core, *inputs: checkpoint(core, *inputs, generators=[core.dropout_mask.generator], stop_early=False),
+    "run again, stop early": lambda core, *inputs: checkpoint(core, *inputs, generators=[core.dropout_mask.generator]),
+}
+product = 2 * HEADS * LENGTH * LENGTH * HEAD_SIZE
+lines = []
+for name, way in ways.items():
+    with FlopCounterMode(display=False) as counter:
+        found = gradients(way)
+    core, qkv, mask = fresh()
+    with record(core) as ledger:
+        out = way(core, *qkv, mask)
+    flops = counter.get_total_flops()
+    lines.append((name, ledger.total_bytes, flops, flops // product, str(all(map(torch.equal, plain, found)))))
+print(text_table(("the core", "bytes kept", "FLOPs", "products", "same gradient bits"), lines, " rrr"))
+
+# %% [markdown]
+# Two products in forward and four in backward make six; a second run adds two, or one if it stops.
+#
+# ## What to drop, and why not the MLP
+#
+# The MLP's inside is large too: `8sbh` before GeLU and `8sbh` after it. Why not that? For every group of tensors: how many
+# bytes come back for the FLOPs of making them again?
+
+# %%
+lines = []
+for r in rebuilds(GPT3):
+    price = f"{float(1000 * r.bytes_per_flop):.3f}" if r.flops else "no product"
+    lines.append((r.name, r.how, r.bytes, r.flops, price))
+print(text_table(("tensors", "made again by", "bytes", "FLOPs", "bytes per 1,000 FLOPs"), lines, "  rrr"))
+assert total(layer_rows(GPT3)) - layer_rows(GPT3)[0].bytes == sum(r.bytes for r in rebuilds(GPT3))
+
+# %%
+Panel(
+    lambda s, heads: rebuild_price(ModelShape(s, 1, 128 * heads, heads)),
+    s=slider("s", "tokens", 256, 16384, 256, 2048),
+    heads=slider("a", "heads of 128 elements", 8, 200, 8, 96),
+)
+
+# %% [markdown]
+# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/2h`.
+# A linear gives back `2sbh·n / 2sbh²·n = 1/h`. Divide the two: the core is `5a/2` times the better bargain, whatever `s` is.
+#
+# Three groups need no product at all: layer norm, GeLU and dropout only read and write memory. The paper keeps their
+# outputs. Later versions of Megatron can drop some of those as well (`--recompute-modules layernorm`, for one). After the
+# core is gone that is the next cheapest thing to drop.
+
+# %%
+print(f"5a/2 for GPT-3: {core_over_gelu(GPT3)}")
+free = [r for r in rebuilds(GPT3) if not r.flops]
+left = total(layer_rows(GPT3, recompute="selective"))
+for r in free:
+    print(f"{r.name}: {size_text(r.bytes)}, {r.bytes / left:.0%} of what selective recomputation leaves")
+
+# %% [markdown]
+# ## Measured: three numbers for one overhead
+#
+# Section 5 prints how many FLOPs selective recomputation adds. Its equation 8 gives the same number. But the sentence
+# that leads to equation 8 describes less: the core's two products, once more. Here the real layer runs at the model's real
+# sizes on torch's `meta` device, which has shapes and no numbers, while torch counts products.
+
+# %%
+from actmem.model.layer import TransformerLayer
+
+
+def count(shape, recompute):
+    """FLOPs of one layer, forward and backward, counted by torch."""
+    with torch.device("meta"):
+        layer = TransformerLayer(shape, recompute=recompute, dtype=torch.bfloat16)
+    layer = layer.to("meta")
+    x = torch.empty(shape.seq_length, shape.micro_batch_size, shape.hidden_size, dtype=torch.bfloat16, device="meta", requires_grad=True)
+    mask = torch.empty(shape.seq_length, shape.seq_length, dtype=torch.bool, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        layer(x, mask).sum().backward()
+    return counter.get_total_flops()
+
+
+def percent(share):
+    return f"{float(100 * share):.4f}"
+
+
+lines = []
+for name, printed in paper.SECTION5_ADDED_FLOPS_PERCENT.items():
+    shape = model_shape(name)
+    base = count(shape, "none")
+    one_layer = shape.with_sizes(num_layers=1)
+    logits = 6 * shape.seq_length * shape.hidden_size * shape.vocab_size * shape.micro_batch_size
+    by_eq8 = eq8(one_layer, shape.micro_batch_size) / (eq7(one_layer, shape.micro_batch_size) - logits) - logits / base - 1
+    lines.append((f"{name}, as printed", f"{printed}", ""))
+    lines.append((f"{name}, eq. 8 over eq. 7, one layer", percent(by_eq8), ""))
+    for label, mode in (("the text: core once more", "paper-selective"), ("stopped early", "selective")):
+        measured = count(shape, mode) / base - 1
+        lines.append((f"{name}, {label}", percent(layer_overhead(shape, mode)), percent(measured)))
+print(text_table(("FLOPs added, percent of the layer", "formula", "counted"), lines, " rr"))
+
+# %% [markdown]
+# Equation 8 adds `12Bs²h` a layer: three forward passes of the core, where one runs again. The paper's
+# conclusion only gets stronger: the price is a third of the printed one, and a sixth if the second run stops early.
+#
+# ## Recomputing less
+#
+# The same trick works for full recomputation. The layer's last product is `4h→h`, and no stored tensor comes after it but
+# the dropout mask, which our layer draws before the product. So the second run ends before `8sbh²` of its FLOPs:
+
+# %%
+lines = []
+for name in PAPER_MODELS:
+    shape = model_shape(name)
+    base = count(shape, "none")
+    row = [name]
+    for mode in ("paper-full", "full"):
+        row += [percent(layer_overhead(shape, mode)), percent(count(shape, mode) / base - 1)]
+    lines.append(row)
+print(text_table(("model", "to its end %", "counted %", "stopped %", "counted %"), lines, " rrrr"))
+
+# %%
+Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)),
+      s=slider("s", "tokens", 256, 16384, 256, 2048), h=slider("h/a", "elements of a head, 96 heads", 32, 256, 32, 128))
+
+# %% [markdown]
+# ## The memory ladder
+#
+# Figure 7 of the paper, for any `s` and `t`: what each method leaves of tensor parallelism alone. Not every `t`
+# can share all four models; a `t` that does not divide the heads or the sequence is refused in the line above the figure.
+
+# %%
+Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=slider("t", "ranks", 1, 16, 1, 8))
+
+# %% [markdown]
+# The bars are formulas. The next table is real: a layer of each model, run as one rank of eight, with the ledger
+# counting what autograd keeps.
+
+# %%
+from actmem.formulas.table2 import TABLE2
+from actmem.lab.ranks import Ranks
+from actmem.lab.table2 import measure_table2
+from actmem.measure import emulated_rank
+
+lines = []
+for name in PAPER_MODELS:
+    with emulated_rank(8):
+        results = {r.configuration: r for r in measure_table2(model_shape(name), Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)}
+    base = results["tensor"].measured_bytes - results["tensor"].extra_bytes
+    for r in list(results.values())[1:]:
+        kept = r.measured_bytes - r.extra_bytes
+        lines.append((name, r.configuration, r.predicted_bytes, r.extra_bytes, r.measured_bytes, r.difference_bytes, f"{100 * kept / base:.1f}"))
+print(text_table(("model", "configuration", "predicted", "extra", "measured", "diff.", "% of tensor"), lines, "  rrrrr"))
+
+# %% [markdown]
+# `extra` is what the paper leaves out on purpose: layer-norm statistics, the causal mask, and the random-number states of
+# step 2. The paper's text says "under 20%" for both methods together and 10% for full recomputation; look for the models
+# where that does not hold to the decimal.
+#
+# ## Does a larger batch pay for it?
+#
+# The old argument for recomputing everything: it frees so much memory that the batch can grow, and a larger
+# batch runs faster. When is that true? Let a step cost a fixed part, the same for every microbatch size, and a part for
+# each sequence. Call `φ` the fixed part over the work of the sequences that fit *without* recomputation. With overhead `o` and
+# `f` times the sequences in the same bytes (of all layers, with one of them whole again, because backward is at work on it),
+#
+# $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
+
+# %%
+for mode in ("selective", "paper-selective", "full", "paper-full"):
+    print(f"{mode:>15}: overhead {float(100 * layer_overhead(GPT3, mode)):5.2f}%, {float(batch_factor(GPT3, mode)):5.2f} times the sequences, "
+          f"pays above φ = {float(100 * break_even(GPT3, mode)):5.2f}%")
+
+# %%
+Panel(
+    lambda phi, s: batch_payoff(GPT3.with_sizes(seq_length=s), phi),
+    phi=slider("φ", "fixed part, percent", 0, 100, 2, 10),
+    s=slider("s", "tokens", 512, 8192, 512, 2048),
+)
+
+# %% [markdown]
+# Full recomputation multiplies the batch by the larger factor, and still loses wherever the fixed part is small. A large
+# factor cannot help: as `f` grows, `φ/f` goes to nothing, and `o` stays. On a GPU that is well filled by one sequence of a
+# large model, `φ` is a few percent, so selective recomputation pays and full recomputation does not. With a small
+# model, or short sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed
+# global batch, larger microbatches are fewer, and fewer microbatches mean a larger bubble (chapter 6).
+#
+# ## FlashAttention has changed the question
+#
+# Kernels of the FlashAttention kind never write the `s×s` scores to memory: they keep Q, K, V, the output and one number
+# per row, and make the scores again tile by tile in backward, inside the kernel. So `5as²b` is not there to be
+# saved, and wrapping such a kernel in a checkpoint frees next to nothing. What the paper selects by hand,
+# the kernel does by itself. torch's own fused attention shows it:
+
+# %%
+from torch.nn import functional as F
+
+
+class Fused(torch.nn.Module):
+    def forward(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+lines = []
+for length in (64, 128, 256):
+    sizes = (1, HEADS, length, HEAD_SIZE)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(sizes, requires_grad=True) for _ in range(3))
+    core, fused = CoreAttention(HEAD_SIZE, 0.1, torch.Generator()), Fused()
+    with record(core) as by_hand:
+        out = core(*(x.flatten(0, 1) for x in (q, k, v)), causal_mask(length, "cpu"))
+    with record(fused) as by_kernel:
+        out = fused(q, k, v)
+    lines.append((length, by_hand.total_bytes, by_kernel.total_bytes))
+print(text_table(("s", "bytes kept, core by hand", "bytes kept, fused kernel"), lines, "rrr"))
+
+# %% [markdown]
+# Double `s`: the left column grows about four times, the right one twice. (float32 here, and the fused one has no dropout.)
+#
+# ## Questions
+#
+# <details><summary><b>1.</b> Why does the checkpoint of the core need no extra memory for Q, K and V?</summary>
+#
+# They are kept anyway: `6sbh` of the `34sbh`, because QKᵀ and the product with V need them in backward. The checkpoint
+# holds the same storages, and a storage counts once. That is why the core is such a good region: its inputs are free.
+# </details>
+#
+# <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> a layer. Is that also what a GPU needs at its fullest?</summary>
+#
+# No. While backward works on a layer, everything that this one layer keeps is there again: `34sbh + 5as²b` for one layer, on
+# top of `2sbhL` for all. The same holds for selective recomputation: one layer's `5as²b` comes back for a moment.
+# </details>
+#
+# <details><summary><b>3.</b> Your region draws dropout from the default generator and you replay only a generator of your own.
+# What do you see?</summary>
+#
+# Nothing: no error, and gradients that are wrong, as after step 1. A test that compares gradients with and
+# without recomputation, dropout on, bit by bit, is the only thing that finds it.
+# </details>
+#
+# <details><summary><b>4.</b> You double the heads and keep <code>h</code>. What happens to the bytes that selective
+# recomputation saves, and to its price?</summary>
+#
+# The saved bytes double (`5as²b`). The FLOPs do not change: the products of all heads together are `2s²bh` each, however `h`
+# is cut into heads. More and smaller heads make the trade better.
+# </details>
+#
+# ## What people get wrong here
+#
+# - **"The batch doubles, so the throughput doubles."** Sequences a second are bounded by the FLOPs of a sequence, and
+#   recomputation raises those. Only the fixed part of a step is shared by more sequences.
+# - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full is `2sbhL`.
+# - **"Selective recomputation recomputes half of the layer."** It recomputes the part with most of the bytes and, at these
+#   sizes, about a percent of the FLOPs.
+# - **"Turn it on with FlashAttention, too."** There is nothing left to save there.
+# - **"The checkpoint's second forward costs a third because forward is a third."** Only if it runs to its end.
+#
+# ## Where to go from here
+#
+# `labs/measure_table2.py` measures every row of the ladder on real processes:
+# `torchrun --nproc-per-node 2 labs/measure_table2.py`. Next: chapter 6, where several microbatches are in flight at once.
+#
+# **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory cost*,
+# 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
+# `src/actmem/formulas/flops.py`, `src/actmem/formulas/rebuild.py`, `src/actmem/formulas/batch.py`.

@@ -1,0 +1,62 @@
+"""How much each way to recompute adds, as the paper prints it, as its text counts, and as it needs."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+from actmem.config import ModelShape
+from actmem.formulas.flops import eq9, layer_overhead
+from actmem.show.drawing import Drawing
+from actmem.show.heading import heading
+from actmem.show.style import VERMILION, YELLOW, Fill
+
+PAPER, OURS = Fill("#BBBBBB", "x"), Fill(VERMILION, "/")
+LESS = Fill(YELLOW, ".")
+
+
+def added_flops(shape: ModelShape) -> Drawing:
+    """Percent of a layer's FLOPs: selective in three counts, full in two.
+
+    The first bar is equation 9, 1 + s/6h, which is equation 8 over 7 as the paper rounds it.
+    """
+    bars = (
+        ("selective, eq. 9", eq9(shape) - 1, PAPER, "s/6h: three passes of the core"),
+        ("selective, by the text", layer_overhead(shape, "paper-selective"), OURS, "the core once more: 4s/(72h + 12s)"),
+        ("selective, stopped", layer_overhead(shape, "selective"), LESS, "QKᵀ once more: 2s/(72h + 12s)"),
+        ("full, to its end", layer_overhead(shape, "paper-full"), OURS, "the forward pass once more: 1/3"),
+        ("full, stopped", layer_overhead(shape, "full"), LESS, "without 4h→h: (16h + 4s)/(72h + 12s)"),
+    )
+    _, _, h, s = shape.letters()
+    values = [float(100 * share) for _, share, _, _ in bars]
+    inside = 0.7 * max(values)  # a longer bar has room for its text
+    stopped = Fraction(bars[4][1])
+    return Drawing(
+        [
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": name,
+                "y": [name],
+                "x": [value],
+                "text": [f"{value:.2f}%  {why}"],
+                "textposition": "outside" if value < inside else "inside",
+                "insidetextanchor": "start",
+                "insidetextfont": {"color": "#000000", "size": 13},
+                "textangle": 0,
+                "cliponaxis": False,
+                "marker": fill.marker(),
+                "hovertemplate": f"<b>{name}</b>: {value:.3f}%<br>{why}<extra></extra>",
+                "showlegend": False,
+            }
+            for (name, _, fill, why), value in zip(bars, values)
+        ],
+        {
+            "title": heading(f"s = {s:,}, h = {h:,}: the core once more is {values[1]:.2f}%, not {values[0]:.2f}%;<br>full recomputation can stop at {float(100 * stopped):.1f}%"),
+            "xaxis": {"title": {"text": "FLOPs added to one layer, forward and backward"}, "range": [0, 1.6 * max(values)], "ticksuffix": "%"},
+            "yaxis": {"categoryorder": "array", "categoryarray": [bar[0] for bar in bars][::-1]},
+            "height": 360,
+            "bargap": 0.3,
+            "margin": {"b": 60},
+        },
+        f"Bars of FLOPs added at s={s}, h={h}: " + ", ".join(f"{bar[0]} {value:.2f}%" for bar, value in zip(bars, values)) + ".",
+    )

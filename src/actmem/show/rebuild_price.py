@@ -1,0 +1,61 @@
+"""What a FLOP buys: bytes that come back for each FLOP of running a part of the layer again."""
+
+from __future__ import annotations
+
+from actmem.config import ModelShape
+from actmem.formulas.rebuild import Rebuild, core_over_gelu, rebuilds
+from actmem.show.drawing import Drawing
+from actmem.show.heading import heading
+from actmem.show.style import FILLS, size_text, three_digits
+
+_KIND = {
+    "Q, K, V": "Q, K, V",
+    "attention core": "softmax",
+    "attention output": "input of a linear",
+    "middle of the layer": "layer-norm input",
+    "GeLU input": "GeLU input",
+}
+
+
+def rebuild_price(shape: ModelShape) -> Drawing:
+    """A bar for each group of tensors that needs a matrix product to come back, dearest at the foot.
+
+    Groups that need none are named in the table beside the figure: they have no such price.
+    """
+    priced = sorted((r for r in rebuilds(shape) if r.flops), key=lambda r: r.bytes_per_flop, reverse=True)
+    values = [float(1000 * r.bytes_per_flop) for r in priced]
+    a, b, h, s = shape.letters()
+    times = core_over_gelu(shape)
+    return Drawing(
+        [_bar(r, value) for r, value in zip(priced, values)],
+        {
+            "title": heading(f"A FLOP in the attention core gives back {float(times):,.0f} times<br>the bytes of a FLOP in h→4h: 5a/2, with a = {a:,}"),
+            "xaxis": {"type": "log", "title": {"text": "bytes given back for 1,000 FLOPs (logarithmic)"}, "range": [-2, 2.7], "dtick": 1, "exponentformat": "none"},
+            "yaxis": {"categoryorder": "array", "categoryarray": [r.name for r in priced][::-1]},
+            "height": 360,
+            "margin": {"b": 60},
+        },
+        f"Bars at s={s}, b={b}, h={h}, a={a}, bytes given back for 1,000 FLOPs: "
+        + ", ".join(f"{r.name} {three_digits(value)}" for r, value in zip(priced, values))
+        + ".",
+    )
+
+
+def _bar(r: Rebuild, value: float) -> dict:
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "name": r.name,
+        "y": [r.name],
+        "x": [value],
+        "text": [three_digits(value)],
+        "textposition": "outside",
+        "cliponaxis": False,
+        "marker": FILLS[_KIND[r.name]].marker(),
+        "hovertemplate": f"<b>{r.name}</b><br>{_hover(r)}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _hover(r: Rebuild) -> str:
+    return f"{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>made again by {r.how}"

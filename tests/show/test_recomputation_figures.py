@@ -1,0 +1,80 @@
+"""Chapter 5's figures: valid plotly, and their numbers are the formulas'."""
+
+from fractions import Fraction
+
+import plotly.graph_objects as go
+import pytest
+
+from actmem.config import ConfigError, ModelShape
+from actmem.formulas.activations import eq1
+from actmem.formulas.batch import throughput
+from actmem.formulas.flops import layer_overhead
+from actmem.formulas.table2 import TABLE2, closed_form
+from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.show.added_flops import added_flops
+from actmem.show.batch_payoff import SHARES, batch_payoff
+from actmem.show.memory_ladder import LADDER, memory_ladder
+from actmem.show.rebuild_price import rebuild_price
+from actmem.show.recompute_trade import recompute_trade
+
+GPT3 = model_shape("175B")
+LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
+DRAWINGS = [
+    draw(shape)
+    for draw in (recompute_trade, rebuild_price, added_flops, lambda shape: batch_payoff(shape, 40))
+    for shape in (GPT3, LONG, TINY)
+] + [memory_ladder(2048, 8), memory_ladder(512, 1)]
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.layout["title"]["text"][:40])
+def test_valid_with_a_title_that_fits(drawing):
+    spec = drawing.spec()
+    go.Figure(data=spec["data"], layout=spec["layout"])
+    assert all(len(line) <= 75 for line in spec["layout"]["title"]["text"].split("<br>"))
+    assert "\n" not in drawing.alt and drawing.alt.endswith(".")
+
+
+@pytest.mark.parametrize("shape", [GPT3, LONG, TINY])
+def test_the_trades_bars_are_the_two_formulas(shape):
+    kept, core, work, again = recompute_trade(shape).traces
+    a, b, h, s = shape.letters()
+    share = Fraction(5 * a * s * s * b, eq1(shape))
+    assert core["x"] == [pytest.approx(float(100 * share))]
+    assert kept["x"] == pytest.approx([float(100 * (1 - share))] * 2 + [100 * 2 * s * b * h / eq1(shape)])
+    assert work["x"] == [100.0] * 3
+    assert again["x"] == pytest.approx([float(100 * layer_overhead(shape, mode)) for mode in ("selective", "full")])
+
+
+def test_prices_fall_and_the_cores_is_5_over_2d():
+    prices = [trace["x"][0] for trace in rebuild_price(GPT3).traces]
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] == pytest.approx(1000 * 5 / (2 * GPT3.head_size))
+
+
+def test_added_flops_are_the_five_counts():
+    _, _, h, s = GPT3.letters()
+    modes = [layer_overhead(GPT3, mode) for mode in ("paper-selective", "selective", "paper-full", "full")]
+    expected = [100 * s / (6 * h), *(float(100 * share) for share in modes)]
+    assert [trace["x"][0] for trace in added_flops(GPT3).traces] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("s, t", [(2048, 8), (512, 4)])
+def test_the_ladder_is_table_2(s, t):
+    rows = {row.name: row for row in TABLE2}
+    for trace in memory_ladder(s, t).traces:
+        for name, share in zip(trace["x"], trace["y"], strict=True):
+            shape = PAPER_MODELS[name].shape.with_sizes(seq_length=s)
+            assert share == 100 * closed_form(rows[trace["name"]], shape, t) / closed_form(rows["tensor"], shape, t)
+    assert list(LADDER) == [row.name for row in TABLE2 if row.tensor_parallel]
+
+
+def test_the_ladder_refuses_ranks_that_cannot_share_the_models():
+    with pytest.raises(ConfigError):
+        memory_ladder(2048, 3)
+
+
+def test_the_payoffs_lines_and_markers_are_the_step_model():
+    selective, marker, full, full_marker, _ = batch_payoff(GPT3, 34).traces
+    for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
+        assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in SHARES]
+        assert point["y"] == [line["y"][SHARES.index(34)]]

@@ -63,7 +63,6 @@ def read(source: Path) -> NotebookNode:
 
 def execute(notebook: NotebookNode) -> NotebookNode:
     """Run all cells in a new kernel.  Raises nbclient's CellExecutionError at the first that fails."""
-    os.environ[PICTURES] = "1"
     client = NotebookClient(
         notebook,
         timeout=CELL_TIMEOUT_SECONDS,
@@ -73,7 +72,7 @@ def execute(notebook: NotebookNode) -> NotebookNode:
         record_timing=False,
         coalesce_streams=True,
     )
-    return client.execute()
+    return client.execute(env={**os.environ, PICTURES: "1"})
 
 
 def tidy(notebook: NotebookNode, painter: Painter | None, old: dict[str, str]) -> None:

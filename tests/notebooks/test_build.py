@@ -1,5 +1,6 @@
 """Each notebook is what its source makes: rebuilt, it is the same but for the pictures."""
 
+import os
 import subprocess
 import sys
 
@@ -7,6 +8,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
+from actmem.show.live import PICTURES
 from notebooks.source import build as builder
 from notebooks.source.build import NOTEBOOKS, build, execute, read, sources, target, tidy, without_pictures, write
 
@@ -83,6 +85,11 @@ def test_a_build_keeps_what_is_the_same_every_time_and_paints_only_what_changed(
     changed = built(source, None, builder.stored_pictures(tmp_path / "42_example.ipynb"))
     assert "image/png" not in changed.cells[3].outputs[0].data, "the picture of another figure is worse than none"
     assert without_pictures(changed) != without_pictures(first)
+
+
+def test_a_build_leaves_no_mark_on_this_process(source):
+    execute(read(source))
+    assert PICTURES not in os.environ
 
 
 def test_comparing_leaves_out_nothing_but_pictures(source):

@@ -63,7 +63,7 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
         raise ConfigError("not started by torchrun", f"run torchrun --nproc-per-node 2 labs/{script}{alone}")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("device", "torch finds no CUDA GPU here")
-    if _device_type(args) == "cuda":
+    if device_type(args) == "cuda":
         local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if local > gpus:
             raise ConfigError("device", f"{local} processes on this host but {gpus} GPUs: start {gpus}, or add --device cpu")
@@ -71,11 +71,14 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
 
 
 @contextmanager
-def ranks(args: argparse.Namespace) -> Iterator[Ranks]:
-    """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end."""
-    device = _device_type(args)
+def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Ranks]:
+    """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end.
+
+    real_tensors: an emulated rank works on real tensors on a CPU too, as it must to be timed.
+    """
+    device = device_type(args)
     if args.emulate is not None:
-        with emulated_rank(args.emulate, device=device):
+        with emulated_rank(args.emulate, device=device, real_tensors=real_tensors):
             yield Ranks(0, args.emulate, device, emulated=True)
         return
     timeout = timedelta(minutes=10)
@@ -92,7 +95,8 @@ def ranks(args: argparse.Namespace) -> Iterator[Ranks]:
         dist.destroy_process_group()
 
 
-def _device_type(args: argparse.Namespace) -> str:
+def device_type(args: argparse.Namespace) -> str:
+    """``"cuda"`` or ``"cpu"``: what ``--device`` means here."""
     if args.device != "auto":
         return args.device
     # An emulated rank stays on the CPU unless asked: there it needs no memory.

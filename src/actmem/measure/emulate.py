@@ -1,9 +1,10 @@
 """One process plays one rank of many: real code, and exchanges that go nowhere.
 
 torch's fake backend answers every collective at once with a tensor of the right shape and
-meaningless values.  On CPU the tensors are fake as well: they have shapes, dtypes, storages
-with sizes and identities, and no memory, so a laptop can run the layer of a 1T model.  On
-a GPU they are real: real kernels and real memory on a single device.
+meaningless values: at most a copy of what this rank gave.  On CPU the tensors are fake as well:
+they have shapes, dtypes, storages with sizes and identities, and no memory, so a laptop can run
+the layer of a 1T model.  On a GPU they are real: real kernels and real memory on a single
+device.  To take times on a CPU, ask for real tensors there too.
 """
 
 from __future__ import annotations
@@ -18,11 +19,12 @@ from actmem.config import ConfigError, check_size
 
 
 @contextmanager
-def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu") -> Iterator[None]:
+def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_tensors: bool = False) -> Iterator[None]:
     """Be rank ``rank`` of ``world_size`` while the block runs.
 
     Makes the default process group, so none may exist.  On ``"cpu"`` every tensor made inside is
-    fake.  Raises ConfigError on a bad size, or if a process group exists already.
+    fake, unless ``real_tensors``.  Raises ConfigError on a bad size, or if a process group exists
+    already.
     """
     # Private to torch, and the only place that imports them.
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -36,7 +38,7 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu") -> Iterat
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         # Random-number states are real tensors even here.
-        with FakeTensorMode(allow_non_fake_inputs=True) if device == "cpu" else nullcontext():
+        with FakeTensorMode(allow_non_fake_inputs=True) if device == "cpu" and not real_tensors else nullcontext():
             yield
     finally:
         dist.destroy_process_group()

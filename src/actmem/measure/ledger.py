@@ -90,14 +90,14 @@ def record(module: nn.Module) -> Iterator[Ledger]:
     ignored = {
         part.untyped_storage()._cdata
         for tensor in (*module.parameters(), *module.buffers())
-        for part in _plain_tensors(tensor)
+        for part in plain_tensors(tensor)
     }
     storages = ledger._storages
 
     with OperationTracker(module) as tracker:
 
         def pack(tensor: Tensor) -> Tensor:
-            for part in _plain_tensors(tensor):
+            for part in plain_tensors(tensor):
                 storage = part.untyped_storage()
                 if storage._cdata not in ignored:
                     # The weak reference keeps the address from being given to another storage.
@@ -135,13 +135,13 @@ def _shares(entry: _Storage) -> Iterator[SavedTensor]:
         yield SavedTensor(module, op, f"{argument} (rest of its storage)".strip(), unseen, dtype, left, line)
 
 
-def _plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
     """The tensors that hold the data: ``tensor`` itself, or what a wrapper such as DTensor wraps."""
     if is_traceable_wrapper_subclass(tensor):
         names, _ = tensor.__tensor_flatten__()
         for name in names:
             inner = getattr(tensor, name)
             if isinstance(inner, Tensor):  # DTensor lists its device mesh as well
-                yield from _plain_tensors(inner)
+                yield from plain_tensors(inner)
     else:
         yield tensor

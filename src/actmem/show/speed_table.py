@@ -1,0 +1,70 @@
+"""Table 4 for terminals: times with their quartiles, and no overhead that noise could have made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from actmem.show.style import size_text, three_digits
+
+
+def speed_table(lines: Iterable, title: str) -> Table:
+    """Three lines a variant: medians; quartiles, bytes held and FLOPs; peak bytes and the paper's overhead.
+
+    lines: objects with the fields of lab.speed.Line.
+    """
+    table = plain_table(title)
+    table.add_column("one layer, milliseconds", no_wrap=True)
+    for name in ("forward", "backward", "both", "overhead"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for line in lines:
+        name = Text(line.name, style="" if line.exact else "bold red")
+        name.append(f"\n  holds {size_text(line.held_bytes)}\n  peak {size_text(line.peak_bytes)}", style="dim not bold")
+        times = [
+            with_quartiles(getattr(line, f"{part}_seconds"), getattr(line, f"{part}_quartiles"))
+            for part in ("forward", "backward", "combined")
+        ]
+        table.add_row(name, *times, _overhead(line))
+    return table
+
+
+def _overhead(line) -> Text:
+    text = Text("–" if line.overhead is None else overhead_text(line.overhead, line.overhead_low, line.overhead_high, line.is_real, line.noise))
+    flops = f"\nFLOPs +{100 * line.flops_overhead:.1f}%" if line.flops_overhead else "\n"
+    paper = f"\npaper {line.paper_overhead_percent:+}%" if line.paper_overhead_percent is not None else ""
+    text.append(flops + paper, style="dim")
+    return text
+
+
+def overhead_text(overhead: float, low: float, high: float, is_real: bool, noise: float) -> str:
+    """``+4.1% ±0.3``; a share that noise could have made is not printed, only how large the noise is."""
+    margin = (high - low) / 2
+    if not is_real:
+        return f"within ±{_percent(max(noise, margin))}%"
+    return f"{100 * overhead:+.1f}% ±{_percent(margin)}"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
+
+
+def with_quartiles(seconds: float, quartiles: tuple[float, float]) -> Text:
+    """Milliseconds, and the quartiles below them."""
+    text = Text(three_digits(1000 * seconds))
+    text.append("\n" + "–".join(three_digits(1000 * quartile) for quartile in quartiles), style="dim")
+    return text
+
+
+def noise_line(noise: float, rounds: int, clock: str) -> str:
+    """How noisy the runs were, in one sentence."""
+    return (
+        f"Noise: the baseline against itself, in the same {rounds} rounds, came out up to {100 * noise:.1f}% apart "
+        f"({clock}). Smaller overheads are not shown."
+    )
+
+
+def plain_table(title: str) -> Table:
+    return Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1), collapse_padding=True)

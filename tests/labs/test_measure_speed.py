@@ -1,0 +1,64 @@
+"""measure_speed as a user starts it: the fields, the files, what it refuses.  Times are never judged."""
+
+import json
+
+import pytest
+import torch
+
+from actmem.lab import launch
+from actmem.lab.speed import BASELINE, VARIANTS
+from actmem.paper import TABLE4
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_speed.py"
+TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
+
+
+def check_lines(lines):
+    assert [line["name"] for line in lines] == [variant.name for variant in VARIANTS]
+    assert lines[0]["name"] == BASELINE and lines[0]["overhead"] is None
+    for line in lines:
+        assert line["held_bytes"] == line["predicted_bytes"] > 0 and line["peak_bytes"] > line["held_bytes"]
+        assert line["combined_seconds"] > 0 and line["finite"]
+        assert (line["recompute_seconds"] > 0) == (line["recompute"] != "none")
+        assert line["backward_seconds"] > line["recompute_seconds"]
+
+
+def test_every_row_of_table_4_is_there():
+    assert [variant.name for variant in VARIANTS if not variant.literal] == list(TABLE4)
+    assert {variant.paper_row for variant in VARIANTS} == set(TABLE4)
+
+
+def test_emulated_with_all_files(tmp_path):
+    files = {name: tmp_path / name for name in ("json", "html", "trace")}
+    done = launch.run(SCRIPT, "--emulate", 2, *TINY, *(part for name, path in files.items() for part in (f"--{name}", path)))
+    assert done.returncode == 0, done.stderr
+    check_lines(json.loads(files["json"].read_text()))
+    assert "exchanges take no time here" in done.stdout and "All 8 layers hold" in done.stdout
+    assert "Noise: the baseline against itself" in done.stdout
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines() if not line.startswith("wrote"))
+    assert "Full recomputation costs" in files["html"].read_text()
+    assert "core attention recompute" in files["trace"].read_text()
+
+
+def test_under_torchrun():
+    check_lines(launch.results(SCRIPT, *TINY, processes=2))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "run torchrun --nproc-per-node 2 labs/measure_speed.py, or python labs/measure_speed.py --emulate 8"),
+        (["--emulate", 3], "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
+        (["--emulate", 2, "--rounds", 0], "--rounds: must be at least 1, got 0"),
+        (["--emulate", 1, "--model", "1T"], "times need real tensors: about"),
+        (["--emulate", 2, "--trace", "/proc/x/y"], "--trace: cannot write /proc/x/y"),
+        (["--emulate", 2, "--html", "/proc/x/y"], "--html: cannot write /proc/x/y"),
+        (["--emulate", 2, "--device", "cuda", "--cpu-time"], "--cpu-time: says nothing about a GPU"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "cuda" in arguments)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
+    assert (code, out) == (2, "") and line.startswith("measure_speed.py: ") and expected in line

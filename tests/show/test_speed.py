@@ -1,0 +1,72 @@
+"""Speed tables and figure 8: widths, words, and no overhead that noise could have made."""
+
+from dataclasses import replace
+
+import plotly.graph_objects as go
+import pytest
+from rich.console import Console
+
+from actmem.lab.speed import VARIANTS, Line
+from actmem.show.speed_figure import finding, speed_figure
+from actmem.show.speed_table import noise_line, overhead_text, speed_table
+
+
+def line(variant, number):
+    over = None if number == 0 else 0.1 * number
+    return Line(
+        name=variant.name, sequence_parallel=variant.sequence_parallel, recompute=variant.recompute, literal=variant.literal,
+        forward_seconds=0.1234, forward_quartiles=(0.1111, 0.1999), backward_seconds=0.3, backward_quartiles=(0.2501, 0.4321),
+        recompute_seconds=0.05, combined_seconds=0.4234, combined_quartiles=(0.4, 0.5), overhead=over,
+        overhead_low=over and over - 0.02, overhead_high=over and over + 0.02, is_real=number > 1, noise=0.118,
+        flops_overhead=0.3333, paper_overhead_percent=39, predicted_bytes=10**9, held_bytes=10**9, peak_bytes=2 * 10**9,
+        allocated_bytes=None, requested_bytes=None, finite=True,
+    )  # fmt: skip
+
+
+LINES = [line(variant, number) for number, variant in enumerate(VARIANTS)]
+
+
+def printed(table):
+    console = Console(width=80, force_terminal=False)
+    with console.capture() as capture:
+        console.print(table)
+    return capture.get()
+
+
+def test_eighty_columns_cut_nothing_off():
+    text = printed(speed_table(LINES, "title"))
+    assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
+    assert "953.7 MiB" not in text and "holds 954 MiB" in text and "peak 1.86 GiB" in text
+    assert "111–200" in text and "paper +39%" in text and "FLOPs +33.3%" in text
+
+
+def test_noise_is_never_printed_as_an_overhead():
+    text = printed(speed_table(LINES, ""))
+    assert "+10.0%" not in text and "within ±12%" in text and "+20.0% ±2.0" in text
+    assert overhead_text(0.01, -0.03, 0.05, False, 0.002) == "within ±4.0%"
+    assert overhead_text(-0.031, -0.034, -0.028, True, 0.002) == "-3.1% ±0.3"
+    assert "up to 11.8% apart (wall clock)" in noise_line(0.118, 20, "wall clock")
+
+
+def test_a_layer_that_holds_something_else_stands_out():
+    wrong = replace(LINES[0], held_bytes=LINES[0].held_bytes + 1)
+    console = Console(width=80, force_terminal=True, color_system="standard")
+    with console.capture() as capture:
+        console.print(speed_table([wrong], ""))
+    assert "\x1b[1;31mbaseline" in capture.get()
+
+
+def test_figure_8_adds_up_to_forward_and_backward():
+    drawing = speed_figure(LINES, "on this machine")
+    spec = drawing.spec()
+    go.Figure(data=spec["data"], layout=spec["layout"])
+    bars = [trace for trace in drawing.traces if trace["type"] == "bar"]
+    for number, one in enumerate(LINES):
+        assert sum(trace["x"][number] for trace in bars) == pytest.approx(1000 * (one.forward_seconds + one.backward_seconds))
+    assert drawing.layout["title"]["text"] == "Full recomputation costs +20%, selective with sequence parallelism +40%"
+    assert "\n" not in drawing.alt and drawing.alt.endswith(".") and "selective, literal: 423 ms" in drawing.alt
+
+
+def test_the_title_does_not_name_noise_either():
+    quiet = [replace(one, is_real=False, noise=0.0204) for one in LINES]
+    assert finding(quiet) == "Full recomputation costs less than 3%, selective with sequence parallelism less than 3%"

@@ -21,8 +21,6 @@
 # is one. Sizes are in bytes, in 16-bit training: two bytes a number, one byte for an element of a mask.
 
 # %%
-import ipywidgets
-
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
@@ -34,6 +32,7 @@ from actmem.models import PAPER_MODELS
 from actmem.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
+from actmem.show.choices import choice
 from actmem.show.crossover import crossover_lines
 from actmem.show.live import LiveFigure
 from actmem.show.memory_wall import METHODS, gpu_bytes, memory_wall
@@ -230,10 +229,7 @@ print(text_table(("p", "layers", "microbatches held", "bytes of its layers' acti
 # %%
 Panel(
     memory_wall,
-    method=ipywidgets.Dropdown(
-        options=list(METHODS), value="tensor+sequence+selective", description="method", style={"description_width": "11em"},
-        layout={"width": "min(100%, 42em)"},
-    ),
+    method=choice("method", METHODS, "tensor+sequence+selective"),
 )
 
 # %%

@@ -1,0 +1,298 @@
+# %% [markdown]
+# # 3 · Tensor parallelism, and the floor it leaves
+#
+# **In this chapter** you cut one transformer layer into $t$ pieces that work side by side, see which exchanges that takes and why just
+# there, prove that the pieces compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
+#
+# **What you need:** chapter 2 (the 15 tensors that a layer keeps). From linear algebra: a matrix product can be computed in blocks.
+#
+# | letter | meaning | in code |
+# |---|---|---|
+# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
+# | $t$ | ranks that share one layer | `tensor_parallel_size` |
+#
+# A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
+# each holds a part, and **partial** if each holds a full-sized term of a sum that nobody has added up yet.
+
+# %%
+import torch
+import torch.nn.functional as F
+
+from actmem.config import Parallel
+from actmem.formulas.activations import eq1, eq2, layer_rows
+from actmem.formulas.communication import layer_exchanges, wire_bytes
+from actmem.formulas.extras import layer_extra_rows
+from actmem.lab import launch
+from actmem.measure import count_collectives, emulated_rank
+from actmem.measure.layer import layer_input
+from actmem.measure.ledger import record
+from actmem.measure.terms import rows_by_term, term_of
+from actmem.model.layer import TransformerLayer
+from actmem.models import PAPER_MODELS
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import compare, total
+from actmem.show.choices import choice, steps
+from actmem.show.floor import divided_and_whole, floor_bars, floor_lines, sizes_of_t
+from actmem.show.mlp_cut import COLUMNS_FIRST, ORDERS, mlp_cut
+from actmem.show.panel import Panel
+from actmem.show.predict import Prediction
+from actmem.show.qkv_cut import BY_HEAD, ROW_ORDERS, qkv_cut
+from actmem.show.style import size_text
+from actmem.show.text import comparison_text, table2_text, text_table
+
+GPT3 = PAPER_MODELS["175B"].shape
+
+# %% [markdown]
+# ## Columns, then rows
+#
+# The MLP is two products with GeLU between: $Z = \mathrm{GeLU}(XA)\,B$. Two ways to cut a product $XA$ over two ranks:
+#
+# * **by columns**, $A = [A_1\; A_2]$: then $XA = [XA_1\; XA_2]$. Each rank needs all of $X$ and makes some *columns* of the
+#   result, finished ones.
+# * **by rows**, $A = \begin{bmatrix}A_1\\A_2\end{bmatrix}$ and $X = [X_1\; X_2]$: then $XA = X_1A_1 + X_2A_2$. Each rank needs
+#   only its columns of $X$ and makes a *partial* result of full size.
+#
+# GeLU decides. It works on each element alone, so finished columns can go through it on their own rank; but it is not linear, so a
+# partial sum cannot: $\mathrm{GeLU}(u + v) \ne \mathrm{GeLU}(u) + \mathrm{GeLU}(v)$. First by columns, then by rows, and
+# the ranks need to talk once, after the second product.
+#
+# Try it on numbers, all "ranks" in one process:
+
+# %%
+torch.manual_seed(0)
+ranks = 4
+X, A, B = (torch.randn(*sizes, dtype=torch.float64) for sizes in ((6, 8), (8, 32), (32, 8)))
+Z = F.gelu(X @ A) @ B
+
+columns = [F.gelu(X @ A_i) @ B_i for A_i, B_i in zip(A.chunk(ranks, dim=1), B.chunk(ranks, dim=0))]
+rows = [F.gelu(X_i @ A_i) for X_i, A_i in zip(X.chunk(ranks, dim=1), A.chunk(ranks, dim=0))]
+
+print("columns, then rows; summed at the end  :", "equal" if torch.allclose(sum(columns), Z) else "wrong")
+print("one rank's term alone                  :", "equal" if torch.allclose(columns[0], Z) else "wrong")
+print("rows first, GeLU before the sum        :", "equal" if torch.allclose(sum(rows) @ B, Z) else "wrong")
+
+# %% [markdown]
+# Now the memory. Numbers and colours are ranks; hatched grey is what every rank holds whole. Change the order and look at what GeLU
+# has to keep:
+
+# %%
+Panel(
+    lambda t, order: mlp_cut(t, order),
+    t=steps("t", "ranks", (2, 4, 8), 4),
+    order=choice("cut by", ORDERS, COLUMNS_FIRST),
+)
+
+# %% [markdown]
+# The wrong order costs an exchange *and* the memory: with whole sums going through GeLU, its input and its output, $16\,sbh$
+# bytes, are on every rank.
+#
+# ## f and f̄
+#
+# What happens at the two ends of such a block? The paper gives the two places names, and each is one operation forward and
+# another backward (`actmem/parallel/conjugates.py` has them on one screen):
+#
+# | | where | forward | backward |
+# |---|---|---|---|
+# | $f$ | into the block | nothing | all-reduce |
+# | $\bar f$ | out of the block | all-reduce | nothing |
+#
+# $\bar f$ forward is the sum from above. $f$ backward is its mirror image: every rank used all of $X$ for its own columns, so
+# the gradient of $X$ is a sum of $t$ terms, $\mathrm{d}X = \sum_i \mathrm{d}Y_i A_i^\top$. Without it nothing crashes, and each rank
+# trains on another, wrong gradient:
+
+# %%
+dY = torch.randn(6, 32, dtype=torch.float64)
+dX = dY @ A.T
+terms = [dY_i @ A_i.T for dY_i, A_i in zip(dY.chunk(ranks, dim=1), A.chunk(ranks, dim=1))]
+print("rank 0's own term:", "equal" if torch.allclose(terms[0], dX) else "wrong")
+print("sum of all terms :", "equal" if torch.allclose(sum(terms), dX) else "wrong")
+
+# %% [markdown]
+# ## Attention: whole heads
+#
+# Attention fits the same pattern without a trick. The projection to Q, K and V is the column-parallel product, heads compute
+# without each other, and the output projection is the row-parallel one. What must not happen is that a rank gets the Q of one
+# head and the K of another. All three come from one product with a weight of $3h$ rows (torch stores a linear's weight with a row for
+# each output), cut into $t$ equal blocks, so the *order of the rows* decides:
+
+# %%
+Panel(
+    lambda t, order: qkv_cut(t, order),
+    t=steps("t", "ranks", (1, 2, 4, 8), 4),
+    order=choice("order of the rows", ROW_ORDERS, BY_HEAD),
+)
+
+# %% [markdown]
+# Whoever loads a checkpoint with another order of rows gets a layer that runs and computes nonsense. It is also why $t$ must
+# divide $a$, and the code refuses anything else.
+#
+# Is it what the real layer does? Below, one rank of the 175B model's $t$: the shapes of Q, K and V that autograd keeps are
+# $[b \cdot a/t,\; s,\; h/a]$ (K as it enters the product $QK^\top$, transposed).
+
+# %%
+t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
+with emulated_rank(t):
+    tp = tensor_parallel()
+    layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
+    with record(layer) as ledger:
+        y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
+kept = {term_of(saved): saved for saved in ledger.saved}
+for term in ("Q", "K", "V", "softmax output"):
+    print(f"{term:>14} {list(kept[term].shape)}, {kept[term].bytes:,} B")
+print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_size}")
+
+# %% [markdown]
+# ## What divides and what does not
+#
+# Between the two blocks stand layer norms, dropouts and residual additions. Every rank has the same tensor there (that is what
+# $\bar f$ made) and does the same work on it, $t$ times over. **Guess:** a GPT-3 layer without parallelism keeps
+# $34\,sbh + 5\,as^2b$ bytes.
+
+# %%
+Prediction(
+    f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. What does each of {t} ranks keep with tensor parallelism?",
+    eq2(GPT3, t) / 2**20,
+    "MiB",
+    f"An even share would be {size_text(eq1(GPT3) // t)}. The difference is what the next figure is about.",
+)
+
+# %%
+Panel(
+    lambda t: (floor_lines(GPT3, t), floor_bars(GPT3, t)),
+    t=steps("t", "ranks", sizes_of_t(GPT3), 8),
+)
+
+# %% [markdown]
+# In the lower bar, from left to right: the input of layer norm 1 ($2\,sbh$), the input of the QKV projection ($2$, which $f$ hands
+# to every rank whole), the attention's dropout mask ($1$), the input of layer norm 2 ($2$), the input of $h \to 4h$ ($2$) and the
+# MLP's dropout mask ($1$). Together **ten**, under which there is no $t$ (equation 2):
+#
+# $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
+#
+# The 24 are $34 - 10$: Q, K, V, the projection's input ($2$ each), GeLU's input and output ($8$ each). As text:
+
+# %%
+lines = []
+for size in sizes_of_t(GPT3):
+    divided, whole = divided_and_whole(GPT3, size)
+    both = total(divided) + total(whole)
+    lines.append((size, total(divided), total(whole), both, f"{total(whole) / both:.0%}", f"{both / (eq1(GPT3) / size):.2f}"))
+print(text_table(("t", "divided", "floor", "together", "floor's share", "× an even share"), lines, "rrrrrr"))
+
+# %% [markdown]
+# Doubling $t$ still halves the first column and helps less and less. And $t$ has a limit of its own: more ranks than one
+# machine has GPUs, and every exchange below leaves the fast links between them.
+#
+# ## Measured: one rank of many
+#
+# The layer that printed Q, K and V above kept all this; here it is, term by term beside the formula. The last three
+# rows are what the paper leaves out on purpose: they are predicted too.
+
+# %%
+predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
+comparison = compare(predicted, rows_by_term(ledger.saved))
+print(comparison_text(comparison))
+print(comparison.describe())
+
+# %% [markdown]
+# ## Counted: the exchanges
+#
+# Two blocks, each with an $f$ and an $\bar f$: that should be two all-reduces forward and two backward. They are counted below
+# torch's Python interface, so none can hide:
+
+# %%
+with emulated_rank(t):
+    tp = tensor_parallel()
+    layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
+    with count_collectives() as forward:
+        y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
+    with count_collectives() as backward:
+        y.sum().backward()
+for name, seen in (("forward", forward), ("backward", backward)):
+    for kind, count in seen.counts.items():
+        print(f"{name:>8}: {count} {kind}s of {seen.payload_bytes(kind) // count:,} B each")
+exchanges = layer_exchanges(GPT3, Parallel(t))
+for e in exchanges:
+    print(f"predicted: {e.count} {e.kind}s {e.phase} ({e.where})")
+print(f"sent by each rank for one layer and one microbatch: {size_text(wire_bytes(exchanges))}")
+
+# %% [markdown]
+# Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, not this.
+#
+# ## Real processes: the same numbers as one GPU
+#
+# An emulated rank has real code and real sizes but no neighbours. So now two processes that do exchange data, started by
+# `torchrun` as you would in a terminal. First the numbers, in float64: output and every gradient of the shared layer against
+# a layer that was never cut, with the same weights.
+
+# %%
+results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
+for r in results:
+    if r["form"] == "tensor":
+        print(f"rank {r['rank']} of {r['tensor_parallel_size']}: forward {r['forward']}, backward {r['backward']}")
+        print(f"  output and all gradients within 1e-12 of the uncut layer: {r['exact']}")
+
+# %% [markdown]
+# Then the memory, in 16 bits, for the rows of Table 2 that need only this chapter:
+
+# %%
+results = launch.results("measure_table2.py", processes=2)
+print(table2_text(r for r in results if r["configuration"] in ("none", "tensor") and r["rank"] == 0))
+print("both ranks agree with the formula to the byte:", all(r["exact"] for r in results if r["configuration"] == "tensor"))
+
+# %% [markdown]
+# ## Questions
+#
+# **1.** Two of the floor's six tensors are inputs of column-parallel products. Why can't each rank keep just a part of them, when each
+# has only a part of the weight?
+#
+# <details><summary>Answer</summary>
+#
+# The weight's gradient is $X^\top \mathrm{d}Y_i$: each rank has its columns of $\mathrm{d}Y$ but needs *all* of $X$. It could keep a part
+# and ask the others for the rest in backward, which is what chapter 4 does.
+# </details>
+#
+# **2.** Dropout after the attention block draws random numbers, and every rank does so on its own copy. What if the copies drew
+# different ones?
+#
+# <details><summary>Answer</summary>
+#
+# The replicas would no longer be equal, and nothing would put them right again: from there on the ranks compute with different
+# inputs, and $f$'s backward adds gradients of different functions. The ranks need one common stream of random numbers for replicated tensors
+# and different ones for cut tensors, such as the softmax dropout: `actmem/parallel/rng.py`.
+# </details>
+#
+# **3.** Could layer norm be cut along $h$, to get rid of a part of the floor?
+#
+# <details><summary>Answer</summary>
+#
+# Yes: each rank would sum over its part of $h$, and the ranks would have to exchange mean and variance forward, and two more sums
+# backward, for every layer norm. Some systems do. Along $s$ no exchange is needed at all, because each token is normalised alone.
+# </details>
+#
+# **4.** A row-parallel linear has a bias. Why is it added after $\bar f$ and not on each rank before?
+#
+# <details><summary>Answer</summary>
+#
+# Before the sum it would be added $t$ times. (Dividing it by $t$ gives the right output, and then its gradient is wrong by a factor.)
+# </details>
+#
+# ## What people get wrong here
+#
+# * **"Tensor parallelism divides activations by t."** The table above has the factor by which that is wrong.
+# * **"torch's weights are A."** torch stores $A^\top$, so a *column*-parallel weight is cut along dimension **0** and a row-parallel one
+#   along dimension 1. For a square weight no shape tells you that you mixed them up.
+# * **"The floor is layer norms and dropouts."** Those are 6 of the 10. The other 4 are the inputs of the two column-parallel
+#   products.
+# * **"f does nothing, so I can leave it out."** Forward it does nothing, so no output is wrong; every gradient below it is.
+# * **"Q, K and V each store their input."** They share one input: $2\,sbh$, once.
+#
+# ## The lab that goes with it
+#
+# `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` measures Table 2.
+# Break something in `src/actmem/parallel/linear.py`, say the order of $f$ and $\bar f$, and see which of the two notices.
+#
+# ## Sources
+#
+# Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4, equation 2, table 2. The way of
+# cutting MLP and attention is from Shoeybi et al., *Megatron-LM*, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).

@@ -1,0 +1,21 @@
+"""Controls for values that are no run of whole numbers: powers of two, names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import ipywidgets
+
+_LOOK = {"style": {"description_width": "11em"}, "layout": {"width": "min(100%, 42em)"}}
+
+
+def steps(letter: str, meaning: str, values: Sequence[int], start: int) -> ipywidgets.SelectionSlider:
+    """A slider that stops at ``values`` only, labelled as ``panel.slider`` labels; arrow keys move it one stop."""
+    return ipywidgets.SelectionSlider(
+        options=[(f"{value:,}", value) for value in values], value=start, description=f"{letter}: {meaning}", continuous_update=True, **_LOOK
+    )
+
+
+def choice(meaning: str, names: Sequence[str], start: str) -> ipywidgets.Dropdown:
+    """A list of names to choose one from."""
+    return ipywidgets.Dropdown(options=list(names), value=start, description=meaning, **_LOOK)

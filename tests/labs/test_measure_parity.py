@@ -1,0 +1,72 @@
+"""Parity as a user runs it: real processes, JSON, bad input in one line, and a fault that is found."""
+
+import pytest
+
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.communication import counts, layer_exchanges
+from actmem.lab import launch
+from actmem.lab.parity import FORMS, measure_parity
+from actmem.lab.ranks import Ranks
+from actmem.models import TINY
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_parity.py"
+SEEN_IN_PARTS = ["norm1.weight", "norm1.bias", "attention.projection.bias", "norm2.weight", "norm2.bias", "mlp.down.bias"]
+SMALL = ["--seq-length", 16, "--micro-batch-size", 3, "--hidden-size", 48]
+
+
+def merged(*parts):
+    sums = {}
+    for part in parts:
+        for kind, count in part.items():
+            sums[kind] = sums.get(kind, 0) + count
+    return sums
+
+
+@pytest.mark.parametrize("processes", [2, 4])
+def test_under_torchrun(processes):
+    results = launch.results(SCRIPT, *SMALL, processes=processes)
+    assert [r["form"] for r in results] == list(FORMS) * processes
+    for r in results:
+        assert r["exact"] and r["largest_error"] < 1e-12, r
+        sequence = FORMS[r["form"]].get("sequence_parallel", False)
+        predicted = layer_exchanges(TINY, Parallel(processes, sequence), keep_gathered_input="keep_gathered_input" in FORMS[r["form"]])
+        assert merged(r["forward"], r["backward"]) == counts(predicted)
+        assert r["partial_gradients"] == (SEEN_IN_PARTS if sequence else [])
+
+
+def without_reduction(module, tp):
+    """A planted fault: the gradients that every rank has in part are left so."""
+
+
+def parities(rank_size, fault):
+    import torch.distributed as dist
+
+    import actmem.lab.parity as parity
+
+    if fault:
+        parity.reduce_partial_gradients = without_reduction
+    shape = ModelShape(8, 2, 24, 4)
+    return [result.exact for result in measure_parity(shape, Ranks(dist.get_rank(), rank_size, "cpu", False))]
+
+
+def test_gradients_left_in_parts_are_found(pools):
+    try:
+        assert pools[2].run(parities, 2, True) == [[True, False, False]] * 2
+    finally:
+        pools[2].stop()  # these ranks carry the fault
+    assert pools[2].run(parities, 2, False) == [[True, True, True]] * 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "message"),
+    [
+        ([], {}, "run torchrun --nproc-per-node 2 labs/measure_parity.py"),
+        (["--num-attention-heads", 1], {"RANK": 0, "WORLD_SIZE": 2}, "--num-attention-heads: 1 must be divisible by tensor_parallel_size = 2"),
+        (["--seq-length", 33], {"RANK": 0, "WORLD_SIZE": 2}, "--seq-length: 33 must be divisible by tensor_parallel_size = 2"),
+        (["--model", "22B"], {"RANK": 0, "WORLD_SIZE": 2}, "model shape: too large for a comparison in float64"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, environment, message, monkeypatch, capsys):
+    code, output, errors = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **environment)
+    assert code == 2 and not output and len(errors) == 1 and message in errors[0]

@@ -1,0 +1,101 @@
+"""The whole paper as a user starts it: tables, JSON, exit codes, bad input in one line."""
+
+import importlib.util
+import json
+import re
+import sys
+
+import pytest
+
+from actmem.formulas.disagreements import disagreements
+from actmem.lab import launch, paper_figures
+from actmem.lab.paper_sections import SECTIONS
+from actmem.rows import Row
+
+SCRIPT = "measure_paper.py"
+FIELDS = {"section", "model", "quantity", "unit", "paper", "ours_formula", "measured", "difference", "difference_from_paper"}
+
+
+def test_everything_for_one_model(tmp_path):
+    path = tmp_path / "results.json"
+    done = launch.run(SCRIPT, "--model", "22B", "--json", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stderr == ""
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+
+    results = json.loads(path.read_text(encoding="utf-8"))
+    assert all(result.keys() >= FIELDS for result in results)
+    assert {result["section"] for result in results} == set(SECTIONS) - {"figure9"}  # 22B has one stage
+    measured = [result for result in results if result["measured"] is not None]
+    assert len(measured) > 20 and all(result["difference"] == 0 and result["exact"] for result in measured)
+    assert len([r for r in results if r["section"] == "disagreements"]) == sum(len(d.ours) for d in disagreements())
+
+    *_, verdict, last = done.stdout.splitlines()
+    assert verdict == f"{len(measured)} of {len(measured)} measured numbers equal their formulas exactly"
+    gibibytes = re.fullmatch(r"measured in \d+\.\d seconds by \d process(?:es)?, at most (\d\.\d\d) GiB of memory", last)
+    assert float(gibibytes[1]) < 2
+
+
+def test_the_largest_model_in_80_columns():
+    done = launch.run(SCRIPT, "--model", "1T", "--section", "table2", "--section", "figure1", "--section", "figure9")
+    assert done.returncode == 0
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    titles = [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith(("Figure", "Table"))]
+    assert titles == ["Figure 1", "Table 2", "Figure 9"]
+
+
+def load_lab():
+    spec = importlib.util.spec_from_file_location("measure_paper", launch.LABS / SCRIPT)
+    lab = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(lab)
+    return lab
+
+
+@pytest.mark.parametrize(
+    ("section", "first", "verdict"),
+    [
+        ("figure1", "figure1, 22B, activations, baseline: off by 1\nsecret: measured 1 B, not predicted\n", "1 of 5"),
+        ("figure7", "figure7, 22B, tensor: off by 1\nsecret: measured 1 B, not predicted\n", "0 of 9"),
+    ],
+)
+def test_a_difference_is_exit_code_1(monkeypatch, capsys, section, first, verdict):
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "--model", "22B", "--section", section])
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(paper_figures, "measure", one_byte_more)
+    assert load_lab().main() == 1
+    out = capsys.readouterr().out
+    assert first in out and f"\n{verdict} measured numbers equal" in out
+
+
+def test_sections_without_a_measurement(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", [SCRIPT, "--section", "disagreements", "--section", "table4"])
+    monkeypatch.delenv("RANK", raising=False)
+    assert load_lab().main() == 0
+    assert "\nnothing in these sections is measured\n" in capsys.readouterr().out
+
+
+def one_byte_more(stage):
+    return [*stage.rows(), *stage.extra_rows(), Row("secret", 1)]
+
+
+BAD = {
+    "no model": (["--model", "tiny"], "--model: invalid choice: 'tiny'"),
+    "no section": (["--section", "table6"], "--section: invalid choice: 'table6'"),
+    "no processes": (["--processes", 0], "--processes: must be at least 1, got 0"),
+    "unwritable": (["--json", "/proc/actmem/x.json"], "--json: cannot write /proc/actmem/x.json"),
+    "left over": (["table2"], "unrecognized arguments: table2"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case):
+    arguments, expected = BAD[case]
+    done = launch.run(SCRIPT, *arguments)
+    assert done.returncode == 2 and done.stdout == ""
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("measure_paper.py: ") and expected in line
+
+
+def test_torchrun_is_refused():
+    done = launch.run(SCRIPT, processes=2, timeout_seconds=60)
+    assert done.stderr.count("measure_paper.py: started by torchrun: needs a single process: python labs/measure_paper.py") == 1

@@ -10,12 +10,13 @@ from torch.autograd import Function
 class Kept:
     """Tensors in the hands of autograd: visible to saved-tensor hooks, readable in backward."""
 
-    def __init__(self, node):
-        self._node = node
+    def __init__(self, anchor: Tensor):
+        # The tensor, not its grad_fn: before torch 2.13 a node goes with the last tensor that it made.
+        self._anchor = anchor
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors, as autograd unpacks them."""
-        return self._node.saved_tensors
+        return self._anchor.grad_fn.saved_tensors
 
 
 def keep(*tensors: Tensor) -> Kept:
@@ -27,7 +28,7 @@ def keep(*tensors: Tensor) -> Kept:
     with torch.enable_grad():
         # The node exists only if some input needs a gradient; the anchor has no elements.
         anchor = torch.empty(0, device=tensors[0].device, requires_grad=True)
-        return Kept(_Keep.apply(anchor, *tensors).grad_fn)
+        return Kept(_Keep.apply(anchor, *tensors))
 
 
 class _Keep(Function):

@@ -1,0 +1,308 @@
+# %% [markdown]
+# # 6 · The pipeline
+#
+# **The question.** Cut the layers among `p` devices and each has `1/p` of the parameters. Why does the first one still
+# hold as many activations as if it had all the layers?
+#
+# **What you need.** Chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 30 minutes.
+#
+# **Letters.** `p` pipeline ranks · `m` model chunks on each rank (the paper's interleaved stages, *not* the number of
+# microbatches) · `n` microbatches of one step · `L` layers · `t` tensor-parallel ranks · `s`, `b`, `h`, `a` as before.
+# Beware: 2104.04473, where the schedules come from, writes `m` for microbatches and `v` for chunks.
+
+# %%
+from textwrap import fill
+
+from actmem import paper
+from actmem.config import Parallel
+from actmem.formulas.disagreements import disagreements
+from actmem.formulas.microbatches import activation_budget, capacity, moving_window
+from actmem.formulas.model import stage_extra_rows, stage_output_rows, stage_rows
+from actmem.formulas.pipeline import bubble_fraction, embeddings_in_flight, eq5, in_flight, interleave_factor, layer_bytes
+from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.rows import compare, total
+from actmem.schedule import draw, held, interleaved, one_forward_one_backward, timeline
+from actmem.schedule import in_flight as counted_in_flight
+from actmem.show.live import LiveFigure
+from actmem.show.moving_window import moving_window_chart
+from actmem.show.panel import Panel, slider
+from actmem.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
+from actmem.show.predict import Prediction
+from actmem.show.rank_memory import rank_memory
+from actmem.show.style import size_text
+from actmem.show.text import text_table
+
+GPT3 = model_shape("175B")
+CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
+
+# %% [markdown]
+# ## Guess first
+#
+# GPT-3's layers are cut among 8 pipeline ranks, so each rank has an eighth of them. A layer's activations of one microbatch
+# are one *layer's worth*.
+
+# %%
+Prediction(
+    f"GPT-3 has {GPT3.num_layers} layers. How many layers' worth of activations does the first of 8 ranks hold at its fullest?",
+    in_flight(with_pipeline(CUT, 8, 1)) * GPT3.num_layers // 8,
+    "layers' worth",
+    "It has L/p layers, and p microbatches in flight: p · L/p = L.",
+)
+
+# %% [markdown]
+# ## One forward, one backward
+#
+# A microbatch goes through the ranks forward, then back. Rank 0 is the first to see it and the last to
+# finish it, so all that time it keeps what this microbatch needs for backward. If it waited, the
+# device would idle. So it goes on with the next microbatches, `p` of them, until the first comes back. From then on each
+# backward is followed by one forward: 1F1B. Rank `r` is `r` steps nearer to the end, and holds `p − r`.
+
+# %%
+ranks = one_forward_one_backward(pipeline_parallel_size=4, num_microbatches=6)
+print(draw(timeline(ranks)))
+print()
+print("most microbatches in flight, by rank:", counted_in_flight(ranks))
+
+# %% [markdown]
+# Bytes of rank 0: `p` microbatches × `L/p` layers × one layer's bytes. `p` cancels. That is equation 5,
+#
+# $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right),$$
+#
+# the same for every `p`. In the figure: GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed. Move `p`: the
+# first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time falls. Layers must
+# divide into `p·m` parts, and with `m > 1` the microbatches into groups of `p`: other settings are refused in the line
+# above the figure.
+
+# %%
+Panel(
+    lambda p, m, n: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n),
+    p=slider("p", "pipeline ranks", 1, 8, 1, 4),
+    m=slider("m", "model chunks a rank", 1, 4, 1, 1),
+    n=slider("n", "microbatches", 1, 16, 1, 8),
+)
+
+# %%
+lines = []
+for p in (1, 2, 4, 8, 16, 32):
+    parallel = with_pipeline(CUT, p, 1)
+    layers = GPT3.num_layers // p
+    rows = [row for row in stage_rows(GPT3, parallel, 0) if "layer-microbatches" in row.source]
+    lines.append((p, layers, in_flight(parallel), layers * in_flight(parallel), total(rows), str(total(rows) == eq5(GPT3, 8))))
+print(text_table(("p", "layers", "in flight", "layers' worth", "bytes on rank 0", "eq. 5"), lines, "rrrrr"))
+
+# %% [markdown]
+# ## Interleaving: less idle time, more bytes
+#
+# Give each rank `m` thin chunks instead of one thick one: rank 0 gets the first chunk of every round through the model. The
+# pipeline fills in thinner slices, so the idle time at both ends shrinks to `1/m`. But now a rank runs further ahead: on rank
+# 0, `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` on the way, and the one it is at. Together `pm + p − 1`
+# chunk-microbatches of `L/(pm)` layers, which is `L(1 + (p − 1)/(pm))` layers' worth.
+#
+# Three ways to the same number: the factor from the paper, the formula for what is in flight, and counting a real
+# list of actions.
+
+# %%
+lines = []
+for name, model in PAPER_MODELS.items():
+    p, m, n = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks, model.global_batch_size // model.shape.micro_batch_size
+    schedule = interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
+    lines.append((
+        name, p, m, n, f"{float(interleave_factor(p, m)):.4f}", in_flight(model.parallel, 0, n), counted_in_flight(schedule)[0],
+        f"{float(bubble_fraction(model.parallel, n)):.2%}",
+    ))  # fmt: skip
+print(text_table(("model", "p", "m", "n", "factor", "in flight", "counted", "idle / working"), lines, " rrrrrrr"))
+
+# %% [markdown]
+# ## Measured: four processes, one step
+#
+# `labs/measure_pipeline.py` trains a small model for one step on torch's own pipeline runtime: four processes, real sends and
+# receives. Every microbatch in flight has its own ledger. What a rank holds after each action is the sum of its ledgers,
+# storages counted once.
+
+# %%
+from actmem.lab.launch import results
+
+print("torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs")
+measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
+lines = [
+    (r["pipeline_rank"], r["measured_in_flight"], r["predicted_bytes"], r["extra_bytes"], r["measured_bytes"], r["difference_bytes"], str(r["order_as_drawn"]))
+    for r in measured
+]
+print(text_table(("rank", "in flight", "predicted", "extra", "measured", "difference", "order as drawn"), lines, "rrrrrr"))
+
+# %%
+LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
+
+# %% [markdown]
+# The curves are measured; the time axis is the schedule's, with backward taking twice a forward. Rank 3 is not a
+# quarter of rank 0: it also holds the logits, in 32 bits. That is the second half of section 4.3: beside its layers,
+# rank 0 holds the embedding's dropout mask for each microbatch in flight, and the last rank the final layer norm's
+# input, the output layer's input and the logits, for one microbatch.
+#
+# GPT-3's layers are too large for a laptop, but one rank can be emulated: real code, and tensors with sizes and no
+# memory. Cut as in the paper, with `p·m` layers, so that each chunk is one layer. The rank runs its own actions up to the
+# moment at which it holds most bytes: a pass through the first chunk also keeps the embedding's mask.
+
+# %%
+import torch
+
+from actmem.measure import emulated_rank
+from actmem.measure.stage import measure_stage
+from actmem.parallel.groups import tensor_parallel
+
+model = PAPER_MODELS["175B"]
+p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
+n, shape = model.global_batch_size, model.shape.with_sizes(num_layers=p * m)
+a, b, h, s = shape.letters()
+layer, mask = layer_bytes(shape, model.parallel, "selective"), s * b * h // 8
+lines = []
+for rank in (0, p - 1):
+    chunks = [range(c * p + rank, c * p + rank + 1) for c in range(m)]
+    actions = interleaved(p, m, n)[rank]
+    curve = held(actions, lambda action: layer + (mask if action.chunk == 0 and rank == 0 else 0))
+    fullest = curve.index(max(curve)) + 1
+    with emulated_rank(8):
+        tp = tensor_parallel(sequence_parallel=True)
+        rows = measure_stage(shape, tp, chunks, [(x.kind, x.chunk, x.microbatch) for x in actions[:fullest]], recompute="selective")
+    predicted = stage_rows(shape, model.parallel, rank, "selective", n)
+    extra = stage_extra_rows(shape, model.parallel, rank, "selective", n)
+    comparison = compare(predicted + extra, rows)
+    lines.append((rank, total(predicted), total(extra), total(rows), total(rows) - total(predicted) - total(extra), comparison.describe()))
+print(text_table(("rank", "predicted", "extra", "measured", "difference", ""), lines, "rrrrr"))
+
+# %% [markdown]
+# ## Figure 9: every rank, and the outputs nobody reads
+#
+# When a rank has sent its output on, the next rank has the data. The sender needs the tensor no more: backward through
+# the last operation does not read its output. But the runtime needs its *graph*, so plain code keeps
+# the tensor alive with its bytes. Appendix B frees those: `2sbh/t` bytes for each microbatch in flight (and `t = 1` in that
+# formula where sequence parallelism is off).
+
+# %%
+MT = PAPER_MODELS["530B"]
+Panel(
+    lambda m: rank_memory(MT.shape, with_pipeline(MT.parallel, MT.parallel.pipeline_parallel_size, m), MT.global_batch_size),
+    m=slider("m", "model chunks a rank", 1, 3, 1, 3),
+)
+
+# %% [markdown]
+# Two chunks are refused: this model's layers do not divide that way. The kink at rank 0 is the embedding's dropout
+# mask. How many masks is it?
+
+# %%
+lines = []
+for m in (1, 3):
+    parallel = with_pipeline(MT.parallel, 35, m)
+    n = MT.global_batch_size
+    size = [total(stage_rows(MT.shape, parallel, rank, "selective", n)) for rank in (0, 1, 34)]
+    outputs = total(stage_output_rows(MT.shape, parallel, 0, n))
+    lines.append((m, in_flight(parallel, 0, n), embeddings_in_flight(parallel, n), *size, outputs))
+print(text_table(("m", "in flight", "masks", "rank 0", "rank 1", "rank 34", "outputs on rank 0"), lines, "rrrrrrr"))
+
+# %% [markdown]
+# The paper counts `p` masks. That is right for 1F1B. Interleaved, a second round of `p` forwards enters the first chunk
+# before any backward has come back to it, so rank 0 holds `2p`. And its `r = p` outputs on rank 0 hold without
+# interleaving only; this model is interleaved in table 3. What the paper says and what its own formulas give:
+
+# %%
+for place in disagreements():
+    if place.where.startswith(("§4.3", "Appendix B")):
+        print(fill(str(place), 110), end="\n\n")
+
+# %% [markdown]
+# And on the small model above, which ran with `--free-outputs`. An output is in no ledger, because no graph keeps it; the lab
+# counts it beside the ledger, at the moment when the rank holds most.
+
+# %%
+one_output = 2 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size
+small = Parallel(pipeline_parallel_size=4)
+lines = [
+    (r["pipeline_rank"], r["measured_in_flight"], total(stage_output_rows(TINY, small, r["pipeline_rank"], 8)), r["output_bytes"], f"{r['output_bytes'] / one_output:g}")
+    for r in measured
+]
+print(text_table(("rank", "in flight", "not freed, by formula", "held, measured", "in outputs"), lines, "rrrrr"))
+
+# %% [markdown]
+# One output is left on each sending rank, the one just made and not yet sent. The last rank sends nothing on; what it holds
+# there are its logits, which are larger than an output. Run the lab without the option to see them all stay.
+#
+# ## Appendix C: recompute only what does not fit
+#
+# With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank keep
+# everything for as many microbatches as fit, and recompute only the others. When one that kept everything has
+# had its backward, its place is free, and the next forward takes it: a window that moves. The figure has the paper's
+# sizes for its figure 10; the memory is yours to choose. Too little for selective recomputation of everything is refused.
+
+# %%
+FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
+Panel(
+    lambda gib: moving_window_chart(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES, gib * 2**30),
+    gib=slider("memory", "GiB for activations", 5, 40, 1, 20),
+)
+
+# %% [markdown]
+# What would fit on the paper's 80 GiB devices, by formula: everything that parameters, gradients and Adam (18 bytes a
+# parameter) leave. A real device has less, for work space, buffers and fragments, so read this as an upper bound.
+
+# %%
+lines = []
+for name, model in PAPER_MODELS.items():
+    n = model.global_batch_size // model.shape.micro_batch_size
+    for rank in sorted({0, model.parallel.pipeline_parallel_size - 1}):
+        budget = activation_budget(model.shape, model.parallel, paper.A100_BYTES, rank)
+        count = capacity(model.shape, model.parallel, budget, rank, n)
+        flight = in_flight(model.parallel, rank, n)
+        p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
+        actions = (interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n))[rank]
+        again = 1 - len(moving_window(actions, count)) / (n * m)
+        lines.append((name, rank, size_text(budget), flight, count, f"{again:.0%}"))
+print(text_table(("model", "rank", "left for activations", "in flight", "can keep all", "passes to recompute"), lines, " rrrrr"))
+print()
+for name, row in paper.APPENDIX_C.items():
+    print(f"{name}: appendix C prints MFU {row.mfu_percent}% (+{row.gain_points}), which implies {row.mfu_percent - row.gain_points:.1f}% before; table 5 has {paper.TABLE5[name].mfu_percent}%")
+
+# %% [markdown]
+# ## Questions
+#
+# <details><summary><b>1.</b> You double <code>p</code> and keep the model. What happens to rank 0's parameters, and to its
+# activations?</summary>
+#
+# Half the parameters; the same activations. Twice as many microbatches in flight, each through half as many layers.
+# Try it with the slider.
+# </details>
+#
+# <details><summary><b>2.</b> There are fewer microbatches than ranks. Does equation 5 still hold?</summary>
+#
+# It is an upper bound then. Rank 0 can't have more in flight than there are: `min(p, n)` microbatches of `L/p` layers. And the
+# pipeline idles most of the time. Set `n` below `p` in the first figure.
+# </details>
+#
+# <details><summary><b>3.</b> Why is the logits' memory counted once and not for every microbatch in flight?</summary>
+#
+# Only the last rank has them, and there a microbatch's backward follows its forward at once: one in flight (in its
+# last chunk).
+# </details>
+#
+# <details><summary><b>4.</b> Interleaving with <code>m = 1</code> by the factor <code>1 + (p − 1)/(pm)</code> would give almost
+# twice equation 5. Why does 1F1B not hold that much?</summary>
+#
+# The interleaved order runs `2(p − r − 1)` forwards ahead where 1F1B runs `p − r − 1`, because a rank must feed the next
+# round while the earlier one is still on the way. With one chunk there is no next round, and nobody uses that order.
+# </details>
+#
+# ## What people get wrong here
+#
+# - **"Pipeline parallelism divides activation memory by `p`."** It divides parameters. On rank 0 the activations stay.
+# - **`m` and `n` mixed up.** `m` is chunks here and microbatches in 2104.04473 and many blogs. Check the definition before
+#   you put numbers into a formula.
+# - **"All ranks need the same memory."** Rank `r` needs `(p − r)/p` of rank 0's layers' share; the last rank adds the logits.
+# - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
+# - **Sizing memory by the average over ranks.** The fullest rank decides whether training starts.
+#
+# ## Where to go from here
+#
+# The lab: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2` combines both cuts, and
+# `--chunks 2` interleaves; `--html FILE` writes the figure. Next: chapter 7, what all this costs in time.
+#
+# **Sources.** 2205.05198 sections 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473, for both schedules · code:
+# `src/actmem/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/pipeline.py`, `src/actmem/formulas/microbatches.py`.

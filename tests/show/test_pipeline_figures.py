@@ -1,0 +1,130 @@
+"""Chapter 6's figures: valid plotly, every pass drawn once, and curves that are the formulas'."""
+
+from fractions import Fraction
+
+import plotly.graph_objects as go
+import pytest
+
+from actmem.config import ConfigError, Parallel
+from actmem.formulas.microbatches import capacity, recomputed_share
+from actmem.formulas.model import bytes_by_rank
+from actmem.formulas.pipeline import eq5, first_stage_bytes, in_flight
+from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.schedule import one_forward_one_backward, timeline
+from actmem.show.moving_window import moving_window_chart
+from actmem.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
+from actmem.show.rank_memory import rank_memory
+
+GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
+CUT = Parallel(8, True)
+GIB = 2**30
+SIZES = [(1, 1, 1), (2, 1, 3), (4, 1, 8), (8, 1, 24), (4, 3, 8), (8, 3, 8), (2, 4, 2)]
+WINDOW = moving_window_chart(GPT3, with_pipeline(CUT, 4, 1), 9, 20 * GIB)
+
+
+def chart(p, m, n):
+    return pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n)
+
+
+DRAWINGS = [chart(*sizes) for sizes in SIZES] + [
+    WINDOW,
+    pipeline_schedule(TINY, Parallel(1, False, 2, 2), 4),
+    rank_memory(MT.shape, MT.parallel, 280),
+    rank_memory(MT.shape, with_pipeline(MT.parallel, 35, 1), 280),
+]
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS, ids=lambda drawing: drawing.layout["title"]["text"][:24])
+def test_valid_with_a_title_that_fits(drawing):
+    spec = drawing.spec()
+    go.Figure(data=spec["data"], layout=spec["layout"])
+    assert all(len(line) <= 75 for line in spec["layout"]["title"]["text"].split("<br>"))
+    assert "\n" not in drawing.alt and drawing.alt.endswith(".")
+
+
+def bars(drawing):
+    return [trace for trace in drawing.traces if trace["type"] == "bar"]
+
+
+def curves(drawing):
+    """For each rank the (time, bytes) of its outline; what is drawn is the same, above the rank's foot."""
+    (areas,) = [trace for trace in drawing.traces if trace.get("fill") == "toself"]
+    found: dict[int, list[tuple[int, int]]] = {}
+    feet: dict[int, float] = {}
+    for x, y, (rank, size, _) in zip(areas["x"], areas["y"], areas["customdata"], strict=True):
+        if x is not None:
+            assert y == feet.setdefault(rank, y) + size
+            found.setdefault(rank, []).append((x, size))
+    assert sorted(feet.values(), reverse=True) == [feet[rank] for rank in sorted(feet)]
+    return [found[rank] for rank in sorted(found)]
+
+
+def tops(drawing):
+    return [max(size for _, size in curve) for curve in curves(drawing)]
+
+
+@pytest.mark.parametrize("p, m, n", SIZES)
+def test_every_pass_is_drawn_once_and_none_overlap(p, m, n):
+    drawn = [(y, base, base + x) for t in bars(chart(p, m, n)) for y, base, x in zip(t["y"], t["base"], t["x"])]
+    assert len(drawn) == 2 * p * m * n
+    for rank in range(p):
+        own = sorted((start, end) for y, start, end in drawn if y == rank)
+        assert all(end <= start for (_, end), (start, _) in zip(own, own[1:]))
+
+
+@pytest.mark.parametrize("p, m, n", SIZES)
+def test_the_first_curves_top_is_the_formula(p, m, n):
+    parallel = with_pipeline(CUT, p, m)
+    drawn = tops(chart(p, m, n))
+    assert drawn[0] == first_stage_bytes(GPT3, parallel, num_microbatches=n)
+    assert drawn == [drawn[0] * in_flight(parallel, rank, n) // in_flight(parallel, 0, n) for rank in range(p)]
+    (dashed,) = [trace for trace in chart(p, m, n).traces if "eq. 5" in trace["name"]]
+    assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p
+
+
+@pytest.mark.parametrize(
+    "p, m, n, argument",
+    [(5, 1, 8, "num_layers"), (4, 3, 6, "num_microbatches"), (1, 2, 4, "num_model_chunks"), (8, 4, 24, "num_microbatches")],
+)
+def test_sizes_that_do_not_fit_are_refused(p, m, n, argument):
+    with pytest.raises(ConfigError) as error:
+        chart(p, m, n)
+    assert error.value.argument == argument
+
+
+@pytest.mark.parametrize("m", [1, 3])
+def test_figure_9_is_the_rows_of_every_rank(m):
+    parallel = with_pipeline(MT.parallel, 35, m)
+    held, freed = rank_memory(MT.shape, parallel, 280).traces
+    for trace, free in ((held, False), (freed, True)):
+        assert [y * GIB for y in trace["y"]] == bytes_by_rank(MT.shape, parallel, "selective", 280, free_outputs=free)
+    with pytest.raises(ConfigError):
+        rank_memory(MT.shape, with_pipeline(MT.parallel, 35, 2), 280)
+
+
+@pytest.mark.parametrize("gib", range(11, 40, 4))
+def test_the_window_stays_within_its_memory_and_recomputes_what_the_formula_says(gib):
+    parallel = with_pipeline(CUT, 4, 1)
+    drawing = moving_window_chart(GPT3, parallel, 9, gib * GIB)
+    assert max(tops(drawing)) <= gib * GIB
+    again = [trace for trace in bars(drawing) if trace["name"] == "backward with recomputation"]
+    for rank in range(4):
+        share = recomputed_share(capacity(GPT3, parallel, gib * GIB, rank, 9), 4 - rank, 9)
+        assert Fraction(sum(trace["y"].count(rank) for trace in again), 9) == share
+
+
+def test_too_little_memory_for_recomputing_all_is_refused():
+    with pytest.raises(ConfigError, match="budget_bytes"):
+        moving_window_chart(GPT3, with_pipeline(CUT, 4, 1), 9, 5 * GIB)
+
+
+def test_measured_bytes_are_drawn_when_each_pass_ends():
+    ranks = one_forward_one_backward(2, 2)
+    results = [
+        {"pipeline_rank": rank, "samples": [{"kept_bytes": 1000 * (rank + 1) + i} for i in range(len(actions))]}
+        for rank, actions in enumerate(ranks)
+    ]
+    drawing = measured_schedule(ranks, results)
+    for rank, curve in enumerate(curves(drawing)):
+        ends = [span.end for span in timeline(ranks) if span.rank == rank]
+        assert curve[2:6] == list(zip(ends, [1000 * (rank + 1) + i for i in range(4)]))

@@ -36,12 +36,13 @@ class Box:
 
 
 def box_traces(boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
-    """One outline trace for each fill, then one with all words and hover texts, in the order of the boxes."""
+    """One outline trace for each fill, frames (EMPTY) behind the rest, then one with all words and hover texts."""
     boxes = list(boxes)
     by_fill: dict[Fill, list[Box]] = {}
     for box in boxes:
         by_fill.setdefault(box.fill, []).append(box)
-    return [*(_outlines(fill, group) for fill, group in by_fill.items()), _words(boxes, text_size)]
+    frames_first = sorted(by_fill.items(), key=lambda pair: pair[0] != EMPTY)
+    return [*(_outlines(fill, group) for fill, group in frames_first), _words(boxes, text_size)]
 
 
 def label_trace(labels: Iterable[tuple[float, float, str]], size: int = 14, position: str = "middle center") -> dict:

@@ -1,0 +1,315 @@
+# %% [markdown]
+# # 4 · Sequence parallelism
+#
+# **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank did in full are cut along
+# the sequence. You see why that is allowed, take an all-reduce apart on a ring, find 4 units that a natural implementation keeps
+# by accident, and check what "no extra communication" means to the byte. About 40 minutes.
+#
+# **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
+#
+# | letter | meaning | in code |
+# |---|---|---|
+# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
+# | $t$ | ranks that share one layer; here they share the sequence as well | `tensor_parallel_size` |
+#
+# "Sequence parallelism" means something else in other papers, where attention itself is cut along $s$ to reach long contexts (ring
+# attention, context parallelism, Ulysses). Here attention is cut by heads as before, and only what stands *between* the blocks along $s$.
+
+# %%
+import torch
+import torch.nn.functional as F
+
+from actmem.config import Parallel
+from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_rows
+from actmem.formulas.communication import Exchange, layer_exchanges, sequence_over_tensor, step_exchanges, wire_bytes
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.ring import ring, ring_steps
+from actmem.lab import launch
+from actmem.measure import count_collectives, emulated_rank, layer_rows_of
+from actmem.measure.layer import layer_input
+from actmem.model.layer import TransformerLayer
+from actmem.models import PAPER_MODELS
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import compare, total
+from actmem.show.choices import choice, steps
+from actmem.show.floor import sizes_of_t
+from actmem.show.gathered import gathered_lines
+from actmem.show.live import LiveFigure
+from actmem.show.panel import Panel, slider
+from actmem.show.predict import Prediction
+from actmem.show.rank_parts import MODES, SEQUENCE, TENSOR, rank_parts
+from actmem.show.ring_figure import RANKS, ring_step
+from actmem.show.style import size_text
+from actmem.show.text import table2_text, text_table
+
+GPT3 = PAPER_MODELS["175B"].shape
+t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
+
+# %% [markdown]
+# ## Tokens that do not know each other
+#
+# A layer norm takes mean and variance over $h$, of one token. Dropout takes one element. A residual addition, a bias: one
+# element. None of them ever looks at another token; only attention does. So each rank can take $s/t$ tokens and be done:
+
+# %%
+torch.manual_seed(0)
+ranks = 4
+x = torch.randn(16, 2, 8, dtype=torch.float64)  # [s, b, h]
+
+
+def same(operation, dim):
+    """Cut, apply to each part, join: is that the operation on the whole?"""
+    return torch.allclose(torch.cat([operation(part) for part in x.chunk(ranks, dim)], dim), operation(x))
+
+
+print("layer norm, cut along s:", "the same" if same(lambda part: F.layer_norm(part, part.shape[-1:]), 0) else "not the same")
+print("layer norm, cut along h:", "the same" if same(lambda part: F.layer_norm(part, part.shape[-1:]), 2) else "not the same")
+print("softmax over s, cut along s:", "the same" if same(lambda part: part.softmax(0), 0) else "not the same")
+
+# %% [markdown]
+# **Guess**, before the picture shows it:
+
+# %%
+Prediction(
+    f"With tensor parallelism each of {t} ranks keeps {size_text(eq2(GPT3, t))} of one layer of the 175B model. "
+    "And with sequence parallelism too?",
+    eq4(GPT3, t) / 2**20,
+    "MiB",
+    "Every one of the 15 tensors is divided now, so it is the undivided layer over t.",
+)
+
+# %% [markdown]
+# ## The ranks, before and after
+#
+# A frame is a whole tensor, the filled part is what that rank holds of it: a part along $s$ is a horizontal slice, a part along $h$ (or some
+# of the heads) a vertical one. Switch the mode; below is what you should arrive at.
+
+# %%
+Panel(
+    lambda t, mode: rank_parts(GPT3, t, mode),
+    t=steps("t", "ranks", (2, 4, 8), 4),
+    mode=choice("mode", MODES, TENSOR),
+)
+
+# %%
+LiveFigure(rank_parts(GPT3, 4, SEQUENCE))
+
+# %% [markdown]
+# Nothing inside the two blocks has changed. The six full lines have become slices, and where slices along $s$ meet slices along
+# $h$ there are two new converters:
+#
+# | | where | forward | backward |
+# |---|---|---|---|
+# | $g$ | into the block | all-gather along $s$ | reduce-scatter along $s$ |
+# | $\bar g$ | out of the block | reduce-scatter along $s$ | all-gather along $s$ |
+#
+# $g$ forward: the block's first product needs all tokens. $\bar g$ forward: the block's last product leaves a partial sum on every
+# rank; add up, but only the tokens that are mine. Backward each is the other's forward. For $g$ that is two things in one: sum the
+# ranks' gradients, as $f$ did, and keep my tokens.
+#
+# So every term of equation 2 gets its $t$ (equation 4):
+#
+# $$sbh\left(\frac{10}{t} + \frac{24}{t} + \frac{5as}{ht}\right) = \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$$
+#
+# ## An all-reduce, taken apart
+#
+# One all-reduce was there, and now there is a reduce-scatter and an all-gather. Twice the communication? Look at how a ring
+# of ranks adds up a tensor. It is cut into $t$ chunks; in each step every rank passes one chunk to its neighbour. A box says how many of
+# the $t$ terms its sum has; the arrow marks what has just come in. Move `step` with the arrow keys:
+
+# %%
+payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
+Panel(
+    lambda t, step: ring_step(t, step, payload),
+    t=steps("t", "ranks", RANKS, 4),
+    step=slider("step", "of the ring", 0, 2 * (max(RANKS) - 1), 1, 2),
+)
+
+# %%
+LiveFigure(ring_step(4, 3, payload))
+
+# %% [markdown]
+# The second picture is the half-way mark, after $t - 1$ steps. Every rank has *one* finished chunk: that is a reduce-scatter, and it is what
+# $\bar g$ stops at. An all-reduce goes on and hands the finished chunks round, which is an all-gather. Sequence parallelism puts the layer
+# norm and the dropout into this gap, and lets $g$ do the second half afterwards. Bytes that each rank sends, counted step by step
+# on the simulated ring and by the closed form $\frac{t-1}{t}$ of the tensor, twice for an all-reduce:
+
+# %%
+lines = []
+for kind in ("all-reduce", "reduce-scatter", "all-gather"):
+    last = ring(kind, t, payload)[-1]
+    lines.append((kind, last.step, last.sent_bytes, Exchange(kind, "forward", "", t, payload).wire_bytes))
+print(text_table((f"{payload:,} B over {t} ranks", "steps", "sent, counted", "sent, closed form"), lines, " rrr"))
+print("reduce-scatter + all-gather − all-reduce:", lines[1][2] + lines[2][2] - lines[0][2], "bytes")
+
+# %% [markdown]
+# ## What plain autograd keeps
+#
+# Now write it down the obvious way: `y = F.linear(g(x), weight)`. The output is right, all gradients are right. Let a rank of the real
+# layer run like this, and let the ledger compare what is kept with equation 4:
+
+# %%
+def kept_by(**options):
+    """Rows of one layer of the 175B model on one of t ranks, and the exchanges of forward and backward."""
+    with emulated_rank(t):
+        tp = tensor_parallel(**options)
+        layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
+        rows = layer_rows_of(layer, layer_input(GPT3, tp, "cpu", torch.bfloat16))
+        with count_collectives() as seen:
+            layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
+    return rows, seen
+
+
+both = Parallel(t, sequence_parallel=True)
+predicted = layer_rows(GPT3, both) + layer_extra_rows(GPT3, both)
+plain_rows, plain_seen = kept_by(sequence_parallel=True, keep_gathered_input=True)
+comparison = compare(predicted, plain_rows)
+print(comparison.describe())
+print(f"too much: {comparison.difference:,} B; by 4sbh(1 − 1/t): {gathered_input_bytes(GPT3, t):,} B")
+
+# %% [markdown]
+# Two tensors are $t$ times too large: the inputs of the two column-parallel products. The product's backward needs its input for the
+# weight's gradient, and its input is the *gathered* tensor, so autograd keeps that. No number is wrong and no test of outputs
+# will ever notice; only the memory does. Equation 4's $34/t$ has become $4 + 30/t$:
+
+# %%
+Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3), 8))
+
+# %% [markdown]
+# **The cure** is one autograd function that does the gather and the product together, keeps the shard, and gathers *again* in backward
+# (`_GatherInBackward` in `actmem/parallel/linear.py`). That gather need not cost time: the gradient of the input,
+# $\mathrm{d}Y A^\top$, does not need $X$, so the two run side by side.
+
+# %%
+shard_rows, shard_seen = kept_by(sequence_parallel=True)
+print(compare(predicted, shard_rows).describe())
+tensor_rows, tensor_seen = kept_by()
+forms = (
+    ("tensor", tensor_rows, tensor_seen, layer_exchanges(GPT3, Parallel(t))),
+    ("+ sequence, plain", plain_rows, plain_seen, layer_exchanges(GPT3, both, keep_gathered_input=True)),
+    ("+ sequence, paper", shard_rows, shard_seen, layer_exchanges(GPT3, both)),
+)
+lines = []
+for name, rows, seen, exchanges in forms:
+    counted = [seen.counts[kind] for kind in ("all-reduce", "all-gather", "reduce-scatter")]
+    assert sum(counted) == sum(exchange.count for exchange in exchanges)
+    lines.append((name, *counted, wire_bytes(exchanges), ring_steps(exchanges), total(rows)))
+print()
+header = ("", "all-r.", "all-g.", "red.-sc.", "bytes sent", "steps", "bytes kept")
+print(text_table(header, lines, " rrrrrr"))
+plain, paper = (sequence_over_tensor(GPT3, t, keep_gathered_input=keep) for keep in (True, False))
+print(f"\nbytes sent over those of tensor parallelism alone: plain {plain}, paper {paper}")
+
+# %% [markdown]
+# The numbers of exchanges are counted on the running layer; bytes sent and steps are those of a ring. Read the table twice:
+#
+# * **Same bytes:** the paper's statement holds for the $4 + 4$ exchanges. With the two gathers of the cure the ratio is the one
+#   printed above, more than 1. Those run beside a product, and the paper's count leaves them out. Where links are so slow that the product
+#   is over first, they are real.
+# * **Same bytes is not same time.** There are more exchanges, and each has a start of its own. On a ring the messages one after another are
+#   as many as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a ring: trees need about
+#   $2\log_2 t$ turns, and neither half alone can do that. Against this stands that layer norm and dropout now run on $s/t$ tokens.
+#
+# A model with three numbers makes it visible. They are assumptions; put in your own:
+
+# %%
+start_seconds, hop_seconds, bytes_per_second = 8e-6, 1e-6, 200e9
+lines = []
+for length in (128, 512, 2048, 8192):
+    shape = GPT3.with_sizes(seq_length=length)
+    times = []
+    for exchanges in (layer_exchanges(shape, Parallel(t)), layer_exchanges(shape, both, keep_gathered_input=True)):
+        starts = sum(exchange.count for exchange in exchanges)
+        times.append(starts * start_seconds + ring_steps(exchanges) * hop_seconds + wire_bytes(exchanges) / bytes_per_second)
+    lines.append((length, *(f"{1e6 * seconds:,.0f} µs" for seconds in times), f"{times[1] / times[0] - 1:+.1%}"))
+print(text_table(("s", "4 all-reduces", "4 + 4 halves", "more"), lines, "rrrr"))
+
+# %% [markdown]
+# ## Gradients that are only a part
+#
+# One thing has to be added, and forgetting it is the other classic mistake. Layer norms have parameters, which every rank holds in full; so
+# have the biases after $\bar g$. With tensor parallelism alone each rank saw all tokens and found their whole gradient. Now each rank
+# sees $s/t$ tokens. Two real processes, in float64, against a layer that was never cut:
+
+# %%
+results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
+for r in results:
+    if r["rank"] == 0:
+        print(f"{r['form']}: {len(r['partial_gradients'])} gradients differ before they are added up; all equal after: {r['exact']}")
+partial = next(r["partial_gradients"] for r in results if r["form"] == "tensor+sequence")
+print("those are:", ", ".join(partial))
+
+# %% [markdown]
+# One all-reduce of all of them together, once an iteration (`reduce_partial_gradients`), puts it right. It is small, since these are vectors:
+
+# %%
+model = PAPER_MODELS["175B"]
+once = wire_bytes(step_exchanges(GPT3, Parallel(t, True)))
+microbatches = model.global_batch_size // GPT3.micro_batch_size
+layers = GPT3.num_layers * microbatches * wire_bytes(layer_exchanges(GPT3, both))
+print(f"a rank that held all {GPT3.num_layers} layers would send, in one iteration of {microbatches} microbatches,")
+print(f"{size_text(once)} for this and {size_text(layers)} inside layers: {once / layers:.4%} of it")
+
+# %% [markdown]
+# ## Real processes: Table 2
+#
+# The same two processes measure what they keep in 16 bits, in all configurations that this chapter reaches:
+
+# %%
+results = launch.results("measure_table2.py", processes=2)
+wanted = ("none", "tensor", "tensor+sequence")
+print(table2_text(r for r in results if r["configuration"] in wanted and r["rank"] == 0))
+print("all ranks agree with the formulas to the byte:", all(r["exact"] for r in results if r["configuration"] in wanted))
+
+# %% [markdown]
+# ## Questions
+#
+# **1.** What does sequence parallelism save in bytes on each rank, and why isn't it $2sbh$, as one can read here and there?
+#
+# <details><summary>Answer</summary>
+#
+# $10\,sbh\,(1 - 1/t)$: six tensors, of together $10\,sbh$, were whole and are a $t$-th now. $2sbh$ is one of them.
+# </details>
+#
+# **2.** Dropout after the attention block: with tensor parallelism all ranks had to draw the same mask. And now?
+#
+# <details><summary>Answer</summary>
+#
+# Now each rank has other tokens, so the masks must be *different*, or every stretch of $s/t$ tokens gets the same pattern. The layer takes
+# the other of its two random-number streams: look for `block_stream` in `actmem/model/layer.py`.
+# </details>
+#
+# **3.** Which rule does $s$ have to obey, and what would you do with a batch of odd lengths?
+#
+# <details><summary>Answer</summary>
+#
+# $t$ must divide $s$, because every rank gets equal parts (`actmem.config.check_layer` refuses the rest). Pad to a multiple of
+# $t$.
+# </details>
+#
+# **4.** Could the column-parallel product be applied to each shard as it arrives, without ever holding the gathered tensor?
+#
+# <details><summary>Answer</summary>
+#
+# Yes: each of the ring's steps brings $s/t$ tokens, whose part of the product can be computed while the next ones are on their way. It
+# saves the buffer and hides the exchange. The paper does not do it; later systems do.
+# </details>
+#
+# ## What people get wrong here
+#
+# * **"Sequence parallelism costs no communication."** No more *bytes* for $4 + 4$ exchanges; two more gathers, and more starts.
+# * **"With SP everything but the attention core is divided."** Everything is. A widely used calculator drops the $t$ under $5as^2b$
+#   as soon as SP is ticked, and is off by the largest term there is.
+# * **"An all-gather in front of the linear is all it takes."** It is, for the output. The ledger above shows what it keeps.
+# * **"The layer norm's weights are replicated, so their gradients are too."** They are partial until somebody adds them up.
+#   Until then every rank trains a layer norm of its own.
+#
+# ## The lab that goes with it
+#
+# `torchrun --nproc-per-node 2 labs/measure_parity.py` has all three forms of this chapter, with their exchanges and their partial
+# gradients. Take the `mark_partial_gradient` out of `RowParallelLinear` and see it notice.
+#
+# ## Sources
+#
+# Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.2, figures 5 and 6, equations 3 and 4. The
+# ring: Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, 2009.

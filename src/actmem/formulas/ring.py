@@ -1,0 +1,77 @@
+"""A ring of ranks, step by step: why an all-reduce is a reduce-scatter followed by an all-gather.
+
+A tensor is cut into t chunks.  In each step every rank sends one chunk to the next rank on the
+ring, all at once.  The first t − 1 steps add up: chunk c sets out on rank c + 1 and collects
+every rank's contribution on its way to rank c.  The other t − 1 hand the finished chunks
+round.  ``communication.Exchange.wire_bytes`` has the closed form of the bytes counted here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from actmem.config import ConfigError, check_size
+from actmem.formulas.communication import Exchange
+
+PHASES = {"reduce-scatter": ("reduce-scatter",), "all-gather": ("all-gather",), "all-reduce": ("reduce-scatter", "all-gather")}
+
+
+@dataclass(frozen=True)
+class RingState:
+    """All ranks after one step.
+
+    held[rank][chunk]: the ranks whose contributions are in that rank's copy of the chunk; empty where
+    it has no copy.  received[rank]: the chunk that came in with this step; None before the
+    first.  sent_bytes: by each rank so far.  phase: which of the two halves the step belongs to; "" before the first.
+    """
+
+    step: int
+    phase: str
+    held: tuple[tuple[frozenset[int], ...], ...]
+    received: tuple[int | None, ...]
+    sent_bytes: int
+
+    def complete(self, rank: int, chunk: int) -> bool:
+        """True if the copy holds the sum over all ranks."""
+        return len(self.held[rank][chunk]) == len(self.held)
+
+
+def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
+    """The states of one exchange, from before the first step to after the last: t, or 2t − 1 for an all-reduce.
+
+    kind: a key of PHASES.  An all-gather starts where a reduce-scatter ends: rank r has the finished
+    chunk r and nothing else.  Chunks are a t-th of the payload, rounded up.  Raises ConfigError on another kind.
+    """
+    if kind not in PHASES:
+        raise ConfigError("kind", f"must be one of {', '.join(PHASES)}, got {kind!r}")
+    t = check_size("ranks", ranks)
+    chunk_bytes = -(-check_size("payload_bytes", payload_bytes, 2**60) // t)
+    every = frozenset(range(t))
+    held = [[frozenset({rank}) for _ in range(t)] for rank in range(t)]
+    if kind == "all-gather":
+        held = [[every if chunk == rank else frozenset() for chunk in range(t)] for rank in range(t)]
+    states = [RingState(0, "", _frozen(held), (None,) * t, 0)]
+    for phase in PHASES[kind]:
+        for round_ in range(t - 1):
+            before = states[-1].held
+            received: list[int] = []
+            for receiver in range(t):
+                sender = (receiver - 1) % t
+                chunk = (sender - round_ - (phase == "reduce-scatter")) % t
+                arriving = before[sender][chunk]
+                # Reducing adds what the receiver had; gathering replaces it.
+                held[receiver][chunk] = arriving | before[receiver][chunk] if phase == "reduce-scatter" else arriving
+                received.append(chunk)
+            step = states[-1].step + 1
+            states.append(RingState(step, phase, _frozen(held), tuple(received), step * chunk_bytes))
+    return states
+
+
+def ring_steps(exchanges: Iterable[Exchange]) -> int:
+    """Messages that follow one another if every exchange runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
+    return sum(exchange.count * len(PHASES[exchange.kind]) * (exchange.ranks - 1) for exchange in exchanges)
+
+
+def _frozen(held: list[list[frozenset[int]]]) -> tuple[tuple[frozenset[int], ...], ...]:
+    return tuple(map(tuple, held))

@@ -1,0 +1,112 @@
+"""The figures of chapter 4: the ring's counters, the parts that ranks hold, the three curves."""
+
+import plotly.graph_objects as go
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from actmem.formulas.activations import eq2, eq4
+from actmem.formulas.communication import Exchange
+from actmem.models import model_shape
+from actmem.rows import LAYER_TERMS
+from actmem.show.boxes import EMPTY, Box, box_traces
+from actmem.show.gathered import FORMS, coefficients, gathered_lines
+from actmem.show.rank_parts import EXCHANGES_AFTER, MODES, SEQUENCE, TENSOR, parts, rank_parts
+from actmem.show.ring_figure import RANKS, ring_step
+from actmem.show.style import FILLS, size_text
+
+GPT3 = model_shape("175B")
+PAYLOAD = 2 * 2048 * 12288
+DRAWINGS = {
+    **{f"ring of {t}, step {step}": ring_step(t, step, PAYLOAD) for t in RANKS for step in (0, 1, t - 1, t, 99)},
+    **{f"{mode}, t = {t}": rank_parts(GPT3, t, mode) for mode in MODES for t in (1, 2, 4, 8)},
+    **{f"three curves, t = {t}": gathered_lines(GPT3, t) for t in (1, 8, 32)},
+}
+
+
+@pytest.mark.parametrize("drawing", DRAWINGS.values(), ids=DRAWINGS)
+def test_the_drawing_is_plotly_and_its_words_are_in_line(drawing):
+    spec = drawing.spec()
+    go.Figure(data=spec["data"], layout=spec["layout"])
+    assert all(len(line) <= 75 for line in drawing.layout["title"]["text"].split("<br>"))
+    assert "\n" not in drawing.alt and drawing.alt.endswith(".")
+
+
+def words_of(drawing):
+    """Texts in boxes, in the order of the boxes."""
+    return next(trace for trace in drawing.traces if "customdata" in trace)
+
+
+@pytest.mark.parametrize("t", RANKS)
+def test_the_ring_ends_with_the_closed_forms_bytes(t):
+    both, half = (Exchange(kind, "forward", "", t, PAYLOAD).wire_bytes for kind in ("all-reduce", "reduce-scatter"))
+    assert f"each rank has sent {both:,} bytes" in ring_step(t, 2 * (t - 1), PAYLOAD).alt
+    assert f"each rank has sent {half:,} bytes" in ring_step(t, t - 1, PAYLOAD).alt
+    assert ring_step(t, 99, PAYLOAD) == ring_step(t, 2 * (t - 1), PAYLOAD)
+    assert size_text(half) in ring_step(t, t - 1, PAYLOAD).layout["title"]["text"]
+
+
+@pytest.mark.parametrize("t", RANKS)
+def test_the_rings_boxes_count_terms(t):
+    assert words_of(ring_step(t, 0, PAYLOAD))["text"] == [f"1/{t}"] * t * t
+    assert [text[0] for text in words_of(ring_step(t, 99, PAYLOAD))["text"]] == ["Σ"] * t * t
+    half = words_of(ring_step(t, t - 1, PAYLOAD))["text"]
+    assert [rank for rank in range(t) if half[rank * t + rank].startswith("Σ")] == list(range(t))
+    assert sum(text.startswith("Σ") for text in half) == t
+    for step in range(1, 2 * t - 1):
+        assert sum("←" in text for text in words_of(ring_step(t, step, PAYLOAD))["text"]) == t
+
+
+@pytest.mark.parametrize("t", [2, 4, 8])
+def test_parts_are_equations_2_and_4(t):
+    alone, both = parts(GPT3, t, TENSOR), parts(GPT3, t, SEQUENCE)
+    assert sum(part.row.bytes for part in alone) == eq2(GPT3, t) and sum(part.row.bytes for part in both) == eq4(GPT3, t)
+    assert tuple(part.row.term for part in alone) == LAYER_TERMS
+    whole = [part.row.term for part in alone if not part.axis]
+    assert len(whole) == 6 and [part.row.term for part in both if part.axis == "s"] == whole
+    assert all(part.row.split_by == t for part in both)
+    assert [a.axis for a in alone if a.axis] == [b.axis for b in both if b.axis != "s"]
+
+
+def test_one_rank_holds_all():
+    assert {part.axis for mode in MODES for part in parts(GPT3, 1, mode)} == {""}
+
+
+@pytest.mark.parametrize(("mode", "per_tensor"), [(TENSOR, 6 * 4 + 9 * 4 * 2), (SEQUENCE, 15 * 4 * 2)])
+def test_a_frame_and_a_part_for_each_tensor_and_rank(mode, per_tensor):
+    hovers = words_of(rank_parts(GPT3, 4, mode))["customdata"]
+    assert len(hovers) == per_tensor and all(any(term in hover for hover in hovers) for term in LAYER_TERMS)
+
+
+def test_the_filled_area_is_what_is_held():
+    """Filled area of a rank's frames over the frames' whole area, tensor by tensor: 1 or 1/t."""
+    for mode in MODES:
+        drawing = rank_parts(GPT3, 4, mode)
+        filled = [trace for trace in drawing.traces if trace.get("fill") == "toself" and trace["fillcolor"] != EMPTY.colour]
+        area = 0.0
+        for trace in filled:
+            for i in range(0, len(trace["x"]), 6):
+                area += (trace["x"][i + 1] - trace["x"][i]) * (trace["y"][i + 2] - trace["y"][i])
+        frame = 0.92 * 5.0 / 4 * 0.78
+        assert area / (4 * frame) == pytest.approx(sum(1 / part.row.split_by for part in parts(GPT3, 4, mode)))
+
+
+def test_frames_are_drawn_behind_parts():
+    traces = box_traces([Box(0, 0, 1, 1, FILLS["softmax"]), Box(1, 0, 1, 1, EMPTY)])
+    assert [trace.get("fillcolor") for trace in traces] == [EMPTY.colour, FILLS["softmax"].colour, None]
+
+
+def test_the_exchanges_stand_where_the_blocks_begin_and_end():
+    assert list(EXCHANGES_AFTER) == ["QKV projection input", "attention projection input", "h→4h input", "4h→h input"]
+    for mode, kinds in ((TENSOR, {"all-reduce": 4}), (SEQUENCE, {"all-gather": 4, "reduce-scatter": 4})):
+        texts = " ".join(words[mode == SEQUENCE] for words in EXCHANGES_AFTER.values())
+        assert {kind: texts.count(kind) for kind in kinds} == kinds
+
+
+@given(st.sampled_from([1, 2, 4, 8, 16, 32]))
+def test_the_three_curves(t):
+    assert list(coefficients(GPT3, t).values()) == pytest.approx([10 + 24 / t, 4 + 30 / t, 34 / t])
+    for form, trace in zip(FORMS, gathered_lines(GPT3, t).traces, strict=True):
+        assert trace["name"] == form and trace["y"][trace["x"].index(t)] == coefficients(GPT3, t)[form]
+
+

@@ -1,0 +1,121 @@
+"""torchrun --nproc-per-node 2 labs/lab2_tensor_parallel.py
+
+Lab 2: tensor parallelism (2205.05198 section 4.2.1).
+
+Write the functions below; run the command above to have them judged.  For a hint:
+python labs/lab2_tensor_parallel.py --hint 2.1
+
+Activations are [s, b, h], sequence first.  Weights are as torch stores them, [out, in].
+group is a process group of t ranks: dist.get_world_size(group), dist.get_rank(group).
+No function may write to a tensor that it was given.
+"""
+
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem.lab.judge import main
+from actmem.lab.pieces import core_attention, gelu, merge_heads, split_heads
+
+
+# 2.1
+def f(x: Tensor, group) -> Tensor:
+    """Enter a tensor-parallel block: from here on each rank computes another part of the output.
+
+    x: [s, b, h], the same on every rank.  Returns x.  The gradient that comes back differs from
+    rank to rank; the one handed on must be that of the whole output.  One all-reduce in all.
+    Keeps nothing for backward.  2205.05198 section 4.2.1.
+    """
+    raise NotImplementedError
+
+
+# 2.2
+def f_bar(x: Tensor, group) -> Tensor:
+    """Leave a tensor-parallel block: the sum of the ranks' x.
+
+    x: [s, b, h], another one on every rank.  Returns [s, b, h], the same on every rank; so is the
+    gradient that comes back.  One all-reduce in all.  Keeps nothing for backward.
+    2205.05198 section 4.2.1.
+    """
+    raise NotImplementedError
+
+
+# 2.3
+def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
+    """This rank's part of the output of a linear whose output features are shared among the ranks.
+
+    x: [s, b, in], the same on every rank.  weight: [out/t, in] and bias: [out/t], this rank's.
+    Returns [s, b, out/t].  Keeps only x.  2205.05198 section 4.2.1.
+    """
+    raise NotImplementedError
+
+
+# 2.4
+def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
+    """The whole output of a linear whose input features are shared among the ranks.
+
+    x: [s, b, in/t] and weight: [out, in/t], this rank's.  bias: [out], the same on every rank.
+    Returns [s, b, out], the same on every rank.  Keeps only x.  2205.05198 section 4.2.1.
+    """
+    raise NotImplementedError
+
+
+# 2.5
+def split_attention(qkv_weight: Tensor, projection_weight: Tensor, num_attention_heads: int, group) -> tuple[Tensor, Tensor]:
+    """This rank's part of the two weights of self-attention; each rank computes a/t whole heads.
+
+    qkv_weight: [3h, h], unsharded; its rows are those of Q, then of K, then of V, each head by head.
+    projection_weight: [h, h], unsharded.  Returns [3h/t, h], in the same order, and [h, h/t].
+    2205.05198 section 4.2.1.
+    """
+    raise NotImplementedError
+
+
+# 2.6
+def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor, group) -> Tensor:
+    """h → 4h, gelu, 4h → h, with one all-reduce in forward and one in backward.
+
+    x: [s, b, h], the same on every rank.  up_weight: [4h/t, h], up_bias: [4h/t], down_weight:
+    [h, 4h/t], this rank's; down_bias: [h], the same on every rank.  Returns [s, b, h], the same
+    on every rank.  2205.05198 section 4.2.1.
+    """
+    raise NotImplementedError
+
+
+# 2.7
+def attention(
+    x: Tensor,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    projection_weight: Tensor,
+    projection_bias: Tensor,
+    num_attention_heads: int,
+    group,
+) -> Tensor:
+    """Self-attention with a/t heads on each rank, one all-reduce in forward and one in backward.
+
+    x: [s, b, h], the same on every rank.  qkv_weight: [3h/t, h], qkv_bias: [3h/t],
+    projection_weight: [h, h/t], as split_attention gives them; projection_bias: [h], the same on
+    every rank.  num_attention_heads: a, of all ranks together.  Returns [s, b, h], the same on
+    every rank.  Use split_heads, core_attention and merge_heads.  2205.05198 section 4.2.1.
+    """
+    raise NotImplementedError
+
+
+# 2.8, advanced
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tensor:
+    """The cross entropy of each position, from logits whose vocabulary is shared among the ranks.
+
+    logits: [s, b, v/t], this rank's tokens, r·v/t and up on rank r.  targets: [s, b], ids from 0
+    to v − 1, the same on every rank.  Returns [s, b], the same on every rank.  The ranks may
+    exchange a few numbers for each position, but no logits.  2205.05198 section 4.3.
+    """
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))

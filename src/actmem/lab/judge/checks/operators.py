@@ -1,0 +1,39 @@
+"""How the four operators are judged: labs 2 and 3 write them, and the linears that use them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.compare import close
+from actmem.lab.judge.kept import check_keeps
+from actmem.lab.judge.verdict import Wrong
+
+
+def size_of(x: Tensor) -> int:
+    """Bytes of a tensor's elements."""
+    return x.numel() * x.element_size()
+
+
+def check_group(b: Bench, function: Callable[..., Tensor], x: Tensor, expected: Tensor) -> None:
+    """Raise Wrong unless ``function(x, group)`` on a group of one rank exchanges with no other rank."""
+    if b.size == 1:
+        return
+    leaf = x.clone().requires_grad_()
+    with b.watching():
+        result = function(leaf * 1, b.alone)
+    right = isinstance(result, Tensor) and close(result.detach(), expected)
+    if right:
+        upstream = b.random_by_rank(*result.shape, seed=77)[b.rank]
+        with b.watching():
+            result.backward(upstream.clone())
+        right = leaf.grad is not None and close(leaf.grad, upstream)
+    if not right:
+        raise Wrong("it exchanges with ranks outside group: hand group=group to every call of torch.distributed")
+
+
+def check_keeps_nothing(b: Bench, function: Callable[..., Tensor], x: Tensor) -> None:
+    """Raise Wrong if an operator keeps a tensor for backward."""
+    check_keeps(b, 0, "nothing", lambda y: function(y, b.group), x, more="its backward needs no tensor of forward's")

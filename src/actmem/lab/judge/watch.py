@@ -1,0 +1,134 @@
+"""Every collective is announced before it starts, so that a mismatch is a sentence and not a hang.
+
+Before a collective of the learner runs, each rank says which it is about to run and hears what
+the others say.  If all say the same, it runs.  If not, it runs on no rank, and every rank raises
+the same OutOfStep: the group stays whole, and judging can go on.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from dataclasses import dataclass
+from types import FrameType
+
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from actmem.lab.judge.together import Together
+from actmem.lab.judge.verdict import OutOfStep, PeerStopped
+from actmem.measure.comms import _KINDS, _NAMESPACES, count_collectives
+
+#: Between two ranks only: others need not take part.
+_PAIRWISE = ("send", "receive")
+
+
+@dataclass
+class Place:
+    """Where this rank is, for whoever asks from another thread."""
+
+    file: str = ""
+    exercise: str = ""
+    collective: str = ""
+
+    def line(self, frame: FrameType | None = None) -> str:
+        """File, line and function of the learner's innermost frame; "" outside the learner's file."""
+        frame = frame or sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == self.file:
+                return f"{os.path.basename(self.file)}:{frame.f_lineno}, in {frame.f_code.co_name}"
+            frame = frame.f_back
+        return ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """What a rank is about to do: a collective, or nothing more (``returned``, ``stopped``)."""
+
+    do: str
+    elements: int = 0
+    dtype: str = ""
+    where: str = ""
+
+    def matches(self, other: Step) -> bool:
+        """Whether two ranks that do these meet."""
+        return (self.do, self.elements, self.dtype) == (other.do, other.elements, other.dtype)
+
+    def text(self) -> str:
+        """What a rank does, to follow its name in a sentence."""
+        line = self.where.split(",")[0]
+        if self.do == "returned":
+            return "has returned"
+        return f"is waiting in {self.do}" + (f" ({line})" if line else "")
+
+
+RETURNED, JUDGING, STOPPED = "returned", "judging", "stopped"
+
+
+class InStep:
+    """Keeps the ranks in step while one exercise is judged."""
+
+    _serials = itertools.count()
+
+    def __init__(self, together: Together, place: Place):
+        self._together, self.place = together, place
+        self._key, self._count = f"step/{next(self._serials)}", 0
+
+    def step(self, step: Step, value: object = None) -> list:
+        """Tell ``step`` and hear the others'; every rank's ``value``.
+
+        Raises OutOfStep or PeerStopped if the ranks do different things.
+        """
+        if self._together.size == 1:
+            return [value]
+        self._count += 1
+        self.place.collective = "" if step.do in (RETURNED, JUDGING) else step.do
+        said = self._together.exchange(f"{self._key}/{self._count}", (step, value))
+        self.place.collective = ""
+        steps = [other for other, _ in said]
+        if any(other.do == STOPPED for other in steps):
+            raise PeerStopped
+        if not all(step.matches(other) for other in steps):
+            raise OutOfStep(_mismatch(steps))
+        return [value for _, value in said]
+
+    def stop(self) -> None:
+        """Say that this rank judges no further; it waits for nobody."""
+        self._together.post(f"{self._key}/{self._count + 1}", (Step(STOPPED), None))
+
+
+def _mismatch(steps: list[Step]) -> str:
+    if len({step.do for step in steps}) == 1:
+        sizes = "; ".join(f"rank {rank} hands it {step.elements:,} elements of {step.dtype}" for rank, step in enumerate(steps))
+        return f"the ranks meet in {steps[0].do} with tensors that do not fit: {sizes} ({steps[0].where})"
+    said: dict[str, list[int]] = {}
+    for rank, step in enumerate(steps):
+        said.setdefault(step.text(), []).append(rank)
+    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {text}" for text, ranks in said.items()]
+    return "deadlock: " + "; ".join(parts)
+
+
+class watching(count_collectives):
+    """Counts collectives as ``count_collectives`` does, and announces each before it runs."""
+
+    def __init__(self, in_step: InStep):
+        super().__init__()
+        self._in_step = in_step
+
+    def __exit__(self, kind, error, trace):
+        super().__exit__(kind, error, trace)
+        if error is None:
+            self._in_step.step(Step(RETURNED))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):  # by name: loading the class takes a second
+            return NotImplemented  # DTensor turns into plain collectives first
+        namespace, name = func.name().split(".")[0].split("::")
+        kind = _KINDS.get(name, "").replace("-", "_") if namespace in _NAMESPACES else ""
+        if kind and kind not in _PAIRWISE:
+            tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, Tensor)]
+            largest = max(tensors, key=Tensor.numel, default=None)
+            elements, dtype = (0, "") if largest is None else (largest.numel(), str(largest.dtype).removeprefix("torch."))
+            self._in_step.step(Step(kind, elements, dtype, self._in_step.place.line(sys._getframe(1))))
+        return super().__torch_dispatch__(func, types, args, kwargs)

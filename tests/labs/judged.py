@@ -1,0 +1,41 @@
+"""Judge functions as if they stood in a learner's file; on ranks of a RankPool or in this process."""
+
+import inspect
+
+from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.exercise import load_lab, solutions_of
+from actmem.lab.judge.judging import judge
+from actmem.lab.judge.together import Together, join
+
+_joined = {}
+
+
+def judged(lab_name, number, function=None, target=None):
+    """The verdict of one exercise, with ``function`` in place of our solution's ``target``.
+
+    target: by default the function that the exercise asks for.
+    """
+    return judge_with(joined(), lab_name, number, function, target)
+
+
+def joined():
+    """This process's place among the ranks of its pool; the store outlives the test."""
+    if "together" not in _joined:
+        _joined["together"] = join()
+    return _joined["together"]
+
+
+def judge_with(together, lab_name, number, function=None, target=None):
+    lab = load_lab(lab_name)
+    (exercise,) = lab.choose([number], "number")
+    functions = dict(solutions_of(lab_name))
+    if function is not None:
+        functions[target or exercise.function] = function
+        functions["__file__"] = inspect.getsourcefile(function)
+    (verdict,) = judge(lab, [exercise], Bench(functions, together))
+    return verdict
+
+
+def judged_alone(lab_name, number, function=None, target=None):
+    """The same with a single rank and no process group."""
+    return judge_with(Together(), lab_name, number, function, target)

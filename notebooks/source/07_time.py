@@ -1,0 +1,284 @@
+# %% [markdown]
+# # 7 · Time
+#
+# **The question.** Bytes were exact. What do the methods cost and gain in seconds, and why do seconds not follow FLOPs?
+#
+# **What you need.** Chapter 5 (recomputation). Chapter 6 for the words about pipelines. About 30 minutes.
+#
+# **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
+# A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over what the
+# devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that were really run, recomputation included, over
+# the same.
+
+# %%
+import time
+
+import torch
+
+from actmem import paper
+from actmem.config import Parallel
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
+from actmem.formulas.flops import eq7, eq8, eq9, forward_products, hardware_flops, text_selective
+from actmem.formulas.roofline import A100_BYTES_PER_SECOND, forward_operations, least_seconds
+from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
+from actmem.models import PAPER_MODELS, TINY
+from actmem.rows import total
+from actmem.show.choices import steps
+from actmem.show.live import LiveFigure
+from actmem.show.panel import Panel, slider
+from actmem.show.predict import Prediction
+from actmem.show.roofline import least_times, roofline
+from actmem.show.text import text_table
+from actmem.show.throughput import days_bars, training_days, utilisation_bars
+from actmem.show.varies import Varies
+
+A100 = (paper.A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
+baseline = paper.TABLE4["baseline, no recompute"]
+
+# %% [markdown]
+# ## Guess first
+#
+# Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more. In FLOPs,
+# forward is one third of forward and backward together, so a third comes on top.
+
+# %%
+Prediction(
+    f"Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms. By how many percent does a second forward lengthen the layer's time?",
+    100 * baseline.forward_ms / baseline.combined_ms,
+    "%",
+    "Backward does not take twice as long as forward here, so forward is more than a third of the whole.",
+)
+
+# %% [markdown]
+# ## FLOPs of an iteration
+#
+# A product of `[n, k]` by `[k, m]` is `2nkm` FLOPs. For `B` sequences, forward:
+
+# %%
+GPT3 = PAPER_MODELS["175B"]
+products = forward_products(GPT3.shape, GPT3.global_batch_size)
+whole = sum(p.flops for p in products)
+print(text_table(("product, 175B, all layers", "formula", "FLOPs", "share"), [(p.term, p.source, p.flops, f"{p.flops / whole:.2%}") for p in products], "  rr"))
+
+# %% [markdown]
+# Backward needs two products for each of forward's: one for the input's gradient, one for the weight's (or for the other operand).
+# Three times the sum above is equation 7,
+#
+# $$72BLsh^2\left(1 + \frac{s}{6h} + \frac{v}{12hL}\right),$$
+#
+# and it stays what it is whatever the hardware runs: it is the work that the model needs. Recomputation does not add to it.
+# That is why MFU can't be raised by running more. Here it is for the 22B model, cut to 4 of its layers to save your time, beside a
+# count by torch of every product while that model runs forward and backward on the `meta` device:
+
+# %%
+from actmem.lab.paper_flops import count_flops
+
+cut22 = PAPER_MODELS["22B"].shape.with_sizes(num_layers=4)
+batch = cut22.micro_batch_size
+needed = eq7(cut22, batch)
+lines = []
+for label, mode, predicted in (
+    ("model, eq. 7", "none", needed),
+    ("selective, the text", "paper-selective", text_selective(cut22, batch)),
+    ("selective, stopped early", "selective", hardware_flops(cut22, batch, "selective")),
+    ("full, stopped early", "full", hardware_flops(cut22, batch, "full")),
+):
+    counted = sum(count_flops(cut22, mode).values())
+    lines.append((label, predicted, counted, counted - predicted, f"{predicted / needed:.4f}"))
+lines.append(("selective, eq. 8 as printed", eq8(cut22, batch), "–", "–", f"{eq8(cut22, batch) / needed:.4f}"))
+print(text_table(("22B, 4 layers, one iteration", "FLOPs, formula", "FLOPs, counted", "difference", "over eq. 7"), lines, " rrrr"))
+print(f"\neq. 9, eq. 8 over eq. 7 as the paper rounds it: 1 + s/6h = {float(eq9(cut22)):.4f}")
+
+# %% [markdown]
+# Equation 8 counts the attention core three times more where the text says once; chapter 5 has the story.
+#
+# ## Table 4: one layer, in milliseconds
+#
+# As printed, with each overhead computed again from the printed times:
+
+# %%
+lines = []
+for name, row in paper.TABLE4.items():
+    printed = "–" if row.overhead_percent is None else str(row.overhead_percent)
+    ours = 100 * (row.combined_ms / baseline.combined_ms - 1)
+    lines.append((name, row.forward_ms, row.backward_ms, row.combined_ms, printed, f"{ours:+.1f}", f"{row.backward_ms / row.forward_ms:.2f}"))
+print(text_table(("22B, one layer", "forward", "backward", "both", "overhead %, paper", "computed", "backward/forward"), lines, " rrrrrr"))
+
+# %% [markdown]
+# **Why the overhead of full recomputation is above a third.** Look at the last column. By FLOPs backward should be twice
+# forward. The baseline's is less, because its all-reduce runs beside the weight gradient's product and so costs
+# little time, while forward's all-reduce has nothing to hide behind. A second forward brings its own all-reduces, in
+# the open.
+#
+# **Why selective recomputation costs more than its FLOPs.** It adds one or two percent of FLOPs and several
+# percent of time. The roofline below says why.
+#
+# ## On this machine
+#
+# Times are different everywhere, and so are no part of the stored notebook: run this cell. It takes each mode in turn, so that what
+# slows one slows all, and shows the medians. A tiny layer on a few cores won't show the paper's ratios.
+
+# %%
+from statistics import median
+
+from actmem.measure.layer import layer_input
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.groups import TensorParallel
+
+modes = ("none", "selective", "full")
+layers = {mode: TransformerLayer(TINY, recompute=mode) for mode in modes}
+x = layer_input(TINY, TensorParallel(), "cpu", torch.float32)
+seconds = {mode: [] for mode in modes}
+for _ in range(12):
+    for mode in modes:
+        start = time.perf_counter()
+        layers[mode](x).sum().backward()
+        seconds[mode].append(time.perf_counter() - start)
+middle = {mode: median(values[2:]) for mode, values in seconds.items()}
+Varies({f"{mode}, forward + backward": f"{1000 * value:.2f} ms ({100 * (value / middle['none'] - 1):+.0f}%)" for mode, value in middle.items()})
+
+# %% [markdown]
+# For numbers that you can trust, with the noise beside them, there is a lab: `torchrun --nproc-per-node 2 labs/measure_speed.py`
+# measures table 4 on what you have, and on a GPU `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` runs one rank
+# of the paper's own layer.
+#
+# ## Table 5: whole iterations
+#
+# MFU is equation 7 over time, devices and the A100's highest rate; HFU puts the FLOPs that were run in its place. From the printed
+# times:
+
+# %%
+lines = []
+for row in table5():
+    printed = paper.TABLE5[row.model]
+    gain = 100 * (printed.full_recompute_seconds / printed.seconds - 1)
+    lines.append((
+        row.model, printed.gain_percent, f"{gain:.1f}", f"{row.full_recompute_mfu_percent:.1f}", printed.mfu_percent, f"{row.mfu_percent:.1f}",
+        printed.hfu_percent, f"{row.hfu_eq8_percent:.1f}", f"{row.hfu_text_percent:.1f}",
+    ))  # fmt: skip
+header = ("model", "gain %, paper", "computed", "MFU, full rec.", "MFU, paper", "eq. 7", "HFU, paper", "eq. 8", "by the text")
+print(text_table(header, lines, " rrrrrrrr"))
+run = paper.DATA_PARALLEL_530B
+print(f"\n530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.1f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed")
+
+# %% [markdown]
+# The column that table 5 leaves out is the MFU *with* full recomputation, at the other printed time. It makes the gain
+# visible as what it is:
+
+# %%
+LiveFigure(utilisation_bars())
+
+# %% [markdown]
+# ## What it buys
+#
+# The same times, as days of training. Choose the number of tokens.
+
+# %%
+Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
+
+# %%
+for name in PAPER_MODELS:
+    full, both = training_days(name, 300)
+    print(f"{name:>5}: {full:6.1f} days with full recomputation, {both:6.1f} with both methods, {PAPER_MODELS[name].num_devices * (full - both):9,.0f} GPU-days saved")
+
+# %% [markdown]
+# ## The roofline: why the core is cheap to run again
+#
+# An operation has to compute its FLOPs and to move its bytes between memory and the chip. At best both go on at the same time, so its
+# least time is the longer of
+#
+# $$\frac{\text{FLOPs}}{\text{highest rate}} \quad\text{and}\quad \frac{\text{bytes}}{\text{bandwidth}}.$$
+#
+# FLOPs per byte decide which: below the ridge, highest rate over bandwidth, an operation waits for memory. Each operation here
+# reads its inputs and writes its outputs, as eager code does. Point at a marker or a bar for its numbers.
+
+# %%
+SMALLEST = PAPER_MODELS["22B"].shape
+Panel(
+    lambda s, b, t: [draw(SMALLEST.with_sizes(seq_length=s, micro_batch_size=b), Parallel(t, True)) for draw in (roofline, least_times)],
+    s=steps("s", "tokens", (256, 512, 1024, 2048, 4096, 8192, 16384), 2048),
+    b=slider("b", "sequences", 1, 8, 1, 4),
+    t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
+)
+
+# %% [markdown]
+# The linears sit on the flat roof: every weight and every element is used hundreds of times. The core's products
+# have a short inner side, the `h/a` elements of a head, so they reach the ridge hardly or not at all; softmax and dropout do a
+# few FLOPs for each score they read and write. So the core has few FLOPs and much traffic.
+#
+# Now put the two prices side by side: least time to run again, for each GiB that is freed.
+
+# %%
+shape, cut = SMALLEST, Parallel(8, True)
+operations = {o.name: o for o in forward_operations(shape, cut)}
+core = [operations[name] for name in ("QKᵀ", "softmax", "softmax dropout")]
+rest = [o for name, o in operations.items() if o not in core and name not in ("4h→h", "MLP dropout and sum")]
+rows = layer_rows(shape, cut)
+freed = {
+    "attention core": (core, sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)),
+    "all the rest": (rest, sum(row.bytes for row in rows[1:] if row.term not in CORE_ATTENTION_TERMS)),
+}
+lines = []
+for name, (group, size) in freed.items():
+    milliseconds = 1000 * float(least_seconds(group, *A100))
+    flop_milliseconds = 1000 * sum(o.flops for o in group if o.product) / paper.A100_FLOPS_PER_SECOND
+    lines.append((name, size, f"{flop_milliseconds:.3f}", f"{milliseconds:.3f}", f"{milliseconds / (size / 2**30):.2f}"))
+print(text_table(("22B layer, t = 8", "bytes freed", "ms by FLOPs", "least ms", "least ms per GiB freed"), lines, " rrrr"))
+
+# %% [markdown]
+# By FLOPs the core looks almost free. By the roofline it takes several times longer, and it is still an order of magnitude
+# cheaper per byte than the rest. How close is that to table 4?
+
+# %%
+selective = paper.TABLE4["selective"]
+added = selective.combined_ms - baseline.combined_ms
+group = [*core, operations["attention over V"]]
+by_flops = 1000 * sum(o.flops for o in group if o.product) / paper.A100_FLOPS_PER_SECOND
+by_roofline = 1000 * float(least_seconds(group, *A100))
+print(f"selective recomputation of one 22B layer adds {by_flops:.2f} ms by FLOPs, at least {by_roofline:.2f} ms by the roofline, and {added:.1f} ms in table 4")
+forward = 1000 * float(least_seconds(list(operations.values()), *A100))
+print(f"the whole forward pass takes at least {forward:.2f} ms by the roofline without exchanges, and {baseline.forward_ms} ms in table 4")
+
+# %% [markdown]
+# The roofline explains most of the milliseconds that FLOPs do not. It also tells what a fused attention kernel does: the scores
+# never travel to memory, so the core moves only Q, K, V and its output, and the orange bars shrink to the products' own time. The roofline is a
+# bound: real kernels, launches and exchanges come on top, and the second line shows how much.
+#
+# ## Questions
+#
+# <details><summary><b>1.</b> Two runs have the same HFU. One recomputes everything. Which trains faster?</summary>
+#
+# The other. At equal HFU the devices run FLOPs at the same rate, but a quarter of the full run's are repeats (a third on top of
+# what is needed). Its MFU is three quarters of its HFU.
+# </details>
+#
+# <details><summary><b>2.</b> Why can sequence parallelism make forward <em>faster</em>, although it moves the same bytes between ranks?</summary>
+#
+# Layer norms and dropouts run on `s/t` tokens instead of all `s` on every rank. In the roofline's terms: less traffic
+# to memory for the operations that wait for memory. Compare the first two lines of table 4.
+# </details>
+#
+# <details><summary><b>3.</b> You double <code>t</code>. Which points of the roofline move left, and why?</summary>
+#
+# The linears: each rank has half of the weights and half of the FLOPs, but a column-parallel linear still reads the whole input
+# and a row-parallel one writes a whole output. FLOPs per byte fall. The core's points stay: each rank has half of the heads,
+# and everything halves.
+# </details>
+#
+# ## What people get wrong here
+#
+# - **"Recomputation costs 33%."** In FLOPs, run to its end. In time table 4 has more, and it depends on what communication
+#   hides behind.
+# - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for an operation that waits for memory.
+# - **MFU computed with the hardware's FLOPs.** Counting the recomputation makes a slower run look better utilised.
+# - **Utilisation against the sparse peak.** The A100's rate for dense 16-bit products is half of the number with sparsity.
+# - **Comparing times from different runs.** Clocks, heat and neighbours drift by more than the effect; run candidates in turn.
+#
+# ## Where to go from here
+#
+# The labs: `labs/measure_speed.py` for table 4 on your own device, `labs/measure_paper.py` for every table and figure of the paper
+# at once.
+#
+# **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
+# Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:
+# `src/actmem/formulas/flops.py`, `src/actmem/formulas/table5.py`, `src/actmem/formulas/roofline.py`.

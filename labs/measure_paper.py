@@ -15,8 +15,8 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from actmem.config import ConfigError, check_size
 from actmem.lab.arguments import LabParser, add_json_argument, check_writable
-from actmem.lab.paper_report import parts_of
-from actmem.lab.paper_sections import SECTIONS, jobs_of, measure_paper
+from actmem.lab.paper.report import parts_of
+from actmem.lab.paper.sections import SECTIONS, jobs_of, measure_paper
 from actmem.models import PAPER_MODELS
 
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from actmem.formulas.disagreements import disagreements
-from actmem.lab import launch, paper_figures
-from actmem.lab.paper_sections import SECTIONS
+from actmem.lab import launch
+from actmem.lab.paper import figures as paper_figures
+from actmem.lab.paper.sections import SECTIONS
 from actmem.rows import Row
 
 SCRIPT = "measure_paper.py"

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import RECOMPUTE_MODES, ModelShape
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.states import num_parameters, parameter_counts
-from actmem.lab.paper_flops import count_flops, count_iteration, count_parameters, meta_model
+from actmem.lab.paper.flops import count_flops, count_iteration, count_parameters, meta_model
 from actmem.measure.emulate import emulated_rank
 from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS

@@ -4,7 +4,7 @@ import pytest
 
 from actmem.formulas.model import EMBEDDING_TERM
 from actmem.formulas.pipeline import eq5, eq6, first_stage_bytes, in_flight, interleave_factor, section43_extras
-from actmem.lab.paper_memory import STAGE_CONFIGURATIONS, Stage, measure, num_microbatches, schedule
+from actmem.lab.paper.memory import STAGE_CONFIGURATIONS, Stage, measure, num_microbatches, schedule
 from actmem.models import PAPER_MODELS
 from actmem.rows import by_term, compare, extra_rows, total
 

@@ -8,9 +8,9 @@ from actmem import paper
 from actmem.formulas.disagreements import disagreements
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.formulas.table2 import TABLE2, closed_form
-from actmem.lab.paper_entries import Entry
-from actmem.lab.paper_flops import count_parameters
-from actmem.lab.paper_jobs import Job, Results
+from actmem.lab.paper.entries import Entry
+from actmem.lab.paper.flops import count_parameters
+from actmem.lab.paper.jobs import Job, Results
 from actmem.lab.ranks import Ranks
 from actmem.lab.table2 import Result, measure_table2
 from actmem.measure.emulate import emulated_rank

@@ -11,7 +11,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape, check_divides
-from actmem.lab.paper_memory import Stage
+from actmem.lab.paper.memory import Stage
 from actmem.measure.emulate import emulated_rank
 from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS, PaperModel

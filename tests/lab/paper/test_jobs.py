@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from actmem.lab.paper_jobs import Job, run
+from actmem.lab.paper.jobs import Job, run
 
 
 @pytest.mark.parametrize("processes", [1, 2])

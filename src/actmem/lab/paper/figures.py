@@ -10,10 +10,10 @@ from actmem.formulas.model import bytes_by_rank, stage_output_rows
 from actmem.formulas.pipeline import eq5, eq6, interleave_factor, section43_extras
 from actmem.formulas.states import ADAM, state_rows
 from actmem.formulas.table2 import TABLE2, closed_form
-from actmem.lab.paper_entries import Entry
-from actmem.lab.paper_jobs import Job, Results
-from actmem.lab.paper_memory import STAGE_CONFIGURATIONS, Stage, measure
-from actmem.lab.paper_tables import parameters_job
+from actmem.lab.paper.entries import Entry
+from actmem.lab.paper.jobs import Job, Results
+from actmem.lab.paper.memory import STAGE_CONFIGURATIONS, Stage, measure
+from actmem.lab.paper.tables import parameters_job
 from actmem.models import PAPER_MODELS
 from actmem.rows import compare, total
 

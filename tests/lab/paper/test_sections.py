@@ -8,13 +8,13 @@ from actmem import paper
 from actmem.formulas.flops import eq7, eq8, hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.formulas.table2 import TABLE2, closed_form
-from actmem.lab.paper_entries import Entry
-from actmem.lab.paper_flops import count_iteration, count_parameters
-from actmem.lab.paper_jobs import Job
-from actmem.lab.paper_memory import STAGE_CONFIGURATIONS, Stage, measure
-from actmem.lab.paper_report import parts_of
-from actmem.lab.paper_sections import SECTIONS, jobs_of, measure_paper
-from actmem.lab.paper_tables import measure_layer_of
+from actmem.lab.paper.entries import Entry
+from actmem.lab.paper.flops import count_iteration, count_parameters
+from actmem.lab.paper.jobs import Job
+from actmem.lab.paper.memory import STAGE_CONFIGURATIONS, Stage, measure
+from actmem.lab.paper.report import parts_of
+from actmem.lab.paper.sections import SECTIONS, jobs_of, measure_paper
+from actmem.lab.paper.tables import measure_layer_of
 from actmem.lab.table2 import Result
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row

@@ -8,8 +8,8 @@ from rich.console import RenderableType
 
 from actmem import paper
 from actmem.formulas.disagreements import disagreements
-from actmem.lab.paper_entries import Entry
-from actmem.lab.paper_memory import num_microbatches
+from actmem.lab.paper.entries import Entry
+from actmem.lab.paper.memory import num_microbatches
 from actmem.models import PAPER_MODELS
 from actmem.show.paper_tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from actmem.lab import paper_figures, paper_tables, paper_utilisation
-from actmem.lab.paper_entries import Entry
-from actmem.lab.paper_jobs import Job, Results, Usage, run
+from actmem.lab.paper import figures, tables, utilisation
+from actmem.lab.paper.entries import Entry
+from actmem.lab.paper.jobs import Job, Results, Usage, run
 
 Models = Sequence[str]
 
@@ -26,15 +26,15 @@ class Section:
 
 #: In the order of the paper.
 SECTIONS = {
-    "figure1": Section(paper_figures.figure1_jobs, paper_figures.figure1),
-    "table2": Section(paper_tables.table2_jobs, paper_tables.table2),
-    "table3": Section(paper_tables.table3_jobs, paper_tables.table3),
-    "figure7": Section(paper_figures.figure7_jobs, paper_figures.figure7),
-    "table4": Section(_no_jobs, paper_tables.table4),
-    "table5": Section(paper_utilisation.table5_jobs, paper_utilisation.table5),
-    "flops": Section(paper_utilisation.flops_jobs, paper_utilisation.flops),
-    "figure9": Section(paper_figures.figure9_jobs, paper_figures.figure9),
-    "disagreements": Section(_no_jobs, paper_tables.disagreement_entries),
+    "figure1": Section(figures.figure1_jobs, figures.figure1),
+    "table2": Section(tables.table2_jobs, tables.table2),
+    "table3": Section(tables.table3_jobs, tables.table3),
+    "figure7": Section(figures.figure7_jobs, figures.figure7),
+    "table4": Section(_no_jobs, tables.table4),
+    "table5": Section(utilisation.table5_jobs, utilisation.table5),
+    "flops": Section(utilisation.flops_jobs, utilisation.flops),
+    "figure9": Section(figures.figure9_jobs, figures.figure9),
+    "disagreements": Section(_no_jobs, tables.disagreement_entries),
 }
 
 

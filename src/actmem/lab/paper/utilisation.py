@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from actmem import paper
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective, utilisation
 from actmem.formulas.table5 import data_parallel_530b_mfu_percent
-from actmem.lab.paper_entries import Entry
-from actmem.lab.paper_flops import count_iteration
-from actmem.lab.paper_jobs import Job, Results
+from actmem.lab.paper.entries import Entry
+from actmem.lab.paper.flops import count_iteration
+from actmem.lab.paper.jobs import Job, Results
 from actmem.models import PAPER_MODELS
 
 

@@ -289,8 +289,11 @@ print("both ranks agree with the formula to the byte:", all(r["exact"] for r in 
 #
 # ## The lab that goes with it
 #
+# [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$ and both linears yourself, and have them judged by real processes:
+# `torchrun --nproc-per-node 2 labs/lab2_tensor_parallel.py`.
+#
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` measures Table 2.
-# Break something in `src/actmem/parallel/linear.py`, say the order of $f$ and $\bar f$, and see which of the two notices.
+# Break something in `src/actmem/parallel/linear.py` and see which of the two notices.
 #
 # ## Sources
 #

@@ -16,6 +16,12 @@ def steps(letter: str, meaning: str, values: Sequence[int], start: int) -> ipywi
     )
 
 
-def choice(meaning: str, names: Sequence[str], start: str) -> ipywidgets.Dropdown:
-    """A list of names to choose one from."""
-    return ipywidgets.Dropdown(options=list(names), value=start, description=meaning, **_LOOK)
+def choice(meaning: str, names: Sequence[str], start: str) -> ipywidgets.ToggleButtons:
+    """A button for each name, of which one is pressed."""
+    return ipywidgets.ToggleButtons(
+        options=list(names),
+        value=start,
+        description=meaning,
+        style={"description_width": "11em", "button_width": "max-content"},
+        layout={"width": "100%"},
+    )

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from actmem.config import ModelShape
-from actmem.measure.ledger import record
-from actmem.measure.peak import bytes_now, measure_memory
+from actmem.measure.ledger import bytes_now, record
+from actmem.measure.peak import measure_memory
 from actmem.model.layer import TransformerLayer
 
 SHAPE = ModelShape(32, 2, 48, 4)

@@ -6,8 +6,10 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
+from actmem.lab.peers import PeerLine
 from actmem.lab.speed import VARIANTS, Line
 from actmem.show.speed_figure import finding, speed_figure
+from actmem.show.speed_peers import missing_lines, peers_table
 from actmem.show.speed_table import noise_line, overhead_text, speed_table
 
 
@@ -70,3 +72,26 @@ def test_figure_8_adds_up_to_forward_and_backward():
 def test_the_title_does_not_name_noise_either():
     quiet = [replace(one, is_real=False, noise=0.0204) for one in LINES]
     assert finding(quiet) == "Full recomputation costs less than 3%, selective with sequence parallelism less than 3%"
+
+
+PEER_LINES = [
+    PeerLine("selective", "ours", combined_seconds=0.123, forward_seconds=0.05, backward_seconds=0.1, held_bytes=10**6, peak_bytes=10**9, noise=0.03),
+    PeerLine(
+        "selective", "megatron-core", combined_seconds=0.2, forward_seconds=0.1, backward_seconds=0.1, ratio=0.615, ratio_low=0.6,
+        ratio_high=0.63, is_real=True, noise=0.03, held_bytes=1_500_000, peak_bytes=10**9,
+    ),
+    PeerLine(
+        "selective", "DTensor", combined_seconds=0.123, forward_seconds=0.05, backward_seconds=0.1, ratio=0.99, ratio_low=0.9,
+        ratio_high=1.1, is_real=False, noise=0.03, held_bytes=10**6, peak_bytes=10**9,
+    ),
+    PeerLine("selective", "FSDP2", unavailable="not here"),
+    PeerLine("none", "FSDP2", unavailable="not here"),
+]  # fmt: skip
+
+
+def test_peers_table():
+    text = printed(peers_table(PEER_LINES, "selective"))
+    assert "…" not in text and "FSDP2" not in text
+    assert "0.61" in text and "0.60–0.63" in text and "× 1.50" in text
+    assert "0.99" not in text and "within 0.10" in text
+    assert missing_lines(PEER_LINES) == ["FSDP2 did not run (selective, none): not here"]

@@ -10,12 +10,15 @@ device.  To take times on a CPU, ask for real tensors there too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from actmem.config import ConfigError, check_size
+from actmem.measure.replace import replaced
+from actmem.parallel import collectives
 
 
 @contextmanager
@@ -38,10 +41,34 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_t
     dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
     try:
         # Random-number states are real tensors even here.
-        with FakeTensorMode(allow_non_fake_inputs=True) if device == "cpu" and not real_tensors else nullcontext():
+        with FakeTensorMode(allow_non_fake_inputs=True) if device == "cpu" and not real_tensors else _written_results():
             yield
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def _written_results() -> Iterator[None]:
+    """Lets our reduce-scatter give this rank's own part where the fake backend leaves its result unwritten.
+
+    Before torch 2.13 it does.  Unwritten memory can hold infinities and NaNs, which spread to
+    every value and change how fast kernels run.
+    """
+    own, everything = torch.zeros(1), torch.ones(dist.get_world_size())
+    collectives._reduce_scatter(own, everything)
+    if own.item() == 1:
+        yield
+        return
+
+    def writing(reduce_scatter):
+        def run(result: Tensor, x: Tensor, **options):
+            result.copy_(x.chunk(dist.get_world_size(options["group"]))[dist.get_rank(options["group"])])
+            return reduce_scatter(result, x, **options)
+
+        return run
+
+    with replaced(collectives, "_reduce_scatter", writing):
+        yield
 
 
 def is_emulated() -> bool:

@@ -49,7 +49,6 @@ class _Storage:
     """A storage that autograd took, and the different views of it that were saved."""
 
     ref: StorageWeakRef
-    bytes: int
     views: dict[tuple, tuple] = field(default_factory=dict)
 
 
@@ -64,8 +63,12 @@ class Ledger:
         self._storages: dict[int, _Storage] = {}
 
     def storages(self) -> dict[int, int]:
-        """Bytes of each storage that is still alive, by the storage's identity."""
-        return {key: entry.bytes for key, entry in self._storages.items() if not entry.ref.expired()}
+        """Bytes of each storage that is still alive, by the storage's identity.
+
+        A storage that was emptied since counts with what it has now: FSDP leaves its gathered
+        weights so between forward and backward.
+        """
+        return {key: bytes_now(entry.ref) for key, entry in self._storages.items() if not entry.ref.expired()}
 
     @property
     def total_bytes(self) -> int:
@@ -101,7 +104,7 @@ def record(module: nn.Module) -> Iterator[Ledger]:
                 storage = part.untyped_storage()
                 if storage._cdata not in ignored:
                     # The weak reference keeps the address from being given to another storage.
-                    entry = storages.setdefault(storage._cdata, _Storage(StorageWeakRef(storage), storage.nbytes()))
+                    entry = storages.setdefault(storage._cdata, _Storage(StorageWeakRef(storage)))
                     view = (part.storage_offset(), tuple(sorted(zip(part.stride(), part.shape))))
                     if view not in entry.views:
                         entry.views[view] = (part.shape, part.dtype, tracker.module, *saver_of(part))
@@ -113,17 +116,16 @@ def record(module: nn.Module) -> Iterator[Ledger]:
 
     alive = ledger.storages()
     for key, entry in storages.items():
-        if key in alive:
-            ledger.saved.extend(_shares(entry))
+        if alive.get(key):
+            ledger.saved.extend(_shares(entry, alive[key]))
 
 
-def _shares(entry: _Storage) -> Iterator[SavedTensor]:
-    """Divide one storage's bytes among the different views of it that were saved.
+def _shares(entry: _Storage, left: int) -> Iterator[SavedTensor]:
+    """Divide one storage's bytes, ``left``, among the different views of it that were saved.
 
     Each view gets its own elements' bytes, as far as the storage reaches; what no view shows
     is kept alive all the same, and is a line of its own.
     """
-    left = entry.bytes
     for shape, dtype, module, op, argument, line in entry.views.values():
         share = min(left, shape.numel() * dtype.itemsize)
         left -= share
@@ -133,6 +135,12 @@ def _shares(entry: _Storage) -> Iterator[SavedTensor]:
         shape, dtype, module, op, argument, line = next(iter(entry.views.values()))
         unseen = (left // dtype.itemsize,)
         yield SavedTensor(module, op, f"{argument} (rest of its storage)".strip(), unseen, dtype, left, line)
+
+
+def bytes_now(ref: StorageWeakRef) -> int:
+    """Bytes that a storage has now: 0 once it is gone, or has been emptied."""
+    storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
+    return 0 if storage is None else storage.nbytes()
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:

@@ -15,7 +15,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from actmem.measure.ledger import plain_tensors
+from actmem.measure.ledger import bytes_now, plain_tensors
 
 
 @dataclass(frozen=True)
@@ -99,9 +99,3 @@ class _LiveStorages(TorchDispatchMode):
         self._refs = {key: ref for key, ref in self._refs.items() if not ref.expired()}
         self.peak_bytes = max(self.peak_bytes, sum(sizes.values()))
         return result
-
-
-def bytes_now(ref: StorageWeakRef) -> int:
-    """Bytes that a storage has now: 0 once it is gone, or has been emptied."""
-    storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
-    return 0 if storage is None else storage.nbytes()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from math import comb
 from statistics import median, quantiles
 
@@ -22,6 +22,10 @@ class Spread:
     def margin(self) -> float:
         """Half the width of the interval: what stands behind ±."""
         return (self.high - self.low) / 2
+
+    def times(self, factor: float) -> Spread:
+        """Of the same samples, each multiplied by a positive factor."""
+        return Spread(*(factor * value for value in astuple(self)))
 
 
 def spread(samples: Sequence[float]) -> Spread:

@@ -1,0 +1,95 @@
+"""torchrun --nproc-per-node 2 labs/measure_peers.py
+
+The same transformer layer by this course, by torch's DTensor plan, by megatron-core and under
+FSDP2, in one run: time of forward and backward in turns, bytes held by one ledger, bytes at the
+peak. A peer that is not installed, or cannot run here, is named and left out.
+On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
+Exit code 0, or 2 on wrong use.
+"""
+
+import json
+import os
+import sys
+import warnings
+from dataclasses import asdict
+
+import torch
+from rich.console import Console
+
+from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
+from actmem.lab.peers import LITERAL, MODES, NOTES, PEERS, measure_peers
+from actmem.lab.race import progress_line
+from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem.lab.speed import check_speed
+from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
+from actmem.show.speed_peers import missing_lines, peers_table
+
+
+def main() -> int:
+    parser = LabParser(prog="measure_peers.py", description=__doc__.split("\n\n")[1])
+    add_shape_arguments(parser)
+    add_rank_arguments(parser)
+    add_timing_arguments(parser)
+    add_json_argument(parser)
+    parser.add_argument(
+        "--peer", action="append", choices=tuple(PEERS), metavar="NAME", help=f"one of {', '.join(PEERS)}; may be repeated (default: all)"
+    )
+    parser.add_argument(
+        "--recompute", action="append", choices=MODES, metavar="MODE", help=f"one of {', '.join(MODES)}; may be repeated (default: all)"
+    )
+    parser.add_argument("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
+    args = parser.parse_args()
+    with parser.refusing():
+        shape = shape_from(args)
+        size = check_ranks(args, parser.prog)
+        dtype = check_timing(args)
+        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), free_memory_bytes(device_type(args)))
+        if int(os.environ.get("RANK", "0")) == 0:
+            check_writable("json", args.json)
+
+    # What peers and torch warn of while they are built is not this lab's to say.
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(1234)
+    with ranks(args, real_tensors=True) as here:
+        lines = measure_peers(
+            shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
+            peers=[name for name in PEERS if name in (args.peer or PEERS)],
+            modes=[mode for mode in MODES if mode in (args.recompute or MODES)],
+            sequence_parallel=not args.no_sequence_parallel,
+            on_progress=lambda text: progress_line(text, here),
+        )
+        progress_line("", here)
+        if here.rank == 0:
+            report(args, lines, setting(shape, here, dtype), clock_name(args, here.device))
+    return 0
+
+
+def report(args, lines, where, clock) -> None:
+    """Print a table for each mode and what to know about the peers, and write the file that is asked for."""
+    console = Console()
+    console.print(f"One layer by others: {where}", style="bold", highlight=False)
+    for mode in dict.fromkeys(line.mode for line in lines):
+        console.print(peers_table(lines, mode))
+    noise = max(line.noise for line in lines if line.noise is not None)
+    console.print(
+        f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {clock}; ours against itself came out up to "
+        f"{100 * noise:.1f}% apart. Below each: 95% interval; for bytes, over ours.",
+        highlight=False,
+    )
+    ran = {line.name for line in lines if not line.unavailable}
+    for name in (*PEERS, LITERAL):
+        if name in ran:
+            console.print(f"{name}: {NOTES[name]}.", highlight=False)
+    for sentence in missing_lines(lines):
+        console.print(sentence, highlight=False, markup=False)
+    if args.emulate is not None:
+        console.print("One emulated rank: exchanges take no time here, so this is computing alone.", highlight=False)
+    strange = sorted({line.name for line in lines if line.finite is False})
+    if strange:
+        console.print(f"Emulated exchanges made infinities or NaNs in {', '.join(strange)}: kernels can run faster on those.", highlight=False)
+    if args.json:
+        args.json.write_text(json.dumps([asdict(line) for line in lines], indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

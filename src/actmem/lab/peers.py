@@ -1,0 +1,176 @@
+"""Our layer beside those of torch and Megatron: the same sizes, the same modes, in one run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from actmem.config import ModelShape
+from actmem.lab.race import Held, Race, Runner, hold, race
+from actmem.lab.ranks import Ranks
+from actmem.lab.speed import group_of
+from actmem.measure.layer import layer_input
+from actmem.measure.spread import is_real
+from actmem.model.attention import causal_mask
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.groups import TensorParallel
+from actmem.peers import PeerUnavailable
+
+OURS = "ours"
+LITERAL = "ours, literal"
+MODES = ("none", "selective", "full")
+#: Peer → module of actmem.peers and its function.
+PEERS = {
+    "DTensor": ("dtensor", "dtensor_layer"),
+    "megatron-core": ("megatron", "megatron_layer"),
+    "FSDP2": ("fsdp", "fsdp_layer"),
+}
+
+NOTES = {
+    "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
+    "parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
+    "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the activations' "
+    "dtype, on a GPU of 1 byte",
+    "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its ratio is per sequence",
+    LITERAL: "runs again all that the paper runs again",
+}
+
+
+@dataclass(frozen=True)
+class PeerLine:
+    """One layer in one mode; seconds are medians, bytes this rank's.
+
+    unavailable: why it did not run; the rest is None then.  ratio: our time over this one's,
+    compared round by round, per sequence; ratio_low and ratio_high hold its true median (95%).
+    is_real: False if the two can't be told apart.  sequences: how many the ranks ran together.
+    """
+
+    mode: str
+    name: str
+    unavailable: str = ""
+    forward_seconds: float | None = None
+    backward_seconds: float | None = None
+    combined_seconds: float | None = None
+    ratio: float | None = None
+    ratio_low: float | None = None
+    ratio_high: float | None = None
+    is_real: bool = False
+    noise: float | None = None
+    sequences: int | None = None
+    held_bytes: int | None = None
+    peak_bytes: int | None = None
+    allocated_bytes: int | None = None
+    requested_bytes: int | None = None
+    finite: bool | None = None
+
+
+class _WithMask(nn.Module):
+    """Our layer with a causal mask made once, as peers have it and as layers of one model share it."""
+
+    def __init__(self, layer: TransformerLayer, mask: Tensor):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.mask)
+
+
+def build(name: str, shape: ModelShape, tp: TensorParallel, mode: str, device: str, dtype: torch.dtype, p: float = 0.1) -> nn.Module:
+    """The layer of one peer, or ours.  Raises PeerUnavailable, or whatever the peer raises."""
+    if name in (OURS, LITERAL):
+        recompute = f"paper-{mode}" if name == LITERAL else mode
+        layer = TransformerLayer(shape, tp, recompute=recompute, p=p, device=device, dtype=dtype)
+        return _WithMask(layer, causal_mask(shape.seq_length, device))
+    module, function = PEERS[name]
+    make = getattr(importlib.import_module(f"actmem.peers.{module}"), function)
+    return make(shape, tp, mode, p=p, device=device, dtype=dtype)
+
+
+def runner_of(name: str, shape: ModelShape, ranks: Ranks, mode: str, dtype: torch.dtype, sequence_parallel: bool = True) -> Runner:
+    """A peer's layer and its input: a cut of one microbatch, or for FSDP2 sequences of its own."""
+    tp = group_of(ranks, sequence_parallel)
+    if name == "FSDP2":
+        shape = shape.with_sizes(micro_batch_size=max(1, shape.micro_batch_size // ranks.size))
+        leaf = layer_input(shape, TensorParallel(), ranks.device, dtype)
+    else:
+        leaf = layer_input(shape, tp, ranks.device, dtype)
+    return Runner(build(name, shape, tp, mode, ranks.device, dtype), leaf)
+
+
+def measure_peers(
+    shape: ModelShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    rounds: int,
+    peers: Sequence[str] = tuple(PEERS),
+    modes: Sequence[str] = MODES,
+    sequence_parallel: bool = True,
+    cpu_time: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> list[PeerLine]:
+    """A line for each mode and layer, ours first.  Every rank must call it."""
+    lines = []
+    for mode in modes:
+        names = (OURS, *([LITERAL] if mode != "none" else []), *peers)
+        runners, held, missing = {}, {}, {}
+        for name in names:
+            on_progress(f"{mode}: building {name}")
+            try:
+                runner = runner_of(name, shape, ranks, mode, dtype, sequence_parallel)
+                held[name] = hold(runner)
+                runners[name] = runner
+            except Exception as error:
+                if name in (OURS, LITERAL):
+                    raise
+                missing[name] = _reason(error)
+        found = race(
+            runners, OURS, ranks, rounds=rounds, cpu_time=cpu_time,
+            on_round=lambda n, mode=mode: on_progress(f"{mode}: round {n} of {rounds + 2}"),
+        )
+        for name in names:
+            if name in missing:
+                lines.append(PeerLine(mode, name, missing[name]))
+            else:
+                lines.append(_line(mode, name, found, held[name], _sequences(name, shape, ranks), shape))
+        del runners
+    return lines
+
+
+def _sequences(name: str, shape: ModelShape, ranks: Ranks) -> int:
+    b = shape.micro_batch_size
+    return ranks.size * max(1, b // ranks.size) if name == "FSDP2" else b
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, PeerUnavailable) else f"{type(error).__name__}: {first}"
+
+
+def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: ModelShape) -> PeerLine:
+    forward, backward, both = (found.spread(name, f"{part}seconds").median for part in ("forward_", "backward_", ""))
+    ratio = found.ratio(OURS, name)
+    each = sequences / shape.micro_batch_size
+    return PeerLine(
+        mode=mode,
+        name=name,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        combined_seconds=both,
+        ratio=None if name == OURS else ratio.median * each,
+        ratio_low=None if name == OURS else ratio.low * each,
+        ratio_high=None if name == OURS else ratio.high * each,
+        is_real=name != OURS and is_real(ratio.times(each), found.noise),
+        noise=found.noise,
+        sequences=sequences,
+        held_bytes=held.held_bytes,
+        peak_bytes=held.peak_bytes,
+        allocated_bytes=held.allocated_bytes,
+        requested_bytes=held.requested_bytes,
+        finite=held.finite,
+    )

@@ -1,0 +1,82 @@
+"""measure_peers as a user starts it: every peer in every mode, and what cannot run is said."""
+
+import json
+
+import pytest
+import torch
+
+from actmem.config import ModelShape
+from actmem.lab import launch, peers
+from actmem.lab.peers import LITERAL, MODES, OURS, PEERS, measure_peers
+from actmem.lab.ranks import Ranks
+from actmem.measure.emulate import emulated_rank
+from actmem.peers import PeerUnavailable
+from actmem.peers.plain import PlainLayer
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_peers.py"
+TINY = ["--seq-length", 16, "--micro-batch-size", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
+
+
+def test_every_mode_and_peer(tmp_path):
+    path = tmp_path / "peers.json"
+    done = launch.run(SCRIPT, "--emulate", 2, *TINY, "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    lines = json.loads(path.read_text())
+    assert [(line["mode"], line["name"]) for line in lines] == [
+        (mode, name) for mode in MODES for name in (OURS, *([LITERAL] if mode != "none" else []), *PEERS)
+    ]
+    by_name = {(line["mode"], line["name"]): line for line in lines}
+    for line in lines:
+        if line["unavailable"]:
+            assert line["name"] == "megatron-core" and line["unavailable"] in " ".join(done.stdout.split())
+            continue
+        assert line["combined_seconds"] > 0 and line["peak_bytes"] >= line["held_bytes"] > 0
+        assert (line["ratio"] is None) == (line["name"] == OURS)
+    assert by_name["none", "DTensor"]["held_bytes"] > by_name["none", OURS]["held_bytes"]
+    assert by_name["none", "FSDP2"]["sequences"] == 2
+
+
+def test_under_torchrun_with_a_choice():
+    lines = launch.results(SCRIPT, *TINY, "--peer", "DTensor", "--recompute", "selective", "--no-sequence-parallel", processes=2)
+    assert [(line["mode"], line["name"]) for line in lines] == [("selective", name) for name in (OURS, LITERAL, "DTensor")]
+    assert not any(line["unavailable"] for line in lines)
+
+
+def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled(monkeypatch):
+    class Other:
+        @staticmethod
+        def dtensor_layer(*args, **options):
+            raise PeerUnavailable("not here")
+
+        @staticmethod
+        def megatron_layer(*args, **options):
+            raise ValueError("first line\nsecond line")
+
+        @staticmethod
+        def fsdp_layer(shape, tp, recompute, *, p, device, dtype):
+            return PlainLayer(shape, recompute, p, device=device, dtype=dtype)
+
+    monkeypatch.setattr(peers.importlib, "import_module", lambda name: Other)
+    with emulated_rank(4, real_tensors=True):
+        lines = measure_peers(ModelShape(16, 1, 32, 4), Ranks(0, 4, "cpu", True), torch.float32, rounds=3, modes=["none"])
+    ours, dtensor, megatron, fsdp = lines
+    assert ours.name == OURS and not ours.unavailable
+    assert (dtensor.unavailable, megatron.unavailable) == ("not here", "ValueError: first line")
+    assert fsdp.sequences == 4
+    assert fsdp.ratio_low <= fsdp.ratio <= fsdp.ratio_high
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--emulate", 2, "--peer", "apex"], "--peer: invalid choice: 'apex'"),
+        (["--emulate", 2, "--recompute", "paper-full"], "--recompute: invalid choice: 'paper-full'"),
+        (["--emulate", 16], "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 16"),
+        (["--emulate", 2, "--rounds", 10**7], "--rounds: must be at most"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
+    assert (code, out) == (2, "") and line.startswith("measure_peers.py: ") and expected in line

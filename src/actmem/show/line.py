@@ -15,6 +15,15 @@ function render({ model, el }) {
   const write = () => { node.textContent = model.get("text"); };
   el.append(node);
   write();
+  // In a panel: arrow keys belong to the controls, not to JupyterLab, which would go to the next cell.
+  const claim = (tries) => {
+    const panel = el.closest(".actmem-panel");
+    if (panel) {
+      panel.dataset.lmSuppressShortcuts = "true";
+      panel.onkeydown = (event) => event.stopPropagation();
+    } else if (tries) requestAnimationFrame(() => claim(tries - 1));
+  };
+  claim(200);
   model.on("change:text", write);
   return () => model.off("change:text", write);
 }

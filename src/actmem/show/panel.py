@@ -55,6 +55,7 @@ class Panel(ipywidgets.VBox):
         self.figures = [LiveFigure(drawing) for drawing in self._drawings(self.shown)]
         super().__init__([*controls.values(), self.message, *self.figures])
         self.layout.width = "100%"
+        self.add_class("actmem-panel")
         for control in controls.values():
             control.observe(self._redraw, "value")
 

@@ -13,6 +13,9 @@ _FORM = """
 function render({ model, el }) {
   const form = document.createElement("form");
   form.className = "actmem-predict";
+  // Keys belong to the form: JupyterLab looks at them before it (shortcuts) and after it (Enter).
+  form.dataset.lmSuppressShortcuts = "true";
+  form.onkeydown = (event) => event.stopPropagation();
   form.innerHTML = `
     <label><span class="question"></span>
       <span class="field"><input type="text" inputmode="decimal" autocomplete="off"><span class="unit"></span></span>
@@ -35,8 +38,6 @@ function render({ model, el }) {
     model.set("tries", model.get("tries") + 1);
     model.save_changes();
   });
-  // A notebook listens to keys as well; these belong to the form.
-  form.addEventListener("keydown", (event) => event.stopPropagation());
   model.on("change:reply", write);
   el.append(form);
   return () => model.off("change:reply", write);

@@ -13,6 +13,8 @@
 #
 # - say of any operation which tensors its backward pass needs, and why;
 # - predict the activation bytes of a transformer layer on a sheet of paper, and check yourself to the byte;
+# - say what tensor, sequence and pipeline parallelism each divide, what they leave whole, and what they send;
+# - tell what recomputation is worth its FLOPs, and write a checkpoint function;
 # - find out what keeps memory alive in a module of your own.
 #
 # You need to know PyTorch's `nn.Module` and what `backward()` does. A laptop without a GPU is enough.
@@ -56,7 +58,13 @@ Prediction(
 # | notebook | what it is about | minutes |
 # |---|---|---|
 # | **00 Start here** (this one) | the question, the letters, Table 2 measured on this machine | 10 |
+# | [01 The memory wall](01_memory_wall.ipynb) | what fills a GPU: four models against 80 GB, two lines that cross | 25 |
 # | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 30 |
+# | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows, whole heads; the part that never divides | 35 |
+# | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the other cut, an all-reduce taken apart, the input that plain autograd keeps | 40 |
+# | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs | 30 |
+# | [06 The pipeline](06_pipeline.ipynb) | schedules with the memory they hold, measured on four processes | 30 |
+# | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to redo | 30 |
 
 # %% [markdown]
 # ## Letters
@@ -155,4 +163,5 @@ print(f"{exact} of {len(measured)} measurements agree with the formulas to the b
 #
 # ## Where to go next
 #
-# [**02 Counting bytes**](02_counting_bytes.ipynb) opens up the first line of the table: where do its 34 and its 5 come from?
+# [**01 The memory wall**](01_memory_wall.ipynb) shows why it matters. [**02 Counting bytes**](02_counting_bytes.ipynb) opens up the
+# first line of the table: where do its 34 and its 5 come from?

@@ -63,7 +63,7 @@ Prediction(
 Panel(
     lambda s, heads: recompute_trade(ModelShape(s, 1, 128 * heads, heads)),
     s=slider("s", "tokens", 256, 16384, 256, 2048),
-    heads=slider("a", "heads of 128 elements", 8, 200, 8, 96),
+    heads=slider("a", "heads of 128", 8, 200, 8, 96),
 )
 
 # %% [markdown]
@@ -238,7 +238,7 @@ assert total(layer_rows(GPT3)) - layer_rows(GPT3)[0].bytes == sum(r.bytes for r 
 Panel(
     lambda s, heads: rebuild_price(ModelShape(s, 1, 128 * heads, heads)),
     s=slider("s", "tokens", 256, 16384, 256, 2048),
-    heads=slider("a", "heads of 128 elements", 8, 200, 8, 96),
+    heads=slider("a", "heads of 128", 8, 200, 8, 96),
 )
 
 # %% [markdown]
@@ -319,7 +319,7 @@ print(text_table(("model", "to its end %", "counted %", "stopped %", "counted %"
 
 # %%
 Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)),
-      s=slider("s", "tokens", 256, 16384, 256, 2048), h=slider("h/a", "elements of a head, 96 heads", 32, 256, 32, 128))
+      s=slider("s", "tokens", 256, 16384, 256, 2048), h=slider("h/a", "elements a head", 32, 256, 32, 128))
 
 # %% [markdown]
 # ## The memory ladder
@@ -372,7 +372,7 @@ for mode in ("selective", "paper-selective", "full", "paper-full"):
 # %%
 Panel(
     lambda phi, s: batch_payoff(GPT3.with_sizes(seq_length=s), phi),
-    phi=slider("φ", "fixed part, percent", 0, 100, 2, 10),
+    phi=slider("φ", "fixed, percent", 0, 100, 2, 10),
     s=slider("s", "tokens", 512, 8192, 512, 2048),
 )
 

@@ -77,7 +77,7 @@ print("most microbatches in flight, by rank:", counted_in_flight(ranks))
 Panel(
     lambda p, m, n: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n),
     p=slider("p", "pipeline ranks", 1, 8, 1, 4),
-    m=slider("m", "model chunks a rank", 1, 4, 1, 1),
+    m=slider("m", "chunks a rank", 1, 4, 1, 1),
     n=slider("n", "microbatches", 1, 16, 1, 8),
 )
 
@@ -182,7 +182,7 @@ print(text_table(("rank", "predicted", "extra", "measured", "difference", ""), l
 MT = PAPER_MODELS["530B"]
 Panel(
     lambda m: rank_memory(MT.shape, with_pipeline(MT.parallel, MT.parallel.pipeline_parallel_size, m), MT.global_batch_size),
-    m=slider("m", "model chunks a rank", 1, 3, 1, 3),
+    m=slider("m", "chunks a rank", 1, 3, 1, 3),
 )
 
 # %% [markdown]
@@ -237,7 +237,7 @@ print(text_table(("rank", "in flight", "not freed, by formula", "held, measured"
 FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
 Panel(
     lambda gib: moving_window_chart(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES, gib * 2**30),
-    gib=slider("memory", "GiB for activations", 5, 40, 1, 20),
+    gib=slider("memory", "GiB a rank", 5, 40, 1, 20),
 )
 
 # %% [markdown]

@@ -71,7 +71,21 @@ print(text_table(("product, 175B, all layers", "formula", "FLOPs", "share"), [(p
 # count by torch of every product while that model runs forward and backward on the `meta` device:
 
 # %%
-from actmem.lab.paper_flops import count_flops
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.model.gpt import GPT
+
+
+def count(shape, recompute):
+    """FLOPs of one microbatch through the whole model, forward and backward, counted by torch."""
+    with torch.device("meta"):
+        model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
+    model = model.to("meta")
+    tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model.loss(model(tokens), tokens).backward()
+    return counter.get_total_flops()
+
 
 cut22 = PAPER_MODELS["22B"].shape.with_sizes(num_layers=4)
 batch = cut22.micro_batch_size
@@ -83,7 +97,7 @@ for label, mode, predicted in (
     ("selective, stopped early", "selective", hardware_flops(cut22, batch, "selective")),
     ("full, stopped early", "full", hardware_flops(cut22, batch, "full")),
 ):
-    counted = sum(count_flops(cut22, mode).values())
+    counted = count(cut22, mode)
     lines.append((label, predicted, counted, counted - predicted, f"{predicted / needed:.4f}"))
 lines.append(("selective, eq. 8 as printed", eq8(cut22, batch), "–", "–", f"{eq8(cut22, batch) / needed:.4f}"))
 print(text_table(("22B, 4 layers, one iteration", "FLOPs, formula", "FLOPs, counted", "difference", "over eq. 7"), lines, " rrrr"))
@@ -116,7 +130,7 @@ print(text_table(("22B, one layer", "forward", "backward", "both", "overhead %, 
 # ## On this machine
 #
 # Times are different everywhere, and so are no part of the stored notebook: run this cell. It takes each mode in turn, so that what
-# slows one slows all, and shows the medians. A tiny layer on a few cores won't show the paper's ratios.
+# slows one slows all, and shows the medians, on one core. A tiny layer there won't show the paper's ratios.
 
 # %%
 from statistics import median
@@ -129,11 +143,14 @@ modes = ("none", "selective", "full")
 layers = {mode: TransformerLayer(TINY, recompute=mode) for mode in modes}
 x = layer_input(TINY, TensorParallel(), "cpu", torch.float32)
 seconds = {mode: [] for mode in modes}
-for _ in range(12):
+threads = torch.get_num_threads()
+torch.set_num_threads(1)
+for _ in range(8):
     for mode in modes:
         start = time.perf_counter()
         layers[mode](x).sum().backward()
         seconds[mode].append(time.perf_counter() - start)
+torch.set_num_threads(threads)
 middle = {mode: median(values[2:]) for mode, values in seconds.items()}
 Varies({f"{mode}, forward + backward": f"{1000 * value:.2f} ms ({100 * (value / middle['none'] - 1):+.0f}%)" for mode, value in middle.items()})
 

@@ -44,43 +44,48 @@ class Race:
 
     def spread(self, name: str, part: str = "seconds") -> Spread:
         """Of one candidate; part: an attribute of Sample."""
-        return spread([getattr(sample, part) for sample in self.samples[name]])
+        return spread(self._seconds(name, part))
 
-    def ratio(self, name: str, base: str) -> Spread:
+    def ratio(self, name: str, base: str, part: str = "seconds") -> Spread:
         """Seconds of one candidate over another's, compared round by round."""
-        return spread(ratios(self._seconds(name), self._seconds(base)))
+        return spread(ratios(self._seconds(name, part), self._seconds(base, part)))
 
-    def _seconds(self, name: str) -> list[float]:
-        return [sample.seconds for sample in self.samples[name]]
+    def _seconds(self, name: str, part: str) -> list[float]:
+        return [getattr(sample, part) for sample in self.samples[name]]
 
 
-def race(
-    runners: Mapping[str, Runner],
+def race(runners: Mapping[str, Runner], base: str, ranks: Ranks, **options) -> Race:
+    """Time all runners in turns, ``base`` twice a round.  options: as in ``race_of``."""
+    return race_of({name: runner.work() for name, runner in runners.items()}, base, ranks, **options)
+
+
+def race_of(
+    work: Mapping[str, Work],
     base: str,
     ranks: Ranks,
     *,
     rounds: int,
     warm_up: int = 2,
     cpu_time: bool = False,
+    part: str = "seconds",
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Race:
-    """Time all runners in turns, ``base`` twice a round.  Every rank must call it.
+    """Time all candidates in turns, ``base`` twice a round.  Every rank must call it.
 
-    cpu_time: take the process's own processor time, not the wall clock (CPU only).
+    cpu_time: take the process's own processor time, not the wall clock (CPU only).  part: which
+    seconds of Sample the noise is told from.
     """
-    work = {name: runner.work() for name, runner in runners.items()}
-    work[TWIN] = work[base]
     # Meaningless values of emulated ranks may be denormal numbers, which CPUs are slow on.
     torch.set_flush_denormal(True)
     try:
         own = take_turns(
-            work, rounds=rounds, warm_up=warm_up, device=ranks.device, cpu_time=cpu_time, meet=_meeting(ranks), on_round=on_round
-        )
+            {**work, TWIN: work[base]}, rounds=rounds, warm_up=warm_up, device=ranks.device, cpu_time=cpu_time,
+            meet=_meeting(ranks), on_round=on_round,
+        )  # fmt: skip
     finally:
         torch.set_flush_denormal(False)
     slowest = _slowest(ranks.gather(own))
-    twins = ratios(*([sample.seconds for sample in slowest[name]] for name in (TWIN, base)))
-    return Race(slowest, noise_of(twins))
+    return Race(slowest, noise_of(ratios(*([getattr(sample, part) for sample in slowest[name]] for name in (TWIN, base)))))
 
 
 def _meeting(ranks: Ranks) -> Callable[[], None]:

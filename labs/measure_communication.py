@@ -1,0 +1,90 @@
+"""torchrun --nproc-per-node 2 labs/measure_communication.py
+
+What the ranks of one transformer layer exchange (2205.05198 section 4.2): number, kind and bytes of
+the collectives in every mode, by formula and counted; one all-reduce against a reduce-scatter and
+an all-gather of the same bytes; and how much of backward's exchanges the matrix products hide.
+Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wrong use.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from functools import partial
+
+import torch
+from rich.console import Console
+
+from actmem.config import Parallel, check_layer
+from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
+from actmem.lab.communication import compare_collectives, compare_overlap, count_exchanges
+from actmem.lab.race import progress_line
+from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem.lab.speed import check_speed
+from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
+from actmem.show.speed_communication import compared_lines, exchanges_table
+
+GLOO = "(On CPUs gloo makes a reduce-scatter of an all-reduce, so its time says nothing about bytes: the counts do.)"
+
+
+def main() -> int:
+    parser = LabParser(prog="measure_communication.py", description=__doc__.split("\n\n")[1])
+    add_shape_arguments(parser)
+    add_rank_arguments(parser)
+    add_timing_arguments(parser)
+    add_json_argument(parser)
+    args = parser.parse_args()
+    with parser.refusing():
+        shape = shape_from(args)
+        size = check_ranks(args, parser.prog)
+        dtype = check_timing(args)
+        check_layer(shape, Parallel(size, sequence_parallel=True))
+        if args.emulate is None:  # an emulated rank on a CPU needs no memory: it only counts
+            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), free_memory_bytes(device_type(args)))
+        if int(os.environ.get("RANK", "0")) == 0:
+            check_writable("json", args.json)
+
+    torch.manual_seed(1234)
+    with ranks(args) as here:
+        counted = count_exchanges(shape, here, getattr(torch, dtype))
+        timed = [] if here.emulated else time_exchanges(shape, here, getattr(torch, dtype), args.rounds)
+        wrong = [one for of_rank in here.gather(counted) for one in of_rank if not one.exact]
+        progress_line("", here)
+        if here.rank == 0:
+            report(args, counted, timed, wrong, setting(shape, here, dtype), clock_name(args, here.device), here.device)
+    return 1 if wrong else 0
+
+
+def time_exchanges(shape, here, dtype, rounds):
+    """The three comparisons, each with its title.  Every rank must call it."""
+    place, found = (shape, here, dtype), []
+    for title, run, times in (
+        # An exchange alone is over in no time, so it is timed more often.
+        ("Same bytes", partial(compare_collectives, *place), 10 * rounds),
+        ("Backward, tensor parallel", partial(compare_overlap, *place, sequence_parallel=False), rounds),
+        ("Backward, tensor + sequence", partial(compare_overlap, *place, sequence_parallel=True), rounds),
+    ):
+        found.append((title, run(rounds=times, on_round=lambda n, title=title: progress_line(f"{title}: round {n}", here))))
+    return found
+
+
+def report(args, counted, timed, wrong, where, clock, device) -> None:
+    """Print the counts and the comparisons, and write the file that is asked for."""
+    console = Console()
+    console.print(exchanges_table(counted, f"Exchanges: {where}"))
+    for one in wrong:
+        console.print(f"[bold red]{one.name}, {one.recompute}: by formula {one.predicted}, counted {one.measured}", highlight=False)
+    if not wrong:
+        console.print("Every number, kind and byte agrees with the formulas.", highlight=False)
+    for sentence in compared_lines(timed):
+        console.print(sentence, highlight=False)
+    if timed and device == "cpu":
+        console.print(GLOO, highlight=False)
+    console.print(f"Times: medians of {args.rounds} rounds, {clock}." if timed else "One emulated rank exchanges nothing, so nothing is timed.", highlight=False)
+    if args.json:
+        document = [asdict(one) for one in counted] + [{"comparison": title, **asdict(one)} for title, one in timed]
+        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

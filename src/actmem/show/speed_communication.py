@@ -1,0 +1,47 @@
+"""Communication for terminals: exchanges by formula and counted, and two ways to do the same, timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rich.table import Table
+
+from actmem.show.speed_table import overhead_text, plain_table
+from actmem.show.style import three_digits
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter")
+
+
+def exchanges_table(counted: Iterable, title: str) -> Table:
+    """A form and mode a line: how many of each kind, and bytes that each rank sends around a ring.
+
+    counted: objects with the fields of lab.communication.Counted.
+    """
+    table = plain_table(title)
+    table.add_column("one layer, forward + backward", no_wrap=True)
+    for name in ("all-red.", "gather", "scatter", "bytes sent", "diff."):
+        table.add_column(name, justify="right", no_wrap=True)
+    form = ""
+    for one in counted:
+        if one.name != form:
+            form = one.name
+            table.add_row(form, style="bold")
+        numbers = (str(one.measured.get(kind, 0) or "–") for kind in _KINDS)
+        difference = one.measured_wire_bytes - one.predicted_wire_bytes
+        table.add_row(f"  {one.recompute}", *numbers, f"{one.measured_wire_bytes:,}", f"{difference:,}", style="" if one.exact else "bold red")
+    return table
+
+
+def compared_lines(compared: Iterable[tuple[str, object]]) -> list[str]:
+    """A sentence for each comparison; title and an object with the fields of lab.communication.Compared."""
+    return [f"{title}: {_words(one)}" for title, one in compared]
+
+
+def _words(one) -> str:
+    ms = f"{one.first} {three_digits(1000 * one.first_seconds)} ms, {one.second} {three_digits(1000 * one.second_seconds)} ms"
+    if not one.is_real:
+        width = 100 * max(one.noise, (one.ratio_high - one.ratio_low) / 2)
+        return f"{ms}; no difference that stands out of the noise (±{width:.0f}%)."
+    change = overhead_text(one.ratio - 1, one.ratio_low - 1, one.ratio_high - 1, True, one.noise)
+    hidden = "" if one.hidden is None else f"; overlap hides {100 * one.hidden:.0f}% of the exchanges' own time"
+    return f"{ms} ({change}){hidden}."

@@ -1,0 +1,128 @@
+"""measure_communication as a user starts it: every exchange as the formula has it; times are never judged."""
+
+import json
+
+import pytest
+import torch
+
+from actmem.config import ModelShape
+from actmem.lab import communication, launch
+from actmem.lab.communication import compare_overlap, count_exchanges
+from actmem.lab.ranks import Ranks
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.overlap import without_overlap
+from actmem.model.layer import TransformerLayer
+from actmem.parallel import linear
+from actmem.parallel.groups import tensor_parallel
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_communication.py"
+SHAPE = ModelShape(16, 1, 32, 4)
+TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 1]
+
+
+def test_under_torchrun(tmp_path):
+    path = tmp_path / "exchanges.json"
+    done = launch.run(SCRIPT, *TINY, "--json", path, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "Every number, kind and byte agrees" in done.stdout and "gloo makes a reduce-scatter" in done.stdout
+    lines = json.loads(path.read_text())
+    counted, compared = ([line for line in lines if ("comparison" in line) == wanted] for wanted in (False, True))
+    assert [line["measured"] for line in counted[:1]] == [{"all-reduce": 4}]
+    assert all(line["measured"] == line["predicted"] for line in counted) and len(counted) == 12
+    assert [line["comparison"] for line in compared] == ["Same bytes", "Backward, tensor parallel", "Backward, tensor + sequence"]
+    assert all(line["first_seconds"] > 0 and line["second_seconds"] > 0 for line in compared)
+
+
+def test_emulated_fits_eighty_columns_and_times_nothing():
+    done = launch.run(SCRIPT, "--emulate", 8, "--model", "1T")
+    assert done.returncode == 0 and "…" not in done.stdout and "nothing is timed" in done.stdout
+    assert "Every number, kind and byte agrees" in done.stdout
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines())
+
+
+def test_one_exchange_more_is_seen(monkeypatch):
+    class Chatty(TransformerLayer):
+        def forward(self, x):
+            return linear.all_reduce(super().forward(x).detach(), tensor_parallel()) * x
+
+    monkeypatch.setattr(communication, "TransformerLayer", Chatty)
+    with emulated_rank(2):
+        counted = count_exchanges(SHAPE, Ranks(0, 2, "cpu", True), torch.float32)
+    assert not any(one.exact for one in counted)
+
+
+def order_in_backward(monkeypatch):
+    """What backward of a column-parallel linear starts and waits for, in order."""
+    log = []
+
+    class Logged:
+        def __init__(self, name, pending):
+            self.name, self.pending = name, pending
+
+        def wait(self):
+            log.append(f"{self.name} done")
+            return self.pending.wait()
+
+    for name in ("start_all_gather", "start_reduce_scatter"):
+        start = getattr(linear, name)
+        logged = lambda x, tp, name=name, start=start: log.append(name) or Logged(name, start(x, tp))  # noqa: E731
+        monkeypatch.setattr(linear, name, logged)
+
+    def run():
+        layer = linear.ColumnParallelLinear(4, 4, tensor_parallel(sequence_parallel=True))
+        y = layer(torch.randn(2, 1, 4, requires_grad=True))
+        log.clear()
+        y.backward(torch.ones_like(y))
+        return list(log)
+
+    return run
+
+
+def test_without_overlap_each_exchange_is_waited_for_at_once(monkeypatch):
+    run = order_in_backward(monkeypatch)
+    gather, scatter = "start_all_gather", "start_reduce_scatter"
+    with emulated_rank(2, real_tensors=True):
+        assert run() == [gather, f"{gather} done", scatter, f"{scatter} done"]
+        with without_overlap():
+            # Each waits right after its start, and finds nothing left to wait for later.
+            assert run() == [gather, f"{gather} done", f"{gather} done", scatter, f"{scatter} done", f"{scatter} done"]
+
+
+def test_gradients_are_the_same_without_overlap(pools):
+    for difference in pools[2].run(gradient_difference):
+        assert difference == 0
+
+
+def gradient_difference():
+    torch.manual_seed(0)
+    layer = TransformerLayer(SHAPE, tensor_parallel(sequence_parallel=True), p=0.0, dtype=torch.float64)
+    x = torch.randn(8, 1, 32, dtype=torch.float64)
+
+    def gradient():
+        leaf = x.clone().requires_grad_()
+        layer(leaf).sum().backward()
+        return leaf.grad
+
+    with without_overlap():
+        waiting = gradient()
+    return float((waiting - gradient()).abs().max())
+
+
+def test_hidden_share_is_said_only_if_there_is_a_difference():
+    with emulated_rank(2, real_tensors=True):
+        compared = compare_overlap(SHAPE, Ranks(0, 2, "cpu", True), torch.float32, sequence_parallel=True, rounds=2)
+    assert compared.is_real or compared.hidden is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--emulate", 3], "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
+        (["--emulate", 2, "--json", "/proc/x/y"], "--json: cannot write /proc/x/y"),
+        ([], "run torchrun --nproc-per-node 2 labs/measure_communication.py"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
+    assert (code, out) == (2, "") and line.startswith("measure_communication.py: ") and expected in line

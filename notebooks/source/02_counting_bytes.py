@@ -6,8 +6,6 @@
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads. Elements have 16 bits, so a tensor of shape
 # $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it: same shape as $X$.
-#
-# ## A guess first
 
 # %%
 from functools import partial
@@ -31,6 +29,11 @@ from actmem.show.style import size_text
 from actmem.show.text import comparison_text, extras_text, rows_text, saved_text, text_table
 
 gpt3 = PAPER_MODELS["175B"].shape
+
+# %% [markdown]
+# ## A guess first
+
+# %%
 core_of_gpt3 = sum(row.bytes for row in layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
 Prediction(
@@ -224,7 +227,7 @@ print(f"equation 1: {eq1(shape):,}")
 # ## At the size of GPT-3
 #
 # Each segment is one of the 15 tensors; point at it for its formula, its bytes and its reason. Find out: what does doubling $b$ do, what doubling $h$? Which slider
-# changes the *shape* of the picture and not only its scale?
+# changes only the scale of the picture, and not its shape?
 
 # %%
 Panel(
@@ -344,28 +347,40 @@ for activation in (nn.GELU(), nn.ReLU()):
 # **1.** You switch the activations to float32. Which of the 15 rows don't double, and what becomes of the 34?
 #
 # <details><summary>Answer</summary>
+#
 # The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is $(16e + 2)\,sbh + (2e + 1)\,as^2b$. The next cell
 # puts numbers to it.
+#
 # </details>
+# <br>
 #
 # **2.** You set the dropout rate to 0. What remains of $5as^2b$?
 #
 # <details><summary>Answer</summary>
+#
 # $2as^2b$. The mask is gone, and the "dropout output" is then the softmax output itself: softmax and the product with $V$ keep the same storage.
+#
 # </details>
+# <br>
 #
 # **3.** Why is there no row for the scores $QK^T$, or for the input of the causal masking?
 #
 # <details><summary>Answer</summary>
+#
 # No gradient reads them. Softmax reads its own output, and masking with $-\infty$ needs to know where, not what: it keeps the $s \times s$ causal mask, an extra.
+#
 # </details>
+# <br>
 #
 # **4.** FlashAttention never stores an $s \times s$ matrix. What does a layer keep then, and what does dropping the attention core still save?
 #
 # <details><summary>Answer</summary>
+#
 # About $34sbh$, and a few numbers a token and head. The $5as^2b$ are gone already, so recomputing the core saves next to nothing. That is why people who use
 # both ask why their memory did not fall.
+#
 # </details>
+# <br>
 
 # %%
 float32 = layer_rows(gpt3, element_size=4)

@@ -20,6 +20,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
 from actmem.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME
@@ -147,7 +148,11 @@ def main() -> int:
     with Painter(browser) if browser else nullcontext() as painter:
         for source in chosen:
             path = target(source)
-            write(build(source, painter), path)
+            try:
+                write(build(source, painter), path)
+            except CellExecutionError as error:
+                print(f"{source.name}: a cell failed, and {path.name} stays as it was\n{error}", file=sys.stderr)
+                return 1
             print(f"{path.name}: {path.stat().st_size / 1000:,.0f} kB")
     return 0
 

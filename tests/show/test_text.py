@@ -47,6 +47,10 @@ def test_saved_text_shows_what_the_ledger_saw():
     assert lines[-1].split() == ["together", "28"]
 
 
+def test_an_empty_ledger_says_so():
+    assert saved_text([]) == "nothing is kept"
+
+
 @pytest.mark.parametrize(
     ("predicted", "measured", "line"),
     [

@@ -150,6 +150,10 @@ def test_a_guess_gets_the_answer_and_how_far_it_was(answer, text, reply):
     assert prediction.value == float(text.replace(",", "")) and not prediction.refused
 
 
+def test_percent_stands_at_the_number():
+    assert guess(Prediction("What share?", 70.15, "%"), "35%") == "You said 35%. It is 70.2%: 2.00 times too low."
+
+
 def test_the_reason_comes_with_the_answer():
     assert guess(Prediction("How many?", 4, "", "Two and two."), "4") == "You said 4. It is 4: you have it.\nTwo and two."
 

@@ -89,7 +89,7 @@ class Prediction(anywidget.AnyWidget):
                 self.reply = f"✗ {self.guess.strip() or 'An empty field'} is not a number: write it like 1.5 or 1,500"
                 return
             self.value = guess
-            unit = f" {self.unit}" if self.unit else ""
+            unit = self.unit if self.unit in ("", "%") else f" {self.unit}"
             self.reply = f"You said {_plain(guess)}{unit}. It is {_plain(self._answer)}{unit}: {_how_far(guess, self._answer)}." + (
                 f"\n{self._because}" if self._because else ""
             )

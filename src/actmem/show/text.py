@@ -52,6 +52,8 @@ def extras_text(rows: Iterable[Row]) -> str:
 def saved_text(saved: Iterable) -> str:
     """What a ledger holds: its ``saved``, a line for each tensor, and the sum."""
     saved = list(saved)
+    if not saved:
+        return "nothing is kept"
     lines = [
         (t.module or "(itself)", t.op, f"argument {t.argument}" if t.argument else "made by it", _sizes(t.shape), _dtype(t.dtype), t.bytes)
         for t in saved

@@ -46,7 +46,7 @@ def column_with_f_twice(x, weight, bias, group):
     return F.linear(f(f(x, group), group), weight, bias)
 
 
-@planted(LAB, "2.3", r"keeps 1,\d+ B for backward; x, 576 B")
+@planted(LAB, "2.3", r"keeps 1,\d+ B for backward where 576 B are enough")
 def column_keeps_a_second_copy(x, weight, bias, group):
     y = f(x, group)
     return F.linear(y.clone(), weight, bias) + 0 * (y * y).sum()

@@ -118,7 +118,7 @@ def f_all_reduces_in_place(x, group):
     return operator(same, in_place)(x, group)
 
 
-@planted(LAB, "2.1", r"keeps 480 B for backward; nothing")
+@planted(LAB, "2.1", r"keeps 480 B for backward and needs to keep nothing")
 def f_saves_x(x, group):
     return operator(same, summed, lambda ctx, x: ctx.save_for_backward(x))(x, group)
 

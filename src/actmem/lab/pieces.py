@@ -1,10 +1,14 @@
-"""Parts of a transformer layer that the labs give to the learner: plain functions, no parallelism."""
+"""Parts of a transformer layer that the labs give to the learner: no parallelism, no recomputation."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from actmem.parallel.rng import DropoutMask
 
 
 def split_heads(qkv: Tensor, num_heads: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -33,3 +37,96 @@ def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weig
 def gelu(x: Tensor) -> Tensor:
     """GeLU by its tanh formula; keeps its input."""
     return F.gelu(x, approximate="tanh")
+
+
+def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    """Layer norm over the last dimension; keeps its input and two numbers a token."""
+    return F.layer_norm(x, x.shape[-1:], weight, bias)
+
+
+class Dropouts:
+    """A layer's dropouts: ``core`` for the attention weights, ``block`` for what is added to the residual.
+
+    Each draws from a generator of its own.  Keeps a mask of 1 byte an element.
+    """
+
+    def __init__(self, p: float, core: torch.Generator, block: torch.Generator):
+        self._core, self._block = DropoutMask(p, core), DropoutMask(p, block)
+
+    def core(self, weights: Tensor) -> Tensor:
+        return self._core(weights).drop(weights)
+
+    def block(self, x: Tensor) -> Tensor:
+        return self._block(x).drop(x)
+
+
+@dataclass
+class LayerWeights:
+    """One layer's parameters, as torch stores them, ``[out, in]``; one rank's part if they are cut.
+
+    num_attention_heads: a, of all ranks together.  Rows of qkv_weight: Q, then K, then V.
+    """
+
+    num_attention_heads: int
+    norm1_weight: Tensor
+    norm1_bias: Tensor
+    qkv_weight: Tensor
+    qkv_bias: Tensor
+    projection_weight: Tensor
+    projection_bias: Tensor
+    norm2_weight: Tensor
+    norm2_bias: Tensor
+    up_weight: Tensor
+    up_bias: Tensor
+    down_weight: Tensor
+    down_bias: Tensor
+
+    def named(self) -> dict[str, Tensor]:
+        """The twelve parameters by name."""
+        return {field.name: getattr(self, field.name) for field in fields(self)[1:]}
+
+    def map(self, function) -> LayerWeights:
+        """A copy with ``function(name, tensor)`` in place of each parameter."""
+        return replace(self, **{name: function(name, tensor) for name, tensor in self.named().items()})
+
+    def part(self, rank: int, t: int) -> LayerWeights:
+        """Rank's part: QKV and up cut by output features, projection and down by input features."""
+
+        def cut(name: str, tensor: Tensor) -> Tensor:
+            if name.startswith("qkv"):
+                return torch.cat([third.chunk(t)[rank] for third in tensor.chunk(3)])
+            if name.startswith("up"):
+                return tensor.chunk(t)[rank]
+            return tensor.chunk(t, dim=1)[rank] if name in ("projection_weight", "down_weight") else tensor
+
+        return self.map(lambda name, tensor: cut(name, tensor.detach()).clone())
+
+
+def random_weights(hidden_size: int, num_attention_heads: int, seed: int = 0, dtype=torch.float64, device="cpu") -> LayerWeights:
+    """Random parameters of a whole layer, the same on every rank."""
+    h, generator = hidden_size, torch.Generator().manual_seed(seed)
+    sizes = {"norm1": (h,), "qkv": (3 * h, h), "projection": (h, h), "norm2": (h,), "up": (4 * h, h), "down": (h, 4 * h)}
+
+    def draw(*size: int) -> Tensor:
+        return (torch.randn(size, dtype=torch.float64, generator=generator) / h**0.5).to(device, dtype)
+
+    parts = {f"{name}_weight": draw(*size) for name, size in sizes.items()}
+    parts |= {f"{name}_bias": draw(size[0]) for name, size in sizes.items()}
+    return LayerWeights(num_attention_heads, **parts)
+
+
+def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights) -> Tensor:
+    """Self-attention of ``[s, b, h]``, all heads."""
+    q, k, v = split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), w.num_attention_heads)
+    return F.linear(merge_heads(core_attention(q, k, v, dropout), x.shape[1]), w.projection_weight, w.projection_bias)
+
+
+def mlp(x: Tensor, w: LayerWeights) -> Tensor:
+    """h → 4h, GeLU, 4h → h of ``[s, b, h]``."""
+    return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
+
+
+def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
+    """One layer of 2205.05198 figure 2 on ``[s, b, h]``, without any parallelism."""
+    x = x + dropouts.block(attention(layer_norm(x, w.norm1_weight, w.norm1_bias), w, dropouts.core))
+    return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))

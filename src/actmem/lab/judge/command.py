@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from pathlib import Path
 
 from rich.console import Console
@@ -16,6 +17,7 @@ from actmem.lab.judge.exercise import Exercise, Lab, load_lab, solutions_of
 from actmem.lab.judge.hints import next_hints
 from actmem.lab.judge.judging import judge
 from actmem.lab.judge.report import Report
+from actmem.lab.judge.reward import show, write_html
 from actmem.lab.judge.start import start_ranks
 from actmem.lab.judge.together import RanksLost, Together, join, second_line
 from actmem.lab.judge.verdict import PASSED, TODO, Verdict
@@ -29,6 +31,8 @@ def main(functions: dict) -> int:
     Returns the exit code: 0 all passed, 1 something to do.  Wrong use ends the process with 2.
     """
     script = Path(functions["__file__"])
+    # torch 2.13 has new names for two collectives; the old ones are right, and the only ones before it.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*is deprecated. Please use .*_single")
     lab = load_lab(script.stem)
     parser = _parser(lab, script.name, functions["__doc__"] or "")
     args = parser.parse_args()
@@ -131,12 +135,17 @@ def _judge_here(
 
 
 def _reward(lab: Lab, b: Bench, report: Report, watchdog: Watchdog, args) -> None:
-    from actmem.lab.judge.reward import show, write_html
-
     watchdog.begin(Exercise("", "the measurement", lab.reward, (), seconds=300))
-    with report.console.status("measuring"):
-        reward = lab.reward(b)
-    watchdog.end()
+    b.start("the measurement")
+    try:
+        with report.console.status("measuring"):
+            reward = lab.reward(b)
+    except Exception as error:  # all has passed; a failing measurement must not hide that
+        b.in_step.stop()
+        report.console.print(Text(f"no measurement: {type(error).__name__}: {error}"))
+        return
+    finally:
+        watchdog.end()
     if b.rank == 0:
         show(reward, report.console)
         if args.html:

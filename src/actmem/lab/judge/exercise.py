@@ -10,6 +10,7 @@ from actmem.config import ConfigError
 
 LABS = (
     "lab2_tensor_parallel",
+    "lab3_sequence_parallel",
 )
 
 

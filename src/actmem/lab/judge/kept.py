@@ -46,7 +46,10 @@ class Call(nn.Module):
         self.weights = nn.ParameterList(nn.Parameter(w.detach()) if not isinstance(w, nn.Parameter) else w for w in weights)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.function(x, *self.weights)
+        y = self.function(x, *self.weights)
+        if hasattr(y, "trigger_wait"):  # a functional collective holds its tensors until someone waits for it
+            y.trigger_wait()
+        return y
 
 
 def kept(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor] = ()) -> Kept:
@@ -83,8 +86,6 @@ def check_keeps(b: Bench, at_most: int, what: str, function, x: Tensor, weights:
             "closure): hand tensors to ctx.save_for_backward"
         )
     if found.bytes > at_most:
-        raise Wrong(
-            f"it keeps {found.bytes:,} B for backward; {what}, {at_most:,} B, {'are' if at_most else 'is'} enough"
-            f"{more and ': ' + more} (the largest: {found.largest()})"
-        )
+        enough = f"where {at_most:,} B are enough ({what})" if at_most else "and needs to keep nothing"
+        raise Wrong(f"it keeps {found.bytes:,} B for backward {enough}{more and ': ' + more}. The largest: {found.largest()}")
     return found

@@ -96,7 +96,7 @@ def _joined(collectives: Sequence[Collective]) -> list[Collective]:
 
 
 def _text(collectives: Sequence[Collective]) -> str:
-    kinds = [c.kind for c in collectives]
+    kinds = sorted(c.kind for c in collectives)
     counts = {kind: kinds.count(kind) for kind in kinds}
-    parts = [f"{n} {kind}{'s' if n > 1 and not kind.endswith('all') else ''}" for kind, n in counts.items()]
+    parts = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items()]
     return ", ".join(parts) or "no collective"

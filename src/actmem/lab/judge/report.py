@@ -69,7 +69,6 @@ class Report:
 
     def _next_step(self) -> str:
         """What a learner does now: the first exercise that has not passed, and how to get a hint."""
-        left = [verdict for verdict in self.verdicts if verdict.status != PASSED and not verdict.diagnosis.startswith("waits")]
-        if not left:
-            return "next: the exercises that these wait for"
+        open_ones = [verdict for verdict in self.verdicts if verdict.status != PASSED]
+        left = [verdict for verdict in open_ones if not verdict.diagnosis.startswith(("waits", "not judged"))] or open_ones
         return f"next: {left[0].exercise}, and for a hint: python labs/{self.script} --hint {left[0].exercise}"

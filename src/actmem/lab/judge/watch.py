@@ -18,10 +18,12 @@ from torch.utils._pytree import tree_leaves
 
 from actmem.lab.judge.together import Together
 from actmem.lab.judge.verdict import OutOfStep, PeerStopped
-from actmem.measure.comms import _KINDS, _NAMESPACES, count_collectives
+from actmem.measure.comms import _KINDS, _NAMESPACES, Collective, count_collectives
 
 #: Between two ranks only: others need not take part.
 _PAIRWISE = ("send", "receive")
+#: Collectives of lists of shards, and which argument the list is.
+_LISTS = {"allgather_": 0, "reduce_scatter_": 1}
 
 
 @dataclass
@@ -131,4 +133,9 @@ class watching(count_collectives):
             largest = max(tensors, key=Tensor.numel, default=None)
             elements, dtype = (0, "") if largest is None else (largest.numel(), str(largest.dtype).removeprefix("torch."))
             self._in_step.step(Step(kind, elements, dtype, self._in_step.place.line(sys._getframe(1))))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if name in _LISTS:
+            # The whole tensor comes as a list of shards, of which the count sees the largest.
+            shards = [t for t in tree_leaves(args[_LISTS[name]]) if isinstance(t, Tensor)]
+            self.collectives[-1] = Collective(self.collectives[-1].kind, sum(t.numel() * t.element_size() for t in shards))
+        return result

@@ -9,6 +9,7 @@ from actmem.lab.judge.checks import lab2_hints as hints
 from actmem.lab.judge.checks.lab2_blocks import check_attention, check_mlp, check_split_attention
 from actmem.lab.judge.checks.lab2_vocabulary import check_cross_entropy
 from actmem.lab.judge.checks.operators import check_group, check_keeps_nothing, size_of
+from actmem.lab.judge.checks.rewards import lab2_reward
 from actmem.lab.judge.compare import check_tensor
 from actmem.lab.judge.exercise import Exercise, Lab
 from actmem.lab.judge.kept import check_keeps
@@ -136,4 +137,5 @@ LAB = Lab(
         Exercise("2.7", "attention", check_attention, hints.ATTENTION),
         Exercise("2.8", "vocab_parallel_cross_entropy", check_cross_entropy, hints.CROSS_ENTROPY, advanced=True),
     ),
+    reward=lab2_reward,
 )

@@ -36,4 +36,4 @@ def check_group(b: Bench, function: Callable[..., Tensor], x: Tensor, expected: 
 
 def check_keeps_nothing(b: Bench, function: Callable[..., Tensor], x: Tensor) -> None:
     """Raise Wrong if an operator keeps a tensor for backward."""
-    check_keeps(b, 0, "nothing", lambda y: function(y, b.group), x, more="its backward needs no tensor of forward's")
+    check_keeps(b, 0, "", lambda y: function(y, b.group), x, more="its backward needs no tensor of forward's")

@@ -1,0 +1,142 @@
+"""Lab 3's layer: the same numbers as the unsharded one, and what it keeps."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.compare import check_tensor, close
+from actmem.lab.judge.kept import kept
+from actmem.lab.judge.passes import check_collectives, check_gradient, run
+from actmem.lab.judge.verdict import Wrong
+from actmem.lab.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, random_weights, split_heads
+from actmem.lab.solutions.lab3_sequence_parallel import gathering_linear, shard_keeping_linear
+from actmem.measure.comms import Collective
+
+#: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
+PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
+
+
+class Scaling:
+    """In place of dropouts: core halves, block takes 3/4 the first time and 1/4 the second, so a missing call shows."""
+
+    def __init__(self, core: float = 0.5, block: tuple[float, ...] = (0.75, 0.25)):
+        self._core, self._block, self.blocks = core, block, 0
+
+    def core(self, weights: Tensor) -> Tensor:
+        return weights * self._core
+
+    def block(self, x: Tensor) -> Tensor:
+        self.blocks += 1
+        return x * self._block[(self.blocks - 1) % len(self._block)]
+
+
+def dense(x: Tensor, w: LayerWeights, scaling: Scaling, *, residuals=(True, True), norms=(True, True), activation=gelu, biases=1) -> Tensor:
+    """The unsharded layer, or one with a mistake in it."""
+    y = layer_norm(x, w.norm1_weight, w.norm1_bias) if norms[0] else x
+    q, k, v = split_heads(F.linear(y, w.qkv_weight, w.qkv_bias), w.num_attention_heads)
+    y = F.linear(merge_heads(core_attention(q, k, v, scaling.core), x.shape[1]), w.projection_weight) + biases * w.projection_bias
+    x = x * residuals[0] + scaling.block(y)
+    y = layer_norm(x, w.norm2_weight, w.norm2_bias) if norms[1] else x
+    y = F.linear(activation(F.linear(y, w.up_weight, w.up_bias)), w.down_weight) + biases * w.down_bias
+    return x * residuals[1] + scaling.block(y)
+
+
+def check_layer(b: Bench) -> str | None:
+    t = b.size
+    heads, s = 2 * t, 3 * t
+    whole = random_weights(3 * heads, heads, seed=30, device=b.device)
+    full, upstream = b.random(s, 2, 3 * heads, seed=31), b.random(s, 2, 3 * heads, seed=32)
+    expected, gradients = _gradients(full, whole, upstream)
+    own = whole.part(b.rank, t)
+    calls = []
+
+    def linear(*arguments):
+        calls.append(arguments)
+        return gathering_linear(*arguments)
+
+    def function(x: Tensor, *parameters: Tensor) -> Tensor:
+        w = LayerWeights(heads, *parameters)
+        return b["layer"](x, w, Scaling(), linear, b.group)
+
+    x = b.shards(full)[b.rank]
+    passes = run(
+        b, function, {"x": x, **own.named()}, (), expected=b.shards(expected)[b.rank], upstream=b.shards(upstream)[b.rank],
+        mistakes=_mistakes(b, full, whole, expected),
+    )
+    if len(calls) != 2:
+        raise Wrong(f"the numbers are right, but linear is called {len(calls)} times: use it for QKV and for h → 4h, so that it can be exchanged")
+    exchanged = [Collective("all-gather", full.numel() * 8)] * 2 + [Collective("reduce-scatter", full.numel() * 8)] * 2
+    if t > 1:  # first, because a wrong way out of a block shows here before it shows in a gradient
+        check_collectives("forward", passes.forward.collectives, exchanged)
+    _check_gradients(b, passes, gradients)
+    if t > 1:
+        check_collectives("backward", passes.backward.collectives, exchanged)
+    return _remark(b) if t > 1 else None
+
+
+def _gradients(x: Tensor, w: LayerWeights, upstream: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+    """The unsharded layer's result, and the gradients of x and of each parameter."""
+    x = x.clone().requires_grad_()
+    w = w.map(lambda name, tensor: tensor.clone().requires_grad_())
+    y = dense(x, w, Scaling())
+    y.backward(upstream)
+    return y.detach(), {"x": x.grad, **{name: tensor.grad for name, tensor in w.named().items()}}
+
+
+def _mistakes(b: Bench, x: Tensor, w: LayerWeights, right: Tensor) -> dict[str, Tensor]:
+    wrong = {
+        "the biases after g_bar are added on every rank before it, so the result holds them t times": dense(x, w, Scaling(), biases=b.size),
+        "the biases of the projection and of 4h → h are missing": dense(x, w, Scaling(), biases=0),
+        "x is not added to what attention gives": dense(x, w, Scaling(), residuals=(False, True)),
+        "x is not added to what the MLP gives": dense(x, w, Scaling(), residuals=(True, False)),
+        "x is added neither to attention's result nor to the MLP's": dense(x, w, Scaling(), residuals=(False, False)),
+        "gelu is missing between the two linears of the MLP": dense(x, w, Scaling(), activation=lambda y: y),
+        "the first layer norm is missing": dense(x, w, Scaling(), norms=(False, True)),
+        "the second layer norm is missing": dense(x, w, Scaling(), norms=(True, False)),
+        "dropouts.core is not used: it is core_attention's fourth argument": dense(x, w, Scaling(core=1)),
+        "dropouts.block is not used: it is for what attention and the MLP give, before x is added": dense(x, w, Scaling(block=(1,))),
+        "dropouts.block is used once: it is for attention's result and for the MLP's": dense(x, w, Scaling(block=(0.75, 1))),
+        "neither of the dropouts is used": dense(x, w, Scaling(core=1, block=(1,))),
+    }
+    shards = {text: b.shards(value)[b.rank] for text, value in wrong.items()}
+    return {"the result has all tokens: leave each block through g_bar, which keeps this rank's": right, **shards}
+
+
+def _check_gradients(b: Bench, passes, gradients: dict[str, Tensor]) -> None:
+    parts = LayerWeights(0, **{name: tensor for name, tensor in gradients.items() if name != "x"}).part(b.rank, b.size).named()
+    check_gradient(passes, "x", b.shards(gradients["x"])[b.rank], t=b.size)
+    for name, part in parts.items():
+        if name not in PARTIAL:
+            check_gradient(passes, name, part, t=b.size)
+    for name in PARTIAL:
+        found = b.gather(passes.gradients[name])
+        if any(gradient is None for gradient in found):
+            raise Wrong(f"the forward is right, but {name} gets no gradient")
+        if b.size > 1 and close(found[b.rank], gradients[name]):
+            continue  # complete already: more than is asked for here
+        check_tensor(f"the forward is right; the ranks' gradients of {name}, added up,", sum(found), gradients[name], t=b.size)
+
+
+def _remark(b: Bench) -> str:
+    """What the plain linear costs: bytes in bfloat16, with dropout, counted."""
+    t, heads, s = b.size, 2 * b.size, 4 * b.size
+    h, micro_batch = 8 * heads, 2
+    own = random_weights(h, heads, dtype=torch.bfloat16, device=b.device).part(b.rank, t)
+    x = torch.randn(s // t, micro_batch, h, device=b.device).bfloat16()
+
+    def bytes_with(linear) -> int:
+        generator = torch.Generator(b.device).manual_seed(1)
+
+        def function(y: Tensor, *parameters: Tensor) -> Tensor:
+            return b["layer"](y, LayerWeights(heads, *parameters), Dropouts(0.1, generator, generator), linear, b.group)
+
+        return kept(b, function, x, tuple(own.named().values())).bytes
+
+    more = bytes_with(gathering_linear) - bytes_with(shard_keeping_linear)
+    return (
+        f"and with gathering_linear it keeps {more:,} B more than 34/t + 5as/(ht) says (s={s} b={micro_batch} h={h}): "
+        f"{more * t / (s * micro_batch * h * (t - 1)):g}sbh(1 − 1/t), the two gathered inputs. That makes 30/t + 4; exercise 3.5 is about it"
+    )

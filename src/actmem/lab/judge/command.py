@@ -8,9 +8,11 @@ import time
 import warnings
 from pathlib import Path
 
+import torch
 from rich.console import Console
 from rich.text import Text
 
+from actmem.config import ConfigError
 from actmem.lab.arguments import LabParser, add_json_argument, check_writable
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.exercise import Exercise, Lab, load_lab, solutions_of
@@ -44,7 +46,8 @@ def main(functions: dict) -> int:
             if int(os.environ.get("RANK", "0")) == 0:
                 check_writable(name, getattr(args, name))
         if lab.one_process:
-            return 0 if int(os.environ.get("RANK", "0")) else _judge_here(lab, exercises, args, functions, script)
+            alone = Ranks(0, 1, _device(args), emulated=False)
+            return 0 if int(os.environ.get("RANK", "0")) else _judge_here(lab, exercises, args, functions, script, alone, Together())
         if "RANK" not in os.environ:
             return start_ranks(str(script), sys.argv[1:], args.ranks or 2)
         if args.ranks and "TORCHELASTIC_RUN_ID" in os.environ:
@@ -92,13 +95,13 @@ def _judge_here(
     args,
     functions: dict,
     script: Path,
-    here: Ranks = Ranks(0, 1, "cpu", emulated=False),
-    together: Together | None = None,
+    here: Ranks,
+    together: Together,
 ) -> int:
     if args.solution:
         functions = solutions_of(lab.name)
     report = Report(lab, script.name, quiet=here.rank > 0, json_file=args.json)
-    b = Bench(functions, together or Together(), here.device)
+    b = Bench(functions, together, here.device)
 
     def on_stuck(verdict: Verdict) -> None:
         if here.rank:  # rank 0 is gone, so another one speaks
@@ -152,6 +155,12 @@ def _reward(lab: Lab, b: Bench, report: Report, watchdog: Watchdog, args) -> Non
             write_html(reward, args.html)
 
 
+def _device(args) -> str:
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "torch finds no CUDA GPU here")
+    return ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
+
+
 def _farewell(script: Path) -> str:
     """What to say last of all if something is left to do."""
     if "TORCHELASTIC_RUN_ID" not in os.environ:
@@ -160,4 +169,4 @@ def _farewell(script: Path) -> str:
 
 
 def _how(here: Ranks) -> str:
-    return f"{here.size} rank{'s' if here.size > 1 else ''} on {here.device}"
+    return f"{here.size} rank{'s' * (here.size > 1)} on {here.device}"

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from actmem.config import ConfigError
 
 LABS = (
+    "lab1_count_bytes",
     "lab2_tensor_parallel",
     "lab3_sequence_parallel",
 )

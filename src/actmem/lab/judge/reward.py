@@ -18,34 +18,31 @@ from actmem.formulas.communication import Exchange
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.kept import kept
 
-#: Who a bar belongs to, in the order in which they are drawn, and its colour in the terminal.
-SIDES = {"formula": "cyan", "yours": "green", "ours": "blue"}
+#: Who a bar belongs to, and its colour in the terminal.
+SIDES = {"formula": "cyan", "measured": "cyan", "yours": "green", "ours": "blue"}
 BAR_WIDTH = 30
 
 
 @dataclass(frozen=True)
 class Measure:
-    """One quantity.  formula: None where there is none (times).  unit: ``B``, ``ms``, or what is counted."""
+    """One quantity.  unit: ``B``, ``ms``, or nothing for a number.  values: by side, see SIDES."""
 
     name: str
     unit: str
-    formula: int | None
-    yours: float
-    ours: float
-
-    def values(self) -> dict[str, float]:
-        """The sides that have a value."""
-        sides = {"formula": self.formula, "yours": self.yours, "ours": self.ours}
-        return {side: value for side, value in sides.items() if value is not None}
+    values: dict[str, float]
 
 
 @dataclass(frozen=True)
 class Reward:
-    """All that was measured.  what: in a line, of what.  remark: what to take home from it."""
+    """All that was measured.  what: in a line, of what.  remark: what to take home from it.
+
+    one_scale: the measures are of one kind, and their bars can be compared.
+    """
 
     what: str
     measures: tuple[Measure, ...]
     remark: str = ""
+    one_scale: bool = False
 
 
 def amount(value: float, unit: str) -> str:
@@ -55,15 +52,16 @@ def amount(value: float, unit: str) -> str:
 
 
 def show(reward: Reward, console: Console) -> None:
-    """Bars in the terminal, each quantity to its own scale."""
+    """Bars in the terminal, each quantity to its own scale unless they share one."""
     console.print()
     console.print(Text(reward.what, style="bold"))
     table = Table.grid(padding=(0, 1))
     for _ in range(4):
         table.add_column(no_wrap=True)
+    top_of_all = max(max(measure.values.values()) for measure in reward.measures)
     for measure in reward.measures:
-        top = max(measure.values().values()) or 1
-        for i, (side, value) in enumerate(measure.values().items()):
+        top = (top_of_all if reward.one_scale else max(measure.values.values())) or 1
+        for i, (side, value) in enumerate(measure.values.items()):
             bar = Text("━" * max(1, round(BAR_WIDTH * value / top)) if value else "", style=SIDES[side])
             table.add_row(Text("" if i else measure.name), side, bar, Text(amount(value, measure.unit), justify="right"))
         table.add_row()
@@ -78,7 +76,7 @@ def write_html(reward: Reward, path: Path) -> None:
 
     figure = make_subplots(rows=len(reward.measures), cols=1, subplot_titles=[f"{m.name}, {m.unit}" for m in reward.measures])
     for row, measure in enumerate(reward.measures, 1):
-        values = measure.values()
+        values = measure.values
         texts = [amount(value, measure.unit) for value in values.values()]
         figure.add_bar(x=list(values.values()), y=list(values), text=texts, orientation="h", row=row, col=1)
         figure.update_yaxes(autorange="reversed", row=row, col=1)
@@ -123,9 +121,15 @@ def cost(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence
 def compared(yours: Cost, ours: Cost, formula_bytes: int, exchanges: Sequence[Exchange]) -> tuple[Measure, ...]:
     """The measures of a block, on this rank.  exchanges: those that the formula has for it."""
     payload = sum(exchange.payload_bytes * exchange.count for exchange in exchanges)
-    measures = [Measure("kept for backward", "B", formula_bytes, yours.bytes, ours.bytes)]
+    measures = [Measure("kept for backward", "B", {"formula": formula_bytes, "yours": yours.bytes, "ours": ours.bytes})]
     if exchanges:
         number = sum(exchange.count for exchange in exchanges)
-        measures.append(Measure("exchanged", "B", payload, yours.exchanged_bytes, ours.exchanged_bytes))
-        measures.append(Measure("in how many collectives", "", number, yours.collectives, ours.collectives))
-    return (*measures, Measure("forward + backward", "ms", None, yours.milliseconds, ours.milliseconds))
+        exchanged = {"formula": payload, "yours": yours.exchanged_bytes, "ours": ours.exchanged_bytes}
+        measures.append(Measure("exchanged", "B", exchanged))
+        measures.append(Measure("collectives", "", {"formula": number, "yours": yours.collectives, "ours": ours.collectives}))
+    return (*measures, times(yours, ours))
+
+
+def times(yours: Cost, ours: Cost) -> Measure:
+    """How long a forward and a backward took."""
+    return Measure("forward + backward", "ms", {"yours": yours.milliseconds, "ours": ours.milliseconds})

@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import select
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
@@ -37,7 +39,7 @@ class Watchdog(threading.Thread):
         self._exercise: Exercise | None = None
         self._since = 0.0
         self._over = threading.Event()
-        self._main = threading.main_thread().ident
+        self._dump = tempfile.TemporaryFile()
         self._heard = {rank: (0, time.monotonic()) for rank in range(together.size)}
         self._count = 0
         self._wake, wake_end = os.pipe()
@@ -81,15 +83,29 @@ class Watchdog(threading.Thread):
         self._together.post("beat", (self._count, self.where(), self._place.exercise))
         if self._together.rank == 0:
             self._look()
+        elif self._together.heard("over", 0):
+            os._exit(0)  # rank 0 has said why, and ends with the exit code
 
     def where(self) -> str:
         """Where this rank's main thread is, to follow "rank 1" in a sentence."""
-        frames = sys._current_frames()
-        lines = [self._place.line(frames[ident]) for ident in (self._main, *frames) if ident in frames]
-        line = next(filter(None, lines), "")
+        line = self._line()
         if self._place.collective:
             return f"is waiting in {self._place.collective}" + (f" ({line.split(',')[0]})" if line else "")
         return f"is at {line}" if line else "has come to the end of the exercise" if self._exercise else "is between two exercises"
+
+    def _line(self) -> str:
+        """The learner's innermost line on any thread.
+
+        From faulthandler's text, and not from frame objects: those would keep alive the tensors
+        that their functions have in hand, under the eyes of the census.
+        """
+        self._dump.seek(0)
+        self._dump.truncate()
+        faulthandler.dump_traceback(self._dump, all_threads=True)
+        self._dump.seek(0)
+        file = re.escape(self._place.file.encode("ascii", "backslashreplace").decode())
+        found = re.search(rf'File "{file}", line (\d+) in (\S+)', self._dump.read().decode("ascii", "replace"))
+        return f"{os.path.basename(self._place.file)}:{found[1]}, in {found[2]}" if found else ""
 
     def _look(self) -> None:
         now = time.monotonic()
@@ -148,4 +164,7 @@ class Watchdog(threading.Thread):
         number, function = (exercise.number, exercise.function) if exercise else ("", "")
         self._on_stuck(Verdict(number, function, WRONG, diagnosis))
         sys.stdout.flush()
+        if self._together.rank == 0:
+            self._together.post("over", True)
+            time.sleep(2 * BEAT_SECONDS)  # until the others have heard it
         os._exit(1)

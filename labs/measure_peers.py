@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.peers import LITERAL, MODES, NOTES, PEERS, measure_peers
+from actmem.lab.peers import COMPILED, LITERAL, MODES, NOTES, PEERS, measure_peers
 from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import check_speed
@@ -37,6 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--recompute", action="append", choices=MODES, metavar="MODE", help=f"one of {', '.join(MODES)}; may be repeated (default: all)"
     )
+    parser.add_argument("--compile", action="store_true", help="our layer under torch.compile too (a minute more, and a C++ compiler on CPUs)")
     parser.add_argument("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
     args = parser.parse_args()
     with parser.refusing():
@@ -53,7 +54,7 @@ def main() -> int:
     with ranks(args, real_tensors=True) as here:
         lines = measure_peers(
             shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
-            peers=[name for name in PEERS if name in (args.peer or PEERS)],
+            peers=[COMPILED] * args.compile + [name for name in PEERS if name in (args.peer or PEERS)],
             modes=[mode for mode in MODES if mode in (args.recompute or MODES)],
             sequence_parallel=not args.no_sequence_parallel,
             on_progress=lambda text: progress_line(text, here),
@@ -77,7 +78,7 @@ def report(args, lines, where, clock) -> None:
         highlight=False,
     )
     ran = {line.name for line in lines if not line.unavailable}
-    for name in (*PEERS, LITERAL):
+    for name in (*PEERS, LITERAL, COMPILED):
         if name in ran:
             console.print(f"{name}: {NOTES[name]}.", highlight=False)
     for sentence in missing_lines(lines):

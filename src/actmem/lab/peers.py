@@ -22,6 +22,7 @@ from actmem.peers import PeerUnavailable
 
 OURS = "ours"
 LITERAL = "ours, literal"
+COMPILED = "ours, compiled"
 MODES = ("none", "selective", "full")
 #: Peer → module of actmem.peers and its function.
 PEERS = {
@@ -29,6 +30,7 @@ PEERS = {
     "megatron-core": ("megatron", "megatron_layer"),
     "FSDP2": ("fsdp", "fsdp_layer"),
 }
+_MODULES = {**PEERS, COMPILED: ("compiled", "compiled_layer")}
 
 NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
@@ -37,6 +39,7 @@ NOTES = {
     "dtype, on a GPU of 1 byte",
     "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its ratio is per sequence",
     LITERAL: "runs again all that the paper runs again",
+    COMPILED: "torch.compile on the regions between exchanges; it chooses by itself what is kept, so the bytes differ",
 }
 
 
@@ -86,7 +89,7 @@ def build(name: str, shape: ModelShape, tp: TensorParallel, mode: str, device: s
         recompute = f"paper-{mode}" if name == LITERAL else mode
         layer = TransformerLayer(shape, tp, recompute=recompute, p=p, device=device, dtype=dtype)
         return _WithMask(layer, causal_mask(shape.seq_length, device))
-    module, function = PEERS[name]
+    module, function = _MODULES[name]
     make = getattr(importlib.import_module(f"actmem.peers.{module}"), function)
     return make(shape, tp, mode, p=p, device=device, dtype=dtype)
 

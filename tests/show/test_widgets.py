@@ -33,7 +33,7 @@ def test_plotlyjs_is_sent_once_for_all_figures():
     script = PlotlyScript.send()
     LiveFigure(DRAWING)
     assert PlotlyScript.send() is script
-    assert "plotly.js v" in script._esm[:200] and len(script._esm) > 10**6
+    assert "plotly.js v" in script.source[:200] and len(script.source) > 10**6
 
 
 def test_a_figure_holds_no_copy_of_plotlyjs():

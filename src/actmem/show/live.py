@@ -30,9 +30,26 @@ function meeting() {
 }
 """
 
+# Loads plotly.js on its own time: anywidget gives a widget two seconds to be ready, which 5 MB
+# could miss on a busy machine.  A page that has it from another kernel does not load it again.
+_SCRIPT = (
+    _MEET
+    + """
+function initialize({ model }) {
+  const place = meeting();
+  if (place.loading) return;
+  place.loading = true;
+  const url = URL.createObjectURL(new Blob([model.get("source")], { type: "text/javascript" }));
+  import(url)
+    .then((loaded) => place.arrived(loaded.default), (error) => { place.loading = false; console.error(error); })
+    .finally(() => URL.revokeObjectURL(url));
+}
+export default { initialize };
+"""
+)
+
 # plotly.js is written for <script>, CommonJS and AMD; inside a module it takes CommonJS.
-_SCRIPT_START = "const module = { exports: {} };\n"
-_SCRIPT_END = _MEET + "meeting().arrived(module.exports);\nexport default {};\n"
+_MODULE = "const module = {{ exports: {{}} }};\n{}\nexport default module.exports;\n"
 
 _FIGURE = (
     _MEET
@@ -51,10 +68,10 @@ async function render({ model, el }) {
     const { data, layout, config } = structuredClone(model.get("spec"));
     return Plotly.react(node, data, layout, config);
   };
-  await draw();
-  node.dataset.drawn = "true";
   model.on("change:spec", draw);
   model.on("change:alt", describe);
+  await draw();
+  node.dataset.drawn = "true";
   let width = node.clientWidth;
   const watch = new ResizeObserver(() => {
     if (node.clientWidth && node.clientWidth !== width) {
@@ -85,11 +102,12 @@ class PlotlyScript(anywidget.AnyWidget):
             import plotly
 
             source = (Path(plotly.__file__).parent / "package_data" / "plotly.min.js").read_text(encoding="utf-8")
-            cls._sent = cls(_esm=f"{_SCRIPT_START}{source}{_SCRIPT_END}")
+            cls._sent = cls(source=_MODULE.format(source))
         return cls._sent
 
     _sent: PlotlyScript | None = None
-    _esm = traitlets.Unicode().tag(sync=True)
+    _esm = _SCRIPT
+    source = traitlets.Unicode().tag(sync=True)
 
 
 class LiveFigure(anywidget.AnyWidget):

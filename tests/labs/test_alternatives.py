@@ -9,18 +9,19 @@ from torch.autograd import Function
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
-from actmem.lab.pieces import core_attention, layer_norm, merge_heads, split_heads
+from actmem.lab.judge.exercise import load_lab
+from actmem.lab.pieces import core_attention, layer, layer_norm, merge_heads, split_heads
 from actmem.lab.solutions.lab2_tensor_parallel import f, f_bar
 from actmem.lab.solutions.lab3_sequence_parallel import g_bar, gathering_linear, shard_keeping_linear
 from actmem.recompute import checkpoint as our_checkpoint
-from tests.labs.judged import judged
+from tests.labs.judged import judged, judged_alone
 
 RIGHT = []
 
 
-def right(lab, number):
+def right(lab, *numbers):
     def register(function):
-        RIGHT.append((lab, number, function))
+        RIGHT.extend((lab, number, function) for number in numbers)
         return function
 
     return register
@@ -256,7 +257,70 @@ def one_generator_for_both_under_sequence_parallelism(seed, sequence_parallel, d
     return core, core if sequence_parallel else torch.Generator(device).manual_seed(seed)
 
 
+LAB4 = "lab4_recompute"
+
+
+@right(LAB4, "4.1", "4.2", "4.5")
+def checkpoint_of_torch(function, *inputs):
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
+@right(LAB4, "4.1", "4.2")
+def reentrant_checkpoint_of_torch(function, *inputs):
+    return checkpoint(function, *inputs, use_reentrant=True)
+
+
+@right(LAB4, "4.1", "4.2")
+def checkpoint_by_fork_rng(function, *inputs):
+    class Checkpoint(Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            ctx.save_for_backward(*inputs)
+            ctx.state = torch.get_rng_state()
+            return function(*inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            with torch.random.fork_rng(), torch.enable_grad():
+                torch.set_rng_state(ctx.state)
+                y = function(*inputs)
+            y.backward(grad)
+            return tuple(x.grad for x in inputs)
+
+    return Checkpoint.apply(*inputs)
+
+
+@right(LAB4, "4.1", "4.5")
+def our_checkpoint_with_the_default_generator(function, *inputs):
+    return our_checkpoint(function, *inputs, generators=[torch.default_generator])
+
+
+@right(LAB4, "4.3")
+def selective_by_torch(x, w, dropouts):
+    return layer(x, w, dropouts, lambda *arguments: checkpoint(core_attention, *arguments, use_reentrant=False))
+
+
+@right(LAB4, "4.3")
+def selective_by_the_stopping_checkpoint(x, w, dropouts):
+    def core(q, k, v, dropout):
+        return our_checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v, generators=[torch.default_generator])
+
+    return layer(x, w, dropouts, core)
+
+
+@right(LAB4, "4.4")
+def full_by_torch(x, w, dropouts):
+    return checkpoint(layer, x, w, dropouts, use_reentrant=False)
+
+
+@right(LAB4, "4.4")
+def full_by_torchs_reentrant_checkpoint(x, w, dropouts):
+    return checkpoint(layer, x, w, dropouts, use_reentrant=True)
+
+
 @pytest.mark.parametrize(("lab", "number", "function"), RIGHT, ids=lambda value: getattr(value, "__name__", value))
 def test_passes(pools, lab, number, function):
-    for verdict in pools[2].run(judged, lab, number, function):
+    alone = load_lab(lab).one_process
+    for verdict in [judged_alone(lab, number, function)] if alone else pools[2].run(judged, lab, number, function):
         assert verdict.status == "passed", verdict.diagnosis

@@ -47,10 +47,10 @@ def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
 class Dropouts:
     """A layer's dropouts: ``core`` for the attention weights, ``block`` for what is added to the residual.
 
-    Each draws from a generator of its own.  Keeps a mask of 1 byte an element.
+    Each draws from a generator of its own, or from torch's default one.  Keeps a mask of 1 byte an element.
     """
 
-    def __init__(self, p: float, core: torch.Generator, block: torch.Generator):
+    def __init__(self, p: float, core: torch.Generator | None = None, block: torch.Generator | None = None):
         self._core, self._block = DropoutMask(p, core), DropoutMask(p, block)
 
     def core(self, weights: Tensor) -> Tensor:
@@ -115,10 +115,10 @@ def random_weights(hidden_size: int, num_attention_heads: int, seed: int = 0, dt
     return LayerWeights(num_attention_heads, **parts)
 
 
-def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights) -> Tensor:
-    """Self-attention of ``[s, b, h]``, all heads."""
+def attention(x: Tensor, w: LayerWeights, dropout=lambda weights: weights, core=core_attention) -> Tensor:
+    """Self-attention of ``[s, b, h]``, all heads.  core: what to call in place of core_attention."""
     q, k, v = split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), w.num_attention_heads)
-    return F.linear(merge_heads(core_attention(q, k, v, dropout), x.shape[1]), w.projection_weight, w.projection_bias)
+    return F.linear(merge_heads(core(q, k, v, dropout), x.shape[1]), w.projection_weight, w.projection_bias)
 
 
 def mlp(x: Tensor, w: LayerWeights) -> Tensor:
@@ -126,7 +126,7 @@ def mlp(x: Tensor, w: LayerWeights) -> Tensor:
     return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
 
 
-def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
-    """One layer of 2205.05198 figure 2 on ``[s, b, h]``, without any parallelism."""
-    x = x + dropouts.block(attention(layer_norm(x, w.norm1_weight, w.norm1_bias), w, dropouts.core))
+def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, core=core_attention) -> Tensor:
+    """One layer of 2205.05198 figure 2 on ``[s, b, h]``, without any parallelism.  core: see attention."""
+    x = x + dropouts.block(attention(layer_norm(x, w.norm1_weight, w.norm1_bias), w, dropouts.core, core))
     return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))

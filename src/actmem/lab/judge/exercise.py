@@ -12,6 +12,7 @@ LABS = (
     "lab1_count_bytes",
     "lab2_tensor_parallel",
     "lab3_sequence_parallel",
+    "lab4_recompute",
 )
 
 

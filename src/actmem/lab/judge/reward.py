@@ -36,7 +36,7 @@ class Measure:
 class Reward:
     """All that was measured.  what: in a line, of what.  remark: what to take home from it.
 
-    one_scale: the measures are of one kind, and their bars can be compared.
+    one_scale: bars of one unit can be compared.
     """
 
     what: str
@@ -58,9 +58,9 @@ def show(reward: Reward, console: Console) -> None:
     table = Table.grid(padding=(0, 1))
     for _ in range(4):
         table.add_column(no_wrap=True)
-    top_of_all = max(max(measure.values.values()) for measure in reward.measures)
     for measure in reward.measures:
-        top = (top_of_all if reward.one_scale else max(measure.values.values())) or 1
+        alike = [other for other in reward.measures if other.unit == measure.unit] if reward.one_scale else [measure]
+        top = max(max(other.values.values()) for other in alike) or 1
         for i, (side, value) in enumerate(measure.values.items()):
             bar = Text("━" * max(1, round(BAR_WIDTH * value / top)) if value else "", style=SIDES[side])
             table.add_row(Text("" if i else measure.name), side, bar, Text(amount(value, measure.unit), justify="right"))
@@ -105,6 +105,7 @@ def cost(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence
 
     with b.watching() as seen:
         once()
+    once()  # threads, caches
     times = []
     for _ in range(repeats):
         b.gather(None)  # all ranks begin together

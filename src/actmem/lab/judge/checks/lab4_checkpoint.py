@@ -1,0 +1,211 @@
+"""Lab 4's checkpoint functions: gradients, bytes, random numbers, how far the second run goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.lab.judge.bench import Bench, unchanged
+from actmem.lab.judge.checks.operators import size_of
+from actmem.lab.judge.compare import check_tensor, close
+from actmem.lab.judge.kept import Kept, kept
+from actmem.lab.judge.verdict import Wrong
+from actmem.lab.pieces import core_attention
+
+
+def bytes_without_states(found: Kept) -> int:
+    """Bytes kept, the states of random-number generators left out: these are flat tensors of uint8."""
+    return sum(t.bytes for t in found.ledger.saved if not (t.dtype is torch.uint8 and len(t.shape) == 1))
+
+
+def check_hides_nothing(found: Kept) -> None:
+    """Raise Wrong if some bytes are kept out of the hooks' sight."""
+    if found.hidden_bytes > 0:
+        raise Wrong(
+            f"it keeps {found.hidden_bytes:,} B where no hook can see them (tensors as an attribute of ctx, or in a "
+            "closure): hand them to ctx.save_for_backward, or to keep"
+        )
+
+
+class _Region:
+    """A region to checkpoint that counts its runs: two matrix products with parameters of its own."""
+
+    def __init__(self, b: Bench):
+        self.up = b.random(256, 64, seed=1).requires_grad_()
+        self.down = b.random(64, 256, seed=2).requires_grad_()
+        self.runs = 0
+
+    def __call__(self, x: Tensor, gate: Tensor, mask: Tensor) -> Tensor:
+        self.runs += 1
+        return F.linear(torch.tanh(F.linear(x, self.up) * gate) * mask, self.down) + x
+
+
+def check_numbers(b: Bench, name: str) -> None:
+    checkpoint = b[name]
+    x, gate, upstream = b.random(16, 4, 64, seed=3), b.random(16, 4, 1, seed=4), b.random(16, 4, 64, seed=5)
+    mask = b.random(16, 4, 256, seed=6) > 0
+    expected, wanted, ones = _plain(b, x, gate, mask, upstream)
+
+    region = _Region(b)
+    leaves = [x.clone().requires_grad_(), gate.clone().requires_grad_()]
+    inputs = {"the first input": leaves[0] * 1, "the second input": leaves[1] * 1}
+    with unchanged(**inputs):
+        result = checkpoint(region, *inputs.values(), mask)
+    check_tensor("the result", result, expected)
+    if region.runs != 1:
+        raise Wrong(f"forward runs function {region.runs} times; once is enough")
+    if not result.requires_grad:
+        raise Wrong(
+            "the result is right, but it has no graph: what runs under no_grad leaves none. Make the run the forward of an "
+            "autograd Function, whose backward runs function again"
+        )
+    gradient = upstream.clone()
+    with unchanged(**{"the gradient that backward is given": gradient}):
+        result.backward(gradient)
+    _check_runs(region.runs)
+    found = {"the first input": leaves[0].grad, "the second input": leaves[1].grad, "a parameter": region.up.grad, "another parameter": region.down.grad}
+    for (what, value), right, with_ones in zip(found.items(), wanted, ones):
+        if value is None and "parameter" in what:
+            raise Wrong("the parameters that function uses get no gradient: torch.autograd.grad reaches only what it is asked for; torch.autograd.backward reaches all")
+        if value is None:
+            raise Wrong(f"the forward is right, but {what} gets no gradient: does backward run function on inputs that require one, with grad enabled?")
+        check_tensor(f"the forward is right; the gradient of {what}", value, right, {
+            f"the gradient of {what} ignores the gradient that comes back: hand it to torch.autograd.backward(y, grad)": with_ones,
+            f"the gradient of {what} is twice what it should be: both runs recorded a graph": 2 * right,
+        })
+    _check_bytes(b, checkpoint, x, gate, mask)
+
+
+def _plain(b: Bench, x: Tensor, gate: Tensor, mask: Tensor, upstream: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Result and gradients without checkpoint; and the gradients of the result's sum."""
+    region = _Region(b)
+    x, gate = x.clone().requires_grad_(), gate.clone().requires_grad_()
+    result = region(x, gate, mask)
+    arguments = (x, gate, region.up, region.down)
+    gradients = torch.autograd.grad(result, arguments, upstream, retain_graph=True)
+    return result.detach(), list(gradients), list(torch.autograd.grad(result.sum(), arguments))
+
+
+def _check_runs(runs: int) -> None:
+    if runs == 1:
+        raise Wrong("function runs once only: the first run's graph was kept; backward must run function again, from the inputs")
+    if runs > 2:
+        raise Wrong(f"function runs {runs} times in all; once forward and once in backward is enough")
+
+
+def _check_bytes(b: Bench, checkpoint: Callable, x: Tensor, gate: Tensor, mask: Tensor) -> None:
+    region = _Region(b)
+    weights = [region.up.detach(), region.down.detach()]
+
+    def function(y: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        region.up, region.down = up, down
+        return checkpoint(region, y, gate.clone(), mask.clone())  # copies, which nobody else holds
+
+    found = kept(b, function, x, weights)
+    check_hides_nothing(found)
+    enough = size_of(x) + size_of(gate) + size_of(mask)
+    if bytes_without_states(found) > enough:
+        raise Wrong(
+            f"it keeps {bytes_without_states(found):,} B for backward where {enough:,} B, the inputs, are enough: let the first run "
+            f"keep nothing. The largest: {found.largest()}"
+        )
+
+
+def _generators_state(device: str) -> Tensor:
+    """State of the default generator that functions on this device draw from."""
+    return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+
+
+def _set_state(state: Tensor, device: str) -> None:
+    if device == "cuda":
+        torch.cuda.set_rng_state(state)
+    else:
+        torch.set_rng_state(state)
+
+
+def check_random_numbers(b: Bench, name: str) -> None:
+    checkpoint, device = b[name], b.device
+    weight, x, upstream = b.random(32, 16, seed=7), b.random(8, 4, 16, seed=8), b.random(8, 4, 32, seed=9)
+
+    def function(y: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(F.dropout(F.linear(y, weight), 0.5)), 0.5)
+
+    def run(wrap: Callable) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """Result, gradient, and the generator's state before, after forward, before backward, after backward."""
+        torch.manual_seed(77)
+        leaf = x.clone().requires_grad_()
+        states = [_generators_state(device)]
+        result = wrap(function, leaf * 1)
+        states.append(_generators_state(device))
+        torch.rand(5, device=device)  # the rest of the model draws as well
+        states.append(_generators_state(device))
+        result.backward(upstream)
+        states.append(_generators_state(device))
+        return result.detach(), leaf.grad, *states
+
+    plain, found = run(lambda f, y: f(y)), run(checkpoint)
+    if not torch.equal(found[0], plain[0]):
+        raise Wrong("the result differs from function's own although the generator starts in the same state: forward must not seed or draw itself")
+    if not torch.equal(found[3], plain[3]):
+        raise Wrong("after forward the generator does not stand where it stands without checkpoint: forward may read its state, not change it")
+    if not close(found[1], plain[1]):
+        raise Wrong(_explain_gradient(function, x, upstream, plain, found[1], device))
+    if not torch.equal(found[5], plain[5]):
+        raise Wrong(_explain_state(function, x, plain, found[5], device))
+
+
+def _explain_gradient(function: Callable, x: Tensor, upstream: Tensor, plain: tuple, found: Tensor, device: str) -> str:
+    """Which random numbers did the second run draw?"""
+    starts = {
+        "the second run draws other random numbers than the first, so it drops other elements: before it, put the generator "
+        "back into the state that it had before the first run": plain[4],
+        "the second run starts from the generator's state after the first run: save the state before it": plain[3],
+    }
+    for diagnosis, state in starts.items():
+        _set_state(state, device)
+        leaf = x.clone().requires_grad_()
+        function(leaf).backward(upstream)
+        if close(found, leaf.grad):
+            return diagnosis
+    return "with dropout the gradient is wrong: the second run does not draw the random numbers of the first"
+
+
+def _explain_state(function: Callable, x: Tensor, plain: tuple, found: Tensor, device: str) -> str:
+    _set_state(plain[2], device)
+    function(x)
+    after_run = _generators_state(device)
+    if torch.equal(found, after_run):
+        return (
+            "after backward the generator stands where the second run left it, so later dropouts repeat numbers: put back the "
+            "state that it had before the second run"
+        )
+    if torch.equal(found, plain[2]):
+        return "after backward the generator is in the state that was saved in forward: put back the state that it had before the second run"
+    return "after backward the generator does not stand where it stands without checkpoint: put back the state that it had before the second run"
+
+
+def check_stops_early(b: Bench, name: str) -> None:
+    checkpoint = b[name]
+    qkv = [b.random(4, 12, 8, seed=seed) for seed in (10, 11, 12)]
+
+    def flops(wrap: Callable) -> int:
+        leaves = [tensor.clone().requires_grad_() for tensor in qkv]
+        with FlopCounterMode(display=False) as counter:
+            result = wrap(core_attention, *leaves)
+            result.backward(torch.ones_like(result))
+        return counter.get_total_flops()
+
+    plain = flops(lambda f, *inputs: f(*inputs))
+    # Forward is a third of it, and QKᵀ half of the forward.
+    enough, whole, found = plain + plain // 6, plain + plain // 3, flops(checkpoint)
+    if found == whole:
+        raise Wrong(
+            "the second run goes to the end of function. Of core_attention it needs QKᵀ, softmax and dropout; the product with V makes "
+            "only the result, which nothing reads"
+        )
+    if found != enough:
+        raise Wrong(f"forward and backward of core_attention take {found:,} FLOPs; {plain:,} without recomputation, {enough:,} with what is needed")

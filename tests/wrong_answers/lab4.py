@@ -1,0 +1,172 @@
+"""Wrong answers to lab 4: checkpoint functions and layers."""
+
+import torch
+from torch.autograd import Function
+
+from actmem.lab.pieces import attention, core_attention, layer, layer_norm, mlp
+from actmem.lab.solutions.lab4_recompute import checkpoint
+from tests.wrong_answers.planted import planted
+
+LAB = "lab4_recompute"
+
+
+def faulty(**faults):
+    """A checkpoint Function with faults: see where each is read."""
+
+    class Checkpoint(Function):
+        @staticmethod
+        def forward(ctx, function, *inputs):
+            ctx.function = function
+            if faults.get("save") == "ctx":
+                ctx.inputs = inputs
+            else:
+                ctx.save_for_backward(*inputs)
+            if faults.get("state") == "after":
+                with torch.no_grad():
+                    result = function(*inputs)
+                ctx.state = torch.get_rng_state()
+                return result
+            ctx.state = torch.get_rng_state()
+            if faults.get("seed"):
+                torch.manual_seed(0)
+            with torch.no_grad():
+                result = function(*inputs)
+                return function(*inputs) if faults.get("twice") else result
+
+        @staticmethod
+        def backward(ctx, grad):
+            inputs = ctx.inputs if faults.get("save") == "ctx" else ctx.saved_tensors
+            needs = ctx.needs_input_grad[1:]
+            inputs = [x.detach().requires_grad_(need) for x, need in zip(inputs, needs)]
+            before = torch.get_rng_state()
+            if faults.get("state") != "not set":
+                torch.set_rng_state(ctx.state)
+            with torch.set_grad_enabled(faults.get("grad") != "off"):
+                y = ctx.function(*inputs)
+            if faults.get("state") == "not put back":
+                pass
+            elif faults.get("state") == "saved one":
+                torch.set_rng_state(ctx.state)
+            else:
+                torch.set_rng_state(before)
+            if faults.get("backward") == "grad":
+                wanted = [x for x, need in zip(inputs, needs) if need]
+                found = iter(torch.autograd.grad(y, wanted, grad))
+                return None, *(next(found) if need else None for need in needs)
+            if faults.get("backward") == "sum":
+                with torch.enable_grad():
+                    y.sum().backward()
+            else:
+                torch.autograd.backward(y, grad)
+            return None, *(None if faults.get("backward") == "dropped" else x.grad for x in inputs)
+
+    return Checkpoint.apply
+
+
+@planted(LAB, "4.1", r"keeps .* B for backward where .* the inputs, are enough|function runs once only", size=1)
+def nothing_recomputed(function, *inputs):
+    return function(*inputs)
+
+
+@planted(LAB, "4.1", r"has no graph: what runs under no_grad leaves none", size=1)
+def under_no_grad(function, *inputs):
+    with torch.no_grad():
+        return function(*inputs)
+
+
+@planted(LAB, "4.1", r"no hook can see them", size=1)
+def inputs_on_ctx(function, *inputs):
+    return faulty(save="ctx")(function, *inputs)
+
+
+@planted(LAB, "4.1", r"computed under no_grad", size=1)
+def no_grad_in_backward(function, *inputs):
+    return faulty(grad="off")(function, *inputs)
+
+
+@planted(LAB, "4.1", r"parameters that function uses get no gradient", size=1)
+def gradients_of_the_inputs_only(function, *inputs):
+    return faulty(backward="grad")(function, *inputs)
+
+
+@planted(LAB, "4.1", r"ignores the gradient that comes back", size=1)
+def backward_of_the_sum(function, *inputs):
+    return faulty(backward="sum")(function, *inputs)
+
+
+@planted(LAB, "4.1", r"the first input gets no gradient", size=1)
+def gradients_dropped(function, *inputs):
+    return faulty(backward="dropped")(function, *inputs)
+
+
+@planted(LAB, "4.1", r"forward runs function 2 times", size=1)
+def runs_twice_in_forward(function, *inputs):
+    return faulty(twice=True)(function, *inputs)
+
+
+@planted(LAB, "4.1", r"is changed in place", size=1)
+def writes_to_its_input(function, *inputs):
+    inputs[0].data.add_(1)
+    return checkpoint(function, *inputs)
+
+
+@planted(LAB, "4.1", r"result is None", size=1)
+def no_return(function, *inputs):
+    checkpoint(function, *inputs)
+
+
+@planted(LAB, "4.2", r"draws other random numbers than the first", size=1)
+def state_not_restored(function, *inputs):
+    return faulty(state="not set")(function, *inputs)
+
+
+@planted(LAB, "4.2", r"from the generator's state after the first run", size=1)
+def state_saved_too_late(function, *inputs):
+    return faulty(state="after")(function, *inputs)
+
+
+@planted(LAB, "4.2", r"stands where the second run left it", size=1)
+def state_left_behind(function, *inputs):
+    return faulty(state="not put back")(function, *inputs)
+
+
+@planted(LAB, "4.2", r"in the state that was saved in forward", size=1)
+def saved_state_left_behind(function, *inputs):
+    return faulty(state="saved one")(function, *inputs)
+
+
+@planted(LAB, "4.2", r"forward must not seed or draw", size=1)
+def seeds_before_the_first_run(function, *inputs):
+    return faulty(seed=True)(function, *inputs)
+
+
+@planted(LAB, "4.3", r"as without recomputation", size=1)
+def selective_without_checkpoint(x, w, dropouts):
+    return layer(x, w, dropouts)
+
+
+@planted(LAB, "4.3", r"layer's input only .*: that is full recomputation", size=1)
+def selective_around_the_layer(x, w, dropouts):
+    return checkpoint(lambda y: layer(y, w, dropouts), x)
+
+
+@planted(LAB, "4.3", r"more than the core attention is dropped", size=1)
+def selective_around_attention(x, w, dropouts):
+    y = layer_norm(x, w.norm1_weight, w.norm1_bias)
+    x = x + dropouts.block(checkpoint(lambda y: attention(y, w, dropouts.core), y))
+    return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))
+
+
+@planted(LAB, "4.3", r"the result has|the result is", size=1)
+def selective_without_dropout(x, w, dropouts):
+    return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(core_attention, q, k, v))
+
+
+@planted(LAB, "4.4", r"run the whole layer under checkpoint", size=1)
+def full_around_the_core(x, w, dropouts):
+    return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v))
+
+
+@planted(LAB, "4.5", r"second run goes to the end of function", size=1)
+def runs_to_the_end(function, *inputs):
+    return checkpoint(function, *inputs)

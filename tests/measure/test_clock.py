@@ -119,7 +119,7 @@ def test_replaced_puts_back_and_keeps_static_methods():
 
 
 def test_spread_of_known_samples():
-    assert spread([3.0]) == Spread(3, 3, 3, 3, 3)
+    assert spread([3.0]) == Spread(3, 3, 3, 3, 3, count=1)
     found = spread([5, 1, 4, 2, 3])
     assert (found.median, found.lower_quartile, found.upper_quartile) == (3, 2, 4)
     # Of nine samples the true median lies outside the second and eighth with probability 2 · 10 / 512.
@@ -159,5 +159,7 @@ def test_only_what_stands_out_of_the_noise_is_real():
     assert is_real(spread(steady), noise)
     assert is_real(spread([2 - ratio for ratio in steady]), noise)  # faster than the base is real too
     assert not is_real(spread(steady), 0.06)
+    assert not is_real(spread(steady[:5]), noise)  # too few to say
+    assert spread(steady).times(2) == spread([2 * ratio for ratio in steady])
     assert not is_real(spread([1.05, 1.2, 0.9, 1.05, 1.1, 0.95]), noise)  # its own interval holds 1
     assert not is_real(spread([1.01, 1.01, 1.05, 1.05, 1.4, 1.4]), 0.0)  # ±20% around 5%

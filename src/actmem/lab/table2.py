@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -65,10 +65,11 @@ def measure_table2(
     ranks: Ranks,
     dtype: torch.dtype,
     on_configuration: Callable[[Configuration], None] = lambda configuration: None,
+    configurations: Sequence[Configuration] = TABLE2,
 ) -> list[Result]:
     """This rank's results, in the order of the table.  Every rank must call it."""
     results = []
-    for configuration in TABLE2:
+    for configuration in configurations:
         on_configuration(configuration)
         comparison, predicted, extra, measured = _measure(configuration, shape, ranks, dtype)
         results.append(

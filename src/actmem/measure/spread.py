@@ -10,13 +10,14 @@ from statistics import median, quantiles
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of samples, and the interval that holds the true median (95%)."""
+    """Median and quartiles of ``count`` samples, and the interval that holds the true median (95%, from 6 samples on)."""
 
     median: float
     lower_quartile: float
     upper_quartile: float
     low: float
     high: float
+    count: int
 
     @property
     def margin(self) -> float:
@@ -25,7 +26,8 @@ class Spread:
 
     def times(self, factor: float) -> Spread:
         """Of the same samples, each multiplied by a positive factor."""
-        return Spread(*(factor * value for value in astuple(self)))
+        *numbers, count = astuple(self)
+        return Spread(*(factor * number for number in numbers), count)
 
 
 def spread(samples: Sequence[float]) -> Spread:
@@ -33,7 +35,7 @@ def spread(samples: Sequence[float]) -> Spread:
     ordered = sorted(samples)
     first, _, third = quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
     outside = _ranks_outside(len(ordered))
-    return Spread(median(ordered), first, third, ordered[outside], ordered[-1 - outside])
+    return Spread(median(ordered), first, third, ordered[outside], ordered[-1 - outside], len(ordered))
 
 
 def ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
@@ -53,8 +55,8 @@ def noise_of(twin_ratios: Sequence[float]) -> float:
 
 def is_real(ratio: Spread, noise: float) -> bool:
     """True if a ratio differs from 1 by more than the noise and more than half its own interval,
-    and that interval lies on one side of 1."""
-    return abs(ratio.median - 1) > max(noise, ratio.margin) and (ratio.low > 1 or ratio.high < 1)
+    and that interval lies on one side of 1.  Fewer than 6 samples never say so much."""
+    return ratio.count >= 6 and abs(ratio.median - 1) > max(noise, ratio.margin) and (ratio.low > 1 or ratio.high < 1)
 
 
 def _ranks_outside(count: int) -> int:

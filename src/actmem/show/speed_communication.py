@@ -6,8 +6,7 @@ from collections.abc import Iterable
 
 from rich.table import Table
 
-from actmem.show.speed_table import overhead_text, plain_table
-from actmem.show.style import three_digits
+from actmem.show.speed_table import milliseconds, overhead_text, plain_table
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 
@@ -38,7 +37,7 @@ def compared_lines(compared: Iterable[tuple[str, object]]) -> list[str]:
 
 
 def _words(one) -> str:
-    ms = f"{one.first} {three_digits(1000 * one.first_seconds)} ms, {one.second} {three_digits(1000 * one.second_seconds)} ms"
+    ms = f"{one.first} {milliseconds(one.first_seconds)} ms, {one.second} {milliseconds(one.second_seconds)} ms"
     if not one.is_real:
         width = 100 * max(one.noise, (one.ratio_high - one.ratio_low) / 2)
         return f"{ms}; no difference that stands out of the noise (±{width:.0f}%)."

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from actmem.show.drawing import Drawing
-from actmem.show.speed_table import overhead_text
-from actmem.show.style import BLUE, ORANGE, VERMILION, Fill, three_digits
+from actmem.show.speed_table import milliseconds, overhead_text
+from actmem.show.style import BLUE, ORANGE, VERMILION, Fill
 
 FORWARD, AGAIN, BACKWARD = Fill(BLUE, "", "#FFFFFF"), Fill(VERMILION, "/"), Fill(ORANGE, "x")
 
@@ -32,7 +32,7 @@ def speed_figure(lines: Sequence, setting: str) -> Drawing:
         for name, fill, seconds in parts
     ]  # fmt: skip
     ends = [1000 * (line.forward_seconds + line.backward_seconds) for line in lines]
-    labels = [f" {three_digits(end)} ms{_beside(line)}" for end, line in zip(ends, lines)]
+    labels = [f" {milliseconds(end / 1000)} ms{_beside(line)}" for end, line in zip(ends, lines)]
     traces.append(
         {
             "type": "scatter", "mode": "text", "y": names, "x": ends, "text": labels, "textposition": "middle right",

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from actmem.show.speed_table import plain_table
-from actmem.show.style import size_text, three_digits
+from actmem.show.speed_table import milliseconds, plain_table
+from actmem.show.style import size_text
 
 
 def peers_table(lines: Sequence, mode: str) -> Table:
@@ -24,7 +24,7 @@ def peers_table(lines: Sequence, mode: str) -> Table:
     for line in own:
         if line.unavailable:
             continue
-        times = (three_digits(1000 * getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined"))
+        times = (milliseconds(getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined"))
         holds = Text(size_text(line.held_bytes))
         holds.append(f"\n× {line.held_bytes / own[0].held_bytes:.2f}", style="dim")
         table.add_row(line.name, *times, _ratio(line), holds, size_text(line.peak_bytes))

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actmem.show.drawing import Drawing
-from actmem.show.speed_table import plain_table
+from actmem.show.speed_table import milliseconds, plain_table
 from actmem.show.style import BLUE, INK, VERMILION, size_text, three_digits
 
 LETTERS = {"seq_length": "s", "hidden_size": "h", "tensor_parallel_size": "t", "num_microbatches": "n"}
@@ -31,10 +31,10 @@ def scaling_table(points: Sequence, slopes: Sequence, title: str) -> Table:
         for point in points:
             if point.axis != slope.axis:
                 continue
-            quartiles = "–".join(three_digits(1000 * quartile) for quartile in point.quartiles)
+            quartiles = "–".join(map(milliseconds, point.quartiles))
             off = abs(point.measured_flops - point.predicted_flops) + abs(point.measured_bytes - point.predicted_bytes)
             table.add_row(
-                f"{LETTERS[point.axis]} = {point.value}", three_digits(1000 * point.seconds), Text(quartiles, style="dim"),
+                f"{LETTERS[point.axis]} = {point.value}", milliseconds(point.seconds), Text(quartiles, style="dim"),
                 three_digits(point.measured_flops / 1e9), size_text(point.measured_bytes), str(off),
                 style="" if point.exact else "bold red",
             )  # fmt: skip

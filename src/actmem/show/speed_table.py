@@ -8,7 +8,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
-from actmem.show.style import size_text, three_digits
+from actmem.show.style import size_text
 
 
 def speed_table(lines: Iterable, title: str) -> Table:
@@ -53,9 +53,15 @@ def _percent(share: float) -> str:
 
 def with_quartiles(seconds: float, quartiles: tuple[float, float]) -> Text:
     """Milliseconds, and the quartiles below them."""
-    text = Text(three_digits(1000 * seconds))
-    text.append("\n" + "–".join(three_digits(1000 * quartile) for quartile in quartiles), style="dim")
+    text = Text(milliseconds(seconds))
+    text.append("\n" + "–".join(map(milliseconds, quartiles)), style="dim")
     return text
+
+
+def milliseconds(seconds: float) -> str:
+    """Milliseconds to three digits, two behind the point at most: ``0.12``, ``12.3``, ``1,234``."""
+    value = 1000 * seconds
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def noise_line(noise: float, rounds: int, clock: str) -> str:

@@ -1,0 +1,150 @@
+"""Everything that one GPU can tell: table 2, table 4, peers and scaling on one rank of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from actmem.config import ModelShape
+from actmem.formulas.table2 import TABLE2
+from actmem.lab.peers import PEERS, measure_peers
+from actmem.lab.race import race_of
+from actmem.lab.scaling import AXES, Place, measure_axis, predicted_flops, slopes
+from actmem.lab.session import Session
+from actmem.lab.speed import BASELINE, measure_speed
+from actmem.lab.table2 import measure_table2
+from actmem.measure.clock import Work
+from actmem.models import PAPER_MODELS
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer to measure.  A long sequence runs as a microbatch of one, so that an uncut layer fits too."""
+
+    model: str
+    shape: ModelShape
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How much to do: the layers, the GEMM, the base of the scaling, and the rounds of each timing."""
+
+    cases: tuple[Case, ...]
+    gemm_size: int
+    scaling: ModelShape
+    rounds: int
+
+
+def full_plan() -> Plan:
+    """The 22B and the 175B layer, at the paper's sequence length and at four times that."""
+    shapes = {name: PAPER_MODELS[name].shape for name in ("22B", "175B")}
+    cases = [Case(name, shape) for name, shape in shapes.items()]
+    cases += [Case(name, shape.with_sizes(seq_length=8192, micro_batch_size=1)) for name, shape in shapes.items()]
+    return Plan(tuple(cases), 8192, shapes["22B"].with_sizes(micro_batch_size=1), rounds=20)
+
+
+def quick_plan() -> Plan:
+    """The same jobs on layers that a CPU runs in no time."""
+    shape = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
+    cases = (Case("22B, shrunk", shape), Case("175B, shrunk", shape.with_sizes(seq_length=32, micro_batch_size=1)))
+    return Plan(cases, 64, shape, rounds=2)
+
+
+def run_plan(plan: Plan, session: Session, on_case: Callable[[dict], None] = lambda case: None) -> dict:
+    """Run all jobs of a plan, the most important first; gives ``session.results``."""
+    session.results["settings"]["rounds"] = plan.rounds
+    session.results["gemm"] = session.job("matrix product", lambda: gemm_rate(plan.gemm_size, session)) or {}
+    entries = []
+    for case in plan.cases:
+        entry = {"model": case.model, **asdict(case.shape), "table2": [], "speed": [], "peers": []}
+        entries.append(entry)
+        session.results["cases"].append(entry)
+        name = f"{case.model} at s = {case.shape.seq_length}"
+        for configuration in TABLE2:
+            entry["table2"] += session.job(f"{name}, table 2, {configuration.name}", lambda: _table2(case, configuration, session)) or []
+        entry["speed"] = session.job(f"{name}, speed", lambda: _speed(case, plan, session)) or []
+        entry["gemm_share"] = gemm_share(case.shape, entry["speed"], session)
+    for case, entry in zip(plan.cases, entries):
+        name = f"{case.model} at s = {case.shape.seq_length}, peers"
+        entry["peers"] = session.job(name, lambda: _peers(case, plan, session)) or []
+        on_case(entry)
+    for axis in AXES:
+        found = session.job(f"scaling of {axis}", lambda: measure_axis(axis, plan.scaling, session.ranks, session.dtype, rounds=max(2, plan.rounds // 4)))
+        if found:
+            session.results["scaling"][axis] = {"points": [asdict(point) for point in found], "slopes": asdict(slopes(found))}
+    session.results["claims"] = claims(session.results)
+    session.write()
+    return session.results
+
+
+def _table2(case: Case, configuration, session: Session) -> list[dict]:
+    return [asdict(result) for result in measure_table2(case.shape, session.ranks, session.dtype, configurations=[configuration])]
+
+
+def _speed(case: Case, plan: Plan, session: Session) -> list[dict]:
+    return [asdict(line) | {"exact": line.exact} for line in measure_speed(case.shape, session.ranks, session.dtype, rounds=plan.rounds)]
+
+
+def _peers(case: Case, plan: Plan, session: Session) -> list[dict]:
+    return [asdict(line) for line in measure_peers(case.shape, session.ranks, session.dtype, rounds=plan.rounds, peers=tuple(PEERS))]
+
+
+def gemm_rate(size: int, session: Session) -> dict:
+    """FLOPs a second of a square matrix product of random numbers, by the clock that times the layers."""
+    a, b = (torch.randn(size, size, device=session.ranks.device, dtype=session.dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    found = race_of({"product": Work(lambda: torch.mm(a, b, out=out), lambda _: None)}, "product", session.ranks, rounds=20, warm_up=3)
+    seconds = found.spread("product", "forward_seconds").median
+    return {"size": size, "seconds": seconds, "flops_per_second": 2 * size**3 / seconds}
+
+
+def gemm_share(shape: ModelShape, speed: Sequence[dict], session: Session) -> dict[str, float]:
+    """For each variant, the layer's own FLOPs a second (none that run again counted) over the matrix product's."""
+    rate = session.results["gemm"].get("flops_per_second")
+    flops = predicted_flops(Place(shape, session.ranks.size))
+    return {line["name"]: flops / line["combined_seconds"] / rate for line in speed} if rate else {}
+
+
+#: The most that a mode may add to forward and backward of the 22B layer.
+OVERHEAD_BOUNDS = {"selective + sequence parallel": 0.04, "full recompute": 0.30}
+
+#: Two saved random-number states on CUDA, which torch keeps on the CPU.
+STATES_BYTES = 32
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What must hold on a GPU: one sentence, what was measured, the bound, and whether it holds."""
+
+    claim: str
+    measured: str
+    holds: bool
+
+
+def claims(results: dict) -> list[dict]:
+    """What the measurements say about each claim that they can say something about."""
+    found: list[Claim] = []
+    counted = [row for case in results["cases"] for row in (*case["table2"], *case["speed"])]
+    if counted:
+        exact = sum(row["exact"] for row in counted)
+        found.append(Claim("every layer holds what its formula says, to the byte", f"{exact} of {len(counted)}", exact == len(counted)))
+    on_gpu = [line for case in results["cases"] for line in case["speed"] if line["requested_bytes"] is not None]
+    if on_gpu:
+        same = sum(abs(line["requested_bytes"] - line["held_bytes"]) <= STATES_BYTES for line in on_gpu)
+        found.append(
+            Claim("the allocator was asked for what the ledger holds (random-number states are not on the GPU)", f"{same} of {len(on_gpu)}", same == len(on_gpu))
+        )
+    for case in results["cases"]:
+        if (case["model"], case["seq_length"]) != ("22B", 2048):  # the layer of table 4
+            continue
+        for line in case["speed"]:
+            bound = OVERHEAD_BOUNDS.get(line["name"])
+            if bound is not None:
+                over, margin = line["overhead"], (line["overhead_high"] - line["overhead_low"]) / 2
+                found.append(Claim(f"22B: overhead of {line['name']} at most {bound:.0%}", f"{over:+.1%} ±{100 * margin:.1f}", over <= bound))
+        shares = [share for name, share in case["gemm_share"].items() if name in (BASELINE, "sequence parallel")]
+        if shares:
+            found.append(Claim("22B: the layer runs at 60% of the matrix product's rate or more", f"{max(shares):.0%}", max(shares) >= 0.6))
+    return [asdict(claim) for claim in found]

@@ -1,0 +1,173 @@
+"""The GPU script on a CPU, through the same code, and its GPU-only parts with a stand-in for CUDA."""
+
+import json
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from actmem.lab import launch, session
+from actmem.lab.gpu import claims, full_plan, gemm_share, quick_plan, run_plan
+from actmem.lab.ranks import Ranks
+from actmem.lab.session import Session
+from actmem.measure import peak
+from actmem.measure.clock import Work, take_turns
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_gpu.py"
+ALONE = Ranks(0, 8, "cpu", True)
+
+
+def test_quick_on_a_cpu(tmp_path):
+    path = tmp_path / "results.json"
+    done = launch.run(SCRIPT, "--device", "cpu", "--quick", "--output", path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "holds: every layer holds what its formula says" in done.stdout and "Matrix product of 64³" in done.stdout
+    results = json.loads(path.read_text())
+    assert {"date", "machine", "settings", "gemm", "cases", "scaling", "skipped", "claims", "seconds"} <= set(results)
+    assert {"device", "torch", "python", "actmem", "megatron_core"} <= set(results["machine"])
+    assert results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases) and len(results["scaling"]) == 4
+    for case in results["cases"]:
+        assert [len(case[part]) for part in ("table2", "speed")] == [6, 8] and len(case["peers"]) >= 12
+        assert all(row["exact"] for row in case["table2"] + case["speed"]) and len(case["gemm_share"]) == 8
+
+
+def test_the_full_plan_is_what_the_papers_models_are():
+    sizes = [(case.model, case.shape.seq_length, case.shape.hidden_size, case.shape.micro_batch_size) for case in full_plan().cases]
+    assert sizes == [("22B", 2048, 6144, 4), ("175B", 2048, 12288, 1), ("22B", 8192, 6144, 1), ("175B", 8192, 12288, 1)]
+
+
+def test_a_job_that_fails_is_noted_and_the_next_one_runs(tmp_path):
+    path = tmp_path / "results.json"
+    run = Session(ALONE, torch.float32, seconds=60, path=path)
+    assert run.job("one", lambda: 1 / 0) is None
+    assert run.job("two", lambda: 2) == 2
+    assert json.loads(path.read_text())["skipped"] == [{"job": "one", "reason": "ZeroDivisionError: division by zero"}]
+    assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
+
+
+def test_a_job_is_stopped_when_time_is_over_and_later_ones_do_not_begin():
+    run, began = Session(ALONE, torch.float32, seconds=0.05), []
+
+    def endless():
+        while True:
+            began.append(1)
+
+    assert run.job("endless", endless) is None and began
+    began.clear()
+    assert run.job("later", lambda: began.append(1)) is None and not began
+    assert [skip["reason"] for skip in run.results["skipped"]] == ["no time left"] * 2
+
+
+def test_no_time_at_all_still_ends_with_a_file(tmp_path):
+    run = Session(ALONE, torch.float32, seconds=0, path=tmp_path / "results.json")
+    results = run_plan(quick_plan(), run)
+    assert results["claims"] == [] and results["gemm"] == {} and json.loads(run.path.read_text())["cases"][0]["speed"] == []
+
+
+def line(name, overhead, **changed):
+    return {
+        "name": name, "exact": True, "overhead": overhead, "overhead_low": overhead - 0.01, "overhead_high": overhead + 0.01,
+        "requested_bytes": 1000, "held_bytes": 1016, **changed,
+    }  # fmt: skip
+
+
+def test_claims_say_what_does_not_hold():
+    speed = [line("selective + sequence parallel", 0.039), line("full recompute", 0.31)]
+    case = {"model": "22B", "seq_length": 2048, "table2": [{"exact": False}], "speed": speed, "gemm_share": {"sequence parallel": 0.61, "selective": 0.9}}
+    found = claims({"cases": [case]})
+    assert [(claim["measured"], claim["holds"]) for claim in found] == [
+        ("2 of 3", False), ("2 of 2", True), ("+3.9% ±1.0", True), ("+31.0% ±1.0", False), ("61%", True),
+    ]  # fmt: skip
+    speed[0]["requested_bytes"] += 512
+    assert claims({"cases": [case]})[1]["measured"] == "1 of 2"
+
+
+def test_share_of_the_matrix_products_rate():
+    run = SimpleNamespace(results={"gemm": {"flops_per_second": 10.0**9}}, ranks=ALONE)
+    shape = quick_plan().cases[0].shape
+    flops = 3 * (24 * 16 * 2 * 32 * 32 + 4 * 16 * 16 * 2 * 32) // 8
+    assert gemm_share(shape, [{"name": "x", "combined_seconds": 0.5}], run) == {"x": flops / 0.5 / 10**9}
+    run.results["gemm"] = {}
+    assert gemm_share(shape, [{"name": "x", "combined_seconds": 0.5}], run) == {}
+
+
+class StandIn:
+    """What of torch.cuda the clock and the peak call: a clock of events, and counters of bytes."""
+
+    def __init__(self, monkeypatch, counters=()):
+        self.now, self.log, self.counters = 0.0, [], iter(counters)
+        outer = self
+
+        class Event:
+            def __init__(self, enable_timing):
+                assert enable_timing
+
+            def record(self):
+                outer.now += 1
+                self.at = outer.now
+
+            def elapsed_time(self, end):
+                return 1000 * (end.at - self.at)  # milliseconds
+
+        monkeypatch.setattr(torch.cuda, "Event", Event)
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda: self.log.append("wait"))
+        monkeypatch.setattr(torch.cuda, "memory_stats", lambda: next(self.counters))
+        monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: self.log.append("reset"))
+        monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 5000)
+
+
+def test_cuda_events_and_one_step_ahead(monkeypatch):
+    cuda = StandIn(monkeypatch)
+    work = Work(lambda: cuda.log.append("forward"), lambda _: cuda.log.append("backward"), lambda: cuda.log.append("finish"))
+    samples = take_turns({"a": work}, rounds=1, warm_up=0, device="cuda")
+    assert cuda.log == ["wait", "forward", "backward", "finish", "forward", "backward", "wait", "finish"]
+    assert [(sample.forward_seconds, sample.backward_seconds) for sample in samples["a"]] == [(1.0, 1.0)]
+
+
+def test_cuda_memory_is_the_allocators(monkeypatch):
+    stats = [{"allocated_bytes.all.current": a, "requested_bytes.all.current": r} for a, r in ((1000, 900), (1000, 900), (2536, 2300), (2536, 2300))]
+    cuda = StandIn(monkeypatch, stats)
+    memory = peak._on_cuda(torch.nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True))
+    assert (memory.allocated_bytes, memory.requested_bytes, memory.peak_bytes) == (1536, 1400, 4000)
+    assert cuda.log.count("reset") == 1
+
+
+def test_machine_of_a_gpu(monkeypatch):
+    properties = SimpleNamespace(total_memory=2**37, major=9, minor=0, multi_processor_count=132)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    monkeypatch.setattr(session, "_output", lambda *command: command[0])
+    found = session.machine("cuda")
+    assert (found["device"], found["memory_bytes"], found["compute_capability"], found["driver"]) == ("A GPU", 2**37, "9.0", "nvidia-smi")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "--device: torch finds no CUDA GPU here"),
+        (["--device", "cpu"], "--device: a CPU would need days for these layers: add --quick"),
+        (["--device", "cpu", "--quick", "--seconds", 0], "--seconds: must be at least 1, got 0"),
+        (["--device", "cpu", "--quick", "--output", "/proc/x/y"], "--output: cannot write /proc/x/y"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, out, (text,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
+    assert (code, out) == (2, "") and text.startswith("measure_gpu.py: ") and expected in text
+
+
+WITHOUT = """
+import sys
+sys.modules.update(dict.fromkeys(("plotly", "IPython", "ipywidgets", "anywidget")))
+exec(open(sys.argv[1]).read().partition("RESULTS =")[0])
+"""
+
+
+def test_nothing_of_it_needs_a_notebook_or_plotly():
+    """A borrowed GPU often has torch and rich and nothing else."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT, launch.LABS / SCRIPT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

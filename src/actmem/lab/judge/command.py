@@ -117,7 +117,8 @@ def _judge_here(
     watchdog = Watchdog(second_line(b.together), b.place, on_stuck)
     b.progress = watchdog.progress
     watchdog.start()
-    report.head(f"our solution, {_how(here)}" if args.solution else _how(here))
+    how = f"on {here.device}" if lab.one_process else f"{here.size} rank{'s' * (here.size > 1)} on {here.device}"
+    report.head(f"our solution, {how}" if args.solution else how)
 
     def on_start(exercise: Exercise) -> None:
         watchdog.begin(exercise)
@@ -166,7 +167,3 @@ def _farewell(script: Path) -> str:
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         return ""
     return f"(torchrun reports exit code 1 below; python labs/{script.name} does the same without that)"
-
-
-def _how(here: Ranks) -> str:
-    return f"{here.size} rank{'s' * (here.size > 1)} on {here.device}"

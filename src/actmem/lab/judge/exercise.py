@@ -13,6 +13,7 @@ LABS = (
     "lab2_tensor_parallel",
     "lab3_sequence_parallel",
     "lab4_recompute",
+    "lab5_pipeline",
 )
 
 

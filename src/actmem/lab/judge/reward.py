@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -63,7 +63,10 @@ def show(reward: Reward, console: Console) -> None:
         top = max(max(other.values.values()) for other in alike) or 1
         for i, (side, value) in enumerate(measure.values.items()):
             bar = Text("━" * max(1, round(BAR_WIDTH * value / top)) if value else "", style=SIDES[side])
-            table.add_row(Text("" if i else measure.name), side, bar, Text(amount(value, measure.unit), justify="right"))
+            text = amount(value, measure.unit)
+            if measure.unit == "ms" and side == "yours" and "ours" in measure.values:
+                text += f", {value / measure.values['ours']:.2f} of ours"
+            table.add_row(Text("" if i else measure.name), side, bar, Text(text))
         table.add_row()
     console.print(table)
     if reward.remark:
@@ -94,29 +97,50 @@ class Cost:
     milliseconds: float
 
 
-def cost(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor], repeats: int = 7) -> Cost:
-    """Count and time ``function(x, *weights)``, forward and backward.  Every rank must call it."""
-    counted = kept(b, function, x, weights).bytes
+def costs(b: Bench, functions: Mapping[str, Callable[..., Tensor]], x: Tensor, weights: Sequence[Tensor], rounds: int = 15) -> dict[str, Cost]:
+    """Count and time each ``function(x, *weights)``, forward and backward.  Every rank must call it.
+
+    The functions take turns, and the fastest round counts: what else a machine does only adds time.
+    """
     parameters = [w.detach().clone().requires_grad_() for w in weights]
 
-    def once() -> None:
-        y = function(x.detach().clone().requires_grad_(), *parameters)
-        y.backward(torch.ones_like(y))
-
-    with b.watching() as seen:
-        once()
-    once()  # threads, caches
-    times = []
-    for _ in range(repeats):
+    def once(function: Callable[..., Tensor]) -> float:
         b.gather(None)  # all ranks begin together
         start = time.perf_counter()
-        once()
+        y = function(x.detach().clone().requires_grad_(), *parameters)
+        y.backward(torch.ones_like(y))
         if x.device.type == "cuda":
             torch.cuda.synchronize()
-        times.append(time.perf_counter() - start)
         b.progress()
-    exchanged = sum(c.payload_bytes for c in seen.collectives)
-    return Cost(counted, len(seen.collectives), exchanged, 1000 * statistics.median(times))
+        return 1000 * (time.perf_counter() - start)
+
+    counted, seen = {}, {}
+    for name, function in functions.items():
+        counted[name] = kept(b, function, x, weights).bytes
+        with b.watching() as seen[name]:
+            once(function)
+    with one_thread():
+        turns = [{name: once(function) for name, function in functions.items()} for _ in range(rounds + 1)][1:]
+    return {
+        name: Cost(
+            counted[name],
+            len(seen[name].collectives),
+            sum(c.payload_bytes for c in seen[name].collectives),
+            min(turn[name] for turn in turns),
+        )
+        for name in functions
+    }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrix products on one core each: threads that wait for a busy core would be timed instead."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 def compared(yours: Cost, ours: Cost, formula_bytes: int, exchanges: Sequence[Exchange]) -> tuple[Measure, ...]:

@@ -16,7 +16,7 @@ from actmem.lab.judge.checks.lab4_checkpoint import bytes_without_states, check_
 from actmem.lab.judge.checks.operators import size_of
 from actmem.lab.judge.compare import check_tensor
 from actmem.lab.judge.kept import kept
-from actmem.lab.judge.reward import Measure, Reward, cost
+from actmem.lab.judge.reward import Measure, Reward, costs
 from actmem.lab.judge.verdict import Wrong
 from actmem.lab.pieces import Dropouts, LayerWeights, core_attention, layer, random_weights
 from actmem.lab.solutions import lab4_recompute as ours
@@ -126,16 +126,17 @@ def lab4_reward(b: Bench) -> Reward:
     sizes = (shape.seq_length, shape.micro_batch_size, shape.hidden_size)
     x, weights = b.random(*sizes, seed=30).to(dtype), _weights(b, shape, dtype)
     modes = {"none": (layer, layer), "selective": (b["selective_layer"], ours.selective_layer), "full": (b["full_layer"], ours.full_layer)}
+    functions = {f"{mode} {side}": _as_block(function, shape) for mode, pair in modes.items() for side, function in zip(("yours", "ours"), pair)}
+    found = costs(b, functions, x, weights)
     kept_bytes, times, notes = [], [], []
     plain = _flops(b, layer, shape, dtype)
-    for mode, (yours, our) in modes.items():
-        own, other = cost(b, _as_block(yours, shape), x, weights), cost(b, _as_block(our, shape), x, weights)
+    for mode, (yours, _) in modes.items():
+        own, other = found[f"{mode} yours"], found[f"{mode} ours"]
         formula = total(layer_rows(shape, recompute=mode)) + _extra_bytes(shape, mode, b.device)
         kept_bytes.append(Measure(f"kept, {mode}", "B", {"formula": formula, "yours": own.bytes, "ours": other.bytes}))
-        times.append(Measure(f"forward + backward, {mode}", "ms", {"yours": own.milliseconds, "ours": other.milliseconds}))
+        times.append(Measure(f"time, {mode}", "ms", {"yours": own.milliseconds, "ours": other.milliseconds}))
         if mode != "none":
             notes.append(f"{mode} {100 * (_flops(b, yours, shape, dtype) / plain - 1):.1f}%")
-        b.progress()
     a, micro_batch, h, s = shape.letters()
     remark = f"More FLOPs, by torch's counter: {', '.join(notes)}. The formula has one random-number state for each region."
     return Reward(f"One layer on {b.device}: s={s} b={micro_batch} h={h} a={a}, bfloat16", (*kept_bytes, *times), remark, one_scale=True)

@@ -10,7 +10,7 @@ from actmem.formulas.activations import gathered_input_bytes, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.extras import layer_extra_rows
 from actmem.lab.judge.bench import Bench
-from actmem.lab.judge.reward import Reward, compared, cost
+from actmem.lab.judge.reward import Reward, compared, costs
 from actmem.lab.pieces import Dropouts, LayerWeights, random_weights
 from actmem.lab.solutions import lab2_tensor_parallel as ours2
 from actmem.lab.solutions import lab3_sequence_parallel as ours3
@@ -47,11 +47,12 @@ def lab2_reward(b: Bench) -> Reward:
             )
             return functions["mlp"](y, w.up_weight, w.up_bias, w.down_weight, w.down_bias, b.group)
 
-        return cost(b, run, x, weights)
+        return run
 
     rows = layer_rows(shape, Parallel(t)) + layer_extra_rows(shape, Parallel(t), device_type=b.device)
     formula = total(row for row in rows if row.term in _BLOCK_TERMS)
-    measures = compared(block(b.functions), block(vars(ours2)), formula, layer_exchanges(shape, Parallel(t)))
+    found = costs(b, {"yours": block(b.functions), "ours": block(vars(ours2))}, x, weights)
+    measures = compared(found["yours"], found["ours"], formula, layer_exchanges(shape, Parallel(t)))
     remark = "Divided by t: all but the inputs of the two column-parallel linears. Lab 3 is about those."
     return Reward(describe(shape, b, "Attention and MLP, without dropout,"), measures, remark)
 
@@ -68,12 +69,14 @@ def lab3_reward(b: Bench) -> Reward:
             w = LayerWeights(shape.num_attention_heads, *parameters)
             return functions["layer"](y, w, Dropouts(0.1, *generators), functions[linear], b.group)
 
-        return cost(b, run, x, weights)
+        return run
 
     parallel = Parallel(t, sequence_parallel=True)
     formula = total(layer_rows(shape, parallel) + layer_extra_rows(shape, parallel, device_type=b.device))
-    plain = layer(b.functions, "gathering_linear")
-    measures = compared(layer(b.functions), layer(vars(ours3)), formula, layer_exchanges(shape, parallel))
+    functions = {"yours": layer(b.functions), "ours": layer(vars(ours3)), "plain": layer(b.functions, "gathering_linear")}
+    found = costs(b, functions, x, weights)
+    measures = compared(found["yours"], found["ours"], formula, layer_exchanges(shape, parallel))
+    plain = found["plain"]
     remark = (
         f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With your gathering_linear it was {plain.bytes:,} B: "
         f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain.bytes - formula:,} B more were kept."

@@ -1,0 +1,76 @@
+"""python labs/lab5_pipeline.py
+
+Lab 5: the pipeline (2205.05198 section 4.2.3, appendices B and C).
+
+Write the functions below; run the command above to have them judged: the orders that you write
+are run on paper, with as many ranks as they are for.  For a hint:
+python labs/lab5_pipeline.py --hint 5.1
+
+Ranks count from 0, microbatches from 0, model chunks of a rank from 0.  Every rank runs its own
+list in order; an action waits until its input is there.  A backward takes twice a forward's time.
+"""
+
+import sys
+
+from torch import Tensor
+
+from actmem.lab.judge import main
+
+
+# 5.1
+def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microbatches: int) -> list[tuple[str, int]]:
+    """What one rank does in a training step under 1F1B, in order.
+
+    Returns ("F", i) for the forward of microbatch i and ("B", i) for its backward, each once.  No
+    rank holds more microbatches than 1F1B needs, and no time is lost beside the pipeline's fill and
+    drain.  num_microbatches may be smaller than pipeline_parallel_size.  2205.05198 section 4.2.3.
+    """
+    raise NotImplementedError
+
+
+# 5.2
+def interleaved(
+    pipeline_parallel_size: int, rank: int, num_model_chunks: int, num_microbatches: int
+) -> list[tuple[str, int, int]]:
+    """The same with m ≥ 2 model chunks on each rank: chunk c of rank r is part c·p + r of the model.
+
+    Returns ("F", c, i) and ("B", c, i), each once.  p microbatches go through chunk 0, then the same
+    p through chunk 1, and so on, then the next p; backward the other way round.
+    num_microbatches is divisible by p.  2205.05198 section 4.2.3.
+    """
+    raise NotImplementedError
+
+
+# 5.3
+def free_output(output: Tensor) -> None:
+    """Give back the memory of a stage's output once it is sent; output.backward(gradient) still works.
+
+    No operation has kept output for its backward.  Its graph, its shape and its dtype stay.
+    2205.05198 appendix B.
+    """
+    raise NotImplementedError
+
+
+# 5.4
+def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
+    """How many of the microbatches in flight can keep everything, if the others are recomputed.
+
+    A microbatch keeps full_bytes, or recomputed_bytes; all of them together must not exceed
+    budget_bytes.  At most in_flight; -1 if not even recomputing all of them fits.
+    2205.05198 appendix C.
+    """
+    raise NotImplementedError
+
+
+# 5.5
+def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatches: int, places: int) -> list[int]:
+    """Which microbatches keep everything under 1F1B, if ``places`` can at any one time.
+
+    As many as possible.  A place is taken from a microbatch's forward to its backward.
+    2205.05198 appendix C.
+    """
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))

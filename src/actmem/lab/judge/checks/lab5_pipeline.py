@@ -1,0 +1,135 @@
+"""Lab 5: the pipeline."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+import torch.nn.functional as F
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from actmem.formulas.model import stage_output_rows
+from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.checks import lab5_hints as hints
+from actmem.lab.judge.checks.lab5_orders import check_interleaved, check_one_forward_one_backward, run_on_paper
+from actmem.lab.judge.checks.ratios import check_whole_number
+from actmem.lab.judge.compare import close
+from actmem.lab.judge.exercise import Exercise, Lab
+from actmem.lab.judge.reward import Measure, Reward
+from actmem.lab.judge.verdict import Wrong
+from actmem.models import PAPER_MODELS
+from actmem.rows import total
+from actmem.schedule import bubble_fraction, draw, in_flight, one_forward_one_backward, timeline
+
+
+def check_free_output(b: Bench) -> None:
+    x, weight, upstream = b.random(6, 8, seed=1), b.random(8, 8, seed=2), b.random(6, 8, seed=3)
+    leaf = x.clone().requires_grad_()
+
+    def stage(y: torch.Tensor) -> torch.Tensor:
+        return y + F.linear(torch.tanh(y), weight)
+
+    output = stage(leaf)
+    storage = output.untyped_storage()
+    size, first, graph = storage.nbytes(), StorageWeakRef(storage), output.grad_fn
+    del storage
+    b["free_output"](output)
+    left = output.untyped_storage().nbytes()
+    if not first.expired() and left != 0:
+        left = size  # the tensor has another storage now, and somebody still holds the first
+    if not close(leaf.detach(), x):
+        raise Wrong("the stage's input is changed; only the output is to be freed")
+    if output.shape != x.shape:
+        raise Wrong(
+            f"the output has shape {list(output.shape)} now: backward compares the gradient's shape with it and refuses. "
+            "Empty the storage below the tensor, and leave the tensor as it is"
+        )
+    if output.grad_fn is not graph:
+        raise Wrong("the output has lost its graph: free its memory, and leave the tensor as it is")
+    if left == size:
+        raise Wrong(f"its {size} B are still there: a tensor's memory is its storage (untyped_storage), and somebody else may hold the tensor")
+    if left > output.element_size():  # a single element that stands for all is as good
+        raise Wrong(f"{left} of its {size} B are still there")
+    output.backward(upstream)
+    again = x.clone().requires_grad_()
+    stage(again).backward(upstream)
+    if leaf.grad is None or not close(leaf.grad, again.grad):
+        raise Wrong("backward gives another gradient than with the output in place: the output's memory only is to go, not what backward reads")
+
+
+def check_how_many_fit(b: Bench) -> None:
+    for budget, flight, full, recomputed in ((100, 4, 30, 10), (60, 4, 30, 10), (40, 4, 30, 10), (39, 4, 30, 10), (10**6, 4, 30, 10), (119, 4, 30, 10), (85, 3, 40, 7)):
+        found = b["how_many_fit"](budget, flight, full, recomputed)
+        check_whole_number("the result", found)
+        fitting = [k for k in range(flight + 1) if k * full + (flight - k) * recomputed <= budget]
+        right = max(fitting, default=-1)
+        if found == right:
+            continue
+        case = f"budget {budget} B, {flight} in flight, {full} B or {recomputed} B each"
+        if found == budget // full:
+            raise Wrong(f"{case}: budget // full_bytes leaves no room for what the recomputed ones keep")
+        if found == (budget - flight * recomputed) // full and right >= 0:
+            raise Wrong(f"{case}: one that keeps everything takes full_bytes − recomputed_bytes more than when it is recomputed, not full_bytes")
+        if found > flight:
+            raise Wrong(f"{case}: {found} is more than are in flight")
+        if right == -1:
+            raise Wrong(f"{case}: not even recomputing all fits, so -1 is asked for, and the result is {found}")
+        used = found * full + (flight - found) * recomputed
+        raise Wrong(f"{case}: with {found} that keep everything {used} B are kept; {right} is the most that fits")
+
+
+def check_microbatches_to_keep(b: Bench) -> None:
+    for p, rank, n, places in ((4, 0, 9, 2), (4, 1, 9, 1), (4, 3, 5, 1), (4, 0, 9, 4), (3, 0, 7, 0), (4, 0, 2, 1), (5, 1, 13, 3)):
+        found = b["microbatches_to_keep"](p, rank, n, places)
+        case = f"p={p} rank={rank} microbatches={n} places={places}"
+        if not isinstance(found, (list, tuple, set)) or not all(isinstance(i, int) and 0 <= i < n for i in found) or len(set(found)) < len(found):
+            raise Wrong(f"{case}: a list of different microbatches from 0 to {n - 1} is asked for, and this is {found!r}")
+        most, held = 0, set()
+        for action in one_forward_one_backward(p, n)[rank]:
+            if action.kind == "F" and action.microbatch in found:
+                held.add(action.microbatch)
+            if action.kind == "B":
+                held.discard(action.microbatch)
+            most = max(most, len(held))
+        if most > places:
+            raise Wrong(f"{case}: {sorted(found)} are {most} at once; a place is free again only after the backward of the microbatch that has it")
+        flight = min(p - rank, n)
+        best = sum(i % flight < places for i in range(n))
+        if len(found) < best:
+            if len(found) <= places < best:
+                raise Wrong(f"{case}: {sorted(found)} never pass their places on; after its backward a microbatch's place is the next one's: {best} can keep everything")
+            raise Wrong(f"{case}: {sorted(found)} are {len(found)}, and {best} can keep everything: take a place whenever one is free")
+
+
+def lab5_reward(b: Bench) -> Reward:
+    """The learner's schedules on paper: what each rank holds, how long it takes."""
+    p, n, m = 4, 8, 2
+    plain, chunked = run_on_paper(b, p, n), run_on_paper(b, p, n, m)
+    held = [
+        Measure(f"in flight, rank {rank}", "", {"formula": min(p - rank, n), "yours": count})
+        for rank, count in enumerate(in_flight(plain))
+    ]
+    bubbles = ", ".join(f"{name} {bubble_fraction(timeline(ranks))}" for name, ranks in (("1F1B", plain), ("interleaved, m=2,", chunked)))
+    model = PAPER_MODELS["530B"]
+    freed = total(stage_output_rows(model.shape, replace(model.parallel, num_model_chunks=1), 0))
+    picture = draw(timeline(run_on_paper(b, p, p)))
+    return Reward(
+        f"Your 1F1B on {p} ranks, {n} microbatches", tuple(held),
+        f"Bubble, idle over working time: {bubbles}.\nFreeing outputs saves {freed:,} B on rank 0 of the 530B model.\n\n{picture}",
+        one_scale=True,
+    )  # fmt: skip
+
+
+LAB = Lab(
+    "lab5_pipeline",
+    "Lab 5: the pipeline",
+    (
+        Exercise("5.1", "one_forward_one_backward", check_one_forward_one_backward, hints.ONE_FORWARD_ONE_BACKWARD),
+        Exercise("5.2", "interleaved", check_interleaved, hints.INTERLEAVED),
+        Exercise("5.3", "free_output", check_free_output, hints.FREE_OUTPUT),
+        Exercise("5.4", "how_many_fit", check_how_many_fit, hints.HOW_MANY_FIT),
+        Exercise("5.5", "microbatches_to_keep", check_microbatches_to_keep, hints.MICROBATCHES_TO_KEEP),
+    ),
+    reward=lab5_reward,
+    one_process=True,
+)

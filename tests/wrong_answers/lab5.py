@@ -1,0 +1,156 @@
+"""Wrong answers to lab 5: orders, freed outputs, microbatches that are kept."""
+
+import torch
+
+from actmem.lab.solutions import lab5_pipeline as right
+from tests.wrong_answers.planted import planted
+
+LAB = "lab5_pipeline"
+
+
+def in_turn(forwards, backwards, ahead):
+    ahead = min(ahead, len(forwards))
+    order = forwards[:ahead]
+    for pair in zip(forwards[ahead:], backwards):
+        order += pair
+    return order + backwards[len(forwards) - ahead :]
+
+
+def passes(n):
+    return [("F", i) for i in range(n)], [("B", i) for i in range(n)]
+
+
+@planted(LAB, "5.1", r"runs all forwards first and holds 4 microbatches|runs all forwards first and holds", size=1)
+def all_forwards_first(pipeline_parallel_size, rank, num_microbatches):
+    forwards, backwards = passes(num_microbatches)
+    return forwards + backwards
+
+
+@planted(LAB, "5.1", r"one forward too many ahead", size=1)
+def one_too_many_ahead(pipeline_parallel_size, rank, num_microbatches):
+    return in_turn(*passes(num_microbatches), ahead=pipeline_parallel_size - rank)
+
+
+@planted(LAB, "5.1", r"runs 1 forwards before its first backward, not 2", size=1)
+def none_ahead(pipeline_parallel_size, rank, num_microbatches):
+    return in_turn(*passes(num_microbatches), ahead=0)
+
+
+@planted(LAB, "5.1", r"every rank runs equally many forwards ahead", size=1)
+def equally_many_ahead(pipeline_parallel_size, rank, num_microbatches):
+    return in_turn(*passes(num_microbatches), ahead=pipeline_parallel_size - 1)
+
+
+@planted(LAB, "5.1", r"backwards run in the order of the forwards", size=1)
+def last_in_first_out(pipeline_parallel_size, rank, num_microbatches):
+    if pipeline_parallel_size == 1 or rank < pipeline_parallel_size - 1:
+        return right.one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches)
+    forwards, backwards = passes(num_microbatches)
+    return forwards + backwards[::-1]
+
+
+@planted(LAB, "5.1", r"never runs B", size=1)
+def forgets_the_last_backwards(pipeline_parallel_size, rank, num_microbatches):
+    order = right.one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches)
+    return order[: len(order) - min(pipeline_parallel_size - rank - 1, num_microbatches)]
+
+
+@planted(LAB, "5.1", r"there is no such pass|before its forward|twice|never runs", size=1)
+def more_ahead_than_there_are(pipeline_parallel_size, rank, num_microbatches):
+    ahead = pipeline_parallel_size - rank - 1
+    order = [("F", i) for i in range(ahead)]
+    for i in range(ahead, num_microbatches):
+        order += [("F", i), ("B", i - ahead)]
+    return order + [("B", i) for i in range(max(0, num_microbatches - ahead), num_microbatches)]
+
+
+@planted(LAB, "5.1", r"before its forward", size=1)
+def backward_first(pipeline_parallel_size, rank, num_microbatches):
+    forwards, backwards = passes(num_microbatches)
+    return [action for pair in zip(backwards, forwards) for action in pair]
+
+
+@planted(LAB, "5.1", r'each entry is \("F", i\) or \("B", i\)', size=1)
+def words(pipeline_parallel_size, rank, num_microbatches):
+    return [("forward", i) for i in range(num_microbatches)]
+
+
+def chunked(n, m, p, back=True):
+    order = [(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)]
+    return [("F", c, i) for c, i in order], [("B", m - 1 - c if back else c, i) for c, i in order]
+
+
+@planted(LAB, "5.2", r"deadlock|before its forward", size=1)
+def backwards_from_the_first_chunk(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    return in_turn(*chunked(n, m, p, back=False), ahead=2 * (p - rank - 1) + (m - 1) * p)
+
+
+@planted(LAB, "5.2", r"forwards before its first backward, not|deadlock", size=1)
+def equally_many_ahead_on_every_rank(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    return in_turn(*chunked(n, m, p), ahead=(m - 1) * p)
+
+
+@planted(LAB, "5.2", r"chunk-microbatches at once|forwards before its first backward", size=1)
+def a_chunk_at_a_time(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    m, n = num_model_chunks, num_microbatches
+    return [("F", c, i) for c in range(m) for i in range(n)] + [("B", c, i) for c in reversed(range(m)) for i in range(n)]
+
+
+@planted(LAB, "5.3", r"are still there", size=1)
+def deletes_the_name(output):
+    del output
+
+
+@planted(LAB, "5.3", r"has shape \[1\] now", size=1)
+def replaces_the_data(output):
+    output.data = torch.empty(1, dtype=output.dtype)
+
+
+@planted(LAB, "5.3", r"lost its graph", size=1)
+def detaches(output):
+    output.detach_()
+    output.untyped_storage().resize_(0)
+
+
+@planted(LAB, "5.3", r"are still there", size=1)
+def fills_with_zeros(output):
+    output.data.zero_()
+
+
+@planted(LAB, "5.4", r"leaves no room for what the recomputed ones keep", size=1)
+def whole_budget_for_the_full_ones(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    return min(in_flight, budget_bytes // full_bytes)
+
+
+@planted(LAB, "5.4", r"not full_bytes$", size=1)
+def divides_by_full_bytes(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    left = budget_bytes - in_flight * recomputed_bytes
+    return min(in_flight, left // full_bytes) if left >= 0 else -1
+
+
+@planted(LAB, "5.4", r"more than are in flight", size=1)
+def more_than_in_flight(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    left = budget_bytes - in_flight * recomputed_bytes
+    return left // (full_bytes - recomputed_bytes) if left >= 0 else -1
+
+
+@planted(LAB, "5.4", r"-1 is asked for", size=1)
+def zero_where_nothing_fits(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    return max(0, right.how_many_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes))
+
+
+@planted(LAB, "5.5", r"never pass their places on", size=1)
+def only_the_first(pipeline_parallel_size, rank, num_microbatches, places):
+    return list(range(min(places, num_microbatches)))
+
+
+@planted(LAB, "5.5", r"at once; a place is free again only after the backward", size=1)
+def all_of_them(pipeline_parallel_size, rank, num_microbatches, places):
+    return list(range(num_microbatches))
+
+
+@planted(LAB, "5.5", r"take a place whenever one is free", size=1)
+def period_of_p_on_every_rank(pipeline_parallel_size, rank, num_microbatches, places):
+    return [i for i in range(num_microbatches) if i % pipeline_parallel_size < places]

@@ -30,13 +30,15 @@
 
 # %%
 from actmem.config import ModelShape
-from actmem.formulas.activations import eq1
+from actmem.formulas.activations import eq1, layer_rows
+from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
+from actmem.rows import total
 from actmem.show.panel import Panel, slider, steps
 from actmem.show.predict import Prediction
 from actmem.show.style import size_text
 from actmem.show.table2_bars import table2_bars
-from actmem.show.text import table2_text
+from actmem.show.text import table2_text, text_table
 from actmem.show.varies import Varies
 
 gpt3 = PAPER_MODELS["175B"].shape
@@ -128,6 +130,16 @@ Panel(
     b=slider("b", "sequences", 1, 8, 1, start=b),
     t=steps("t", "devices", [1, 2, 4, 8, 16, 32], start=8),
 )
+
+# %% [markdown]
+# The same in bytes, at $t$ = 8: each formula, and beside it the sum over the tensors that chapter 2 will name one by one.
+
+# %%
+lines = []
+for row in TABLE2:
+    tensors = layer_rows(gpt3, row.parallel(8), row.recompute)
+    lines.append((row.name, row.formula(), closed_form(row, gpt3, 8), len(tensors), total(tensors)))
+print(text_table(("configuration", "formula, × sbh", "bytes by the formula", "tensors", "their bytes"), lines, "  rrr"))
 
 # %% [markdown]
 # ## Table 2, measured on this machine

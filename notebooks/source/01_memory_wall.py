@@ -93,15 +93,22 @@ gpus = {name: gpu_bytes(model, "tensor") for name, model in PAPER_MODELS.items()
 lines = []
 for name, parts in gpus.items():
     together = sum(parts.values())
-    lines.append((name, *map(size_text, parts.values()), size_text(together), f"{together / A100_BYTES:.0%}"))
+    lines.append((name, *parts.values(), size_text(together), f"{together / A100_BYTES:.0%}"))
 print()
-print(text_table(("model", *parts, "together", "of a card"), lines, " rrrrr"))
+print(text_table(("bytes of", *parts, "together", "of a card"), lines, " rrrrr"))
 assert all(2 * parts["activations"] > sum(parts.values()) for parts in gpus.values())
 
 # %% [markdown]
 # (The last four are what mixed-precision Adam adds: gradients of many microbatches are added up in float32, and steps are too small
-# for 16 bits, so the optimizer keeps its own copy of the parameters and two running means.)
-#
+# for 16 bits, so the optimizer keeps its own copy of the parameters and two running means. The paper does not say how many bytes it
+# counts; these are the recipes in use, of which the course takes the first:)
+
+# %%
+for recipe in ADAM:
+    each = [state.bytes_per_parameter for state in ADAM[recipe]]
+    print(f"{recipe:>24}: {' + '.join(map(str, each))} = {sum(each)} bytes a parameter")
+
+# %% [markdown]
 # So it is not the parameters that stop you: on every one of the four, the activations alone take more than half of what has to be
 # held. They are also the part that you may choose. Parameters and optimizer are given by the model; an activation
 # can be thrown away and computed again, or cut into pieces, or not be stored at all.

@@ -176,8 +176,8 @@ lines = []
 for size in sizes_of_t(GPT3):
     divided, whole = divided_and_whole(GPT3, size)
     both = total(divided) + total(whole)
-    lines.append((size, total(divided), total(whole), both, f"{total(whole) / both:.0%}", f"{both / (eq1(GPT3) / size):.2f}"))
-print(text_table(("t", "divided", "floor", "together", "floor's share", "× an even share"), lines, "rrrrrr"))
+    lines.append((size, total(divided), total(whole), both, eq2(GPT3, size), f"{total(whole) / both:.0%}", f"{both / (eq1(GPT3) / size):.2f}"))
+print(text_table(("t", "divided", "floor", "together", "equation 2", "floor's share", "× an even share"), lines, "rrrrrrr"))
 
 # %% [markdown]
 # Doubling $t$ still halves the first column and helps less and less. And $t$ has a limit of its own: more ranks than one

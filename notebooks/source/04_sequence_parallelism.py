@@ -21,7 +21,7 @@ import torch.nn.functional as F
 
 from actmem.config import Parallel
 from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_rows
-from actmem.formulas.communication import Exchange, layer_exchanges, sequence_over_tensor, step_exchanges, wire_bytes
+from actmem.formulas.communication import Exchange, counts, layer_exchanges, sequence_over_tensor, step_exchanges, wire_bytes
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.ring import ring, ring_steps
 from actmem.lab import launch
@@ -141,6 +141,7 @@ for kind in ("all-reduce", "reduce-scatter", "all-gather"):
     lines.append((kind, last.step, last.sent_bytes, Exchange(kind, "forward", "", t, payload).wire_bytes))
 print(text_table((f"{payload:,} B over {t} ranks", "steps", "sent, counted", "sent, closed form"), lines, " rrr"))
 print("reduce-scatter + all-gather − all-reduce:", lines[1][2] + lines[2][2] - lines[0][2], "bytes")
+print("four ranks, all-reduce, sent at the start and after each step:", "  ".join(f"{state.sent_bytes:,}" for state in ring("all-reduce", 4, payload)))
 
 # %% [markdown]
 # ## What plain autograd keeps
@@ -192,13 +193,15 @@ forms = (
 lines = []
 for name, rows, seen, exchanges in forms:
     counted = [seen.counts[kind] for kind in ("all-reduce", "all-gather", "reduce-scatter")]
-    assert sum(counted) == sum(exchange.count for exchange in exchanges)
+    assert counts(exchanges) == {kind: count for kind, count in seen.counts.items() if count}  # as predicted
     lines.append((name, *counted, wire_bytes(exchanges), ring_steps(exchanges), total(rows)))
 print()
 header = ("", "all-r.", "all-g.", "red.-sc.", "bytes sent", "steps", "bytes kept")
 print(text_table(header, lines, " rrrrrr"))
-plain, paper = (sequence_over_tensor(GPT3, t, keep_gathered_input=keep) for keep in (True, False))
-print(f"\nbytes sent over those of tensor parallelism alone: plain {plain}, paper {paper}")
+print("\nbytes sent, over those of tensor parallelism alone:")
+for ranks in (1, 2, 4, 8):
+    plain, paper = (sequence_over_tensor(GPT3, ranks, keep_gathered_input=keep) for keep in (True, False))
+    print(f"t = {ranks}: plain {plain}, paper {paper}")
 
 # %% [markdown]
 # The numbers of exchanges are counted on the running layer; bytes sent and steps are those of a ring. Read the table twice:
@@ -248,7 +251,7 @@ once = wire_bytes(step_exchanges(GPT3, Parallel(t, True)))
 microbatches = model.global_batch_size // GPT3.micro_batch_size
 layers = GPT3.num_layers * microbatches * wire_bytes(layer_exchanges(GPT3, both))
 print(f"a rank that held all {GPT3.num_layers} layers would send, in one iteration of {microbatches} microbatches,")
-print(f"{size_text(once)} for this and {size_text(layers)} inside layers: {once / layers:.4%} of it")
+print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%} of it")
 
 # %% [markdown]
 # ## Real processes: Table 2

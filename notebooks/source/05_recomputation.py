@@ -11,15 +11,20 @@
 # and one addition for each of `nkm` terms.
 
 # %%
+from textwrap import fill
+
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem import paper
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.batch import batch_factor, break_even
+from actmem.formulas.batch import batch_factor, break_even, fullest_bytes
+from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
+from actmem.formulas.disagreements import disagreements
+from actmem.formulas.extras import RNG_STATE_BYTES
 from actmem.formulas.flops import eq7, eq8, layer_overhead
-from actmem.formulas.pipeline import selective_saves
+from actmem.formulas.pipeline import layer_bytes, selective_saves
 from actmem.formulas.rebuild import core_over_gelu, rebuilds
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
@@ -186,10 +191,10 @@ core, qkv, mask = fresh()
 with record(core) as ledger:
     out = RunAgainSameDraws.apply(core, *qkv, mask)
 print(saved_text(ledger.saved))
+print(f"\nthe generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG_STATE_BYTES['cuda']} on a GPU")
 
 # %% [markdown]
-# One more tensor: the generator's state. On a CPU it is as large as shown, on a GPU 16 bytes, whatever the
-# size of the region.
+# One more tensor: the generator's state, of the same size whatever the size of the region.
 #
 # **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The last thing that
 # the core does is a product with V, and that product's output is kept by nobody inside the core. So the second run can end
@@ -322,6 +327,35 @@ Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)
       s=slider("s", "tokens", 256, 16384, 256, 2048), h=slider("h/a", "elements a head", 32, 256, 32, 128))
 
 # %% [markdown]
+# ### What the second run sends
+#
+# On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The attention core
+# has none: its heads are on one rank. Counted on one rank of eight, forward and backward, and asserted to be as predicted:
+
+# %%
+from actmem.measure import count_collectives, emulated_rank
+from actmem.measure.layer import layer_input
+from actmem.parallel.groups import tensor_parallel
+
+lines = []
+for sequence in (False, True):
+    for mode in ("selective", "full", "paper-full"):
+        exchanges = layer_exchanges(GPT3, Parallel(8, sequence), mode)
+        with emulated_rank(8):
+            tp = tensor_parallel(sequence_parallel=sequence)
+            layer = TransformerLayer(GPT3, tp, recompute=mode, device="cpu", dtype=torch.bfloat16)
+            with count_collectives() as seen:
+                layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
+        assert counts(exchanges) == {kind: count for kind, count in seen.counts.items() if count}
+        again = [e for e in exchanges if e.phase == "recompute"]
+        kinds = ", ".join(f"{count} {kind}s" for kind, count in counts(again).items()) or "none"
+        lines.append(("tensor+sequence" if sequence else "tensor", mode, sum(seen.counts.values()), kinds, wire_bytes(again), wire_bytes(exchanges)))
+print(text_table(("GPT-3's layer", "recompute", "exchanges", "of them by the second run", "bytes it sends", "bytes in all"), lines, "  r rr"))
+
+# %% [markdown]
+# So full recomputation also costs communication, in the open, and selective recomputation none. Chapter 7 finds it again in
+# the paper's milliseconds.
+#
 # ## The memory ladder
 #
 # Figure 7 of the paper, for any `s` and `t`: what each method leaves of tensor parallelism alone. Not every `t`
@@ -338,7 +372,6 @@ Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), ten
 from actmem.formulas.table2 import TABLE2
 from actmem.lab.ranks import Ranks
 from actmem.lab.table2 import measure_table2
-from actmem.measure import emulated_rank
 
 lines = []
 for name in PAPER_MODELS:
@@ -352,9 +385,24 @@ print(text_table(("model", "configuration", "predicted", "extra", "measured", "d
 
 # %% [markdown]
 # `extra` is what the paper leaves out on purpose: layer-norm statistics, the causal mask, and the random-number states of
-# step 2. The paper's text says "under 20%" for both methods together and 10% for full recomputation; look for the models
-# where that does not hold to the decimal.
-#
+# step 2. For all layers of GPT-3 and one microbatch that makes, by equations 1, 2, 4 and 6:
+
+# %%
+lines = []
+for row in TABLE2:
+    each = layer_bytes(GPT3, row.parallel(8), row.recompute)
+    lines.append((row.name, each, GPT3.num_layers * each, size_text(GPT3.num_layers * each)))
+print(text_table(("configuration", "one layer, bytes", f"{GPT3.num_layers} layers, bytes", ""), lines, " rrr"))
+
+# %% [markdown]
+# Where the paper's text and its own formulas part, here and above:
+
+# %%
+for place in disagreements():
+    if place.where.startswith(("§5", "§6.1")):
+        print(fill(str(place), 110), end="\n\n")
+
+# %% [markdown]
 # ## Does a larger batch pay for it?
 #
 # The old argument for recomputing everything: it frees so much memory that the batch can grow, and a larger
@@ -365,9 +413,11 @@ print(text_table(("model", "configuration", "predicted", "extra", "measured", "d
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
 
 # %%
+lines = [("none", "", fullest_bytes(GPT3, "none"), "1.00", "")]
 for mode in ("selective", "paper-selective", "full", "paper-full"):
-    print(f"{mode:>15}: overhead {float(100 * layer_overhead(GPT3, mode)):5.2f}%, {float(batch_factor(GPT3, mode)):5.2f} times the sequences, "
-          f"pays above φ = {float(100 * break_even(GPT3, mode)):5.2f}%")
+    overhead, factor, even = (float(value) for value in (100 * layer_overhead(GPT3, mode), batch_factor(GPT3, mode), 100 * break_even(GPT3, mode)))
+    lines.append((mode, f"{overhead:.3f}%", fullest_bytes(GPT3, mode), f"{factor:.2f}", f"{even:.2f}%"))
+print(text_table(("recompute", "overhead o", "bytes at the fullest", "sequences f", "pays above φ ="), lines, " rrrr"))
 
 # %%
 Panel(

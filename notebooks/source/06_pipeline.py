@@ -11,14 +11,19 @@
 # Beware: 2104.04473, where the schedules come from, writes `m` for microbatches and `v` for chunks.
 
 # %%
+from fractions import Fraction
 from textwrap import fill
 
 from actmem import paper
 from actmem.config import Parallel
+from actmem.formulas.communication import iteration_exchanges, wire_bytes
 from actmem.formulas.disagreements import disagreements
-from actmem.formulas.microbatches import activation_budget, capacity, moving_window
+from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.model import stage_extra_rows, stage_output_rows, stage_rows
-from actmem.formulas.pipeline import bubble_fraction, embeddings_in_flight, eq5, in_flight, interleave_factor, layer_bytes
+from actmem.formulas.pipeline import (
+    bubble_fraction, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor, layer_bytes,
+    section43_extras,
+)  # fmt: skip
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
 from actmem.schedule import draw, held, interleaved, one_forward_one_backward, timeline
@@ -113,6 +118,20 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "p", "m", "n", "factor", "in flight", "counted", "idle / working"), lines, " rrrrrrr"))
 
 # %% [markdown]
+# In bytes, for the layers of the first stage: equation 5 keeps everything and equation 6 recomputes the attention core; both times
+# the factor for the models that interleave. Full recomputation keeps $2sbhL$, or a $t$-th of it if each rank keeps a part of every layer's
+# input. The last column is what section 4.3 adds for the two ends of the model.
+
+# %%
+lines = []
+for name, model in PAPER_MODELS.items():
+    t, p = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
+    times_factor = [first_stage_bytes(model.shape, model.parallel, mode) for mode in ("none", "selective")]
+    full = [full_recompute_bytes(model.shape, t, cut) for cut in (False, True)]
+    lines.append((name, eq5(model.shape, t), times_factor[0], eq6(model.shape, t), times_factor[1], *full, section43_extras(model.shape, t, p)))
+print(text_table(("model", "eq. 5", "× factor", "eq. 6", "× factor", "full", "full, cut", "§4.3"), lines, " rrrrrrr"))
+
+# %% [markdown]
 # ## Measured: four processes, one step
 #
 # `labs/measure_pipeline.py` trains a small model for one step on torch's own pipeline runtime: four processes, real sends and
@@ -195,9 +214,9 @@ for m in (1, 3):
     parallel = with_pipeline(MT.parallel, 35, m)
     n = MT.global_batch_size
     size = [total(stage_rows(MT.shape, parallel, rank, "selective", n)) for rank in (0, 1, 34)]
-    outputs = total(stage_output_rows(MT.shape, parallel, 0, n))
-    lines.append((m, in_flight(parallel, 0, n), embeddings_in_flight(parallel, n), *size, outputs))
-print(text_table(("m", "in flight", "masks", "rank 0", "rank 1", "rank 34", "outputs on rank 0"), lines, "rrrrrrr"))
+    outputs = [total(stage_output_rows(MT.shape, parallel, rank, n)) for rank in (0, 34)]
+    lines.append((m, in_flight(parallel, 0, n), embeddings_in_flight(parallel, n), *size, *outputs))
+print(text_table(("m", "in flight", "masks", "rank 0", "rank 1", "rank 34", "outputs, rank 0", "outputs, rank 34"), lines, "rrrrrrrr"))
 
 # %% [markdown]
 # The paper counts `p` masks. That is right for 1F1B. Interleaved, a second round of `p` forwards enters the first chunk
@@ -254,14 +273,34 @@ for name, model in PAPER_MODELS.items():
         flight = in_flight(model.parallel, rank, n)
         p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
         actions = (interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n))[rank]
-        again = 1 - len(moving_window(actions, count)) / (n * m)
-        lines.append((name, rank, size_text(budget), flight, count, f"{again:.0%}"))
-print(text_table(("model", "rank", "left for activations", "in flight", "can keep all", "passes to recompute"), lines, " rrrrr"))
+        again = 1 - Fraction(len(moving_window(actions, count)), n * m)
+        assert m > 1 or again == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
+        lines.append((name, rank, budget, flight, count, f"{float(again):.1%}"))
+print(text_table(("model", "rank", "bytes left for activations", "in flight", "can keep all", "passes to recompute"), lines, " rrrrr"))
 print()
-for name, row in paper.APPENDIX_C.items():
-    print(f"{name}: appendix C prints MFU {row.mfu_percent}% (+{row.gain_points}), which implies {row.mfu_percent - row.gain_points:.1f}% before; table 5 has {paper.TABLE5[name].mfu_percent}%")
+print(*(fill(str(place), 110) for place in disagreements() if place.where.startswith("Appendix C")))
 
 # %% [markdown]
+# ## What a rank sends
+#
+# One more reason to cut a model both ways. Everything that one rank of GPT-3, as in table 3, sends in one iteration; a row counts
+# all its layers and microbatches:
+
+# %%
+model = PAPER_MODELS["175B"]
+for rank in (0, model.parallel.pipeline_parallel_size - 1):
+    exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
+    lines = [(e.kind, e.phase, e.where, e.count, e.payload_bytes, e.wire_bytes) for e in exchanges]
+    lines.append(("together", "", "", sum(e.count for e in exchanges), "", wire_bytes(exchanges)))
+    print(f"pipeline rank {rank}")
+    print(text_table(("exchange", "when", "what", "times", "bytes each", "bytes sent"), lines, "   rrr", last_is_sum=True))
+    stages = sum(e.wire_bytes for e in exchanges if e.kind == "send")
+    print(f"to other stages {size_text(stages)}, to the ranks that share its layers and its embedding {size_text(wire_bytes(exchanges) - stages)}\n")
+
+# %% [markdown]
+# Stages send each other little, layers that are shared send much. That is why tensor parallelism stays inside a machine, on
+# its fast links, and pipeline stages are what one puts on different machines.
+#
 # ## Questions
 #
 # <details><summary><b>1.</b> You double <code>p</code> and keep the model. What happens to rank 0's parameters, and to its

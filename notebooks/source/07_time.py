@@ -12,12 +12,14 @@
 
 # %%
 import time
+from textwrap import fill
 
 import torch
 
 from actmem import paper
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
+from actmem.formulas.disagreements import disagreements
 from actmem.formulas.flops import eq7, eq8, eq9, forward_products, hardware_flops, text_selective
 from actmem.formulas.roofline import A100_BYTES_PER_SECOND, forward_operations, least_seconds
 from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
@@ -170,13 +172,15 @@ for row in table5():
     printed = paper.TABLE5[row.model]
     gain = 100 * (printed.full_recompute_seconds / printed.seconds - 1)
     lines.append((
-        row.model, printed.gain_percent, f"{gain:.1f}", f"{row.full_recompute_mfu_percent:.1f}", printed.mfu_percent, f"{row.mfu_percent:.1f}",
-        printed.hfu_percent, f"{row.hfu_eq8_percent:.1f}", f"{row.hfu_text_percent:.1f}",
+        row.model, printed.gain_percent, f"{gain:.1f}", f"{row.full_recompute_mfu_percent:.3f}", printed.mfu_percent, f"{row.mfu_percent:.3f}",
+        printed.hfu_percent, f"{row.hfu_eq8_percent:.3f}", f"{row.hfu_text_percent:.3f}", f"{row.hfu_stopped_percent:.3f}",
     ))  # fmt: skip
-header = ("model", "gain %, paper", "computed", "MFU, full rec.", "MFU, paper", "eq. 7", "HFU, paper", "eq. 8", "by the text")
-print(text_table(header, lines, " rrrrrrrr"))
+header = ("model", "gain %, paper", "computed", "MFU, full rec.", "MFU, paper", "eq. 7", "HFU, paper", "eq. 8", "by the text", "stopped early")
+print(text_table(header, lines, " rrrrrrrrr"))
+print()
+print(*(fill(str(place), 110) for place in disagreements() if place.where.startswith("Table 5")))
 run = paper.DATA_PARALLEL_530B
-print(f"\n530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.1f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed")
+print(f"\n530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.3f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed")
 
 # %% [markdown]
 # The column that table 5 leaves out is the MFU *with* full recomputation, at the other printed time. It makes the gain
@@ -217,6 +221,14 @@ Panel(
     b=slider("b", "sequences", 1, 8, 1, 4),
     t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
 )
+
+# %%
+lines = []
+for o in forward_operations(SMALLEST, Parallel(8, True)):
+    bound = "memory" if o.bound_by_memory(*A100) else "the rate"
+    lines.append((o.name, o.flops, o.bytes, f"{float(o.intensity):.2f}", f"{1e6 * float(o.least_seconds(*A100)):.2f}", bound))
+print(f"{paper.A100_FLOPS_PER_SECOND:,} FLOP/s, {A100_BYTES_PER_SECOND:,} B/s, ridge at {paper.A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND:.1f} FLOPs per byte")
+print(text_table(("22B layer, t = 8", "FLOPs", "bytes moved", "FLOPs per byte", "least µs", "waits for"), lines, " rrrr"))
 
 # %% [markdown]
 # The linears sit on the flat roof: every weight and every element is used hundreds of times. The core's products

@@ -173,8 +173,8 @@ for earlier, later in zip(lines, lines[1:]):
     print(f"s × {later[0] // earlier[0]}: the rest × {later[1] / earlier[1]:g}, the core × {later[2] / earlier[2]:g}")
 
 # %% [markdown]
-# The last column is what equation 1 leaves out on purpose: two numbers a token for each layer norm, and one mask that says which
-# tokens lie in the future. It is kept apart here, with a name, and never hidden in a tolerance.
+# The last column is what equation 1 leaves out on purpose: two numbers a token for each layer norm. It is kept apart here, with a
+# name, and never hidden in a tolerance.
 #
 # ## Measured: the fullest GPU
 #

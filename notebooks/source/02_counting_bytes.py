@@ -253,8 +253,7 @@ with record(layer) as ledger:
 print(saved_text(ledger.saved))
 
 # %% [markdown]
-# More lines than fifteen: beside our 15 tensors there are the causal mask, the only one of shape $[s, s]$, and for each layer norm the two
-# statistics. (`_Keep` and `_GatherInBackward` are operations of the course's own layer: a kept dropout mask, and a linear that can be shared
+# More lines than fifteen: beside our 15 tensors there are the two statistics of each layer norm. (`_Keep` and `_GatherInBackward` are operations of the course's own layer: a kept dropout mask, and a linear that can be shared
 # among devices.) `rows_by_term` gives each line the name it has in the formulas, by module and operation, never by its size. `compare` puts
 # prediction and measurement side by side:
 
@@ -367,7 +366,9 @@ for activation in (nn.GELU(), nn.ReLU()):
 #
 # <details><summary>Answer</summary>
 #
-# No gradient reads them. Softmax reads its own output, and masking with $-\infty$ needs to know where, not what: it keeps the $s \times s$ causal mask, an extra.
+# No gradient reads them. Softmax reads its own output $P$, and where a score was masked with $-\infty$, $P$ is 0, and so is the gradient
+# $P \circ (\dots)$ that softmax hands back: masking it again changes nothing. The course's layer adds the $-\infty$ within the matrix product
+# and keeps no mask. `masked_fill` keeps one of $s \times s$ bytes, to put zeros where zeros are.
 #
 # </details>
 # <br>

@@ -10,7 +10,7 @@ from actmem.rows import Row
 RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
 
 STATISTICS_REASON = "mean and 1/deviation of each token; the paper ignores 2sb beside sbh (§4)"
-MASK_REASON = "s×s, one for all heads and samples; the paper ignores it beside as²b"
+MASK_REASON = "s×s, one for all heads and samples: the second run needs it again, backward itself does not"
 RNG_REASON = "the random-number state that lets the second run draw the same dropout"
 
 
@@ -23,9 +23,9 @@ def layer_extra_rows(
 ) -> list[Row]:
     """The rows beside ``layer_rows`` that torch really keeps for one layer on one rank.
 
-    Layer-norm statistics (CPU: in the activations' dtype, CUDA: float32), the causal mask
-    (1 byte an element), and the random-number states of the recomputed region: one stream in
-    the core attention, two in a whole layer.
+    Layer-norm statistics (CPU: in the activations' dtype, CUDA: float32); for a core attention
+    that runs again the causal mask (1 byte an element) and the state of its random numbers; for
+    a whole layer that runs again the states of both streams.
     """
     check_recompute(recompute)
     _, b, _, s = shape.letters()
@@ -36,9 +36,10 @@ def layer_extra_rows(
     statistic = max(element_size, 4) if device_type == "cuda" else element_size
     rows = [
         Row("layer-norm 1 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
-        Row("causal mask", s * s, 1, "masked softmax", MASK_REASON),
         Row("layer-norm 2 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
     ]
     if recompute in ("selective", "paper-selective"):
-        rows.append(Row("random-number state", rng, 1, "checkpoint of the core attention", RNG_REASON))
+        where = "checkpoint of the core attention"
+        rows.append(Row("causal mask", s * s, 1, where, MASK_REASON))
+        rows.append(Row("random-number state", rng, 1, where, RNG_REASON))
     return rows

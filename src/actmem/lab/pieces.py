@@ -26,12 +26,9 @@ def merge_heads(context: Tensor, micro_batch_size: int) -> Tensor:
 
 def core_attention(q: Tensor, k: Tensor, v: Tensor, dropout=lambda weights: weights) -> Tensor:
     """Causal attention of ``[b·n, s, d]``: QKᵀ, softmax, ``dropout``, times V (2205.05198 figure 3)."""
-    scores = torch.baddbmm(
-        q.new_empty(1).expand(q.shape[0], q.shape[1], k.shape[1]), q, k.transpose(1, 2), beta=0, alpha=q.shape[-1] ** -0.5
-    )
-    future = torch.ones(scores.shape[1:], dtype=torch.bool, device=q.device).triu_(1)
-    weights = F.softmax(scores.masked_fill_(future, float("-inf")), dim=-1)
-    return torch.bmm(dropout(weights), v)
+    hidden = q.new_full((q.shape[1], k.shape[1]), float("-inf")).triu_(1)  # a query sees no later key
+    scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=q.shape[-1] ** -0.5)
+    return torch.bmm(dropout(F.softmax(scores, dim=-1)), v)
 
 
 def gelu(x: Tensor) -> Tensor:

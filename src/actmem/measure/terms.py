@@ -77,8 +77,6 @@ def _core_term(op: str, argument: str) -> str:
         return {"0": "softmax dropout output", "1": "V"}.get(argument, "")
     if op == "softmax" and not argument:
         return "softmax output"
-    if op == "masked_fill_" and argument == "1":
-        return "causal mask"
     return ""
 
 

@@ -22,8 +22,8 @@ class CoreAttention(nn.Module):
     """The region that selective recomputation drops: QKᵀ, softmax, dropout, attention over V.
 
     In: q, k, v ``[b·a/t, s, h/a]`` and the mask ``[s, s]``.  Out: ``[b·a/t, s, h/a]``.
-    Keeps, in 16 bits, 6sbh/t (Q, K, V), 5as²b/t (softmax output, dropout mask, dropout output)
-    and the mask's s².  Source: 2205.05198 section 4.1 and figure 3.
+    Keeps, in 16 bits, 6sbh/t (Q, K, V) and 5as²b/t (softmax output, dropout mask, dropout
+    output).  Source: 2205.05198 section 4.1 and figure 3.
     """
 
     def __init__(self, head_size: int, p: float, generator: torch.Generator):
@@ -32,10 +32,11 @@ class CoreAttention(nn.Module):
         self.dropout_mask = DropoutMask(p, generator)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        shape = (q.shape[0], q.shape[1], k.shape[1])
-        # With beta = 0 the first argument is never read: the product is scaled on the way out.
-        scores = torch.baddbmm(q.new_empty(1).expand(shape), q, k.transpose(1, 2), beta=0, alpha=self.scale)
-        weights = F.softmax(scores.masked_fill_(mask, float("-inf")), dim=-1)  # [b·a/t, s, s]
+        # -inf is added by the matrix product itself.  Where it is, the softmax output is 0 and so is
+        # the gradient of the scores: backward needs no mask, and none is kept.
+        hidden = q.new_zeros(mask.shape).masked_fill_(mask, float("-inf"))
+        scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=self.scale)
+        weights = F.softmax(scores, dim=-1)  # [b·a/t, s, s]
         return torch.bmm(self.dropout_mask(weights).drop(weights), v)
 
 

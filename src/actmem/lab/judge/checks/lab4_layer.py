@@ -32,7 +32,7 @@ def check_selective_layer(b: Bench) -> None:
     extras = layer_extra_rows(_SHAPE, element_size=8, device_type=b.device)
     enough = total(rows) + total(row for row in extras if "statistics" in row.term)
     found = _kept(b, "selective_layer")
-    if found == enough + _core_bytes(extras):
+    if found == enough + _core_bytes():
         raise Wrong(f"it keeps {found:,} B, as without recomputation: the three tensors of the core attention, 5as²b, are still there")
     if found > enough:
         raise Wrong(f"it keeps {found:,} B where {enough:,} B are enough: all but the three tensors of the core attention")
@@ -54,10 +54,9 @@ def check_full_layer(b: Bench) -> None:
         raise Wrong(f"it keeps {found:,} B where the layer's input, {enough:,} B, is enough: run the whole layer under checkpoint")
 
 
-def _core_bytes(extras) -> int:
-    """What the core attention keeps beside Q, K and V: its three tensors and the causal mask."""
-    rows = layer_rows(_SHAPE, element_size=8)
-    return total(rows) - total(layer_rows(_SHAPE, recompute="selective", element_size=8)) + total(row for row in extras if "mask" in row.term)
+def _core_bytes() -> int:
+    """What the core attention keeps beside Q, K and V: its three tensors."""
+    return total(layer_rows(_SHAPE, element_size=8)) - total(layer_rows(_SHAPE, recompute="selective", element_size=8))
 
 
 def _sizes() -> tuple[int, int, int]:

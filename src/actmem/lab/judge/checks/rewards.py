@@ -19,7 +19,7 @@ from actmem.rows import total
 
 #: What attention and MLP keep, in the rows of the formulas; lab 2 has no dropout and leaves out the layer norms.
 _BLOCK_TERMS = (
-    "QKV projection input", "Q", "K", "softmax output", "V", "attention projection input", "causal mask",
+    "QKV projection input", "Q", "K", "softmax output", "V", "attention projection input",
     "h→4h input", "GeLU input", "4h→h input",
 )  # fmt: skip
 

@@ -16,11 +16,12 @@ PYTEST_ARGS =
 VENV = .venv
 RUN = $(VENV)/bin/python
 COURSE = $(VENV)/.course-installed
+SITE_TOOLS = $(VENV)/.site-installed
 TESTS = $(VENV)/.tests-installed
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 120
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup course test measure clean
+.PHONY: help setup course test measure notebooks site clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
@@ -40,6 +41,12 @@ measure: $(COURSE) ## measure Table 2 on this machine, with 2 processes (PROCESS
 test: $(TESTS) ## run all that CI runs: the tests, and every notebook against its stored outputs
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(NBVAL) $(PYTEST_ARGS)
 
+notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)
+	$(RUN) -m notebooks.source.build $(ARGS)
+
+site: $(SITE_TOOLS) ## build the course as web pages with sliders that work without a server, in build/site
+	@$(RUN) -m notebooks.site.build
+
 clean: ## remove .venv and all else that these commands wrote here
 	rm -rf $(VENV) .pytest_cache .hypothesis build dist src/*.egg-info
 	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
@@ -49,7 +56,12 @@ $(COURSE): pyproject.toml constraints.txt | $(RUN)
 	@$(call pip_install,.)
 	@touch $@
 
-$(TESTS): $(COURSE)
+$(SITE_TOOLS): $(COURSE)
+	@echo "Installing what builds the site into $(VENV)"
+	@$(call pip_install,.[site])
+	@touch $@
+
+$(TESTS): $(SITE_TOOLS)
 	@echo "Installing the test tools into $(VENV)"
 	@$(call pip_install,.[test])
 	@touch $@

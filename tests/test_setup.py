@@ -23,7 +23,7 @@ else:  # pytest brings it there
 ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that torch 2.13 has wheels for; the Makefile takes no other.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-COMMANDS = {"help", "setup", "course", "measure", "test", "clean"}
+COMMANDS = {"help", "setup", "course", "measure", "test", "notebooks", "site", "clean"}
 
 
 def project():
@@ -84,8 +84,8 @@ def test_conda_installs_the_same():
     python, pip, with_pip = environment["dependencies"]
     assert python.removeprefix("python=") in PYTHONS and pip == "pip"
     # Names by pyproject.toml with every extra that the tests need, versions by constraints.txt.
-    assert with_pip == {"pip": ["--constraint constraints.txt", "--editable .[test]"]}
-    assert "test" in project()["optional-dependencies"]
+    assert with_pip == {"pip": ["--constraint constraints.txt", "--editable .[test,site]"]}
+    assert {"test", "site"} <= set(project()["optional-dependencies"])
 
 
 # make, with stand-ins
@@ -172,15 +172,18 @@ def test_cpu_adds_pytorchs_index(workshop):
     [
         ("course", ["-m jupyterlab", "--ip=127.0.0.1", "notebooks/00_start_here.ipynb"]),
         ("test", ["-m pytest", "-n 2 --dist loadfile", "--nbval ", "--nbval-current-env"]),
+        ("notebooks", ["-m notebooks.source.build"]),
+        ("site", ["-m notebooks.site.build"]),
     ],
 )
-def test_course_and_test_begin_with_setup(workshop, command, wanted):
+def test_commands_begin_with_setup(workshop, command, wanted):
     done = workshop.make(command, f"PYTHON={workshop.python()}")
     assert done.returncode == 0, done.stderr
     calls = workshop.calls()
     assert calls[0].endswith("-e .")
     assert all(part in calls[-1] for part in wanted)
-    assert any(".[test]" in call for call in calls) == (command == "test")
+    assert any(".[test]" in call for call in calls) == (command in ("test", "notebooks"))
+    assert any(".[site]" in call for call in calls) == (command != "course")
 
 
 def test_course_does_not_give_its_token_away(workshop):

@@ -1,0 +1,158 @@
+"""The course as pages: the stored notebooks, the labs and the README, by jupyter-book.
+
+Nothing is run.  Each stored picture gets the stored text as its alt text, links to labs lead to
+pages that show them, and each chapter begins with a link to its page that runs in the browser.
+"""
+
+from __future__ import annotations
+
+import ast
+import html
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import yaml
+from nbformat import NotebookNode
+
+from notebooks.site import cache
+
+ROOT = cache.ROOT
+STYLE = Path(__file__).with_name("style.css")
+CONFIG = {
+    "title": "Activation memory, predicted and counted",
+    "author": "The actmem authors",
+    "copyright": "",
+    "only_build_toc_files": True,
+    "execute": {"execute_notebooks": "off"},
+    "parse": {"myst_enable_extensions": ["colon_fence", "dollarmath"]},
+    "html": {"use_repository_button": False, "use_issues_button": False},
+    "sphinx": {
+        "config": {
+            # Jupyter-book's own, less what asks other servers: thebe, intersphinx.
+            "extensions": [
+                "sphinx_togglebutton", "sphinx_copybutton", "myst_nb", "jupyter_book", "sphinx_comments", "sphinx_external_toc",
+                "sphinx_design", "sphinx_book_theme",
+            ],
+            # Beside _static, because every script in there is loaded by every page.
+            "html_extra_path": ["extra"],
+            "mathjax_path": "../mathjax/tex-chtml.js",
+            "html_context": {"default_mode": "auto"},
+            "html_copy_source": False,
+            "html_show_copyright": False,
+            "html_theme_options": {"show_navbar_depth": 1, "use_download_button": False, "navbar_persistent": []},
+            # Anchors of the README's own headings.
+            "myst_heading_anchors": 3,
+        }
+    },
+}  # fmt: skip
+#: Where a chapter's page finds the one that runs in the browser, from the site's front page.
+LIVE = "lite/notebooks/index.html?path=notebooks/{}"
+
+
+def chapters() -> list[Path]:
+    """The stored notebooks, in the order of the course."""
+    return sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
+
+
+def labs() -> list[Path]:
+    """The scripts that a reader runs."""
+    return sorted((ROOT / "labs").glob("*.py"))
+
+
+def title(notebook: NotebookNode) -> str:
+    """The heading of a chapter."""
+    return notebook.cells[0].source.partition("\n")[0].removeprefix("# ")
+
+
+def write_sources(folder: Path) -> None:
+    """Fill ``folder`` with what jupyter-book builds from.  Raises cache.SiteError if MathJax can't be had."""
+    mathjax = folder / "extra" / "mathjax"
+    es5 = cache.npm_package(cache.MATHJAX) / "es5"
+    (mathjax / "output" / "chtml").mkdir(parents=True)
+    shutil.copy(es5 / "tex-chtml.js", mathjax)
+    shutil.copytree(es5 / "output" / "chtml" / "fonts", mathjax / "output" / "chtml" / "fonts")
+    (folder / "_static").mkdir()
+    shutil.copy(STYLE, folder / "_static" / "actmem.css")
+    (folder / "notebooks").mkdir()
+    for path in chapters():
+        notebook = page(nbformat.read(path, as_version=4), path.name)
+        nbformat.write(notebook, folder / "notebooks" / path.name)
+    (folder / "labs").mkdir()
+    for path in labs():
+        shutil.copy(path, folder / "labs")
+        (folder / "labs" / f"{path.stem}.md").write_text(lab_page(path), encoding="utf-8")
+    (folder / "index.md").write_text(front_page(), encoding="utf-8")
+    contents = {
+        "format": "jb-book",
+        "root": "index",
+        "parts": [
+            {"caption": "Chapters", "chapters": [{"file": f"notebooks/{path.stem}"} for path in chapters()]},
+            {"caption": "Labs", "chapters": [{"file": f"labs/{path.stem}"} for path in labs()]},
+        ],
+    }
+    (folder / "_toc.yml").write_text(yaml.safe_dump(contents), encoding="utf-8")
+    (folder / "_config.yml").write_text(yaml.safe_dump(CONFIG), encoding="utf-8")
+
+
+def page(notebook: NotebookNode, name: str) -> NotebookNode:
+    """A chapter for its page.  Raises ValueError if one cell shows two pictures, which would share their alt text."""
+    heading, _, rest = notebook.cells[0].source.partition("\n")
+    notebook.cells[0].source = f"{heading}\n\n{_live_link('../' + LIVE.format(name))}\n{rest}"
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
+            continue
+        pictures = [output for output in cell.outputs if "image/png" in output.get("data", {})]
+        if len(pictures) > 1:
+            raise ValueError(f"{name}: one cell with {len(pictures)} pictures: {cell.source[:80]}")
+        for output in pictures:
+            alt = " ".join(output.data["text/plain"].split())
+            cell.metadata["mystnb"] = {"image": {"alt": alt, "classes": "actmem-picture dark-light"}}
+            output.metadata.pop("image/png", None)  # its width: pages have their own
+    return notebook
+
+
+def _live_link(address: str) -> str:
+    return f'<p class="actmem-live"><a href="{html.escape(address)}">Run this chapter in your browser</a> Its sliders move there; nothing to install.</p>'
+
+
+def lab_page(path: Path) -> str:
+    """A lab as a page: what it says of itself, the file to download, and its code."""
+    command, _, text = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")
+    return "\n\n".join(
+        [
+            f"# {path.stem}",
+            f"```\n{command}\n```",
+            f"```text\n{text.strip()}\n```",
+            f"It runs in a checkout of the course, where it is `labs/{path.name}`: {{download}}`download the file <{path.name}>`.",
+            f"```{{literalinclude}} {path.name}\n:language: python\n```\n",
+        ]
+    )
+
+
+def front_page() -> str:
+    """The README, with the chapters before its first section on setting up."""
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    lines = ["## The chapters", "", "| read | run in your browser |", "|---|---|"]
+    for path in chapters():
+        name = title(nbformat.read(path, as_version=4))
+        lines.append(f'| [{name}](notebooks/{path.name}) | <a href="{LIVE.format(path.name)}" aria-label="run {html.escape(name)}">run</a> |')
+    head, start, rest = text.partition("## Start\n")
+    if not start:
+        raise ValueError("README.md has no section 'Start' to put the chapters before")
+    return head + "\n".join(lines) + "\n\n" + start + rest
+
+
+def build_pages(sources: Path, target: Path) -> None:
+    """Run jupyter-book over ``sources``; its pages become the folder ``target``.  Raises cache.SiteError at its first warning."""
+    command = [sys.executable, "-c", "from jupyter_book.cli.main import main; main()", "build", "-W", "--keep-going", "-q", str(sources)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        (cache.CACHE / "jupyter-book.log").write_text(done.stdout + done.stderr, encoding="utf-8")
+        said = [line for line in (done.stdout + done.stderr).splitlines() if "WARNING" in line or "ERROR" in line]
+        raise cache.SiteError(f"jupyter-book failed, see {cache.CACHE / 'jupyter-book.log'}: {' | '.join(said[:3])}")
+    shutil.copytree(sources / "_build" / "html", target)

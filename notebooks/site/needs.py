@@ -1,0 +1,144 @@
+"""Which statements of a notebook need a real machine: torch, or processes of their own.
+
+Read from the syntax trees of the cells and of the package, so that no list has to be kept: a
+module needs a machine if it imports torch, numpy or subprocess, or a module that does; a
+statement needs one if it uses a name that came from such a module, or from such a statement.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+PACKAGE = Path(__file__).resolve().parents[2] / "src" / "actmem"
+#: What a Python inside a browser does not have.
+MACHINE = {"torch", "numpy", "subprocess", "multiprocessing"}
+#: Calls that change what they are called on: ``lines.append(measured)`` makes ``lines`` measured.
+CHANGES = {"append", "extend", "insert", "add", "update", "setdefault"}
+
+
+@cache
+def needs_machine(module: str) -> bool:
+    """Whether importing a module, by its full name, ends at one of MACHINE."""
+    return _needs(module, frozenset())
+
+
+def _needs(module: str, seen: frozenset[str]) -> bool:
+    parts = module.split(".")
+    if parts[0] in MACHINE:
+        return True
+    if parts[0] != "actmem" or module in seen:
+        return False
+    if len(parts) > 1 and _needs(".".join(parts[:-1]), seen | {module}):  # importing a.b runs a first
+        return True
+    path = PACKAGE.joinpath(*parts[1:])
+    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
+    if not path.is_file():
+        return False  # a name inside a module, whose own name was just looked at
+    return any(_needs(name, seen | {module}) for name in _imported(path))
+
+
+@cache
+def _imported(path: Path) -> tuple[str, ...]:
+    """Full names of all that a file of the package imports, also inside functions."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return tuple(name for node in ast.walk(tree) for _, name in _aliases(node))
+
+
+def _aliases(node: ast.AST) -> Iterator[tuple[ast.alias, str]]:
+    """Each alias of an import statement with the full name of what it imports."""
+    if isinstance(node, ast.Import):
+        yield from ((alias, alias.name) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        if node.level:
+            raise NotImplementedError(f"a relative import of {node.module}: write it out in full")
+        yield from ((alias, f"{node.module}.{alias.name}") for alias in node.names)
+
+
+@dataclass
+class Statement:
+    """One statement on the top level of a cell.
+
+    uses, binds: names that it reads, and that it sets or changes.  measured: it needs a machine.
+    """
+
+    node: ast.stmt
+    text: str
+    uses: set[str]
+    binds: set[str]
+    measured: bool
+
+    @property
+    def only_defines(self) -> bool:
+        """An import or a definition: without it, nothing is missing until its name is used."""
+        return isinstance(self.node, (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.ClassDef))
+
+    @property
+    def always_binds(self) -> bool:
+        """Whether its names have new values after it, whatever they were before; not so inside an ``if``."""
+        return self.only_defines or isinstance(self.node, (ast.Assign, ast.AnnAssign))
+
+
+@dataclass
+class Reader:
+    """Reads the cells of a notebook from the first to the last, as a kernel would."""
+
+    measured: set[str] = field(default_factory=set)
+
+    def read(self, source: str) -> list[Statement]:
+        """The statements of the next cell.  Imports are taken apart into one name each."""
+        return [self._judge(node, source) for top in ast.parse(source).body for node in _apart(top)]
+
+    def _judge(self, node: ast.stmt, source: str) -> Statement:
+        uses, binds = _names(node)
+        imports = [name for part in ast.walk(node) for _, name in _aliases(part)]
+        measured = bool(uses & self.measured) or any(map(needs_machine, imports))
+        self.measured = self.measured | binds if measured else self.measured - binds
+        text = ast.unparse(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ast.get_source_segment(source, node)
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.decorator_list:
+            text = "\n".join(f"@{ast.unparse(one)}" for one in node.decorator_list) + f"\n{text}"
+        return Statement(node, text, uses, binds, measured)
+
+
+def _apart(node: ast.stmt) -> Iterator[ast.stmt]:
+    """``from x import a, b`` as two statements, which may differ in what they need."""
+    if isinstance(node, ast.Import):
+        yield from (ast.Import([alias]) for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+        yield from (ast.ImportFrom(node.module, [alias], node.level) for alias in node.names)
+    else:
+        yield node
+
+
+#: Names that these set stay inside them.
+_SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+
+
+def _names(node: ast.AST, inside: bool = False) -> tuple[set[str], set[str]]:
+    """Names that a statement reads, those of inner scopes included, and names that it sets or changes."""
+    uses, binds = set(), set()
+    if isinstance(node, ast.Name):
+        (uses if isinstance(node.ctx, ast.Load) else binds).add(node.id)
+    elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        binds.add(node.name)
+    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+        binds |= _root(node.func.value)
+    elif isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+        binds |= _root(node.value)
+    binds |= {alias.asname or alias.name.partition(".")[0] for alias, _ in _aliases(node)}
+    own = set() if inside else binds
+    for child in ast.iter_child_nodes(node):
+        more_uses, more_binds = _names(child, inside or isinstance(node, _SCOPES))
+        uses |= more_uses
+        own |= more_binds
+    return uses, own
+
+
+def _root(node: ast.expr) -> set[str]:
+    """``x`` of ``x.y[z]``."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return {node.id} if isinstance(node, ast.Name) else set()

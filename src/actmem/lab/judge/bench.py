@@ -28,8 +28,8 @@ class Bench:
         self.group = dist.group.WORLD if dist.is_initialized() else None
         self.place = Place(file=functions.get("__file__", ""))
         self.in_step = InStep(together, self.place)
-        #: Called by long checks to say that they move on; the command line puts the watchdog's here.
-        self.progress: Callable[[], None] = lambda: None
+        #: Called by long checks to say that they move on, and what they do; the command line listens.
+        self.progress: Callable[..., None] = lambda text="": None
         self._alone: dist.ProcessGroup | None = None
 
     def start(self, exercise: str) -> None:

@@ -19,7 +19,6 @@ from actmem.lab.judge.exercise import Exercise, Lab, load_lab, solutions_of
 from actmem.lab.judge.hints import next_hints
 from actmem.lab.judge.judging import judge
 from actmem.lab.judge.report import Report
-from actmem.lab.judge.reward import show, write_html
 from actmem.lab.judge.start import start_ranks
 from actmem.lab.judge.together import RanksLost, Together, join, second_line
 from actmem.lab.judge.verdict import PASSED, TODO, Verdict
@@ -115,14 +114,14 @@ def _judge_here(
         report.end(_farewell(script))
 
     watchdog = Watchdog(second_line(b.together), b.place, on_stuck)
-    b.progress = watchdog.progress
+    b.progress = lambda text="": (watchdog.progress(), report.note(text))
     watchdog.start()
     how = f"on {here.device}" if lab.one_process else f"{here.size} rank{'s' * (here.size > 1)} on {here.device}"
     report.head(f"our solution, {how}" if args.solution else how)
 
     def on_start(exercise: Exercise) -> None:
         watchdog.begin(exercise)
-        report.begin(exercise)
+        report.begin(f"judging {exercise.number} {exercise.function}")
 
     def on_verdict(verdict: Verdict) -> None:
         watchdog.end()
@@ -142,18 +141,19 @@ def _reward(lab: Lab, b: Bench, report: Report, watchdog: Watchdog, args) -> Non
     watchdog.begin(Exercise("", "the measurement", lab.reward, (), seconds=300))
     b.start("the measurement")
     try:
-        with report.console.status("measuring"):
-            reward = lab.reward(b)
+        report.begin("measuring")
+        reward = lab.reward(b)
     except Exception as error:  # all has passed; a failing measurement must not hide that
         b.in_step.stop()
         report.console.print(Text(f"no measurement: {type(error).__name__}: {error}"))
         return
     finally:
         watchdog.end()
+        report.pause()
     if b.rank == 0:
-        show(reward, report.console)
+        reward.show(report.console)
         if args.html:
-            write_html(reward, args.html)
+            reward.write_html(args.html)
 
 
 def _device(args) -> str:

@@ -14,6 +14,7 @@ LABS = (
     "lab3_sequence_parallel",
     "lab4_recompute",
     "lab5_pipeline",
+    "lab6_train",
 )
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from actmem.lab.judge.exercise import Exercise, Lab
+from actmem.lab.judge.exercise import Lab
 from actmem.lab.judge.verdict import ERROR, PASSED, TODO, WRONG, Verdict
 
 _STYLES = {PASSED: "bold green", TODO: "bold yellow", WRONG: "bold red", ERROR: "bold red"}
@@ -30,10 +30,20 @@ class Report:
         """The lab's title, and on what it runs."""
         self.console.print(Text(f"{self.lab.title} ({how})", style="bold"))
 
-    def begin(self, exercise: Exercise) -> None:
-        """Show which exercise is being judged."""
-        self._status.update(f"judging {exercise.number} {exercise.function}")
+    def begin(self, what: str) -> None:
+        """Show what is going on now."""
+        self._what = what
+        self._status.update(what)
         self._status.start()
+
+    def note(self, text: str) -> None:
+        """Show how far it is."""
+        if text:
+            self._status.update(f"{self._what}: {text}")
+
+    def pause(self) -> None:
+        """Nothing is going on."""
+        self._status.stop()
 
     def show(self, verdict: Verdict) -> None:
         """One verdict: a line, and the diagnosis below it."""

@@ -15,8 +15,9 @@ from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.checks.lab4_checkpoint import bytes_without_states, check_hides_nothing
 from actmem.lab.judge.checks.operators import size_of
 from actmem.lab.judge.compare import check_tensor
+from actmem.lab.judge.costs import costs
 from actmem.lab.judge.kept import kept
-from actmem.lab.judge.reward import Measure, Reward, costs
+from actmem.lab.judge.reward import Measure, Reward
 from actmem.lab.judge.verdict import Wrong
 from actmem.lab.pieces import Dropouts, LayerWeights, core_attention, layer, random_weights
 from actmem.lab.solutions import lab4_recompute as ours

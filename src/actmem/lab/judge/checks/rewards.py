@@ -10,7 +10,8 @@ from actmem.formulas.activations import gathered_input_bytes, layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.extras import layer_extra_rows
 from actmem.lab.judge.bench import Bench
-from actmem.lab.judge.reward import Reward, compared, costs
+from actmem.lab.judge.costs import compared, costs
+from actmem.lab.judge.reward import Reward
 from actmem.lab.pieces import Dropouts, LayerWeights, random_weights
 from actmem.lab.solutions import lab2_tensor_parallel as ours2
 from actmem.lab.solutions import lab3_sequence_parallel as ours3

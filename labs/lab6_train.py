@@ -1,0 +1,90 @@
+"""torchrun --nproc-per-node 2 labs/lab6_train.py
+
+Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
+mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
+
+Write the functions below; run the command above to have them judged.  For a hint:
+python labs/lab6_train.py --hint 6.1
+
+A mode is a row of table 2: mode.tensor_parallel, mode.sequence_parallel (bool), mode.recompute.
+GPT(shape, tp, recompute=…) is the course's model: tp says how ranks share it; model(tokens) gives
+logits, model.loss(logits, targets) the mean loss of a batch, model.tp is what tp was.
+A parameter that is cut among the ranks of tp has an attribute partition_dim, the dimension.
+"""
+
+import math
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actmem.config import ModelShape
+from actmem.formulas.table2 import Configuration
+from actmem.lab.judge import main
+from actmem.model.gpt import GPT
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import load_dense, reduce_partial_gradients
+
+SEED = 1234
+NUM_MICROBATCHES = 2
+LEARNING_RATE = 3e-3
+MAX_NORM = 1.0
+
+
+# 6.1
+def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Training data of one step: what the model reads, and what it is to say at each position.
+
+    text: [length], token ids.  Returns tokens and targets, [batch_size, seq_length] each: pieces of
+    text, and for each position the token that follows.  The ranks of a tensor-parallel group work
+    on the same batch.  Another step, another batch.  2205.05198 section 4.2.
+    """
+    raise NotImplementedError
+
+
+# 6.2
+def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
+    """A GPT in this mode, shared among the ranks of group where the mode says so.
+
+    With the same weights in every mode, put together from all ranks, whatever the number of ranks.
+    dropout: GPT's p.  factory: dtype and device, for GPT.  Without tensor parallelism every rank has
+    the whole model: TensorParallel().  2205.05198 table 2.
+    """
+    raise NotImplementedError
+
+
+# 6.3
+def gradient_norm(model: GPT) -> float:
+    """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
+
+    All parameters have a complete .grad.  A single number is enough to exchange.
+    2205.05198 section 4.2.
+    """
+    raise NotImplementedError
+
+
+# 6.4
+def training_step(model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float) -> float:
+    """One step: gradients of the mean loss over all microbatches, cut off at max_norm, optimizer.step().
+
+    microbatches: tokens and targets of each, [b, s].  The parameters afterwards are those of the
+    unsharded model after the same step: under sequence parallelism some gradients are partial until
+    reduce_partial_gradients(model, model.tp).  A gradient whose norm is larger than max_norm is
+    scaled down to it.  Returns the mean loss.  2205.05198 section 4.2.2.
+    """
+    raise NotImplementedError
+
+
+# 6.5
+def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
+    """The losses of num_steps training steps in one mode: the same numbers in every mode.
+
+    Use the functions above, NUM_MICROBATCHES microbatches of shape.micro_batch_size sequences
+    each, torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.  2205.05198 section 6.
+    """
+    raise NotImplementedError
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))

@@ -1,0 +1,89 @@
+"""What a call of the learner's block keeps, exchanges and takes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actmem.formulas.communication import Exchange
+from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.kept import kept
+from actmem.lab.judge.reward import Measure
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call of a block costs a rank.  exchanged: payload bytes of forward and backward."""
+
+    bytes: int
+    collectives: int
+    exchanged_bytes: int
+    milliseconds: float
+
+
+def costs(b: Bench, functions: Mapping[str, Callable[..., Tensor]], x: Tensor, weights: Sequence[Tensor], rounds: int = 15) -> dict[str, Cost]:
+    """Count and time each ``function(x, *weights)``, forward and backward.  Every rank must call it.
+
+    The functions take turns, and the fastest round counts: what else a machine does only adds time.
+    """
+    parameters = [w.detach().clone().requires_grad_() for w in weights]
+
+    def once(function: Callable[..., Tensor]) -> float:
+        b.gather(None)  # all ranks begin together
+        start = time.perf_counter()
+        y = function(x.detach().clone().requires_grad_(), *parameters)
+        y.backward(torch.ones_like(y))
+        if x.device.type == "cuda":
+            torch.cuda.synchronize()
+        b.progress()
+        return 1000 * (time.perf_counter() - start)
+
+    counted, seen = {}, {}
+    for name, function in functions.items():
+        counted[name] = kept(b, function, x, weights).bytes
+        with b.watching() as seen[name]:
+            once(function)
+    with one_thread():
+        turns = [{name: once(function) for name, function in functions.items()} for _ in range(rounds + 1)][1:]
+    return {
+        name: Cost(
+            counted[name],
+            len(seen[name].collectives),
+            sum(c.payload_bytes for c in seen[name].collectives),
+            min(turn[name] for turn in turns),
+        )
+        for name in functions
+    }
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Matrix products on one core each: threads that wait for a busy core would be timed instead."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def compared(yours: Cost, ours: Cost, formula_bytes: int, exchanges: Sequence[Exchange]) -> tuple[Measure, ...]:
+    """The measures of a block, on this rank.  exchanges: those that the formula has for it."""
+    payload = sum(exchange.payload_bytes * exchange.count for exchange in exchanges)
+    measures = [Measure("kept for backward", "B", {"formula": formula_bytes, "yours": yours.bytes, "ours": ours.bytes})]
+    if exchanges:
+        number = sum(exchange.count for exchange in exchanges)
+        exchanged = {"formula": payload, "yours": yours.exchanged_bytes, "ours": ours.exchanged_bytes}
+        measures.append(Measure("exchanged", "B", exchanged))
+        measures.append(Measure("collectives", "", {"formula": number, "yours": yours.collectives, "ours": ours.collectives}))
+    return (*measures, times(yours, ours))
+
+
+def times(yours: Cost, ours: Cost) -> Measure:
+    """How long a forward and a backward took."""
+    return Measure("forward + backward", "ms", {"yours": yours.milliseconds, "ours": ours.milliseconds})

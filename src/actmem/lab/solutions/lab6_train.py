@@ -1,0 +1,125 @@
+"""torchrun --nproc-per-node 2 labs/lab6_train.py
+
+Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
+mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
+
+Write the functions below; run the command above to have them judged.  For a hint:
+python labs/lab6_train.py --hint 6.1
+
+A mode is a row of table 2: mode.tensor_parallel, mode.sequence_parallel (bool), mode.recompute.
+GPT(shape, tp, recompute=…) is the course's model: tp says how ranks share it; model(tokens) gives
+logits, model.loss(logits, targets) the mean loss of a batch, model.tp is what tp was.
+A parameter that is cut among the ranks of tp has an attribute partition_dim, the dimension.
+"""
+
+import math
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actmem.config import ModelShape
+from actmem.formulas.table2 import Configuration
+from actmem.lab.judge import main
+from actmem.model.gpt import GPT
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import load_dense, reduce_partial_gradients
+
+SEED = 1234
+NUM_MICROBATCHES = 2
+LEARNING_RATE = 3e-3
+MAX_NORM = 1.0
+
+
+# 6.1
+def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Training data of one step: what the model reads, and what it is to say at each position.
+
+    text: [length], token ids.  Returns tokens and targets, [batch_size, seq_length] each: pieces of
+    text, and for each position the token that follows.  The ranks of a tensor-parallel group work
+    on the same batch.  Another step, another batch.  2205.05198 section 4.2.
+    """
+    starts = torch.randint(len(text) - seq_length, (batch_size,), generator=torch.Generator().manual_seed(SEED + step))
+    windows = text[starts.to(text.device).unsqueeze(1) + torch.arange(seq_length + 1, device=text.device)]
+    return windows[:, :-1], windows[:, 1:]
+
+
+# 6.2
+def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
+    """A GPT in this mode, shared among the ranks of group where the mode says so.
+
+    With the same weights in every mode, put together from all ranks, whatever the number of ranks.
+    dropout: GPT's p.  factory: dtype and device, for GPT.  Without tensor parallelism every rank has
+    the whole model: TensorParallel().  2205.05198 table 2.
+    """
+    torch.manual_seed(SEED)
+    whole = GPT(shape, p=dropout, **factory)
+    tp = tensor_parallel(group, sequence_parallel=mode.sequence_parallel) if mode.tensor_parallel else TensorParallel()
+    model = GPT(shape, tp, recompute=mode.recompute, p=dropout, **factory)
+    load_dense(model, whole.state_dict(), tp)
+    return model
+
+
+# 6.3
+def gradient_norm(model: GPT) -> float:
+    """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
+
+    All parameters have a complete .grad.  A single number is enough to exchange.
+    2205.05198 section 4.2.
+    """
+    cut, whole = 0.0, 0.0
+    for parameter in model.parameters():
+        square = parameter.grad.double().square().sum()
+        if hasattr(parameter, "partition_dim"):
+            cut += square
+        else:
+            whole += square
+    if model.tp.size > 1:
+        dist.all_reduce(cut, group=model.tp.group)
+    return math.sqrt(cut + whole)
+
+
+# 6.4
+def training_step(model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float) -> float:
+    """One step: gradients of the mean loss over all microbatches, cut off at max_norm, optimizer.step().
+
+    microbatches: tokens and targets of each, [b, s].  The parameters afterwards are those of the
+    unsharded model after the same step: under sequence parallelism some gradients are partial until
+    reduce_partial_gradients(model, model.tp).  A gradient whose norm is larger than max_norm is
+    scaled down to it.  Returns the mean loss.  2205.05198 section 4.2.2.
+    """
+    optimizer.zero_grad()
+    total = 0.0
+    for tokens, targets in microbatches:
+        loss = model.loss(model(tokens), targets) / len(microbatches)
+        loss.backward()
+        total += loss.item()
+    reduce_partial_gradients(model, model.tp)
+    norm = gradient_norm(model)
+    if norm > max_norm:
+        for parameter in model.parameters():
+            parameter.grad *= max_norm / norm
+    optimizer.step()
+    return total
+
+
+# 6.5
+def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
+    """The losses of num_steps training steps in one mode: the same numbers in every mode.
+
+    Use the functions above, NUM_MICROBATCHES microbatches of shape.micro_batch_size sequences
+    each, torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.  2205.05198 section 6.
+    """
+    model = make_model(shape, mode, group, **factory)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step in range(num_steps):
+        tokens, targets = batch(text, step, shape.seq_length, NUM_MICROBATCHES * shape.micro_batch_size)
+        microbatches = list(zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)))
+        losses.append(training_step(model, optimizer, microbatches, MAX_NORM))
+    return losses
+
+
+if __name__ == "__main__":
+    sys.exit(main(globals()))

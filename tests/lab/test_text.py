@@ -1,0 +1,39 @@
+"""The text that lab 6 trains on: the same every time, and refused where it is not there."""
+
+import sysconfig
+from pathlib import Path
+
+import pytest
+import torch
+
+from actmem.config import ConfigError
+from actmem.lab.text import standard_library
+
+
+def test_bytes_of_the_modules_in_the_order_of_their_names():
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"), key=lambda path: path.name)
+    first = files[0].read_bytes()
+    text = standard_library(len(first) + 100)
+    assert text.dtype == torch.int64 and text.shape == (len(first) + 100,)
+    assert bytes(text[: len(first)].tolist()) == first
+    assert bytes(text[len(first) :].tolist()) == b"".join(file.read_bytes() for file in files[1:4])[:100]
+    assert torch.equal(text, standard_library(len(first) + 100))
+
+
+def test_order_is_by_name_and_only_python_counts(tmp_path):
+    for name, content in {"b.py": "bb", "a.py": "a", "C.py": "C", "a.txt": "no"}.items():
+        (tmp_path / name).write_text(content)
+    assert bytes(standard_library(4, folder=tmp_path).tolist()) == b"Cabb"
+
+
+@pytest.mark.parametrize("num_bytes", [5, 10**9])
+def test_too_little_text(tmp_path, num_bytes):
+    (tmp_path / "a.py").write_text("1234")
+    with pytest.raises(ConfigError, match=rf"{num_bytes:,} bytes of text are asked for, .* has 4: is Python installed without"):
+        standard_library(num_bytes, folder=tmp_path)
+
+
+@pytest.mark.parametrize("num_bytes", [0, -1, 2.5])
+def test_size_is_checked(num_bytes):
+    with pytest.raises(ConfigError, match="num_bytes"):
+        standard_library(num_bytes)

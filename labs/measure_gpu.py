@@ -26,7 +26,7 @@ from actmem.lab.peers import MODES
 from actmem.lab.ranks import check_ranks, device_type, ranks
 from actmem.lab.session import Session
 from actmem.lab.timing import device_name, setting
-from actmem.show.speed_peers import missing_lines, peers_table
+from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
 from actmem.show.speed_table import noise_line, speed_table
 
 RESULTS = Path(__file__).parent / "results"
@@ -89,6 +89,8 @@ def report(console, results, here) -> None:
         peers = [SimpleNamespace(**line) for line in case["peers"]]
         for mode in MODES if peers else ():
             console.print(peers_table(peers, mode))
+        if (table := overheads_table(peers)) is not None:
+            console.print(table)
         for sentence in missing_lines(peers):
             console.print(sentence, highlight=False, markup=False)
     gemm = results["gemm"]

@@ -22,7 +22,7 @@ from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import check_speed
 from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
-from actmem.show.speed_peers import missing_lines, peers_table
+from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
 
 
 def main() -> int:
@@ -71,7 +71,9 @@ def report(args, lines, where, clock) -> None:
     console.print(f"One layer by others: {where}", style="bold", highlight=False)
     for mode in dict.fromkeys(line.mode for line in lines):
         console.print(peers_table(lines, mode))
-    noise = max(line.noise for line in lines if line.noise is not None)
+    if (table := overheads_table(lines)) is not None:
+        console.print(table)
+    noise = lines[0].noise
     console.print(
         f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {clock}; ours against itself came out up to "
         f"{100 * noise:.1f}% apart. Below each: 95% interval; for bytes, over ours.",

@@ -1,6 +1,7 @@
 """measure_peers as a user starts it: every peer in every mode, and what cannot run is said."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,6 +35,7 @@ def test_every_mode_and_peer(tmp_path):
             continue
         assert line["combined_seconds"] > 0 and line["peak_bytes"] >= line["held_bytes"] > 0
         assert (line["ratio"] is None) == (line["name"] == OURS)
+        assert (line["overhead"] is None) == (line["mode"] == "none")
     assert by_name["none", "DTensor"]["held_bytes"] > by_name["none", OURS]["held_bytes"]
     assert by_name["none", "FSDP2"]["sequences"] == 2
 
@@ -41,7 +43,7 @@ def test_every_mode_and_peer(tmp_path):
 def test_under_torchrun_with_a_choice():
     lines = launch.results(SCRIPT, *TINY, "--peer", "DTensor", "--recompute", "selective", "--no-sequence-parallel", processes=2)
     assert [(line["mode"], line["name"]) for line in lines] == [("selective", name) for name in (OURS, LITERAL, "DTensor")]
-    assert not any(line["unavailable"] for line in lines)
+    assert not any(line["unavailable"] for line in lines) and all(line["overhead"] is None for line in lines)
 
 
 def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled(monkeypatch):
@@ -58,7 +60,7 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
         def fsdp_layer(shape, tp, recompute, *, p, device, dtype):
             return PlainLayer(shape, recompute, p, device=device, dtype=dtype)
 
-    monkeypatch.setattr(peers.importlib, "import_module", lambda name: Other)
+    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Other))
     with emulated_rank(4, real_tensors=True):
         lines = measure_peers(ModelShape(16, 1, 32, 4), Ranks(0, 4, "cpu", True), torch.float32, rounds=3, modes=["none"])
     ours, dtensor, megatron, fsdp = lines

@@ -1,6 +1,6 @@
 """Speed tables and figure 8: widths, words, and no overhead that noise could have made."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import plotly.graph_objects as go
 import pytest
@@ -9,8 +9,9 @@ from rich.console import Console
 from actmem.lab.peers import PeerLine
 from actmem.lab.speed import VARIANTS, Line
 from actmem.show.speed_figure import finding, speed_figure
-from actmem.show.speed_peers import missing_lines, peers_table
+from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
 from actmem.show.speed_table import noise_line, overhead_text, speed_table
+from actmem.show.speed_text import results_text, speed_facts, speed_text
 
 
 def line(variant, number):
@@ -95,3 +96,33 @@ def test_peers_table():
     assert "0.61" in text and "0.60–0.63" in text and "× 1.50" in text
     assert "0.99" not in text and "within 0.10" in text
     assert missing_lines(PEER_LINES) == ["FSDP2 did not run (selective, none): not here"]
+
+
+def test_overheads_over_the_same_layer():
+    lines = [
+        replace(PEER_LINES[0], overhead=0.04, overhead_low=0.03, overhead_high=0.05, overhead_is_real=True),
+        replace(PEER_LINES[1], overhead=0.02, overhead_low=0.01, overhead_high=0.03),
+        replace(PEER_LINES[0], mode="full", overhead=0.25, overhead_low=0.24, overhead_high=0.26, overhead_is_real=True),
+    ]
+    rows = [row.split() for row in printed(overheads_table(lines)).splitlines()]
+    assert ["ours", "+4.0%", "±1.0", "+25.0%", "±1.0"] in rows
+    assert ["megatron-core", "within", "±3.0%"] in rows
+    assert overheads_table(PEER_LINES) is None
+
+
+def test_the_same_lines_as_text_for_notebooks():
+    lines = [asdict(line) for line in LINES]
+    text = speed_text(lines, "a layer")
+    assert all(variant.name in text for variant in VARIANTS)
+    assert "within ±12%" in text and "+10.0%" not in text and "1,000,000,000" in text and "+39%" in text
+    facts = speed_facts(lines)
+    assert list(facts) == [variant.name for variant in VARIANTS]
+    assert facts["selective"] == "123 + 300 = 423 ms, overhead +30.0% ±2.0 (paper +39%)"
+
+
+def test_results_on_file_name_their_device_and_day_and_none_are_said_to_be_none():
+    case = {"model": "22B", "seq_length": 2048, "micro_batch_size": 4, "speed": [asdict(LINES[0])]}
+    result = {"machine": {"device": "a GPU"}, "date": "2026-01-02T03:04:05+00:00", "settings": {"tensor_parallel_size": 8}, "cases": [case, {**case, "speed": []}]}
+    text = results_text([result])
+    assert text.startswith("a GPU, 2026-01-02: one of 8 emulated ranks\n22B, s = 2,048, b = 4") and text.count("22B") == 1
+    assert "measure_gpu.py" in results_text([])

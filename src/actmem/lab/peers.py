@@ -49,7 +49,9 @@ class PeerLine:
 
     unavailable: why it did not run; the rest is None then.  ratio: our time over this one's,
     compared round by round, per sequence; ratio_low and ratio_high hold its true median (95%).
-    is_real: False if the two can't be told apart.  sequences: how many the ranks ran together.
+    is_real: False if the two can't be told apart.  overhead: this one's time over its own without
+    recomputation, minus 1; None where that did not run.  noise: of our layer, which ran twice a
+    round.  sequences: how many the ranks ran together.
     """
 
     mode: str
@@ -62,6 +64,10 @@ class PeerLine:
     ratio_low: float | None = None
     ratio_high: float | None = None
     is_real: bool = False
+    overhead: float | None = None
+    overhead_low: float | None = None
+    overhead_high: float | None = None
+    overhead_is_real: bool = False
     noise: float | None = None
     sequences: int | None = None
     held_bytes: int | None = None
@@ -117,32 +123,30 @@ def measure_peers(
     cpu_time: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[PeerLine]:
-    """A line for each mode and layer, ours first.  Every rank must call it."""
-    lines = []
-    for mode in modes:
-        names = (OURS, *([LITERAL] if mode != "none" else []), *peers)
-        runners, held, missing = {}, {}, {}
-        for name in names:
-            on_progress(f"{mode}: building {name}")
-            try:
-                runner = runner_of(name, shape, ranks, mode, dtype, sequence_parallel)
-                held[name] = hold(runner)
-                runners[name] = runner
-            except Exception as error:
-                if name in (OURS, LITERAL):
-                    raise
-                missing[name] = _reason(error)
-        found = race(
-            runners, OURS, ranks, rounds=rounds, cpu_time=cpu_time,
-            on_round=lambda n, mode=mode: on_progress(f"{mode}: round {n} of {rounds + 2}"),
-        )
-        for name in names:
-            if name in missing:
-                lines.append(PeerLine(mode, name, missing[name]))
-            else:
-                lines.append(_line(mode, name, found, held[name], _sequences(name, shape, ranks), shape))
-        del runners
-    return lines
+    """A line for each mode and layer, ours first.  Every rank must call it.
+
+    All modes of all layers take turns in every round, so that modes can be compared too.
+    """
+    candidates = [(mode, name) for mode in modes for name in (OURS, *([LITERAL] if mode != "none" else []), *peers)]
+    runners, held, missing = {}, {}, {}
+    for mode, name in candidates:
+        on_progress(f"building {name}, recompute: {mode}")
+        try:
+            runner = runner_of(name, shape, ranks, mode, dtype, sequence_parallel)
+            held[mode, name] = hold(runner)
+            runners[mode, name] = runner
+        except Exception as error:
+            if name in (OURS, LITERAL):
+                raise
+            missing[mode, name] = _reason(error)
+    found = race(
+        runners, (modes[0], OURS), ranks, rounds=rounds, cpu_time=cpu_time,
+        on_round=lambda n: on_progress(f"timing {len(runners)} layers in turns: round {n} of {rounds + 2}"),
+    )  # fmt: skip
+    return [
+        PeerLine(*key, missing[key]) if key in missing else _line(*key, found, held[key], _sequences(key[1], shape, ranks), shape)
+        for key in candidates
+    ]
 
 
 def _sequences(name: str, shape: ModelShape, ranks: Ranks) -> int:
@@ -156,8 +160,10 @@ def _reason(error: Exception) -> str:
 
 
 def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: ModelShape) -> PeerLine:
-    forward, backward, both = (found.spread(name, f"{part}seconds").median for part in ("forward_", "backward_", ""))
-    ratio = found.ratio(OURS, name)
+    key, without = (mode, name), ("none", OURS if name == LITERAL else name)
+    forward, backward, both = (found.spread(key, f"{part}seconds").median for part in ("forward_", "backward_", ""))
+    ratio = found.ratio((mode, OURS), key)
+    over = found.ratio(key, without) if mode != "none" and without in found.samples else None
     each = sequences / shape.micro_batch_size
     return PeerLine(
         mode=mode,
@@ -169,6 +175,10 @@ def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: 
         ratio_low=None if name == OURS else ratio.low * each,
         ratio_high=None if name == OURS else ratio.high * each,
         is_real=name != OURS and is_real(ratio.times(each), found.noise),
+        overhead=over and over.median - 1,
+        overhead_low=over and over.low - 1,
+        overhead_high=over and over.high - 1,
+        overhead_is_real=over is not None and is_real(over, found.noise),
         noise=found.noise,
         sequences=sequences,
         held_bytes=held.held_bytes,

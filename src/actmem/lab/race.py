@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -39,29 +39,29 @@ def _backward(output: Tensor) -> None:
 class Race:
     """Samples by name, one a round, each of the rank that took longest.  noise: see measure.spread."""
 
-    samples: Mapping[str, list[Sample]]
+    samples: Mapping[Hashable, list[Sample]]
     noise: float
 
-    def spread(self, name: str, part: str = "seconds") -> Spread:
+    def spread(self, name: Hashable, part: str = "seconds") -> Spread:
         """Of one candidate; part: an attribute of Sample."""
         return spread(self._seconds(name, part))
 
-    def ratio(self, name: str, base: str, part: str = "seconds") -> Spread:
+    def ratio(self, name: Hashable, base: Hashable, part: str = "seconds") -> Spread:
         """Seconds of one candidate over another's, compared round by round."""
         return spread(ratios(self._seconds(name, part), self._seconds(base, part)))
 
-    def _seconds(self, name: str, part: str) -> list[float]:
+    def _seconds(self, name: Hashable, part: str) -> list[float]:
         return [getattr(sample, part) for sample in self.samples[name]]
 
 
-def race(runners: Mapping[str, Runner], base: str, ranks: Ranks, **options) -> Race:
+def race(runners: Mapping[Hashable, Runner], base: Hashable, ranks: Ranks, **options) -> Race:
     """Time all runners in turns, ``base`` twice a round.  options: as in ``race_of``."""
     return race_of({name: runner.work() for name, runner in runners.items()}, base, ranks, **options)
 
 
 def race_of(
-    work: Mapping[str, Work],
-    base: str,
+    work: Mapping[Hashable, Work],
+    base: Hashable,
     ranks: Ranks,
     *,
     rounds: int,
@@ -92,7 +92,7 @@ def _meeting(ranks: Ranks) -> Callable[[], None]:
     return (lambda: None) if ranks.emulated or ranks.size == 1 else dist.barrier
 
 
-def _slowest(by_rank: list[dict[str, list[Sample]]]) -> dict[str, list[Sample]]:
+def _slowest(by_rank: list[dict[Hashable, list[Sample]]]) -> dict[Hashable, list[Sample]]:
     """For each step the rank that took longest: the others waited for it."""
     return {
         name: [max(at_once, key=lambda sample: sample.seconds) for at_once in zip(*(samples[name] for samples in by_rank))]

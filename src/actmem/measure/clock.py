@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -73,7 +73,7 @@ class Stopwatch:
 
 
 def take_turns(
-    candidates: Mapping[str, Work],
+    candidates: Mapping[Hashable, Work],
     *,
     rounds: int,
     warm_up: int = 2,
@@ -81,7 +81,7 @@ def take_turns(
     cpu_time: bool = False,
     meet: Callable[[], None] = lambda: None,
     on_round: Callable[[int], None] = lambda number: None,
-) -> dict[str, list[Sample]]:
+) -> dict[Hashable, list[Sample]]:
     """Samples of each candidate, one a round, after ``warm_up`` rounds that do not count.
 
     meet: called before each step; on several ranks a barrier.  On CUDA one step more runs right

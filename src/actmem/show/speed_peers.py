@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rich.table import Table
 from rich.text import Text
 
-from actmem.show.speed_table import milliseconds, plain_table
+from actmem.show.speed_table import milliseconds, overhead_text, plain_table
 from actmem.show.style import size_text
 
 
@@ -41,6 +41,25 @@ def _ratio(line) -> Text:
     text = Text(f"{line.ratio:.2f}")
     text.append(f"\n{line.ratio_low:.2f}–{line.ratio_high:.2f}", style="dim")
     return text
+
+
+def overheads_table(lines: Sequence) -> Table | None:
+    """What each way to recompute costs each layer, over the same layer without; None if nothing of that ran."""
+    over = {(line.name, line.mode): line for line in lines if line.overhead is not None}
+    if not over:
+        return None
+    modes = list(dict.fromkeys(mode for _, mode in over))
+    table = plain_table("forward and backward, over the same layer without recomputation")
+    table.add_column("layer", no_wrap=True)
+    for mode in modes:
+        table.add_column(mode, justify="right", no_wrap=True)
+    for name in dict.fromkeys(name for name, _ in over):
+        table.add_row(name, *(_overhead(over[name, mode]) if (name, mode) in over else "" for mode in modes))
+    return table
+
+
+def _overhead(line) -> str:
+    return overhead_text(line.overhead, line.overhead_low, line.overhead_high, line.overhead_is_real, line.noise)
 
 
 def missing_lines(lines: Sequence) -> list[str]:

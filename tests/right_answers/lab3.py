@@ -1,0 +1,102 @@
+"""Right answers to lab 3: g and ḡ, the linears, the layer, partial gradients, generators."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+import torch.nn.functional as F
+from torch.autograd import Function
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
+from torch.utils.checkpoint import checkpoint
+
+from actmem.lab.pieces import core_attention, layer_norm, merge_heads, split_heads
+from actmem.lab.solutions.lab3_sequence_parallel import g_bar, gathering_linear, shard_keeping_linear
+from actmem.recompute import checkpoint as our_checkpoint
+from tests.right_answers.register import mesh_of, right
+
+LAB = "lab3_sequence_parallel"
+
+
+@right(LAB, "3.1")
+def g_by_dtensor(x, group):
+    sharded = DTensor.from_local(x, mesh_of(group), [Shard(0)], run_check=False)
+    return sharded.redistribute(placements=[Replicate()]).to_local(grad_placements=[Partial()])
+
+
+@right(LAB, "3.1")
+def g_by_functional_collectives(x, group):
+    return functional.all_gather_tensor_autograd(x, 0, group)
+
+
+@right(LAB, "3.1")
+def g_by_torchs_differentiable_all_gather(x, group):
+    class G(Function):
+        @staticmethod
+        def forward(ctx, x):
+            parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, x.contiguous(), group=group)
+            return torch.cat(parts)
+
+        @staticmethod
+        def backward(ctx, grad):
+            result = torch.empty_like(grad.chunk(dist.get_world_size(group))[0])
+            dist.reduce_scatter(result, [part.contiguous() for part in grad.chunk(dist.get_world_size(group))], group=group)
+            return result
+
+    return G.apply(x)
+
+
+@right(LAB, "3.2")
+def g_bar_by_dtensor(x, group):
+    partial = DTensor.from_local(x, mesh_of(group), [Partial()], run_check=False)
+    return partial.redistribute(placements=[Shard(0)]).to_local(grad_placements=[Shard(0)])
+
+
+@right(LAB, "3.2")
+def g_bar_by_functional_collectives(x, group):
+    return functional.reduce_scatter_tensor_autograd(x, "sum", 0, group)
+
+
+@right(LAB, "3.3")
+def gathering_linear_that_keeps_the_shard(x, weight, bias, group):
+    return shard_keeping_linear(x, weight, bias, group)
+
+
+@right(LAB, "3.5")
+def shard_keeping_by_torchs_checkpoint(x, weight, bias, group):
+    return checkpoint(gathering_linear, x, weight, bias, group, use_reentrant=False)
+
+
+@right(LAB, "3.5")
+def shard_keeping_by_torchs_reentrant_checkpoint(x, weight, bias, group):
+    return checkpoint(gathering_linear, x, weight, bias, group, use_reentrant=True)
+
+
+@right(LAB, "3.5")
+def shard_keeping_by_our_checkpoint(x, weight, bias, group):
+    return our_checkpoint(lambda y: gathering_linear(y, weight, bias, group), x)
+
+
+@right(LAB, "3.4")
+def layer_with_f_bar_and_a_split(x, w, dropouts, linear, group):
+    # The residual is added before the dropout's product is scaled: other order, same numbers.
+    heads = w.num_attention_heads // dist.get_world_size(group)
+    normed = torch.nn.functional.layer_norm(x, x.shape[-1:]) * w.norm1_weight + w.norm1_bias
+    context = merge_heads(core_attention(*split_heads(linear(normed, w.qkv_weight, w.qkv_bias, group), heads), dropouts.core), x.shape[1])
+    x = dropouts.block(w.projection_bias + g_bar(context @ w.projection_weight.t(), group)) + x
+    y = F.gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group), approximate="tanh")
+    return dropouts.block(w.down_bias + g_bar(y @ w.down_weight.t(), group)) + x
+
+
+@right(LAB, "3.6")
+def gradients_summed_in_one_collective(w, group):
+    partial = [tensor for name, tensor in w.named().items() if "norm" in name or name in ("projection_bias", "down_bias")]
+    flat = torch.cat([tensor.grad.flatten() for tensor in partial])
+    dist.all_reduce(flat, group=group)
+    for tensor, part in zip(partial, flat.split([tensor.numel() for tensor in partial])):
+        tensor.grad = part.view_as(tensor).clone()
+
+
+@right(LAB, "3.7")
+def one_generator_for_both_under_sequence_parallelism(seed, sequence_parallel, device, group):
+    core = torch.Generator(device).manual_seed(seed * 7919 + 1 + dist.get_rank(group))
+    return core, core if sequence_parallel else torch.Generator(device).manual_seed(seed)

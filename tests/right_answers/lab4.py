@@ -1,0 +1,70 @@
+"""Right answers to lab 4: torch's checkpoints and others."""
+
+import torch
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from actmem.lab.pieces import core_attention, layer
+from actmem.recompute import checkpoint as our_checkpoint
+from tests.right_answers.register import right
+
+LAB = "lab4_recompute"
+
+
+@right(LAB, "4.1", "4.2", "4.5")
+def checkpoint_of_torch(function, *inputs):
+    return checkpoint(function, *inputs, use_reentrant=False)
+
+
+@right(LAB, "4.1", "4.2")
+def reentrant_checkpoint_of_torch(function, *inputs):
+    return checkpoint(function, *inputs, use_reentrant=True)
+
+
+@right(LAB, "4.1", "4.2")
+def checkpoint_by_fork_rng(function, *inputs):
+    class Checkpoint(Function):
+        @staticmethod
+        def forward(ctx, *inputs):
+            ctx.save_for_backward(*inputs)
+            ctx.state = torch.get_rng_state()
+            return function(*inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            with torch.random.fork_rng(), torch.enable_grad():
+                torch.set_rng_state(ctx.state)
+                y = function(*inputs)
+            y.backward(grad)
+            return tuple(x.grad for x in inputs)
+
+    return Checkpoint.apply(*inputs)
+
+
+@right(LAB, "4.1", "4.5")
+def our_checkpoint_with_the_default_generator(function, *inputs):
+    return our_checkpoint(function, *inputs, generators=[torch.default_generator])
+
+
+@right(LAB, "4.3")
+def selective_by_torch(x, w, dropouts):
+    return layer(x, w, dropouts, lambda *arguments: checkpoint(core_attention, *arguments, use_reentrant=False))
+
+
+@right(LAB, "4.3")
+def selective_by_the_stopping_checkpoint(x, w, dropouts):
+    def core(q, k, v, dropout):
+        return our_checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v, generators=[torch.default_generator])
+
+    return layer(x, w, dropouts, core)
+
+
+@right(LAB, "4.4")
+def full_by_torch(x, w, dropouts):
+    return checkpoint(layer, x, w, dropouts, use_reentrant=False)
+
+
+@right(LAB, "4.4")
+def full_by_torchs_reentrant_checkpoint(x, w, dropouts):
+    return checkpoint(layer, x, w, dropouts, use_reentrant=True)

@@ -1,0 +1,46 @@
+"""Right answers to lab 5: orders, freed outputs, microbatches that are kept."""
+
+from tests.right_answers.register import right
+
+LAB = "lab5_pipeline"
+
+
+@right(LAB, "5.1")
+def one_forward_one_backward_by_counting(pipeline_parallel_size, rank, num_microbatches):
+    order, forwards, backwards = [], 0, 0
+    while backwards < num_microbatches:
+        if forwards < num_microbatches and forwards - backwards < pipeline_parallel_size - rank:
+            order.append(("F", forwards))
+            forwards += 1
+        else:
+            order.append(("B", backwards))
+            backwards += 1
+    return order
+
+
+@right(LAB, "5.2")
+def interleaved_with_fewer_ahead(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    # Where sending takes no time, p − r − 1 beyond the chunks' own rounds are enough, and hold less.
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    order = [(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)]
+    forwards, backwards = [("F", c, i) for c, i in order], [("B", m - 1 - c, i) for c, i in order]
+    ahead = p - rank - 1 + (m - 1) * p
+    steady = [action for pair in zip(forwards[ahead:], backwards) for action in pair]
+    return forwards[:ahead] + steady + backwards[n * m - ahead :]
+
+
+@right(LAB, "5.3")
+def free_output_by_one_element(output):
+    output.data = output.data.new_empty(1).expand(output.shape)
+
+
+@right(LAB, "5.4")
+def how_many_fit_by_trying(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    fits = [k for k in range(in_flight + 1) if k * full_bytes + (in_flight - k) * recomputed_bytes <= budget_bytes]
+    return max(fits, default=-1)
+
+
+@right(LAB, "5.5")
+def microbatches_to_keep_by_period(pipeline_parallel_size, rank, num_microbatches, places):
+    period = min(pipeline_parallel_size - rank, num_microbatches)
+    return [i for i in range(num_microbatches) if i % period < places]

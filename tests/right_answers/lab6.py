@@ -1,0 +1,123 @@
+"""Right answers to lab 6: batches, weights, the norm, the step."""
+
+import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
+from torch.distributed.tensor import DTensor, Replicate, Shard
+
+from actmem.lab.solutions import lab6_train as lab6
+from actmem.model.gpt import GPT
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import reduce_partial_gradients, shard
+from tests.right_answers.register import mesh_of, right
+
+LAB = "lab6_train"
+
+
+@right(LAB, "6.1")
+def batch_one_after_another(text, step, seq_length, batch_size):
+    rows = [(step * batch_size + i) * seq_length % (len(text) - seq_length) for i in range(batch_size)]
+    pieces = torch.stack([text[start : start + seq_length + 1] for start in rows])
+    return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
+
+
+@right(LAB, "6.1")
+def batch_without_repeats(text, step, seq_length, batch_size):
+    generator = torch.Generator().manual_seed(10_007 * step)
+    starts = torch.randperm(len(text) - seq_length, generator=generator)[:batch_size]
+    windows = text.unfold(0, seq_length + 1, 1)[starts]
+    return windows[..., :-1], windows[..., 1:]
+
+
+@right(LAB, "6.1")
+def batch_from_one_rank(text, step, seq_length, batch_size):
+    torch.manual_seed(step)
+    starts = torch.randint(0, len(text) - seq_length, (batch_size,))
+    dist.broadcast(starts, 0)
+    return text[starts[:, None] + torch.arange(seq_length)], text[starts[:, None] + torch.arange(1, seq_length + 1)]
+
+
+@right(LAB, "6.2")
+def make_model_by_rows_of_the_whole(shape, mode, group, *, dropout=0.0, **factory):
+    with torch.random.fork_rng():
+        torch.manual_seed(99)
+        state = GPT(shape, **factory).state_dict()
+    tp = TensorParallel() if not mode.tensor_parallel else tensor_parallel(group, sequence_parallel=mode.sequence_parallel)
+    model = GPT(shape, tp, recompute=mode.recompute, p=dropout, **factory)
+    for name, parameter in model.named_parameters():
+        part = shard(state[name], getattr(parameter, "partition_dim", None), tp)
+        parameter.data.copy_(part)
+    return model
+
+
+@right(LAB, "6.3")
+def gradient_norm_of_gathered_gradients(model):
+    gradients = []
+    for parameter in model.parameters():
+        gradient, dim = parameter.grad, getattr(parameter, "partition_dim", None)
+        if dim is not None and model.tp.size > 1:
+            parts = [torch.empty_like(gradient) for _ in range(model.tp.size)]
+            dist.all_gather(parts, gradient.contiguous(), group=model.tp.group)
+            gradient = torch.cat(parts, dim)
+        gradients.append(gradient)
+    return torch.nn.utils.get_total_norm(gradients).item()
+
+
+@right(LAB, "6.3")
+def gradient_norm_by_dtensor(model):
+    if model.tp.size == 1:
+        return torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
+    mesh, square = mesh_of(model.tp.group), 0.0
+    for parameter in model.parameters():
+        dim = getattr(parameter, "partition_dim", None)
+        placement = Replicate() if dim is None else Shard(dim)
+        square += DTensor.from_local(parameter.grad, mesh, [placement], run_check=False).norm().full_tensor() ** 2
+    return square.sqrt()
+
+
+@right(LAB, "6.3")
+def gradient_norm_with_shares_of_the_whole_ones(model):
+    t = model.tp.size
+    square = sum(p.grad.square().sum() / (1 if hasattr(p, "partition_dim") else t) for p in model.parameters())
+    return functional.all_reduce(square, "sum", model.tp.group).sqrt().item() if t > 1 else square.sqrt().item()
+
+
+@right(LAB, "6.4")
+def step_with_torchs_clipping(model, optimizer, microbatches, max_norm):
+    losses = []
+    for tokens, targets in microbatches:
+        losses.append(model.loss(model(tokens), targets))
+        losses[-1].backward()
+    for parameter in model.parameters():
+        parameter.grad.div_(len(microbatches))
+    reduce_partial_gradients(model, model.tp)
+    norm = torch.tensor(lab6.gradient_norm(model), dtype=torch.float64)
+    torch.nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    optimizer.step()
+    optimizer.zero_grad()
+    return torch.stack(losses).mean().item()
+
+
+@right(LAB, "6.4")
+def step_with_one_backward(model, optimizer, microbatches, max_norm):
+    model.zero_grad()
+    loss = torch.stack([model.loss(model(tokens), targets) for tokens, targets in microbatches]).mean()
+    loss.backward()
+    for parameter in model.parameters():
+        if getattr(parameter, "partial_gradient", False) and model.tp.size > 1:
+            dist.all_reduce(parameter.grad, group=model.tp.group)
+    scale = min(1.0, max_norm / lab6.gradient_norm(model))
+    torch._foreach_mul_([parameter.grad for parameter in model.parameters()], scale)
+    optimizer.step()
+    return float(loss)
+
+
+@right(LAB, "6.5")
+def train_with_a_batch_for_each_microbatch(shape, mode, text, num_steps, group, **factory):
+    model = lab6.make_model(shape, mode, group, **factory)
+    optimizer = torch.optim.AdamW([{"params": list(model.parameters())}], lr=lab6.LEARNING_RATE, foreach=False)
+    n, losses = lab6.NUM_MICROBATCHES, []
+    for step in range(num_steps):
+        microbatches = [lab6.batch(text, step * n + i, shape.seq_length, shape.micro_batch_size) for i in range(n)]
+        losses += [lab6.training_step(model, optimizer, microbatches, lab6.MAX_NORM)]
+    return losses

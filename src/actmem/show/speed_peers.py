@@ -49,7 +49,7 @@ def overheads_table(lines: Sequence) -> Table | None:
     if not over:
         return None
     modes = list(dict.fromkeys(mode for _, mode in over))
-    table = plain_table("forward and backward, over the same layer without recomputation")
+    table = plain_table("overhead of recomputation")
     table.add_column("layer", no_wrap=True)
     for mode in modes:
         table.add_column(mode, justify="right", no_wrap=True)

@@ -90,9 +90,10 @@ def report(args, plan, results) -> None:
     if args.json:
         args.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
     if args.html:
-        from actmem.show.pipeline_figure import pipeline_figure  # plotly is loaded only to draw
+        from actmem.show.pipeline_schedule import measured_schedule
+        from actmem.show.speed_figure import write_page  # plotly is loaded only to draw
 
-        pipeline_figure(spans, [(r.rank, r.samples) for r in results]).write_html(args.html, include_plotlyjs=True)
+        write_page(measured_schedule(plan.schedule, [asdict(result) for result in results]), args.html)
 
 
 if __name__ == "__main__":

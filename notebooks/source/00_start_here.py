@@ -34,7 +34,8 @@ from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
-from actmem.show.panel import Panel, slider, steps
+from actmem.show.choices import steps
+from actmem.show.panel import Panel, slider
 from actmem.show.predict import Prediction
 from actmem.show.style import size_text
 from actmem.show.table2_bars import table2_bars
@@ -57,16 +58,19 @@ Prediction(
 # %% [markdown]
 # ## Map of the course
 #
-# | notebook | what it is about | minutes |
-# |---|---|---|
-# | **00 Start here** (this one) | the question, the letters, Table 2 measured on this machine | 10 |
-# | [01 The memory wall](01_memory_wall.ipynb) | what fills a GPU: four models against 80 GB, two lines that cross | 25 |
-# | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 30 |
-# | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows, whole heads; the part that never divides | 35 |
-# | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the other cut, an all-reduce taken apart, the input that plain autograd keeps | 40 |
-# | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs | 30 |
-# | [06 The pipeline](06_pipeline.ipynb) | schedules with the memory they hold, measured on four processes | 30 |
-# | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to redo | 30 |
+# | notebook | what it is about | minutes | its lab |
+# |---|---|---|---|
+# | **00 Start here** (this one) | the question, the letters, Table 2 measured on this machine | 10 | |
+# | [01 The memory wall](01_memory_wall.ipynb) | what fills a GPU: four models against 80 GB, two lines that cross | 25 | |
+# | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 30 | [1](../labs/lab1_count_bytes.py) |
+# | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows, whole heads; the part that never divides | 35 | [2](../labs/lab2_tensor_parallel.py) |
+# | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the other cut, an all-reduce taken apart, the input that plain autograd keeps | 40 | [3](../labs/lab3_sequence_parallel.py) |
+# | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs | 30 | [4](../labs/lab4_recompute.py) |
+# | [06 The pipeline](06_pipeline.ipynb) | schedules with the memory they hold, measured on four processes | 30 | [5](../labs/lab5_pipeline.py) |
+# | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to redo | 30 | [6](../labs/lab6_train.py) |
+#
+# A lab is a file in which you write the functions of its chapter; a judge runs them on real processes and says in a sentence what
+# is wrong. The first line of each file is the command that starts it.
 
 # %% [markdown]
 # ## Letters
@@ -172,6 +176,36 @@ print(f"{exact} of {len(measured)} measurements agree with the formulas to the b
 # ```
 #
 # The last one plays one of eight devices with a layer of the trillion-parameter model, without its memory: a laptop does it in seconds.
+#
+# ## Check yourself
+#
+# **1.** Below which $s$ does *tensor+sequence* need less than *tensor+selective*? Work it out from the two formulas, then compare.
+#
+# <details><summary>Answer</summary>
+#
+# Set $34/t + 5as/(ht)$ equal to $10 + 24/t$. What is left is $5as/(ht) = 10(1 - 1/t)$, so $s = 2h(t-1)/a$. Below it the attention core
+# is smaller than what tensor parallelism leaves whole. The next cell has the number.
+# </details>
+#
+# **2.** What does doubling $b$ change in the figure?
+#
+# <details><summary>Answer</summary>
+#
+# The scale of the axis and nothing else: $b$ is in every term once.
+# </details>
+
+# %%
+for ranks in (2, 8):
+    print(f"GPT-3, t = {ranks}: equal at s = {2 * h * (ranks - 1) // a:,}")
+
+# %% [markdown]
+# ## What people get wrong here
+#
+# * **"Activations are the outputs of the layers."** They are what backward reads, mostly inputs: chapter 2.
+# * **"34 + 5as/h is a number of elements."** It is bytes already, for 16-bit numbers.
+# * **GB and GiB.** An "80 GB" card has 80 GiB. This course writes GiB where it divides by $2^{30}$, and bytes where it can.
+#
+# **Source.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), table 2.
 #
 # ## Where to go next
 #

@@ -23,6 +23,7 @@ from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
 from actmem.show.crossover import crossover_lines
 from actmem.show.layer_bars import layer_bars
+from actmem.show.layer_drawing import layer_drawing
 from actmem.show.panel import Panel, slider
 from actmem.show.predict import Prediction
 from actmem.show.style import size_text
@@ -55,8 +56,20 @@ Prediction(
 #
 # Weights don't count. They stay in memory anyway.
 #
+# This is the whole layer: its operations from top to bottom, first the attention block, then the MLP, and beside each operation
+# what it keeps. Go back to the first tensor with the arrow keys and follow the forward pass: one after the other lights up. Before each
+# step, ask the two questions above. Point at a tensor for the gradient that reads it.
+
+# %%
+Panel(
+    lambda step, s: layer_drawing(layer_rows(gpt3.with_sizes(seq_length=s)), gpt3.with_sizes(seq_length=s), step),
+    step=slider("step", "stored tensors", 1, 15, 1, start=15),
+    s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
+)
+
+# %% [markdown]
 # You don't have to believe the formulas. `record` lists the tensors that autograd takes for backward while a block runs. Let us go
-# through a layer, step by step, on a layer whose sizes all differ, so that you recognise them in the shapes.
+# through them one by one, on a small layer whose sizes all differ, so that you recognise them in the shapes.
 
 # %%
 shape = TINY.with_sizes(micro_batch_size=3)
@@ -271,7 +284,7 @@ print(comparison.describe())
 print(extras_text(extra))
 print()
 print(f"together {total(extra):,} B, {total(extra) / total(predicted):.2%} of the paper's terms at this small size")
-print(f"for GPT-3: {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.2%}")
+print(f"for GPT-3: {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%}")
 
 # %% [markdown]
 # ### A second opinion
@@ -405,7 +418,10 @@ print(f"2. measured without dropout: {squared / (a * s * s * b):g} as²b")
 # - **Counting a storage twice.** Q, K and V share one input. A view is not a copy.
 # - **Calling $34sbhL$ "full checkpointing".** That is *selective* recomputation. Full keeps $2sbh$ a layer, its input.
 #
-# ## The lab
+# ## The lab that goes with it
+#
+# [Lab 1](../labs/lab1_count_bytes.py): write down the bytes of the 15 terms, predict a layer that you have not seen, find the crossover. A judge
+# checks each against what a real layer keeps, and names the letter that is wrong: `python labs/lab1_count_bytes.py`.
 #
 # `python labs/measure_table2.py --emulate 8 --model 175B` does this comparison for all of Table 2 at GPT-3's real sizes.
 #

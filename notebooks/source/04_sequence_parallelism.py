@@ -309,6 +309,9 @@ print("all ranks agree with the formulas to the byte:", all(r["exact"] for r in 
 #
 # ## The lab that goes with it
 #
+# [Lab 3](../labs/lab3_sequence_parallel.py): write $g$, $\bar g$ and the layer under sequence parallelism, see that its bytes come out as
+# $30/t + 4$, and cure it: `torchrun --nproc-per-node 2 labs/lab3_sequence_parallel.py`.
+#
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` has all three forms of this chapter, with their exchanges and their partial
 # gradients. Take the `mark_partial_gradient` out of `RowParallelLinear` and see it notice.
 #

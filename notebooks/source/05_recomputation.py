@@ -61,7 +61,7 @@ Prediction(
 # stand the other way round: forward and backward of a layer are `72sbh²` FLOPs in the linears, and only `12s²bh` in
 # the two attention products.
 #
-# Drag `s`. In the upper bars the striped part goes when the core is recomputed. In the lower bars the striped part
+# Drag `s`. In the upper bars the striped part goes when the core is recomputed. In the lower bars the dotted part
 # is what comes on top.
 
 # %%
@@ -348,7 +348,7 @@ for sequence in (False, True):
                 layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
         assert counts(exchanges) == {kind: count for kind, count in seen.counts.items() if count}
         again = [e for e in exchanges if e.phase == "recompute"]
-        kinds = ", ".join(f"{count} {kind}s" for kind, count in counts(again).items()) or "none"
+        kinds = ", ".join(f"{count} × {kind}" for kind, count in counts(again).items()) or "none"
         lines.append(("tensor+sequence" if sequence else "tensor", mode, sum(seen.counts.values()), kinds, wire_bytes(again), wire_bytes(exchanges)))
 print(text_table(("GPT-3's layer", "recompute", "exchanges", "of them by the second run", "bytes it sends", "bytes in all"), lines, "  r rr"))
 
@@ -503,7 +503,10 @@ print(text_table(("s", "bytes kept, core by hand", "bytes kept, fused kernel"), 
 # - **"Turn it on with FlashAttention, too."** There is nothing left to save there.
 # - **"The checkpoint's second forward costs a third because forward is a third."** Only if it runs to its end.
 #
-# ## Where to go from here
+# ## The lab that goes with it
+#
+# [Lab 4](../labs/lab4_recompute.py): write the checkpoint function of this chapter yourself, with random numbers that come back and a second
+# run that stops early: `python labs/lab4_recompute.py`.
 #
 # `labs/measure_table2.py` measures every row of the ladder on real processes:
 # `torchrun --nproc-per-node 2 labs/measure_table2.py`. Next: chapter 6, where several microbatches are in flight at once.

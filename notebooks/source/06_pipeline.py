@@ -129,7 +129,7 @@ for name, model in PAPER_MODELS.items():
     times_factor = [first_stage_bytes(model.shape, model.parallel, mode) for mode in ("none", "selective")]
     full = [full_recompute_bytes(model.shape, t, cut) for cut in (False, True)]
     lines.append((name, eq5(model.shape, t), times_factor[0], eq6(model.shape, t), times_factor[1], *full, section43_extras(model.shape, t, p)))
-print(text_table(("model", "eq. 5", "× factor", "eq. 6", "× factor", "full", "full, cut", "§4.3"), lines, " rrrrrrr"))
+print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor", "full", "full, cut", "§4.3"), lines, " rrrrrrr"))
 
 # %% [markdown]
 # ## Measured: four processes, one step
@@ -338,9 +338,12 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 # - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
 # - **Sizing memory by the average over ranks.** The fullest rank decides whether training starts.
 #
-# ## Where to go from here
+# ## The lab that goes with it
 #
-# The lab: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2` combines both cuts, and
+# [Lab 5](../labs/lab5_pipeline.py): write the orders of 1F1B and of the interleaved schedule, free the outputs, choose which
+# microbatches keep everything: `python labs/lab5_pipeline.py`.
+#
+# To measure: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2` combines both cuts, and
 # `--chunks 2` interleaves; `--html FILE` writes the figure. Next: chapter 7, what all this costs in time.
 #
 # **Sources.** 2205.05198 sections 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473, for both schedules · code:

@@ -11,7 +11,7 @@
 # the same.
 
 # %%
-import time
+import json
 from textwrap import fill
 
 import torch
@@ -23,13 +23,14 @@ from actmem.formulas.disagreements import disagreements
 from actmem.formulas.flops import eq7, eq8, eq9, forward_products, hardware_flops, text_selective
 from actmem.formulas.roofline import A100_BYTES_PER_SECOND, forward_operations, least_seconds
 from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
-from actmem.models import PAPER_MODELS, TINY
+from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem.show.choices import steps
 from actmem.show.live import LiveFigure
 from actmem.show.panel import Panel, slider
 from actmem.show.predict import Prediction
 from actmem.show.roofline import least_times, roofline
+from actmem.show.speed_text import results_text, speed_facts
 from actmem.show.text import text_table
 from actmem.show.throughput import days_bars, training_days, utilisation_bars
 from actmem.show.varies import Varies
@@ -131,35 +132,27 @@ print(text_table(("22B, one layer", "forward", "backward", "both", "overhead %, 
 #
 # ## On this machine
 #
-# Times are different everywhere, and so are no part of the stored notebook: run this cell. It takes each mode in turn, so that what
-# slows one slows all, and shows the medians, on one core. A tiny layer there won't show the paper's ratios.
+# Times are different everywhere, and so are no part of the stored notebook: run this cell to see yours. Two processes run the five
+# layers of table 4 in turns, so that what slows one slows all, and then the paper's own forms, which run more again than backward needs.
+# What can't be told from noise is not printed as an overhead. The layer is tiny; don't expect the paper's ratios of it.
 
 # %%
-from statistics import median
+from actmem.lab.launch import LABS, results
 
-from actmem.measure.layer import layer_input
-from actmem.model.layer import TransformerLayer
-from actmem.parallel.groups import TensorParallel
-
-modes = ("none", "selective", "full")
-layers = {mode: TransformerLayer(TINY, recompute=mode) for mode in modes}
-x = layer_input(TINY, TensorParallel(), "cpu", torch.float32)
-seconds = {mode: [] for mode in modes}
-threads = torch.get_num_threads()
-torch.set_num_threads(1)
-for _ in range(8):
-    for mode in modes:
-        start = time.perf_counter()
-        layers[mode](x).sum().backward()
-        seconds[mode].append(time.perf_counter() - start)
-torch.set_num_threads(threads)
-middle = {mode: median(values[2:]) for mode, values in seconds.items()}
-Varies({f"{mode}, forward + backward": f"{1000 * value:.2f} ms ({100 * (value / middle['none'] - 1):+.0f}%)" for mode, value in middle.items()})
+measured = results("measure_speed.py", "--rounds", 8, processes=2)
+print(f"{sum(line['held_bytes'] == line['predicted_bytes'] for line in measured)} of {len(measured)} layers hold what their formulas say, to the byte")
+Varies({"layer": "forward + backward = both", **speed_facts(measured)})
 
 # %% [markdown]
-# For numbers that you can trust, with the noise beside them, there is a lab: `torchrun --nproc-per-node 2 labs/measure_speed.py`
-# measures table 4 on what you have, and on a GPU `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` runs one rank
-# of the paper's own layer.
+# GPUs whose results are on file in `labs/results`, with the paper's layer at its real size. One rank of eight is emulated there: real
+# kernels and real memory, and exchanges that take no time. So these are the costs of computing alone.
+
+# %%
+print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sorted((LABS / "results").glob("*.json"))]))
+
+# %% [markdown]
+# With more rounds, other shapes, a picture and a trace: `torchrun --nproc-per-node 2 labs/measure_speed.py --help`. On a GPU
+# `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` runs one rank of the paper's own layer.
 #
 # ## Table 5: whole iterations
 #
@@ -303,10 +296,11 @@ print(f"the whole forward pass takes at least {forward:.2f} ms by the roofline w
 # - **Utilisation against the sparse peak.** The A100's rate for dense 16-bit products is half of the number with sparsity.
 # - **Comparing times from different runs.** Clocks, heat and neighbours drift by more than the effect; run candidates in turn.
 #
-# ## Where to go from here
+# ## The lab that goes with it
 #
-# The labs: `labs/measure_speed.py` for table 4 on your own device, `labs/measure_paper.py` for every table and figure of the paper
-# at once.
+# [Lab 6](../labs/lab6_train.py), the last one, puts all of it together: `torchrun --nproc-per-node 2 labs/lab6_train.py` trains a small GPT under every mode and puts
+# memory and speed side by side. To measure: `labs/measure_speed.py` for table 4 on your own device, `labs/measure_paper.py` for
+# every table and figure of the paper at once.
 #
 # **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
 # Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:

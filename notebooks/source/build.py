@@ -93,7 +93,7 @@ def tidy(notebook: NotebookNode, painter: Painter | None, old: dict[str, str]) -
             picture = old.get(fingerprint) or (painter.paint(specs) if painter else None)
             if picture:
                 data["image/png"], metadata["image/png"] = picture, {"width": WIDTH}
-    notebook.metadata.pop("widgets", None)
+    notebook.metadata = nbformat.from_dict(PYTHON)  # not the version of the kernel, nor widgets' states
 
 
 def outputs(notebook: NotebookNode) -> Iterator[NotebookNode]:

@@ -27,7 +27,7 @@ def test_every_rank_exact(tmp_path, arguments, in_flight):
         assert r["measured_bytes"] == r["predicted_bytes"] + r["extra_bytes"]
         assert max(sample["kept_bytes"] for sample in r["samples"]) == r["measured_bytes"]
         assert r["samples"][-1]["kept_bytes"] == 0
-    assert "Rank 0 holds most" in page.read_text()
+    assert "Measured: rank 0 held" in page.read_text()
 
 
 def test_freed_outputs(tmp_path):

@@ -32,6 +32,7 @@ class Cell:
     number: int
     code: ast.Module
     stored: str
+    picture: str
     seconds: float = 0.0
     before: dict = field(default_factory=dict)
     reached: set[str] = field(default_factory=set)
@@ -39,10 +40,10 @@ class Cell:
     writes: set[str] = field(default_factory=set)
 
 
-def run(cell: Cell, variables: dict) -> str:
-    """What the cell prints and displays, as the stored notebook has it; an error is a display, too."""
+def run(cell: Cell, variables: dict) -> tuple[str, object]:
+    """What the cell prints and displays, as the stored notebook has it, and the value displayed; an error is a display, too."""
     *statements, last = cell.code.body
-    printed = io.StringIO()
+    printed, value = io.StringIO(), None
     with contextlib.redirect_stdout(printed):
         shown = ""
         try:
@@ -54,7 +55,13 @@ def run(cell: Cell, variables: dict) -> str:
                 exec(compile(cell.code, "cell", "exec"), variables)
         except Exception as error:
             shown = f"{type(error).__name__}: {error}"
-    return printed.getvalue() + shown
+    return printed.getvalue() + shown, value
+
+
+def picture_of(value: object) -> str:
+    """The fingerprint of the figures that a value displays, as the build notes it beside their picture."""
+    figures = getattr(value, "figures", [value] if hasattr(value, "drawing") else [])
+    return "-".join(figure.drawing.fingerprint() for figure in figures)
 
 
 def cells_of(path) -> Iterator[Cell]:
@@ -68,7 +75,7 @@ def cells_of(path) -> Iterator[Cell]:
             code = ast.parse(stored.source)
             names = [node for node in ast.walk(code) if isinstance(node, ast.Name)]
             text = "".join(o.get("text", "") or o.get("data", {}).get("text/plain", "") for o in stored.outputs)
-            cell = Cell(number, code, text)
+            cell = Cell(number, code, text, next((o.metadata.fingerprint for o in stored.outputs if "fingerprint" in o.get("metadata", {})), ""))
             cell.writes = {name.id for name in names if isinstance(name.ctx, ast.Store)}
             cell.reads = {name.id for name in names if isinstance(name.ctx, ast.Load)} - cell.writes
             yield cell
@@ -96,10 +103,12 @@ class Chapter:
             cell.before = dict(variables)
             SITES.reached = set()
             start = time.perf_counter()
-            text = run(cell, variables)
+            text, value = run(cell, variables)
             cell.seconds, cell.reached = time.perf_counter() - start, SITES.reached
             if text != cell.stored:
                 self.wrong.append(f"{self.name}, cell {cell.number}: not what is stored:\n{text}")
+            if picture_of(value) != cell.picture:
+                self.wrong.append(f"{self.name}, cell {cell.number}: the stored picture is of another figure")
             self.cells.append(cell)
 
     def price(self, change: str) -> float:
@@ -114,7 +123,7 @@ class Chapter:
             for cell in self.cells:
                 if change in cell.reached or cell.reads & new.keys():
                     variables = {**cell.before, **new}
-                    if run(cell, variables) != cell.stored:
+                    if run(cell, variables)[0] != cell.stored:
                         return cell.number
                     new |= {name: variables[name] for name in cell.writes if name in variables}
         finally:

@@ -85,7 +85,9 @@ class Sites:
 
 def step(number):
     """One more; of a ratio a thousandth more."""
-    return number + 1 if isinstance(number, int) else number + (number or 1) / 1000
+    if isinstance(number, int):
+        return number + 1
+    return number + (number or type(number)(1)) / 1000
 
 
 class _Watched(dict):

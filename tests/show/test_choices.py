@@ -1,13 +1,12 @@
-"""Controls beside plain sliders: values that a panel's draw can take, and titles that keep their distance."""
+"""Controls beside plain sliders: values that a panel's draw can take."""
 
 from actmem.show.choices import choice, steps
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.panel import Panel, slider
 
 
 def draw(t, order):
-    return Drawing([], {"title": heading(f"{t} {order}")}, f"{t} {order}.")
+    return Drawing([], {"title": {"text": f"{t} {order}"}}, f"{t} {order}.")
 
 
 def test_a_panel_is_moved_by_stops_and_names():

@@ -7,7 +7,6 @@ from fractions import Fraction
 from actmem.config import ModelShape
 from actmem.formulas.flops import eq9, layer_overhead
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import VERMILION, YELLOW, Fill
 
 PAPER, OURS = Fill("#BBBBBB", "x"), Fill(VERMILION, "/")
@@ -51,7 +50,7 @@ def added_flops(shape: ModelShape) -> Drawing:
             for (name, _, fill, why), value in zip(bars, values)
         ],
         {
-            "title": heading(f"s = {s:,}, h = {h:,}: the core once more is {values[1]:.2f}%, not {values[0]:.2f}%;<br>full recomputation can stop at {float(100 * stopped):.1f}%"),
+            "title": {"text": f"s = {s:,}, h = {h:,}: the core once more is {values[1]:.2f}%, not {values[0]:.2f}%;<br>full recomputation can stop at {float(100 * stopped):.1f}%"},
             "xaxis": {"title": {"text": "FLOPs added to one layer, forward and backward"}, "range": [0, 1.6 * max(values)], "ticksuffix": "%"},
             "yaxis": {"categoryorder": "array", "categoryarray": [bar[0] for bar in bars][::-1]},
             "height": 360,

@@ -7,7 +7,6 @@ from fractions import Fraction
 from actmem.config import ModelShape
 from actmem.formulas.batch import batch_factor, break_even, throughput
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import BLUE, INK, VERMILION
 
 #: Values of φ along the axis, in percent.
@@ -59,7 +58,7 @@ def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": heading(f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.1f}%,<br>for full recomputation above φ = {even['paper-full']:.0f}%"),
+            "title": {"text": f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.1f}%,<br>for full recomputation above φ = {even['paper-full']:.0f}%"},
             "xaxis": {"title": {"text": "φ: fixed part of a step, percent of the work of its sequences"}, "range": [-1, 101], "ticksuffix": "%"},
             "yaxis": {"title": {"text": "sequences a second, relative"}, "range": [0.7, 1.7]},
             "height": 430,

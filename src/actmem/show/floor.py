@@ -6,7 +6,6 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.rows import Row, total
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import BLUE, FILLS, GREEN, INK, VERMILION, axis_end, axis_unit, size_text, three_digits
 from actmem.show.terms import KINDS, formula_of, term_of
 
@@ -51,10 +50,10 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     return Drawing(
         lines,
         {
-            "title": heading(f"{t} ranks: {three_digits((divided + floor) / ideal)} times what an even share would be;<br>from t = {three_digits(even)} on the floor is the larger part"),
+            "title": {"text": f"{t} ranks: {three_digits((divided + floor) / ideal)} times what an even share would be;<br>from t = {three_digits(even)} on the floor is the larger part"},
             "height": 380,
             "xaxis": {"type": "log", "title": {"text": "ranks that share the layer, t"}, "tickvals": ts, "ticktext": [str(size) for size in ts]},
-            "yaxis": {"type": "log", "title": {"text": f"one layer on one rank, {unit_name}"}, "exponentformat": "none", "dtick": 1},
+            "yaxis": {"type": "log", "title": {"text": f"one layer on one rank, {unit_name}"}, "exponentformat": "none", "dtick": "D2"},
         },
         f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the floor stays at {size_text(floor)}, "
         f"they are equal at t = {three_digits(even)}; at t = {t} a rank keeps {divided + floor:,} bytes, "
@@ -80,7 +79,7 @@ def floor_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": heading(f"At t = {t} each rank keeps {size_text(floor + rest)} of a layer;<br>{share} of it is the floor, {size_text(floor)} for every t"),
+            "title": {"text": f"At t = {t} each rank keeps {size_text(floor + rest)} of a layer;<br>{share} of it is the floor, {size_text(floor)} for every t"},
             "barmode": "stack",
             "bargap": 0.35,
             "height": 380,

@@ -26,16 +26,17 @@ def gantt(
 ) -> tuple[list[dict], dict]:
     """Traces and layout, without a title.
 
-    curves: for each rank steps (time, bytes) as ``schedule.memory_curve`` gives them.  limit: a
+    curves: for each rank steps (time, bytes) as ``schedule.memory_curve`` gives them; where several tensor-parallel ranks
+    share the passes of a pipeline rank, there are more curves than ranks in the chart.  limit: a
     dashed line above each curve's foot, its name and bytes.  fill_of: name and fill of an action's
     bar, where kind and chunk are not what is to be seen.
     """
-    ranks, end = len(curves), max(span.end for span in spans)
+    ranks, end = 1 + max(span.rank for span in spans), max(span.end for span in spans)
     peaks = [max(size for _, size in curve) for curve in curves]
     # All curves share one pair of axes, each standing on a foot of its own: axes are what costs time to draw.
     step = 1.2 * max([*peaks, limit[1] if limit else 0])
-    feet = [-rank * step for rank in range(ranks)]
-    height = _HEAD + _ROW * ranks + _GAP + _CURVE * ranks + _FOOT
+    feet = [-curve * step for curve in range(len(curves))]
+    height = _HEAD + _ROW * ranks + _GAP + _CURVE * len(curves) + _FOOT
     inside = height - _HEAD - _FOOT
     layout: dict = {
         "barmode": "overlay",
@@ -50,7 +51,7 @@ def gantt(
             "tickvals": list(range(ranks)), "ticktext": [f"rank {rank}" for rank in range(ranks)],
         },
         "yaxis2": {
-            "domain": [0, _CURVE * ranks / inside], "range": [feet[-1], 0.98 * step], "showgrid": False, "anchor": "x2",
+            "domain": [0, _CURVE * len(curves) / inside], "range": [feet[-1], 0.98 * step], "showgrid": False, "anchor": "x2",
             "tickvals": [foot + 0.45 * step for foot in feet], "tickfont": {"size": 12},
             "ticktext": [f"rank {rank}<br>{size_text(peak)}" for rank, peak in enumerate(peaks)],
         },

@@ -6,7 +6,6 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import eq2, eq4, gathered_input_bytes
 from actmem.show.drawing import Drawing
 from actmem.show.floor import sizes_of_t
-from actmem.show.heading import heading
 from actmem.show.style import BLUE, GREEN, INK, VERMILION, three_digits
 
 FORMS = ("tensor parallel, 10 + 24/t", "sequence parallel by plain autograd, 4 + 30/t", "sequence parallel, 34/t")
@@ -40,7 +39,7 @@ def gathered_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": heading(f"At t = {t}: {three_digits(floor)} sbh with the floor, {three_digits(plain)} by plain autograd,<br>{three_digits(shard)} if each rank keeps only its shard"),
+            "title": {"text": f"At t = {t}: {three_digits(floor)} sbh with the floor, {three_digits(plain)} by plain autograd,<br>{three_digits(shard)} if each rank keeps only its shard"},
             "height": 400,
             "xaxis": {"type": "log", "title": {"text": "ranks that share the layer, t"}, "tickvals": ts, "ticktext": [str(size) for size in ts]},
             "yaxis": {"type": "log", "title": {"text": "one layer without the core, × sbh"}, "exponentformat": "none", "tickvals": [1, 2, 5, 10, 20, 50]},

@@ -5,7 +5,6 @@ from __future__ import annotations
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import BLUE, GREEN, ORANGE, SKY, VERMILION, Fill, size_text
 
 BASELINE = "tensor"
@@ -45,7 +44,7 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": heading(f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>full recomputation {min(shares['full']):.1f} to {max(shares['full']):.1f}%"),
+            "title": {"text": f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>full recomputation {min(shares['full']):.1f} to {max(shares['full']):.1f}%"},
             "barmode": "group",
             "bargap": 0.2,
             "height": 470,

@@ -11,7 +11,6 @@ from actmem.models import PAPER_MODELS, PaperModel
 from actmem.paper import A100_BYTES
 from actmem.rows import by_term, total
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import GREEN, INK, SKY, VERMILION, Fill, size_text
 
 #: Rows of table 2 that a GPU of a parallel run can have, by what a control calls them.
@@ -77,7 +76,7 @@ def memory_wall(method: str = BASELINE) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": heading(title),
+            "title": {"text": title},
             "barmode": "stack",
             "bargap": 0.35,
             "xaxis": {"title": {"text": "memory of one GPU of the first stage, GiB"}, "range": [0, 1.04 * max(before.values()) / GIB]},

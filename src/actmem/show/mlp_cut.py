@@ -7,7 +7,6 @@ from fractions import Fraction
 from actmem.config import ConfigError
 from actmem.show.boxes import RANK_FILLS, WHOLE, Box, box_traces, diagram_layout, label_trace
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import three_digits
 
 COLUMNS_FIRST, ROWS_FIRST = "columns, then rows", "rows, then columns"
@@ -58,7 +57,7 @@ def mlp_cut(tensor_parallel_size: int, order: str = COLUMNS_FIRST) -> Drawing:
     exchange = "one sum over the ranks, at the end" if first else "a sum before GeLU, and a gather at the end"
     what = "no exchange inside" if first else "GeLU needs the whole sum"
     title = f"{order.capitalize()}: {what};<br>each of {t} ranks keeps {coefficient} sbh bytes"
-    layout = {**diagram_layout(x - _GAP + 0.6, 5.5), "title": heading(title), "height": 400}
+    layout = {**diagram_layout(x - _GAP + 0.6, 5.5), "title": {"text": title}, "height": 400}
     return Drawing(
         [*box_traces(boxes), label_trace(labels)],
         layout,

@@ -10,7 +10,6 @@ from actmem.formulas.pipeline import layer_bytes, layers_per_chunk
 from actmem.schedule import Action, memory_curve, one_forward_one_backward, timeline
 from actmem.show.drawing import Drawing
 from actmem.show.gantt import gantt
-from actmem.show.heading import heading
 from actmem.show.style import BLUE, CARD, ORANGE, YELLOW, Fill, size_text
 
 _WHOLE = "forward, keeps everything", Fill(BLUE, "", CARD)
@@ -44,7 +43,7 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
     traces, layout = gantt(spans, curves, ("memory", budget_bytes), fill_of)
     again = Fraction(sum(n - len(kept) for kept in whole), p * n)
     counts = ", ".join(f"{count} of {min(p - rank, n)}" for rank, count in enumerate(places))
-    layout["title"] = heading(f"With {size_text(budget_bytes)} a rank, {float(1 - again):.0%} of all passes recompute nothing;<br>microbatches in flight that keep everything: {counts}")
+    layout["title"] = {"text": f"With {size_text(budget_bytes)} a rank, {float(1 - again):.0%} of all passes recompute nothing;<br>microbatches in flight that keep everything: {counts}"}
     return Drawing(
         traces,
         layout,

@@ -27,18 +27,6 @@ def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, st
     )
 
 
-def steps(letter: str, meaning: str, options: Sequence[int], start: int) -> ipywidgets.SelectionSlider:
-    """A slider over a few given numbers, such as powers of two.  Arrow keys move it to the next."""
-    return ipywidgets.SelectionSlider(
-        options=[(f"{option:,}", option) for option in options],
-        value=start,
-        description=f"{letter}: {meaning}",
-        continuous_update=True,
-        style={"description_width": "11em"},
-        layout={"width": "min(100%, 42em)"},
-    )
-
-
 class Panel(ipywidgets.VBox):
     """Controls above the figures that they change.
 

@@ -10,7 +10,6 @@ from actmem.formulas.pipeline import eq5, layer_bytes, layers_per_chunk
 from actmem.schedule import Schedule, Span, bubble_fraction, in_flight, interleaved, memory_curve, one_forward_one_backward, timeline
 from actmem.show.drawing import Drawing
 from actmem.show.gantt import gantt
-from actmem.show.heading import heading
 from actmem.show.style import size_text, three_digits
 
 #: More passes than this would be too small to see, and slow to draw.
@@ -41,7 +40,7 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
     most, least = held[0] * each, held[-1] * each
     times = f"{three_digits(most / equation)} times eq. 5" if most != equation else "eq. 5 exactly"
     idle = float(bubble_fraction(spans))
-    layout["title"] = heading(f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(most)}, {times};<br>rank {p - 1} holds {size_text(least)}; idle {idle:.0%} of the working time")
+    layout["title"] = {"text": f"p = {p}, m = {m}, n = {n}: rank 0 holds {size_text(most)}, {times};<br>rank {p - 1} holds {size_text(least)}; idle {idle:.0%} of the working time"}
     return Drawing(
         traces,
         layout,
@@ -52,15 +51,16 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
 
 
 def measured_schedule(ranks: Schedule, results: Sequence[dict]) -> Drawing:
-    """The schedule that ran, and what each pipeline rank really held after each of its actions.
+    """The schedule that ran, and what each rank really held after each of its actions.
 
-    results: what labs/measure_pipeline.py writes, one process for each pipeline rank.
+    results: what labs/measure_pipeline.py writes, one of each process.  The time axis is the
+    schedule's, in forwards; the bytes are measured, and drawn at the end of their action.
     """
     spans = timeline(ranks)
     curves = [_measured_curve(spans, result) for result in results]
     traces, layout = gantt(spans, curves)
     peaks = [max(sample["kept_bytes"] for sample in result["samples"]) for result in results]
-    layout["title"] = heading(f"Measured: rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])},<br>counted by the ledger of every microbatch in flight")
+    layout["title"] = {"text": f"Measured: rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])},<br>counted by the ledger of every microbatch in flight"}
     return Drawing(traces, layout, "Gantt chart of the schedule that ran; measured bytes at the fullest moment of each rank: " + ", ".join(f"{peak:,}" for peak in peaks) + ".")
 
 

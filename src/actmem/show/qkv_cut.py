@@ -5,7 +5,6 @@ from __future__ import annotations
 from actmem.config import check_divides
 from actmem.show.boxes import EMPTY, Box, box_traces, diagram_layout, label_trace
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import FILLS
 
 BY_HEAD, BY_KIND = "head by head", "all Q, then all K, then all V"
@@ -51,7 +50,7 @@ def qkv_cut(tensor_parallel_size: int, order: str = BY_HEAD, num_attention_heads
         [*box_traces(boxes, 12 if 3 * a // t <= 12 else 10), label_trace(labels)],
         {
             **diagram_layout(margin + 3 * a / t + 0.05, t + 0.1),
-            "title": heading(f"Rows of the QKV weight {order}:<br>{finding}"),
+            "title": {"text": f"Rows of the QKV weight {order}:<br>{finding}"},
             "height": 130 + 45 * t,
         },
         f"The {3 * a} blocks of the QKV weight, {order}, cut into {t} equal parts: {finding}.",

@@ -6,7 +6,6 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.model import bytes_by_rank
 from actmem.formulas.pipeline import embeddings_in_flight
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import BLUE, VERMILION, size_text
 
 GIB = 2**30
@@ -21,7 +20,7 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int, re
     return Drawing(
         [_line("outputs stay until backward", held, VERMILION, "dash", "diamond"), _line("outputs freed once sent", freed, BLUE, "solid", "circle")],
         {
-            "title": heading(f"p = {p}, m = {m}: freeing outputs saves {size_text(saved)} on rank 0,<br>which also holds {masks} dropout masks of the embedding"),
+            "title": {"text": f"p = {p}, m = {m}: freeing outputs saves {size_text(saved)} on rank 0,<br>which also holds {masks} dropout masks of the embedding"},
             "xaxis": {"title": {"text": "pipeline rank"}, "range": [-0.03 * p - 0.2, p - 1 + 0.03 * p + 0.2]},
             "yaxis": {"title": {"text": "activations of one GPU, GiB"}, "range": [0, 1.08 * max(held) / GIB]},
             "height": 440,

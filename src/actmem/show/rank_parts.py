@@ -9,7 +9,6 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.rows import Row, total
 from actmem.show.boxes import EMPTY, Box, box_traces, diagram_layout, label_trace
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import FILLS, size_text
 from actmem.show.terms import term_of
 
@@ -79,7 +78,7 @@ def rank_parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> Drawi
     layout["yaxis"] = {**layout["yaxis"], "range": [y, -0.8]}
     return Drawing(
         [*box_traces(boxes), label_trace(names, 13, "middle left"), label_trace(middle, 12)],
-        {**layout, "title": heading(f"{mode.capitalize()}: each of {t} ranks keeps {size_text(together)};<br>{finding}"), "height": 660},
+        {**layout, "title": {"text": f"{mode.capitalize()}: each of {t} ranks keeps {size_text(together)};<br>{finding}"}, "height": 660},
         f"One layer across {t} ranks, {mode}: each rank keeps {together:,} bytes; {finding}. "
         + "; ".join(f"{part.row.term} {_words(part.axis)}" for part in held)
         + ".",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from actmem.config import ModelShape
 from actmem.formulas.rebuild import Rebuild, core_over_gelu, rebuilds
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import FILLS, size_text, three_digits
 
 _KIND = {
@@ -29,7 +28,7 @@ def rebuild_price(shape: ModelShape) -> Drawing:
     return Drawing(
         [_bar(r, value) for r, value in zip(priced, values)],
         {
-            "title": heading(f"A FLOP in the attention core gives back {float(times):,.0f} times<br>the bytes of a FLOP in h→4h: 5a/2, with a = {a:,}"),
+            "title": {"text": f"A FLOP in the attention core gives back {float(times):,.0f} times<br>the bytes of a FLOP in h→4h: 5a/2, with a = {a:,}"},
             "xaxis": {"type": "log", "title": {"text": "bytes given back for 1,000 FLOPs (logarithmic)"}, "range": [-2, 2.7], "dtick": 1, "exponentformat": "none"},
             "yaxis": {"categoryorder": "array", "categoryarray": [r.name for r in priced][::-1]},
             "height": 360,

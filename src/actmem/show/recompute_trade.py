@@ -8,12 +8,11 @@ from actmem.formulas.flops import layer_overhead
 from actmem.formulas.pipeline import selective_saves
 from actmem.rows import total
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
-from actmem.show.style import BLACK, BLUE, CARD, INK, VERMILION, Fill, size_text
+from actmem.show.style import BLACK, BLUE, CARD, INK, VERMILION, YELLOW, Fill, size_text
 
 KEPT = Fill(BLUE, "", CARD)
 CORE = Fill(VERMILION, "/")
-AGAIN = Fill(VERMILION, "/")
+AGAIN = Fill(YELLOW, ".")
 WORK = Fill("#BBBBBB", "", BLACK)
 MODES = {"none": "keep everything", "selective": "selective", "full": "full"}
 
@@ -40,7 +39,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": heading(f"s = {s:,}: dropping the attention core frees {float(saved):.0%} of the bytes<br>for {_percent(added['selective'])} more FLOPs; full recomputation costs {_percent(added['full'])}"),
+            "title": {"text": f"s = {s:,}: dropping the attention core frees {float(saved):.0%} of the bytes<br>for {_percent(added['selective'])} more FLOPs; full recomputation costs {_percent(added['full'])}"},
             "barmode": "stack",
             "bargap": 0.25,
             "height": 460,

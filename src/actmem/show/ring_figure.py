@@ -5,7 +5,6 @@ from __future__ import annotations
 from actmem.formulas.ring import RingState, ring
 from actmem.show.boxes import Box, box_traces, diagram_layout, label_trace
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import GREEN, ORANGE, Fill, size_text
 
 COMPLETE, PARTIAL, JUST_ADDED, OWN = Fill(GREEN, "", "#FFFFFF"), Fill("#FBE5B5", ""), Fill(ORANGE, "/"), Fill("#FFFFFF", "")
@@ -34,7 +33,7 @@ def ring_step(tensor_parallel_size: int, step: int, payload_bytes: int) -> Drawi
         [*box_traces(boxes), label_trace(labels, 13)],
         {
             **_shifted(diagram_layout(left + t + right, t + 0.1)),
-            "title": heading(_title(state, t, len(states) - 1)),
+            "title": {"text": _title(state, t, len(states) - 1)},
             "height": 150 + 42 * t,
         },
         f"Ring of {t} ranks after step {state.step} of {len(states) - 1}: {_finding(state, t)}; each rank has sent {state.sent_bytes:,} bytes.",

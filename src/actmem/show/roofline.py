@@ -8,7 +8,6 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.roofline import A100_BYTES_PER_SECOND, Operation, forward_operations, least_seconds
 from actmem.paper import A100_FLOPS_PER_SECOND
 from actmem.show.drawing import Drawing
-from actmem.show.heading import heading
 from actmem.show.style import BLUE, CARD, INK, VERMILION, YELLOW, Fill, size_text, three_digits
 
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
@@ -43,7 +42,7 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
     return Drawing(
         [roof, *points],
         {
-            "title": heading(f"{len(slow)} of {len(operations)} operations wait for memory; in the attention core<br>{min(core):.1f} to {max(core):.0f} FLOPs per byte, where {ridge:.0f} fill the device"),
+            "title": {"text": f"{len(slow)} of {len(operations)} operations wait for memory; in the attention core<br>{min(core):.1f} to {max(core):.0f} FLOPs per byte, where {ridge:.0f} fill the device"},
             "xaxis": {"type": "log", "title": {"text": "FLOPs for each byte moved"}, "range": [-0.7, 4.05], "dtick": 1, "exponentformat": "none"},
             "yaxis": {"type": "log", "title": {"text": "TFLOP/s at most"}, "range": [-0.5, 2.8], "dtick": 1, "exponentformat": "none"},
             "height": 460,
@@ -83,7 +82,7 @@ def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": heading(f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and at least {time_share:.0%} of the forward pass's time"),
+            "title": {"text": f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and at least {time_share:.0%} of the forward pass's time"},
             "xaxis": {"title": {"text": "least time on one A100, milliseconds"}, "range": [0, 1.12 * longest]},
             "yaxis": {"categoryorder": "array", "categoryarray": names[::-1]},
             "barmode": "overlay",

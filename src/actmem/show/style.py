@@ -46,13 +46,14 @@ TEMPLATE = {
         "paper_bgcolor": CARD,
         "plot_bgcolor": CARD,
         "colorway": [BLUE, VERMILION, GREEN, PURPLE, BLACK],
-        "title": {"x": 0, "xref": "container", "xanchor": "left", "pad": {"l": 12}, "yref": "container", "y": 0.97, "yanchor": "top", "font": {"size": 17}},
+        # A distance in pixels: a share of the height cuts two lines off in low figures.
+        "title": {"x": 0, "xref": "container", "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top", "pad": {"l": 12, "t": 24}, "font": {"size": 17}},
         "margin": {"l": 60, "r": 24, "t": 76, "b": 104},
         "hoverlabel": {"bgcolor": CARD, "bordercolor": INK, "font": {"size": 13, "color": INK}, "align": "left"},
         # At the foot of the card, where a second line of it finds room.
         "legend": {"orientation": "h", "xref": "container", "x": 0.01, "xanchor": "left", "yref": "container", "y": 0.01, "yanchor": "bottom",
                    "itemclick": False, "itemdoubleclick": False, "itemwidth": 40},
-        "xaxis": {"gridcolor": GRID, "linecolor": INK, "ticks": "outside", "zeroline": False, "automargin": True, "title": {"font": {"size": 14}}},
+        "xaxis": {"separatethousands": True, "gridcolor": GRID, "linecolor": INK, "ticks": "outside", "zeroline": False, "automargin": True, "title": {"font": {"size": 14}}},
         "yaxis": {"gridcolor": GRID, "linecolor": INK, "ticks": "", "ticksuffix": " ", "zeroline": False, "automargin": True, "title": {"font": {"size": 14}}},
         # Dragging on a figure is scrolling or a slip; sliders are what changes it.
         "dragmode": False,

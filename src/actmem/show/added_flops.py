@@ -27,7 +27,6 @@ def added_flops(shape: ModelShape) -> Drawing:
     )
     _, _, h, s = shape.letters()
     values = [float(100 * share) for _, share, _, _ in bars]
-    inside = 0.7 * max(values)  # a longer bar has room for its text
     stopped = Fraction(bars[4][1])
     return Drawing(
         [
@@ -38,9 +37,7 @@ def added_flops(shape: ModelShape) -> Drawing:
                 "y": [name],
                 "x": [value],
                 "text": [f"{value:.2f}%  {why}"],
-                "textposition": "outside" if value < inside else "inside",
-                "insidetextanchor": "start",
-                "insidetextfont": {"color": "#000000", "size": 13},
+                "textposition": "outside",
                 "textangle": 0,
                 "cliponaxis": False,
                 "marker": fill.marker(),
@@ -51,7 +48,7 @@ def added_flops(shape: ModelShape) -> Drawing:
         ],
         {
             "title": {"text": f"s = {s:,}, h = {h:,}: the core once more is {values[1]:.2f}%, not {values[0]:.2f}%;<br>full recomputation can stop at {float(100 * stopped):.1f}%"},
-            "xaxis": {"title": {"text": "FLOPs added to one layer, forward and backward"}, "range": [0, 1.6 * max(values)], "ticksuffix": "%"},
+            "xaxis": {"title": {"text": "FLOPs added to one layer, forward and backward"}, "range": [0, 2.3 * max(values)], "ticksuffix": "%"},
             "yaxis": {"categoryorder": "array", "categoryarray": [bar[0] for bar in bars][::-1]},
             "height": 360,
             "bargap": 0.3,

@@ -58,7 +58,7 @@ def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": {"text": f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.1f}%,<br>for full recomputation above φ = {even['paper-full']:.0f}%"},
+            "title": {"text": f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.2f}%,<br>for full recomputation above φ = {even['paper-full']:.0f}%"},
             "xaxis": {"title": {"text": "φ: fixed part of a step, percent of the work of its sequences"}, "range": [-1, 101], "ticksuffix": "%"},
             "yaxis": {"title": {"text": "sequences a second, relative"}, "range": [0.7, 1.7]},
             "height": 430,

@@ -9,6 +9,8 @@ from actmem.show.drawing import Drawing
 from actmem.show.style import BLUE, FILLS, GREEN, INK, VERMILION, axis_end, axis_unit, size_text, three_digits
 from actmem.show.terms import KINDS, formula_of, term_of
 
+#: Of a logarithmic axis, in any unit of bytes.
+STOPS = tuple(step * 10.0**power for power in range(-3, 4) for step in (1, 2, 5))
 DIVIDED, WHOLE = "divided by t", "whole on every rank"
 
 
@@ -53,7 +55,7 @@ def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
             "title": {"text": f"{t} ranks: {three_digits((divided + floor) / ideal)} times what an even share would be;<br>from t = {three_digits(even)} on the floor is the larger part"},
             "height": 380,
             "xaxis": {"type": "log", "title": {"text": "ranks that share the layer, t"}, "tickvals": ts, "ticktext": [str(size) for size in ts]},
-            "yaxis": {"type": "log", "title": {"text": f"one layer on one rank, {unit_name}"}, "exponentformat": "none", "dtick": "D2"},
+            "yaxis": {"type": "log", "title": {"text": f"one layer on one rank, {unit_name}"}, "tickvals": STOPS, "ticktext": [f"{stop:g}" for stop in STOPS]},
         },
         f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the floor stays at {size_text(floor)}, "
         f"they are equal at t = {three_digits(even)}; at t = {t} a rank keeps {divided + floor:,} bytes, "

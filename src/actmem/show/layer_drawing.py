@@ -17,7 +17,7 @@ from actmem.show.terms import formula_of, term_of
 
 #: The two columns: each operation and the tensors that its gradient reads, in the order of the forward pass.
 ATTENTION = (
-    ("layer norm 1", ("layer-norm 1 input",)),
+    ("layer<br>norm 1", ("layer-norm 1 input",)),
     ("Q, K, V<br>products", ("QKV projection input",)),
     ("QKᵀ", ("Q", "K")),
     ("softmax", ("softmax output",)),
@@ -28,7 +28,7 @@ ATTENTION = (
     ("+ input", ()),
 )
 MLP = (
-    ("layer norm 2", ("layer-norm 2 input",)),
+    ("layer<br>norm 2", ("layer-norm 2 input",)),
     ("h→4h", ("h→4h input",)),
     ("GeLU", ("GeLU input",)),
     ("4h→h", ("4h→h input",)),
@@ -38,7 +38,7 @@ MLP = (
 #: Names that fit into half of a line; beside its operation each is clear.
 _SHORT = {"softmax dropout output": "dropout output"}
 _OPERATION, _DARK = Fill("#EEEEEE", ""), Fill("#FFFFFF", "", "#707070")
-_COLUMN, _OP, _KEPT, _GAP, _HIGH, _FOOT, _STRIP = 5.0, 1.3, 3.3, 0.15, 0.74, 7.24, 0.12
+_COLUMN, _OP, _KEPT, _GAP, _HIGH, _FOOT, _STRIP = 5.0, 1.0, 3.7, 0.15, 0.74, 7.24, 0.1
 
 
 def layer_drawing(rows: Sequence[Row], shape: ModelShape, step: int = len(LAYER_TERMS)) -> Drawing:

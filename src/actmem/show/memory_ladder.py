@@ -47,6 +47,7 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
             "title": {"text": f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>full recomputation {min(shares['full']):.1f} to {max(shares['full']):.1f}%"},
             "barmode": "group",
             "bargap": 0.2,
+            "uniformtext": {"mode": "show", "minsize": 10},
             "height": 470,
             "yaxis": {"title": {"text": "percent of tensor parallelism alone"}, "range": [0, max(112, 1.1 * max(map(max, shares.values())))], "ticksuffix": "%"},
             "xaxis": {"tickfont": {"size": 15}},

@@ -6,7 +6,6 @@ pages that show them, and each chapter begins with a link to its page that runs 
 
 from __future__ import annotations
 
-import ast
 import html
 import re
 import shutil
@@ -21,7 +20,7 @@ from nbformat import NotebookNode
 from notebooks.site import cache
 
 ROOT = cache.ROOT
-STYLE = Path(__file__).with_name("style.css")
+STYLE, ICON = (Path(__file__).with_name(name) for name in ("style.css", "favicon.svg"))
 CONFIG = {
     "title": "Activation memory, predicted and counted",
     "author": "The actmem authors",
@@ -29,7 +28,7 @@ CONFIG = {
     "only_build_toc_files": True,
     "execute": {"execute_notebooks": "off"},
     "parse": {"myst_enable_extensions": ["colon_fence", "dollarmath"]},
-    "html": {"use_repository_button": False, "use_issues_button": False},
+    "html": {"use_repository_button": False, "use_issues_button": False, "favicon": "favicon.svg"},
     "sphinx": {
         "config": {
             # Jupyter-book's own, less what asks other servers: thebe, intersphinx.
@@ -77,6 +76,7 @@ def write_sources(folder: Path) -> None:
     shutil.copytree(es5 / "output" / "chtml" / "fonts", mathjax / "output" / "chtml" / "fonts")
     (folder / "_static").mkdir()
     shutil.copy(STYLE, folder / "_static" / "actmem.css")
+    shutil.copy(ICON, folder)
     (folder / "notebooks").mkdir()
     for path in chapters():
         notebook = page(nbformat.read(path, as_version=4), path.name)
@@ -121,16 +121,10 @@ def _live_link(address: str) -> str:
 
 
 def lab_page(path: Path) -> str:
-    """A lab as a page: what it says of itself, the file to download, and its code."""
-    command, _, text = (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").partition("\n")
-    return "\n\n".join(
-        [
-            f"# {path.stem}",
-            f"```\n{command}\n```",
-            f"```text\n{text.strip()}\n```",
-            f"It runs in a checkout of the course, where it is `labs/{path.name}`: {{download}}`download the file <{path.name}>`.",
-            f"```{{literalinclude}} {path.name}\n:language: python\n```\n",
-        ]
+    """A lab as a page: its code, which begins with the command that runs it, and the file to download."""
+    return (
+        f"# {path.stem}\n\nIt runs in a checkout of the course, by the command in its first line. {{download}}`Download {path.name} <{path.name}>`.\n\n"
+        f"```{{literalinclude}} {path.name}\n:language: python\n```\n"
     )
 
 

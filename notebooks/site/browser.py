@@ -84,21 +84,18 @@ def _source(statements: list[Statement]) -> str:
 
 def _measured(cell: NotebookNode) -> NotebookNode:
     """A code cell as text, with its stored output."""
-    parts, attachments = [MEASURED, f"```python\n{cell.source}\n```"], {}
-    for number, output in enumerate(cell.outputs):
+    parts = [MEASURED, f"```python\n{cell.source}\n```"]
+    for output in cell.outputs:
         data = output.get("data", {})
         if "image/png" in data:
-            name = f"{cell.id}-{number}.png"
-            attachments[name] = {"image/png": data["image/png"]}
-            parts.append(f"![{_one_line(data['text/plain'])}](attachment:{name})")
+            # Not an attachment of the cell: browsers complain of its address before JupyterLab replaces it.
+            picture = "".join(data["image/png"].split())
+            parts.append(f"![{_one_line(data['text/plain'])}](data:image/png;base64,{picture})")
         elif "text/markdown" in data:
             parts.append(data["text/markdown"])
         else:
             parts += [PRINTED, f"```\n{(output.get('text') or data['text/plain']).rstrip()}\n```"]
-    made = nbformat.v4.new_markdown_cell("\n\n".join(parts), id=cell.id, metadata={"tags": [MEASURED_TAG]})
-    if attachments:
-        made.attachments = attachments
-    return made
+    return nbformat.v4.new_markdown_cell("\n\n".join(parts), id=cell.id, metadata={"tags": [MEASURED_TAG]})
 
 
 def _one_line(text: str) -> str:

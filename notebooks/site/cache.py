@@ -91,7 +91,7 @@ def _last_line(text: str) -> str:
     return next((line for line in reversed(lines) if "ERROR" in line.upper()), lines[-1] if lines else "it said nothing")
 
 
-def without(wheel: Path, target: Path, keep: tuple[str, ...]) -> Path:
+def cut(wheel: Path, target: Path, keep: tuple[str, ...]) -> Path:
     """A copy of a wheel with only those files whose paths begin with one of ``keep``, and its metadata."""
     made = target / wheel.name
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as part:

@@ -14,6 +14,9 @@ from notebooks.site import book, cache
 from notebooks.site.browser import for_browser
 from notebooks.site.runtime import PRELOADED, write_runtime
 
+#: Added to JupyterLite's pages, which have no setting for it.
+STYLE = Path(__file__).with_name("lite.css")
+_HEAD = f'<link rel="stylesheet" href="../{STYLE.name}"><link rel="icon" href="favicon.ico">'
 KERNEL = "@jupyterlite/pyodide-kernel-extension:kernel"
 CONFIG = {
     "jupyter-lite-schema-version": 0,
@@ -58,3 +61,8 @@ def build_lite(sources: Path, target: Path) -> None:
         log = cache.CACHE / "jupyterlite.log"
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
         raise cache.SiteError(f"JupyterLite failed, see {log}: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
+    shutil.copy(STYLE, target)
+    for app in APPS:
+        page = target / app / "index.html"
+        head, end, rest = page.read_text(encoding="utf-8").partition("</head>")
+        page.write_text(f'{head}{_HEAD}{end}{rest}', encoding="utf-8")

@@ -25,7 +25,7 @@ from notebooks.site import cache
 #: What the kernel loads before the first cell; everything else comes in as what these need.
 PRELOADED = ("micropip", "piplite", "ipykernel", "comm", "pyodide-kernel", "jedi", "ipython", "actmem")
 #: Wheels from the package index that nothing else leads to.
-ROOTS = ("micropip", "ipython", "ipython-pygments-lexers", "comm", "jedi", "ipywidgets", "anywidget", "plotly")
+ROOTS = ("micropip", "ipython", "ipython-pygments-lexers", "comm", "jedi", "ipywidgets", "anywidget", "plotly", "rich")
 #: Wheels that come with JupyterLite's kernel.
 KERNEL_WHEELS = ("piplite", "ipykernel", "pyodide_kernel")
 #: Required by ipywidgets for servers; the page has their JavaScript as extensions.
@@ -50,7 +50,7 @@ def write_runtime(folder: Path) -> None:
         found = [*cache.wheels(versions(lock["packages"])), *_kernel_wheels(), cache.own_wheel(Path(temporary))]
         for wheel in found:
             if wheel.name.startswith("plotly-"):
-                cache.without(wheel, folder, PLOTLY_PARTS)
+                cache.cut(wheel, folder, PLOTLY_PARTS)
             else:
                 shutil.copy(wheel, folder)
     lock["packages"] = _entries(sorted(folder.glob("*.whl")))

@@ -129,13 +129,18 @@ class Lab:
         page.set_default_timeout(60_000)
         opened = OpenNotebook(page)
         page.goto(self.url(f"doc/tree/{name}") + "&reset")
-        page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
-        page.evaluate(_OPEN)
+        wait_for_kernel(page)
         try:
             yield opened
         finally:
             page.evaluate("() => window.jupyterapp.shell.currentWidget.sessionContext.shutdown()")
             context.close()
+
+
+def wait_for_kernel(page) -> None:
+    """Until the notebook in a page is there and its kernel answers."""
+    page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
+    page.evaluate(_OPEN)
 
 
 class OpenNotebook:
@@ -175,5 +180,4 @@ class OpenNotebook:
         """Save, and open the page again with the kernel still running."""
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
         self.page.goto(self.page.url.replace("&reset", ""))
-        self.page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
-        self.page.evaluate(_OPEN)
+        wait_for_kernel(self.page)

@@ -5,53 +5,22 @@ sizes are refused, guesses are answered, and the page has nothing to complain ab
 """
 
 import json
-import os
 import re
 import statistics
-import warnings
 from pathlib import Path
 
 import pytest
 
-from playwright.sync_api import expect, sync_playwright
+from playwright.sync_api import expect
 
 from notebooks.source.build import NOTEBOOKS
-from notebooks.source.pictures import CHROMIUM_FLAGS, chromium
 from tests.notebooks.lab import Lab
+from tests.notebooks.panels import DESCRIBE, PANELS, SHOWN, panel_in_page, use_panel
 
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
-#: What the panels of the kernel hold, in the order of the notebook.
-PANELS = """
-import json as _json
-from ipywidgets.widgets.widget import _instances
-from actmem.show.panel import Panel as _Panel
-from actmem.show.predict import Prediction as _Prediction
-_panels = [widget for widget in _instances.values() if isinstance(widget, _Panel)]
-"""
-DESCRIBE = PANELS + """
-print(_json.dumps([
-    {"model": panel.model_id, "controls": {name: type(c).__name__ for name, c in panel.controls.items()}, "figures": len(panel.figures)}
-    for panel in _panels
-]))
-"""
 PREDICTIONS = PANELS + """
 print(_json.dumps([widget.model_id for widget in _instances.values() if isinstance(widget, _Prediction)]))
-"""
-#: The sizes that a panel's controls say, and the figures drawn anew from them, or the refusal.
-EXPECT = PANELS + """
-from actmem.config import ConfigError as _ConfigError
-_panel = _panels[{panel}]
-try:
-    _drawn = [{{"data": d.traces, "alt": d.alt, "title": d.layout["title"]["text"]}} for d in _panel._drawings(_panel.values())]
-except _ConfigError as _error:
-    _drawn = str(_error)
-print(_json.dumps([_panel.values(), _drawn]))
-"""
-SHOWN = """
-(node) => ({ data: JSON.parse(JSON.stringify(node.data)), alt: node.getAttribute("aria-label"), role: node.getAttribute("role"),
-  title: [...node.querySelectorAll(".gtitle tspan, .gtitle")].filter((part) => !part.children.length).map((part) => part.textContent).join("<br>"),
-  mark: node.mark ?? null })
 """
 #: Notes when the figure was last touched after a key.
 WATCH = """
@@ -67,33 +36,10 @@ expect.set_options(timeout=20_000)
 
 
 @pytest.fixture(scope="module")
-def browser():
-    path = chromium()
-    if path is None:
-        message = "no Chromium here: NOTHING WAS TESTED IN A BROWSER (apt-get install chromium)"
-        if os.environ.get("CI") == "true":
-            pytest.fail(message)
-        warnings.warn(message, stacklevel=1)
-        pytest.skip(message)
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=list(CHROMIUM_FLAGS))
-        yield browser
-        browser.close()
-
-
-@pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("lab"))
     yield lab
     lab.stop()
-
-
-@pytest.fixture(scope="module")
-def shots(tmp_path_factory):
-    """Where screenshots stay: pytest's folder, or the one that SCREENSHOTS names."""
-    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -115,103 +61,6 @@ def check_cells(cells, name):
         bad = [o for o in cell["outputs"] if o["output_type"] == "error" or o.get("name") == "stderr"]
         assert not bad, (cell["source"], bad)
         assert bool(cell["outputs"]) == has_output, cell["source"]
-
-
-def panel_in_page(notebook, number=0):
-    """The output with a panel in it, its figures drawn; and its figures."""
-    panel = notebook.ask(DESCRIBE)[number]
-    box = notebook.go_to(panel["model"])
-    figures = box.locator(".actmem-figure[data-drawn]")
-    figures.nth(panel["figures"] - 1).wait_for()
-    assert figures.count() == panel["figures"]
-    return box, figures
-
-
-def use_panel(notebook, number, panel, shot):
-    page = notebook.page
-    box, figures = panel_in_page(notebook, number)
-    for figure in figures.all():
-        figure.evaluate("(node) => { node.mark = 'the same node'; }")
-    match_figures(notebook, number, figures)
-    for index, (control, kind) in enumerate(panel["controls"].items()):
-        before, _ = notebook.ask(EXPECT.format(panel=number))
-        # To the right, and back to the left where the control was at its end.
-        for key in ("ArrowRight", "ArrowLeft"):
-            press(page, box, index, panel, kind, key)
-            after = settle(notebook, number, box, figures, before)
-            if after[control] != before[control]:
-                break
-        assert after[control] != before[control], f"{control} of panel {number + 1} did not move by keyboard"
-        assert {**before, control: after[control]} == after
-        # Back again, so that the next control starts from sizes that fit.
-        press(page, box, index, panel, kind, "ArrowLeft" if key == "ArrowRight" else "ArrowRight")
-        assert settle(notebook, number, box, figures, after) == before
-    box.screenshot(path=shot)
-
-
-def press(page, box, index, panel, kind, key):
-    """A key on control number ``index`` of a panel."""
-    before = list(panel["controls"].values())[:index]
-    control = box.locator(LOCATORS[kind]).nth([LOCATORS[other] for other in before].count(LOCATORS[kind]))
-    if kind == "ToggleButtons":
-        buttons = control.locator("button")
-        chosen = buttons.evaluate_all("(all) => all.findIndex((one) => one.classList.contains('mod-active'))")
-        control = buttons.nth(max(0, min(buttons.count() - 1, chosen + (1 if key == "ArrowRight" else -1))))
-    control.focus()
-    page.keyboard.press(KEYS.get(kind, {}).get(key, key))
-
-
-#: Keys that mean "one further" and "one back" where the arrows to the sides don't.
-KEYS = {
-    "ToggleButtons": {"ArrowRight": "Space", "ArrowLeft": "Space"},
-    "Checkbox": {"ArrowRight": "Space", "ArrowLeft": "Space"},
-    "Dropdown": {"ArrowRight": "ArrowDown", "ArrowLeft": "ArrowUp"},
-}
-LOCATORS = {
-    "IntSlider": ".noUi-handle",
-    "FloatSlider": ".noUi-handle",
-    "FloatLogSlider": ".noUi-handle",
-    "SelectionSlider": ".noUi-handle",
-    "ToggleButtons": ".widget-toggle-buttons",
-    "Checkbox": "input[type=checkbox]",
-    "Dropdown": "select",
-}
-
-
-def settle(notebook, number, box, figures, old):
-    """Wait until the controls say something new, and the page shows it; return what they say.
-
-    Gives up on new values after a while: a control at its end stays as it is.
-    """
-    page, line = notebook.page, box.locator(".actmem-line")
-    for attempt in range(60):
-        values, drawn = notebook.ask(EXPECT.format(panel=number))
-        said = line.text_content() or ""
-        if values == old:
-            if attempt == 20:
-                return values
-        elif isinstance(drawn, str):
-            if said.startswith(f"✗ {drawn}"):
-                return values
-        elif not said and [figure.get_attribute("aria-label") for figure in figures.all()] == [d["alt"] for d in drawn]:
-            break
-        page.wait_for_timeout(50)
-    match_figures(notebook, number, figures)
-    return values
-
-
-def match_figures(notebook, number, figures):
-    """What the page shows is what a new drawing of the same sizes has, in the same node as before."""
-    _, drawn = notebook.ask(EXPECT.format(panel=number))
-    for figure, wanted in zip(figures.all(), drawn, strict=True):
-        shown = figure.evaluate(SHOWN)
-        assert shown["mark"] == "the same node" and shown["role"] == "figure"
-        assert shown["alt"] == wanted["alt"]
-        assert " ".join(shown["title"].split("<br>")) == " ".join(wanted["title"].split("<br>"))
-        assert len(shown["data"]) == len(wanted["data"])
-        for trace, expected in zip(shown["data"], wanted["data"]):
-            for axis in ("x", "y", "base", "text", "z"):
-                assert trace.get(axis) == expected.get(axis), (trace.get("name"), axis)
 
 
 def use_predictions(notebook):

@@ -1,0 +1,37 @@
+"""The browser that the tests of notebooks and of the site share."""
+
+import os
+import warnings
+from pathlib import Path
+
+import pytest
+
+from playwright.sync_api import sync_playwright
+
+from notebooks.source.pictures import CHROMIUM_FLAGS, chromium
+
+#: No name but this machine's own has an address: a page that asks for anything else fails.
+OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    path = chromium()
+    if path is None:
+        message = "no Chromium here: NOTHING WAS TESTED IN A BROWSER (apt-get install chromium)"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        warnings.warn(message, stacklevel=1)
+        pytest.skip(message)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=[*CHROMIUM_FLAGS, OFFLINE])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def shots(tmp_path_factory):
+    """Where screenshots stay: pytest's folder, or the one that SCREENSHOTS names."""
+    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder

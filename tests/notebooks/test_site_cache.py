@@ -1,0 +1,82 @@
+"""What the site takes from registries: fetched once, and one clear line if it can't be had."""
+
+import zipfile
+
+import pytest
+
+from notebooks.site import build, cache, runtime
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch):
+    """An empty cache, and a folder whose programs stand in for the installed ones."""
+    monkeypatch.setattr(cache, "CACHE", tmp_path / "cache")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
+    return tools
+
+
+def npm(tools, script):
+    (tools / "npm").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    (tools / "npm").chmod(0o755)
+
+
+GOOD = "echo called >> ../calls; mkdir package; echo 1 > package/index.js; tar czf some-1.0.tgz package; rm -r package"
+
+
+def test_an_npm_package_is_fetched_once(empty):
+    npm(empty, GOOD)
+    first = cache.npm_package("some@1.0")
+    assert (first / "index.js").read_text(encoding="utf-8") == "1\n"
+    assert cache.npm_package("some@1.0") == first
+    assert (first.parent / "calls").read_text(encoding="utf-8") == "called\n"
+
+
+def test_no_npm_is_one_line(empty, monkeypatch):
+    monkeypatch.setenv("PATH", str(empty))
+    with pytest.raises(cache.SiteError, match="^npm is missing, and some@1.0 comes from the npm registry: [^\n]*$"):
+        cache.npm_package("some@1.0")
+
+
+def test_an_npm_that_fails_is_one_line_and_leaves_nothing(empty):
+    npm(empty, "echo 'npm error network ENOTFOUND' >&2; exit 1")
+    with pytest.raises(cache.SiteError, match=r"^npm could not get some@1.0 \(no network\?\): npm error network ENOTFOUND$"):
+        cache.npm_package("some@1.0")
+    npm(empty, GOOD)
+    assert cache.npm_package("some@1.0").exists()
+
+
+def test_a_pip_that_fails_is_one_line(empty, monkeypatch):
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(cache.SiteError, match=r"^pip download failed \(no network\?\): ERROR: [^\n]*comm[^\n]*$"):
+        cache.wheels({"comm": "0.2.3"})
+
+
+def test_what_is_missing_is_said_in_one_line(monkeypatch, capsys):
+    def fail(*arguments):
+        raise cache.SiteError("npm is missing")
+
+    monkeypatch.setattr(build, "build", fail)
+    monkeypatch.setattr("sys.argv", ["build"])
+    assert build.main() == 1
+    assert capsys.readouterr() == ("", "make site: npm is missing\n")
+
+
+def test_a_wheel_can_be_cut_to_what_is_used(tmp_path):
+    whole = tmp_path / "some-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(whole, "w") as archive:
+        for name in ("some/__init__.py", "some/big.py", "some-1.0.dist-info/METADATA"):
+            archive.writestr(name, name)
+    (tmp_path / "part").mkdir()
+    part = cache.cut(whole, tmp_path / "part", ("some/__init__.py",))
+    assert zipfile.ZipFile(part).namelist() == ["some/__init__.py", "some-1.0.dist-info/METADATA"]
+
+
+def test_versions_are_pyodides_own_or_those_installed_here():
+    locked = {name: {"version": "3", "depends": []} for name in ("micropip", "comm", "jedi", "rich", "six", "traitlets")}
+    locked["ipython"] = {"version": "1.2", "depends": ["six"]}
+    found = runtime.versions(locked)
+    assert found["ipython"] == "1.2" and found["six"] == "3"
+    assert {"anywidget", "ipywidgets", "psygnal", "plotly"} <= set(found)
+    assert not {"narwhals", "widgetsnbextension", "numpy", "torch"} & set(found)

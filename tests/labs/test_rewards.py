@@ -6,6 +6,7 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
+from actmem.lab.judge import costs
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.checks import lab6_reward
 from actmem.lab.judge.exercise import LABS, load_lab, solutions_of
@@ -16,7 +17,9 @@ from tests.labs.judged import joined
 
 
 def reward_of(name, together=None):
-    lab6_reward._FEWEST = lab6_reward._MOST = 3  # of this rank's process; more steps show nothing new
+    # In this rank's own process; more steps and rounds show nothing new.
+    lab6_reward._FEWEST = lab6_reward._MOST = 3
+    costs._SECONDS, costs._FEWEST_ROUNDS = 0.0, 1
     return load_lab(name).reward(Bench(dict(solutions_of(name)), together or joined()))
 
 

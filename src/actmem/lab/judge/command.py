@@ -12,7 +12,7 @@ import torch
 from rich.console import Console
 from rich.text import Text
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, check_size
 from actmem.lab.arguments import LabParser, add_json_argument, check_writable
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.exercise import Exercise, Lab, load_lab, solutions_of
@@ -41,6 +41,8 @@ def main(functions: dict) -> int:
         exercises = lab.choose([number for text in args.only or () for number in text.split(",")], "only")
         if args.hint:
             return _hint(lab.choose([args.hint], "hint")[0])
+        if args.ranks is not None:
+            check_size("ranks", args.ranks, largest=64)
         for name in ("json", "html"):
             if int(os.environ.get("RANK", "0")) == 0:
                 check_writable(name, getattr(args, name))
@@ -48,8 +50,8 @@ def main(functions: dict) -> int:
             alone = Ranks(0, 1, _device(args), emulated=False)
             return 0 if int(os.environ.get("RANK", "0")) else _judge_here(lab, exercises, args, functions, script, alone, Together())
         if "RANK" not in os.environ:
-            return start_ranks(str(script), sys.argv[1:], args.ranks or 2)
-        if args.ranks and "TORCHELASTIC_RUN_ID" in os.environ:
+            return start_ranks(str(script), sys.argv[1:], 2 if args.ranks is None else args.ranks)
+        if args.ranks is not None and "TORCHELASTIC_RUN_ID" in os.environ:
             parser.error("--ranks: torchrun has started the ranks already")
         check_ranks(args, script.name)
     try:
@@ -116,6 +118,7 @@ def _judge_here(
     watchdog = Watchdog(second_line(b.together), b.place, on_stuck)
     b.progress = lambda text="": (watchdog.progress(), report.note(text))
     watchdog.start()
+    together.gather(None)  # nobody runs a learner's code before every rank can say what became of another
     how = f"on {here.device}" if lab.one_process else f"{here.size} rank{'s' * (here.size > 1)} on {here.device}"
     report.head(f"our solution, {how}" if args.solution else how)
 

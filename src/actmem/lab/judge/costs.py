@@ -15,6 +15,8 @@ from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.kept import kept
 from actmem.lab.judge.reward import Measure
 
+_SECONDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 10.0, 3, 15
+
 
 @dataclass(frozen=True)
 class Cost:
@@ -26,10 +28,11 @@ class Cost:
     milliseconds: float
 
 
-def costs(b: Bench, functions: Mapping[str, Callable[..., Tensor]], x: Tensor, weights: Sequence[Tensor], rounds: int = 15) -> dict[str, Cost]:
+def costs(b: Bench, functions: Mapping[str, Callable[..., Tensor]], x: Tensor, weights: Sequence[Tensor]) -> dict[str, Cost]:
     """Count and time each ``function(x, *weights)``, forward and backward.  Every rank must call it.
 
     The functions take turns, and the fastest round counts: what else a machine does only adds time.
+    There are as many rounds as a few seconds have room for.
     """
     parameters = [w.detach().clone().requires_grad_() for w in weights]
 
@@ -49,7 +52,11 @@ def costs(b: Bench, functions: Mapping[str, Callable[..., Tensor]], x: Tensor, w
         with b.watching() as seen[name]:
             once(function)
     with one_thread():
-        turns = [{name: once(function) for name, function in functions.items()} for _ in range(rounds + 1)][1:]
+        turns, start = [], time.perf_counter()
+        while len(turns) <= _FEWEST_ROUNDS or len(turns) <= _MOST_ROUNDS and max(b.gather(time.perf_counter() - start)) < _SECONDS:
+            turns.append({name: once(function) for name, function in functions.items()})
+            b.progress(f"round {len(turns)}")
+        del turns[0]  # the first warms up
     return {
         name: Cost(
             counted[name],

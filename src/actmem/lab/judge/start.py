@@ -42,7 +42,7 @@ def _end(processes: list[subprocess.Popen]) -> None:
         process.send_signal(signal.SIGTERM)
     for process in processes:
         try:
-            process.wait(timeout=10)
+            process.wait(timeout=20)  # a rank that is left may have the verdict to print
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()

@@ -91,7 +91,7 @@ class Watchdog(threading.Thread):
         line = self._line()
         if self._place.collective:
             return f"is waiting in {self._place.collective}" + (f" ({line.split(',')[0]})" if line else "")
-        return f"is at {line}" if line else "has come to the end of the exercise" if self._exercise else "is between two exercises"
+        return f"is at {line}" if line else "is in none of your functions" if self._exercise else "is between two exercises"
 
     def _line(self) -> str:
         """The learner's innermost line on any thread.

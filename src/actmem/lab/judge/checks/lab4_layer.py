@@ -21,7 +21,6 @@ from actmem.lab.judge.reward import Measure, Reward
 from actmem.lab.judge.verdict import Wrong
 from actmem.lab.pieces import Dropouts, LayerWeights, core_attention, layer, random_weights
 from actmem.lab.solutions import lab4_recompute as ours
-from actmem.models import TINY
 from actmem.rows import total
 
 _SHAPE = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=24, num_attention_heads=4)
@@ -122,7 +121,7 @@ def _core_flops(b: Bench) -> int:
 
 def lab4_reward(b: Bench) -> Reward:
     """One layer without recomputation, with selective, with full: bytes, FLOPs, time."""
-    shape, dtype = TINY, torch.bfloat16
+    shape, dtype = ModelShape(seq_length=256, micro_batch_size=1, hidden_size=128, num_attention_heads=4), torch.bfloat16
     sizes = (shape.seq_length, shape.micro_batch_size, shape.hidden_size)
     x, weights = b.random(*sizes, seed=30).to(dtype), _weights(b, shape, dtype)
     modes = {"none": (layer, layer), "selective": (b["selective_layer"], ours.selective_layer), "full": (b["full_layer"], ours.full_layer)}

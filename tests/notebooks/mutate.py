@@ -97,6 +97,8 @@ class Chapter:
         variables: dict = {"__name__": "__main__"}
         for cell in cells_of(path):
             if starts_processes(cell) or cell.reads & missing:
+                imports = [node for node in cell.code.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+                exec(compile(ast.Module(imports, []), "cell", "exec"), variables)
                 missing |= cell.writes
                 continue
             missing -= cell.writes

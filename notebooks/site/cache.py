@@ -10,12 +10,12 @@ import tarfile
 import zipfile
 from pathlib import Path
 
-from jupyterlite_pyodide_kernel.constants import PYODIDE_PYTHON_VERSION, PYODIDE_VERSION
-
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "cache"
-#: The Pyodide that the kernel was made for, and the MathJax that Sphinx writes its pages for.
-PYODIDE = f"pyodide@{PYODIDE_VERSION}"
+#: JupyterLite's kernel.  Only unpacked: where it is installed, JupyterLab tries to load it and complains.
+KERNEL = {"jupyterlite-pyodide-kernel": "0.8.6"}
+#: The Pyodide that this kernel was made for, its Python, and the MathJax that Sphinx writes its pages for.
+PYODIDE, PYTHON = "pyodide@314.0.6", "3.14"
 MATHJAX = "mathjax@3.2.2"
 
 
@@ -41,7 +41,8 @@ def npm_package(name: str) -> Path:
     if done.returncode or len(archives) != 1:
         raise SiteError(f"npm could not get {name} (no network?): {_last_line(done.stderr or done.stdout)}")
     with tarfile.open(archives[0]) as archive:
-        archive.extractall(download, filter="data")
+        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # newer Pythons have it
+        archive.extractall(download, **safe)
     (download / "package").rename(folder)
     shutil.rmtree(download)
     return folder
@@ -57,7 +58,7 @@ def wheels(requirements: dict[str, str]) -> list[Path]:
     if not folder.exists():
         download = CACHE / "wheels" / "download"
         shutil.rmtree(download, ignore_errors=True)
-        pure = ["--no-deps", "--only-binary=:all:", "--implementation=py", "--abi=none", "--platform=any", f"--python-version={PYODIDE_PYTHON_VERSION}"]
+        pure = ["--no-deps", "--only-binary=:all:", "--implementation=py", "--abi=none", "--platform=any", f"--python-version={PYTHON}"]
         _pip("download", *pure, "--dest", str(download), *wanted)
         download.rename(folder)
     return sorted(folder.glob("*.whl"))
@@ -66,17 +67,13 @@ def wheels(requirements: dict[str, str]) -> list[Path]:
 def own_wheel(folder: Path) -> Path:
     """This package as a wheel in ``folder``, made without network by the setuptools that torch brings."""
     source = folder / "source"
+    source.mkdir(parents=True)
     for name in ("src", "pyproject.toml", "README.md", "LICENSE"):
-        (shutil.copytree if (ROOT / name).is_dir() else _copy)(ROOT / name, source / name)
+        (shutil.copytree if (ROOT / name).is_dir() else shutil.copy)(ROOT / name, source / name)
     _pip("wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(folder), str(source))
     shutil.rmtree(source)
     (wheel,) = folder.glob("*.whl")
     return wheel
-
-
-def _copy(path: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(path, target)
 
 
 def _pip(*arguments: str) -> None:

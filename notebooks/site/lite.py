@@ -12,18 +12,24 @@ import nbformat
 
 from notebooks.site import book, cache
 from notebooks.site.browser import for_browser
-from notebooks.site.runtime import PRELOADED, write_runtime
+from notebooks.site.runtime import PRELOADED, kernel, write_runtime
 
 #: Added to JupyterLite's pages, which have no setting for it.
 STYLE = Path(__file__).with_name("lite.css")
 _HEAD = f'<link rel="stylesheet" href="../{STYLE.name}"><link rel="icon" href="favicon.ico">'
-KERNEL = "@jupyterlite/pyodide-kernel-extension:kernel"
+PLUGIN = "@jupyterlite/pyodide-kernel-extension:kernel"
 CONFIG = {
     "jupyter-lite-schema-version": 0,
     "jupyter-config-data": {
         "appName": "actmem in your browser",
         "exposeAppInBrowser": True,  # for the tests, which run the commands that the menus run
-        "litePluginSettings": {KERNEL: {"disablePyPIFallback": True, "loadPyodideOptions": {"packages": list(PRELOADED)}}},
+        "litePluginSettings": {
+            PLUGIN: {
+                "pyodideUrl": "./static/pyodide/pyodide.mjs",
+                "disablePyPIFallback": True,
+                "loadPyodideOptions": {"packages": list(PRELOADED)},
+            }
+        },
     },
 }
 #: The reader's light or dark; no news; nothing saved by itself, so that a fresh page is the stored one.
@@ -32,8 +38,15 @@ SETTINGS = {
     "@jupyterlab/apputils-extension:notification": {"fetchNews": "false", "checkForUpdates": False},
     "@jupyterlab/docmanager-extension:plugin": {"autosave": False},
 }
+EXTENSIONS = ("@jupyter-widgets/jupyterlab-manager", "anywidget", "jupyterlab_pygments")
 #: Notebooks, and an editor for the labs that they link to.
 APPS = ("notebooks", "edit", "tree")
+
+
+def extensions() -> dict:
+    """JupyterLite's setting of what to add: the kernel, and of JupyterLab's extensions those that cells need."""
+    installed = Path(sys.prefix) / "share" / "jupyter" / "labextensions"
+    return {"ignore_sys_prefix": ["federated_extensions"], "federated_extensions": [str(kernel()), *(str(installed / name) for name in EXTENSIONS)]}
 
 
 def write_sources(folder: Path) -> None:
@@ -48,7 +61,8 @@ def write_sources(folder: Path) -> None:
         shutil.copy(path, files / "labs")
     (folder / "jupyter-lite.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (folder / "overrides.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
-    write_runtime(folder / "static" / "pyodide")
+    (folder / "jupyter_lite_config.json").write_text(json.dumps({"LiteBuildConfig": extensions()}), encoding="utf-8")
+    write_runtime(folder / "runtime")
 
 
 def build_lite(sources: Path, target: Path) -> None:
@@ -61,6 +75,7 @@ def build_lite(sources: Path, target: Path) -> None:
         log = cache.CACHE / "jupyterlite.log"
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
         raise cache.SiteError(f"JupyterLite failed, see {log}: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
+    shutil.copytree(sources / "runtime", target / "static" / "pyodide")
     shutil.copy(STYLE, target)
     for app in APPS:
         page = target / app / "index.html"

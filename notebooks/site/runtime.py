@@ -15,7 +15,6 @@ import zipfile
 from hashlib import sha256
 from pathlib import Path
 
-from jupyterlite_pyodide_kernel.constants import PYODIDE_PYTHON_VERSION
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -35,7 +34,7 @@ PLOTLY_PARTS = ("plotly/__init__.py", "plotly/package_data/plotly.min.js", "_plo
 _FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 _BROWSER = {
     **default_environment(), "extra": "", "sys_platform": "emscripten", "platform_system": "Emscripten",
-    "python_version": PYODIDE_PYTHON_VERSION, "python_full_version": f"{PYODIDE_PYTHON_VERSION}.0",
+    "python_version": cache.PYTHON, "python_full_version": f"{cache.PYTHON}.0",
 }  # fmt: skip
 
 
@@ -47,7 +46,8 @@ def write_runtime(folder: Path) -> None:
         shutil.copy(npm / name, folder)
     lock = json.loads((npm / "pyodide-lock.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as temporary:
-        found = [*cache.wheels(versions(lock["packages"])), *_kernel_wheels(), cache.own_wheel(Path(temporary))]
+        own = Path(temporary)
+        found = [*cache.wheels(versions(lock["packages"])), *_kernel_wheels(own / "kernel"), cache.own_wheel(own / "course")]
         for wheel in found:
             if wheel.name.startswith("plotly-"):
                 cache.cut(wheel, folder, PLOTLY_PARTS)
@@ -81,11 +81,22 @@ def _required(requirements: list[str] | tuple[str, ...]) -> list[str]:
     return [canonicalize_name(one.name) for one in parsed if one.marker is None or one.marker.evaluate(_BROWSER)]
 
 
-def _kernel_wheels() -> list[Path]:
-    """The wheels inside the kernel's JupyterLab extension."""
-    files = importlib.metadata.files("jupyterlite-pyodide-kernel") or ()
-    here = [Path(file.locate()) for file in files if file.name.endswith(".whl") and "/pypi/" in file.as_posix()]
-    return [next(path for path in here if path.name.startswith(f"{name}-")) for name in KERNEL_WHEELS]
+def kernel() -> Path:
+    """The wheel of JupyterLite's kernel, which is also its extension."""
+    (wheel,) = cache.wheels(cache.KERNEL)
+    return wheel
+
+
+def _kernel_wheels(folder: Path) -> list[Path]:
+    """The wheels that are inside the kernel's extension, put into ``folder``."""
+    folder.mkdir()
+    found = []
+    with zipfile.ZipFile(kernel()) as archive:
+        for name in KERNEL_WHEELS:
+            inside = next(file for file in archive.namelist() if f"/static/pypi/{name}-" in file)
+            found.append(folder / Path(inside).name)
+            found[-1].write_bytes(archive.read(inside))
+    return found
 
 
 def _entries(found: list[Path]) -> dict[str, dict]:

@@ -1,5 +1,7 @@
 """What the site takes from registries: fetched once, and one clear line if it can't be had."""
 
+import importlib.metadata
+import os
 import zipfile
 
 import pytest
@@ -80,3 +82,17 @@ def test_versions_are_pyodides_own_or_those_installed_here():
     assert found["ipython"] == "1.2" and found["six"] == "3"
     assert {"anywidget", "ipywidgets", "psygnal", "plotly"} <= set(found)
     assert not {"narwhals", "widgetsnbextension", "numpy", "torch"} & set(found)
+
+
+def test_the_kernel_and_pyodide_are_made_for_each_other():
+    try:
+        wheel = runtime.kernel()
+    except cache.SiteError as error:
+        if os.environ.get("CI") == "true":
+            raise
+        pytest.skip(f"NOT TESTED: {error}")
+    constants: dict = {}
+    with zipfile.ZipFile(wheel) as archive:
+        exec(archive.read("jupyterlite_pyodide_kernel/constants.py"), constants)
+    assert (cache.PYODIDE, cache.PYTHON) == (f"pyodide@{constants['PYODIDE_VERSION']}", constants["PYODIDE_PYTHON_VERSION"])
+    assert importlib.metadata.version("jupyterlite-core") == cache.KERNEL["jupyterlite-pyodide-kernel"]

@@ -21,7 +21,6 @@ from actmem.measure.terms import rows_by_term
 from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
-from actmem.show.crossover import crossover_lines
 from actmem.show.layer_bars import layer_bars
 from actmem.show.layer_drawing import layer_drawing
 from actmem.show.panel import Panel, slider
@@ -303,28 +302,7 @@ print(f"ledger {ledger.total_bytes:,} B, census {counted:,} B, difference {count
 #
 # $$s = \frac{34\,h}{5\,a}$$
 #
-# whatever $b$ is. Before you look:
-
-# %%
-Prediction(
-    f"At which sequence length do the two parts of a GPT-3 layer (h = {gpt3.hidden_size:,}, a = {gpt3.num_attention_heads}) keep the same?",
-    answer=crossover_seq_length(gpt3.hidden_size, gpt3.num_attention_heads),
-    unit="tokens",
-    because=f"GPT-3 was trained at s = {gpt3.seq_length:,}, well beyond it.",
-)
-
-# %% [markdown]
-# On logarithmic axes both parts are straight lines; the attention core is twice as steep.
-
-# %%
-Panel(
-    lambda s, h, a: crossover_lines(ModelShape(s, 1, h, a)),
-    s=slider("s", "tokens", 128, 16384, 128, start=gpt3.seq_length),
-    h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
-    a=slider("a", "heads", 8, 160, 8, start=gpt3.num_attention_heads),
-)
-
-# %% [markdown]
+# whatever $b$ is: chapter 1 has the two lines and a slider. Among models with heads of one size $h/a$ it is one number.
 # All four of the paper's models train on the far side of their crossover:
 
 # %%

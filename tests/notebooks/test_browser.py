@@ -80,13 +80,14 @@ def use_predictions(notebook):
         expect(reply).to_have_text(re.compile("^You said 7"))
 
 
-NOTEBOOK = "02_counting_bytes.ipynb"
+#: A notebook, and its panel with sliders for s, b, h and a.
+NOTEBOOK, BARS = "02_counting_bytes.ipynb", 1
 
 
 def test_wrong_sizes_are_refused_beside_the_slider(lab, browser, shots):
     with lab.notebook(browser, NOTEBOOK) as notebook:
         notebook.run_all()
-        box, figure = panel_in_page(notebook)
+        box, figure = panel_in_page(notebook, BARS)
         before = figure.evaluate(SHOWN)
         heads = box.locator(".noUi-handle").nth(3)
         heads.press("ArrowRight")
@@ -100,12 +101,12 @@ def test_wrong_sizes_are_refused_beside_the_slider(lab, browser, shots):
 def test_a_reloaded_page_shows_what_was_there(lab, browser):
     with lab.notebook(browser, NOTEBOOK) as notebook:
         notebook.run_all()
-        box, figure = panel_in_page(notebook)
+        box, figure = panel_in_page(notebook, BARS)
         box.locator(".noUi-handle").first.press("ArrowRight")
         expect(figure).to_have_attribute("aria-label", re.compile("s=2304"))
         shown = figure.evaluate(SHOWN)
         notebook.save_and_reload()
-        _, figure = panel_in_page(notebook)
+        _, figure = panel_in_page(notebook, BARS)
         assert figure.evaluate(SHOWN) == shown
         assert notebook.complaints == []
 
@@ -113,7 +114,7 @@ def test_a_reloaded_page_shows_what_was_there(lab, browser):
 def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):
     with lab.notebook(browser, NOTEBOOK, width=800) as notebook:
         notebook.run_all()
-        box, figure = panel_in_page(notebook)
+        box, figure = panel_in_page(notebook, BARS)
         narrow = figure.locator(".main-svg").first.bounding_box()["width"]
         assert narrow <= figure.bounding_box()["width"] + 1
         box.screenshot(path=shots / "narrow.png")
@@ -125,7 +126,7 @@ def test_a_key_changes_the_figure_at_once(lab, browser, record_property):
     """The limit is loose, because other work runs beside this test; the numbers are in the report."""
     with lab.notebook(browser, NOTEBOOK) as notebook:
         notebook.run_all()
-        box, figure = panel_in_page(notebook)
+        box, figure = panel_in_page(notebook, BARS)
         figure.evaluate(WATCH)
         handle = box.locator(".noUi-handle").first
         times = []

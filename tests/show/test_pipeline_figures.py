@@ -128,3 +128,14 @@ def test_measured_bytes_are_drawn_when_each_pass_ends():
     for rank, curve in enumerate(curves(drawing)):
         ends = [span.end for span in timeline(ranks) if span.rank == rank]
         assert curve[2:6] == list(zip(ends, [1000 * (rank + 1) + i for i in range(4)]))
+
+
+def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
+    ranks = one_forward_one_backward(2, 3)
+    held = {rank: [{"kept_bytes": 10 + rank + step} for step, _ in enumerate(actions)] for rank, actions in enumerate(ranks)}
+    results = [{"rank": number, "pipeline_rank": number // 2, "samples": held[number // 2]} for number in range(4)]
+    drawing = measured_schedule(ranks, results)
+    go.Figure(data=drawing.spec()["data"], layout=drawing.spec()["layout"])
+    assert drawing.layout["yaxis"]["ticktext"] == ["rank 0", "rank 1"] and len(drawing.layout["yaxis2"]["ticktext"]) == 4
+    assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
+    assert "15, 15, 16, 16" in drawing.alt

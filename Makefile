@@ -24,7 +24,7 @@ CPU_INDEX = https://download.pytorch.org/whl/cpu
 .PHONY: help setup course test measure notebooks site clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-14s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
 
 setup: $(COURSE) ## make .venv and install the course (the other commands begin with this)
 	@echo "$(VENV) is ready"

@@ -83,6 +83,11 @@ UNFINISHED = {
     "a name that is not there": ("return gather_all(x)", r"“return gather_all\(x\)” raises NameError: name 'gather_all' is not defined"),
     "a class of the learner's that is not written": ("class G(torch.autograd.Function):\n        pass\n    return G.apply(x)", r"forward"),
     "an exception of the learner's": ("raise ValueError('what now')", r"raises ValueError: what now"),
+    "no backward": (
+        "class G(torch.autograd.Function):\n        @staticmethod\n        def forward(ctx, x):\n            return torch.cat([x, x])\n"
+        "    y = G.apply(x)\n    raise NotImplementedError('backward, later')",
+        r"3\.1 g not written yet lab3_sequence_parallel.py:\d+",
+    ),
     "leaving": ("sys.exit(3)", r"raises SystemExit: 3"),
 }
 

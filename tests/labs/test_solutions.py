@@ -14,6 +14,8 @@ from actmem.lab.launch import LABS as FOLDER
 from tests.labs.judged import joined
 from tests.rank_pool import RankPool
 
+README = FOLDER.parent / "README.md"
+
 
 def verdicts(name, solved, together=None):
     """Every exercise's status, function by function, on this rank."""
@@ -58,6 +60,14 @@ def test_the_cut_keeps_signatures_and_docstrings_and_nothing_of_the_answers(name
 def test_hints_go_from_a_nudge_to_the_answer(name):
     for exercise in load_lab(name).exercises:
         assert len(exercise.hints) >= 3 and all(len(hint) > 20 for hint in exercise.hints)
+
+
+@pytest.mark.parametrize("name", LABS)
+def test_the_readme_lists_it(name):
+    (row,) = [line for line in README.read_text(encoding="utf-8").splitlines() if f"`python labs/{name}.py`" in line]
+    _, _, what, ranks, minutes, _ = (cell.strip() for cell in row.split("|"))
+    assert what and minutes.isdigit()
+    assert (ranks[0] == "1") == load_lab(name).one_process
 
 
 @pytest.mark.parametrize("name", LABS)

@@ -34,9 +34,9 @@ def check_tensor(what: str, found: object, expected: Tensor, mistakes: Mapping[s
     if not isinstance(found, Tensor):
         raise Wrong(f"{what} is a {type(found).__name__}, not a tensor")
     found = found.detach()
+    if found.shape == expected.shape and found.dtype != expected.dtype:
+        raise Wrong(f"{what} has dtype {_dtype(found)}, and {_dtype(expected)} went in")
     if close(found, expected):
-        if found.dtype != expected.dtype:
-            raise Wrong(f"{what} has dtype {_dtype(found)}, and {_dtype(expected)} went in")
         return
     for diagnosis, value in (mistakes or {}).items():
         # A hypothesis that equals the right answer (with one rank, say) explains nothing.

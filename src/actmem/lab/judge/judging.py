@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -105,20 +106,20 @@ def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> _Outcome:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)]
     own = [frame for frame in frames if frame.filename == b.place.file]
     where = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
-    if isinstance(error, NotImplementedError) and not error.args and own and own[-1] == frames[-1]:
+    # By the line, because torch raises NotImplementedError too, from code that has no frame.
+    if isinstance(error, NotImplementedError) and own and own[-1] == frames[-1] and own[-1].line.startswith("raise "):
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
         return _Outcome(b.rank, TODO, text, where)
-    message = " ".join(str(error).split("\n\n")[0].split())
+    message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
     for part, diagnosis in _AUTOGRAD.items():
         if part in message:
             return _Outcome(b.rank, WRONG, f"{diagnosis} (torch: {_short(message)})", where)
-    if not own:
-        # Nothing of the learner's is on the stack: backward's C++ side, or a check that has a fault.
-        last = frames[-1]
-        where = f"{os.path.basename(last.filename)}:{last.lineno}"
-    line = f"“{own[-1].line}” raises " if own else ""
-    return _Outcome(b.rank, ERROR, f"{line}{type(error).__name__}: {_short(message)}", where)
+    if isinstance(error, TypeError) and not own and re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message):
+        return _Outcome(b.rank, ERROR, f"its arguments are not those that the lab calls it with, in this order: {_short(message)}", where)
+    # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
+    line = f"“{own[-1].line}” raises " if own else "what it returns cannot be used: "
+    return _Outcome(b.rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{_short(message)}", where)
 
 
 #: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.
@@ -128,8 +129,11 @@ _AUTOGRAD = {
     "modified by an inplace operation": "a tensor that backward needs is changed in place after it was saved",
     "is a view and is being modified inplace": "the result of forward shares its storage with the input and is changed in place",
     "returned an invalid gradient": "backward returns a gradient of another shape than the argument has",
+    "You must implement either the backward": "the torch.autograd.Function has a forward and no backward",
     "does not require grad and does not have a grad_fn": "backward runs on a result that has no graph: was it computed under no_grad?",
 }
+#: Where in its source gloo stopped, and when: nothing for a learner.
+_OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")
 
 
 def _short(message: str, limit: int = 200) -> str:

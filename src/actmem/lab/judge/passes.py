@@ -44,7 +44,10 @@ def run(
         result = function(*inputs.values(), *rest)
     check_tensor("the result", result, expected, mistakes, b.size)
     if not result.requires_grad:
-        raise Wrong("the result is right, but it has no graph, so nothing before it gets a gradient")
+        raise Wrong(
+            "the result is right, but it has no graph, so nothing before it gets a gradient: collectives of torch.distributed "
+            "are no part of autograd, so write a torch.autograd.Function with a forward and a backward"
+        )
     gradient = upstream.clone()
     with unchanged(**{"the gradient that backward is given": gradient}), b.watching() as backward:
         result.backward(gradient)
@@ -55,7 +58,7 @@ def check_gradient(passes: Passes, name: str, expected: Tensor, mistakes: Mappin
     """Raise Wrong unless the gradient of the argument ``name`` is ``expected``."""
     found = passes.gradients[name]
     if found is None:
-        raise Wrong(f"the forward is right, but {name} gets no gradient")
+        raise Wrong(f"the forward is right, but {name} gets no gradient: backward returns None for it, or it is detached on the way")
     named = {f"the forward is right; {diagnosis}": value for diagnosis, value in (mistakes or {}).items()}
     check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t)
 

@@ -38,7 +38,7 @@ def check_layer_bytes(b: Bench) -> None:
         heads, micro_batch, h, s = shape.letters()
         answer = b["layer_bytes"](s, micro_batch, h, heads)
         if not isinstance(answer, dict):
-            raise Wrong(f"a dict of bytes by name is asked for, and this is {type(answer).__name__}")
+            raise Wrong(f"a dict of bytes by name is asked for, and this is {type(answer).__name__}" + (": is a return missing?" if answer is None else ""))
         missing = [term for term in LAYER_TERMS if term not in answer]
         unknown = [term for term in answer if term not in LAYER_TERMS]
         if missing or unknown:

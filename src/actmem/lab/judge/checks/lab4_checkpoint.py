@@ -140,6 +140,11 @@ def check_random_numbers(b: Bench, name: str) -> None:
         leaf = x.clone().requires_grad_()
         states = [_generators_state(device)]
         result = wrap(function, leaf * 1)
+        if not isinstance(result, Tensor) or result.shape != upstream.shape:
+            said = f"is {list(result.shape)}" if isinstance(result, Tensor) else f"is {type(result).__name__}"
+            raise Wrong(f"the result {said}; what function returns is asked for, a tensor of shape {list(upstream.shape)}")
+        if not result.requires_grad:
+            raise Wrong("the result has no graph: what runs under no_grad leaves none, so a torch.autograd.Function must stand for it")
         states.append(_generators_state(device))
         torch.rand(5, device=device)  # the rest of the model draws as well
         states.append(_generators_state(device))

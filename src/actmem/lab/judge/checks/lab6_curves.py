@@ -83,8 +83,10 @@ def check_train(b: Bench) -> str:
 def _check_losses(b: Bench, mode: Configuration, losses: object) -> None:
     if losses is None:
         raise Wrong("the result is None: is a return missing?")
-    if not isinstance(losses, list) or not all(isinstance(loss, float) for loss in losses):
-        raise Wrong(f"a list of floats is asked for, and this is {losses!r}"[:160])
+    if not isinstance(losses, list):
+        raise Wrong(f"a list of floats is asked for, and this is {type(losses).__name__}")
+    if not all(isinstance(loss, float) for loss in losses):
+        raise Wrong(f"a list of floats is asked for, and this one has {', '.join(sorted({type(loss).__name__ for loss in losses}))}")
     if len(losses) != _NUM_STEPS:
         raise Wrong(f"{_NUM_STEPS} losses are asked for, one a step, and these are {len(losses)}")
     if any(other != losses for other in b.gather(losses)):

@@ -48,7 +48,8 @@ def _norm(b: Bench, model: GPT) -> tuple[float, int]:
             raise Wrong(f"the result has shape {list(found.shape)}; one number is asked for")
         found = found.item()
     if not isinstance(found, float):
-        raise Wrong(f"a float is asked for, and this is {found!r}" + (": is a return missing?" if found is None else ""))
+        missing = ": is a return missing?" if found is None else ""
+        raise Wrong(f"a float is asked for, and this is {type(found).__name__}{missing}")
     return found, sum(c.payload_bytes for c in seen.collectives)
 
 

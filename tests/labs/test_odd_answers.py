@@ -1,0 +1,54 @@
+"""Whatever a learner's function returns or raises, every exercise has a sentence for it, and none of ours passes it."""
+
+import pytest
+import torch
+
+from actmem.lab.judge.exercise import LABS, load_lab
+from tests.labs.judged import judged, judged_alone
+
+
+def nothing(*args, **kwargs):
+    return None
+
+
+def a_number(*args, **kwargs):
+    return 1.5
+
+
+def a_word(*args, **kwargs):
+    return "ready"
+
+
+def an_empty_list(*args, **kwargs):
+    return []
+
+
+def a_small_tensor(*args, **kwargs):
+    return torch.zeros(2)
+
+
+def its_first_argument(*args, **kwargs):
+    return args[0]
+
+
+def no_arguments():
+    return None
+
+
+ODD = (nothing, a_number, a_word, an_empty_list, a_small_tensor, its_first_argument, no_arguments)
+
+
+def all_odd(lab, alone=False):
+    judge = judged_alone if alone else judged
+    return [(exercise.number, odd.__name__, judge(lab, exercise.number, odd)) for exercise in load_lab(lab).exercises for odd in ODD]
+
+
+@pytest.mark.parametrize("lab", LABS)
+def test_odd_answers(pools, lab):
+    alone = load_lab(lab).one_process
+    for verdicts in [all_odd(lab, alone=True)] if alone else pools[2].run(all_odd, lab):
+        for number, odd, verdict in verdicts:
+            assert verdict.status in ("wrong", "error"), (number, odd, verdict)
+            assert len(verdict.diagnosis) > 15, (number, odd, verdict)
+            assert not verdict.where or verdict.where.startswith("test_odd_answers.py"), (number, odd, verdict)
+            assert "actmem" not in verdict.diagnosis, (number, odd, verdict)

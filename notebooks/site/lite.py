@@ -15,8 +15,8 @@ from notebooks.site.browser import for_browser
 from notebooks.site.runtime import PRELOADED, kernel, write_runtime
 
 #: Added to JupyterLite's pages, which have no setting for it.
-STYLE = Path(__file__).with_name("lite.css")
-_HEAD = f'<link rel="stylesheet" href="../{STYLE.name}"><link rel="icon" href="favicon.ico">'
+ADDED = tuple(Path(__file__).with_name(name) for name in ("lite.css", "lite.js"))
+_HEAD = '<link rel="stylesheet" href="../lite.css"><script src="../lite.js"></script><link rel="icon" href="favicon.ico">'
 PLUGIN = "@jupyterlite/pyodide-kernel-extension:kernel"
 CONFIG = {
     "jupyter-lite-schema-version": 0,
@@ -76,8 +76,9 @@ def build_lite(sources: Path, target: Path) -> None:
         log.write_text(done.stdout + done.stderr, encoding="utf-8")
         raise cache.SiteError(f"JupyterLite failed, see {log}: {(done.stdout + done.stderr).strip().splitlines()[-1]}")
     shutil.copytree(sources / "runtime", target / "static" / "pyodide")
-    shutil.copy(STYLE, target)
+    for path in ADDED:
+        shutil.copy(path, target)
     for app in APPS:
         page = target / app / "index.html"
         head, end, rest = page.read_text(encoding="utf-8").partition("</head>")
-        page.write_text(f'{head}{_HEAD}{end}{rest}', encoding="utf-8")
+        page.write_text(head + _HEAD + end + rest, encoding="utf-8")

@@ -223,6 +223,36 @@ def test_a_chapter_runs_in_the_browser(name, reader, shots):
     opened.page.close()
 
 
+@pytest.mark.parametrize(
+    ("name", "link", "leads_to"),
+    [
+        ("00_start_here.ipynb", "01_memory_wall.ipynb", "/lite/notebooks/index.html?path=notebooks/01_memory_wall.ipynb"),
+        ("03_tensor_parallelism.ipynb", "lab2_tensor_parallel.py", "/labs/lab2_tensor_parallel.html"),
+    ],
+)
+def test_links_of_a_live_chapter(name, link, leads_to, reader):
+    opened = reader.open(f"lite/notebooks/index.html?path=notebooks/{name}")
+    page = opened.page
+    page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length > 3")
+    cell = next(number for number, cell in enumerate(for_browser(stored(name)).cells) if f"{link})" in cell.source)
+    page.evaluate(SHOW_CELL, cell)
+    with reader.context.expect_page() as opening:
+        page.locator(f".jp-RenderedMarkdown a[href*='/{link}']").first.click()
+    opening.value.wait_for_load_state()
+    assert opening.value.url == reader.address + leads_to
+    opening.value.close()
+    page.close()
+
+
+SHOW_CELL = """
+async (number) => {
+  const notebook = window.jupyterapp.shell.currentWidget.content;
+  notebook.activeCellIndex = number;
+  await notebook.scrollToCell(notebook.widgets[number], "start");
+}
+"""
+
+
 def printed(outputs):
     """All that cells say as text: streams joined, results, errors."""
     streams = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")

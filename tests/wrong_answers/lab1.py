@@ -123,3 +123,18 @@ def without_the_mask(hidden_size, num_attention_heads):
 @planted(LAB, "1.4", r"whole number, and is 87", size=1)
 def not_whole(hidden_size, num_attention_heads):
     return 34 * hidden_size / (5 * num_attention_heads)
+
+
+@planted(LAB, "1.1", r"^softmax dropout output is 2 times what is kept", size=1)
+def softmax_dropout_output_twice(seq_length, micro_batch_size, hidden_size, num_attention_heads):
+    return with_terms(lambda s, b, h, a: {"softmax dropout output": 4 * a * s * s * b})(
+        seq_length, micro_batch_size, hidden_size, num_attention_heads
+    )
+
+
+@planted(LAB, "1.2", r"with sequence parallelism, .*divides more than one input \(2sbh\): .*10sbh in all", size=1)
+def sequence_parallelism_saves_one_input(s, b, h, a, t, sequence_parallel, recompute):
+    without = rank_bytes(s, b, h, a, t, False, recompute)
+    if not sequence_parallel or recompute == "full":
+        return rank_bytes(s, b, h, a, t, sequence_parallel, recompute)
+    return without - 2 * s * b * h + 2 * s * b * h // t

@@ -105,6 +105,8 @@ def _rank_mistakes(shape: ModelShape, t: int, sequence_parallel: bool, recompute
         "the two layer-norm inputs, two block inputs and two masks (10sbh) are divided by t; without sequence parallelism every rank keeps them whole":
             34 * sbh // t + kept_core,
         "10sbh is not divided by t: sequence parallelism shares layer norms and dropouts too": 10 * sbh + 24 * sbh // t + kept_core,
+        "sequence parallelism divides more than one input (2sbh): two layer-norm inputs, two block inputs, two masks, 10sbh in all":
+            2 * sbh // cut + 8 * sbh + 24 * sbh // t + kept_core,
         "nothing is divided by t": 34 * sbh + (core if recompute == "none" else 0),
         "the coefficients are bytes already; they are multiplied by 2 again": 2 * (right + kept_core),
         "elements are counted, not bytes": (right + kept_core) // 2,

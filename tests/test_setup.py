@@ -258,6 +258,7 @@ def run_ci(folder, make_script):
         (tools / name).write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
         (tools / name).chmod(0o755)
     environment = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    environment.pop("CI", None)  # as on a machine that does not set it
     return subprocess.run([checkout / ".ci" / "run"], env=environment, capture_output=True, text=True)
 
 
@@ -265,6 +266,11 @@ def test_ci_calls_make_test_and_ends_with_its_output(tmp_path):
     done = run_ci(tmp_path, 'echo "make $*"; pwd')
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["make --no-print-directory test", str(tmp_path / "checkout")]
+
+
+def test_ci_lets_nothing_skip_for_want_of_a_browser(tmp_path):
+    done = run_ci(tmp_path, 'echo "CI=$CI"')
+    assert done.stdout.splitlines() == ["CI=true"]
 
 
 def test_ci_fails_when_make_test_fails_and_pytests_summary_stays_last(tmp_path):

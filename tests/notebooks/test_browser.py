@@ -9,6 +9,7 @@ import re
 import statistics
 from pathlib import Path
 
+import nbformat
 import pytest
 
 from playwright.sync_api import expect
@@ -21,6 +22,22 @@ NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 PREDICTIONS = PANELS + """
 print(_json.dumps([widget.model_id for widget in _instances.values() if isinstance(widget, _Prediction)]))
+"""
+#: Figures made one after the other while plotly.js holds the page for five seconds, as on a slow machine.
+SLOW = """
+import time
+from actmem.show import live
+live._MODULE = "const end = performance.now() + 5000; while (performance.now() < end);" + live._MODULE
+shown = []
+for number in range(45):
+    shown.append(live.LiveFigure(live.Drawing([], {"height": 40}, f"figure {number}")))
+    display(shown[-1])
+    time.sleep(0.1)
+"""
+CHANGE = """
+for figure in shown:
+    figure.draw(live.Drawing([], {"height": 40}, figure.alt + ", changed"))
+print(len(shown))
 """
 #: Notes when the figure was last touched after a key.
 WATCH = """
@@ -120,6 +137,20 @@ def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):
         box.screenshot(path=shots / "narrow.png")
         notebook.page.set_viewport_size({"width": 1280, "height": 1000})
         notebook.page.wait_for_function("([svg, narrow]) => svg.getBoundingClientRect().width > narrow + 100", arg=[figure.locator(".main-svg").first.element_handle(), narrow])
+
+
+def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
+    notebook = nbformat.read(NOTEBOOKS / NOTEBOOK, as_version=4)
+    notebook.cells = [nbformat.v4.new_code_cell(SLOW)]
+    nbformat.write(notebook, lab.folder / "notebooks" / "slow.ipynb")
+    with lab.notebook(browser, "slow.ipynb") as notebook:
+        notebook.page.context.new_cdp_session(notebook.page).send("Emulation.setCPUThrottlingRate", {"rate": 4})
+        notebook.run_all()
+        figures = notebook.page.locator(".actmem-figure[data-drawn]")
+        expect(figures).to_have_count(45)
+        notebook.ask(CHANGE)
+        expect(notebook.page.locator(".actmem-figure[aria-label$=changed]")).to_have_count(45)
+        assert notebook.complaints == []
 
 
 def test_a_key_changes_the_figure_at_once(lab, browser, record_property):

@@ -26,12 +26,15 @@ _MEET = """
 function meeting() {
   const place = (globalThis.__actmemPlotly ??= {});
   place.plotly ??= new Promise((arrived) => { place.arrived = arrived; });
+  place.drawn ??= Promise.resolve();
   return place;
 }
 """
 
-# Loads plotly.js on its own time: anywidget gives a widget two seconds to be ready, which 5 MB
-# could miss on a busy machine.  A page that has it from another kernel does not load it again.
+# Loads plotly.js on its own time, and once: a page that has it from another kernel does not load it
+# again.  The page stands still while plotly.js starts: a second on a machine of one's own, ten on a
+# slow one.  A widget that anywidget finds not ready after two seconds takes no message ever after
+# (its sliders are dead), so until plotly.js is there such signals have a minute.
 _SCRIPT = (
     _MEET
     + """
@@ -39,10 +42,15 @@ function initialize({ model }) {
   const place = meeting();
   if (place.loading) return;
   place.loading = true;
+  const timeout = AbortSignal.timeout;
+  AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, Math.max(milliseconds, 60_000));
   const url = URL.createObjectURL(new Blob([model.get("source")], { type: "text/javascript" }));
   import(url)
     .then((loaded) => place.arrived(loaded.default), (error) => { place.loading = false; console.error(error); })
-    .finally(() => URL.revokeObjectURL(url));
+    .finally(() => {
+      AbortSignal.timeout = timeout;
+      URL.revokeObjectURL(url);
+    });
 }
 export default { initialize };
 """
@@ -70,7 +78,11 @@ async function render({ model, el }) {
   };
   model.on("change:spec", draw);
   model.on("change:alt", describe);
-  await draw();
+  // Figures that waited for plotly.js are drawn in a task each, or they would hold the page together.
+  const place = meeting();
+  const first = place.drawn.then(() => new Promise((next) => setTimeout(next))).then(draw);
+  place.drawn = first.catch(() => {});
+  await first;
   node.dataset.drawn = "true";
   let width = node.clientWidth;
   const watch = new ResizeObserver(() => {

@@ -38,6 +38,7 @@ _KINDS = {
     "all_gather_into_tensor": "all-gather",
     "all_gather_into_tensor_out": "all-gather",
     "all_gather_into_tensor_coalesced": "all-gather",
+    "reduce_scatter": "reduce-scatter",
     "reduce_scatter_": "reduce-scatter",
     "_reduce_scatter_base_": "reduce-scatter",
     "reduce_scatter_tensor_coalesced_": "reduce-scatter",
@@ -55,7 +56,8 @@ _KINDS = {
     "recv_": "receive",
     "barrier": "barrier",
 }
-_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional")
+#: The last is this course's own, for gloo (``parallel.gloo``).
+_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "actmem")
 
 
 class count_collectives(TorchDispatchMode):

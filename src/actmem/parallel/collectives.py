@@ -3,7 +3,7 @@
 Dimension 0 is the sequence (activations are ``[s, b, h]``), so that no transpose is ever
 needed before or after a collective.  The caller's tensor is never written to.  Each comes in
 two forms: ``start_…`` returns at once, so that a matrix product can run beside it, and the
-plain form waits.  This is the only file that names torch's collectives.
+plain form waits.  Only this file and ``gloo`` name torch's collectives.
 
 Nothing here is differentiable: see ``conjugates`` for that.
 """
@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from actmem.parallel.gloo import PartsUnderWay, start_exchange
 from actmem.parallel.groups import TensorParallel
 
 # torch 2.13 renamed these two; the older names do the same.
@@ -60,12 +61,14 @@ def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
     return Pending(result, _all_gather(result, x.contiguous(), group=tp.group, async_op=True))
 
 
-def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
+def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderWay:
     """Begin to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out."""
     if tp.size == 1:
         return Pending(x, None)
     if x.shape[0] % tp.size:
         raise ValueError(f"dimension 0 of {tuple(x.shape)} must be divisible by the {tp.size} ranks")
+    if x.device.type == "cpu" and dist.get_backend(tp.group) == "gloo":
+        return start_exchange(x.contiguous(), tp.group)
     result = x.new_empty((x.shape[0] // tp.size, *x.shape[1:]))
     return Pending(result, _reduce_scatter(result, x.contiguous(), group=tp.group, async_op=True))
 

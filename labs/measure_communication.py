@@ -1,8 +1,9 @@
 """torchrun --nproc-per-node 2 labs/measure_communication.py
 
 What the ranks of one transformer layer exchange (2205.05198 section 4.2): number, kind and bytes of
-the collectives in every mode, by formula and counted; one all-reduce against a reduce-scatter and
-an all-gather of the same bytes; and how much of backward's exchanges the matrix products hide.
+the collectives in every mode, by formula and counted; what the ranks' sockets really sent for them;
+one all-reduce against a reduce-scatter and an all-gather of the same bytes; and how much of
+backward's exchanges the matrix products hide.
 Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wrong use.
 """
 
@@ -22,9 +23,14 @@ from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import check_speed
 from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
-from actmem.show.speed_communication import compared_lines, exchanges_table
+from actmem.lab.wire import TORCHS, measure_sent
+from actmem.measure.wire import GLOO_HEADER_BYTES, GLOO_MESSAGES
+from actmem.show.speed_communication import compared_lines, exchanges_table, sent_table
 
-GLOO = "(On CPUs gloo makes a reduce-scatter of an all-reduce, so its time says nothing about bytes: the counts do.)"
+GLOO = (
+    f"Headers: {GLOO_HEADER_BYTES} bytes before each of gloo's messages, {GLOO_MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "
+    "over gloo is an all-reduce that forgets the rest; ours sends only what is kept (parallel/gloo.py)."
+)
 
 
 def main() -> int:
@@ -47,12 +53,14 @@ def main() -> int:
     torch.manual_seed(1234)
     with ranks(args) as here:
         counted = count_exchanges(shape, here, getattr(torch, dtype))
+        sent = measure_sent(shape, here, getattr(torch, dtype))
         timed = [] if here.emulated else time_exchanges(shape, here, getattr(torch, dtype), args.rounds)
         wrong = [one for of_rank in here.gather(counted) for one in of_rank if not one.exact]
+        wrong_sent = [one for one in sent if not one.exact]
         progress_line("", here)
         if here.rank == 0:
-            report(args, counted, timed, wrong, setting(shape, here, dtype), clock_name(args, here.device), here.device)
-    return 1 if wrong else 0
+            report(args, counted, sent, timed, [*wrong, *wrong_sent], setting(shape, here, dtype), clock_name(args, here.device))
+    return 1 if wrong or wrong_sent else 0
 
 
 def time_exchanges(shape, here, dtype, rounds):
@@ -68,21 +76,22 @@ def time_exchanges(shape, here, dtype, rounds):
     return found
 
 
-def report(args, counted, timed, wrong, where, clock, device) -> None:
-    """Print the counts and the comparisons, and write the file that is asked for."""
+def report(args, counted, sent, timed, wrong, where, clock) -> None:
+    """Print the counts, the sockets' bytes and the comparisons, and write the file that is asked for."""
     console = Console()
     console.print(exchanges_table(counted, f"Exchanges: {where}"))
+    if sent:
+        console.print(sent_table(sent))
+        console.print(GLOO, highlight=False)
     for one in wrong:
-        console.print(f"[bold red]{one.name}, {one.recompute}: by formula {one.predicted}, counted {one.measured}", highlight=False)
+        console.print(f"[bold red]{one.difference}", highlight=False)
     if not wrong:
         console.print("Every number, kind and byte agrees with the formulas.", highlight=False)
     for sentence in compared_lines(timed):
         console.print(sentence, highlight=False)
-    if timed and device == "cpu":
-        console.print(GLOO, highlight=False)
     console.print(f"Times: medians of {args.rounds} rounds, {clock}." if timed else "One emulated rank exchanges nothing, so nothing is timed.", highlight=False)
     if args.json:
-        document = [asdict(one) for one in counted] + [{"comparison": title, **asdict(one)} for title, one in timed]
+        document = [asdict(one) for one in counted] + [{"on_sockets": one.name, **asdict(one)} for one in sent] + [{"comparison": title, **asdict(one)} for title, one in timed]
         args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

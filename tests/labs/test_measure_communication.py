@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from actmem.config import ModelShape
-from actmem.lab import communication, launch
+from actmem.lab import communication, launch, wire
 from actmem.lab.communication import compare_overlap, count_exchanges
 from actmem.lab.ranks import Ranks
+from actmem.lab.wire import measure_sent
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.overlap import without_overlap
 from actmem.model.layer import TransformerLayer
@@ -25,13 +26,32 @@ def test_under_torchrun(tmp_path):
     path = tmp_path / "exchanges.json"
     done = launch.run(SCRIPT, *TINY, "--json", path, processes=2)
     assert done.returncode == 0, done.stderr
-    assert "Every number, kind and byte agrees" in done.stdout and "gloo makes a reduce-scatter" in done.stdout
+    assert "Every number, kind and byte agrees" in done.stdout and "over gloo is an all-reduce that forgets the rest" in done.stdout
     lines = json.loads(path.read_text())
-    counted, compared = ([line for line in lines if ("comparison" in line) == wanted] for wanted in (False, True))
+    sent = [line for line in lines if "on_sockets" in line]
+    compared = [line for line in lines if "comparison" in line]
+    counted = [line for line in lines if "recompute" in line]
     assert [line["measured"] for line in counted[:1]] == [{"all-reduce": 4}]
     assert all(line["measured"] == line["predicted"] for line in counted) and len(counted) == 12
+    assert all(line["sent_bytes"] == line["predicted_bytes"] + line["header_bytes"] > 0 for line in sent) and len(sent) == 7
     assert [line["comparison"] for line in compared] == ["Same bytes", "Backward, tensor parallel", "Backward, tensor + sequence"]
     assert all(line["first_seconds"] > 0 and line["second_seconds"] > 0 for line in compared)
+
+
+class Alike(Ranks):
+    """Ranks that all say the same."""
+
+    def gather(self, value):
+        return [value] * self.size
+
+
+def test_a_byte_more_on_the_sockets_is_named(monkeypatch, capsys):
+    monkeypatch.setattr(wire, "can_count", lambda: True)
+    monkeypatch.setattr(wire, "bytes_sent_by", lambda run: 1)
+    with emulated_rank(2):
+        sent = measure_sent(SHAPE, Alike(0, 2, "cpu", False), torch.float32)
+    assert not any(one.exact for one in sent)
+    assert sent[0].difference == "all-reduce: 4,096 + 1,152 bytes by formula, 2 on the sockets"
 
 
 def test_emulated_fits_eighty_columns_and_times_nothing():

@@ -22,7 +22,7 @@ def test_tensors_are_fake_unless_real_ones_are_asked_for():
 @pytest.mark.parametrize("writes", [True, False])
 def test_reduce_scatter_gives_this_ranks_part_on_every_torch(monkeypatch, writes):
     if not writes:  # as the fake backend was before torch 2.13
-        monkeypatch.setattr(collectives, "_reduce_scatter", lambda result, x, **_: None)
+        monkeypatch.setattr(collectives, "torch_reduce_scatter", lambda result, x, **_: None)
     with emulated_rank(2, rank=1, real_tensors=True):
         part = collectives.start_reduce_scatter(torch.arange(4.0), tensor_parallel()).wait()
         assert part.tolist() == [2, 3]

@@ -48,6 +48,11 @@ class Counted:
             and self.predicted_wire_bytes == self.measured_wire_bytes
         )
 
+    @property
+    def difference(self) -> str:
+        """What does not agree, in words."""
+        return f"{self.name}, {self.recompute}: by formula {self.predicted}, counted {self.measured}"
+
 
 @dataclass(frozen=True)
 class Compared:

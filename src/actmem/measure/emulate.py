@@ -55,7 +55,7 @@ def _written_results() -> Iterator[None]:
     every value and change how fast kernels run.
     """
     own, everything = torch.zeros(1), torch.ones(dist.get_world_size())
-    collectives._reduce_scatter(own, everything)
+    collectives.torch_reduce_scatter(own, everything)
     if own.item() == 1:
         yield
         return
@@ -67,7 +67,7 @@ def _written_results() -> Iterator[None]:
 
         return run
 
-    with replaced(collectives, "_reduce_scatter", writing):
+    with replaced(collectives, "torch_reduce_scatter", writing):
         yield
 
 

@@ -18,8 +18,8 @@ from actmem.parallel.gloo import PartsUnderWay, start_exchange
 from actmem.parallel.groups import TensorParallel
 
 # torch 2.13 renamed these two; the older names do the same.
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+torch_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
 
 class Pending:
@@ -58,7 +58,7 @@ def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
     if tp.size == 1:
         return Pending(x, None)
     result = x.new_empty((x.shape[0] * tp.size, *x.shape[1:]))
-    return Pending(result, _all_gather(result, x.contiguous(), group=tp.group, async_op=True))
+    return Pending(result, torch_all_gather(result, x.contiguous(), group=tp.group, async_op=True))
 
 
 def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderWay:
@@ -70,7 +70,7 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderW
     if x.device.type == "cpu" and dist.get_backend(tp.group) == "gloo":
         return start_exchange(x.contiguous(), tp.group)
     result = x.new_empty((x.shape[0] // tp.size, *x.shape[1:]))
-    return Pending(result, _reduce_scatter(result, x.contiguous(), group=tp.group, async_op=True))
+    return Pending(result, torch_reduce_scatter(result, x.contiguous(), group=tp.group, async_op=True))
 
 
 def all_reduce(x: Tensor, tp: TensorParallel) -> Tensor:

@@ -31,6 +31,22 @@ def exchanges_table(counted: Iterable, title: str) -> Table:
     return table
 
 
+def sent_table(sent: Iterable) -> Table:
+    """Bytes on the wire, all ranks together: data by formula, gloo's headers, and what the sockets say.
+
+    sent: objects with the fields of lab.wire.Sent.
+    """
+    table = plain_table("Bytes sent by all ranks' sockets")
+    table.add_column("", no_wrap=True)
+    for name in ("data, by formula", "headers", "sent", "diff."):
+        table.add_column(name, justify="right", no_wrap=True)
+    for one in sent:
+        difference = one.sent_bytes - one.predicted_bytes - one.header_bytes
+        numbers = (one.predicted_bytes, one.header_bytes, one.sent_bytes, difference)
+        table.add_row(one.name, *(f"{number:,}" for number in numbers), style="" if one.exact else "bold red")
+    return table
+
+
 def compared_lines(compared: Iterable[tuple[str, object]]) -> list[str]:
     """A sentence for each comparison; title and an object with the fields of lab.communication.Compared."""
     return [f"{title}: {_words(one)}" for title, one in compared]

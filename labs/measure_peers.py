@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 
 from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.peers import COMPILED, LITERAL, MODES, NOTES, PEERS, measure_peers
+from actmem.lab.peers import COMPILED, LITERAL, MODES, NOTES, OURS, OVER_GLOO, PEERS, measure_peers
 from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import check_speed
@@ -61,11 +61,11 @@ def main() -> int:
         )
         progress_line("", here)
         if here.rank == 0:
-            report(args, lines, setting(shape, here, dtype), clock_name(args, here.device))
+            report(args, lines, setting(shape, here, dtype), clock_name(args, here.device), here)
     return 0
 
 
-def report(args, lines, where, clock) -> None:
+def report(args, lines, where, clock, here) -> None:
     """Print a table for each mode and what to know about the peers, and write the file that is asked for."""
     console = Console()
     console.print(f"One layer by others: {where}", style="bold", highlight=False)
@@ -85,6 +85,8 @@ def report(args, lines, where, clock) -> None:
             console.print(f"{name}: {NOTES[name]}.", highlight=False)
     for sentence in missing_lines(lines):
         console.print(sentence, highlight=False, markup=False)
+    if here.device == "cpu" and here.size > 1 and not here.emulated:
+        console.print(f"{OURS}: {OVER_GLOO}.", highlight=False)
     if args.emulate is not None:
         console.print("One emulated rank: exchanges take no time here, so this is computing alone.", highlight=False)
     strange = sorted({line.name for line in lines if line.finite is False})

@@ -24,6 +24,7 @@ def test_every_mode_and_peer(tmp_path):
     done = launch.run(SCRIPT, "--emulate", 2, *TINY, "--json", path)
     assert done.returncode == 0, done.stderr
     assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    assert "gloo" not in done.stdout  # an emulated rank exchanges nothing
     lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [
         (mode, name) for mode in MODES for name in (OURS, *([LITERAL] if mode != "none" else []), *PEERS)
@@ -40,8 +41,11 @@ def test_every_mode_and_peer(tmp_path):
     assert by_name["none", "FSDP2"]["sequences"] == 2
 
 
-def test_under_torchrun_with_a_choice():
-    lines = launch.results(SCRIPT, *TINY, "--peer", "DTensor", "--recompute", "selective", "--no-sequence-parallel", processes=2)
+def test_under_torchrun_with_a_choice(tmp_path):
+    path = tmp_path / "peers.json"
+    done = launch.run(SCRIPT, *TINY, "--peer", "DTensor", "--recompute", "selective", "--no-sequence-parallel", "--json", path, processes=2)
+    assert "its reduce-scatter over gloo sends only what is kept" in " ".join(done.stdout.split())
+    lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [("selective", name) for name in (OURS, LITERAL, "DTensor")]
     assert not any(line["unavailable"] for line in lines) and all(line["overhead"] is None for line in lines)
 

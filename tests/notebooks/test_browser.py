@@ -16,13 +16,11 @@ from playwright.sync_api import expect
 
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.lab import Lab
-from tests.notebooks.panels import DESCRIBE, PANELS, SHOWN, panel_in_page, use_panel
+from tests.notebooks.panels import DESCRIBE, SHOWN, panel_in_page, use_panel
+from tests.notebooks.predictions import PREDICTIONS, use_predictions
 
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
-PREDICTIONS = PANELS + """
-print(_json.dumps([widget.model_id for widget in _instances.values() if isinstance(widget, _Prediction)]))
-"""
 #: Figures made one after the other while plotly.js holds the page for five seconds, as on a slow machine.
 SLOW = """
 import time
@@ -80,23 +78,6 @@ def check_cells(cells, name):
         assert bool(cell["outputs"]) == has_output, cell["source"]
 
 
-def use_predictions(notebook):
-    page = notebook.page
-    for model in notebook.ask(PREDICTIONS):
-        form = notebook.go_to(model).locator(".actmem-predict")
-        field, reply = form.locator("input"), form.locator("output")
-        expect(reply).to_have_text("")
-        field.focus()
-        page.keyboard.type("a lot")
-        page.keyboard.press("Enter")
-        expect(reply).to_have_text(re.compile("^✗ a lot is not a number"))
-        expect(field).to_have_attribute("aria-invalid", "true")
-        field.fill("7")
-        page.keyboard.press("Tab")
-        page.keyboard.press("Space")
-        expect(reply).to_have_text(re.compile("^You said 7"))
-
-
 #: A notebook, and its panel with sliders for s, b, h and a.
 NOTEBOOK, BARS = "02_counting_bytes.ipynb", 1
 
@@ -126,6 +107,19 @@ def test_a_reloaded_page_shows_what_was_there(lab, browser):
         _, figure = panel_in_page(notebook, BARS)
         assert figure.evaluate(SHOWN) == shown
         assert notebook.complaints == []
+
+
+def test_the_browser_keeps_a_guess(lab, browser):
+    with lab.notebook(browser, NOTEBOOK) as notebook:
+        notebook.run_all()
+        form = notebook.go_to(notebook.ask(PREDICTIONS)[0]).locator(".actmem-predict")
+        form.locator("input").fill("42")
+        form.locator("button").click()
+        expect(form.locator("output")).to_have_text(re.compile("^You said 42"))
+        notebook.run_all()  # new widgets, which the kernel knows no guess of
+        form = notebook.go_to(notebook.ask(PREDICTIONS)[-1]).locator(".actmem-predict")
+        expect(form.locator("input")).to_have_value("42")
+        expect(form.locator("output")).to_have_text("")
 
 
 def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):

@@ -23,6 +23,7 @@ from notebooks.site.build import build
 from notebooks.site.cache import SiteError
 from tests.notebooks.lab import OpenNotebook, wait_for_kernel
 from tests.notebooks.panels import DESCRIBE, use_panel
+from tests.notebooks.predictions import use_predictions
 
 NAMES = [path.name for path in chapters()]
 #: Sizes of a window that the course has to be readable in.
@@ -218,6 +219,7 @@ def test_a_chapter_runs_in_the_browser(name, reader, shots):
     assert len(panels) == sum("Panel(" in cell.source for cell in stored(name).cells if cell.cell_type == "code")
     for number, panel in enumerate(panels):
         use_panel(opened, number, panel, shots / f"live-{Path(name).stem}-panel{number + 1}.png", controls=1)
+    use_predictions(opened)
     reader.nothing_missing()
     assert opened.complaints == []
     opened.page.close()

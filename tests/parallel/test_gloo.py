@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.measure.comms import Collective, count_collectives
-from actmem.parallel.collectives import reduce_scatter, torch_reduce_scatter
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import tensor_parallel
 
 
@@ -28,6 +28,15 @@ def test_same_sum_counted_as_one_reduce_scatter(size, dtype, pools):
     payload = 3 * size * 2 * 5 * dtype.itemsize
     for found in pools[size].run(both, dtype):
         assert found == (True, True, True, [Collective("reduce-scatter", payload)])
+
+
+def outside_a_graph():
+    x, tp = torch.ones(4, 3, requires_grad=True), tensor_parallel()
+    return [one(x, tp).requires_grad for one in (reduce_scatter, all_gather, all_reduce)]
+
+
+def test_no_result_is_part_of_a_graph(pools):
+    assert pools[2].run(outside_a_graph) == [[False] * 3] * 2
 
 
 def uneven():

@@ -41,6 +41,11 @@ NOTES = {
     LITERAL: "runs again all that the paper runs again",
     COMPILED: "torch.compile on the regions between exchanges; it chooses by itself what is kept, so the bytes differ",
 }
+#: Said where ranks exchange over gloo.
+OVER_GLOO = (
+    "its reduce-scatter over gloo sends only what is kept; the others use torch's, an all-reduce that forgets the rest. On GPUs "
+    "all use NCCL's"
+)
 
 
 @dataclass(frozen=True)

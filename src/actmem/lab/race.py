@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from actmem.lab.ranks import Ranks
 from actmem.measure.clock import Sample, Work, take_turns
+from actmem.measure.heap import keep_freed_memory
 from actmem.measure.ledger import record
 from actmem.measure.peak import clear_gradients, measure_memory
 from actmem.measure.spread import Spread, noise_of, ratios, spread
@@ -75,6 +76,7 @@ def race_of(
     cpu_time: take the process's own processor time, not the wall clock (CPU only).  part: which
     seconds of Sample the noise is told from.
     """
+    keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, which CPUs are slow on.
     torch.set_flush_denormal(True)
     try:

@@ -5,7 +5,7 @@ needed before or after a collective.  The caller's tensor is never written to.  
 two forms: ``start_…`` returns at once, so that a matrix product can run beside it, and the
 plain form waits.  Only this file and ``gloo`` name torch's collectives.
 
-Nothing here is differentiable: see ``conjugates`` for that.
+Nothing here is differentiable, and no result is part of a graph: see ``conjugates`` for that.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def start_all_reduce(x: Tensor, tp: TensorParallel) -> Pending:
     """Begin to sum ``x`` over the ranks: any shape in, the same shape out."""
     if tp.size == 1:
         return Pending(x, None)
-    result = x.clone(memory_format=torch.contiguous_format)
+    result = x.detach().clone(memory_format=torch.contiguous_format)
     return Pending(result, dist.all_reduce(result, group=tp.group, async_op=True))
 
 
@@ -48,7 +48,7 @@ def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
     """The largest over the ranks, element by element: any shape in, the same shape out."""
     if tp.size == 1:
         return x
-    result = x.clone(memory_format=torch.contiguous_format)
+    result = x.detach().clone(memory_format=torch.contiguous_format)
     dist.all_reduce(result, dist.ReduceOp.MAX, group=tp.group)
     return result
 
@@ -58,7 +58,7 @@ def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
     if tp.size == 1:
         return Pending(x, None)
     result = x.new_empty((x.shape[0] * tp.size, *x.shape[1:]))
-    return Pending(result, torch_all_gather(result, x.contiguous(), group=tp.group, async_op=True))
+    return Pending(result, torch_all_gather(result, x.detach().contiguous(), group=tp.group, async_op=True))
 
 
 def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderWay:
@@ -68,9 +68,9 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderW
     if x.shape[0] % tp.size:
         raise ValueError(f"dimension 0 of {tuple(x.shape)} must be divisible by the {tp.size} ranks")
     if x.device.type == "cpu" and dist.get_backend(tp.group) == "gloo":
-        return start_exchange(x.contiguous(), tp.group)
+        return start_exchange(x.detach().contiguous(), tp.group)
     result = x.new_empty((x.shape[0] // tp.size, *x.shape[1:]))
-    return Pending(result, torch_reduce_scatter(result, x.contiguous(), group=tp.group, async_op=True))
+    return Pending(result, torch_reduce_scatter(result, x.detach().contiguous(), group=tp.group, async_op=True))
 
 
 def all_reduce(x: Tensor, tp: TensorParallel) -> Tensor:

@@ -57,9 +57,17 @@ class DropoutMask(nn.Module):
         count = like.numel()
         draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
         draws.random_(-(2**63), None, generator=self.generator)  # all 64 bits
-        mask = (draws.view(torch.int16)[:count] >= self.num_dropped - 2**15).view(like.shape)
+        mask = _at_least(draws.view(torch.int16)[:count], self.num_dropped - 2**15).view(like.shape)
         scale = 2**16 / (2**16 - self.num_dropped)
         return Mask(mask, scale, keep(mask) if torch.is_grad_enabled() else None)
+
+
+def _at_least(draws: Tensor, limit: int) -> Tensor:
+    """``draws >= limit``; may write over ``draws``."""
+    if draws.device.type == "cpu":
+        # torch has vector instructions for results of the operands' type, not for bools.
+        return draws.ge_(limit).to(torch.bool)
+    return draws >= limit
 
 
 class Mask:

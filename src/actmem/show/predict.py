@@ -25,7 +25,10 @@ function render({ model, el }) {
   const [question, unit, input, output] = [".question", ".unit", "input", "output"].map((name) => form.querySelector(name));
   question.textContent = model.get("question");
   unit.textContent = model.get("unit");
-  input.value = model.get("guess");
+  // The kernel forgets a guess when it ends; the browser keeps it for the next time (unless it may not store anything).
+  const kept = "actmem guess: " + question.textContent;
+  const storage = (use) => { try { return use(window.localStorage); } catch { return null; } };
+  input.value = model.get("guess") || storage((local) => local.getItem(kept)) || "";
   const write = () => {
     output.textContent = model.get("reply");
     output.classList.toggle("refused", model.get("refused"));
@@ -34,6 +37,7 @@ function render({ model, el }) {
   write();
   form.addEventListener("submit", (event) => {
     event.preventDefault();
+    storage((local) => local.setItem(kept, input.value));
     model.set("guess", input.value);
     model.set("tries", model.get("tries") + 1);
     model.save_changes();

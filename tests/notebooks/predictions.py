@@ -1,0 +1,31 @@
+"""The forms that ask for a guess, used by keyboard."""
+
+from __future__ import annotations
+
+import re
+
+from playwright.sync_api import expect
+
+from tests.notebooks.panels import PANELS
+
+#: The forms of the kernel, in the order in which they were made.
+PREDICTIONS = PANELS + """
+print(_json.dumps([widget.model_id for widget in _instances.values() if isinstance(widget, _Prediction)]))
+"""
+
+
+def use_predictions(notebook):
+    page = notebook.page
+    for model in notebook.ask(PREDICTIONS):
+        form = notebook.go_to(model).locator(".actmem-predict")
+        field, reply = form.locator("input"), form.locator("output")
+        expect(reply).to_have_text("")
+        field.focus()
+        page.keyboard.type("a lot")
+        page.keyboard.press("Enter")
+        expect(reply).to_have_text(re.compile("^✗ a lot is not a number"))
+        expect(field).to_have_attribute("aria-invalid", "true")
+        field.fill("7")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        expect(reply).to_have_text(re.compile("^You said 7"))

@@ -17,6 +17,7 @@ import torch
 from rich.console import Console
 
 from actmem.config import Parallel, check_layer
+from actmem.formulas.gloo import HEADER_BYTES, MESSAGES
 from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
 from actmem.lab.communication import compare_collectives, compare_overlap, count_exchanges
 from actmem.lab.race import progress_line
@@ -24,11 +25,10 @@ from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import check_speed
 from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
 from actmem.lab.wire import TORCHS, measure_sent
-from actmem.measure.wire import GLOO_HEADER_BYTES, GLOO_MESSAGES
 from actmem.show.speed_communication import compared_lines, exchanges_table, sent_table
 
 GLOO = (
-    f"Headers: {GLOO_HEADER_BYTES} bytes before each of gloo's messages, {GLOO_MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "
+    f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "
     "over gloo is an all-reduce that forgets the rest; ours sends only what is kept (parallel/gloo.py)."
 )
 

@@ -23,12 +23,13 @@ from actmem.config import Parallel
 from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_rows
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, sequence_over_tensor, step_exchanges, wire_bytes
 from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.gloo import gloo_header_bytes
 from actmem.formulas.ring import ring, ring_steps
 from actmem.lab import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
 from actmem.measure.layer import layer_input
 from actmem.model.layer import TransformerLayer
-from actmem.models import PAPER_MODELS
+from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
 from actmem.show.choices import choice, steps
@@ -231,16 +232,30 @@ print(text_table(("s", "4 all-reduces", "4 + 4 halves", "more"), lines, "rrrr"))
 # ## The same bytes, on the wire
 #
 # So far bytes sent were computed: counted exchanges times the ring's formula. They can be seen, too. Processes on CPUs talk over
-# TCP (torch calls this gloo), and Linux counts what each connection has sent. So ask the sockets of two real processes, for single exchanges
-# and for a whole layer, forward and backward. gloo puts 48 bytes before each of its messages; their number is predicted as well:
+# TCP (torch's backend for that is called gloo), and Linux counts what each connection has sent. First the prediction, for two ranks: the data
+# by the formulas of this chapter, and a header of 48 bytes on each of gloo's messages:
+
+# %%
+TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
+predicted = {kind: [Exchange(kind, "forward", "", 2, TINY_BYTES)] for kind in ("all-reduce", "all-gather", "reduce-scatter")}
+predicted["layer, tensor"] = layer_exchanges(TINY, Parallel(2), element_size=4)
+predicted["layer, tensor+sequence, plain"] = layer_exchanges(TINY, Parallel(2, True), element_size=4, keep_gathered_input=True)
+predicted["layer, tensor+sequence"] = layer_exchanges(TINY, Parallel(2, True), element_size=4)
+lines = [(name, 2 * wire_bytes(exchanges), 2 * sum(map(gloo_header_bytes, exchanges))) for name, exchanges in predicted.items()]
+print(text_table(("both ranks send, bytes", "data", "headers"), lines, " rr"))
+pieces = [gloo_header_bytes(Exchange("all-reduce", "forward", "", 2, mebibytes << 20)) for mebibytes in (4, 5)]
+print("gloo cuts large tensors in more pieces: headers of an all-reduce of 4 and of 5 MiB, from each rank:", *pieces)
+
+# %% [markdown]
+# Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward:
 
 # %%
 results = launch.results("measure_communication.py", "--rounds", 1, processes=2)
-sent = [r for r in results if "on_sockets" in r]
-lines = [(r["name"], r["predicted_bytes"], r["header_bytes"], r["sent_bytes"]) for r in sent]
+on_sockets = [r for r in results if "on_sockets" in r]
+lines = [(r["name"], r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets]
 if lines:
-    print(text_table(("sent by two ranks, bytes", "formula", "headers", "sockets"), lines, " rrr"))
-    print("as predicted, to the byte:", all(formula + headers == counted for _, formula, headers, counted in lines))
+    print(text_table(("both ranks send, bytes", "predicted", "sockets"), lines, " rr"))
+    print("as predicted, to the byte:", all(formula == sent for _, formula, sent in lines))
 else:
     print("this system does not count what a socket sends (Linux does)")
 

@@ -6,9 +6,10 @@ import torch.distributed as dist
 
 from actmem.config import ModelShape
 from actmem.formulas.communication import Exchange
+from actmem.formulas.gloo import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
 from actmem.lab.ranks import Ranks
 from actmem.lab.wire import TORCHS, measure_sent
-from actmem.measure.wire import GLOO_HEADER_BYTES, GLOO_PIECE_BYTES, bytes_sent_by, can_count, gloo_header_bytes
+from actmem.measure.wire import bytes_sent_by, can_count
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
 
@@ -44,13 +45,13 @@ def test_a_second_exchange_is_seen(pools):
 
 
 def sent_for_mebibytes(n):
-    x = torch.ones(n * GLOO_PIECE_BYTES // 4)
+    x = torch.ones(n * PIECE_BYTES // 4)
     return bytes_sent_by(lambda: all_reduce(x, tensor_parallel()))
 
 
 # Two ranks, two pieces each, or one for every MiB: each piece goes round twice, in three messages.
 @pytest.mark.parametrize(("n", "pieces"), [(4, 4), (5, 6), (9, 10)])
 def test_headers_grow_with_the_pieces(n, pieces, pools):
-    exchange = Exchange("all-reduce", "forward", "", 2, n * GLOO_PIECE_BYTES)
-    assert gloo_header_bytes(exchange) == pieces * 3 * GLOO_HEADER_BYTES
+    exchange = Exchange("all-reduce", "forward", "", 2, n * PIECE_BYTES)
+    assert gloo_header_bytes(exchange) == pieces * 3 * HEADER_BYTES
     assert pools[2].run(sent_for_mebibytes, n) == [exchange.wire_bytes + gloo_header_bytes(exchange)] * 2

@@ -9,9 +9,10 @@ import torch
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import Exchange, layer_exchanges, wire_bytes
+from actmem.formulas.gloo import gloo_header_bytes
 from actmem.lab.ranks import Ranks
 from actmem.measure.layer import layer_input
-from actmem.measure.wire import bytes_sent_by, can_count, gloo_header_bytes
+from actmem.measure.wire import bytes_sent_by, can_count
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import torch_reduce_scatter, all_gather, all_reduce, reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel

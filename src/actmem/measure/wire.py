@@ -2,13 +2,11 @@
 
 gloo's ranks are joined by TCP, also on one machine, and Linux counts the payload of each
 connection, without the headers of TCP and IP.  So "the same bytes" (2205.05198 section 4.2.2) can
-be read off the sockets, below torch and below gloo.  gloo adds headers, whose bytes follow from
-how it cuts a tensor into messages, and nothing else.
+be read off the sockets, below torch and below gloo.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import socket
 import struct
@@ -18,35 +16,18 @@ from collections.abc import Callable
 
 import torch.distributed as dist
 
-from actmem.formulas.communication import Exchange
-
-#: Before each of gloo's messages: length, kind, slot, and where in which buffer.
-GLOO_HEADER_BYTES = 6 * 8
-#: For each piece of data that goes to another rank: "I have it", "I am ready for it", and the data itself.
-GLOO_MESSAGES = 3
-#: gloo cuts a tensor that is to be all-reduced into pieces of no more than this, two for each rank at least.
-GLOO_PIECE_BYTES = 1 << 20
-#: Where Linux's struct tcp_info has tcpi_bytes_sent and tcpi_bytes_retrans, two 64-bit numbers (since kernel 4.19).
-_SENT_AND_AGAIN = (200, "QQ")
+#: In Linux's struct tcp_info, since kernel 4.19: tcpi_bytes_sent and tcpi_bytes_retrans, 64-bit numbers behind 200 bytes.
+_INFO = struct.Struct("200xQQ")
 #: A socket hands over to the network on its own time: the count stands still for this long when all has left.
 _STILL_SECONDS = 0.02
 
 
-def gloo_header_bytes(exchange: Exchange) -> int:
-    """Bytes that one rank sends beside the data of ``exchange``, when gloo runs it.
-
-    all-reduce: a ring's 2(t - 1) turns with 1/t of the pieces each.  all-gather: t - 1 turns with two
-    pieces each.  reduce-scatter: a piece to each other rank (``parallel.gloo``).
-    """
-    t = exchange.ranks
-    pieces = max(2 * t, t * math.ceil(exchange.payload_bytes / GLOO_PIECE_BYTES / t))
-    sent = {"all-reduce": 2 * (t - 1) * pieces // t, "all-gather": 2 * (t - 1), "reduce-scatter": t - 1}[exchange.kind]
-    return exchange.count * sent * GLOO_MESSAGES * GLOO_HEADER_BYTES
-
-
 def can_count() -> bool:
     """Whether this process's ranks talk over sockets that can be asked: gloo on Linux."""
-    return sys.platform == "linux" and dist.is_initialized() and dist.get_backend() == "gloo"
+    if sys.platform != "linux" or not dist.is_initialized() or dist.get_backend() != "gloo":
+        return False
+    with socket.socket() as unused:
+        return len(_told(unused)) == _INFO.size
 
 
 def socket_bytes_sent() -> int:
@@ -56,14 +37,16 @@ def socket_bytes_sent() -> int:
         try:
             if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
                 continue
-            with socket.socket(fileno=os.dup(int(number))) as asked:  # a copy, so that closing it closes nothing
-                told = asked.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+            with socket.socket(fileno=os.dup(int(number))) as copy:  # closing a copy closes nothing
+                sent, again = _INFO.unpack(_told(copy))
         except OSError:  # gone since it was listed, or not TCP
             continue
-        offset, numbers = _SENT_AND_AGAIN
-        sent, again = struct.unpack_from(numbers, told, offset)
         total += sent - again
     return total
+
+
+def _told(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
 
 
 def bytes_sent_by(exchange: Callable[[], object]) -> int:

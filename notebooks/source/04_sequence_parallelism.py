@@ -243,8 +243,8 @@ predicted["layer, tensor+sequence, plain"] = layer_exchanges(TINY, Parallel(2, T
 predicted["layer, tensor+sequence"] = layer_exchanges(TINY, Parallel(2, True), element_size=4)
 lines = [(name, 2 * wire_bytes(exchanges), 2 * sum(map(gloo_header_bytes, exchanges))) for name, exchanges in predicted.items()]
 print(text_table(("both ranks send, bytes", "data", "headers"), lines, " rr"))
-pieces = [gloo_header_bytes(Exchange("all-reduce", "forward", "", 2, mebibytes << 20)) for mebibytes in (4, 5)]
-print("gloo cuts large tensors in more pieces: headers of an all-reduce of 4 and of 5 MiB, from each rank:", *pieces)
+pieces = [2 * gloo_header_bytes(Exchange("all-reduce", "forward", "", 2, mebibytes << 20)) for mebibytes in (4, 5)]
+print("large tensors go in more pieces; headers of an all-reduce of 4 MiB:", pieces[0], "and of 5 MiB:", pieces[1])
 
 # %% [markdown]
 # Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward:

@@ -141,9 +141,9 @@ def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
         notebook.page.context.new_cdp_session(notebook.page).send("Emulation.setCPUThrottlingRate", {"rate": 4})
         notebook.run_all()
         figures = notebook.page.locator(".actmem-figure[data-drawn]")
-        expect(figures).to_have_count(45)
+        expect(figures).to_have_count(45, timeout=120_000)
         notebook.ask(CHANGE)
-        expect(notebook.page.locator(".actmem-figure[aria-label$=changed]")).to_have_count(45)
+        expect(notebook.page.locator(".actmem-figure[aria-label$=changed]")).to_have_count(45, timeout=120_000)
         assert notebook.complaints == []
 
 

@@ -239,8 +239,8 @@ print(text_table(("s", "4 all-reduces", "4 + 4 halves", "more"), lines, "rrrr"))
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
 predicted = {kind: [Exchange(kind, "forward", "", 2, TINY_BYTES)] for kind in ("all-reduce", "all-gather", "reduce-scatter")}
 predicted["layer, tensor"] = layer_exchanges(TINY, Parallel(2), element_size=4)
-predicted["layer, tensor+sequence, plain"] = layer_exchanges(TINY, Parallel(2, True), element_size=4, keep_gathered_input=True)
 predicted["layer, tensor+sequence"] = layer_exchanges(TINY, Parallel(2, True), element_size=4)
+predicted["layer, tensor+sequence, plain"] = layer_exchanges(TINY, Parallel(2, True), element_size=4, keep_gathered_input=True)
 lines = [(name, 2 * wire_bytes(exchanges), 2 * sum(map(gloo_header_bytes, exchanges))) for name, exchanges in predicted.items()]
 print(text_table(("both ranks send, bytes", "data", "headers"), lines, " rr"))
 pieces = [2 * gloo_header_bytes(Exchange("all-reduce", "forward", "", 2, mebibytes << 20)) for mebibytes in (4, 5)]

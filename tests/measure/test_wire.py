@@ -9,6 +9,7 @@ from actmem.formulas.communication import Exchange
 from actmem.formulas.gloo import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
 from actmem.lab.ranks import Ranks
 from actmem.lab.wire import TORCHS, measure_sent
+from actmem.measure import wire
 from actmem.measure.wire import bytes_sent_by, can_count
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
@@ -31,6 +32,18 @@ def test_the_sockets_sent_what_the_formulas_say(size, shape, pools):
     assert data["all-reduce"] == data["all-gather"] + data["reduce-scatter"] == data[TORCHS] == 2 * (size - 1) * payload
     assert data["layer, tensor"] == data["layer, tensor+sequence, plain"] == 4 * data["all-reduce"]
     assert data["layer, tensor+sequence"] * 4 == data["layer, tensor"] * 5
+
+
+def not_counted():
+    wire._told, told = lambda connection: b"", wire._told
+    try:
+        return can_count(), measure_sent(ModelShape(16, 1, 32, 4), Ranks(0, 2, "cpu", False), torch.float32)
+    finally:
+        wire._told = told
+
+
+def test_an_older_system_is_not_asked(pools):
+    assert pools[2].run(not_counted) == [(False, [])] * 2
 
 
 def nothing_and_twice():

@@ -10,7 +10,7 @@ from playwright.sync_api import sync_playwright
 
 from notebooks.source.pictures import CHROMIUM_FLAGS, chromium
 
-pytest.register_assert_rewrite("tests.notebooks.panels", "tests.notebooks.predictions")
+pytest.register_assert_rewrite("tests.notebooks.panels", "tests.notebooks.predictions", "tests.notebooks.reader")
 
 #: No name but this machine's own has an address: a page that asks for anything else fails.
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"

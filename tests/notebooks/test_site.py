@@ -10,9 +10,8 @@ import http.server
 import os
 import threading
 import warnings
-from html.parser import HTMLParser
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import parse_qs, unquote
 
 import nbformat
 import pytest
@@ -21,13 +20,12 @@ from notebooks.site.book import chapters, labs
 from notebooks.site.browser import for_browser
 from notebooks.site.build import build
 from notebooks.site.cache import SiteError
-from tests.notebooks.lab import OpenNotebook, wait_for_kernel
+from tests.notebooks.lab import wait_for_kernel
 from tests.notebooks.panels import DESCRIBE, use_panel
 from tests.notebooks.predictions import use_predictions
+from tests.notebooks.reader import WIDTHS, Files, Links, Reader
 
 NAMES = [path.name for path in chapters()]
-#: Sizes of a window that the course has to be readable in.
-WIDTHS = (1280, 800)
 
 
 @pytest.fixture(scope="module")
@@ -47,16 +45,6 @@ def site(tmp_path_factory):
     return folder
 
 
-class Files(http.server.SimpleHTTPRequestHandler):
-    missing = []
-
-    def log_message(self, *message):
-        pass
-
-    def log_error(self, *message):
-        self.missing.append(self.path)  # also what a page's complaint does not name
-
-
 @pytest.fixture(scope="module")
 def address(site):
     """Where a server of files, and nothing more, serves the site."""
@@ -66,33 +54,6 @@ def address(site):
         yield f"http://127.0.0.1:{server.server_address[1]}"
         server.shutdown()
         thread.join()
-
-
-class Reader:
-    """A window in which pages are opened one after the other.  asked: every address that they asked for."""
-
-    def __init__(self, browser, address):
-        self.address = address
-        self.context = browser.new_context(viewport={"width": WIDTHS[0], "height": 1000})
-        self.asked, self.failed = [], []
-        self.context.on("request", lambda request: self.asked.append(request.url))
-        self.context.on("requestfailed", lambda request: self.failed.append(f"{request.url}: {request.failure}"))
-        self.context.on("response", lambda response: self.failed.append(response.url) if response.status >= 400 else None)
-
-    def open(self, path):
-        """A new page at a path of the site, with a list of what it complains about."""
-        self.asked.clear()
-        self.failed.clear()
-        Files.missing.clear()
-        opened = OpenNotebook(self.context.new_page())
-        opened.page.set_default_timeout(120_000)
-        opened.page.goto(f"{self.address}/{path}")
-        return opened
-
-    def nothing_missing(self):
-        """Whether the last page asked this server only, and got all that it asked for."""
-        elsewhere = [url for url in self.asked if not url.startswith((self.address, "data:", "blob:"))]
-        assert (elsewhere, self.failed, Files.missing) == ([], [], [])
 
 
 @pytest.fixture(scope="module")
@@ -171,20 +132,6 @@ def test_the_front_page_is_the_readme_with_the_chapters(reader):
     reader.nothing_missing()
     assert opened.complaints == []
     opened.page.close()
-
-
-class Links(HTMLParser):
-    """The ids of a page, and what it links to or loads, each with its tag."""
-
-    def __init__(self, path):
-        super().__init__()
-        self.ids, self.links = set(), []
-        self.feed(path.read_text(encoding="utf-8"))
-
-    def handle_starttag(self, tag, attributes):
-        attributes = dict(attributes)
-        self.ids.add(attributes.get("id"))
-        self.links += [(tag, urlsplit(attributes[name])) for name in ("href", "src") if attributes.get(name)]
 
 
 def test_no_link_is_broken(site):

@@ -21,7 +21,7 @@ from actmem.measure.overlap import without_overlap
 from actmem.measure.spread import is_real
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 
 
 @dataclass(frozen=True)
@@ -74,23 +74,21 @@ class Compared:
     hidden: float | None = None
 
 
-#: Name, sequence parallelism, plain form that keeps the gathered input.
-_FORMS = (("tensor", False, False), ("tensor+sequence", True, False), ("tensor+sequence, plain", True, True))
 _COUNTED_MODES = ("none", "selective", "full", "paper-full")
 
 
 def count_exchanges(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[Counted]:
     """Count the collectives of one layer in every form and mode.  Every rank must call it."""
     found = []
-    for name, sequence, plain in _FORMS:
+    for name, options in FORMS.items():
         for recompute in _COUNTED_MODES:
-            tp = tensor_parallel(sequence_parallel=sequence, keep_gathered_input=plain)
+            tp = tensor_parallel(**options)
             layer = TransformerLayer(shape, tp, recompute=recompute, device=ranks.device, dtype=dtype)
             x = layer_input(shape, tp, ranks.device, dtype)
             with count_collectives() as seen:
                 y = layer(x)
                 y.backward(y.detach())
-            by_formula = layer_exchanges(shape, Parallel(ranks.size, sequence), recompute, dtype.itemsize, keep_gathered_input=plain)
+            by_formula = exchanges_by_formula(shape, tp, dtype, recompute)
             really = exchanges_of(seen.collectives, ranks.size)
             found.append(
                 Counted(
@@ -99,6 +97,12 @@ def count_exchanges(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list
                 )
             )  # fmt: skip
     return found
+
+
+def exchanges_by_formula(shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none") -> list[Exchange]:
+    """What one layer exchanges, forward and backward, in the form that ``tp`` has."""
+    parallel = Parallel(tp.size, tp.sequence_parallel)
+    return layer_exchanges(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
 
 
 def exchanges_of(collectives: list[Collective], ranks: int) -> list[Exchange]:

@@ -13,15 +13,9 @@ from actmem.lab.ranks import Ranks
 from actmem.measure.comms import count_collectives
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import all_gather
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 
-#: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
-FORMS = {
-    "tensor": {},
-    "tensor+sequence": {"sequence_parallel": True},
-    "tensor+sequence, plain autograd": {"sequence_parallel": True, "keep_gathered_input": True},
-}
 #: Beyond rounding in float64; elements of size 1 and less are compared as they are, larger ones by their share.
 LARGEST_ERROR = 1e-12
 

@@ -7,18 +7,17 @@ from dataclasses import dataclass
 
 import torch
 
-from actmem.config import ModelShape, Parallel
-from actmem.formulas.communication import Exchange, layer_exchanges, wire_bytes
+from actmem.config import ModelShape
+from actmem.formulas.communication import Exchange, wire_bytes
 from actmem.formulas.gloo import gloo_header_bytes
+from actmem.lab.communication import exchanges_by_formula
 from actmem.lab.ranks import Ranks
 from actmem.measure.layer import layer_input
 from actmem.measure.wire import bytes_sent_by, can_count
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import torch_reduce_scatter, all_gather, all_reduce, reduce_scatter
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 
-#: A layer's name, sequence parallelism, plain form that keeps the gathered input.
-FORMS = (("tensor", False, False), ("tensor+sequence, plain", True, True), ("tensor+sequence", True, False))
 #: torch's own reduce-scatter, which over gloo is an all-reduce.
 TORCHS = "torch's reduce-scatter"
 
@@ -58,9 +57,6 @@ def measure_sent(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[Se
     shard = full[: shape.seq_length // ranks.size].contiguous()
     own_part = torch.empty_like(shard)
 
-    def torchs() -> None:
-        torch_reduce_scatter(own_part, full)
-
     def one(kind: str) -> list[Exchange]:
         return [Exchange(kind, "forward", "", ranks.size, full.numel() * dtype.itemsize)]
 
@@ -68,17 +64,16 @@ def measure_sent(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[Se
         _sent("all-reduce", one("all-reduce"), lambda: all_reduce(full, tp), ranks),
         _sent("all-gather", one("all-gather"), lambda: all_gather(shard, tp), ranks),
         _sent("reduce-scatter", one("reduce-scatter"), lambda: reduce_scatter(full, tp), ranks),
-        _sent(TORCHS, one("all-reduce"), torchs, ranks),
+        _sent(TORCHS, one("all-reduce"), lambda: torch_reduce_scatter(own_part, full), ranks),
     ]
-    for name, sequence, plain in FORMS:
-        exchanges = layer_exchanges(shape, Parallel(ranks.size, sequence), "none", dtype.itemsize, keep_gathered_input=plain)
-        found.append(_sent(f"layer, {name}", exchanges, _layer(shape, ranks, dtype, sequence, plain), ranks))
+    for name, options in FORMS.items():
+        tp = tensor_parallel(**options)
+        found.append(_sent(f"layer, {name}", exchanges_by_formula(shape, tp, dtype), _layer(shape, ranks, dtype, tp), ranks))
     return found
 
 
-def _layer(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, sequence: bool, plain: bool) -> Callable[[], None]:
+def _layer(shape: ModelShape, ranks: Ranks, dtype: torch.dtype, tp: TensorParallel) -> Callable[[], None]:
     """Forward and backward of one layer."""
-    tp = tensor_parallel(sequence_parallel=sequence, keep_gathered_input=plain)
     layer = TransformerLayer(shape, tp, device=ranks.device, dtype=dtype)
     x = layer_input(shape, tp, ranks.device, dtype)
 

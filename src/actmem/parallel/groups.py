@@ -6,6 +6,13 @@ from dataclasses import dataclass
 
 import torch.distributed as dist
 
+#: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
+FORMS = {
+    "tensor": {},
+    "tensor+sequence": {"sequence_parallel": True},
+    "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},
+}
+
 
 @dataclass(frozen=True)
 class TensorParallel:

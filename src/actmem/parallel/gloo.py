@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, library
 
-_LIBRARY = torch.library.Library("actmem", "DEF")
+_LIBRARY = library.Library("actmem", "DEF")
 _LIBRARY.define("reduce_scatter(Tensor x, int ranks, str group_name) -> Tensor")
 
 

@@ -32,9 +32,9 @@ function meeting() {
 """
 
 # Loads plotly.js on its own time, and once: a page that has it from another kernel does not load it
-# again.  The page stands still while plotly.js starts: a second on a machine of one's own, ten on a
-# slow one.  A widget that anywidget finds not ready after two seconds takes no message ever after
-# (its sliders are dead), so until plotly.js is there such signals have a minute.
+# again.  The page stands still while plotly.js starts and draws: a second on a machine of one's own,
+# ten on a slow one.  A widget that anywidget finds not ready after two seconds takes no message ever
+# after (its sliders are dead), so from here on such signals, and no others, have a minute.
 _SCRIPT = (
     _MEET
     + """
@@ -43,14 +43,11 @@ function initialize({ model }) {
   if (place.loading) return;
   place.loading = true;
   const timeout = AbortSignal.timeout;
-  AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, Math.max(milliseconds, 60_000));
+  AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, milliseconds === 2000 ? 60_000 : milliseconds);
   const url = URL.createObjectURL(new Blob([model.get("source")], { type: "text/javascript" }));
   import(url)
     .then((loaded) => place.arrived(loaded.default), (error) => { place.loading = false; console.error(error); })
-    .finally(() => {
-      AbortSignal.timeout = timeout;
-      URL.revokeObjectURL(url);
-    });
+    .finally(() => URL.revokeObjectURL(url));
 }
 export default { initialize };
 """

@@ -156,9 +156,9 @@ def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
     nbformat.write(notebook, lab.folder / "notebooks" / "slow.ipynb")
     with lab.notebook(browser, "slow.ipynb") as notebook:
         page = notebook.page
-        page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 3})
         notebook.ask(SLOW_PLOTLY)
         page.wait_for_function("() => globalThis.startPlotly")
+        page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 3})
         page.evaluate(START_AMID_FIGURES)
         notebook.run_all()
         expect(page.locator(".actmem-figure[data-drawn]")).to_have_count(45, timeout=120_000)

@@ -5,7 +5,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.measure.comms import Collective, count_collectives
-from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, start_reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import tensor_parallel
 
 
@@ -28,6 +28,15 @@ def test_same_sum_counted_as_one_reduce_scatter(size, dtype, pools):
     payload = 3 * size * 2 * 5 * dtype.itemsize
     for found in pools[size].run(both, dtype):
         assert found == (True, True, True, [Collective("reduce-scatter", payload)])
+
+
+def waited_for_twice():
+    pending = start_reduce_scatter(torch.ones(4, 3), tensor_parallel())
+    return pending.wait() is pending.wait()
+
+
+def test_waiting_twice_adds_up_once(pools):
+    assert all(pools[2].run(waited_for_twice))
 
 
 def outside_a_graph():

@@ -15,7 +15,7 @@ from actmem.lab.ranks import Ranks
 from actmem.measure.layer import layer_input
 from actmem.measure.wire import bytes_sent_by, can_count
 from actmem.model.layer import TransformerLayer
-from actmem.parallel.collectives import torch_reduce_scatter, all_gather, all_reduce, reduce_scatter
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 
 #: torch's own reduce-scatter, which over gloo is an all-reduce.

@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, so that a layer's time is not that of the kernel's page faults.
+"""Freed memory stays with the process, so that a layer's time is not that of fetching memory again.
 
 The C library gives large blocks back to the system when they are freed, and takes new ones, page
 by page and each cleared, for the next tensor.  How often depends on the order of what was freed,

@@ -31,12 +31,16 @@ class PartsUnderWay:
     """The ranks' parts of this rank's sum, on their way.  ``wait()`` adds them up."""
 
     def __init__(self, parts: Tensor, ranks: int):
-        self._parts, self._ranks = parts, ranks
+        self._parts: Tensor | None = parts
+        self._ranks = ranks
+        self._sum: Tensor | None = None
 
     def wait(self) -> Tensor:
-        """The sum: ``[s/t, …]``."""
-        parts = torch.ops._c10d_functional.wait_tensor(self._parts)
-        return parts.unflatten(0, (self._ranks, -1)).sum(0)
+        """The sum: ``[s/t, …]``; added up once, however often it is waited for."""
+        if self._sum is None:
+            parts = torch.ops._c10d_functional.wait_tensor(self._parts)
+            self._parts, self._sum = None, parts.unflatten(0, (self._ranks, -1)).sum(0)
+        return self._sum
 
 
 def start_exchange(x: Tensor, group: dist.ProcessGroup) -> PartsUnderWay:

@@ -6,11 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from playwright.sync_api import sync_playwright
+from playwright.sync_api import expect, sync_playwright
 
 from notebooks.source.pictures import CHROMIUM_FLAGS, chromium
+from tests.notebooks.opened import PATIENCE_SECONDS
 
 pytest.register_assert_rewrite("tests.notebooks.panels", "tests.notebooks.predictions", "tests.notebooks.reader")
+
+expect.set_options(timeout=1000 * PATIENCE_SECONDS)
 
 #: No name but this machine's own has an address: a page that asks for anything else fails.
 OFFLINE = "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-#: For a changed control to be seen in its figure.  A busy machine may take seconds; others don't wait.
-PATIENCE_SECONDS = 60
+from tests.notebooks.opened import PATIENCE_SECONDS
 
 #: What the panels of the kernel hold, in the order of the notebook.
 PANELS = """

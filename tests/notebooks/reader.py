@@ -6,7 +6,7 @@ import http.server
 from html.parser import HTMLParser
 from urllib.parse import urlsplit
 
-from tests.notebooks.lab import OpenNotebook
+from tests.notebooks.opened import PATIENCE_SECONDS, OpenNotebook
 
 #: Sizes of a window that the course has to be readable in.
 WIDTHS = (1280, 800)
@@ -39,7 +39,7 @@ class Reader:
         self.failed.clear()
         Files.missing.clear()
         opened = OpenNotebook(self.context.new_page())
-        opened.page.set_default_timeout(120_000)
+        opened.page.set_default_timeout(1000 * PATIENCE_SECONDS)
         opened.page.goto(f"{self.address}/{path}")
         return opened
 

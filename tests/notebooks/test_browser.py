@@ -64,9 +64,6 @@ WATCH = """
 """
 
 
-expect.set_options(timeout=20_000)
-
-
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("lab"))
@@ -161,9 +158,9 @@ def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
         page.context.new_cdp_session(page).send("Emulation.setCPUThrottlingRate", {"rate": 3})
         page.evaluate(START_AMID_FIGURES)
         notebook.run_all()
-        expect(page.locator(".actmem-figure[data-drawn]")).to_have_count(45, timeout=120_000)
+        expect(page.locator(".actmem-figure[data-drawn]")).to_have_count(45)
         notebook.ask(CHANGE)
-        expect(page.locator(".actmem-figure[aria-label$=changed]")).to_have_count(45, timeout=120_000)
+        expect(page.locator(".actmem-figure[aria-label$=changed]")).to_have_count(45)
         assert notebook.complaints == []
 
 

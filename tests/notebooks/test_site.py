@@ -20,7 +20,7 @@ from notebooks.site.book import chapters, labs
 from notebooks.site.browser import for_browser
 from notebooks.site.build import build
 from notebooks.site.cache import SiteError
-from tests.notebooks.lab import wait_for_kernel
+from tests.notebooks.opened import wait_for_kernel
 from tests.notebooks.panels import DESCRIBE, use_panel
 from tests.notebooks.predictions import use_predictions
 from tests.notebooks.reader import WIDTHS, Files, Links, Reader

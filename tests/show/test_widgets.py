@@ -5,6 +5,8 @@ import json
 import ipywidgets
 import pytest
 
+from ipywidgets.widgets import widget
+
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.models import TINY
@@ -38,6 +40,17 @@ def test_plotlyjs_is_sent_once_for_all_figures():
 
 def test_a_figure_holds_no_copy_of_plotlyjs():
     assert len(json.dumps(LiveFigure(DRAWING).get_state(), default=str)) < 20_000
+
+
+def test_a_new_script_opens_with_plotlyjs_and_a_page_loaded_anew_asks_for_it(monkeypatch):
+    opened, sent, create = [], [], widget.comm.create_comm
+    monkeypatch.setattr(widget.comm, "create_comm", lambda **what: opened.append(what["data"]["state"]) or create(**what))
+    script = PlotlyScript("// plotly.js")
+    assert opened[-1]["source"] == "// plotly.js"
+    assert script.get_state()["source"] == ""  # what ipywidgets sends of every widget
+    monkeypatch.setattr(script.comm, "send", lambda data=None, **rest: sent.append(data))
+    script._handle_msg({"content": {"data": {"method": "custom", "content": {}}}, "buffers": []})
+    assert [(message["method"], message["state"]) for message in sent] == [("update", {"source": "// plotly.js"})]
 
 
 def test_a_closed_script_is_sent_again():

@@ -32,22 +32,32 @@ function meeting() {
 """
 
 # Loads plotly.js on its own time, and once: a page that has it from another kernel does not load it
-# again.  The page stands still while plotly.js starts and draws: a second on a machine of one's own,
-# ten on a slow one.  A widget that anywidget finds not ready after two seconds takes no message ever
-# after (its sliders are dead), so from here on such signals, and no others, have a minute.
+# again; one that was loaded anew asks for it.  The page stands still while plotly.js starts and draws:
+# a second on a machine of one's own, ten on a slow one.  A widget that anywidget finds not ready after
+# two seconds takes no message ever after (its sliders are dead), so from here on such signals, and no
+# others, have a minute.
 _SCRIPT = (
     _MEET
     + """
 function initialize({ model }) {
   const place = meeting();
   if (place.loading) return;
-  place.loading = true;
-  const timeout = AbortSignal.timeout;
-  AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, milliseconds === 2000 ? 60_000 : milliseconds);
-  const url = URL.createObjectURL(new Blob([model.get("source")], { type: "text/javascript" }));
-  import(url)
-    .then((loaded) => place.arrived(loaded.default), (error) => { place.loading = false; console.error(error); })
-    .finally(() => URL.revokeObjectURL(url));
+  if (!place.patient) {
+    place.patient = true;
+    const timeout = AbortSignal.timeout;
+    AbortSignal.timeout = (milliseconds) => timeout.call(AbortSignal, milliseconds === 2000 ? 60_000 : milliseconds);
+  }
+  const load = () => {
+    if (place.loading || !model.get("source")) return;
+    place.loading = true;
+    const url = URL.createObjectURL(new Blob([model.get("source")], { type: "text/javascript" }));
+    import(url)
+      .then((loaded) => place.arrived(loaded.default), (error) => { place.loading = false; console.error(error); })
+      .finally(() => URL.revokeObjectURL(url));
+  };
+  model.on("change:source", load);
+  load();
+  if (!place.loading) model.send({});
 }
 export default { initialize };
 """
@@ -102,7 +112,11 @@ export default { render };
 
 
 class PlotlyScript(anywidget.AnyWidget):
-    """Holds plotly.js for all figures of this kernel; made by the first of them, never displayed."""
+    """Holds plotly.js for all figures of this kernel; made by the first of them, never displayed.
+
+    A page that is loaded again gets the widgets of its kernel in one message, and ipywidgets gives up
+    on an output whose widget takes long to come: plotly.js stays out of it, and is sent when asked for.
+    """
 
     @classmethod
     def send(cls) -> PlotlyScript:
@@ -117,6 +131,16 @@ class PlotlyScript(anywidget.AnyWidget):
     _sent: PlotlyScript | None = None
     _esm = _SCRIPT
     source = traitlets.Unicode().tag(sync=True)
+
+    def __init__(self, source: str):
+        super().__init__(source=source)
+        self.on_msg(lambda widget, content, buffers: self.send_state("source"))
+
+    def get_state(self, key=None, drop_defaults=False) -> dict:
+        state = super().get_state(key, drop_defaults)
+        if key is None and self.comm is not None:
+            state["source"] = ""
+        return state
 
 
 class LiveFigure(anywidget.AnyWidget):

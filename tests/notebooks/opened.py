@@ -1,0 +1,118 @@
+"""A notebook open in a page of JupyterLab: its cells, its kernel and its outputs."""
+
+from __future__ import annotations
+
+import json
+
+#: For what a page is asked to do to be seen.  A busy machine may take long; others don't wait.
+PATIENCE_SECONDS = 120
+
+_OPEN = """
+async () => {
+  const app = window.jupyterapp;
+  await app.restored;
+  const panel = app.shell.currentWidget;
+  await panel.context.ready;
+  await panel.sessionContext.ready;
+  await panel.sessionContext.session.kernel.info;
+}
+"""
+_RUN_ALL = "() => window.jupyterapp.commands.execute('notebook:run-all-cells')"
+_OUTPUTS = """
+() => window.jupyterapp.shell.currentWidget.content.widgets
+  .filter((cell) => cell.model.type === "code")
+  .map((cell) => ({ count: cell.model.executionCount, source: cell.model.sharedModel.getSource(), outputs: cell.model.outputs.toJSON() }))
+"""
+
+_ASK = """
+async (code) => {
+  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+  let printed = "", error = "";
+  const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false });
+  future.onIOPub = ({ header, content }) => {
+    if (header.msg_type === "stream") printed += content.text;
+    if (header.msg_type === "error") error = `${content.ename}: ${content.evalue}`;
+  };
+  await future.done;
+  return [printed, error];
+}
+"""
+
+#: Go to the cell that displays a widget; JupyterLab draws a cell when it comes near the screen.
+_GO = """
+async (model) => {
+  const notebook = window.jupyterapp.shell.currentWidget.content;
+  const shows = (cell) => cell.model.type === "code" && JSON.stringify(cell.model.outputs.toJSON()).includes(model);
+  notebook.activeCellIndex = notebook.widgets.findIndex(shows);
+  notebook.activeCell.node.dataset.shows = model;
+  await notebook.scrollToCell(notebook.activeCell, "start");
+}
+"""
+
+#: Outputs with a widget are in the page, and none of them waits for its model.
+_RESTORED = """
+() => {
+  const said = [...document.querySelectorAll(".jp-OutputArea-output")].map((output) => output.textContent);
+  const shown = document.querySelector(".jp-OutputArea-output.jupyter-widgets, .jp-OutputArea-output .jupyter-widgets");
+  return shown && !said.includes("Loading widget...");
+}
+"""
+LOST = "Error displaying widget: model not found"
+RELOADS = 8
+
+
+def wait_for_kernel(page) -> None:
+    """Until the notebook in a page is there and its kernel answers."""
+    page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
+    page.evaluate(_OPEN)
+
+
+class OpenNotebook:
+    """A notebook in the browser.  complaints: errors and warnings of the page since it was opened."""
+
+    #: Said by JupyterLab itself on every start, whatever the notebook.
+    HARMLESS = ("favicon", "was preloaded using link preload", "Download the React DevTools", "webpack")
+
+    def __init__(self, page):
+        self.page = page
+        self.complaints: list[str] = []
+        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("console", self._listen)
+
+    def _listen(self, message) -> None:
+        if message.type == "error" and not any(part in message.text for part in self.HARMLESS):
+            self.complaints.append(message.text)
+
+    def run_all(self) -> list[dict]:
+        """Run all cells; for each code cell its count, source and outputs."""
+        self.page.evaluate(_RUN_ALL)
+        return self.page.evaluate(_OUTPUTS)
+
+    def ask(self, code: str):
+        """What ``code`` prints in the notebook's kernel, as JSON, beside the notebook's cells."""
+        printed, error = self.page.evaluate(_ASK, code)
+        if error:
+            raise RuntimeError(error)
+        return json.loads(printed)
+
+    def go_to(self, model: str):
+        """Bring the output that displays a widget on screen, and return its place in the page."""
+        self.page.evaluate(_GO, model)
+        return self.page.locator(f"[data-shows='{model}'] .jp-OutputArea-output").last
+
+    def save_and_reload(self) -> None:
+        """Save, and open the page again with the kernel still running.
+
+        A widget asked for while ipywidgets restores is looked up for two seconds.  On a slow page these
+        can end between its arrival and the next look: ipywidgets then gives up on that output ("model
+        not found") before any code of a widget runs.  A reader reloads once more, and so does this.
+        """
+        self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
+        for _ in range(RELOADS):
+            self.page.goto(self.page.url.replace("&reset", ""))
+            wait_for_kernel(self.page)
+            self.page.wait_for_function(_RESTORED)
+            if not self.page.get_by_text(LOST).count():
+                return
+            self.complaints = [said for said in self.complaints if "widget model not found" not in said]
+        raise RuntimeError(f"{RELOADS} reloads, and each time an output says {LOST!r}")

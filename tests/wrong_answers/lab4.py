@@ -140,6 +140,56 @@ def seeds_before_the_first_run(function, *inputs):
     return faulty(seed=True)(function, *inputs)
 
 
+def from_the_seed(put_back):
+    """A checkpoint Function that seeds the generator anew in place of its state."""
+
+    class Checkpoint(Function):
+        @staticmethod
+        def forward(ctx, function, *inputs):
+            ctx.function, ctx.seed = function, torch.initial_seed()
+            ctx.save_for_backward(*inputs)
+            return function(*inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            inputs = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            now = torch.get_rng_state()
+            torch.manual_seed(ctx.seed)
+            with torch.enable_grad():
+                y = ctx.function(*inputs)
+            if put_back:
+                torch.set_rng_state(now)
+            y.backward(grad)
+            return None, *(x.grad for x in inputs)
+
+    return Checkpoint.apply
+
+
+@planted(LAB, "4.2", r"starts from the seed, not from the state", size=1)
+def seeds_again(function, *inputs):
+    return from_the_seed(put_back=True)(function, *inputs)
+
+
+@planted(LAB, "4.2", r"starts from the seed, not from the state", size=1)
+def seeds_again_and_stays_there(function, *inputs):
+    return from_the_seed(put_back=False)(function, *inputs)
+
+
+@planted(LAB, "4.2", r"function runs once only.*4\.1 comes first", size=1)
+def nothing_to_replay(function, *inputs):
+    return function(*inputs)
+
+
+@planted(LAB, "4.3", r"the gradient of .* is wrong in|the gradient of .* other values", size=1)
+def selective_from_the_seed(x, w, dropouts):
+    return layer(x, w, dropouts, lambda q, k, v, dropout: from_the_seed(True)(lambda *qkv: core_attention(*qkv, dropout), q, k, v))
+
+
+@planted(LAB, "4.4", r"the gradient of .* is wrong in|the gradient of .* other values", size=1)
+def full_from_the_seed(x, w, dropouts):
+    return from_the_seed(True)(lambda y: layer(y, w, dropouts), x)
+
+
 @planted(LAB, "4.3", r"as without recomputation", size=1)
 def selective_without_checkpoint(x, w, dropouts):
     return layer(x, w, dropouts)
@@ -170,3 +220,13 @@ def full_around_the_core(x, w, dropouts):
 @planted(LAB, "4.5", r"second run goes to the end of function", size=1)
 def runs_to_the_end(function, *inputs):
     return checkpoint(function, *inputs)
+
+
+@planted(LAB, "4.5", r"starts from the seed, not from the state", size=1)
+def stops_nowhere_and_seeds_again(function, *inputs):
+    return from_the_seed(put_back=True)(function, *inputs)
+
+
+@planted(LAB, "4.5", r"starts from the seed, not from the state", size=1)
+def stops_nowhere_and_stays_at_the_seed(function, *inputs):
+    return from_the_seed(put_back=False)(function, *inputs)

@@ -1,4 +1,4 @@
-"""Lab 4's checkpoint functions: gradients, bytes, random numbers, how far the second run goes."""
+"""Lab 4's checkpoint functions: gradients, bytes, how far the second run goes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.lab.judge.bench import Bench, unchanged
 from actmem.lab.judge.checks.operators import size_of
-from actmem.lab.judge.compare import check_tensor, close
+from actmem.lab.judge.compare import check_tensor
 from actmem.lab.judge.kept import Kept, kept
 from actmem.lab.judge.verdict import Wrong
 from actmem.lab.pieces import core_attention
@@ -113,84 +113,6 @@ def _check_bytes(b: Bench, checkpoint: Callable, x: Tensor, gate: Tensor, mask: 
             f"it keeps {bytes_without_states(found):,} B for backward where {enough:,} B, the inputs, are enough: let the first run "
             f"keep nothing. The largest: {found.largest()}"
         )
-
-
-def _generators_state(device: str) -> Tensor:
-    """State of the default generator that functions on this device draw from."""
-    return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
-
-
-def _set_state(state: Tensor, device: str) -> None:
-    if device == "cuda":
-        torch.cuda.set_rng_state(state)
-    else:
-        torch.set_rng_state(state)
-
-
-def check_random_numbers(b: Bench, name: str) -> None:
-    checkpoint, device = b[name], b.device
-    weight, x, upstream = b.random(32, 16, seed=7), b.random(8, 4, 16, seed=8), b.random(8, 4, 32, seed=9)
-
-    def function(y: Tensor) -> Tensor:
-        return F.dropout(torch.tanh(F.dropout(F.linear(y, weight), 0.5)), 0.5)
-
-    def run(wrap: Callable) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """Result, gradient, and the generator's state before, after forward, before backward, after backward."""
-        torch.manual_seed(77)
-        leaf = x.clone().requires_grad_()
-        states = [_generators_state(device)]
-        result = wrap(function, leaf * 1)
-        if not isinstance(result, Tensor) or result.shape != upstream.shape:
-            said = f"is {list(result.shape)}" if isinstance(result, Tensor) else f"is {type(result).__name__}"
-            raise Wrong(f"the result {said}; what function returns is asked for, a tensor of shape {list(upstream.shape)}")
-        if not result.requires_grad:
-            raise Wrong("the result has no graph: what runs under no_grad leaves none, so a torch.autograd.Function must stand for it")
-        states.append(_generators_state(device))
-        torch.rand(5, device=device)  # the rest of the model draws as well
-        states.append(_generators_state(device))
-        result.backward(upstream)
-        states.append(_generators_state(device))
-        return result.detach(), leaf.grad, *states
-
-    plain, found = run(lambda f, y: f(y)), run(checkpoint)
-    if not torch.equal(found[0], plain[0]):
-        raise Wrong("the result differs from function's own although the generator starts in the same state: forward must not seed or draw itself")
-    if not torch.equal(found[3], plain[3]):
-        raise Wrong("after forward the generator does not stand where it stands without checkpoint: forward may read its state, not change it")
-    if not close(found[1], plain[1]):
-        raise Wrong(_explain_gradient(function, x, upstream, plain, found[1], device))
-    if not torch.equal(found[5], plain[5]):
-        raise Wrong(_explain_state(function, x, plain, found[5], device))
-
-
-def _explain_gradient(function: Callable, x: Tensor, upstream: Tensor, plain: tuple, found: Tensor, device: str) -> str:
-    """Which random numbers did the second run draw?"""
-    starts = {
-        "the second run draws other random numbers than the first, so it drops other elements: before it, put the generator "
-        "back into the state that it had before the first run": plain[4],
-        "the second run starts from the generator's state after the first run: save the state before it": plain[3],
-    }
-    for diagnosis, state in starts.items():
-        _set_state(state, device)
-        leaf = x.clone().requires_grad_()
-        function(leaf).backward(upstream)
-        if close(found, leaf.grad):
-            return diagnosis
-    return "with dropout the gradient is wrong: the second run does not draw the random numbers of the first"
-
-
-def _explain_state(function: Callable, x: Tensor, plain: tuple, found: Tensor, device: str) -> str:
-    _set_state(plain[2], device)
-    function(x)
-    after_run = _generators_state(device)
-    if torch.equal(found, after_run):
-        return (
-            "after backward the generator stands where the second run left it, so later dropouts repeat numbers: put back the "
-            "state that it had before the second run"
-        )
-    if torch.equal(found, plain[2]):
-        return "after backward the generator is in the state that was saved in forward: put back the state that it had before the second run"
-    return "after backward the generator does not stand where it stands without checkpoint: put back the state that it had before the second run"
 
 
 def check_stops_early(b: Bench, name: str) -> None:

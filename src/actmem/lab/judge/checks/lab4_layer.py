@@ -13,6 +13,7 @@ from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import RNG_STATE_BYTES, layer_extra_rows
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.checks.lab4_checkpoint import bytes_without_states, check_hides_nothing
+from actmem.lab.judge.checks.lab4_random_numbers import seed_and_draw
 from actmem.lab.judge.checks.operators import size_of
 from actmem.lab.judge.compare import check_tensor
 from actmem.lab.judge.costs import costs
@@ -77,7 +78,7 @@ def _check_same_numbers(b: Bench, name: str) -> None:
 
     def run(function: Callable) -> tuple:
         leaves = [tensor.clone().requires_grad_() for tensor in (x, *_weights(b))]
-        torch.manual_seed(5)
+        seed_and_draw(5, b.device)
         result = function(*leaves)
         if isinstance(result, Tensor) and result.requires_grad and result.shape == x.shape:
             torch.rand(3, device=b.device)

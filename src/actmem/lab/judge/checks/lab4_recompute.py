@@ -6,8 +6,9 @@ from functools import partial
 
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.checks import lab4_hints as hints
-from actmem.lab.judge.checks.lab4_checkpoint import check_numbers, check_random_numbers, check_stops_early
+from actmem.lab.judge.checks.lab4_checkpoint import check_numbers, check_stops_early
 from actmem.lab.judge.checks.lab4_layer import check_full_layer, check_selective_layer, lab4_reward
+from actmem.lab.judge.checks.lab4_random_numbers import check_random_numbers
 from actmem.lab.judge.exercise import Exercise, Lab
 
 

@@ -8,7 +8,7 @@ from torch.autograd import Function
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
-from actmem.lab.pieces import core_attention, layer_norm, merge_heads, split_heads
+from actmem.lab.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
 from actmem.lab.solutions.lab3_sequence_parallel import g_bar, gathering_linear, shard_keeping_linear
 from actmem.recompute import checkpoint as our_checkpoint
 from tests.right_answers.register import mesh_of, right
@@ -87,6 +87,17 @@ def layer_with_f_bar_and_a_split(x, w, dropouts, linear, group):
     return dropouts.block(w.down_bias + g_bar(y @ w.down_weight.t(), group)) + x
 
 
+@right(LAB, "3.4")
+def layer_that_calls_linear_by_keywords(x, w, dropouts, linear, group):
+    heads = w.num_attention_heads // dist.get_world_size(group)
+    normed = layer_norm(x, w.norm1_weight, w.norm1_bias)
+    qkv = linear(normed, weight=w.qkv_weight, bias=w.qkv_bias, group=group)
+    context = merge_heads(core_attention(*split_heads(qkv, heads), dropout=dropouts.core), micro_batch_size=x.shape[1])
+    x = x + dropouts.block(g_bar(F.linear(context, w.projection_weight), group) + w.projection_bias)
+    y = gelu(linear(x=layer_norm(x, w.norm2_weight, w.norm2_bias), weight=w.up_weight, bias=w.up_bias, group=group))
+    return x + dropouts.block(g_bar(F.linear(y, w.down_weight), group) + w.down_bias)
+
+
 @right(LAB, "3.6")
 def gradients_summed_in_one_collective(w, group):
     partial = [tensor for name, tensor in w.named().items() if "norm" in name or name in ("projection_bias", "down_bias")]
@@ -94,6 +105,25 @@ def gradients_summed_in_one_collective(w, group):
     dist.all_reduce(flat, group=group)
     for tensor, part in zip(partial, flat.split([tensor.numel() for tensor in partial])):
         tensor.grad = part.view_as(tensor).clone()
+
+
+PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
+
+
+@right(LAB, "3.6")
+def gradients_gathered_and_added_up(w, group):
+    for name in PARTIAL:
+        tensor = getattr(w, name)
+        parts = [torch.empty_like(tensor.grad) for _ in range(group.size())]
+        dist.all_gather(parts, tensor.grad, group=group)
+        tensor.grad = torch.stack(parts).sum(0)
+
+
+@right(LAB, "3.6")
+def gradients_summed_on_rank_0_and_sent_to_all(w, group):
+    for name in PARTIAL:
+        dist.reduce(getattr(w, name).grad, 0, group=group)
+        dist.broadcast(getattr(w, name).grad, 0, group=group)
 
 
 @right(LAB, "3.7")

@@ -6,7 +6,9 @@ from collections import Counter
 import pytest
 
 from tests.labs.judged import judged, judged_alone
-from tests.wrong_answers import lab1, lab2_linears, lab2_operators, lab3_layer, lab3_operators, lab4, lab5, lab6_data, lab6_training  # noqa: F401  they register
+from tests.wrong_answers import (  # noqa: F401  they register
+    lab1, lab2_linears, lab2_operators, lab3_layer, lab3_operators, lab3_replicas, lab4, lab5, lab6_data, lab6_training,
+)
 from tests.wrong_answers.planted import PLANTED
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import RECOMPUTE_MODES, ModelShape
@@ -104,6 +105,21 @@ def test_the_second_run_sees_the_same_autocast():
     assert torch.isfinite(x.grad).all()
 
 
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+def test_a_layer_under_autocast(recompute):
+    def gradients(mode):
+        torch.manual_seed(0)
+        layer = TransformerLayer(SHAPE, recompute=mode, dtype=torch.float32)
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(torch.randn(16, 2, 24))
+        y.sum().backward()
+        return [parameter.grad for parameter in layer.parameters()]
+
+    found = gradients(recompute)
+    assert all(grad.dtype == torch.float32 and torch.isfinite(grad).all() for grad in found)
+    assert all(torch.equal(*pair) for pair in zip(found, gradients("none")))
+
+
 def test_a_function_that_changes_its_mind_is_named():
     runs = []
 
@@ -133,3 +149,15 @@ def test_nested_checkpoints():
     again = x.detach().clone().requires_grad_()
     inner(again.cos()).tanh().sum().backward()
     assert torch.equal(x.grad, again.grad)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+def test_backward_lets_go_of_the_input_while_the_output_lives(recompute):
+    layer = TransformerLayer(SHAPE, recompute=recompute)
+    x = torch.randn(16, 2, 24, requires_grad=True).clone()
+    held = StorageWeakRef(x.untyped_storage())
+    y = layer(x)
+    del x
+    assert not held.expired()
+    y.backward(y.detach())
+    assert held.expired()

@@ -8,15 +8,19 @@ from torch.autograd import Function
 
 
 class Kept:
-    """Tensors in the hands of autograd: visible to saved-tensor hooks, readable in backward."""
+    """Tensors in the hands of autograd: visible to saved-tensor hooks, readable in backward.
+
+    anchor: a tensor without elements.  An operation that takes it as an input has the tensors
+    let go of as soon as its backward is over; otherwise they stay as long as this object.
+    """
 
     def __init__(self, anchor: Tensor):
         # The tensor, not its grad_fn: before torch 2.13 a node goes with the last tensor that it made.
-        self._anchor = anchor
+        self.anchor = anchor
 
     def tensors(self) -> tuple[Tensor, ...]:
         """The tensors, as autograd unpacks them."""
-        return self._anchor.grad_fn.saved_tensors
+        return self.anchor.grad_fn.saved_tensors
 
 
 def keep(*tensors: Tensor) -> Kept:
@@ -34,9 +38,11 @@ def keep(*tensors: Tensor) -> Kept:
 class _Keep(Function):
     @staticmethod
     def forward(ctx, anchor: Tensor, *tensors: Tensor) -> Tensor:
+        ctx.set_materialize_grads(False)
         ctx.save_for_backward(*tensors)
         return anchor.clone()
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
-        raise RuntimeError("a node made by keep() has nothing to differentiate")
+    def backward(ctx, grad: None):
+        # Run for what autograd does after it: let go of what the node saved.
+        return (None,) * len(ctx.needs_input_grad)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ConfigError
 from actmem.parallel.groups import TensorParallel
@@ -31,6 +32,29 @@ def test_gradient_passes_through_the_mask_of_the_forward():
     y = mask.drop(x)
     y.backward(torch.ones_like(y))
     torch.testing.assert_close(x.grad * x.detach(), y.detach(), rtol=1e-15, atol=0)
+
+
+def test_backward_lets_go_of_the_mask_while_the_output_lives():
+    x = torch.randn(40, 9, requires_grad=True)
+    mask = DropoutMask(0.3, stream())(x)
+    kept = StorageWeakRef(mask._mask.untyped_storage())
+    y = mask.drop(x)
+    y.backward(torch.ones_like(y), retain_graph=True)
+    first, x.grad = x.grad, None
+    assert not kept.expired()
+    y.backward(torch.ones_like(y))
+    assert torch.equal(x.grad, first) and kept.expired()
+    with pytest.raises(RuntimeError, match="second time"):
+        y.backward(torch.ones_like(y))
+
+
+def test_what_needs_no_gradient_gets_none_by_its_dropout():
+    x = torch.randn(40, 9)
+    mask = DropoutMask(0.3, stream())(x)
+    kept = StorageWeakRef(mask._mask.untyped_storage())
+    assert not mask.drop(x).requires_grad
+    del mask
+    assert kept.expired()
 
 
 def test_no_dropout_keeps_and_changes_nothing():

@@ -90,7 +90,8 @@ class _GatherInBackward(Function):
     @staticmethod
     def backward(ctx, grad: Tensor):
         tp: TensorParallel = ctx.tp
-        x, weight = ctx.saved_tensors
+        # Under autocast the product ran in another dtype than the tensors that came in.
+        x, weight = (saved.to(grad.dtype) for saved in ctx.saved_tensors)
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         gather = start_all_gather(x, tp) if tp.sequence_parallel and needs_weight else None
 

@@ -81,19 +81,19 @@ class Mask:
         mask, self._mask = self._mask, None
         if mask is None:
             return x
-        return _Drop.apply(x, mask, self._scale, self._kept)
+        return _Drop.apply(x, mask, self._scale, self._kept, self._kept.anchor if self._kept and x.requires_grad else None)
 
 
 class _Drop(Function):
     @staticmethod
-    def forward(ctx, x: Tensor, mask: Tensor, scale: float, kept: Kept | None) -> Tensor:
+    def forward(ctx, x: Tensor, mask: Tensor, scale: float, kept: Kept | None, anchor: Tensor | None) -> Tensor:
         ctx.scale, ctx.kept = scale, kept
         return _drop(x, mask, scale)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         (mask,) = ctx.kept.tensors()
-        return _drop(grad, mask, ctx.scale), None, None, None
+        return _drop(grad, mask, ctx.scale), None, None, None, None
 
 
 def _drop(x: Tensor, mask: Tensor, scale: float) -> Tensor:

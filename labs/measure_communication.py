@@ -23,7 +23,7 @@ from actmem.lab.communication import compare_collectives, compare_overlap, count
 from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import check_speed
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
+from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
 from actmem.lab.wire import TORCHS, measure_sent
 from actmem.show.speed_communication import compared_lines, exchanges_table, sent_table
 
@@ -46,7 +46,7 @@ def main() -> int:
         dtype = check_timing(args)
         check_layer(shape, Parallel(size, sequence_parallel=True))
         if args.emulate is None:  # an emulated rank on a CPU needs no memory: it only counts
-            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), free_memory_bytes(device_type(args)))
+            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
         if int(os.environ.get("RANK", "0")) == 0:
             check_writable("json", args.json)
 

@@ -21,10 +21,10 @@ from rich.console import Console
 
 from actmem.config import ConfigError, ModelShape, check_size
 from actmem.lab.arguments import LabParser, check_writable
-from actmem.lab.gpu import full_plan, quick_plan, run_plan
+from actmem.lab.gpu import check_plan, full_plan, quick_plan, run_plan
 from actmem.lab.peers import MODES
 from actmem.lab.ranks import check_ranks, device_type, ranks
-from actmem.lab.session import Session
+from actmem.lab.session import Session, path_beside
 from actmem.lab.timing import device_name, setting
 from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
 from actmem.show.speed_table import noise_line, speed_table
@@ -48,10 +48,11 @@ def main() -> int:
         check_ranks(args, parser.prog)
         if args.device == "cpu" and not args.quick:
             raise ConfigError("device", "a CPU would need days for these layers: add --quick")
+        plan = quick_plan() if args.quick else full_plan()
+        check_plan(plan, args.emulate)
         if args.output is None and not args.quick:
-            RESULTS.mkdir(exist_ok=True)
             args.output = RESULTS / f"{slug(device_name(args.device))}-{date.today()}.json"
-        check_writable("output", args.output)
+        check_output(args.output)
 
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
@@ -64,12 +65,27 @@ def main() -> int:
             console.print(f"{time.monotonic() - started:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
 
         session = Session(here, dtype, args.seconds, args.output, say)
-        results = run_plan(quick_plan() if args.quick else full_plan(), session)
+        results = run_plan(plan, session)
         report(console, results, here)
     if args.output:
         console.print(f"wrote {args.output}", highlight=False, soft_wrap=True)
     failed = [skip for skip in results["skipped"] if skip["reason"] != "no time left"]
     return 1 if failed or not all(claim["holds"] for claim in results["claims"]) else 0
+
+
+def check_output(path: Path | None) -> None:
+    """Raise ConfigError if results can't be written there.  A results folder is made; a device is refused, for it would be replaced."""
+    if path is None:
+        return
+    try:
+        if path.parent == RESULTS:
+            RESULTS.mkdir(exist_ok=True)
+        if path.exists() and not path.is_file():
+            raise ConfigError("output", f"{path} must be a file")
+    except OSError as error:
+        raise ConfigError("output", f"cannot write {path}: {error.strerror}") from None
+    check_writable("output", path)
+    check_writable("output", path_beside(path))
 
 
 def slug(name: str) -> str:

@@ -21,7 +21,7 @@ from actmem.lab.peers import COMPILED, LITERAL, MODES, NOTES, OURS, OVER_GLOO, P
 from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import check_speed
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
+from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
 from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
 
 
@@ -44,7 +44,7 @@ def main() -> int:
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
         dtype = check_timing(args)
-        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), free_memory_bytes(device_type(args)))
+        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
         if int(os.environ.get("RANK", "0")) == 0:
             check_writable("json", args.json)
 

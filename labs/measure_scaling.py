@@ -21,7 +21,7 @@ from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.scaling import AXES, FACTORS, measure_axis, places, slopes
 from actmem.lab.speed import check_speed
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, setting
+from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, setting
 from actmem.show.speed_scaling import scaling_figure, scaling_table
 
 
@@ -44,7 +44,7 @@ def main() -> int:
         axes = [axis for axis in AXES if axis in (args.axis or AXES)]
         for axis in axes:
             for place in places(axis, shape).values():
-                check_speed(place.shape, place.tensor_parallel_size, ELEMENT_SIZES[dtype], 1, free_memory_bytes(device_type(args)))
+                check_speed(place.shape, place.tensor_parallel_size, ELEMENT_SIZES[dtype], 1, memory_bytes(device_type(args)))
         for name in ("json", "html"):
             check_writable(name, getattr(args, name))
 

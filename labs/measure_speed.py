@@ -20,7 +20,7 @@ from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, ad
 from actmem.lab.race import progress_line
 from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem.lab.speed import VARIANTS, check_speed, measure_speed, runners_of
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, free_memory_bytes, ranks_here, setting
+from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
 from actmem.measure.trace import write_trace
 from actmem.show.speed_table import noise_line, speed_table
 
@@ -38,7 +38,7 @@ def main() -> int:
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
         dtype = check_timing(args)
-        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), free_memory_bytes(device_type(args)))
+        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
         if int(os.environ.get("RANK", "0")) == 0:
             for name in ("json", "html", "trace"):
                 check_writable(name, getattr(args, name))

@@ -8,8 +8,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from actmem.config import ConfigError
 from actmem.lab import launch, session
-from actmem.lab.gpu import claims, full_plan, gemm_share, quick_plan, run_plan
+from actmem.lab.gpu import check_plan, claims, full_plan, gemm_share, quick_plan, run_plan
 from actmem.lab.ranks import Ranks
 from actmem.lab.session import Session
 from actmem.measure import peak
@@ -59,6 +60,27 @@ def test_a_job_is_stopped_when_time_is_over_and_later_ones_do_not_begin():
     began.clear()
     assert run.job("later", lambda: began.append(1)) is None and not began
     assert [skip["reason"] for skip in run.results["skipped"]] == ["no time left"] * 2
+
+
+def test_a_part_that_may_fail_does_not_use_the_alarm_up():
+    run = Session(ALONE, torch.float32, seconds=0.05)
+
+    def goes_on_where_a_part_fails():
+        try:
+            while True:
+                pass
+        except Exception:
+            return "went on"
+
+    assert run.job("parts", goes_on_where_a_part_fails) is None
+    assert [skip["reason"] for skip in run.results["skipped"]] == ["no time left"]
+
+
+def test_a_plan_that_does_not_fit_the_ranks_is_refused():
+    check_plan(full_plan(), 8)
+    for size, why in ((4, "emulate: must be at least 8"), (12, "num_attention_heads: 64 must be divisible by tensor_parallel_size = 12")):
+        with pytest.raises(ConfigError, match=why):
+            check_plan(full_plan(), size)
 
 
 def test_no_time_at_all_still_ends_with_a_file(tmp_path):
@@ -152,6 +174,9 @@ def test_machine_of_a_gpu(monkeypatch):
         (["--device", "cpu"], "--device: a CPU would need days for these layers: add --quick"),
         (["--device", "cpu", "--quick", "--seconds", 0], "--seconds: must be at least 1, got 0"),
         (["--device", "cpu", "--quick", "--output", "/proc/x/y"], "--output: cannot write /proc/x/y"),
+        (["--device", "cpu", "--quick", "--output", "x" * 300], "--output: cannot write xxx"),
+        (["--device", "cpu", "--quick", "--output", "/dev/null"], "--output: /dev/null must be a file"),
+        (["--device", "cpu", "--quick", "--emulate", 3], "--emulate: must be at least 8"),
     ],
 )
 def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):

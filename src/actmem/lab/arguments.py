@@ -84,8 +84,8 @@ def check_writable(argument: str, path: Path | None) -> None:
     """Raise ConfigError if ``path`` cannot be written; an existing file keeps its contents."""
     if path is None:
         return
-    existed = path.exists()
     try:
+        existed = path.exists()
         with open(path, "a"):
             pass
         if not existed:

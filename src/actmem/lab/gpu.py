@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 
 import torch
 
-from actmem.config import ModelShape
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.table2 import TABLE2
 from actmem.lab.peers import PEERS, measure_peers
 from actmem.lab.race import race_of
-from actmem.lab.scaling import AXES, Place, measure_axis, predicted_flops, slopes
+from actmem.lab.scaling import AXES, FACTORS, Place, measure_axis, predicted_flops, slopes
 from actmem.lab.session import Session
 from actmem.lab.speed import BASELINE, measure_speed
 from actmem.lab.table2 import measure_table2
@@ -50,6 +50,14 @@ def quick_plan() -> Plan:
     shape = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
     cases = (Case("22B, shrunk", shape), Case("175B, shrunk", shape.with_sizes(seq_length=32, micro_batch_size=1)))
     return Plan(cases, 64, shape, rounds=2)
+
+
+def check_plan(plan: Plan, tensor_parallel_size: int) -> None:
+    """Raise ConfigError if one of that many ranks can't run every job of the plan."""
+    if tensor_parallel_size < max(FACTORS):
+        raise ConfigError("emulate", f"must be at least {max(FACTORS)}: the scaling over t goes up to that")
+    for case in plan.cases:
+        check_layer(case.shape, Parallel(tensor_parallel_size, sequence_parallel=True))
 
 
 def run_plan(plan: Plan, session: Session, on_case: Callable[[dict], None] = lambda case: None) -> dict:

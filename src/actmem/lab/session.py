@@ -20,11 +20,14 @@ import torch
 
 import actmem
 from actmem.lab.ranks import Ranks
-from actmem.lab.timing import device_name, free_memory_bytes
+from actmem.lab.timing import device_name, memory_bytes
 
 
-class OutOfTime(Exception):
-    """The time given to all jobs together is over."""
+class OutOfTime(BaseException):
+    """The time given to all jobs together is over.
+
+    No Exception: a job that goes on where one of its parts fails must not take this for such a failure.
+    """
 
 
 @dataclass
@@ -79,7 +82,7 @@ class Session:
         """Put all results so far into the file, or leave the old file as it is."""
         if self.path is not None:
             self.results["seconds"] = round(time.monotonic() - self._started, 1)
-            beside = self.path.with_name(self.path.name + ".part")
+            beside = path_beside(self.path)
             beside.write_text(json.dumps(self.results, indent=1) + "\n", encoding="utf-8")
             beside.replace(self.path)
 
@@ -88,11 +91,16 @@ class Session:
         self.say(f"{name}: skipped, {reason}")
 
 
+def path_beside(path: Path) -> Path:
+    """Where the next results are written, to take the place of ``path`` when they are complete."""
+    return path.with_name(path.name + ".part")
+
+
 def machine(device: str) -> dict:
     """What was measured with: device, driver, versions."""
     found = {
         "device": device_name(device),
-        "memory_bytes": free_memory_bytes(device),
+        "memory_bytes": memory_bytes(device),
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
@@ -103,7 +111,6 @@ def machine(device: str) -> dict:
     }
     if device == "cuda":
         properties = torch.cuda.get_device_properties(0)
-        found["memory_bytes"] = properties.total_memory
         found["compute_capability"] = f"{properties.major}.{properties.minor}"
         found["multiprocessors"] = properties.multi_processor_count
         found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")

@@ -35,15 +35,19 @@ def check_timing(args: argparse.Namespace) -> str:
     return args.dtype or ("bfloat16" if device == "cuda" else "float32")
 
 
-def free_memory_bytes(device: str) -> int:
-    """Bytes that tensors can take: the GPU's free ones, or all of the machine's."""
+def memory_bytes(device: str) -> int:
+    """Bytes of this rank's GPU, or of the machine.
+
+    All, not the free ones: every rank of equal GPUs must come to the same verdict, and asking what
+    is free would open a context on a GPU before the rank has chosen its own.
+    """
     if device == "cuda":
-        return torch.cuda.mem_get_info()[0]
+        return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", 0))).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def ranks_here(args: argparse.Namespace) -> int:
-    """How many ranks share the memory of ``free_memory_bytes``."""
+    """How many ranks share the memory of ``memory_bytes``."""
     if args.emulate is not None or device_type(args) == "cuda":
         return 1
     return int(os.environ["LOCAL_WORLD_SIZE"])

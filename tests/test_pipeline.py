@@ -111,6 +111,20 @@ def test_interleaved_holds_every_output_until_the_step_ends(pools):
         pools[4].run(watched, cut, True)
 
 
+def ends_of_the_embedding(cut):
+    p, t, chunks, microbatches = cut
+    torch.manual_seed(3)
+    pipeline = Pipeline(SHAPE, make_mesh("cpu", p, t), num_microbatches=microbatches, num_model_chunks=chunks)
+    return [part.words.weight.detach() for part in pipeline.parts if part.is_first or part.is_last]
+
+
+@pytest.mark.parametrize("cut", [cut for cut in CUTS if cut[0] > 1], ids=str)
+def test_both_ends_begin_with_one_embedding(pools, cut):
+    found = [weights for weights in pools[4].run(ends_of_the_embedding, cut) if weights]
+    half = len(found) // 2  # the first stage's ranks, then the last one's
+    assert half == cut[1] and all(torch.equal(one, other) for (one,), (other,) in zip(found[:half], found[half:]))
+
+
 def test_refuses_what_cannot_be():
     with pytest.raises(ConfigError, match="num_layers: 8 must be divisible by .* = 3"):
         check_pipeline(SHAPE, 3, 1, 4)

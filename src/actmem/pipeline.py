@@ -149,6 +149,7 @@ class Pipeline:
         else:
             self.schedule = ScheduleInterleaved1F1B(self.stages, **arguments)
         self._ends = self._group_of_both_ends()
+        self._share_embedding()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
@@ -208,12 +209,21 @@ class Pipeline:
                 mine = tensor_parallel(group)
         return mine
 
+    def _share_embedding(self) -> None:
+        """Give the last stage the first one's word embedding: each has drawn its own."""
+        if self._ends is not None:
+            source = dist.get_global_rank(self._ends.group, 0)
+            dist.broadcast(self._shared_embedding().data, source, group=self._ends.group)
+
     def _reduce_shared_embedding(self) -> None:
         """Add up the two copies' gradients, so that both ends take the same step."""
-        if self._ends is None:
-            return
-        part = self.parts[0] if self.parts[0].is_first else self.parts[-1]
-        part.words.weight.grad = all_reduce(part.words.weight.grad, self._ends)
+        if self._ends is not None:
+            weight = self._shared_embedding()
+            weight.grad = all_reduce(weight.grad, self._ends)
+
+    def _shared_embedding(self) -> torch.nn.Parameter:
+        """This end's copy of the word embedding."""
+        return (self.parts[0] if self.parts[0].is_first else self.parts[-1]).words.weight
 
 
 def check_pipeline(shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int) -> None:

@@ -20,13 +20,17 @@ class GPT(nn.Module):
     layers: numbers of the layers held here, default all.  The part with layer 0 also
     holds the embedding, the part with the last layer the final norm and the output layer, which
     shares the word embedding; where the two are apart, each holds a copy (see
-    ``pipeline.reduce_shared_embedding``).  Parameters have the same names in every part.
+    ``actmem.pipeline``).  Parameters have the same names in every part.
 
     ``forward(x)`` takes token ids ``[b, s]`` on the first part and activations on the others,
     and gives logits ``[s, b, v/t]`` on the last and activations on the others; activations are
     ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  ``loss(logits, targets)`` ends it.
     Beyond its layers it keeps what 2205.05198 section 4.3 lists: the embedding's dropout
     mask, and on the last part the final norm's input, the output layer's input, the logits.
+
+    Weights come from torch's default generator: ranks with one seed draw the same shards, ranks with
+    different seeds different position tables.  To train, fill all ranks from one unsharded
+    model with ``load_dense``.
     """
 
     def __init__(

@@ -119,6 +119,16 @@ def fills_with_zeros(output):
     output.data.zero_()
 
 
+@planted(LAB, "5.3", r"has dtype float32 now, and had float64", size=1)
+def one_element_of_another_dtype(output):
+    output.data = torch.zeros(1).expand(output.shape)
+
+
+@planted(LAB, "5.3", r"has dtype float16 now, and had float64", size=1)
+def half_as_many_bytes(output):
+    output.data = output.data.half()
+
+
 @planted(LAB, "5.4", r"leaves no room for what the recomputed ones keep", size=1)
 def whole_budget_for_the_full_ones(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     return min(in_flight, budget_bytes // full_bytes)
@@ -139,6 +149,34 @@ def more_than_in_flight(budget_bytes, in_flight, full_bytes, recomputed_bytes):
 @planted(LAB, "5.4", r"-1 is asked for", size=1)
 def zero_where_nothing_fits(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     return max(0, right.how_many_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes))
+
+
+@planted(LAB, "5.4", r"take exactly the budget, and that does not exceed it", size=1)
+def less_than_the_budget(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    fits = [k for k in range(in_flight + 1) if k * full_bytes + (in_flight - k) * recomputed_bytes < budget_bytes]
+    return max(fits, default=-1)
+
+
+@planted(LAB, "5.4", r"take exactly the budget, and that does not exceed it", size=1)
+def less_than_the_budget_and_never_below_0(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    left = budget_bytes - in_flight * recomputed_bytes
+    return max(0, min(in_flight, (left - 1) // (full_bytes - recomputed_bytes))) if left >= 0 else -1
+
+
+@planted(LAB, "5.4", r"recomputing all takes exactly the budget, so 0 is asked for, not -1", size=1)
+def nothing_left_taken_for_too_little(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    left = budget_bytes - in_flight * recomputed_bytes
+    return -1 if left <= 0 else right.how_many_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes)
+
+
+@planted(LAB, "5.4", r"must be a whole number, and is True", size=1)
+def whether_some_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    return right.how_many_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes) >= 0
+
+
+@planted(LAB, "5.4", r"divide with //", size=1)
+def divides_with_a_fraction(budget_bytes, in_flight, full_bytes, recomputed_bytes):
+    return (budget_bytes - in_flight * recomputed_bytes) / (full_bytes - recomputed_bytes)
 
 
 @planted(LAB, "5.5", r"never pass their places on", size=1)

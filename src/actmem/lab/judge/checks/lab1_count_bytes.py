@@ -44,9 +44,7 @@ def check_layer_bytes(b: Bench) -> None:
         if missing or unknown:
             parts = [f"without {', '.join(missing)}"] * bool(missing) + [f"and with {', '.join(map(str, unknown))}, which is none of the 15"] * bool(unknown)
             raise Wrong("the 15 names are asked for; this is " + " ".join(parts).removeprefix("and "))
-        for term, value in answer.items():
-            check_whole_number(term, value)
-        found.append(answer)
+        found.append({term: check_whole_number(term, value) for term, value in answer.items()})
         true.append(measured(shape))
     faults = [
         f"{term} {explain_ratio([(f[term], t[term]) for f, t in zip(found, true)], _SHAPES)}{_reason(term, found[0][term], true[0][term])}"
@@ -74,8 +72,7 @@ def check_rank_bytes(b: Bench) -> None:
     for t, sequence_parallel, recompute in (
         (1, False, "none"), (4, False, "none"), (4, True, "none"), (2, False, "selective"), (4, True, "selective"), (4, False, "full"), (4, True, "full"),
     ):  # fmt: skip
-        found = b["rank_bytes"](s, micro_batch, h, heads, t, sequence_parallel, recompute)
-        check_whole_number("the result", found)
+        found = check_whole_number("the result", b["rank_bytes"](s, micro_batch, h, heads, t, sequence_parallel, recompute))
         true = sum(measured(shape, t, sequence_parallel, recompute).values())
         if found == true:
             continue
@@ -121,8 +118,7 @@ def _rank_mistakes(shape: ModelShape, t: int, sequence_parallel: bool, recompute
 
 def check_gated_mlp_bytes(b: Bench) -> None:
     for s, micro_batch, h, f in ((5, 3, 8, 14), (7, 2, 10, 22)):
-        found = b["gated_mlp_bytes"](s, micro_batch, h, f)
-        check_whole_number("the result", found)
+        found = check_whole_number("the result", b["gated_mlp_bytes"](s, micro_batch, h, f))
         true = _keeps(b, s, micro_batch, h, f)
         mistakes = {
             "x is counted twice: two linears read it, and it is one tensor in memory": true + 2 * s * micro_batch * h,
@@ -151,8 +147,7 @@ def _keeps(b: Bench, s: int, micro_batch: int, h: int, f: int) -> int:
 
 def check_crossover(b: Bench) -> None:
     for h, a in ((12288, 96), (20, 4), (1600, 25)):
-        found = b["crossover_seq_length"](h, a)
-        check_whole_number("the result", found)
+        found = check_whole_number("the result", b["crossover_seq_length"](h, a))
         right = 34 * h // (5 * a) + 1
         mistakes = {
             "h and a are exchanged: wide heads make the core attention small beside the rest": 34 * a // (5 * h) + 1,

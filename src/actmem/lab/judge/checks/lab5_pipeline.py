@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -44,6 +45,9 @@ def check_free_output(b: Bench) -> None:
             f"the output has shape {list(output.shape)} now: backward compares the gradient's shape with it and refuses. "
             "Empty the storage below the tensor, and leave the tensor as it is"
         )
+    if output.dtype != x.dtype:
+        now, before = (str(tensor.dtype).removeprefix("torch.") for tensor in (output, x))
+        raise Wrong(f"the output has dtype {now} now, and had {before}: empty the storage below the tensor, and leave the tensor as it is")
     if output.grad_fn is not graph:
         raise Wrong("the output has lost its graph: free its memory, and leave the tensor as it is")
     if left == size:
@@ -57,25 +61,47 @@ def check_free_output(b: Bench) -> None:
         raise Wrong("backward gives another gradient than with the output in place: the output's memory only is to go, not what backward reads")
 
 
+_BUDGETS = ((100, 4, 30, 10), (60, 4, 30, 10), (40, 4, 30, 10), (39, 4, 30, 10), (10**6, 4, 30, 10), (119, 4, 30, 10), (85, 3, 40, 7))
+
+
 def check_how_many_fit(b: Bench) -> None:
-    for budget, flight, full, recomputed in ((100, 4, 30, 10), (60, 4, 30, 10), (40, 4, 30, 10), (39, 4, 30, 10), (10**6, 4, 30, 10), (119, 4, 30, 10), (85, 3, 40, 7)):
-        found = b["how_many_fit"](budget, flight, full, recomputed)
-        check_whole_number("the result", found)
-        fitting = [k for k in range(flight + 1) if k * full + (flight - k) * recomputed <= budget]
-        right = max(fitting, default=-1)
-        if found == right:
-            continue
-        case = f"budget {budget} B, {flight} in flight, {full} B or {recomputed} B each"
-        if found == budget // full:
-            raise Wrong(f"{case}: budget // full_bytes leaves no room for what the recomputed ones keep")
-        if found == (budget - flight * recomputed) // full and right >= 0:
-            raise Wrong(f"{case}: one that keeps everything takes full_bytes − recomputed_bytes more than when it is recomputed, not full_bytes")
-        if found > flight:
-            raise Wrong(f"{case}: {found} is more than are in flight")
-        if right == -1:
-            raise Wrong(f"{case}: not even recomputing all fits, so -1 is asked for, and the result is {found}")
-        used = found * full + (flight - found) * recomputed
-        raise Wrong(f"{case}: with {found} that keep everything {used} B are kept; {right} is the most that fits")
+    wrong = []
+    for case in _BUDGETS:
+        found, right = check_whole_number("the result", b["how_many_fit"](*case)), most_that_fit(*case)
+        if found != right:
+            wrong.append((case, found, right))
+    if wrong:
+        budget, flight, full, recomputed = wrong[0][0]
+        raise Wrong(f"budget {budget} B, {flight} in flight, {full} B or {recomputed} B each: {_explain_fit(wrong)}")
+
+
+def most_that_fit(budget: int, flight: int, full: int, recomputed: int) -> int:
+    return max((k for k in range(flight + 1) if k * full + (flight - k) * recomputed <= budget), default=-1)
+
+
+def _explain_fit(wrong: list[tuple[tuple[int, ...], int, int]]) -> str:
+    """The mistake in the first of the cases that came out wrong: case, found, right."""
+    (budget, flight, full, recomputed), found, right = wrong[0]
+    if right == -1:
+        return f"not even recomputing all fits, so -1 is asked for, and the result is {found}"
+    if found < 0:
+        takes = "exactly the budget" if flight * recomputed == budget else f"{flight * recomputed} B"
+        return f"recomputing all takes {takes}, so {right} is asked for, not {found}"
+    if found > flight:
+        return f"{found} is more than are in flight"
+
+    def explained_by(mistake: Callable[..., int]) -> bool:
+        """Does it give what was found in every case?  In one it may by chance.  A missing −1 or limit is a mistake of its own."""
+        return all(min(found, case[1]) == min(mistake(*case), case[1]) for case, found, right in wrong if right >= 0)
+
+    if explained_by(lambda budget, *sizes: most_that_fit(budget - 1, *sizes)):
+        return f"{right} that keep everything take exactly the budget, and that does not exceed it: compare with <=, not with <"
+    if explained_by(lambda budget, flight, full, recomputed: budget // full):
+        return "budget // full_bytes leaves no room for what the recomputed ones keep"
+    if explained_by(lambda budget, flight, full, recomputed: (budget - flight * recomputed) // full):
+        return "one that keeps everything takes full_bytes − recomputed_bytes more than when it is recomputed, not full_bytes"
+    used = found * full + (flight - found) * recomputed
+    return f"with {found} that keep everything {used} B are kept; {right} is the most that fits"
 
 
 def check_microbatches_to_keep(b: Bench) -> None:

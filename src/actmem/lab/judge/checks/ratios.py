@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -13,13 +14,18 @@ _LETTERS = "abhs"  # the order of ModelShape.letters
 _CONSTANTS = (1, 2, 4, 8, 16, 3, 6)
 
 
-def check_whole_number(what: str, value: object) -> None:
-    """Raise Wrong unless ``value`` is an int."""
+def check_whole_number(what: str, value: object) -> int:
+    """``value`` as an int; numpy's integers are whole numbers as well.  Raises Wrong unless it is one."""
     if value is None:
         raise Wrong(f"{what} is None: is a return missing?")
-    if isinstance(value, bool) or not isinstance(value, int):
+    try:
+        # numpy's booleans have no index; Python's and torch's have one.
+        if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
         hint = "; divide with //" if isinstance(value, float) else ""
-        raise Wrong(f"{what} must be a whole number, and is {value!r}{hint}")
+        raise Wrong(f"{what} must be a whole number, and is {value!r}{hint}") from None
 
 
 def explain_ratio(pairs: Sequence[tuple[int, int]], shapes: Sequence[ModelShape]) -> str:

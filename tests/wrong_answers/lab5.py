@@ -75,6 +75,11 @@ def words(pipeline_parallel_size, rank, num_microbatches):
     return [("forward", i) for i in range(num_microbatches)]
 
 
+@planted(LAB, "5.1", r"this is generator: put list\(…\) around it", size=1)
+def one_at_a_time(pipeline_parallel_size, rank, num_microbatches):
+    yield from right.one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches)
+
+
 def chunked(n, m, p, back=True):
     order = [(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)]
     return [("F", c, i) for c, i in order], [("B", m - 1 - c if back else c, i) for c, i in order]
@@ -192,3 +197,19 @@ def all_of_them(pipeline_parallel_size, rank, num_microbatches, places):
 @planted(LAB, "5.5", r"take a place whenever one is free", size=1)
 def period_of_p_on_every_rank(pipeline_parallel_size, rank, num_microbatches, places):
     return [i for i in range(num_microbatches) if i % pipeline_parallel_size < places]
+
+
+@planted(LAB, "5.5", r"there are no places, so no microbatch can keep everything, and this is \[0, 3, 6\]", size=1)
+def at_least_one_place(pipeline_parallel_size, rank, num_microbatches, places):
+    return right.microbatches_to_keep(pipeline_parallel_size, rank, num_microbatches, max(places, 1))
+
+
+@planted(LAB, "5.5", r"this is a generator: put list\(…\) around it", size=1)
+def kept_one_at_a_time(pipeline_parallel_size, rank, num_microbatches, places):
+    yield from right.microbatches_to_keep(pipeline_parallel_size, rank, num_microbatches, places)
+
+
+@planted(LAB, "5.5", r"a list of different microbatches .* this is \[True, True, False", size=1)
+def whether_each_is_kept(pipeline_parallel_size, rank, num_microbatches, places):
+    kept = right.microbatches_to_keep(pipeline_parallel_size, rank, num_microbatches, places)
+    return [i in kept for i in range(num_microbatches)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from actmem import schedule
 from actmem.config import ConfigError
 from actmem.lab.judge.bench import Bench
@@ -15,7 +17,8 @@ def run_on_paper(b: Bench, p: int, n: int, chunks: int = 1) -> Schedule:
     for rank in range(p):
         order = b["one_forward_one_backward"](p, rank, n) if chunks == 1 else b["interleaved"](p, rank, chunks, n)
         if not isinstance(order, (list, tuple)):
-            raise Wrong(f"a list is asked for, and this is {type(order).__name__}" + (": is a return missing?" if order is None else ""))
+            advice = ": is a return missing?" if order is None else ": put list(…) around it" if isinstance(order, Iterator) else ""
+            raise Wrong(f"a list is asked for, and this is {type(order).__name__}{advice}")
         ranks.append([_action(entry, rank, chunks) for entry in order])
     return ranks
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -106,10 +107,8 @@ def _explain_fit(wrong: list[tuple[tuple[int, ...], int, int]]) -> str:
 
 def check_microbatches_to_keep(b: Bench) -> None:
     for p, rank, n, places in ((4, 0, 9, 2), (4, 1, 9, 1), (4, 3, 5, 1), (4, 0, 9, 4), (3, 0, 7, 0), (4, 0, 2, 1), (5, 1, 13, 3)):
-        found = b["microbatches_to_keep"](p, rank, n, places)
         case = f"p={p} rank={rank} microbatches={n} places={places}"
-        if not isinstance(found, (list, tuple, set)) or not all(isinstance(i, int) and 0 <= i < n for i in found) or len(set(found)) < len(found):
-            raise Wrong(f"{case}: a list of different microbatches from 0 to {n - 1} is asked for, and this is {found!r}")
+        found = _microbatches(b["microbatches_to_keep"](p, rank, n, places), n, case)
         most, held = 0, set()
         for action in one_forward_one_backward(p, n)[rank]:
             if action.kind == "F" and action.microbatch in found:
@@ -117,6 +116,8 @@ def check_microbatches_to_keep(b: Bench) -> None:
             if action.kind == "B":
                 held.discard(action.microbatch)
             most = max(most, len(held))
+        if found and not places:
+            raise Wrong(f"{case}: there are no places, so no microbatch can keep everything, and this is {sorted(found)}")
         if most > places:
             raise Wrong(f"{case}: {sorted(found)} are {most} at once; a place is free again only after the backward of the microbatch that has it")
         flight = min(p - rank, n)
@@ -125,6 +126,22 @@ def check_microbatches_to_keep(b: Bench) -> None:
             if len(found) <= places < best:
                 raise Wrong(f"{case}: {sorted(found)} never pass their places on; after its backward a microbatch's place is the next one's: {best} can keep everything")
             raise Wrong(f"{case}: {sorted(found)} are {len(found)}, and {best} can keep everything: take a place whenever one is free")
+
+
+def _microbatches(found: object, n: int, case: str) -> list[int]:
+    """What the learner's function returned as a list: a set, a range or numpy's array will do.  Raises Wrong if it is none."""
+    asked = f"{case}: a list of different microbatches from 0 to {n - 1} is asked for, and this is "
+    if isinstance(found, Iterator):
+        raise Wrong(f"{asked}a {type(found).__name__}: put list(…) around it")
+    try:
+        if isinstance(found, (str, Mapping)) or any(isinstance(i, bool) for i in found):
+            raise TypeError
+        numbers = [operator.index(i) for i in found]
+    except TypeError:
+        raise Wrong(f"{asked}{found!r}") from None
+    if not all(0 <= i < n for i in numbers) or len(set(numbers)) < len(numbers):
+        raise Wrong(f"{asked}{found!r}")
+    return numbers
 
 
 def lab5_reward(b: Bench) -> Reward:

@@ -169,6 +169,12 @@ def attention_without_f_bar(x, qkv_weight, qkv_bias, projection_weight, projecti
     return F.linear(merge_heads(core_attention(q, k, v), x.shape[1]), projection_weight, projection_bias)
 
 
+@planted(LAB, "2.7", r"split into a heads; it holds a/t")
+def attention_with_all_heads_on_each_rank(x, qkv_weight, qkv_bias, projection_weight, projection_bias, num_attention_heads, group):
+    q, k, v = split_heads(column_parallel_linear(x, qkv_weight, qkv_bias, group), num_attention_heads)
+    return row_parallel_linear(merge_heads(core_attention(q, k, v), x.shape[1]), projection_weight, projection_bias, group)
+
+
 @planted(LAB, "2.8", r"own softmax")
 def loss_of_its_own_softmax(logits, targets, group):
     target = f_bar(own_targets(logits, targets, group), group)

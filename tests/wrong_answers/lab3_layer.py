@@ -1,5 +1,8 @@
 """Wrong answers to lab 3: the layer."""
 
+from dataclasses import replace
+from types import SimpleNamespace
+
 import torch.distributed as dist
 import torch.nn.functional as F
 
@@ -15,29 +18,38 @@ def faulty(**faults):
     """A layer with faults: what is left out or put elsewhere."""
 
     def layer(x, w, dropouts, linear, group):
-        def leave(y, weight, bias):
+        rank, t = dist.get_rank(group), dist.get_world_size(group)
+
+        def leave(where, y, weight, bias):
             if faults.get("bias") == "before":
                 return g_bar(F.linear(y, weight, bias), group)
             if faults.get("bias") == "none":
                 return g_bar(F.linear(y, weight), group)
             if faults.get("leave") == "f_bar":
-                return f_bar(F.linear(y, weight), group).chunk(dist.get_world_size(group))[dist.get_rank(group)] + bias
+                return f_bar(F.linear(y, weight), group).chunk(t)[rank] + bias
+            if faults.get("leave") in (where, "none"):
+                return F.linear(y, weight).chunk(t)[rank] + bias
             return g_bar(F.linear(y, weight), group) + bias
 
-        def block(y):
-            return y if faults.get("block") == "none" else dropouts.block(y)
-
-        def norm(y, weight, bias):
-            return y if faults.get("norm") == "none" else layer_norm(y, weight, bias)
+        def join(where, x, y, normed):
+            if faults.get("residual") == where:
+                return dropouts.block(y)
+            if faults.get("drop_sum") in (where, "both"):
+                return dropouts.block(x + y)
+            if faults.get("add_to_normed") in (where, "both"):
+                return normed + dropouts.block(y)
+            return x + (y if faults.get("block") == "none" else dropouts.block(y))
 
         core = (lambda weights: weights) if faults.get("core") == "none" else dropouts.core
-        y = linear(norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight, w.qkv_bias, group)
-        q, k, v = split_heads(y, w.num_attention_heads // dist.get_world_size(group))
-        y = leave(merge_heads(core_attention(q, k, v, core), x.shape[1]), w.projection_weight, w.projection_bias)
-        x = block(y) if faults.get("residual") == "none" else x + block(y)
-        y = linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)
-        y = y if faults.get("gelu") == "none" else gelu(y)
-        return x + block(leave(y, w.down_weight, w.down_bias))
+        first = x
+        normed = x if faults.get("norm") == "none" else layer_norm(x, w.norm1_weight, w.norm1_bias)
+        y = linear(normed, w.qkv_weight, w.qkv_bias, group)
+        q, k, v = split_heads(y, w.num_attention_heads if faults.get("heads") == "all" else w.num_attention_heads // t)
+        y = leave("attention", merge_heads(core_attention(q, k, v, core), x.shape[1]), w.projection_weight, w.projection_bias)
+        x = join("attention", x, y, normed)
+        normed = layer_norm(first if faults.get("norm") == "old x" else x, w.norm2_weight, w.norm2_bias)
+        y = faults.get("activation", gelu)(linear(normed, w.up_weight, w.up_bias, group))
+        return join("mlp", x, leave("mlp", y, w.down_weight, w.down_bias), normed)
 
     return layer
 
@@ -69,12 +81,12 @@ def layer_without_core_dropout(x, w, dropouts, linear, group):
 
 @planted(LAB, "3.4", r"not added to what attention gives")
 def layer_without_the_first_addition(x, w, dropouts, linear, group):
-    return faulty(residual="none")(x, w, dropouts, linear, group)
+    return faulty(residual="attention")(x, w, dropouts, linear, group)
 
 
 @planted(LAB, "3.4", r"gelu is missing")
 def layer_without_gelu(x, w, dropouts, linear, group):
-    return faulty(gelu="none")(x, w, dropouts, linear, group)
+    return faulty(activation=lambda y: y)(x, w, dropouts, linear, group)
 
 
 @planted(LAB, "3.4", r"first layer norm is missing")
@@ -87,3 +99,84 @@ def layer_with_its_own_linear(x, w, dropouts, linear, group):
     from actmem.lab.solutions.lab3_sequence_parallel import shard_keeping_linear
 
     return faulty()(x, w, dropouts, shard_keeping_linear, group)
+
+
+@planted(LAB, "3.4", r"split into a heads; it holds a/t")
+def layer_with_all_heads_on_each_rank(x, w, dropouts, linear, group):
+    return faulty(heads="all")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"second layer norm is of the x that the layer begins with")
+def layer_with_the_second_norm_of_the_old_x(x, w, dropouts, linear, group):
+    return faulty(norm="old x")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"weights of the two layer norms are exchanged")
+def layer_with_the_norms_weights_exchanged(x, w, dropouts, linear, group):
+    w = replace(w, norm1_weight=w.norm2_weight, norm1_bias=w.norm2_bias, norm2_weight=w.norm1_weight, norm2_bias=w.norm1_bias)
+    return faulty()(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"norm1 is used before the MLP too")
+def layer_with_the_first_norms_weights_twice(x, w, dropouts, linear, group):
+    return faulty()(x, replace(w, norm2_weight=w.norm1_weight, norm2_bias=w.norm1_bias), dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"layer norms come after the additions")
+def layer_with_norms_at_the_end(x, w, dropouts, linear, group):
+    heads = w.num_attention_heads // dist.get_world_size(group)
+    context = merge_heads(core_attention(*split_heads(linear(x, w.qkv_weight, w.qkv_bias, group), heads), dropouts.core), x.shape[1])
+    y = g_bar(F.linear(context, w.projection_weight), group) + w.projection_bias
+    x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias)
+    y = g_bar(F.linear(gelu(linear(x, w.up_weight, w.up_bias, group)), w.down_weight), group) + w.down_bias
+    return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias)
+
+
+@planted(LAB, "3.4", r"dropouts\.core and dropouts\.block are exchanged")
+def layer_with_the_dropouts_exchanged(x, w, dropouts, linear, group):
+    return faulty()(x, w, SimpleNamespace(core=dropouts.block, block=dropouts.core), linear, group)
+
+
+@planted(LAB, "3.4", r"what the MLP gives is this rank's part only")
+def layer_that_keeps_its_part_of_the_mlp(x, w, dropouts, linear, group):
+    return faulty(leave="mlp")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"what attention gives is this rank's part only")
+def layer_that_keeps_its_part_of_attention(x, w, dropouts, linear, group):
+    return faulty(leave="attention")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"what attention and the MLP give is this rank's part only")
+def layer_without_g_bar(x, w, dropouts, linear, group):
+    return faulty(leave="none")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"not added to what the MLP gives")
+def layer_without_the_second_addition(x, w, dropouts, linear, group):
+    return faulty(residual="mlp")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"given the sum with x: drop what is added")
+def layer_that_drops_x_too(x, w, dropouts, linear, group):
+    return faulty(drop_sum="both")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"given the sum with x in attention: drop")
+def layer_that_drops_x_too_in_attention(x, w, dropouts, linear, group):
+    return faulty(drop_sum="attention")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"given the sum with x in the MLP: drop")
+def layer_that_drops_x_too_in_the_mlp(x, w, dropouts, linear, group):
+    return faulty(drop_sum="mlp")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"added to is the layer norm's result: add to x")
+def layer_that_adds_to_the_norms_result(x, w, dropouts, linear, group):
+    return faulty(add_to_normed="both")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r'without approximate="tanh"')
+def layer_with_the_exact_gelu(x, w, dropouts, linear, group):
+    return faulty(activation=F.gelu)(x, w, dropouts, linear, group)

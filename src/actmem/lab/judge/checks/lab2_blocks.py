@@ -13,7 +13,8 @@ from actmem.lab.judge.passes import Passes, check_exchanges, check_gradient, run
 from actmem.lab.judge.verdict import Wrong
 from actmem.lab.pieces import core_attention, gelu, merge_heads, split_heads
 
-HEAD_SIZE = 3
+#: Divisible by 2 and 4 ranks, so that a rank's part can be split into all heads by mistake, and be told.
+HEAD_SIZE = 4
 
 
 def attention_weights(b: Bench, seed: int) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
@@ -145,7 +146,7 @@ def check_attention(b: Bench) -> None:
     }
     if own_parts[0].shape[0] % (3 * heads) == 0:
         all_heads = sum(dense_attention(x, w, c, p, heads) for w, c, p in zip(cut_qkv(qkv), cut_qkv(qkv_bias), b.shards(projection, 1)))
-        mistakes["a rank's part is split into a heads; it holds a/t"] = all_heads + bias
+        mistakes["a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks"] = all_heads + bias
     passes = run(b, b["attention"], own, (heads, b.group), expected=whole[0], upstream=upstream, mistakes=mistakes)
     parts = {"qkv_weight": cut_qkv(whole[2]), "qkv_bias": cut_qkv(whole[3]), "projection_weight": b.shards(whole[4], 1)}
     _check_block(b, passes, whole, parts, "projection_bias", x)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.checks.lab3_mistakes import HEAD_SIZE, Scaling, dense, layer_mistakes
 from actmem.lab.judge.compare import check_tensor, close
 from actmem.lab.judge.kept import kept
 from actmem.lab.judge.passes import check_collectives, check_gradient, run
 from actmem.lab.judge.verdict import Wrong
-from actmem.lab.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, random_weights, split_heads
+from actmem.lab.pieces import Dropouts, LayerWeights, random_weights
 from actmem.lab.solutions.lab3_sequence_parallel import gathering_linear, shard_keeping_linear
 from actmem.measure.comms import Collective
 
@@ -19,36 +19,12 @@ from actmem.measure.comms import Collective
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
 
-class Scaling:
-    """In place of dropouts: core halves, block takes 3/4 the first time and 1/4 the second, so a missing call shows."""
-
-    def __init__(self, core: float = 0.5, block: tuple[float, ...] = (0.75, 0.25)):
-        self._core, self._block, self.blocks = core, block, 0
-
-    def core(self, weights: Tensor) -> Tensor:
-        return weights * self._core
-
-    def block(self, x: Tensor) -> Tensor:
-        self.blocks += 1
-        return x * self._block[(self.blocks - 1) % len(self._block)]
-
-
-def dense(x: Tensor, w: LayerWeights, scaling: Scaling, *, residuals=(True, True), norms=(True, True), activation=gelu, biases=1) -> Tensor:
-    """The unsharded layer, or one with a mistake in it."""
-    y = layer_norm(x, w.norm1_weight, w.norm1_bias) if norms[0] else x
-    q, k, v = split_heads(F.linear(y, w.qkv_weight, w.qkv_bias), w.num_attention_heads)
-    y = F.linear(merge_heads(core_attention(q, k, v, scaling.core), x.shape[1]), w.projection_weight) + biases * w.projection_bias
-    x = x * residuals[0] + scaling.block(y)
-    y = layer_norm(x, w.norm2_weight, w.norm2_bias) if norms[1] else x
-    y = F.linear(activation(F.linear(y, w.up_weight, w.up_bias)), w.down_weight) + biases * w.down_bias
-    return x * residuals[1] + scaling.block(y)
-
-
 def check_layer(b: Bench) -> str | None:
     t = b.size
     heads, s = 2 * t, 3 * t
-    whole = random_weights(3 * heads, heads, seed=30, device=b.device)
-    full, upstream = b.random(s, 2, 3 * heads, seed=31), b.random(s, 2, 3 * heads, seed=32)
+    h = HEAD_SIZE * heads
+    whole = random_weights(h, heads, seed=30, device=b.device)
+    full, upstream = b.random(s, 2, h, seed=31), b.random(s, 2, h, seed=32)
     expected, gradients = _gradients(full, whole, upstream)
     own = whole.part(b.rank, t)
     calls = []
@@ -66,7 +42,7 @@ def check_layer(b: Bench) -> str | None:
     x = b.shards(full)[b.rank]
     passes = run(
         b, function, {"x": x, **own.named()}, (), expected=b.shards(expected)[b.rank], upstream=b.shards(upstream)[b.rank],
-        mistakes=_mistakes(b, full, whole, expected),
+        mistakes=layer_mistakes(b, full, whole, expected),
     )
     if len(calls) != 2:
         raise Wrong(f"the numbers are right, but linear is called {len(calls)} times: use it for QKV and for h → 4h, so that it can be exchanged")
@@ -86,25 +62,6 @@ def _gradients(x: Tensor, w: LayerWeights, upstream: Tensor) -> tuple[Tensor, di
     y = dense(x, w, Scaling())
     y.backward(upstream)
     return y.detach(), {"x": x.grad, **{name: tensor.grad for name, tensor in w.named().items()}}
-
-
-def _mistakes(b: Bench, x: Tensor, w: LayerWeights, right: Tensor) -> dict[str, Tensor]:
-    wrong = {
-        "the biases after g_bar are added on every rank before it, so the result holds them t times": dense(x, w, Scaling(), biases=b.size),
-        "the biases of the projection and of 4h → h are missing": dense(x, w, Scaling(), biases=0),
-        "x is not added to what attention gives": dense(x, w, Scaling(), residuals=(False, True)),
-        "x is not added to what the MLP gives": dense(x, w, Scaling(), residuals=(True, False)),
-        "x is added neither to attention's result nor to the MLP's": dense(x, w, Scaling(), residuals=(False, False)),
-        "gelu is missing between the two linears of the MLP": dense(x, w, Scaling(), activation=lambda y: y),
-        "the first layer norm is missing": dense(x, w, Scaling(), norms=(False, True)),
-        "the second layer norm is missing": dense(x, w, Scaling(), norms=(True, False)),
-        "dropouts.core is not used: it is core_attention's fourth argument": dense(x, w, Scaling(core=1)),
-        "dropouts.block is not used: it is for what attention and the MLP give, before x is added": dense(x, w, Scaling(block=(1,))),
-        "dropouts.block is used once: it is for attention's result and for the MLP's": dense(x, w, Scaling(block=(0.75, 1))),
-        "neither of the dropouts is used": dense(x, w, Scaling(core=1, block=(1,))),
-    }
-    shards = {text: b.shards(value)[b.rank] for text, value in wrong.items()}
-    return {"the result has all tokens: leave each block through g_bar, which keeps this rank's": right, **shards}
 
 
 def _check_gradients(b: Bench, passes, gradients: dict[str, Tensor]) -> None:

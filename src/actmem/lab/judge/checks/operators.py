@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.compare import close
 from actmem.lab.judge.kept import check_keeps
 from actmem.lab.judge.verdict import Wrong
+
+#: What is taken for the course's gelu, and what to say of it.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    'F.gelu stands without approximate="tanh": use gelu of actmem.lab.pieces, which has the tanh formula': F.gelu,
+    "relu stands in place of gelu": F.relu,
+}
 
 
 def size_of(x: Tensor) -> int:

@@ -115,6 +115,45 @@ def no_return(function, *inputs):
     checkpoint(function, *inputs)
 
 
+def not_detached(retain_graph):
+    """A checkpoint Function whose second run begins at inputs that have a graph."""
+
+    class Checkpoint(Function):
+        @staticmethod
+        def forward(ctx, function, *inputs):
+            ctx.function = function
+            ctx.save_for_backward(*inputs)
+            return function(*inputs)
+
+        @staticmethod
+        def backward(ctx, grad):
+            inputs = ctx.saved_tensors
+            for x in inputs:
+                if x.requires_grad:
+                    x.retain_grad()
+            with torch.enable_grad():
+                y = ctx.function(*inputs)
+            y.backward(grad, retain_graph=retain_graph)
+            return None, *(x.grad for x in inputs)
+
+    return Checkpoint.apply
+
+
+@planted(LAB, "4.1", r"inputs that still have their graph, so its backward runs on", size=1)
+def inputs_with_their_graph(function, *inputs):
+    return not_detached(retain_graph=False)(function, *inputs)
+
+
+@planted(LAB, "4.1", r"inputs that still have their graph, so its backward runs on", size=1)
+def inputs_with_their_graph_retained(function, *inputs):
+    return not_detached(retain_graph=True)(function, *inputs)
+
+
+@planted(LAB, "4.2", r"inputs that still have their graph, so its backward runs on", size=1)
+def inputs_with_their_graph_and_dropout(function, *inputs):
+    return not_detached(retain_graph=False)(function, *inputs)
+
+
 @planted(LAB, "4.2", r"draws other random numbers than the first", size=1)
 def state_not_restored(function, *inputs):
     return faulty(state="not set")(function, *inputs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -64,7 +65,7 @@ def check_numbers(b: Bench, name: str) -> None:
             "autograd Function, whose backward runs function again"
         )
     gradient = upstream.clone()
-    with unchanged(**{"the gradient that backward is given": gradient}):
+    with unchanged(**{"the gradient that backward is given": gradient}), reached_once(inputs.values()):
         result.backward(gradient)
     _check_runs(region.runs)
     found = {"the first input": leaves[0].grad, "the second input": leaves[1].grad, "a parameter": region.up.grad, "another parameter": region.down.grad}
@@ -78,6 +79,28 @@ def check_numbers(b: Bench, name: str) -> None:
             f"the gradient of {what} is twice what it should be: both runs recorded a graph": 2 * right,
         })
     _check_bytes(b, checkpoint, x, gate, mask)
+
+
+@contextmanager
+def reached_once(inputs: Iterable[Tensor]) -> Iterator[None]:
+    """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went on there."""
+    reached = []
+    for number, x in enumerate(inputs):
+        x.grad_fn.register_prehook(lambda gradients, number=number: reached.append(number))
+
+    def check() -> None:
+        if len(set(reached)) < len(reached):
+            raise Wrong(
+                "the second run starts from inputs that still have their graph, so its backward runs on into what came before: "
+                "begin it at x.detach().requires_grad_(x.requires_grad)"
+            )
+
+    try:
+        yield
+    except RuntimeError:  # what came before lets go of its tensors the first time
+        check()
+        raise
+    check()
 
 
 def _plain(b: Bench, x: Tensor, gate: Tensor, mask: Tensor, upstream: Tensor) -> tuple[Tensor, list[Tensor], list[Tensor]]:

@@ -98,6 +98,17 @@ def layer_that_calls_linear_by_keywords(x, w, dropouts, linear, group):
     return x + dropouts.block(g_bar(F.linear(y, w.down_weight), group) + w.down_bias)
 
 
+@right(LAB, "3.4")
+def layer_with_biases_from_rank_0(x, w, dropouts, linear, group):
+    # Times 0 on the others: the sum over the ranks holds each bias once, and so does the sum of its gradients.
+    heads, once = w.num_attention_heads // dist.get_world_size(group), dist.get_rank(group) == 0
+    qkv = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight, w.qkv_bias, group)
+    context = merge_heads(core_attention(*split_heads(qkv, heads), dropouts.core), x.shape[1])
+    x = x + dropouts.block(g_bar(F.linear(context, w.projection_weight, w.projection_bias * once), group))
+    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group))
+    return x + dropouts.block(g_bar(F.linear(y, w.down_weight, w.down_bias * once), group))
+
+
 @right(LAB, "3.6")
 def gradients_summed_in_one_collective(w, group):
     partial = [tensor for name, tensor in w.named().items() if "norm" in name or name in ("projection_bias", "down_bias")]

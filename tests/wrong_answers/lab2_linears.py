@@ -87,6 +87,25 @@ def row_with_f_on_the_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight), group) + f(bias, group)
 
 
+ON_RANK_0 = r"^the forward is right, but {} is used on rank 0 only: .* drift apart\. Add it on every rank, after the sum"
+
+
+@planted(LAB, "2.4", ON_RANK_0.format("bias"))
+def row_with_bias_on_rank_0(x, weight, bias, group):
+    return f_bar(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)
+
+
+@planted(LAB, "2.4", ON_RANK_0.format("bias"))
+def row_with_bias_times_0_on_the_others(x, weight, bias, group):
+    return f_bar(F.linear(x, weight, bias * (dist.get_rank(group) == 0)), group)
+
+
+@planted(LAB, "2.6", ON_RANK_0.format("down_bias"))
+def mlp_with_bias_on_rank_0(x, up_weight, up_bias, down_weight, down_bias, group):
+    y = gelu(column_parallel_linear(x, up_weight, up_bias, group))
+    return f_bar(F.linear(y, down_weight, down_bias if dist.get_rank(group) == 0 else None), group)
+
+
 @planted(LAB, "2.5", r"cut into t blocks")
 def split_by_blocks(qkv_weight, projection_weight, num_attention_heads, group):
     rank, t = rank_and_size(group)

@@ -88,6 +88,22 @@ def f_without_all_reduce(x, group):
     return x
 
 
+def assigned(x, group):
+    y = x.clone()
+    y = dist.all_reduce(y, group=group)
+    return y
+
+
+@planted(LAB, "2.1", r"x gets no gradient: .*result of dist\.all_reduce assigned\? It writes into the tensor .* and returns None")
+def f_assigns_the_all_reduce(x, group):
+    return operator(same, assigned)(x, group)
+
+
+@planted(LAB, "2.2", r"result is None: is a return missing, or was the result of dist\.all_reduce assigned\? It writes into the tensor")
+def f_bar_assigns_the_all_reduce(x, group):
+    return operator(assigned, same)(x, group)
+
+
 @planted(LAB, "2.1", r"forward must return x as it is; here it already sums")
 def f_and_f_bar_swapped(x, group):
     return operator(summed, same)(x, group)

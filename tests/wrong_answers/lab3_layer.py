@@ -21,6 +21,8 @@ def faulty(**faults):
         rank, t = dist.get_rank(group), dist.get_world_size(group)
 
         def leave(where, y, weight, bias):
+            if faults.get("bias") == "on rank 0":
+                return g_bar(F.linear(y, weight, bias if rank == 0 else None), group)
             if faults.get("bias") == "before":
                 return g_bar(F.linear(y, weight, bias), group)
             if faults.get("bias") == "none":
@@ -57,6 +59,11 @@ def faulty(**faults):
 @planted(LAB, "3.4", r"holds them t times")
 def layer_with_biases_before_g_bar(x, w, dropouts, linear, group):
     return faulty(bias="before")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"projection_bias is used on rank 0 only")
+def layer_with_biases_on_rank_0(x, w, dropouts, linear, group):
+    return faulty(bias="on rank 0")(x, w, dropouts, linear, group)
 
 
 @planted(LAB, "3.4", r"biases of the projection and of 4h → h are missing")

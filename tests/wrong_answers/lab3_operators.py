@@ -69,6 +69,17 @@ def gathered_on_rank_0(x, group):
     return gathered(x, group) if dist.get_rank(group) == 0 else repeated(x, group)
 
 
+def assigned(x, group):
+    result = x.new_empty(x.shape[0] * dist.get_world_size(group), *x.shape[1:])
+    result = dist.all_gather_into_tensor(result, x.contiguous(), group=group)
+    return result
+
+
+@planted(LAB, "3.1", r"result is None: .* result of dist\.all_gather assigned\? It writes into the tensor")
+def g_assigns_the_all_gather(x, group):
+    return operator(assigned, scattered)(x, group)
+
+
 @planted(LAB, "3.1", r"along dimension 1, the batch")
 def g_along_the_batch(x, group):
     return gathered_along_the_batch(x, group)

@@ -42,6 +42,8 @@ def run(
     inputs = {name: leaf * 1 for name, leaf in leaves.items()}
     with unchanged(**inputs), b.watching() as forward:
         result = function(*inputs.values(), *rest)
+    if result is None and forward.collectives:
+        raise Wrong(f"the result is None: is a return missing, or {_assigned(forward)}")
     check_tensor("the result", result, expected, mistakes, b.size)
     if not result.requires_grad:
         raise Wrong(
@@ -58,9 +60,16 @@ def check_gradient(passes: Passes, name: str, expected: Tensor, mistakes: Mappin
     """Raise Wrong unless the gradient of the argument ``name`` is ``expected``."""
     found = passes.gradients[name]
     if found is None:
-        raise Wrong(f"the forward is right, but {name} gets no gradient: backward returns None for it, or it is detached on the way")
+        why = f" ({_assigned(passes.backward)})" if passes.backward.collectives else ""
+        raise Wrong(f"the forward is right, but {name} gets no gradient: backward returns None for it{why}, or it is detached on the way")
     named = {f"the forward is right; {diagnosis}": value for diagnosis, value in (mistakes or {}).items()}
     check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t)
+
+
+def _assigned(seen: count_collectives) -> str:
+    """A guess at where a None comes from, if a pass ran a collective."""
+    name = f"dist.{seen.collectives[-1].kind.replace('-', '_')}"
+    return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"
 
 
 def check_exchanges(b: Bench, passes: Passes, forward: Mapping[str, int], backward: Mapping[str, int]) -> None:

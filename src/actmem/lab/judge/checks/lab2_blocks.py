@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.lab.judge.bench import Bench, unchanged
-from actmem.lab.judge.checks.operators import size_of
+from actmem.lab.judge.checks.operators import check_bias_everywhere, size_of
 from actmem.lab.judge.compare import TOLERANCE, check_tensor, close
 from actmem.lab.judge.passes import Passes, check_exchanges, check_gradient, run
 from actmem.lab.judge.verdict import Wrong
@@ -165,6 +165,7 @@ def _check_block(b: Bench, passes: Passes, whole: list[Tensor], parts: dict[str,
             f"the gradient of {name} is t times what it should be: the backward of the sum at the end all-reduces": t * of_rank[b.rank],
         }, t)
     check_gradient(passes, "x", whole[1], {"the gradient of x is t times what it should be: backward all-reduces once too often": t * whole[1]}, t)
+    check_bias_everywhere(b, passes.gradients[last_bias], last_bias)
     check_gradient(passes, last_bias, whole[5], t=t)
     check_exchanges(b, passes, {"all-reduce": size_of(x)}, {"all-reduce": size_of(x)})
 

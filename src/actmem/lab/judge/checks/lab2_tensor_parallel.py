@@ -8,7 +8,7 @@ from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.checks import lab2_hints as hints
 from actmem.lab.judge.checks.lab2_blocks import check_attention, check_mlp, check_split_attention
 from actmem.lab.judge.checks.lab2_vocabulary import check_cross_entropy
-from actmem.lab.judge.checks.operators import check_group, check_keeps_nothing, size_of
+from actmem.lab.judge.checks.operators import check_bias_everywhere, check_group, check_keeps_nothing, size_of
 from actmem.lab.judge.checks.rewards import lab2_reward
 from actmem.lab.judge.compare import check_tensor
 from actmem.lab.judge.exercise import Exercise, Lab
@@ -115,6 +115,7 @@ def check_row_parallel_linear(b: Bench) -> None:
         "the gradient of x is 1/t of what it should be: the backward of the sum divides by t": own_gradient / t,
     }, t)
     check_gradient(passes, "weight", upstream.flatten(0, 1).t() @ x.flatten(0, 1), t=t)
+    check_bias_everywhere(b, passes.gradients["bias"], "bias")
     whole = upstream.sum((0, 1))
     check_gradient(passes, "bias", whole, {
         "the gradient of bias is 1/t of what it should be: the bias is divided among the ranks before the sum; add it whole, after": whole / t,

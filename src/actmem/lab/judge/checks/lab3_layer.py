@@ -7,6 +7,7 @@ from torch import Tensor
 
 from actmem.lab.judge.bench import Bench
 from actmem.lab.judge.checks.lab3_mistakes import HEAD_SIZE, Scaling, dense, layer_mistakes
+from actmem.lab.judge.checks.operators import check_bias_everywhere
 from actmem.lab.judge.compare import check_tensor, close
 from actmem.lab.judge.kept import kept
 from actmem.lab.judge.passes import check_collectives, check_gradient, run
@@ -73,6 +74,7 @@ def _check_gradients(b: Bench, passes, gradients: dict[str, Tensor]) -> None:
     for name in PARTIAL:
         found = b.gather(passes.gradients[name])
         if any(gradient is None for gradient in found):
+            check_bias_everywhere(b, passes.gradients[name], name)
             raise Wrong(f"the forward is right, but {name} gets no gradient")
         if b.size > 1 and close(found[b.rank], gradients[name]):
             continue  # complete already: more than is asked for here

@@ -18,7 +18,7 @@ RUN = $(VENV)/bin/python
 COURSE = $(VENV)/.course-installed
 SITE_TOOLS = $(VENV)/.site-installed
 TESTS = $(VENV)/.tests-installed
-NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 120
+NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
 .PHONY: help setup course test measure notebooks site clean

@@ -89,6 +89,8 @@ Prediction(
 # | $p$ | `pipeline_parallel_size` | stages that the layers are spread over |
 # | $m$ | `num_model_chunks` | pieces of the model on each stage, when stages are interleaved |
 #
+# A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
+#
 # Read other papers with care: some use $m$ for the number of microbatches, or $v$ for these chunks. Here each letter means one thing.
 # A product such as $sbh$ counts elements; with a number in front, as in $2sbh$, it counts **bytes**, here at two bytes an element.
 # One sequence between two layers is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
@@ -121,8 +123,8 @@ Varies(
 # - **none**: one device, nothing done about memory.
 # - **tensor**: $t$ devices share the layer's matrices, and with them most of its activations, but not all.
 # - **tensor+sequence**: what they did not share, they now cut along the sequence.
-# - **…+selective**: the inside of attention is thrown away and computed again in backward. It is the
-#   largest part and the cheapest to redo.
+# - **…+selective**: the inside of attention is thrown away and computed again in backward. At the sizes of large models it
+#   is the largest part, and cheap to redo.
 # - **full**: only the layer's input is kept, and the whole layer runs twice. This is what most people called "checkpointing".
 #
 # Move the sliders. At which $s$ does *tensor+selective* need less than *tensor+sequence*? What does $b$ change?

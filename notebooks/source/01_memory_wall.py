@@ -17,7 +17,7 @@
 # | $t$ | GPUs that share each layer (tensor parallelism) | `tensor_parallel_size` |
 # | $p$ | pipeline stages: groups of GPUs that hold different layers | `pipeline_parallel_size` |
 #
-# An **activation** here is a tensor that forward makes and backward reads. Weights are none, gradients are none; a dropout mask
+# An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a dropout mask
 # is one. Sizes are in bytes, in 16-bit training: two bytes a number, one byte for an element of a mask.
 
 # %%
@@ -45,7 +45,7 @@ from actmem.show.text import text_table
 # ## The four models
 #
 # The paper trains four models on A100 cards. Each layer is shared by $t$ GPUs, the layers are dealt out to $p$ stages, and
-# nothing is copied between replicas: $t \cdot p$ GPUs hold one model.
+# there is no data parallelism, hence no second copy: $t \cdot p$ GPUs hold one model.
 
 # %%
 print(
@@ -64,8 +64,8 @@ print(
 )  # fmt: skip
 
 # %% [markdown]
-# The number of GPUs grows with the model, so that the parameters, their gradients and the optimizer's numbers take about the same
-# share of each card. Whoever sizes a cluster by the parameters stops here. **Guess before you go on:**
+# The number of GPUs grows with the model, so that the parameters, their gradients and the optimizer's numbers fit into each card, with room
+# to spare. Whoever sizes a cluster by the parameters stops here. **Guess before you go on:**
 
 # %%
 largest = PAPER_MODELS["1T"]
@@ -178,8 +178,9 @@ for earlier, later in zip(lines, lines[1:]):
 #
 # ## Measured: the fullest GPU
 #
-# The picture at the top multiplied a formula by $L$. Here one layer of each model runs as rank 0 of its $t$ ranks, with what
-# it keeps compared term by term.
+# The picture at the top is a formula for a whole stage: $L$ layers' worth, more where the stages are interleaved (the 175B and 530B models;
+# chapter 6), and what the two ends of the model keep. It stands on one layer. Here that layer of each model runs as one of its $t$ devices
+# (one **rank**: a process with its device), with what it keeps compared term by term.
 
 # %%
 lines, verdicts = [], []
@@ -212,7 +213,7 @@ print(f"counted {counted:,}, by formula {predicted:,}, difference {counted - pre
 # *"Use more pipeline stages, then each GPU has fewer layers."* It has; and it does not help. A stage with $L/p$ layers must begin
 # $p$ microbatches before the first one comes back, so the first stage holds $p \cdot L/p = L$ layers' worth of activations,
 # whatever $p$ is (equation 5). More stages make the parameters on a GPU fewer and leave its activations alone; chapter 6
-# shows why, on a schedule.
+# shows why, on a schedule. (The table is without interleaving, which adds to it; so the 175B bar of the picture is higher.)
 
 # %%
 lines = []

@@ -338,8 +338,8 @@ for activation in (nn.GELU(), nn.ReLU()):
 #
 # <details><summary>Answer</summary>
 #
-# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is $(16e + 2)\,sbh + (2e + 1)\,as^2b$. The next cell
-# puts numbers to it.
+# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is $(16e + 2)\,sbh + (2e + 1)\,as^2b$, so the 34
+# becomes 66 and the 5 becomes 9.
 #
 # </details>
 # <br>

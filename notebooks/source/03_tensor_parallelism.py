@@ -180,13 +180,13 @@ for size in sizes_of_t(GPT3):
 print(text_table(("t", "divided", "floor", "together", "equation 2", "floor's share", "× an even share"), lines, "rrrrrrr"))
 
 # %% [markdown]
-# Doubling $t$ still halves the first column and helps less and less. And $t$ has a limit of its own: more ranks than one
+# Doubling $t$ still halves what is divided, and helps less and less. And $t$ has a limit of its own: more ranks than one
 # machine has GPUs, and every exchange below leaves the fast links between them.
 #
 # ## Measured: one rank of many
 #
-# The layer that printed Q, K and V above kept all this; here it is, term by term beside the formula. The last three
-# rows are what the paper leaves out on purpose: they are predicted too.
+# The layer that printed Q, K and V above kept all this; here it is, term by term beside the formula. The rows
+# of statistics are what the paper leaves out on purpose: they are predicted too.
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))

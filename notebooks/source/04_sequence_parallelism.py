@@ -212,7 +212,7 @@ for ranks in (1, 2, 4, 8):
 #   is over first, they are real.
 # * **Same bytes is not same time.** There are more exchanges, and each has a start of its own. On a ring the messages one after another are
 #   as many as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a ring: trees need about
-#   $2\log_2 t$ turns, and neither half alone can do that. Against this stands that layer norm and dropout now run on $s/t$ tokens.
+#   $2\log_2 t$ turns. The halves can do with $\log_2 t$ each, but libraries often run them on rings only. Against this stands that layer norm and dropout now run on $s/t$ tokens.
 #
 # A model with three numbers makes it visible. They are assumptions; put in your own:
 
@@ -260,7 +260,7 @@ else:
     print("this system does not count what a socket sends (Linux does)")
 
 # %% [markdown]
-# An all-reduce is the sum of its two halves; the plain form sends what tensor parallelism sends; the cure sends a quarter more. One row is a
+# Headers apart, an all-reduce is the sum of its two halves; the plain form sends what tensor parallelism sends; the cure sends a quarter more. One row is a
 # surprise: gloo has no reduce-scatter, so torch makes it of an all-reduce and throws the rest away. On CPUs "the same
 # bytes" would be *half as much again*. This course's own (`actmem/parallel/gloo.py`) sends each rank only what it keeps; on GPUs
 # NCCL's does so by itself.
@@ -281,7 +281,8 @@ partial = next(r["partial_gradients"] for r in results if r["form"] == "tensor+s
 print("those are:", ", ".join(partial))
 
 # %% [markdown]
-# One all-reduce of all of them together, once an iteration (`reduce_partial_gradients`), puts it right. It is small, since these are vectors:
+# One all-reduce of all of them together, once an iteration (`reduce_partial_gradients`), puts it right. The position
+# table and the final layer norm go with them: each rank has seen its own tokens only there, too. All but that table are vectors, so it is small:
 
 # %%
 model = PAPER_MODELS["175B"]

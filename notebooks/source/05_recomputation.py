@@ -4,7 +4,7 @@
 # **The question.** Some of what a layer keeps can be thrown away after the forward pass and made again when
 # backward asks for it. Which part is worth it, and what does it really cost?
 #
-# **What you need.** Chapter 2 (what a layer keeps, and why). About 30 minutes.
+# **What you need.** Chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the ladder. About 30 minutes.
 #
 # **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel
 # ranks · `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` is `2nkm` FLOPs: one multiplication
@@ -62,7 +62,8 @@ Prediction(
 # the two attention products.
 #
 # Drag `s`. In the upper bars the striped part goes when the core is recomputed. In the lower bars the dotted part
-# is what comes on top.
+# is what comes on top. (It is half of the answer above, because here the second run already ends where backward has all that it
+# needs: step 3 below. For the same reason full recomputation costs less than a third.)
 
 # %%
 Panel(
@@ -251,8 +252,8 @@ Panel(
 # A linear gives back `2sbh·n / 2sbh²·n = 1/h`. Divide the two: the core is `5a/2` times the better bargain, whatever `s` is.
 #
 # Three groups need no product at all: layer norm, GeLU and dropout only read and write memory. The paper keeps their
-# outputs. Later versions of Megatron can drop some of those as well (`--recompute-modules layernorm`, for one). After the
-# core is gone that is the next cheapest thing to drop.
+# outputs. Later versions of Megatron can drop some of those as well (`--recompute-modules layernorm`, for one). They are
+# smaller than the core, and a byte of theirs costs about as little time (chapter 7).
 
 # %%
 print(f"5a/2 for GPT-3: {core_over_gelu(GPT3)}")
@@ -330,7 +331,8 @@ Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)
 # ### What the second run sends
 #
 # On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The attention core
-# has none: its heads are on one rank. Counted on one rank of eight, forward and backward, and asserted to be as predicted:
+# has none: its heads are on one rank. Counted on one rank of eight, forward and backward, and asserted to be as predicted. `paper-` in
+# front of a mode means that the second run goes on to its end, as in the paper; without it, it stops early:
 
 # %%
 from actmem.measure import count_collectives, emulated_rank
@@ -431,7 +433,7 @@ Panel(
 # factor cannot help: as `f` grows, `φ/f` goes to nothing, and `o` stays. On a GPU that is well filled by one sequence of a
 # large model, `φ` is a few percent, so selective recomputation pays and full recomputation does not. With a small
 # model, or short sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed
-# global batch, larger microbatches are fewer, and fewer microbatches mean a larger bubble (chapter 6).
+# global batch, larger microbatches are fewer, and fewer microbatches mean more idle time (chapter 6).
 #
 # ## FlashAttention has changed the question
 #
@@ -476,7 +478,7 @@ print(text_table(("s", "bytes kept, core by hand", "bytes kept, fused kernel"), 
 # <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> a layer. Is that also what a GPU needs at its fullest?</summary>
 #
 # No. While backward works on a layer, everything that this one layer keeps is there again: `34sbh + 5as²b` for one layer, on
-# top of `2sbhL` for all. The same holds for selective recomputation: one layer's `5as²b` comes back for a moment.
+# top of `2sbh` for each of the other `L − 1`. The same holds for selective recomputation: one layer's `5as²b` comes back for a moment.
 # </details>
 #
 # <details><summary><b>3.</b> Your region draws dropout from the default generator and you replay only a generator of your own.

@@ -59,8 +59,9 @@ Prediction(
 #
 # A microbatch goes through the ranks forward, then back. Rank 0 is the first to see it and the last to
 # finish it, so all that time it keeps what this microbatch needs for backward. If it waited, the
-# device would idle. So it goes on with the next microbatches, `p` of them, until the first comes back. From then on each
-# backward is followed by one forward: 1F1B. Rank `r` is `r` steps nearer to the end, and holds `p − r`.
+# device would idle. So it goes on with the next ones, until `p` are under way and the first comes back. From then on each
+# backward is followed by one forward: 1F1B. Rank `r` is `r` steps nearer to the end, and holds `p − r`. In the drawing `F` is a
+# forward and `B` a backward of the microbatch with that number (two slots: `B0 --`), and `·` an idle slot.
 
 # %%
 ranks = one_forward_one_backward(pipeline_parallel_size=4, num_microbatches=6)
@@ -118,18 +119,18 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "p", "m", "n", "factor", "in flight", "counted", "idle / working"), lines, " rrrrrrr"))
 
 # %% [markdown]
-# In bytes, for the layers of the first stage: equation 5 keeps everything and equation 6 recomputes the attention core; both times
-# the factor for the models that interleave. Full recomputation keeps $2sbhL$, or a $t$-th of it if each rank keeps a part of every layer's
-# input. The last column is what section 4.3 adds for the two ends of the model.
+# In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and full recomputation
+# keeps $2sbhL$, or a $t$-th of it if each rank keeps a part of every layer's input; all of them times the factor for the models that interleave. The last column is what section 4.3 adds for the two ends of the model.
 
 # %%
 lines = []
 for name, model in PAPER_MODELS.items():
     t, p = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
     times_factor = [first_stage_bytes(model.shape, model.parallel, mode) for mode in ("none", "selective")]
-    full = [full_recompute_bytes(model.shape, t, cut) for cut in (False, True)]
-    lines.append((name, eq5(model.shape, t), times_factor[0], eq6(model.shape, t), times_factor[1], *full, section43_extras(model.shape, t, p)))
-print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor", "full", "full, cut", "§4.3"), lines, " rrrrrrr"))
+    full = [interleave_factor(p, model.parallel.num_model_chunks) * full_recompute_bytes(model.shape, t, cut) for cut in (False, True)]
+    assert all(size.denominator == 1 for size in full)
+    lines.append((name, eq5(model.shape, t), times_factor[0], eq6(model.shape, t), times_factor[1], *map(int, full), section43_extras(model.shape, t, p)))
+print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor", "full × factor", "cut × factor", "§4.3"), lines, " rrrrrrr"))
 
 # %% [markdown]
 # ## Measured: four processes, one step
@@ -334,7 +335,8 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 # - **"Pipeline parallelism divides activation memory by `p`."** It divides parameters. On rank 0 the activations stay.
 # - **`m` and `n` mixed up.** `m` is chunks here and microbatches in 2104.04473 and many blogs. Check the definition before
 #   you put numbers into a formula.
-# - **"All ranks need the same memory."** Rank `r` needs `(p − r)/p` of rank 0's layers' share; the last rank adds the logits.
+# - **"All ranks need the same memory."** With 1F1B rank `r` needs `(p − r)/p` of rank 0's layers' share, interleaved the last rank
+#   still needs about half of it; and the last rank adds the logits.
 # - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
 # - **Sizing memory by the average over ranks.** The fullest rank decides whether training starts.
 #

@@ -3,7 +3,7 @@
 #
 # **The question.** Bytes were exact. What do the methods cost and gain in seconds, and why do seconds not follow FLOPs?
 #
-# **What you need.** Chapter 5 (recomputation). Chapter 6 for the words about pipelines. About 30 minutes.
+# **What you need.** Chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
 #
 # **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
 # A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over what the
@@ -107,7 +107,7 @@ print(text_table(("22B, 4 layers, one iteration", "FLOPs, formula", "FLOPs, coun
 print(f"\neq. 9, eq. 8 over eq. 7 as the paper rounds it: 1 + s/6h = {float(eq9(cut22)):.4f}")
 
 # %% [markdown]
-# Equation 8 counts the attention core three times more where the text says once; chapter 5 has the story.
+# Equation 8 adds the attention core's forward three times, where the text adds it once; chapter 5 has the story.
 #
 # ## Table 4: one layer, in milliseconds
 #
@@ -135,8 +135,9 @@ print(text_table(header, lines, " rrrrrrr"))
 #
 # ## On this machine
 #
-# Times are different everywhere, and so are no part of the stored notebook: run this cell to see yours. Two processes run the five
-# layers of table 4 in turns, so that what slows one slows all, and then the paper's own forms, which run more again than backward needs.
+# Times are different everywhere, so they are not stored in this notebook: run this cell to see yours. Two processes run the five
+# layers of table 4 in turns, so that what slows one slows all, and then the paper's own forms (*literal*), which run more again than backward
+# needs.
 # What can't be told from noise is not printed as an overhead. The layer is tiny; don't expect the paper's ratios of it.
 
 # %%
@@ -147,8 +148,9 @@ print(f"{sum(line['held_bytes'] == line['predicted_bytes'] for line in measured)
 Varies({"layer": "forward + backward = both", **speed_facts(measured)})
 
 # %% [markdown]
-# GPUs whose results are on file in `labs/results`, with the paper's layer at its real size. One rank of eight is emulated there: real
-# kernels and real memory, and exchanges that take no time. So these are the costs of computing alone.
+# On a GPU, `python labs/measure_gpu.py` measures the paper's layer at its real size and puts the results into `labs/results`; the next cell
+# prints what is there. One rank of eight is emulated: real kernels and real memory, and exchanges that take no time, so those are
+# the costs of computing alone.
 
 # %%
 print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sorted((LABS / "results").glob("*.json"))]))
@@ -228,7 +230,7 @@ print(text_table(("22B layer, t = 8", "FLOPs", "bytes moved", "FLOPs per byte", 
 
 # %% [markdown]
 # The linears sit on the flat roof: every weight and every element is used hundreds of times. The core's products
-# have a short inner side, the `h/a` elements of a head, so they reach the ridge hardly or not at all; softmax and dropout do a
+# have one short side each, the `h/a` elements of a head, so they reach the ridge hardly or not at all; softmax and dropout do a
 # few FLOPs for each score they read and write. So the core has few FLOPs and much traffic.
 #
 # Now put the two prices side by side: least time to run again, for each GiB that is freed.
@@ -239,9 +241,12 @@ operations = {o.name: o for o in forward_operations(shape, cut)}
 core = [operations[name] for name in ("QKᵀ", "softmax", "softmax dropout")]
 rest = [o for name, o in operations.items() if o not in core and name not in ("4h→h", "MLP dropout and sum")]
 rows = layer_rows(shape, cut)
+without_product = [operations[name] for name in ("layer norm 1", "layer norm 2", "GeLU")]
+their_outputs = ("QKV projection input", "h→4h input", "4h→h input")
 freed = {
     "attention core": (core, sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)),
-    "all the rest": (rest, sum(row.bytes for row in rows[1:] if row.term not in CORE_ATTENTION_TERMS)),
+    "layer norms, GeLU": (without_product, sum(row.bytes for row in rows if row.term in their_outputs)),
+    "all but the core": (rest, sum(row.bytes for row in rows[1:] if row.term not in CORE_ATTENTION_TERMS)),
 }
 lines = []
 for name, (group, size) in freed.items():
@@ -252,7 +257,8 @@ print(text_table(("22B layer, t = 8", "bytes freed", "ms by FLOPs", "least ms", 
 
 # %% [markdown]
 # By FLOPs the core looks almost free. By the roofline it takes several times longer, and it is still an order of magnitude
-# cheaper per byte than the rest. How close is that to table 4?
+# cheaper per byte than the layer's other bytes together. Layer norms and GeLU are as cheap: the next to go, if that is not enough.
+# How close is the core's time to table 4?
 
 # %%
 selective = paper.TABLE4["selective"]
@@ -261,13 +267,14 @@ group = [*core, operations["attention over V"]]
 by_flops = 1000 * sum(o.flops for o in group if o.product) / paper.A100_FLOPS_PER_SECOND
 by_roofline = 1000 * float(least_seconds(group, *A100))
 print(f"selective recomputation of one 22B layer adds {by_flops:.2f} ms by FLOPs, at least {by_roofline:.2f} ms by the roofline, and {added:.1f} ms in table 4")
-forward = 1000 * float(least_seconds(list(operations.values()), *A100))
-print(f"the whole forward pass takes at least {forward:.2f} ms by the roofline without exchanges, and {baseline.forward_ms} ms in table 4")
+for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence parallel", Parallel(8, True))):
+    forward = 1000 * float(least_seconds(forward_operations(shape, parallel), *A100))
+    print(f"{name}: forward takes at least {forward:.2f} ms by the roofline without exchanges, and {paper.TABLE4[name].forward_ms} ms in table 4")
 
 # %% [markdown]
 # The roofline explains most of the milliseconds that FLOPs do not. It also tells what a fused attention kernel does: the scores
 # never travel to memory, so the core moves only Q, K, V and its output, and the orange bars shrink to the products' own time. The roofline is a
-# bound: real kernels, launches and exchanges come on top, and the second line shows how much.
+# bound: real kernels, launches and exchanges come on top, and the last two lines show how much.
 #
 # ## Questions
 #
@@ -280,7 +287,7 @@ print(f"the whole forward pass takes at least {forward:.2f} ms by the roofline w
 # <details><summary><b>2.</b> Why can sequence parallelism make forward <em>faster</em>, although it moves the same bytes between ranks?</summary>
 #
 # Layer norms and dropouts run on `s/t` tokens instead of all `s` on every rank. In the roofline's terms: less traffic
-# to memory for the operations that wait for memory. Compare the first two lines of table 4.
+# to memory for the operations that wait for memory. The last two lines above say what that should save, and table 4 what it did.
 # </details>
 #
 # <details><summary><b>3.</b> You double <code>t</code>. Which points of the roofline move left, and why?</summary>

@@ -29,7 +29,7 @@ from notebooks.source.pictures import WIDTH, Painter, chromium
 
 SOURCES = Path(__file__).resolve().parent
 NOTEBOOKS = SOURCES.parent
-CELL_TIMEOUT_SECONDS = 120
+CELL_TIMEOUT_SECONDS = 600
 PYTHON = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"},

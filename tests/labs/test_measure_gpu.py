@@ -50,7 +50,7 @@ def test_a_job_that_fails_is_noted_and_the_next_one_runs(tmp_path):
 
 
 def test_a_job_is_stopped_when_time_is_over_and_later_ones_do_not_begin():
-    run, began = Session(ALONE, torch.float32, seconds=0.05), []
+    run, began = Session(ALONE, torch.float32, seconds=3), []
 
     def endless():
         while True:
@@ -63,7 +63,7 @@ def test_a_job_is_stopped_when_time_is_over_and_later_ones_do_not_begin():
 
 
 def test_a_part_that_may_fail_does_not_use_the_alarm_up():
-    run = Session(ALONE, torch.float32, seconds=0.05)
+    run = Session(ALONE, torch.float32, seconds=3)
 
     def goes_on_where_a_part_fails():
         try:

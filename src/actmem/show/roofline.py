@@ -82,7 +82,7 @@ def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
     return Drawing(
         traces,
         {
-            "title": {"text": f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and at least {time_share:.0%} of the forward pass's time"},
+            "title": {"text": f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and {time_share:.0%} of the forward pass's least time"},
             "xaxis": {"title": {"text": "least time on one A100, milliseconds"}, "range": [0, 1.12 * longest]},
             "yaxis": {"categoryorder": "array", "categoryarray": names[::-1]},
             "barmode": "overlay",

@@ -6,6 +6,7 @@ import torch.distributed as dist
 from tests.wrong_answers.planted import planted
 
 LAB = "lab3_sequence_parallel"
+
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
 
@@ -46,6 +47,24 @@ def sums_copies(w, group):
 def sums_parameters(w, group):
     for name in PARTIAL:
         dist.all_reduce(getattr(w, name).data, group=group)
+
+
+@planted(LAB, "3.6", r"^every rank has rank 0's part: .* must be summed \(all-reduce\)")
+def sends_the_gradients_of_rank_0(w, group):
+    for name in PARTIAL:
+        dist.broadcast(getattr(w, name).grad, 0, group=group)
+
+
+@planted(LAB, "3.6", r"^only rank 0 has the sum; the others .* need it too", size=4)
+def sums_on_rank_0_of_four(w, group):
+    for name in PARTIAL:
+        dist.reduce(getattr(w, name).grad, 0, group=group)
+
+
+@planted(LAB, "3.6", r"^only rank 1 has the sum; the others .* need it too")
+def sums_on_rank_1(w, group):
+    for name in PARTIAL:
+        dist.reduce(getattr(w, name).grad, 1, group=group)
 
 
 @planted(LAB, "3.6", r"each rank sends [\d,]+ B where 576 B are enough")

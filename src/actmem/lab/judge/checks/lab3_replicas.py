@@ -49,11 +49,13 @@ def _check_traffic(t: int, collectives: Sequence[Collective], partial_bytes: int
 def _check_sums(b: Bench, own: LayerWeights, everyone: list[dict[str, Tensor]]) -> None:
     t, left, too_many, averaged = b.size, [], [], []
     for name, tensor in own.named().items():
+        if tensor.grad is None:
+            raise Wrong(f"{name}.grad is None afterwards")
+    _check_one_way(b, own, everyone)
+    for name, tensor in own.named().items():
         mine = everyone[b.rank][name]
         total = sum(of_rank[name] for of_rank in everyone)
         right = total if name in PARTIAL else mine
-        if tensor.grad is None:
-            raise Wrong(f"{name}.grad is None afterwards")
         if close(tensor.grad, right):
             continue
         if name in PARTIAL and close(tensor.grad, mine):
@@ -72,6 +74,25 @@ def _check_sums(b: Bench, own: LayerWeights, everyone: list[dict[str, Tensor]]) 
         raise Wrong("no .grad has changed: an all-reduce works in place, so give it the .grad itself, or copy the result back")
     if left:
         raise Wrong(f"still this rank's part only: {', '.join(left)}. They are whole on every rank and have met s/t tokens")
+
+
+def _check_one_way(b: Bench, own: LayerWeights, everyone: list[dict[str, Tensor]]) -> None:
+    """Raise Wrong, on all ranks alike, if partial gradients went to one rank only, or from one rank only."""
+    found = [getattr(own, name).grad for name in PARTIAL]
+    parts = [[of_rank[name] for name in PARTIAL] for of_rank in everyone]
+    sums = [sum(of_name) for of_name in zip(*parts)]
+
+    def same(expected: list[Tensor]) -> bool:
+        return all(close(gradient, value) for gradient, value in zip(found, expected))
+
+    seen = b.gather((same(sums), [same(part) for part in parts]))
+    if b.size == 1 or all(summed for summed, _ in seen):
+        return
+    for rank in range(b.size):
+        if all(has[rank] for _, has in seen):
+            raise Wrong(f"every rank has rank {rank}'s part: each has met other tokens, so the parts must be summed (all-reduce), not copied")
+        if [summed for summed, _ in seen] == [other == rank for other in range(b.size)]:
+            raise Wrong(f"only rank {rank} has the sum; the others update the same parameters and need it too: all-reduce, not reduce")
 
 
 def check_dropout_generators(b: Bench) -> None:

@@ -119,20 +119,26 @@ def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1) 
             if action.kind not in ("F", "B"):
                 raise ConfigError("schedule", f"rank {rank}: kind must be F or B, got {action.kind!r}")
             if action.rank != rank:
-                raise ConfigError("schedule", f"rank {rank} has {action}, which belongs to rank {action.rank}")
+                raise ConfigError("schedule", f"rank {rank} has {_named(action, num_model_chunks)}, which belongs to rank {action.rank}")
             if not (0 <= action.chunk < num_model_chunks and 0 <= action.microbatch < num_microbatches):
-                raise ConfigError("schedule", f"rank {rank} has {action}, and there is no such pass")
+                raise ConfigError("schedule", f"rank {rank} has {_named(action, num_model_chunks)}, and there is no such pass")
             if action in seen:
-                raise ConfigError("schedule", f"rank {rank} runs {action} twice")
+                raise ConfigError("schedule", f"rank {rank} runs {_named(action, num_model_chunks)} twice")
             if action.kind == "B" and Action("F", rank, action.chunk, action.microbatch) not in seen:
-                raise ConfigError("schedule", f"rank {rank} runs {action} before its forward")
+                raise ConfigError("schedule", f"rank {rank} runs {_named(action, num_model_chunks)} before its forward")
             seen.add(action)
         for microbatch in range(num_microbatches):
             for chunk in range(num_model_chunks):
                 for kind in "FB":
-                    if Action(kind, rank, chunk, microbatch) not in seen:
-                        raise ConfigError("schedule", f"rank {rank} never runs {Action(kind, rank, chunk, microbatch)}")
+                    action = Action(kind, rank, chunk, microbatch)
+                    if action not in seen:
+                        raise ConfigError("schedule", f"rank {rank} never runs {_named(action, num_model_chunks)}")
     timeline(ranks)
+
+
+def _named(action: Action, num_model_chunks: int) -> str:
+    """The action with its chunk, also the first one where there are several."""
+    return f"{action}" + (" of chunk 0" if num_model_chunks > 1 and not action.chunk else "")
 
 
 @dataclass(frozen=True)
@@ -152,7 +158,8 @@ def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2) -> 
     Raises ConfigError if the ranks wait for each other for ever.
     """
     p = len(ranks)
-    last_stage = p * (1 + max((a.chunk for actions in ranks for a in actions), default=0)) - 1
+    num_model_chunks = 1 + max((a.chunk for actions in ranks for a in actions), default=0)
+    last_stage = p * num_model_chunks - 1
     ends: dict[tuple[str, int, int], int] = {}  # kind, stage, microbatch -> when it was done
     spans: list[Span] = []
     done, free = [0] * p, [0] * p
@@ -171,7 +178,7 @@ def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2) -> 
                 spans.append(Span(rank, start, free[rank], action))
                 done[rank] += 1
                 moved = True
-    stuck = [f"rank {rank} at {ranks[rank][done[rank]]}" for rank in range(p) if done[rank] < len(ranks[rank])]
+    stuck = [f"rank {rank} at {_named(ranks[rank][done[rank]], num_model_chunks)}" for rank in range(p) if done[rank] < len(ranks[rank])]
     if stuck:
         raise ConfigError("schedule", f"deadlock, every input is still to come: {', '.join(stuck)}")
     return sorted(spans, key=lambda span: (span.start, span.rank))

@@ -31,7 +31,7 @@ def one_too_many_ahead(pipeline_parallel_size, rank, num_microbatches):
     return in_turn(*passes(num_microbatches), ahead=pipeline_parallel_size - rank)
 
 
-@planted(LAB, "5.1", r"runs 1 forwards before its first backward, not 2", size=1)
+@planted(LAB, "5.1", r"runs 1 forward before its first backward, not 2", size=1)
 def none_ahead(pipeline_parallel_size, rank, num_microbatches):
     return in_turn(*passes(num_microbatches), ahead=0)
 
@@ -47,6 +47,18 @@ def last_in_first_out(pipeline_parallel_size, rank, num_microbatches):
         return right.one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches)
     forwards, backwards = passes(num_microbatches)
     return forwards + backwards[::-1]
+
+
+@planted(LAB, "5.1", r"the last backwards run in reverse: rank 0 starts them with B7, not with B5", size=1)
+def drains_in_reverse(pipeline_parallel_size, rank, num_microbatches):
+    order = right.one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches)
+    left = len(order) - min(pipeline_parallel_size - rank - 1, num_microbatches)
+    return order[:left] + order[left:][::-1]
+
+
+@planted(LAB, "5.1", r"^1 rank, 3 microbatches: ", size=1)
+def one_missing(pipeline_parallel_size, rank, num_microbatches):
+    return right.one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches)[:-1]
 
 
 @planted(LAB, "5.1", r"never runs B", size=1)
@@ -85,7 +97,7 @@ def chunked(n, m, p, back=True):
     return [("F", c, i) for c, i in order], [("B", m - 1 - c if back else c, i) for c, i in order]
 
 
-@planted(LAB, "5.2", r"deadlock|before its forward", size=1)
+@planted(LAB, "5.2", r"backwards begin with chunk 1, not with chunk 0", size=1)
 def backwards_from_the_first_chunk(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
     p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
     return in_turn(*chunked(n, m, p, back=False), ahead=2 * (p - rank - 1) + (m - 1) * p)
@@ -97,10 +109,44 @@ def equally_many_ahead_on_every_rank(pipeline_parallel_size, rank, num_model_chu
     return in_turn(*chunked(n, m, p), ahead=(m - 1) * p)
 
 
-@planted(LAB, "5.2", r"chunk-microbatches at once|forwards before its first backward", size=1)
+@planted(LAB, "5.2", r"all microbatches through chunk 0 before any goes through chunk 1: 2 microbatches go through chunk 0 first", size=1)
 def a_chunk_at_a_time(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
     m, n = num_model_chunks, num_microbatches
     return [("F", c, i) for c in range(m) for i in range(n)] + [("B", c, i) for c in reversed(range(m)) for i in range(n)]
+
+
+def ahead_in_turn(forwards, backwards, p, rank, m):
+    return in_turn(forwards, backwards, ahead=2 * (p - rank - 1) + (m - 1) * p)
+
+
+@planted(LAB, "5.2", r"the forwards take each microbatch through all chunks before the next one: 2 microbatches go through chunk 0 first", size=1)
+def a_microbatch_at_a_time(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    order = [(c, i) for i in range(n) for c in range(m)]
+    return ahead_in_turn([("F", c, i) for c, i in order], [("B", m - 1 - c, i) for c, i in order], p, rank, m)
+
+
+@planted(LAB, "5.2", r"the backwards take each microbatch through all chunks before the next one: 2 microbatches go through chunk 1 first", size=1)
+def backwards_a_microbatch_at_a_time(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    return ahead_in_turn(chunked(n, m, p)[0], [("B", c, i) for i in range(n) for c in reversed(range(m))], p, rank, m)
+
+
+@planted(LAB, "5.2", r"the last backwards run in reverse", size=1)
+def drains_chunks_in_reverse(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    order = right.interleaved(pipeline_parallel_size, rank, num_model_chunks, num_microbatches)
+    last = max(i for i, action in enumerate(order) if action[0] == "F")
+    return order[: last + 2] + order[last + 2 :][::-1]
+
+
+@planted(LAB, "5.2", r"the chunk comes before the microbatch", size=1)
+def microbatch_before_chunk(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    return [(kind, i, c) for kind, c, i in right.interleaved(pipeline_parallel_size, rank, num_model_chunks, num_microbatches)]
+
+
+@planted(LAB, "5.2", r"rank 0 never runs B3 of chunk 0", size=1)
+def forgets_a_backward(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
+    return right.interleaved(pipeline_parallel_size, rank, num_model_chunks, num_microbatches)[:-1]
 
 
 @planted(LAB, "5.3", r"are still there", size=1)

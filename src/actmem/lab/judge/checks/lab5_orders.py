@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from actmem import schedule
 from actmem.config import ConfigError
 from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.checks.lab5_explain import explain_order
 from actmem.lab.judge.verdict import Wrong
 from actmem.schedule import Action, Schedule
 
@@ -30,48 +31,57 @@ def _action(entry: object, rank: int, chunks: int) -> Action:
     return Action(entry[0], rank, 0 if chunks == 1 else entry[1], entry[-1])
 
 
+def counted(number: int, noun: str) -> str:
+    """1 rank, 2 ranks, 2 microbatches."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
 def check_one_forward_one_backward(b: Bench) -> None:
     for p, n in ((1, 3), (2, 4), (4, 8), (4, 4), (4, 2), (3, 7)):
-        ranks, case = run_on_paper(b, p, n), f"{p} ranks, {n} microbatches"
-        _check_runs(ranks, n, 1, case)
+        ranks, ours = run_on_paper(b, p, n), schedule.one_forward_one_backward(p, n)
+        case = f"{counted(p, 'rank')}, {counted(n, 'microbatch')}"
+        _check_runs(ranks, ours, n, 1, case)
         held = schedule.in_flight(ranks)
         for rank in range(p):
             needed = min(p - rank, n)
             if held[rank] <= needed:
                 continue
             if held[0] == n and all(a.kind == "F" for a in ranks[0][:n]):
-                raise Wrong(f"{case}: rank {rank} runs all forwards first and holds {held[rank]} microbatches; 1F1B holds {needed}: begin with backwards as soon as the first comes back")
+                raise Wrong(
+                    f"{case}: rank {rank} runs all forwards first and holds {counted(held[rank], 'microbatch')}; 1F1B holds {needed}: "
+                    "begin with backwards as soon as the first comes back"
+                )
             if all(held[r] == min(p - r + 1, n) for r in range(p)):
                 raise Wrong(f"{case}: every rank runs one forward too many ahead: rank r runs p − r − 1, so that its first backward comes right after the next forward")
             if len(set(held)) == 1:
                 raise Wrong(f"{case}: every rank runs equally many forwards ahead; the nearer to the end, the fewer are needed: p − r − 1")
-            raise Wrong(f"{case}: rank {rank} holds {held[rank]} microbatches at once; 1F1B holds p − r, at most n: {needed}")
-        _check_time(ranks, schedule.one_forward_one_backward(p, n), case)
+            raise Wrong(f"{case}: rank {rank} holds {counted(held[rank], 'microbatch')} at once; 1F1B holds p − r, at most n: {needed}")
+        _check_time(ranks, ours, case)
 
 
 def check_interleaved(b: Bench) -> None:
     for p, m, n in ((2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 9)):
-        ranks = run_on_paper(b, p, n, m)
-        case = f"{p} ranks, {m} chunks, {n} microbatches"
-        _check_runs(ranks, n, m, case)
-        ours = schedule.interleaved(p, m, n)
+        ranks, ours = run_on_paper(b, p, n, m), schedule.interleaved(p, m, n)
+        case = f"{counted(p, 'rank')}, {counted(m, 'chunk')}, {counted(n, 'microbatch')}"
+        _check_runs(ranks, ours, n, m, case)
         _check_time(ranks, ours, case)
         held, needed = schedule.in_flight(ranks), schedule.in_flight(ours)
         for rank in range(p):
             if held[rank] > needed[rank]:
-                raise Wrong(f"{case}: rank {rank} holds {held[rank]} chunk-microbatches at once, {needed[rank]} are enough: it runs 2(p − r − 1) + (m − 1)p forwards ahead")
+                why = explain_order(ranks, ours, "F") or "it runs 2(p − r − 1) + (m − 1)p forwards ahead"
+                raise Wrong(f"{case}: rank {rank} holds {held[rank]} chunk-microbatches at once, {needed[rank]} are enough: {why}")
 
 
-def _check_runs(ranks: Schedule, n: int, chunks: int, case: str) -> None:
+def _check_runs(ranks: Schedule, ours: Schedule, n: int, chunks: int, case: str) -> None:
+    numbers = [(a.chunk, a.microbatch) for actions in ranks for a in actions]
+    if any(c >= chunks for c, _ in numbers) and all(0 <= c < n and 0 <= i < chunks for c, i in numbers):
+        raise Wrong(f'{case}: in ("F", c, i) the chunk comes before the microbatch, and here it is the other way round')
     try:
         schedule.validate(ranks, n, chunks)
     except ConfigError as error:
-        raise Wrong(f"{case}: {error.rule}{_reversed(ranks)}") from None
-
-
-def _reversed(ranks: Schedule) -> str:
-    order = [a.microbatch for a in ranks[-1] if a.kind == "B" and a.chunk == 0]
-    return " (backwards run in the order of the forwards, not the other way round)" if len(order) > 1 and order == sorted(order, reverse=True) else ""
+        about_order = "deadlock" in error.rule or "before its forward" in error.rule
+        why = explain_order(ranks, ours) if about_order else ""
+        raise Wrong(f"{case}: {error.rule}{why and f' ({why})'}") from None
 
 
 def _check_time(ranks: Schedule, ours: Schedule, case: str) -> None:
@@ -80,7 +90,9 @@ def _check_time(ranks: Schedule, ours: Schedule, case: str) -> None:
         return
     ahead = [next(i for i, a in enumerate(actions) if a.kind == "B") for actions in ranks]
     wanted = [next(i for i, a in enumerate(actions) if a.kind == "B") for actions in ours]
-    if ahead != wanted:
+    why = explain_order(ranks, ours, "F")
+    if not why and ahead != wanted:
         rank = next(rank for rank in range(len(ranks)) if ahead[rank] != wanted[rank])
-        raise Wrong(f"{case}: takes {found} units of time, {possible} are possible: rank {rank} runs {ahead[rank]} forwards before its first backward, not {wanted[rank]}")
-    raise Wrong(f"{case}: takes {found} units of time, {possible} are possible{_reversed(ranks)}: in between, forward and backward take turns")
+        why = f"rank {rank} runs {counted(ahead[rank], 'forward')} before its first backward, not {wanted[rank]}"
+    why = why or explain_order(ranks, ours, "B") or "in between, forward and backward take turns"
+    raise Wrong(f"{case}: takes {found} units of time, {possible} are possible: {why}")

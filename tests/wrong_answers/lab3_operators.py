@@ -54,6 +54,12 @@ def averaged_part(x, group):
     return scattered(x, group) / dist.get_world_size(group)
 
 
+def largest_part(x, group):
+    result = x.new_empty(x.shape[0] // dist.get_world_size(group), *x.shape[1:])
+    dist.reduce_scatter_tensor(result, x.contiguous(), dist.ReduceOp.MAX, group=group)
+    return result
+
+
 def in_the_own_place(x, group):
     rank, t = rank_and_size(group)
     whole = x.new_zeros(x.shape[0] * t, *x.shape[1:])
@@ -98,6 +104,11 @@ def g_with_an_all_reduce_in_backward(x, group):
 @planted(LAB, "3.1", r"1/t of .* averaged, and must be summed")
 def g_averages_in_backward(x, group):
     return operator(gathered, averaged_part)(x, group)
+
+
+@planted(LAB, "3.1", r"largest of the ranks' gradients: reduce-scatter with SUM, not MAX")
+def g_takes_the_largest_in_backward(x, group):
+    return operator(gathered, largest_part)(x, group)
 
 
 @planted(LAB, "3.1", r"wrong order")

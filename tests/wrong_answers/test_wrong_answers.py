@@ -7,7 +7,8 @@ import pytest
 
 from tests.labs.judged import judged, judged_alone
 from tests.wrong_answers import (  # noqa: F401  they register
-    lab1, lab2_linears, lab2_operators, lab3_layer, lab3_operators, lab3_replicas, lab4, lab5, lab6_data, lab6_training,
+    lab1, lab2_blocks, lab2_linears, lab2_operators, lab2_vocabulary,
+    lab3_layer, lab3_operators, lab3_replicas, lab4, lab5, lab6_data, lab6_training,
 )
 from tests.wrong_answers.planted import PLANTED
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.lab.judge.bench import Bench, unchanged
-from actmem.lab.judge.checks.operators import check_bias_everywhere, size_of
+from actmem.lab.judge.checks.operators import ACTIVATIONS, check_bias_everywhere, size_of
 from actmem.lab.judge.compare import TOLERANCE, check_tensor, close
 from actmem.lab.judge.passes import Passes, check_exchanges, check_gradient, run
 from actmem.lab.judge.verdict import Wrong
@@ -24,10 +24,10 @@ def attention_weights(b: Bench, seed: int) -> tuple[int, Tensor, Tensor, Tensor,
     return heads, b.random(3 * h, h, seed=seed), b.random(3 * h, seed=seed + 1), b.random(h, h, seed=seed + 2), b.random(h, seed=seed + 3)
 
 
-def dense_attention(x: Tensor, qkv_weight: Tensor, qkv_bias: Tensor, projection_weight: Tensor, heads: int) -> Tensor:
+def dense_attention(x: Tensor, qkv_weight: Tensor, qkv_bias: Tensor, projection_weight: Tensor, heads: int, core=core_attention) -> Tensor:
     """Self-attention without the projection's bias."""
     q, k, v = split_heads(F.linear(x, qkv_weight, qkv_bias), heads)
-    return F.linear(merge_heads(core_attention(q, k, v), x.shape[1]), projection_weight)
+    return F.linear(merge_heads(core(q, k, v), x.shape[1]), projection_weight)
 
 
 def rows_of_rank(b: Bench, full: Tensor, rank: int) -> Tensor:
@@ -113,7 +113,11 @@ def check_mlp(b: Bench) -> None:
     x, upstream = b.random(4, 3, h, seed=30), b.random(4, 3, h, seed=31)
     up, up_bias, down, down_bias = b.random(4 * h * t, h, seed=32), b.random(4 * h * t, seed=33), b.random(h, 4 * h * t, seed=34), b.random(h, seed=35)
     ups, up_biases, downs = b.shards(up), b.shards(up_bias), b.shards(down, dim=1)
-    whole = _gradients(lambda x, *w: F.linear(gelu(F.linear(x, w[0], w[1])), w[2], w[3]), upstream, x, up, up_bias, down, down_bias)
+
+    def dense(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, activation=gelu) -> Tensor:
+        return F.linear(activation(F.linear(x, up, up_bias)), down, down_bias)
+
+    whole = _gradients(dense, upstream, x, up, up_bias, down, down_bias)
     partial = sum(F.linear(F.linear(x, w, c), d) for w, c, d in zip(ups, up_biases, downs))
     own = {"x": x, "up_weight": ups[b.rank], "up_bias": up_biases[b.rank], "down_weight": downs[b.rank], "down_bias": down_bias}
     passes = run(
@@ -124,9 +128,22 @@ def check_mlp(b: Bench) -> None:
                 F.linear(gelu(F.linear(x, ups[b.rank], up_biases[b.rank])), downs[b.rank], down_bias),
             "there is no gelu between the two linears": partial + down_bias,
             "the gelu comes after the sum; it belongs between the two linears": gelu(partial + down_bias),
+            **{diagnosis: dense(x, up, up_bias, down, down_bias, other) for diagnosis, other in ACTIVATIONS.items()},
+            "up_bias is missing": dense(x, up, 0 * up_bias, down, down_bias),
+            "down_bias is missing": whole[0] - down_bias,
+            "x is added to the result: this is the MLP alone, the addition comes after it in the layer": whole[0] + x,
         },
     )
     _check_block(b, passes, whole, {"up_weight": b.shards(whole[2]), "up_bias": b.shards(whole[3]), "down_weight": b.shards(whole[4], 1)}, "down_bias", x)
+
+
+#: Other cores of attention, and what to say of them.
+_CORES = {
+    "there is no causal mask, so a token attends to later ones: use core_attention": F.scaled_dot_product_attention,
+    "Q and K are exchanged: split_heads gives Q, K, V, and core_attention takes them in this order": lambda q, k, v: core_attention(k, q, v),
+    "K and V are exchanged: split_heads gives Q, K, V, and core_attention takes them in this order": lambda q, k, v: core_attention(q, v, k),
+    "the scores are not divided by the root of the head size: use core_attention": lambda q, k, v: core_attention(q * q.shape[-1] ** 0.5, k, v),
+}
 
 
 def check_attention(b: Bench) -> None:
@@ -143,6 +160,9 @@ def check_attention(b: Bench) -> None:
     mistakes = {
         "the result holds projection_bias t times: it is added on every rank before the all-reduce": whole[0] + (t - 1) * bias,
         "the result is this rank's part only: the projection must leave through f_bar": dense_attention(x, *own_parts, heads // t) + bias,
+        "projection_bias is missing": whole[0] - bias,
+        "x is added to the result: this is attention alone, the addition comes after it in the layer": whole[0] + x,
+        **{diagnosis: dense_attention(x, qkv, qkv_bias, projection, heads, core) + bias for diagnosis, core in _CORES.items()},
     }
     if own_parts[0].shape[0] % (3 * heads) == 0:
         all_heads = sum(dense_attention(x, w, c, p, heads) for w, c, p in zip(cut_qkv(qkv), cut_qkv(qkv_bias), b.shards(projection, 1)))

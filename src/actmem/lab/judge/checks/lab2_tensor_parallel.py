@@ -72,6 +72,7 @@ def check_column_parallel_linear(b: Bench) -> None:
             "row-parallel linear after it takes": x @ weight.t() + bias,
             "the result is summed over the ranks: they hold different output features, so there is nothing to add up":
                 sum(x @ w.t() + c for w, c in zip(b.shards(weight), b.shards(bias))),
+            "x is summed over the ranks on its way in: every rank holds the same x, so it must enter through f, not f_bar": t * y + own_bias,
         },
     )
     parts = [u @ w for u, w in zip(upstream, b.shards(weight))]
@@ -113,6 +114,8 @@ def check_row_parallel_linear(b: Bench) -> None:
     check_gradient(passes, "x", own_gradient, {
         "the gradient of x is t times what it should be: the backward of the sum all-reduces again, and must hand the gradient on as it is": t * own_gradient,
         "the gradient of x is 1/t of what it should be: the backward of the sum divides by t": own_gradient / t,
+        "the gradient of x is summed over the ranks: each rank's x holds other features, so its gradient needs no exchange "
+        "(no f at the entry)": sum(upstream @ w for w in weights),
     }, t)
     check_gradient(passes, "weight", upstream.flatten(0, 1).t() @ x.flatten(0, 1), t=t)
     check_bias_everywhere(b, passes.gradients["bias"], "bias")

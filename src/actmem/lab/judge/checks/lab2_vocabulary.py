@@ -72,6 +72,7 @@ def _mistakes(b: Bench, shards: list[Tensor], targets: Tensor, loss: Tensor) -> 
         "the exponentials of the ranks are scaled by different largest logits before they are added: all-reduce the largest first (MAX)": own_max + own.amax(-1) + target,
         "ranks that do not hold the target's logit add another one in its place: they must add 0": whole - every,
         "the target's logit is known only to the rank that holds it: it must be summed over the ranks": whole - own_target,
+        "the largest logit is subtracted and not added back: take it off the target's logit too, or add it to the logarithm": loss - logits.amax(-1),
         "the result has the wrong sign": -loss,
         "the result is the mean over all positions; one loss for each position is asked for": loss.mean(),
         "the target ids are not shifted by the first id of this rank": whole - sum(picked(part, 0) * (targets < rows) for part in shards),

@@ -38,6 +38,7 @@ def check_g(b: Bench) -> None:
         "must be added up as well (reduce-scatter)": own_part,
         "the gradient of x is 1/t of what it should be: the ranks' gradients are averaged, and must be summed": whole / t,
         "the gradient of x is t times what it should be: the ranks' gradients are added up twice": t * whole,
+        "the gradient of x is the largest of the ranks' gradients: reduce-scatter with SUM, not MAX": torch.stack(parts).amax(0),
         "the gradient of x belongs to another rank's tokens": sum(u.chunk(t)[b.rank - 1] for u in upstream),
     }, t)
     check_exchanges(b, passes, {"all-gather": size_of(full)}, {"reduce-scatter": size_of(full)})

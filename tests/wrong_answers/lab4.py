@@ -3,8 +3,8 @@
 import torch
 from torch.autograd import Function
 
-from actmem.lab.pieces import attention, core_attention, layer, layer_norm, mlp
-from actmem.lab.solutions.lab4_recompute import checkpoint
+from actmem.lab.pieces import Dropouts, attention, core_attention, layer, layer_norm, mlp
+from actmem.lab.solutions.lab4_recompute import checkpoint, checkpoint_stopping_early
 from tests.wrong_answers.planted import planted
 
 LAB = "lab4_recompute"
@@ -246,7 +246,22 @@ def selective_around_attention(x, w, dropouts):
     return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))
 
 
-@planted(LAB, "4.3", r"the result has|the result is", size=1)
+@planted(LAB, "4.3", r"checkpoint takes tensors only, and dropout is not one: close over it, lambda q, k, v: core", size=1)
+def selective_with_dropout_as_an_input(x, w, dropouts):
+    return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(core_attention, q, k, v, dropout))
+
+
+@planted(LAB, "4.3", r"checkpoint takes tensors only, and dropout is not one: close over it, lambda q, k, v: core", size=1)
+def selective_stopping_early_with_dropout_as_an_input(x, w, dropouts):
+    return layer(x, w, dropouts, lambda *arguments: checkpoint_stopping_early(core_attention, *arguments))
+
+
+@planted(LAB, "4.3", r"it runs without dropout: hand dropouts on", size=1)
+def selective_without_any_dropout(x, w, dropouts):
+    return layer(x, w, Dropouts(0.0), lambda q, k, v, dropout: checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v))
+
+
+@planted(LAB, "4.3", r"the core attention runs without its dropout: .* hand dropout on to core_attention", size=1)
 def selective_without_dropout(x, w, dropouts):
     return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(core_attention, q, k, v))
 
@@ -254,6 +269,26 @@ def selective_without_dropout(x, w, dropouts):
 @planted(LAB, "4.4", r"run the whole layer under checkpoint", size=1)
 def full_around_the_core(x, w, dropouts):
     return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v))
+
+
+@planted(LAB, "4.4", r"checkpoint takes tensors only, and w and dropouts are not: close over them, lambda y: layer", size=1)
+def full_with_all_as_inputs(x, w, dropouts):
+    return checkpoint(layer, x, w, dropouts)
+
+
+@planted(LAB, "4.4", r"checkpoint takes tensors only, and w and dropouts are not: close over them, lambda y: layer", size=1)
+def full_with_dropouts_as_an_input(x, w, dropouts):
+    return checkpoint(lambda y, dropouts: layer(y, w, dropouts), x, dropouts)
+
+
+@planted(LAB, "4.4", r"the core attention runs without its dropout", size=1)
+def full_without_dropout_in_the_core(x, w, dropouts):
+    return checkpoint(lambda y: layer(y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)), x)
+
+
+@planted(LAB, "4.4", r"it runs without dropout: hand dropouts on", size=1)
+def full_without_any_dropout(x, w, dropouts):
+    return checkpoint(lambda y: layer(y, w, Dropouts(0.0)), x)
 
 
 @planted(LAB, "4.5", r"second run goes to the end of function", size=1)

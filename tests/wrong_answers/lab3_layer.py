@@ -29,6 +29,8 @@ def faulty(**faults):
                 return g_bar(F.linear(y, weight), group)
             if faults.get("leave") == "f_bar":
                 return f_bar(F.linear(y, weight), group).chunk(t)[rank] + bias
+            if faults.get("leave") == f"{where}, all tokens":
+                return F.linear(y, weight) + bias
             if faults.get("leave") in (where, "none"):
                 return F.linear(y, weight).chunk(t)[rank] + bias
             return g_bar(F.linear(y, weight), group) + bias
@@ -157,6 +159,16 @@ def layer_that_keeps_its_part_of_attention(x, w, dropouts, linear, group):
 @planted(LAB, "3.4", r"what attention and the MLP give is this rank's part only")
 def layer_without_g_bar(x, w, dropouts, linear, group):
     return faulty(leave="none")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"^what the MLP gives has all tokens, x has this rank's: leave each block through g_bar")
+def layer_that_adds_all_tokens_of_the_mlp(x, w, dropouts, linear, group):
+    return faulty(leave="mlp, all tokens")(x, w, dropouts, linear, group)
+
+
+@planted(LAB, "3.4", r"^what attention gives has all tokens, x has this rank's: leave each block through g_bar")
+def layer_that_adds_all_tokens_of_attention(x, w, dropouts, linear, group):
+    return faulty(leave="attention, all tokens")(x, w, dropouts, linear, group)
 
 
 @planted(LAB, "3.4", r"not added to what the MLP gives")

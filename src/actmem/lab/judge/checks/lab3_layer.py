@@ -38,7 +38,14 @@ def check_layer(b: Bench) -> str | None:
 
     def function(x: Tensor, *parameters: Tensor) -> Tensor:
         w = LayerWeights(heads, *parameters)
-        return b["layer"](x, w, Scaling(), linear, b.group)
+        scaling = Scaling()
+        try:
+            return b["layer"](x, w, scaling, linear, b.group)
+        except RuntimeError:
+            if t > 1 and scaling.tokens == s:  # too many for the addition, of which torch tells the sizes only
+                what = "attention" if scaling.blocks == 1 else "the MLP"
+                raise Wrong(f"what {what} gives has all tokens, x has this rank's: leave each block through g_bar, which adds up and keeps these") from None
+            raise
 
     x = b.shards(full)[b.rank]
     passes = run(

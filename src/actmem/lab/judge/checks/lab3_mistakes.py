@@ -21,13 +21,15 @@ class Scaling:
     """In place of dropouts: core halves, block takes 3/4 the first time and 1/4 the second, so a missing call shows."""
 
     def __init__(self, core: float = 0.5, block: tuple[float, ...] = (0.75, 0.25)):
-        self._core, self._block, self.blocks = core, block, 0
+        self._core, self._block = core, block
+        #: How often block was called, and the tokens that it was given last.
+        self.blocks, self.tokens = 0, 0
 
     def core(self, weights: Tensor) -> Tensor:
         return weights * self._core
 
     def block(self, x: Tensor) -> Tensor:
-        self.blocks += 1
+        self.blocks, self.tokens = self.blocks + 1, x.shape[0]
         return x * self._block[(self.blocks - 1) % len(self._block)]
 
 

@@ -143,3 +143,21 @@ def loss_from_log_sum_exps(logits, targets, group):
     mine = (index >= 0) & (index < logits.shape[-1])
     target = logits.gather(-1, index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)).squeeze(-1) * mine
     return torch.stack(others).logsumexp(0) - f_bar(target, group)
+
+
+@right(LAB, "2.8")
+def loss_from_gathered_numbers(logits, targets, group):
+    rank, t = dist.get_rank(group), dist.get_world_size(group)
+
+    def of_all(own):
+        parts = [torch.empty_like(own) for _ in range(t)]
+        dist.all_gather(parts, own.detach(), group=group)
+        parts[rank] = own
+        return torch.stack(parts)
+
+    largest = of_all(logits.detach().amax(-1)).amax(0)
+    total = of_all((logits - largest.unsqueeze(-1)).exp().sum(-1)).sum(0)
+    index = targets - rank * logits.shape[-1]
+    mine = (index >= 0) & (index < logits.shape[-1])
+    target = logits.gather(-1, index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)).squeeze(-1) * mine
+    return total.log() + largest - of_all(target).sum(0)

@@ -159,6 +159,11 @@ def f_reduces_on_rank_0_only(x, group):
     return operator(same, only_rank_0)(x, group)
 
 
+@planted(LAB, "2.1", r"deadlock: rank 0 is waiting in all_reduce \(.*\); ranks 1, 2, 3 have returned", size=4)
+def f_reduces_on_rank_0_of_four(x, group):
+    return operator(same, only_rank_0)(x, group)
+
+
 @planted(LAB, "2.1", r"result is None: is a return missing")
 def f_returns_nothing(x, group):
     operator(same, summed)(x, group)

@@ -57,12 +57,13 @@ class Step:
         """Whether two ranks that do these meet."""
         return (self.do, self.elements, self.dtype) == (other.do, other.elements, other.dtype)
 
-    def text(self) -> str:
-        """What a rank does, to follow its name in a sentence."""
+    def text(self, ranks: list[int]) -> str:
+        """What these ranks do, in words."""
         line = self.where.split(",")[0]
+        who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
         if self.do == "returned":
-            return "has returned"
-        return f"is waiting in {self.do}" + (f" ({line})" if line else "")
+            return f"{who} {'have' if len(ranks) > 1 else 'has'} returned"
+        return f"{who} {'are' if len(ranks) > 1 else 'is'} waiting in {self.do}" + (f" ({line})" if line else "")
 
 
 RETURNED, JUDGING, STOPPED = "returned", "judging", "stopped"
@@ -104,10 +105,10 @@ def _mismatch(steps: list[Step]) -> str:
     if len({step.do for step in steps}) == 1:
         sizes = "; ".join(f"rank {rank} hands it {step.elements:,} elements of {step.dtype}" for rank, step in enumerate(steps))
         return f"the ranks meet in {steps[0].do} with tensors that do not fit: {sizes} ({steps[0].where})"
-    said: dict[str, list[int]] = {}
+    same: dict[tuple[str, str], list[int]] = {}
     for rank, step in enumerate(steps):
-        said.setdefault(step.text(), []).append(rank)
-    parts = [f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))} {text}" for text, ranks in said.items()]
+        same.setdefault((step.do, step.where), []).append(rank)
+    parts = [steps[ranks[0]].text(ranks) for ranks in same.values()]
     return "deadlock: " + "; ".join(parts)
 
 

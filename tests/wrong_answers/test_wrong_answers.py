@@ -5,6 +5,10 @@ from collections import Counter
 
 import pytest
 
+from actmem.lab.judge.bench import Bench
+from actmem.lab.judge.exercise import load_lab, solutions_of
+from actmem.lab.judge.judging import judge
+from actmem.lab.judge.together import Together
 from tests.labs.judged import judged, judged_alone
 from tests.wrong_answers import (  # noqa: F401  they register
     lab1, lab2_blocks, lab2_linears, lab2_operators, lab2_vocabulary,
@@ -26,3 +30,12 @@ def test_named(pools, mistake):
 def test_there_are_many_and_none_twice():
     assert len(PLANTED) >= 40
     assert not [name for name, count in Counter(mistake.id for mistake in PLANTED).items() if count > 1]
+
+
+def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_waits_for_that_one():
+    lab = load_lab("lab4_recompute")
+    functions = solutions_of(lab.name) | {"checkpoint": lab4.seeds_again, "__file__": lab4.__file__}
+    exec("def full_layer(x, w, dropouts): return checkpoint(lambda y: layer(y, w, dropouts), x)", functions)
+    verdicts = judge(lab, lab.choose(["4.1", "4.2", "4.4"], "number"), Bench(functions, Together()))
+    assert [verdict.status for verdict in verdicts] == ["passed", "wrong", "todo"]
+    assert "waits for 4.2 (checkpoint)" in verdicts[2].diagnosis

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 import time
@@ -99,6 +100,9 @@ def _judge_here(
     here: Ranks,
     together: Together,
 ) -> int:
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # When rank 0 ends with 1 the other ranks are ended: what a learner printed there must be out by then.
+        sys.stdout.reconfigure(line_buffering=True)
     if args.solution:
         functions = solutions_of(lab.name)
     report = Report(lab, script.name, quiet=here.rank > 0, json_file=args.json)

@@ -1,55 +1,74 @@
 """What is trained and how it is cut: model sizes and parallel sizes, checked on creation.
 
-Every size a user can give arrives here first, so every bad size is refused here, in one
-line that names the argument and the rule.  Nothing in this file needs torch.
+Every size that a user can give is checked here, so every bad size is refused in one line that
+names the argument and the rule.  Nothing in this file needs torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
-#: How much of the forward pass is thrown away and run again in backward.
-#: ``selective`` and ``full`` stop the second run at the last tensor that backward reads;
-#: the ``paper-`` forms run the whole region again, as 2205.05198 section 5 describes.
-#: Both forms keep the same bytes.
-RECOMPUTE_MODES = ("none", "selective", "full", "paper-selective", "paper-full")
-
-#: Larger sizes than this are typing errors, not models.
-LARGEST_SIZE = 2**31 - 1
+from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_divides, check_size, checked, shown
 
 
-class ConfigError(ValueError):
-    """A size breaks a rule.  The message is one line: the argument, its value, the rule."""
-
-    def __init__(self, argument: str, rule: str):
-        self.argument = argument
-        self.rule = rule
-        super().__init__(f"{argument}: {rule}")
+@checked
+def padded_vocab_size(vocab_size: int, tensor_parallel_size: int, multiple: int = 128) -> int:
+    """The next vocabulary size that t ranks can share: rounded up to a multiple of ``multiple`` · t."""
+    unit = multiple * tensor_parallel_size
+    return -(-vocab_size // unit) * unit
 
 
-def check_size(argument: str, value: object, largest: int = LARGEST_SIZE) -> int:
-    """Return ``value`` if it is an integer from 1 to ``largest``; raise ConfigError if not."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise ConfigError(argument, f"must be a whole number, got {value!r}")
-    if value < 1:
-        raise ConfigError(argument, f"must be at least 1, got {value}")
-    if value > largest:
-        raise ConfigError(argument, f"must be at most {largest}, got {value}")
-    return value
+@checked
+def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
+    """Return v/t; raise ConfigError, which offers the padded size, if t does not divide v."""
+    v, t = vocab_size, tensor_parallel_size
+    if v % t:
+        offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is"
+        raise ConfigError("vocab_size", f"{v} must be divisible by tensor_parallel_size = {t}; {offer}")
+    return v // t
 
 
-def check_divides(argument: str, value: int, divisor_name: str, divisor: int) -> int:
-    """Return ``value // divisor``; raise ConfigError on ``argument`` if it leaves a rest."""
-    if value % divisor:
-        raise ConfigError(argument, f"{value} must be divisible by {divisor_name} = {divisor}")
-    return value // divisor
+@dataclass(frozen=True)
+class Recompute:
+    """What backward runs again instead of keeping (2205.05198 section 5).
+
+    name: what users type; one of RECOMPUTE_MODES.
+    region: the part of a layer that keeps only its inputs: "none", "core" (the core attention,
+    from Q, K and V to its output) or "layer" (all of it).
+    stop_early: the second run ends at the last tensor that backward reads.  The paper runs the
+    region to its end, which keeps the same bytes and costs one matrix product more.
+    """
+
+    name: str
+    region: Literal["none", "core", "layer"]
+    stop_early: bool
+
+    @staticmethod
+    def of(mode: Recompute | str) -> Recompute:
+        """The mode of that name; a Recompute is returned as it is.  Raises ConfigError on another name."""
+        if isinstance(mode, Recompute):
+            return mode
+        for known in _MODES:
+            if isinstance(mode, str) and known.name == mode:
+                return known
+        raise ConfigError("recompute", f"must be one of {', '.join(RECOMPUTE_MODES)}, got {shown(mode)}")
+
+    @property
+    def to_the_end(self) -> Recompute:
+        """The same region, run to its end as in the paper."""
+        return next(mode for mode in _MODES if mode.region == self.region and not mode.stop_early)
 
 
-def check_recompute(recompute: str) -> str:
-    """Return ``recompute`` if it is one of RECOMPUTE_MODES; raise ConfigError if not."""
-    if recompute not in RECOMPUTE_MODES:
-        raise ConfigError("recompute", f"must be one of {', '.join(RECOMPUTE_MODES)}, got {recompute!r}")
-    return recompute
+#: The one place that says what each name means.
+_MODES = (
+    Recompute("none", "none", stop_early=False),
+    Recompute("selective", "core", stop_early=True),
+    Recompute("full", "layer", stop_early=True),
+    Recompute("paper-selective", "core", stop_early=False),
+    Recompute("paper-full", "layer", stop_early=False),
+)
+RECOMPUTE_MODES = tuple(mode.name for mode in _MODES)
 
 
 @dataclass(frozen=True)
@@ -100,7 +119,7 @@ class ModelShape:
 class Parallel:
     """How many devices share one model.  The paper's letters: t, p, m (model chunks a device).
 
-    ``sequence_parallel`` cuts layer norms and dropouts along the sequence over the same t ranks.
+    ``sequence_parallel`` splits layer norms and dropouts along the sequence among the same t ranks.
     """
 
     tensor_parallel_size: int = 1
@@ -110,16 +129,19 @@ class Parallel:
 
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "num_model_chunks"):
-            check_size(name, getattr(self, name))
+            check_size(name, getattr(self, name), LARGEST_PARALLEL_SIZE)
+        if not isinstance(self.sequence_parallel, bool):
+            raise ConfigError("sequence_parallel", f"must be True or False, got {shown(self.sequence_parallel)}")
         if self.num_model_chunks > 1 and self.pipeline_parallel_size == 1:
             raise ConfigError("num_model_chunks", "interleaving needs pipeline_parallel_size of at least 2")
 
 
+@checked
 def check_layer(shape: ModelShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks cannot share one layer of this shape.
 
-    t must divide a (heads are not cut) and, under sequence parallelism, s.  It then divides
-    h and 4h too, because a divides h.
+    t must divide a (a head is never split) and, under sequence parallelism, s.  Then it divides h
+    and 4h too, because a divides h.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)

@@ -1,33 +1,73 @@
-"""Keep tensors for backward in a node of their own, ahead of the operation that will read them."""
+"""Keep tensors for backward in a node of their own, before the operation that will read them."""
 
 from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from actmem.torch_private import never_compiled
+
+
+def stays_eager(function: Callable) -> Callable:
+    """Keep torch.compile out of ``function`` and of what it calls.  Costs nothing until something is compiled."""
+    eager = never_compiled(function)
+
+    @functools.wraps(function)
+    def run(*args, **kwargs):
+        # The compiler takes the first branch, cuts its graph there and comes back after the call.
+        return eager(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+
+    return run
+
 
 class Kept:
-    """Tensors in the hands of autograd: visible to saved-tensor hooks, readable in backward.
+    """Tensors that autograd holds: visible to saved-tensor hooks, readable in backward.
 
-    anchor: a tensor without elements.  An operation that takes it as an input has the tensors
-    let go of as soon as its backward is over; otherwise they stay as long as this object.
+    anchor: a tensor without elements.  If an operation takes it as an input, autograd frees the
+    tensors after that operation's backward; otherwise they live as long as this object.
     """
 
     def __init__(self, anchor: Tensor):
-        # The tensor, not its grad_fn: before torch 2.13 a node goes with the last tensor that it made.
+        # The tensor, not its grad_fn: before torch 2.13 a node dies with its last output tensor.
         self.anchor = anchor
 
     def tensors(self) -> tuple[Tensor, ...]:
-        """The tensors, as autograd unpacks them."""
-        return self.anchor.grad_fn.saved_tensors
+        """The tensors, as autograd unpacks them.
+
+        If they had to be recomputed, only the caller holds them now.
+        """
+        before = released_by_reader()
+        _reading.releases = True
+        try:
+            node: Any = self.anchor.grad_fn
+            return node.saved_tensors
+        finally:
+            _reading.releases = before
+
+
+_reading = threading.local()  # backward may run in a thread of its own
+
+
+def released_by_reader() -> bool:
+    """True while ``Kept.tensors`` reads.
+
+    The node that saved the tensors may run long after the operation that reads them, so a
+    checkpoint around both must not hold them until that node is done.
+    """
+    return getattr(_reading, "releases", False)
 
 
 def keep(*tensors: Tensor) -> Kept:
     """Save ``tensors`` through ``save_for_backward`` now, to be read in backward later.
 
-    An attribute on ``ctx`` would hold them too, but out of sight of every hook, so that no
-    ledger could count them and no checkpoint could drop them.  Keeps each tensor's storage.
+    An attribute on ``ctx`` would hold them too, but no hook sees it, so a ledger couldn't count
+    them and a checkpoint couldn't drop them.  Keeps each tensor's storage.
     """
     with torch.enable_grad():
         # The node exists only if some input needs a gradient; the anchor has no elements.
@@ -44,5 +84,9 @@ class _Keep(Function):
 
     @staticmethod
     def backward(ctx, grad: None):
-        # Run for what autograd does after it: let go of what the node saved.
+        # Does nothing itself; running it lets autograd free the saved tensors.
         return (None,) * len(ctx.needs_input_grad)
+
+
+#: The autograd Function behind ``keep``, for tools that name it.
+FUNCTIONS = {"keep": _Keep}

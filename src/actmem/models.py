@@ -1,15 +1,16 @@
-"""The four models of 2205.05198 table 3, and one that a laptop holds."""
+"""The four models of 2205.05198 table 3, and one that fits on a laptop."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actmem.checks import checked, shown
 from actmem.config import ConfigError, ModelShape, Parallel
 
 
 @dataclass(frozen=True)
 class PaperModel:
-    """One row of table 3: the shape, how it is cut, and the global batch in sequences."""
+    """One row of table 3: the shape, the parallel sizes, and the global batch in sequences."""
 
     name: str
     shape: ModelShape
@@ -37,14 +38,17 @@ PAPER_MODELS = {
     )
 }
 
-#: Small enough for two processes on a laptop, with every size different from the others.
-TINY = ModelShape(seq_length=128, micro_batch_size=2, hidden_size=256, num_attention_heads=8, num_layers=4, vocab_size=1024)
+#: Small enough for two processes on a laptop; all sizes differ, so that none can be mistaken for another.
+TINY = ModelShape(
+    seq_length=128, micro_batch_size=2, hidden_size=256, num_attention_heads=8, num_layers=4, vocab_size=1024
+)
 
 
-def model_shape(name: str) -> ModelShape:
+@checked
+def model_shape(model: str) -> ModelShape:
     """The shape of ``tiny`` or of one of the paper's models; ConfigError on another name."""
-    if name == "tiny":
+    if model == "tiny":
         return TINY
-    if name not in PAPER_MODELS:
-        raise ConfigError("model", f"must be one of tiny, {', '.join(PAPER_MODELS)}, got {name!r}")
-    return PAPER_MODELS[name].shape
+    if model not in PAPER_MODELS:
+        raise ConfigError("model", f"must be one of tiny, {', '.join(PAPER_MODELS)}, got {shown(model)}")
+    return PAPER_MODELS[model].shape

@@ -1,4 +1,4 @@
-"""The model on a pipeline: our stages, run by torch.distributed.pipelining (2205.05198 section 4.2.3).
+"""Pipeline parallelism: our stages, run by torch.distributed.pipelining (2205.05198 section 4.2.3).
 
 Ranks form a grid, pipeline × tensor.  Every pipeline rank holds ``num_model_chunks`` parts of the
 model; part i of rank r is stage i·p + r.  One chunk runs as 1F1B, several as interleaved 1F1B.
@@ -7,23 +7,26 @@ model; part i of rank r is stage i·p + r.  One chunk runs as 1F1B, several as i
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleInterleaved1F1B
-from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ConfigError, ModelShape, check_divides, check_size
+from actmem.main_grad import gradient_of
 from actmem.model.gpt import GPT
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
+from actmem.torch_private import outputs_of, receive_buffers_of
 
 
 def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_size: int) -> DeviceMesh:
-    """All ranks as a grid ``("pipeline", "tensor")``; neighbours share a tensor-parallel group."""
+    """All ranks as a grid ``("pipeline", "tensor")``; neighbouring ranks form a tensor-parallel group."""
     wanted = pipeline_parallel_size * tensor_parallel_size
     if wanted != dist.get_world_size():
         raise ConfigError("pipeline_parallel_size", f"p · t = {wanted} ranks wanted, {dist.get_world_size()} started")
@@ -32,7 +35,7 @@ def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_siz
 
 
 class Watcher:
-    """Told of everything a stage does; this one does not listen.  See measure.inflight."""
+    """Notified of everything a stage does.  This one ignores it; ``measure.held.InFlight`` measures."""
 
     def during(self, module: nn.Module, stage: int, microbatch: int) -> AbstractContextManager:
         """Entered around the forward pass of one microbatch, and around its loss."""
@@ -45,22 +48,23 @@ class Watcher:
 class Stage(PipelineStage):
     """A PipelineStage that can be watched, and that can free its outputs.
 
-    torch holds every output until its backward, 2sbh/t bytes a microbatch in flight, although
-    the next stage has a copy.  ``free_outputs`` empties the output's storage once the copy has
-    arrived and leaves its shape, which is all that backward asks of it (2205.05198 appendix B).
+    Before 2.15 torch holds every output until its backward, 2sbh/t bytes a microbatch in flight,
+    although the next stage has a copy.  ``free_outputs`` empties the output's storage once the copy has
+    arrived.  The shape stays, and backward needs no more (2205.05198 appendix B).
     """
+
+    submod: GPT
 
     def __init__(self, part: GPT, *args, free_outputs: bool, watcher: Watcher, **kwargs):
         super().__init__(part, *args, **kwargs)
         self._free_outputs, self._watcher = free_outputs, watcher
-        self._on_the_way: list[Tensor] = []
-        self._outputs: dict[int, tuple[StorageWeakRef, int]] = {}
+        self._being_sent: list[Tensor] = []
+        self._outputs: WeakSet[torch.UntypedStorage] = WeakSet()
 
     def forward_one_chunk(self, fwd_chunk_id: int, *args, **kwargs):
         with self._watcher.during(self.submod, self.stage_index, fwd_chunk_id):
             output = super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
-        storage = output.untyped_storage()
-        self._outputs[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
+        self._outputs.add(output.untyped_storage())
         if not self.is_last:
             self._watcher.after("F", self, fwd_chunk_id)
         return output
@@ -73,12 +77,11 @@ class Stage(PipelineStage):
         return loss
 
     def get_fwd_send_ops(self, fwd_chunk_id: int):
-        # 1F1B has waited for every earlier send when it asks for the next, and when it
-        # begins a backward pass.
+        # Before it asks for the next send, and before a backward pass, 1F1B waits for all earlier sends.
         self._free_sent()
         operations = super().get_fwd_send_ops(fwd_chunk_id)
         if self._free_outputs and operations:
-            self._on_the_way.extend(self.fwd_cache[fwd_chunk_id][0])
+            self._being_sent.extend(outputs_of(self, fwd_chunk_id))
         return operations
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args, **kwargs):
@@ -88,21 +91,17 @@ class Stage(PipelineStage):
         return result
 
     def held_outputs(self) -> dict[int, int]:
-        """Bytes of this stage's outputs that somebody still holds, by the storage's identity."""
-        self._outputs = {key: entry for key, entry in self._outputs.items() if not entry[0].expired()}
-        return {key: size for key, (_, size) in self._outputs.items()}
+        """Bytes of this stage's outputs that are still alive, by storage."""
+        return {id(storage): storage.nbytes() for storage in self._outputs}
 
     def receive_buffers(self) -> dict[int, int]:
-        """Bytes of torch's receive buffers: one for each microbatch, all made at the start."""
-        infos = (info for of_microbatch in self.args_recv_info.values() for info in of_microbatch)
-        buffers = (info.buffer for info in infos if isinstance(getattr(info, "buffer", None), Tensor))
-        return {buffer.untyped_storage()._cdata: buffer.untyped_storage().nbytes() for buffer in buffers}
+        """Bytes of torch's receive buffers by storage: one for each microbatch, all allocated at the start."""
+        storages = (buffer.untyped_storage() for buffer in receive_buffers_of(self))
+        return {id(storage): storage.nbytes() for storage in storages}
 
     def _free_sent(self) -> None:
-        while self._on_the_way:
-            storage = self._on_the_way.pop().untyped_storage()
-            storage.resize_(0)
-            del self._outputs[storage._cdata]
+        while self._being_sent:
+            self._being_sent.pop().untyped_storage().resize_(0)
 
 
 class Pipeline:
@@ -110,9 +109,9 @@ class Pipeline:
 
     parts: this rank's chunks of the model, in the order of the stages.  ``step`` runs forward and
     backward of all microbatches; gradients are of the mean loss over the microbatches.
-    Raises ConfigError if L is not divisible by p·m, if interleaving gets a number of microbatches
-    that p does not divide, if there are fewer microbatches than stages on 1F1B, or if outputs are
-    to be freed under interleaving, where torch holds every output until all sends are over.
+    Raises ConfigError if p·m does not divide L, if p does not divide the number of microbatches
+    under interleaving, if 1F1B has fewer microbatches than stages, or if ``free_outputs`` is set
+    under interleaving, where torch holds every output until all sends are done.
     """
 
     def __init__(
@@ -135,27 +134,29 @@ class Pipeline:
         self.tp: TensorParallel = tensor_parallel(mesh["tensor"].get_group(), sequence_parallel=sequence_parallel)
         self.num_stages = p * num_model_chunks
         if free_outputs and num_model_chunks > 1:
-            raise ConfigError("free_outputs", "torch's interleaved schedule waits for its sends at the end of the step only")
+            raise ConfigError(
+                "free_outputs", "torch's interleaved schedule waits for its sends at the end of the step only"
+            )
         rank = mesh["pipeline"].get_local_rank()
         watching = {"watcher": watcher or Watcher(), "free_outputs": free_outputs}
         self.stages = [
             self._make_stage(chunk * p + rank, watching, {**model, "device": torch.device(device)})
             for chunk in range(num_model_chunks)
         ]
-        self.parts: list[GPT] = [stage.submod for stage in self.stages]
-        arguments = {"n_microbatches": num_microbatches, "loss_fn": self._loss}
+        self.parts = [stage.submod for stage in self.stages]
+        arguments: dict[str, Any] = {"n_microbatches": num_microbatches, "loss_fn": self._loss, "scale_grads": False}
         if num_model_chunks == 1:
-            self.schedule = Schedule1F1B(self.stages[0], **arguments)
+            self.schedule: Any = Schedule1F1B(self.stages[0], **arguments)
         else:
-            self.schedule = ScheduleInterleaved1F1B(self.stages, **arguments)
+            self.schedule = ScheduleInterleaved1F1B([*self.stages], **arguments)
         self._ends = self._group_of_both_ends()
-        self._share_embedding()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
         """Forward and backward of a batch ``[num_microbatches · b, s]`` of token ids and targets.
 
         Every rank gives the whole batch.  Returns the microbatches' losses on the last stage's
-        ranks, an empty list elsewhere.  Gradients are complete afterwards on every rank.
+        ranks, an empty list elsewhere.  Afterwards gradients are complete on every rank, in
+        ``main_grad`` where ``use_main_gradients(part)`` was called, else in ``grad``.
         """
         self._losses_done = 0
         losses: list[Tensor] = []
@@ -166,12 +167,15 @@ class Pipeline:
             return_outputs=False,
         )
         for part in self.parts:
+            for parameter in part.parameters():
+                if (grad := gradient_of(parameter)) is not None:
+                    grad.div_(self.num_microbatches)  # torch's schedule would scale .grad and nothing else
             reduce_partial_gradients(part, self.tp)
         self._reduce_shared_embedding()
         return [loss.detach() for loss in losses]
 
     def _loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        # The last stage meets the microbatches in order, in both schedules.
+        # Both schedules run the microbatches in order on the last stage.
         microbatch, self._losses_done = self._losses_done, self._losses_done + 1
         return self.stages[-1].loss(logits, targets, microbatch)
 
@@ -181,8 +185,10 @@ class Pipeline:
         part = GPT(self.shape, self.tp, layers=layers, **model)
         s, b, h = self.shape.seq_length, self.shape.micro_batch_size, self.shape.hidden_size
         dtype, t = next(part.parameters()).dtype, self.tp.size
-        # Given the shapes, torch need not run the model once to find them.
-        hidden = torch.empty(s // t if self.tp.sequence_parallel else s, b, h, dtype=dtype, device="meta", requires_grad=True)
+        # With the shapes given, torch need not run the model once to find them.
+        hidden = torch.empty(
+            s // t if self.tp.sequence_parallel else s, b, h, dtype=dtype, device="meta", requires_grad=True
+        )
         tokens = torch.empty(b, s, dtype=torch.int64, device="meta")
         logits = torch.empty(s, b, self.shape.vocab_size // t, dtype=dtype, device="meta", requires_grad=True)
         return Stage(
@@ -197,36 +203,33 @@ class Pipeline:
         )
 
     def _group_of_both_ends(self) -> TensorParallel | None:
-        """First and last pipeline rank with this rank's share of the embedding; None if they are one."""
+        """The first and the last pipeline rank that hold this rank's part of the embedding; None if p = 1."""
         grid = self.mesh.mesh
         if grid.shape[0] == 1:
             return None
         mine = None
-        for column in range(grid.shape[1]):  # making a group takes every rank, also those outside it
+        for column in range(grid.shape[1]):  # every rank must take part in making each group
             members = [int(grid[0, column]), int(grid[-1, column])]
             group = dist.new_group(members)
             if dist.get_rank() in members:
                 mine = tensor_parallel(group)
         return mine
 
-    def _share_embedding(self) -> None:
-        """Give the last stage the first one's word embedding: each has drawn its own."""
-        if self._ends is not None:
-            source = dist.get_global_rank(self._ends.group, 0)
-            dist.broadcast(self._shared_embedding().data, source, group=self._ends.group)
-
     def _reduce_shared_embedding(self) -> None:
-        """Add up the two copies' gradients, so that both ends take the same step."""
+        """Add up the two copies' gradients, so that both take the same step."""
         if self._ends is not None:
-            weight = self._shared_embedding()
-            weight.grad = all_reduce(weight.grad, self._ends)
+            grad = gradient_of(self._shared_embedding())
+            if grad is not None:  # else the embedding is frozen
+                grad.copy_(all_reduce(grad, self._ends))
 
     def _shared_embedding(self) -> torch.nn.Parameter:
-        """This end's copy of the word embedding."""
+        """This rank's copy of the word embedding."""
         return (self.parts[0] if self.parts[0].is_first else self.parts[-1]).words.weight
 
 
-def check_pipeline(shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int) -> None:
+def check_pipeline(
+    shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int
+) -> None:
     """Raise ConfigError if the layers or the microbatches do not fit the pipeline."""
     p, m = pipeline_parallel_size, num_model_chunks
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)

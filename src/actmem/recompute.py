@@ -1,31 +1,38 @@
-"""Activation recomputation: the course's own checkpoint function (2205.05198 section 5).
+"""Activation recomputation: our own checkpoint function (2205.05198 section 5).
 
-How it works, in four rules:
+How it works, in five rules:
 
-1. Forward runs as always, with its graph, but each tensor that autograd wants to keep is
-   replaced by a numbered slot.  Only the inputs and the random-number states are kept.
-2. The first time backward opens a slot, the function runs again from the kept inputs and
-   the kept random-number states, and the tensors it saves, in the same order, fill the slots.
-3. The second run ends as soon as the last slot is filled.  What comes after that (often the
-   region's last matrix product) makes only the output, which backward does not read.
+1. Forward runs normally and builds its graph, but each tensor that autograd wants to save is
+   replaced by an empty slot.  Only the inputs and the random-number states are kept.
+2. When backward first opens a slot, the function runs again from the kept inputs and
+   random-number states, and the tensors that it saves fill the slots, in the same order.
+3. The second run stops as soon as the last slot is filled.  The rest (often the region's last
+   matrix product) computes only the output, which backward does not read.
    ``stop_early=False`` runs the region to its end, as the paper's cost counts it.
-4. Afterwards the random-number generators stand where they stood before the second run.
+4. A slot holds its tensor for as long as the graph holds the slot: autograd frees both when the
+   node that saved the tensor is done, as without recomputation.  A node may read it any number of
+   times.  If the graph is retained, each read empties the slot, and the next one runs the
+   function again: otherwise a retained graph would keep everything after all.
+5. After the second run, the random-number generators are back in the state they had before it.
 
-Because the first graph stays, gradients are the same bits as without recomputation.
+Gradients equal those without recomputation bit for bit, because backward uses the first graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, contextmanager
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.keep import keep
+from actmem.keep import keep, released_by_reader, stays_eager
+from actmem.torch_private import graph_is_retained
 
 
+@stays_eager
 def checkpoint(
     function: Callable[..., Tensor],
     *inputs: Tensor,
@@ -34,10 +41,10 @@ def checkpoint(
 ) -> Tensor:
     """Run ``function(*inputs)`` and keep only its inputs for backward.
 
-    generators: all the generators that ``function`` draws from; each is kept as one state
-    (5,056 bytes on CPU, 16 on CUDA).  Keeps the storages of ``inputs`` and the states.
-    ``function`` must do the same on the same inputs.  Raises RuntimeError in backward if its
-    second run keeps other tensors than its first.
+    generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes
+    on CPU, 16 on CUDA).  Keeps the storages of ``inputs`` and these states.  ``function`` must
+    compute the same each time.  Raises RuntimeError in backward if the second run saves
+    different tensors.  torch.compile leaves the call, and all that ``function`` does, eager.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
@@ -46,19 +53,45 @@ def checkpoint(
         return function(*inputs)
 
 
+#: Entered around each second run; see ``around_second_runs``.
+_observers: list[Callable[[Callable], AbstractContextManager]] = []
+
+
+@contextmanager
+def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) -> Iterator[None]:
+    """While the block runs, enter ``observe(function)`` around each second run of any checkpointed function.
+
+    For tools that time, count or name them.  Nested regions are observed inside the outer one.
+    """
+    _observers.append(observe)
+    try:
+        yield
+    finally:
+        _observers.remove(observe)
+
+
 class _AllSlotsFilled(Exception):
     """Ends the second run (rule 3)."""
 
 
 class _Slot:
-    """Stands for the n-th tensor that the region saved."""
+    """What the graph holds in place of a tensor that the region saved.  tensor: None until the second run."""
 
-    def __init__(self, region: _Region, index: int):
-        self.region, self.index = region, index
+    def __init__(self, region: _Region):
+        self.region = region
+        self.tensor: Tensor | None = None
 
 
+@stays_eager
 def _open(slot: _Slot) -> Tensor:
-    return slot.region.tensor(slot.index)
+    empties = released_by_reader() or graph_is_retained()  # before the second run, which reads tensors too
+    if slot.tensor is None:
+        slot.region.run_again()
+    tensor = slot.tensor
+    assert tensor is not None
+    if empties:
+        slot.tensor = None
+    return tensor
 
 
 class _Region:
@@ -69,25 +102,25 @@ class _Region:
         self.autocast = _autocast_state()
         self.requires_grad = [x.requires_grad for x in inputs]
         self.kept = keep(*inputs, *(generator.get_state() for generator in self.generators))
-        self.saved: list[tuple] = []  # shape and dtype of each slot's tensor
-        self.found: dict[int, Tensor] = {}  # tensors of the second run, until read
+        self.saved: list[tuple] = []  # shape and dtype of each saved tensor
+        self.slots: list[weakref.ref[_Slot]] = []  # weak, so that a slot goes with its node
 
     def pack(self, tensor: Tensor) -> _Slot:
+        slot = _Slot(self)
         self.saved.append((tensor.shape, tensor.dtype))
-        return _Slot(self, len(self.saved) - 1)
+        self.slots.append(weakref.ref(slot))
+        return slot
 
-    def tensor(self, index: int) -> Tensor:
-        if index not in self.found:
-            self._run_again()
-        # Each slot is read once in a backward pass, so a tensor is let go as soon as it is
-        # read.  A second backward through a retained graph runs the region again.
-        return self.found.pop(index)
+    def run_again(self) -> None:
+        with ExitStack() as stack:
+            for observe in _observers:
+                stack.enter_context(observe(self.function))
+            self._fill_slots()
 
-    def _run_again(self) -> None:
+    def _fill_slots(self) -> None:
         tensors = self.kept.tensors()
         inputs, states = tensors[: len(self.requires_grad)], tensors[len(self.requires_grad) :]
-        inputs = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.requires_grad)]
-        self.found.clear()
+        starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.requires_grad)]
         count = 0
 
         def fill(tensor: Tensor) -> None:
@@ -97,7 +130,9 @@ class _Region:
                     f"the second run of {_name(self.function)} saved {tuple(tensor.shape)} {tensor.dtype} "
                     f"as tensor {count + 1}; the first run saved {self._slot_text(count)}"
                 )
-            self.found[count] = tensor.detach()
+            slot = self.slots[count]()
+            if slot is not None:  # else its node is done
+                slot.tensor = tensor.detach()
             count += 1
             if self.stop_early and count == len(self.saved):
                 raise _AllSlotsFilled
@@ -109,7 +144,7 @@ class _Region:
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(fill, _never))
             try:
-                self.function(*inputs)
+                self.function(*starts)
             except _AllSlotsFilled:
                 pass
         if count != len(self.saved):
@@ -141,7 +176,7 @@ def _autocast_state() -> list[dict]:
 
 @contextmanager
 def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tensor]):
-    """Put each generator into a state, and back into its present one at the end (rule 4)."""
+    """Put each generator into a state, and back into its present one at the end (rule 5)."""
     before = [generator.get_state() for generator in generators]
     try:
         for generator, state in zip(generators, states):

@@ -1,15 +1,15 @@
-"""Rows: the one form in which predictions and measurements meet.
+"""Rows: the common form of predictions and measurements.
 
-A formula yields rows; a ledger yields rows; ``compare`` puts them side by side by term.
-Tables, bars, labs and JSON files are all drawn from rows.
+A formula yields rows, a ledger yields rows, and ``compare`` matches them by term.  Tables, bars
+and labs all draw rows.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
+from actmem.checks import checked
 from actmem.config import ConfigError
 
 #: The 15 tensors that one layer keeps, in the order of the forward pass (2205.05198 section 4.1).
@@ -36,9 +36,9 @@ LAYER_TERMS = (
 class Row:
     """Bytes of one stored tensor, or of one named group of them, on one rank.
 
-    term: the name under which prediction and measurement meet.
+    term: the name, the same in predictions and measurements.
     bytes: a whole number.
-    split_by: how many ranks share the tensor; 1 means that every rank keeps all of it.
+    split_by: how many ranks share the tensor; 1 if every rank keeps all of it.
     source: the equation, or the module and operation that saved it.
     extra: the reason why the paper leaves this term out; empty for the paper's own terms.
     """
@@ -54,16 +54,36 @@ class Row:
             raise ConfigError("bytes", f"row {self.term!r} must hold a whole number, got {self.bytes!r}")
 
 
+@dataclass(frozen=True)
+class MemorySample:
+    """What a pipeline rank held right after one action of its schedule.
+
+    kind: "F" or "B".  in_flight: chunk-microbatches whose forward is done and backward is not.
+    kept_bytes: held by graphs.  output_bytes, buffer_bytes: held by torch's runtime in addition.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    in_flight: int
+    kept_bytes: int
+    output_bytes: int
+    buffer_bytes: int
+
+
+@checked
 def total(rows: Iterable[Row]) -> int:
     """Bytes of all rows together."""
     return sum(row.bytes for row in rows)
 
 
+@checked
 def paper_rows(rows: Iterable[Row]) -> list[Row]:
     """The rows that the paper counts."""
     return [row for row in rows if not row.extra]
 
 
+@checked
 def extra_rows(rows: Iterable[Row]) -> list[Row]:
     """The rows that the paper leaves out, each with its reason in ``extra``."""
     return [row for row in rows if row.extra]
@@ -71,7 +91,7 @@ def extra_rows(rows: Iterable[Row]) -> list[Row]:
 
 @dataclass(frozen=True)
 class Match:
-    """One term, as predicted and as measured; None where a side does not have it."""
+    """One term, predicted and measured; None on a side that does not have it."""
 
     term: str
     predicted: int | None
@@ -85,9 +105,9 @@ class Match:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` found, each list in the order of the prediction, then of the measurement.
+    """The result of ``compare``; terms in the order of the prediction, then of the measurement.
 
-    matched: on both sides with the same bytes.  changed: on both sides with other bytes.
+    matched: on both sides with the same bytes.  changed: on both sides with different bytes.
     missing: predicted but not measured.  extra: measured but not predicted.
     """
 
@@ -107,7 +127,7 @@ class Comparison:
         return sum(match.difference for match in self.changed + self.missing + self.extra)
 
     def describe(self) -> str:
-        """One line a disagreement; one line in all where there is none."""
+        """One line for each disagreement, or one line that says there is none."""
         if self.exact:
             return f"all {len(self.matched)} terms agree to the byte"
         lines = [f"{m.term}: predicted {m.predicted:,} B, measured {m.measured:,} B" for m in self.changed]
@@ -116,6 +136,7 @@ class Comparison:
         return "\n".join(lines)
 
 
+@checked
 def by_term(rows: Iterable[Row]) -> dict[str, int]:
     """Bytes by term, rows of one term added up, in order of first appearance."""
     sums: dict[str, int] = {}
@@ -124,6 +145,7 @@ def by_term(rows: Iterable[Row]) -> dict[str, int]:
     return sums
 
 
+@checked
 def merge(rows: Iterable[Row]) -> list[Row]:
     """One row a term: bytes added up, the rest as in the term's first row."""
     rows = list(rows)
@@ -131,8 +153,9 @@ def merge(rows: Iterable[Row]) -> list[Row]:
     return [replace(first[term], bytes=size) for term, size in by_term(rows).items()]
 
 
+@checked
 def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
-    """Put two sets of rows side by side by term.  Rows of no bytes count as absent."""
+    """Match two sets of rows by term.  Rows of 0 bytes count as absent."""
     left = {term: size for term, size in by_term(predicted).items() if size}
     right = {term: size for term, size in by_term(measured).items() if size}
     both = [Match(term, left[term], right[term]) for term in left if term in right]
@@ -142,13 +165,3 @@ def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
         missing=tuple(Match(term, left[term], None) for term in left if term not in right),
         extra=tuple(Match(term, None, right[term]) for term in right if term not in left),
     )
-
-
-def to_json(rows: Iterable[Row]) -> str:
-    """Rows as a JSON list of objects with the fields of Row."""
-    return json.dumps([asdict(row) for row in rows], ensure_ascii=False, indent=1)
-
-
-def from_json(text: str) -> list[Row]:
-    """The rows that ``to_json`` wrote."""
-    return [Row(**fields) for fields in json.loads(text)]

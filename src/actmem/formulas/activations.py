@@ -9,33 +9,35 @@ the paper's coefficients, 4 for float32.  Dropout masks take 1 byte an element f
 
 from __future__ import annotations
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_recompute
+from actmem.checks import checked
+from actmem.config import ModelShape, Parallel, Recompute, check_layer
 from actmem.rows import Row
 
-#: Terms that exist only inside the core attention: what selective recomputation drops.
+#: Terms inside the core attention: selective recomputation drops them.
 CORE_ATTENTION_TERMS = ("softmax output", "softmax dropout mask", "softmax dropout output")
 
 
+@checked
 def layer_rows(
-    shape: ModelShape, parallel: Parallel = Parallel(), recompute: str = "none", element_size: int = 2
+    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
 ) -> list[Row]:
     """The tensors that one layer keeps for backward on one rank, one row each.
 
     Up to 15 rows in the order of the forward pass; 12 under selective and 1 under full
-    recomputation, which keeps the layer's input only.  Raises ConfigError where t does not
-    divide a, or s under sequence parallelism.  Source: 2205.05198 sections 4.1, 4.2 and 5.
+    recomputation, which keeps only the layer's input.  Raises ConfigError if a is not divisible
+    by t, or s under sequence parallelism.  Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
-    check_recompute(recompute)
+    region = Recompute.of(recompute).region
     a, b, h, s = shape.letters()
-    e = check_element_size(element_size)
+    e = element_size
     t = parallel.tensor_parallel_size
-    # What tensor parallelism leaves whole, sequence parallelism cuts along s.
+    # Tensor parallelism leaves these whole; sequence parallelism splits them along s.
     whole = t if parallel.sequence_parallel else 1
     sbh, scores = s * b * h, a * s * s * b
 
     layer_input = Row("layer-norm 1 input", e * sbh // whole, whole, "§4.1, layer norm")
-    if recompute in ("full", "paper-full"):
+    if region == "layer":
         return [layer_input]
     rows = [
         layer_input,
@@ -54,52 +56,50 @@ def layer_rows(
         Row("4h→h input", 4 * e * sbh // t, t, "§4.1, MLP"),
         Row("MLP dropout mask", sbh // whole, whole, "§4.1, MLP"),
     ]
-    if recompute in ("selective", "paper-selective"):
+    if region == "core":
         return [row for row in rows if row.term not in CORE_ATTENTION_TERMS]
     return rows
 
 
+@checked
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
     """Bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.  2205.05198 eq. 1."""
     a, b, h, s = shape.letters()
-    e = check_element_size(element_size)
+    e = element_size
     return (16 * e + 2) * s * b * h + (2 * e + 1) * a * s * s * b
 
 
+@checked
 def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """Bytes of one layer on one of t ranks: sbh(10 + 24/t + 5as/(ht)) in 16 bits.  2205.05198 eq. 2."""
     check_layer(shape, Parallel(tensor_parallel_size))
     a, b, h, s = shape.letters()
-    e, t = check_element_size(element_size), tensor_parallel_size
+    e, t = element_size, tensor_parallel_size
     return (4 * e + 2) * s * b * h + (12 * e * s * b * h + (2 * e + 1) * a * s * s * b) // t
 
 
+@checked
 def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """The same with sequence parallelism: (sbh/t)(34 + 5as/h) in 16 bits.  2205.05198 eq. 4."""
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     return eq1(shape, element_size) // tensor_parallel_size
 
 
+@checked
 def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """What the plain form of sequence parallelism keeps beyond eq. 4: 4sbh(1 − 1/t) in 16 bits.
 
     An all-gather followed by an ordinary linear keeps the gathered input of both
-    column-parallel linears whole, so 34/t becomes 30/t + 4.  2205.05198 section 4.2.2 keeps
+    column-parallel linears on every rank, so 34/t becomes 30/t + 4.  2205.05198 section 4.2.2 keeps
     the shard and gathers again in backward.
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
-    e, t = check_element_size(element_size), tensor_parallel_size
+    e, t = element_size, tensor_parallel_size
     return 2 * e * (s * b * h - s * b * h // t)
 
 
+@checked
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> float:
     """The s at which 5as²b overtakes 34sbh: s = 34h/(5a), in tokens (16 bits)."""
     return 34 * hidden_size / (5 * num_attention_heads)
-
-
-def check_element_size(element_size: int) -> int:
-    """Return ``element_size`` if it is 2, 4 or 8 bytes; ConfigError if not."""
-    if element_size not in (2, 4, 8):
-        raise ConfigError("element_size", f"must be 2, 4 or 8 bytes, got {element_size!r}")
-    return element_size

@@ -1,4 +1,4 @@
-"""Exchanges between ranks, and what a ring puts on the wire for them.
+"""Exchanges between ranks, and the bytes that a ring sends for them.
 
 One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by each rank:
 
@@ -9,22 +9,23 @@ One layer, forward and backward, in units of (t − 1)/t · 2sbh bytes sent by e
     sum                                   8                                      10
 
 A ring all-reduce is a reduce-scatter followed by an all-gather, so "the same bytes" (2205.05198
-section 4.2.2) holds for the first two lines.  It stops where backward gathers the inputs of the
-two column-parallel products again, because each rank keeps only its shard: 10 to 8.  The plain form,
-which keeps the gathered inputs, sends the same 8 and pays for it in memory (``gathered_input_bytes``).
-Running forward again adds its exchanges to both columns: 4 for ``paper-full``; for ``full``,
+section 4.2.2) holds for the first two lines.  The third line breaks it: each rank keeps only its
+shard of the inputs of the two column-parallel products, so backward gathers them again, 10 to 8.  The
+plain form keeps the gathered inputs: it sends 8, and pays in memory (``gathered_input_bytes``).
+Recomputation repeats forward's exchanges in both columns: 4 for ``paper-full``; for ``full``,
 which ends before the layer's last exchange, 2 and 3.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from actmem.config import ModelShape, Parallel, check_divides, check_layer, check_recompute, check_size
-from actmem.formulas.activations import check_element_size
-from actmem.formulas.pipeline import check_pipeline_rank, layers_per_chunk
+from actmem.checks import check_choice, checked
+from actmem.config import ModelShape, Parallel, Recompute, check_divides, check_layer, check_size
+from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 
 #: How often each rank sends its share, payload / ranks, to its neighbour: once a step around the ring.
 _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
@@ -32,10 +33,10 @@ _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
 
 @dataclass(frozen=True)
 class Exchange:
-    """Equal exchanges that one rank takes part in.
+    """A number of equal exchanges that one rank takes part in.
 
     kind: "all-reduce", "all-gather", "reduce-scatter" or "send".  ranks: how many take part.
-    payload_bytes: of the whole tensor, over all ranks' shards; of one exchange.
+    payload_bytes: of one exchange; the whole tensor, all ranks' shards together.
     phase: "forward", "recompute", "backward" or "step" (once an iteration).
     """
 
@@ -45,6 +46,12 @@ class Exchange:
     ranks: int
     payload_bytes: int
     count: int = 1
+
+    def __post_init__(self) -> None:
+        check_choice("kind", self.kind, (*_RING_ROUNDS, "send"))
+        check_size("ranks", self.ranks)
+        check_size("payload_bytes", self.payload_bytes, math.inf, least=0)
+        check_size("count", self.count, math.inf, least=0)
 
     @property
     def wire_bytes(self) -> int:
@@ -59,11 +66,13 @@ class Exchange:
         return self.count * _RING_ROUNDS[self.kind] * (self.ranks - 1) * share
 
 
+@checked
 def wire_bytes(exchanges: Iterable[Exchange]) -> int:
     """Bytes that one rank sends for all of them."""
     return sum(exchange.wire_bytes for exchange in exchanges)
 
 
+@checked
 def counts(exchanges: Iterable[Exchange]) -> dict[str, int]:
     """How many of each kind."""
     sums: dict[str, int] = {}
@@ -72,20 +81,21 @@ def counts(exchanges: Iterable[Exchange]) -> dict[str, int]:
     return sums
 
 
+@checked
 def layer_exchanges(
     shape: ModelShape,
     parallel: Parallel,
-    recompute: str = "none",
+    recompute: Recompute | str = "none",
     element_size: int = 2,
     keep_gathered_input: bool = False,
 ) -> list[Exchange]:
     """Exchanges of one microbatch in one layer on one tensor-parallel rank; none for t = 1.
 
-    keep_gathered_input: the plain form of sequence parallelism.  Raises ConfigError where t
-    cannot share the layer.  2205.05198 section 4.2.
+    keep_gathered_input: the plain form of sequence parallelism.  Raises ConfigError if t ranks
+    can't share the layer.  2205.05198 section 4.2.
     """
     check_layer(shape, parallel)
-    check_recompute(recompute)
+    mode = Recompute.of(recompute)
     t, size = parallel.tensor_parallel_size, _activation_bytes(shape, element_size)
     if t == 1:
         return []
@@ -93,8 +103,8 @@ def layer_exchanges(
     def each(kind: str, phase: str, where: str, count: int = 2) -> Exchange:
         return Exchange(kind, phase, where, t, size, count)
 
-    # How many of the layer's two blocks run to their end in the second forward pass.
-    ends_again = {"full": 1, "paper-full": 2}.get(recompute, 0)
+    # How many of the layer's two blocks the second forward pass runs to the end.
+    ends_again = 2 - mode.stop_early if mode.region == "layer" else 0
     if not parallel.sequence_parallel:
         rows = [
             each("all-reduce", "forward", "f̄, attention and MLP"),
@@ -114,8 +124,9 @@ def layer_exchanges(
     return [row for row in rows if row.count]
 
 
+@checked
 def sequence_over_tensor(
-    shape: ModelShape, tensor_parallel_size: int, recompute: str = "none", keep_gathered_input: bool = False
+    shape: ModelShape, tensor_parallel_size: int, recompute: Recompute | str = "none", keep_gathered_input: bool = False
 ) -> Fraction:
     """Wire bytes of a layer with sequence parallelism over those without: 1 only for the plain form."""
     t = check_size("tensor_parallel_size", tensor_parallel_size)
@@ -124,10 +135,12 @@ def sequence_over_tensor(
     return Fraction(wire_bytes(with_it), wire_bytes(without)) if without else Fraction(1)
 
 
+@checked
 def ends_exchanges(
     shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
     """Exchanges of one microbatch in the embedding (rank 0) and in the output layer and loss (rank p − 1)."""
+    check_layer(shape, parallel)
     check_pipeline_rank(parallel, pipeline_rank)
     t, size = parallel.tensor_parallel_size, _activation_bytes(shape, element_size)
     check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", t)
@@ -149,6 +162,7 @@ def ends_exchanges(
     return rows
 
 
+@checked
 def step_exchanges(
     shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
@@ -158,9 +172,11 @@ def step_exchanges(
     and of positions from its own tokens only: one all-reduce for each chunk.  With p > 1 the
     two copies of the word embedding are added up between the first and the last stage.
     """
+    check_layer(shape, parallel)
     check_pipeline_rank(parallel, pipeline_rank)
     _, _, h, s = shape.letters()
-    e, t, p = check_element_size(element_size), parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    e, t, p = element_size, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
+    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", t)
     per_chunk, rows = layers_per_chunk(shape, parallel), []
     if t > 1 and parallel.sequence_parallel:
         for chunk in range(parallel.num_model_chunks):
@@ -171,10 +187,13 @@ def step_exchanges(
                 elements += 2 * h
             rows.append(Exchange("all-reduce", "step", f"gradients seen in parts, chunk {chunk}", t, e * elements))
     if p > 1 and pipeline_rank in (0, p - 1):
-        rows.append(Exchange("all-reduce", "step", "word embedding, first and last stage", 2, e * shape.vocab_size * h // t))
+        rows.append(
+            Exchange("all-reduce", "step", "word embedding, first and last stage", 2, e * shape.vocab_size * h // t)
+        )
     return rows
 
 
+@checked
 def pipeline_sends(
     shape: ModelShape, parallel: Parallel, num_microbatches: int, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
@@ -183,8 +202,13 @@ def pipeline_sends(
     2sbh bytes each in 16 bits, 2sbh/t under sequence parallelism.  With m chunks a rank sends m
     times as often.
     """
+    check_layer(shape, parallel)
     check_pipeline_rank(parallel, pipeline_rank)
-    n, m, p = check_size("num_microbatches", num_microbatches), parallel.num_model_chunks, parallel.pipeline_parallel_size
+    n, m, p = (
+        check_size("num_microbatches", num_microbatches),
+        parallel.num_model_chunks,
+        parallel.pipeline_parallel_size,
+    )
     cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
     size = _activation_bytes(shape, element_size) // cut
     forward = n * (m - (pipeline_rank == p - 1))  # the last stage of the model sends nothing on
@@ -196,12 +220,13 @@ def pipeline_sends(
     return [row for row in rows if row.count]
 
 
+@checked
 def iteration_exchanges(
     shape: ModelShape,
     parallel: Parallel,
     num_microbatches: int,
     pipeline_rank: int = 0,
-    recompute: str = "none",
+    recompute: Recompute | str = "none",
     element_size: int = 2,
 ) -> list[Exchange]:
     """Everything that one rank exchanges in one iteration of n microbatches, without data parallelism."""
@@ -219,4 +244,4 @@ def iteration_exchanges(
 
 def _activation_bytes(shape: ModelShape, element_size: int) -> int:
     _, b, h, s = shape.letters()
-    return check_element_size(element_size) * s * b * h
+    return element_size * s * b * h

@@ -1,6 +1,6 @@
-"""Where the paper does not agree with itself, each place computed again from its own formulas.
+"""Where the paper contradicts itself, each place recomputed from its own formulas.
 
-None of it touches the paper's method; most of it makes the conclusion stronger.
+None of this affects the paper's method; most of it strengthens the conclusion.
 """
 
 from __future__ import annotations
@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from actmem import paper
+from actmem.formulas import paper
+from actmem.formulas.first_stage import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.pipeline import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.formulas.table5 import table5
 from actmem.models import PAPER_MODELS
@@ -83,7 +83,7 @@ def _interleaved_embedding() -> Disagreement:
 
 
 def _closed_forms(model: str, name: str) -> Fraction:
-    """A row of table 2 over the tensor-parallel baseline."""
+    """A row of table 2, relative to the tensor-parallel baseline."""
     rows = {configuration.name: configuration for configuration in TABLE2}
     shape, t = PAPER_MODELS[model].shape, PAPER_MODELS[model].parallel.tensor_parallel_size
     return Fraction(closed_form(rows[name], shape, t), closed_form(rows["tensor"], shape, t))

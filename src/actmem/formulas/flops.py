@@ -1,8 +1,8 @@
-"""FLOPs of one iteration: equations 7 to 9 of appendix A, and what recomputation really adds.
+"""FLOPs of one iteration: equations 7 to 9 of appendix A, and what recomputation actually adds.
 
-Only matrix products count, a multiplication and an addition each as one FLOP; attention counts all
-s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
-Exact integers.  The FLOPs are those of all ranks together: no cut of the model changes them.
+Only matrix products count; a multiplication and an addition are one FLOP each.  Attention counts
+all s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
+Exact integers.  FLOPs are those of all ranks together, so parallelism doesn't change them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from actmem.config import ModelShape, check_recompute, check_size
+from actmem.checks import checked
+from actmem.config import ModelShape, Recompute, check_size
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Product:
     source: str
 
 
+@checked
 def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]:
     """The products of one forward pass over B sequences, in order.  Appendix A."""
     B = check_size("global_batch_size", global_batch_size)
@@ -39,39 +41,42 @@ def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]
     ]
 
 
-#: Products that the second forward pass runs.  The output of a region's last product is read by
-#: nothing in backward, so the forms that stop early leave that product out.
-_RUN_AGAIN = {
+#: Products of each region, in order.
+_IN_REGION = {
     "none": (),
-    "selective": ("QKᵀ",),
-    "paper-selective": ("QKᵀ", "attention over V"),
-    "full": ("QKV projection", "QKᵀ", "attention over V", "attention projection", "h→4h"),
-    "paper-full": ("QKV projection", "QKᵀ", "attention over V", "attention projection", "h→4h", "4h→h"),
+    "core": ("QKᵀ", "attention over V"),
+    "layer": ("QKV projection", "QKᵀ", "attention over V", "attention projection", "h→4h", "4h→h"),
 }
 
 
-def recomputed_products(shape: ModelShape, global_batch_size: int, recompute: str) -> list[Product]:
-    """The products that a mode runs again in backward.  Section 5.
+@checked
+def recomputed_products(shape: ModelShape, global_batch_size: int, recompute: Recompute | str) -> list[Product]:
+    """The products that a mode recomputes in backward.  Section 5.
 
-    ``selective`` and ``full`` stop at the last tensor that backward reads; the ``paper-`` forms
-    run the region to its end, as the text of the paper counts.
+    Backward does not read the output of a region's last product, so the modes that stop early
+    leave that product out; the text of the paper counts it.
     """
-    again = _RUN_AGAIN[check_recompute(recompute)]
+    mode = Recompute.of(recompute)
+    products = _IN_REGION[mode.region]
+    again = products[:-1] if mode.stop_early else products
     return [product for product in forward_products(shape, global_batch_size) if product.term in again]
 
 
-def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: str = "none") -> int:
-    """FLOPs that the devices really run in one iteration: forward, twice that in backward, recomputation."""
+@checked
+def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
+    """FLOPs that the devices run in one iteration: forward, twice that in backward, recomputation."""
     forward = sum(product.flops for product in forward_products(shape, global_batch_size))
     return 3 * forward + sum(product.flops for product in recomputed_products(shape, global_batch_size, recompute))
 
 
+@checked
 def eq7(shape: ModelShape, global_batch_size: int) -> int:
     """Model FLOPs of one iteration: 72BLsh²(1 + s/6h + v/12hL).  2205.05198 eq. 7."""
     B, L, s, h, v = _letters(shape, global_batch_size)
     return 72 * B * L * s * h * h + 12 * B * L * s * s * h + 6 * B * s * h * v
 
 
+@checked
 def eq8(shape: ModelShape, global_batch_size: int) -> int:
     """Hardware FLOPs with selective recomputation as printed: 72BLsh²(1 + s/3h + v/12hL).
 
@@ -82,39 +87,39 @@ def eq8(shape: ModelShape, global_batch_size: int) -> int:
     return 72 * B * L * s * h * h + 24 * B * L * s * s * h + 6 * B * s * h * v
 
 
+@checked
 def text_selective(shape: ModelShape, global_batch_size: int) -> int:
     """Hardware FLOPs with selective recomputation as the text counts: equation 7 + 4BLs²h.  Appendix A."""
     B, L, s, h, _ = _letters(shape, global_batch_size)
     return eq7(shape, B) + 4 * B * L * s * s * h
 
 
+@checked
 def eq9(shape: ModelShape) -> Fraction:
     """Hardware over model FLOPs as the paper rounds it: 1 + s/6h.  2205.05198 eq. 9."""
     return 1 + Fraction(shape.seq_length, 6 * shape.hidden_size)
 
 
-def layer_overhead(shape: ModelShape, recompute: str) -> Fraction:
+@checked
+def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     """FLOPs that a mode adds to one layer, as a share of the layer's own 72Bsh² + 12Bs²h.
 
     selective 2s/(72h + 12s), paper-selective 4s/(72h + 12s), full (16h + 4s)/(72h + 12s),
     paper-full 1/3.
     """
     _, _, h, s = shape.letters()
-    added = {
-        "none": 0,
-        "selective": 2 * s,
-        "paper-selective": 4 * s,
-        "full": 16 * h + 4 * s,
-        "paper-full": 24 * h + 4 * s,
-    }[check_recompute(recompute)]
-    return Fraction(added, 72 * h + 12 * s)
+    mode = Recompute.of(recompute)
+    early = mode.stop_early  # leaves out the region's last product: attention over V, or 4h→h
+    added = {"none": 0, "core": 4 * s - 2 * s * early, "layer": 24 * h + 4 * s - 8 * h * early}
+    return Fraction(added[mode.region], 72 * h + 12 * s)
 
 
+@checked
 def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_second: float) -> float:
-    """Share of the devices' highest rate, from 0 to 1.
+    """Share of the devices' peak rate, from 0 to 1.
 
-    With equation 7 it is the model FLOPs utilisation (MFU), with what was really run the hardware
-    FLOPs utilisation (HFU).  Section 6.3.
+    With equation 7's FLOPs it is the model FLOPs utilisation (MFU), with those that the devices
+    ran the hardware FLOPs utilisation (HFU).  Section 6.3.
     """
     return flops / (seconds * num_devices * peak_flops_per_second)
 

@@ -1,8 +1,8 @@
 """Microbatch-level recomputation (2205.05198 appendix C): recompute only what does not fit.
 
-Of the microbatches in flight on a rank, as many as fit keep everything; the rest keep what a
-recomputation mode leaves.  When one that kept everything has had its backward, the next to
-come takes its place, so the choice moves on like a window.
+Of the microbatches in flight on a rank, as many as fit keep everything; the others keep what a
+recomputation mode keeps.  After the backward of one that kept everything, the next microbatch
+takes its place, so the choice moves like a window.
 """
 
 from __future__ import annotations
@@ -10,13 +10,16 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_size
-from actmem.formulas.model import stage_rows
-from actmem.formulas.pipeline import in_flight, layer_bytes, layers_per_chunk
+from actmem.checks import checked
+from actmem.config import ConfigError, ModelShape, Parallel, Recompute
+from actmem.formulas.first_stage import in_flight, layer_bytes, layers_per_chunk
+from actmem.formulas.schedule import Action
+from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.rows import total
 
 
+@checked
 def activation_budget(
     shape: ModelShape,
     parallel: Parallel,
@@ -26,30 +29,33 @@ def activation_budget(
 ) -> int:
     """Bytes that parameters and optimizer state leave free on one rank; less than 0 if none.
 
-    A real device has less: work space, communication buffers, fragments.
+    A real device has less: workspaces, communication buffers, fragmentation.
     """
     return device_bytes - total(state_rows(shape, parallel, pipeline_rank, adam))
 
 
+@checked
 def capacity(
     shape: ModelShape,
     parallel: Parallel,
     budget_bytes: int,
     pipeline_rank: int = 0,
     num_microbatches: int | None = None,
-    recompute: str = "selective",
+    recompute: Recompute | str = "selective",
     element_size: int = 2,
 ) -> int:
     """How many chunk-microbatches of a rank can keep everything within ``budget_bytes``.
 
     The budget is for ``stage_rows``: layers and, on the first and last rank, the model's ends.
-    From 0 to all that are in flight (with one chunk, min(p − r, n)).  Raises ConfigError if not
-    even the recomputed form of all of them fits.
+    From 0 to the number in flight (with one chunk, min(p − r, n)).  Raises ConfigError if they
+    don't fit even when all are recomputed.
     """
+    recompute = Recompute.of(recompute)
     least = total(stage_rows(shape, parallel, pipeline_rank, recompute, num_microbatches, element_size))
     if least > budget_bytes:
         raise ConfigError(
-            "budget_bytes", f"rank {pipeline_rank} needs {least:,} with recompute = {recompute!r}, got {budget_bytes:,}"
+            "budget_bytes",
+            f"rank {pipeline_rank} needs {least:,} with recompute = {recompute.name!r}, got {budget_bytes:,}",
         )
     count = in_flight(parallel, pipeline_rank, num_microbatches)
     more = layer_bytes(shape, parallel, "none", element_size) - layer_bytes(shape, parallel, recompute, element_size)
@@ -58,19 +64,12 @@ def capacity(
     return min(count, (budget_bytes - least) // (more * layers_per_chunk(shape, parallel)))
 
 
-def keeps_everything(microbatch: int, capacity: int, in_flight: int) -> bool:
-    """Whether a microbatch keeps everything on 1F1B: the first ``capacity`` of every ``in_flight``.
-
-    1F1B frees microbatches in the order in which they came, so places repeat with that period.
-    """
-    return microbatch % check_size("in_flight", in_flight) < capacity
-
-
-def moving_window(actions: Iterable, capacity: int) -> list[tuple[int, int]]:
+@checked
+def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, int]]:
     """The (chunk, microbatch) pairs of one rank that keep everything, in the order of their forwards.
 
-    actions: that rank's list from ``actmem.schedule``, of any order.  Each forward takes a place
-    if fewer than ``capacity`` are taken; its backward gives it back.
+    actions: the rank's list from ``actmem.formulas.schedule``, in any order.  Each forward takes a place if
+    fewer than ``capacity`` are taken; its backward frees it.
     """
     kept: list[tuple[int, int]] = []
     places: set[tuple[int, int]] = set()
@@ -84,7 +83,9 @@ def moving_window(actions: Iterable, capacity: int) -> list[tuple[int, int]]:
     return kept
 
 
+@checked
 def recomputed_share(capacity: int, in_flight: int, num_microbatches: int) -> Fraction:
-    """Share of an iteration's microbatches that a 1F1B rank recomputes; 0 where all fit."""
-    again = sum(not keeps_everything(i, capacity, in_flight) for i in range(num_microbatches))
-    return Fraction(again, check_size("num_microbatches", num_microbatches))
+    """Share of an iteration's microbatches that a 1F1B rank recomputes; 0 if all fit."""
+    rounds, rest = divmod(num_microbatches, in_flight)
+    kept = rounds * min(capacity, in_flight) + min(capacity, rest)
+    return Fraction(num_microbatches - kept, num_microbatches)

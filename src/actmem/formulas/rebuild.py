@@ -1,7 +1,7 @@
-"""What it takes to make each stored tensor again from what is stored before it: bytes against FLOPs.
+"""What it costs to recompute each stored tensor from those stored before it: bytes against FLOPs.
 
-Only matrix products count as FLOPs, as in appendix A; softmax, dropout, GeLU and layer norms make
-their outputs without any.  The question behind 2205.05198 section 5: which tensors to drop.
+Only matrix products count as FLOPs, as in appendix A; softmax, dropout, GeLU and layer norm cost
+none.  The question behind 2205.05198 section 5: which tensors to drop.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from actmem.checks import checked
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """Tensors that come back together.  how: from what, by what.  flops: of its matrix products."""
+    """Tensors that are recomputed together.  how: from what, by what.  flops: of its matrix products."""
 
     name: str
     terms: tuple[str, ...]
@@ -25,12 +26,13 @@ class Rebuild:
 
     @property
     def bytes_per_flop(self) -> Fraction | None:
-        """Bytes that one FLOP gives back; None where no product runs."""
+        """Bytes freed per FLOP; None if no product runs."""
         return Fraction(self.bytes, self.flops) if self.flops else None
 
 
+@checked
 def rebuilds(shape: ModelShape) -> list[Rebuild]:
-    """All tensors of a layer but its input, which everything else comes from; 16 bits, one rank.
+    """All tensors of a layer except its input, from which the rest is computed; 16 bits, one rank.
 
     In the order of the forward pass.  Bytes add up to equation 1 without the input's 2sbh,
     FLOPs to the forward pass without the last product, 4h→h, whose output nothing keeps.
@@ -51,9 +53,10 @@ def rebuilds(shape: ModelShape) -> list[Rebuild]:
     return [Rebuild(name, terms, how, sum(sizes[term] for term in terms), flops) for name, terms, how, flops in groups]
 
 
+@checked
 def core_over_gelu(shape: ModelShape) -> Fraction:
-    """How many times the bytes a FLOP gives back in the attention core, against h→4h: 5a/2.
+    """Bytes freed per FLOP in the attention core, relative to h→4h: 5a/2.
 
-    (5as²b / 2s²bh) over (8sbh / 8sbh²); neither s nor h is left.
+    (5as²b / 2s²bh) divided by (8sbh / 8sbh²); s and h cancel.
     """
     return Fraction(5 * shape.num_attention_heads, 2)

@@ -1,9 +1,9 @@
 """A ring of ranks, step by step: why an all-reduce is a reduce-scatter followed by an all-gather.
 
-A tensor is cut into t chunks.  In each step every rank sends one chunk to the next rank on the
-ring, all at once.  The first t − 1 steps add up: chunk c sets out on rank c + 1 and collects
-every rank's contribution on its way to rank c.  The other t − 1 hand the finished chunks
-round.  ``communication.Exchange.wire_bytes`` has the closed form of the bytes counted here.
+A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the
+ring, all at once.  The first t − 1 steps add up: chunk c starts on rank c + 1 and collects
+every rank's contribution on its way to rank c.  The other t − 1 steps pass the finished chunks
+around.  ``communication.Exchange.wire_bytes`` has the closed form of the bytes counted here.
 """
 
 from __future__ import annotations
@@ -11,10 +11,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actmem.config import ConfigError, check_size
+from actmem.checks import check_choice, checked
+from actmem.config import check_size
 from actmem.formulas.communication import Exchange
 
-PHASES = {"reduce-scatter": ("reduce-scatter",), "all-gather": ("all-gather",), "all-reduce": ("reduce-scatter", "all-gather")}
+PHASES = {
+    "reduce-scatter": ("reduce-scatter",),
+    "all-gather": ("all-gather",),
+    "all-reduce": ("reduce-scatter", "all-gather"),
+}
+
+#: All chunks of all ranks are listed after each step.
+LARGEST_RING = 128
 
 
 @dataclass(frozen=True)
@@ -37,16 +45,16 @@ class RingState:
         return len(self.held[rank][chunk]) == len(self.held)
 
 
+@checked
 def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     """The states of one exchange, from before the first step to after the last: t, or 2t − 1 for an all-reduce.
 
     kind: a key of PHASES.  An all-gather starts where a reduce-scatter ends: rank r has the finished
     chunk r and nothing else.  Chunks are a t-th of the payload, rounded up.  Raises ConfigError on another kind.
     """
-    if kind not in PHASES:
-        raise ConfigError("kind", f"must be one of {', '.join(PHASES)}, got {kind!r}")
-    t = check_size("ranks", ranks)
-    chunk_bytes = -(-check_size("payload_bytes", payload_bytes, 2**60) // t)
+    check_choice("kind", kind, PHASES)
+    t = check_size("ranks", ranks, largest=LARGEST_RING)
+    chunk_bytes = -(-payload_bytes // t)
     every = frozenset(range(t))
     held = [[frozenset({rank}) for _ in range(t)] for rank in range(t)]
     if kind == "all-gather":
@@ -68,8 +76,9 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     return states
 
 
+@checked
 def ring_steps(exchanges: Iterable[Exchange]) -> int:
-    """Messages that follow one another if every exchange runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
+    """Messages in sequence if every exchange runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
     return sum(exchange.count * len(PHASES[exchange.kind]) * (exchange.ranks - 1) for exchange in exchanges)
 
 

@@ -1,6 +1,6 @@
-"""What each operation of a layer's forward pass computes and moves, and the least time that takes.
+"""What each operation of a layer's forward pass computes and moves, and the least time for it.
 
-Every operation is counted alone, as eager code runs it: it reads its inputs from the device's memory
+Each operation is counted alone, as eager code runs it: it reads its inputs from the device's memory
 and writes its outputs there.  A fused kernel moves less.  Elements have 2 bytes, dropout masks 1.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from actmem.checks import checked
 from actmem.config import ModelShape, Parallel, check_layer
 
 #: FLOPs for each element of an operation that is no matrix product, by convention: what the
@@ -35,7 +36,7 @@ class Operation:
         return Fraction(self.flops, self.bytes)
 
     def least_seconds(self, flops_per_second: int, bytes_per_second: int) -> Fraction:
-        """The longer of computing at the highest rate and moving at the full bandwidth."""
+        """The longer of computing at the peak rate and moving at full bandwidth."""
         return max(Fraction(self.flops, flops_per_second), Fraction(self.bytes, bytes_per_second))
 
     def bound_by_memory(self, flops_per_second: int, bytes_per_second: int) -> bool:
@@ -43,10 +44,11 @@ class Operation:
         return Fraction(self.bytes, bytes_per_second) > Fraction(self.flops, flops_per_second)
 
 
+@checked
 def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> list[Operation]:
     """The forward pass of one layer on one rank, in order, exchanges left out.
 
-    Products: FLOPs as in appendix A, divided by t.  Raises ConfigError where t cannot share the layer.
+    Products: FLOPs as in appendix A, divided by t.  Raises ConfigError if t ranks can't share the layer.
     """
     check_layer(shape, parallel)
     a, b, h, s = shape.letters()
@@ -80,6 +82,7 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
     ]
 
 
+@checked
 def least_seconds(operations: list[Operation], flops_per_second: int, bytes_per_second: int) -> Fraction:
     """All of them one after the other."""
     return sum((o.least_seconds(flops_per_second, bytes_per_second) for o in operations), Fraction(0))

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from actmem.checks import checked, shown
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
-from actmem.formulas.pipeline import check_pipeline_rank, layers_per_chunk
+from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 from actmem.rows import Row
 
 
@@ -20,6 +21,7 @@ class State:
     term: str
     bytes_per_parameter: int
     reason: str
+    is_gradient: bool = False
 
 
 _WEIGHTS = State("parameters", 2, "16-bit weights: what forward and backward multiply with")
@@ -29,29 +31,38 @@ _MASTER = (
     State("Adam second moment", 4, "running mean of its square, float32"),
 )
 
-#: What mixed-precision Adam keeps for one parameter.  The paper does not say which; 18 bytes
-#: is Megatron's with gradients added up in float32, 20 its form with 16-bit gradients, which
-#: are copied to float32 for the step (its guide on the distributed optimizer); 16 is the count
-#: of 1910.02054, which leaves that copy out.
+#: What mixed-precision Adam keeps for one parameter.  The paper does not say which.  18 bytes is
+#: Megatron's with gradients added up in float32, and ours with ``actmem.main_grad``; 20 is its
+#: form with 16-bit gradients, which are copied to float32 for the step (its guide on the
+#: distributed optimizer); 16 is the count of 1910.02054, which leaves that copy out.
 ADAM = {
-    "float32 gradients": (_WEIGHTS, State("gradients", 4, "microbatches are added up in float32"), *_MASTER),
-    "16-bit gradients": (
+    "float32 gradients": (
         _WEIGHTS,
-        State("gradients", 2, "16-bit, as backward makes them"),
-        State("float32 gradients", 4, "a copy for the optimizer's step"),
+        State("gradients", 4, "microbatches are added up in float32", is_gradient=True),
         *_MASTER,
     ),
-    "16-bit gradients, no copy": (_WEIGHTS, State("gradients", 2, "16-bit, as backward makes them"), *_MASTER),
+    "16-bit gradients": (
+        _WEIGHTS,
+        State("gradients", 2, "16-bit, as backward makes them", is_gradient=True),
+        State("float32 gradients", 4, "a copy for the optimizer's step", is_gradient=True),
+        *_MASTER,
+    ),
+    "16-bit gradients, no copy": (
+        _WEIGHTS,
+        State("gradients", 2, "16-bit, as backward makes them", is_gradient=True),
+        *_MASTER,
+    ),
 }
 
 
+@checked
 def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0) -> dict[str, int]:
     """Parameters on one rank by kind, in elements.
 
-    Weights cut along the ranks: (12h² + 7h)/t a layer.  Kept whole by every rank: 6h a layer (two
+    Weights split over the ranks: (12h² + 7h)/t a layer.  Replicated on every rank: 6h a layer (two
     layer norms, and the biases after the two row-parallel products).  The word embedding has
     v/t rows of h; with p > 1 the last rank holds a second copy for the output layer.  Raises
-    ConfigError where t does not divide a or v, or p·m does not divide L.
+    ConfigError if a or v is not divisible by t, or L by p·m.
     """
     check_layer(shape, parallel)
     check_pipeline_rank(parallel, pipeline_rank)
@@ -70,12 +81,14 @@ def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipelin
     }
 
 
+@checked
 def num_parameters(shape: ModelShape) -> int:
     """Parameters of the whole model: L(12h² + 13h) + (v + s + 2)h."""
     h, layers = shape.hidden_size, shape.num_layers
     return layers * (12 * h * h + 13 * h) + (shape.vocab_size + shape.seq_length + 2) * h
 
 
+@checked
 def state_rows(
     shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0, adam: str = "float32 gradients"
 ) -> list[Row]:
@@ -83,11 +96,32 @@ def state_rows(
 
     adam: a key of ADAM.  Figure 1.
     """
-    if adam not in ADAM:
-        raise ConfigError("adam", f"must be one of {'; '.join(ADAM)}, got {adam!r}")
+    states = _states_of(adam)
     count = sum(parameter_counts(shape, parallel, pipeline_rank).values())
     t = parallel.tensor_parallel_size
     return [
         Row(state.term, state.bytes_per_parameter * count, t, f"{state.bytes_per_parameter} B each: {state.reason}")
-        for state in ADAM[adam]
+        for state in states
     ]
+
+
+@checked
+def gradient_bytes(
+    shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0, adam: str = "float32 gradients"
+) -> dict[str, int]:
+    """Bytes of gradients on one rank by dtype, "float32" and "16-bit": which of the two microbatches add up in.
+
+    adam: a key of ADAM.  "float32 gradients" is what ``main_grad.use_main_gradients`` keeps, the
+    first entry of the others what backward leaves in ``grad``.
+    """
+    count = sum(parameter_counts(shape, parallel, pipeline_rank).values())
+    gradients = [state for state in _states_of(adam) if state.is_gradient]
+    return {
+        {2: "16-bit", 4: "float32"}[each.bytes_per_parameter]: each.bytes_per_parameter * count for each in gradients
+    }
+
+
+def _states_of(adam: str) -> tuple[State, ...]:
+    if adam not in ADAM:
+        raise ConfigError("adam", f"must be one of {'; '.join(ADAM)}, got {shown(adam)}")
+    return ADAM[adam]

@@ -1,10 +1,10 @@
-"""Table 5 computed again from equations 7 and 8 and the printed times."""
+"""Table 5, recomputed from equations 7 and 8 and the printed times."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem import paper
+from actmem.formulas import paper
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective, utilisation
 from actmem.models import PAPER_MODELS
 
@@ -13,7 +13,7 @@ from actmem.models import PAPER_MODELS
 class Utilisation:
     """One model of table 5, in percent of 312 TFLOP/s a device; the printed values are in ``paper.TABLE5``.
 
-    mfu_percent: equation 7.  hfu_eq8_percent: equation 8, as printed.  hfu_text_percent: the core
+    mfu_percent: equation 7.  hfu_eq8_percent: equation 8, as printed.  hfu_text_percent: with the core
     attention run once more, as the text says.  hfu_stopped_percent: without its second product.
     full_recompute_mfu_percent: equation 7 at the other time, which table 5 leaves out.
     """

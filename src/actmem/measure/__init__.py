@@ -1,15 +1,15 @@
-"""Measurement: what autograd really keeps and what ranks really exchange.
+"""Measurement: what autograd really keeps and what ranks really send.
 
-``record`` lists the saved tensors of any module; ``census`` counts storages without looking at
-saved tensors at all; ``count_collectives`` lists the exchanges; ``emulated_rank`` makes one
-process one rank of many.  Nothing here knows a formula.
+``record`` lists the saved tensors of any module; ``census`` counts storages without using
+saved-tensor hooks; ``count_collectives`` lists the collectives; ``emulated_rank`` makes one
+process act as one rank of many.  Nothing here knows a formula.
 """
 
 from actmem.measure.census import census
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.layer import layer_rows_of, measure_layer
 from actmem.measure.ledger import Ledger, SavedTensor, record
+from actmem.measure.one_layer import layer_rows_of, measure_layer
 
 __all__ = [
     "Ledger",

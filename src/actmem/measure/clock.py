@@ -1,8 +1,8 @@
-"""Times of several candidates on the same work, taken in turns so that what slows one slows all.
+"""Time several candidates on the same work, in turns, so that what slows one slows all.
 
 A machine's speed drifts: other programs, heat, clocks.  So each round runs every candidate once,
-in an order shuffled anew, and candidates are compared within a round.  Forward and backward are
-timed apart, and inside backward the second run of a recomputed region.
+in a new random order, and candidates are compared within a round.  Forward and backward are timed
+separately, and within backward the second runs of recomputed regions.
 """
 
 from __future__ import annotations
@@ -17,14 +17,13 @@ from typing import Any
 
 import torch
 
-from actmem import recompute
 from actmem.config import check_size
-from actmem.measure.replace import replaced
+from actmem.recompute import around_second_runs
 
 
 @dataclass(frozen=True)
 class Work:
-    """One candidate: ``backward(forward())`` is one step of it; ``finish()`` tidies up, untimed."""
+    """One candidate: a step is ``backward(forward())``; ``finish()`` cleans up, untimed."""
 
     forward: Callable[[], Any]
     backward: Callable[[Any], None]
@@ -33,7 +32,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Sample:
-    """One step.  recompute_seconds is the part of backward that runs forward again."""
+    """One step.  recompute_seconds: the part of backward that runs forward again."""
 
     forward_seconds: float
     backward_seconds: float
@@ -46,11 +45,11 @@ class Sample:
 
 
 class Stopwatch:
-    """Marks moments and tells the seconds between them.
+    """Marks moments and gives the seconds between them.
 
     On ``"cuda"`` a moment is an event on the current stream, to be read after ``wait``.  Elsewhere
-    it is the wall clock, or with ``cpu_time`` the processor time of this process, which other
-    programs on the same cores hardly change, and which does not count waiting for other ranks.
+    it is wall-clock time, or with ``cpu_time`` this process's processor time, which other programs
+    hardly affect and which excludes waiting for other ranks.
     """
 
     def __init__(self, device: str, cpu_time: bool = False):
@@ -73,7 +72,7 @@ class Stopwatch:
 
 
 def take_turns(
-    candidates: Mapping[Hashable, Work],
+    candidates: Mapping[Any, Work],
     *,
     rounds: int,
     warm_up: int = 2,
@@ -84,16 +83,17 @@ def take_turns(
 ) -> dict[Hashable, list[Sample]]:
     """Samples of each candidate, one a round, after ``warm_up`` rounds that do not count.
 
-    meet: called before each step; on several ranks a barrier.  On CUDA one step more runs right
-    before each timed one, so that the processor is ahead of the GPU as it is in training.
-    Raises ConfigError on a bad number of rounds.
+    meet: called before each step; a barrier if there are several ranks.  On CUDA an untimed step
+    runs right before each timed one, so that the CPU is ahead of the GPU, as in training.  Raises
+    ConfigError on a bad number of rounds.
     """
     check_size("rounds", rounds)
     check_size("warm_up", warm_up + 1)
-    watch, samples = Stopwatch(device, cpu_time), {name: [] for name in candidates}
+    watch = Stopwatch(device, cpu_time)
+    samples: dict[Hashable, list[Sample]] = {name: [] for name in candidates}
     with _timed_second_runs(watch) as second_runs, _no_garbage_collection() as collect:
         for number in range(-warm_up, rounds):
-            # The same order on every rank: they exchange data.
+            # The same order on every rank, because they exchange data.
             order = random.Random(number).sample(list(candidates), len(candidates))
             for name in order:
                 sample = _step(candidates[name], watch, second_runs, meet, lead=device == "cuda")
@@ -124,32 +124,29 @@ def _step(work: Work, watch: Stopwatch, second_runs: list, meet: Callable[[], No
 
 @contextmanager
 def _timed_second_runs(watch: Stopwatch) -> Iterator[list]:
-    """Notes when the checkpoint function starts and ends each second run."""
+    """Notes when each second run of a checkpoint starts and ends."""
     pairs: list = []
 
-    def timed(run_again):
-        def run(region):
-            start = watch.mark()
-            run_again(region)
-            pairs.append((start, watch.mark()))
+    @contextmanager
+    def timed(function: Callable) -> Iterator[None]:
+        start = watch.mark()
+        yield
+        pairs.append((start, watch.mark()))
 
-        return run
-
-    with replaced(recompute._Region, "_run_again", timed):
+    with around_second_runs(timed):
         yield pairs
 
 
 @contextmanager
-def _no_garbage_collection() -> Iterator[Callable[[], None]]:
-    """Collects only when asked, between rounds, and only what has been made since."""
+def _no_garbage_collection() -> Iterator[Callable[[], object]]:
+    """Collects only when asked, between rounds, and only objects created since."""
     was_on = gc.isenabled()
     gc.collect()
     gc.freeze()
     gc.disable()
     try:
-        yield lambda: gc.collect() and None
+        yield gc.collect
     finally:
         gc.unfreeze()
         if was_on:
             gc.enable()
-

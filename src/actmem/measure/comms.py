@@ -1,6 +1,6 @@
 """Which collectives a rank takes part in: kind, number, bytes.
 
-Seen at torch's dispatcher, below every Python interface, so it counts ``torch.distributed`` calls,
+Counted at torch's dispatcher, below every Python interface: ``torch.distributed`` calls,
 functional collectives and DTensor's alike, in forward and in backward.
 """
 
@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+
+from actmem.torch_private import TorchDispatchMode, tree_leaves
 
 
 @dataclass(frozen=True)
@@ -56,8 +56,14 @@ _KINDS = {
     "recv_": "receive",
     "barrier": "barrier",
 }
-#: The last is this course's own, for gloo (``parallel.gloo``).
+#: The last is our own, for gloo (``parallel.gloo``).
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "actmem")
+
+
+def kind_of(operator: Any) -> str:
+    """The kind of collective that an operator of torch's dispatcher is; "" if it is none."""
+    namespace, name = operator.name().split(".")[0].split("::")
+    return _KINDS.get(name, "") if namespace in _NAMESPACES else ""
 
 
 class count_collectives(TorchDispatchMode):
@@ -78,10 +84,9 @@ class count_collectives(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
-        namespace, name = func.name().split(".")[0].split("::")
-        if namespace in _NAMESPACES and name in _KINDS:
-            # In every collective the whole tensor is the largest that takes part.
+        if kind := kind_of(func):
+            # In every collective the whole tensor is the largest argument or result.
             tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
             largest = max((t.numel() * t.element_size() for t in tensors), default=0)
-            self.collectives.append(Collective(_KINDS[name], largest))
+            self.collectives.append(Collective(kind, largest))
         return result

@@ -1,10 +1,10 @@
-"""One process plays one rank of many: real code, and exchanges that go nowhere.
+"""Emulate one rank of many in one process: real code, and collectives that send nothing.
 
-torch's fake backend answers every collective at once with a tensor of the right shape and
-meaningless values: at most a copy of what this rank gave.  On CPU the tensors are fake as well:
-they have shapes, dtypes, storages with sizes and identities, and no memory, so a laptop can run
-the layer of a 1T model.  On a GPU they are real: real kernels and real memory on a single
-device.  To take times on a CPU, ask for real tensors there too.
+torch's fake backend completes every collective at once, with a result of the right shape and
+meaningless values (at most a copy of this rank's input).  On a CPU the tensors are fake too: they
+have shapes, dtypes and storages with sizes, but no memory, so a laptop can run a layer of the 1T
+model.  On a GPU they are real: real kernels and real memory on a single device.  To measure times
+on a CPU, ask for real tensors.
 """
 
 from __future__ import annotations
@@ -19,29 +19,24 @@ from torch import Tensor
 from actmem.config import ConfigError, check_size
 from actmem.measure.replace import replaced
 from actmem.parallel import collectives
+from actmem.torch_private import fake_store, fake_tensors
 
 
 @contextmanager
 def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_tensors: bool = False) -> Iterator[None]:
-    """Be rank ``rank`` of ``world_size`` while the block runs.
+    """Act as rank ``rank`` of ``world_size`` while the block runs.
 
-    Makes the default process group, so none may exist.  On ``"cpu"`` every tensor made inside is
-    fake, unless ``real_tensors``.  Raises ConfigError on a bad size, or if a process group exists
-    already.
+    Creates the default process group.  On ``"cpu"`` every tensor created inside is fake, unless
+    ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already exists.
     """
-    # Private to torch, and the only place that imports them.
-    from torch._subclasses.fake_tensor import FakeTensorMode
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
     check_size("world_size", world_size)
     if not 0 <= rank < world_size:
         raise ConfigError("rank", f"must be from 0 to {world_size - 1}, got {rank}")
     if dist.is_initialized():
         raise ConfigError("emulate", "this process is already a rank of a real process group")
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=world_size)
+    dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
     try:
-        # Random-number states are real tensors even here.
-        with FakeTensorMode(allow_non_fake_inputs=True) if device == "cpu" and not real_tensors else _written_results():
+        with fake_tensors() if device == "cpu" and not real_tensors else _written_results():
             yield
     finally:
         dist.destroy_process_group()
@@ -49,10 +44,10 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_t
 
 @contextmanager
 def _written_results() -> Iterator[None]:
-    """Lets our reduce-scatter give this rank's own part where the fake backend leaves its result unwritten.
+    """Make reduce-scatter write this rank's own part if the fake backend writes nothing.
 
-    Before torch 2.13 it does.  Unwritten memory can hold infinities and NaNs, which spread to
-    every value and change how fast kernels run.
+    Before torch 2.13 it wrote nothing.  Unwritten memory can hold infinities and NaNs, which spread
+    to every value and change how fast kernels run.
     """
     own, everything = torch.zeros(1), torch.ones(dist.get_world_size())
     collectives.torch_reduce_scatter(own, everything)
@@ -69,13 +64,3 @@ def _written_results() -> Iterator[None]:
 
     with replaced(collectives, "torch_reduce_scatter", writing):
         yield
-
-
-def is_emulated() -> bool:
-    """True inside ``emulated_rank``: values that cross ranks mean nothing."""
-    return dist.is_initialized() and dist.get_backend() == "fake"
-
-
-def available_device() -> str:
-    """``"cuda"`` where torch finds a GPU, else ``"cpu"``."""
-    return "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,9 +1,9 @@
-"""Freed memory stays with the process, so that a layer's time is not that of fetching memory again.
+"""Keep freed memory in the process, so that a layer's time does not include fetching it again.
 
-The C library gives large blocks back to the system when they are freed, and takes new ones, page
-by page and each cleared, for the next tensor.  How often depends on the order of what was freed,
-which differs between modes of recomputation: enough to hide what they differ in.  GPUs' allocators keep
-what is freed, and so do CPU allocators that training runs use.
+The C library returns large blocks to the system when they are freed; the next tensor then gets new
+pages, each cleared first.  How often this happens depends on the order of frees, which differs
+between recomputation modes, and the effect is large enough to hide the difference between them.
+GPU allocators keep freed memory, and so do the CPU allocators that training runs use.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from __future__ import annotations
 import ctypes
 import sys
 
-#: glibc's mallopt: where blocks of a system call each begin, and how much may lie free at the heap's end.
+#: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.
 _MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
-#: The largest that glibc takes for the first; larger blocks are still given back.
+#: The largest value that glibc accepts for the first; larger blocks are still returned.
 _LARGEST_KEPT_BLOCK = 32 << 20
 
 
 def keep_freed_memory() -> bool:
-    """From now on let the C library keep what this process frees.  False where it can't be told so (not glibc)."""
+    """Make the C library keep what this process frees.  False if malloc can't be configured (not glibc)."""
     if sys.platform != "linux":
         return False
     try:

@@ -1,26 +1,25 @@
 """The ledger: every tensor that autograd keeps for backward, with who saved it.
 
-Saved-tensor hooks see each tensor as autograd takes it.  The ledger holds storages weakly and
-counts at the end of forward, so that a tensor saved and let go again in between is not counted.
-A storage counts once, whole, however many views of it were saved; the parameters and buffers
-of the module do not count.  What a checkpoint drops is never packed by these hooks, and
-what it keeps is.
+Saved-tensor hooks see each tensor when autograd saves it.  The ledger holds storages weakly and
+counts at the end of forward, so a tensor that was saved and already freed does not count.  A
+storage counts once, in full, however many views of it were saved; the module's parameters and
+buffers do not count.  These hooks see what a checkpoint keeps, and never what it drops.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from actmem.measure.savers import OperationTracker, saver_of
+from actmem.measure.savers import OperationTracker
 from actmem.rows import Row
+from actmem.torch_private import is_traceable_wrapper_subclass
 
 
 @dataclass(frozen=True)
@@ -44,14 +43,6 @@ class SavedTensor:
     line: str
 
 
-@dataclass
-class _Storage:
-    """A storage that autograd took, and the different views of it that were saved."""
-
-    ref: StorageWeakRef
-    views: dict[tuple, tuple] = field(default_factory=dict)
-
-
 class Ledger:
     """What ``record`` saw.  Complete once its ``with`` block has ended.
 
@@ -60,26 +51,26 @@ class Ledger:
 
     def __init__(self) -> None:
         self.saved: list[SavedTensor] = []
-        self._storages: dict[int, _Storage] = {}
+        #: The storages that autograd took, and the different views of each that were saved.  A storage has
+        #: one Python object for as long as it lives, so a weak reference to that follows the storage itself.
+        self._storages: WeakKeyDictionary[torch.UntypedStorage, dict[tuple, tuple]] = WeakKeyDictionary()
 
     def storages(self) -> dict[int, int]:
-        """Bytes of each storage that is still alive, by the storage's identity.
+        """Bytes of each storage that is still alive.
 
-        A storage that was emptied since counts with what it has now: FSDP leaves its gathered
-        weights so between forward and backward.
+        A storage that was emptied since counts with its present size: between forward and backward
+        FSDP leaves its gathered weights empty.
         """
-        return {key: bytes_now(entry.ref) for key, entry in self._storages.items() if not entry.ref.expired()}
+        return {id(storage): storage.nbytes() for storage in self._storages}
 
     @property
     def total_bytes(self) -> int:
-        """Bytes of all storages that autograd keeps, parameters and buffers left out."""
+        """Bytes of all storages that autograd keeps, without parameters and buffers."""
         return sum(tensor.bytes for tensor in self.saved)
 
     def rows(self) -> list[Row]:
-        """One row for each tensor, its term being the module, the operation and the argument."""
-        return [
-            Row(f"{t.module or 'root'}: {t.op} {t.argument}".rstrip(), t.bytes, source=t.line) for t in self.saved
-        ]
+        """One row for each tensor, named by module, operation and argument."""
+        return [Row(f"{t.module or 'root'}: {t.op} {t.argument}".rstrip(), t.bytes, source=t.line) for t in self.saved]
 
 
 @contextmanager
@@ -90,11 +81,7 @@ def record(module: nn.Module) -> Iterator[Ledger]:
     tensors.  Works on any module, on real and on fake tensors, on any device.
     """
     ledger = Ledger()
-    ignored = {
-        part.untyped_storage()._cdata
-        for tensor in (*module.parameters(), *module.buffers())
-        for part in plain_tensors(tensor)
-    }
+    ignored = storages_of(*module.parameters(), *module.buffers())
     storages = ledger._storages
 
     with OperationTracker(module) as tracker:
@@ -102,45 +89,41 @@ def record(module: nn.Module) -> Iterator[Ledger]:
         def pack(tensor: Tensor) -> Tensor:
             for part in plain_tensors(tensor):
                 storage = part.untyped_storage()
-                if storage._cdata not in ignored:
-                    # The weak reference keeps the address from being given to another storage.
-                    entry = storages.setdefault(storage._cdata, _Storage(StorageWeakRef(storage)))
+                if storage not in ignored:
+                    views = storages.setdefault(storage, {})
                     view = (part.storage_offset(), tuple(sorted(zip(part.stride(), part.shape))))
-                    if view not in entry.views:
-                        entry.views[view] = (part.shape, part.dtype, tracker.module, *saver_of(part))
-            # An output that packed itself would hold the graph that holds it, for ever.
+                    if view not in views:
+                        views[view] = (part.shape, part.dtype, tracker.module, *tracker.saver_of(part))
+            # An output that is saved itself would hold the graph that holds it: a leak.
             return tensor.detach() if tensor.requires_grad else tensor
 
         with saved_tensors_hooks(pack, lambda tensor: tensor):
             yield ledger
 
-    alive = ledger.storages()
-    for key, entry in storages.items():
-        if alive.get(key):
-            ledger.saved.extend(_shares(entry, alive[key]))
+    for storage, views in storages.items():
+        ledger.saved.extend(_shares(views, storage.nbytes()))
 
 
-def _shares(entry: _Storage, left: int) -> Iterator[SavedTensor]:
+def _shares(views: dict[tuple, tuple], left: int) -> Iterator[SavedTensor]:
     """Divide one storage's bytes, ``left``, among the different views of it that were saved.
 
-    Each view gets its own elements' bytes, as far as the storage reaches; what no view shows
-    is kept alive all the same, and is a line of its own.
+    Each view gets the bytes of its elements, as far as the storage reaches.  Bytes that no view
+    covers are kept alive too, and get a line of their own.
     """
-    for shape, dtype, module, op, argument, line in entry.views.values():
+    for shape, dtype, module, op, argument, line in views.values():
         share = min(left, shape.numel() * dtype.itemsize)
         left -= share
         if share:
             yield SavedTensor(module, op, argument, tuple(shape), dtype, share, line)
     if left:
-        shape, dtype, module, op, argument, line = next(iter(entry.views.values()))
+        shape, dtype, module, op, argument, line = next(iter(views.values()))
         unseen = (left // dtype.itemsize,)
         yield SavedTensor(module, op, f"{argument} (rest of its storage)".strip(), unseen, dtype, left, line)
 
 
-def bytes_now(ref: StorageWeakRef) -> int:
-    """Bytes that a storage has now: 0 once it is gone, or has been emptied."""
-    storage = torch.UntypedStorage._new_with_weak_ptr(ref.cdata)
-    return 0 if storage is None else storage.nbytes()
+def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
+    """The storages that hold the data of ``tensors``, held weakly."""
+    return WeakSet(part.untyped_storage() for tensor in tensors for part in plain_tensors(tensor))
 
 
 def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:

@@ -1,4 +1,4 @@
-"""Take away what hides communication, to see how much it hides."""
+"""Switch off the overlap of communication and computation, to see what it hides."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _STARTED = ("start_all_gather", "start_reduce_scatter", "start_all_reduce")
 
 @contextmanager
 def without_overlap() -> Iterator[None]:
-    """In the block, backward of the column-parallel linears waits for each exchange as soon as it has started it.
+    """In the block, backward of the column-parallel linears waits for each collective right after starting it.
 
-    The same exchanges and the same products in the same order; only nothing runs beside anything.
+    The same collectives and products run in the same order, but nothing overlaps.
     """
     with ExitStack() as stack:
         for name in _STARTED:
@@ -24,8 +24,8 @@ def without_overlap() -> Iterator[None]:
 
 
 def _waiting(start: Callable) -> Callable:
-    def start_and_wait(x, tp):
-        pending = start(x, tp)
+    def start_and_wait(x, tp, **options):
+        pending = start(x, tp, **options)
         pending.wait()
         return pending
 

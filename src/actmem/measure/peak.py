@@ -1,30 +1,29 @@
 """The most bytes that live at once during forward and backward, and what outlives forward.
 
-On a GPU the allocator knows, to the byte.  On a CPU every operation's results are noted and
-looked at again after each later operation; what a kernel allocates and frees inside itself is
-not seen there.
+On a GPU the allocator knows, to the byte.  On a CPU each operation's results are noted, and after
+every later operation those still alive are added up; memory that a kernel allocates and frees
+inside itself is not seen.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
-from actmem.measure.ledger import bytes_now, plain_tensors
+from actmem.measure.ledger import plain_tensors, storages_of
+from actmem.torch_private import TorchDispatchMode, tree_leaves
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes beyond those before forward: parameters, and a leaf input, exist already.
+    """Bytes beyond those that existed before forward (parameters and a leaf input).
 
-    peak_bytes: the most at once, gradients of parameters included.  allocated_bytes: what
-    the GPU's allocator set aside for what outlives forward, in blocks of 512 bytes or more;
-    requested_bytes: what it was asked for.  Both None on a CPU: there the census tells.
+    peak_bytes: the most at once, including gradients of parameters.  allocated_bytes: what the
+    GPU's allocator reserved for what outlives forward, in blocks of 512 bytes or more;
+    requested_bytes: what was requested of it.  Both are None on a CPU: use the census there.
     """
 
     peak_bytes: int
@@ -35,8 +34,8 @@ class Memory:
 def measure_memory(module: nn.Module, leaf: Tensor) -> Memory:
     """Memory of one forward and backward of ``module`` on a copy of ``leaf``.
 
-    The copy stands for the output of the layer before: it counts exactly as long as it lives.
-    Run the module once before, so that what is made only once does not count.
+    The copy plays the output of the layer before: it counts exactly as long as it lives.  Run the
+    module once first, so that what is allocated only once does not count.
     """
     clear_gradients(module, leaf)
     measured = _on_cuda(module, leaf) if leaf.is_cuda else _on_cpu(module, leaf)
@@ -45,7 +44,7 @@ def measure_memory(module: nn.Module, leaf: Tensor) -> Memory:
 
 
 def clear_gradients(module: nn.Module, leaf: Tensor) -> None:
-    """Let all gradients go."""
+    """Free all gradients."""
     leaf.grad = None
     for parameter in module.parameters():
         parameter.grad = None
@@ -68,8 +67,7 @@ def _on_cuda(module: nn.Module, leaf: Tensor) -> Memory:
 
 
 def _on_cpu(module: nn.Module, leaf: Tensor) -> Memory:
-    existing = (leaf, *module.parameters(), *module.buffers())
-    with _LiveStorages({part.untyped_storage()._cdata for tensor in existing for part in plain_tensors(tensor)}) as live:
+    with _LiveStorages(storages_of(leaf, *module.parameters(), *module.buffers())) as live:
         _run(module, leaf)
     return Memory(live.peak_bytes)
 
@@ -80,11 +78,12 @@ def _run(module: nn.Module, leaf: Tensor) -> None:
 
 
 class _LiveStorages(TorchDispatchMode):
-    """Notes the storage of every result, and after every operation adds up those that are still there."""
+    """Notes the storage of every result, and after every operation adds up those still alive."""
 
-    def __init__(self, ignored: set[int]):
+    def __init__(self, ignored: WeakSet[torch.UntypedStorage]):
         super().__init__()
-        self._ignored, self._refs = ignored, {}
+        self._ignored = ignored
+        self._live: WeakSet[torch.UntypedStorage] = WeakSet()
         self.peak_bytes = 0
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -92,10 +91,7 @@ class _LiveStorages(TorchDispatchMode):
         for tensor in tree_leaves(result):
             for part in plain_tensors(tensor) if isinstance(tensor, Tensor) else ():
                 storage = part.untyped_storage()
-                if storage._cdata not in self._ignored:
-                    # The weak reference keeps the address from being given to another storage.
-                    self._refs.setdefault(storage._cdata, StorageWeakRef(storage))
-        sizes = {key: bytes_now(ref) for key, ref in self._refs.items()}
-        self._refs = {key: ref for key, ref in self._refs.items() if not ref.expired()}
-        self.peak_bytes = max(self.peak_bytes, sum(sizes.values()))
+                if storage not in self._ignored:
+                    self._live.add(storage)
+        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self._live))
         return result

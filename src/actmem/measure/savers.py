@@ -1,23 +1,36 @@
 """Who is saving a tensor: the running module, the operation, the argument, the line of code.
 
 A saved-tensor hook is told nothing but the tensor.  It is called from inside the operation,
-though, so the Python stack above it says the rest: either a torch function, seen through
-OperationTracker, or ``apply`` of an autograd Function.
+though, so the Python stack above it says the rest: OperationTracker leaves a frame there for each
+torch function, and for ``apply`` of each autograd Function.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from contextlib import ExitStack
 from types import FrameType
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
-_TORCH = os.path.dirname(torch.__file__)
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
-_FUNCTION_APPLY = torch.autograd.Function.apply.__func__.__code__
+from actmem.measure.replace import replaced
+from actmem.torch_private import is_traceable_wrapper_subclass
+
+#: Frames in these folders are no line of the user's.
+_NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
+UNKNOWN = "unknown"
+
+
+def _run(func: Callable, call: Callable, args: tuple, kwargs: dict):
+    """The frame that ``saver_of`` looks for: the torch function or the autograd Function, and its arguments."""
+    return call(*args, **kwargs)
 
 
 class OperationTracker(TorchFunctionMode):
@@ -27,6 +40,8 @@ class OperationTracker(TorchFunctionMode):
         super().__init__()
         self._names = {id(child): name for name, child in module.named_modules()}
         self._running: list[str] = []
+        self._handed_over: tuple[str, WeakSet[torch.UntypedStorage]] = "", WeakSet()
+        self._patches = ExitStack()
 
     @property
     def module(self) -> str:
@@ -34,15 +49,18 @@ class OperationTracker(TorchFunctionMode):
         return self._running[-1] if self._running else ""
 
     def __enter__(self):
-        self._handles = [
-            torch.nn.modules.module.register_module_forward_pre_hook(self._enter_module),
-            torch.nn.modules.module.register_module_forward_hook(self._leave_module, always_call=True),
-        ]
+        hooks = torch.nn.modules.module
+        for handle in (
+            hooks.register_module_forward_pre_hook(self._enter_module),
+            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+        ):
+            self._patches.callback(handle.remove)
+        self._patches.enter_context(replaced(Function, "apply", _seen))
+        self._patches.enter_context(replaced(FunctionCtx, "save_for_backward", self._note_handed_over))
         return super().__enter__()
 
     def __exit__(self, *error):
-        for handle in self._handles:
-            handle.remove()
+        self._patches.close()
         return super().__exit__(*error)
 
     def _enter_module(self, module, args) -> None:
@@ -52,43 +70,61 @@ class OperationTracker(TorchFunctionMode):
         self._running.pop()
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return func(*args, **(kwargs or {}))
+        return _run(func, func, args, kwargs or {})
+
+    def _note_handed_over(self, save_for_backward: Callable) -> Callable:
+        def note(ctx, *tensors):
+            storages = [storage for storage in map(_storage_of, tensors) if storage is not None]
+            self._handed_over = type(ctx).__name__.removesuffix("Backward"), WeakSet(storages)
+            return save_for_backward(ctx, *tensors)
+
+        return note
+
+    def saver_of(self, tensor: Tensor) -> tuple[str, str, str]:
+        """Operation, argument and line of the call that is saving ``tensor`` right now.
+
+        Call it from a saved-tensor hook.  A Function whose ``apply`` was looked up before this tracker
+        began (``square = Square.apply``) leaves no frame: then it is the one that handed ``tensor``
+        over last, and the argument is "unknown".  So is an operation that nothing tells.
+        """
+        name, handed_over = self._handed_over
+        op, argument = (name, UNKNOWN) if _storage_of(tensor) in handed_over else (UNKNOWN, "")
+        line, found = "", False
+        # One frame at a time: a list of them would hold this frame, and with it all their variables.
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None:
+            code = frame.f_code
+            if code is _run.__code__ and not found:
+                func, args, kwargs = (frame.f_locals[name] for name in ("func", "args", "kwargs"))
+                op, argument = getattr(func, "__name__", UNKNOWN), _argument_of(tensor, args, kwargs)
+                line, found = "", True
+            elif not line and not code.co_filename.startswith(_NOT_THEIRS):
+                line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
+            frame = frame.f_back
+        return op, argument, line
 
 
-_HANDLER = OperationTracker.__torch_function__.__code__
+def _seen(apply) -> classmethod:
+    """``apply`` of all autograd Functions, with a frame of ours around it: from torch 2.14 on it has none."""
+    return classmethod(lambda cls, *args, **kwargs: _run(cls, apply.__get__(None, cls), args, kwargs))
 
 
-def saver_of(tensor: Tensor) -> tuple[str, str, str]:
-    """Operation, argument and line of the call that is saving ``tensor`` right now.
-
-    Call it from a saved-tensor hook, inside an OperationTracker.
-    """
-    op = argument = ""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if not op and frame.f_code is _HANDLER:
-            func, args, kwargs = (frame.f_locals[name] for name in ("func", "args", "kwargs"))
-            op, argument = func.__name__, _argument_of(tensor, args, kwargs)
-        elif not op and frame.f_code is _FUNCTION_APPLY:
-            op = frame.f_locals["cls"].__name__
-            argument = _argument_of(tensor, frame.f_locals["args"], frame.f_locals["kwargs"])
-        elif op and not frame.f_code.co_filename.startswith(_TORCH):
-            return op, argument, f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back
-    return op, argument, ""
-
-
-def _argument_of(tensor: Tensor, args: tuple, kwargs: dict | None) -> str:
+def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
     """Which argument ``tensor`` is: the same view of the same storage, or else the same storage."""
-    named = [(str(i), arg) for i, arg in enumerate(args)] + list((kwargs or {}).items())
-    tensors = [(name, arg) for name, arg in named if isinstance(arg, Tensor) and not _is_wrapper(arg)]
-    storage = tensor.untyped_storage()._cdata
-    same = [(name, arg) for name, arg in tensors if arg.untyped_storage()._cdata == storage]
+    storage = _storage_of(tensor)
+    named = [(str(i), arg) for i, arg in enumerate(args)] + list(kwargs.items())
+    same = [(name, arg) for name, arg in named if storage is not None and _storage_of(arg) is storage]
     for name, arg in same:
         if (arg.storage_offset(), arg.shape, arg.stride()) == (tensor.storage_offset(), tensor.shape, tensor.stride()):
             return name
     return same[0][0] if same else ""
 
 
-def _is_wrapper(tensor: Tensor) -> bool:
-    return torch.utils._python_dispatch.is_traceable_wrapper_subclass(tensor)
+def _storage_of(value: object) -> torch.UntypedStorage | None:
+    """A tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
+    if not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value):
+        return None
+    try:
+        return value.untyped_storage()
+    except RuntimeError:
+        return None

@@ -1,9 +1,9 @@
-"""Medians, quartiles, and how far a median of few noisy samples can be trusted."""
+"""Medians, quartiles, and how much to trust the median of a few noisy samples."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import comb
 from statistics import median, quantiles
 
@@ -21,13 +21,13 @@ class Spread:
 
     @property
     def margin(self) -> float:
-        """Half the width of the interval: what stands behind ±."""
+        """Half the width of the interval: the number after ±."""
         return (self.high - self.low) / 2
 
     def times(self, factor: float) -> Spread:
         """Of the same samples, each multiplied by a positive factor."""
-        *numbers, count = astuple(self)
-        return Spread(*(factor * number for number in numbers), count)
+        scaled = {name: factor * value for name, value in asdict(self).items() if name != "count"}
+        return replace(self, **scaled)
 
 
 def spread(samples: Sequence[float]) -> Spread:
@@ -39,15 +39,15 @@ def spread(samples: Sequence[float]) -> Spread:
 
 
 def ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Each sample over the base's sample of the same round: what slowed both down cancels out."""
+    """Each sample divided by the base's sample of the same round, so that what slowed both cancels."""
     return [sample / other for sample, other in zip(samples, base, strict=True)]
 
 
 def noise_of(twin_ratios: Sequence[float]) -> float:
     """How far from 1 the ratio of a candidate to itself can lie, as a share.
 
-    twin_ratios: the same candidate's second run over its first, by round.  The true ratio is 1,
-    so all that its interval says beside that is noise.
+    twin_ratios: the same candidate's second run over its first, by round.  The true ratio is 1, so
+    whatever else its interval covers is noise.
     """
     found = spread(twin_ratios)
     return max(abs(found.low - 1), abs(found.high - 1))
@@ -55,7 +55,7 @@ def noise_of(twin_ratios: Sequence[float]) -> float:
 
 def is_real(ratio: Spread, noise: float) -> bool:
     """True if a ratio differs from 1 by more than the noise and more than half its own interval,
-    and that interval lies on one side of 1.  Fewer than 6 samples never say so much."""
+    and that interval lies on one side of 1.  Never true of fewer than 6 samples."""
     return ratio.count >= 6 and abs(ratio.median - 1) > max(noise, ratio.margin) and (ratio.low > 1 or ratio.high < 1)
 
 

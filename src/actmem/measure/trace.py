@@ -1,39 +1,40 @@
-"""A profiler trace with the paper's names on it: f, f_bar, g, g_bar, core attention recompute.
+"""A profiler trace that shows the paper's names: f, f_bar, g, g_bar, core attention recompute.
 
-The names are put around the functions only while a trace is recorded, so that they cost nothing
-otherwise.
+The functions are wrapped only while a trace is recorded, so the names cost nothing otherwise.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
-from actmem import recompute
 from actmem.measure.clock import Work
 from actmem.measure.replace import replaced
 from actmem.model.attention import CoreAttention, SelfAttention
 from actmem.model.mlp import MLP
-from actmem.parallel import conjugates, linear
-from actmem.parallel.rng import DropoutMask, _Drop
+from actmem.parallel import conjugates, linear, rng
+from actmem.recompute import around_second_runs
 
-#: Where each range is put: owner, name of the function, name of the range.
+#: What to wrap: owner, name of the function, name of the range.
 _RANGES = (
-    (conjugates._F, "forward", "f"),
-    (conjugates._F, "backward", "f backward: all-reduce"),
-    (conjugates._FBar, "forward", "f_bar: all-reduce"),
-    (conjugates._FBar, "backward", "f_bar backward"),
-    (conjugates._G, "forward", "g: all-gather"),
-    (conjugates._G, "backward", "g backward: reduce-scatter"),
-    (conjugates._GBar, "forward", "g_bar: reduce-scatter"),
-    (conjugates._GBar, "backward", "g_bar backward: all-gather"),
-    (linear._GatherInBackward, "forward", "f or g, and linear"),
-    (linear._GatherInBackward, "backward", "f or g, and linear: backward"),
-    # Inside the two above; what is only started here runs on beside the matrix products.
+    (conjugates.FUNCTIONS["f"], "forward", "f"),
+    (conjugates.FUNCTIONS["f"], "backward", "f backward: all-reduce"),
+    (conjugates.FUNCTIONS["f_bar"], "forward", "f_bar: all-reduce"),
+    (conjugates.FUNCTIONS["f_bar"], "backward", "f_bar backward"),
+    (conjugates.FUNCTIONS["g"], "forward", "g: all-gather"),
+    (conjugates.FUNCTIONS["g"], "backward", "g backward: reduce-scatter"),
+    (conjugates.FUNCTIONS["g_bar"], "forward", "g_bar: reduce-scatter"),
+    (conjugates.FUNCTIONS["g_bar"], "backward", "g_bar backward: all-gather"),
+    (linear.FUNCTIONS["column_parallel"], "forward", "f or g, and linear"),
+    (linear.FUNCTIONS["column_parallel"], "backward", "f or g, and linear: backward"),
+    # Inside the two above.  What is only started here overlaps the matrix products.
     (linear, "all_gather", "g: all-gather"),
     (linear, "start_all_gather", "g again for the weight gradient: start all-gather"),
     (linear, "start_reduce_scatter", "g backward: start reduce-scatter"),
@@ -42,28 +43,28 @@ _RANGES = (
     (CoreAttention, "forward", "core attention"),
     (MLP, "forward", "MLP"),
     (nn.LayerNorm, "forward", "layer norm"),
-    (DropoutMask, "forward", "draw dropout mask"),
-    (_Drop, "forward", "dropout"),
-    (_Drop, "backward", "dropout backward"),
+    (rng.DropoutMask, "forward", "draw dropout mask"),
+    (rng.FUNCTIONS["drop"], "forward", "dropout"),
+    (rng.FUNCTIONS["drop"], "backward", "dropout backward"),
 )
 
 
 @contextmanager
 def paper_ranges() -> Iterator[None]:
-    """Put the paper's names on what runs in the block, as ranges of torch's profiler."""
+    """Show what runs in the block under the paper's names, as ranges of torch's profiler."""
     with ExitStack() as stack:
         for owner, name, text in _RANGES:
             stack.enter_context(replaced(owner, name, _named(text)))
-        stack.enter_context(replaced(recompute._Region, "_run_again", _named_second_run))
+        stack.enter_context(around_second_runs(_second_run_range))
         yield
 
 
 def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> None:
-    """Run each candidate once and write what ran when to ``path``, for https://ui.perfetto.dev.
+    """Run each candidate once and write a trace to ``path``, for https://ui.perfetto.dev.
 
-    Every rank must call it; those without a path write nothing.
+    Every rank must call it; a rank without a path writes nothing.
     """
-    for work in candidates.values():  # what is made once is no part of a step
+    for work in candidates.values():  # so that one-time work is not part of a step
         work.backward(work.forward())
         work.finish()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
@@ -77,7 +78,13 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
             del output
             work.finish()
     if path is not None:
-        recorded.export_chrome_trace(str(path))
+        with TemporaryDirectory() as folder:  # torch doesn't say when a disk is full
+            exported = Path(folder) / "trace.json"
+            recorded.export_chrome_trace(str(exported))
+            contents = exported.read_bytes()
+        if not contents.rstrip().endswith(b"}"):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
+        path.write_bytes(contents)
 
 
 def _named(text: str) -> Callable[[Callable], Callable]:
@@ -91,10 +98,6 @@ def _named(text: str) -> Callable[[Callable], Callable]:
     return make
 
 
-def _named_second_run(run_again):
-    def run(region):
-        what = "core attention" if isinstance(region.function, CoreAttention) else "layer"
-        with record_function(f"{what} recompute"):
-            run_again(region)
-
-    return run
+def _second_run_range(function: Callable) -> record_function:
+    what = "core attention" if isinstance(function, CoreAttention) else "layer"
+    return record_function(f"{what} recompute")

@@ -6,22 +6,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Recompute, check_divides
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask, DropoutStreams
+from actmem.parallel.weights import child_seed, fresh_seed
 from actmem.recompute import checkpoint
 
 
-def causal_mask(seq_length: int, device: torch.device | str) -> Tensor:
-    """``[s, s]`` bool, True where a query may not look: keys after its own position."""
-    return torch.ones(seq_length, seq_length, dtype=torch.bool, device=device).triu_(1)
+def causal_mask(seq_length: int, device: torch.device | str, dtype: torch.dtype = torch.bool) -> Tensor:
+    """``[s, s]``, which marks the keys that a query may not see: those after its own position.
+
+    dtype: bool holds True there, 1 byte an element.  A floating dtype holds -inf there and 0
+    elsewhere, which is what attention adds to the scores: make it once for many layers and steps.
+    """
+    hidden = torch.ones(seq_length, seq_length, dtype=torch.bool, device=device).triu_(1)
+    return hidden if dtype is torch.bool else _as_scores(hidden, dtype)
+
+
+def _as_scores(hidden: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, float("-inf"))
 
 
 class CoreAttention(nn.Module):
     """The region that selective recomputation drops: QKᵀ, softmax, dropout, attention over V.
 
-    In: q, k, v ``[b·a/t, s, h/a]`` and the mask ``[s, s]``.  Out: ``[b·a/t, s, h/a]``.
+    In: q, k, v ``[b·a/t, s, h/a]`` and a mask ``[s, s]`` from ``causal_mask``, of bool or of q's
+    dtype (bool costs one pass over ``[s, s]`` more in every run).  Out: ``[b·a/t, s, h/a]``.
     Keeps, in 16 bits, 6sbh/t (Q, K, V) and 5as²b/t (softmax output, dropout mask, dropout
     output).  Source: 2205.05198 section 4.1 and figure 3.
     """
@@ -32,9 +43,9 @@ class CoreAttention(nn.Module):
         self.dropout_mask = DropoutMask(p, generator)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
-        # -inf is added by the matrix product itself.  Where it is, the softmax output is 0 and so is
-        # the gradient of the scores: backward needs no mask, and none is kept.
-        hidden = q.new_zeros(mask.shape).masked_fill_(mask, float("-inf"))
+        # The matrix product itself adds -inf.  There the softmax output is 0 and so is the gradient
+        # of the scores: backward needs no mask, and none is kept.
+        hidden = mask.to(q.dtype) if mask.is_floating_point() else _as_scores(mask, q.dtype)
         scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=self.scale)
         weights = F.softmax(scores, dim=-1)  # [b·a/t, s, s]
         return torch.bmm(self.dropout_mask(weights).drop(weights), v)
@@ -45,26 +56,38 @@ class SelfAttention(nn.Module):
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the
     QKV weight are ordered head by head, ``[a, 3, h/a]``, so that cutting them into t equal
-    blocks gives each rank the Q, K and V of the same heads.
+    blocks gives each rank the Q, K and V of the same heads.  seed: see ``weights.draw_normal``.
+    Raises ConfigError if t does not divide a.
     """
 
-    def __init__(self, shape: ModelShape, tp: TensorParallel, p: float, streams: DropoutStreams, recompute: str, **factory):
+    def __init__(
+        self,
+        shape: ModelShape,
+        tp: TensorParallel,
+        p: float,
+        streams: DropoutStreams,
+        recompute: Recompute,
+        *,
+        seed: int | None = None,
+        **factory,
+    ):
         super().__init__()
-        h = shape.hidden_size
+        check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", tp.size)
+        h, seed = shape.hidden_size, fresh_seed() if seed is None else seed
         self.head_size, self.recompute = shape.head_size, recompute
-        self.qkv = ColumnParallelLinear(h, 3 * h, tp, **factory)
-        # The ranks hold different heads, so their dropout must differ.
+        self.qkv = ColumnParallelLinear(h, 3 * h, tp, seed=child_seed(seed, "qkv"), **factory)
+        # The ranks hold different heads, so their dropout masks must differ.
         self.core = CoreAttention(shape.head_size, p, streams.sharded)
         self.generator = streams.sharded
-        self.projection = RowParallelLinear(h, h, tp, **factory)
+        self.projection = RowParallelLinear(h, h, tp, seed=child_seed(seed, "projection"), **factory)
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
         qkv = self.qkv(x)  # [s, b, 3h/t]
         s, b, _ = qkv.shape
         # [s, b·a/t, 3, d]: three views of one tensor, no copy
         q, k, v = (part.transpose(0, 1) for part in qkv.view(s, -1, 3, self.head_size).unbind(2))
-        if self.recompute in ("selective", "paper-selective"):
-            stop_early = self.recompute == "selective"
+        if self.recompute.region == "core":
+            stop_early = self.recompute.stop_early
             context = checkpoint(self.core, q, k, v, mask, generators=[self.generator], stop_early=stop_early)
         else:
             context = self.core(q, k, v, mask)

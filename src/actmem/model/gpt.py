@@ -5,16 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from actmem.config import ConfigError, ModelShape, check_divides
+from actmem.config import ConfigError, ModelShape, Recompute, check_divides, check_vocab_size
 from actmem.model.attention import causal_mask
-from actmem.model.layer import TransformerLayer, parallel_layer_norm
+from actmem.model.layer import ParallelLayerNorm, TransformerLayer, check_length
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import column_parallel, mark_partial_gradient
+from actmem.parallel.linear import column_parallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
 
 
-class GPT(nn.Module):
+class GPT(ParallelModule):
     """Embedding, layers, final layer norm, output layer and loss; or a range of the layers.
 
     layers: numbers of the layers held here, default all.  The part with layer 0 also
@@ -24,13 +25,15 @@ class GPT(nn.Module):
 
     ``forward(x)`` takes token ids ``[b, s]`` on the first part and activations on the others,
     and gives logits ``[s, b, v/t]`` on the last and activations on the others; activations are
-    ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  ``loss(logits, targets)`` ends it.
+    ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  ``loss(logits, targets)`` is the
+    last step.  Sequences may be shorter than s; t must divide their length under sequence parallelism.
     Beyond its layers it keeps what 2205.05198 section 4.3 lists: the embedding's dropout
     mask, and on the last part the final norm's input, the output layer's input, the logits.
 
-    Weights come from torch's default generator: ranks with one seed draw the same shards, ranks with
-    different seeds different position tables.  To train, fill all ranks from one unsharded
-    model with ``load_dense``.
+    seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every
+    dtype starts from one model, drawn shard by shard (see ``parallel.weights``).  torch's default
+    generator plays no part.  Raises ConfigError if t does not divide the vocabulary (see
+    ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
     """
 
     def __init__(
@@ -39,38 +42,46 @@ class GPT(nn.Module):
         tp: TensorParallel = TensorParallel(),
         *,
         layers: range | None = None,
-        recompute: str = "none",
+        recompute: Recompute | str = "none",
         p: float = 0.1,
         seed: int = 1234,
         **factory,
     ):
         super().__init__()
-        check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", tp.size)
+        check_vocab_size(shape.vocab_size, tp.size)
         layers = range(shape.num_layers) if layers is None else layers
         if not layers or layers.step != 1 or layers[0] < 0 or layers[-1] >= shape.num_layers:
             raise ConfigError("layers", f"{layers} must be a part of range(0, {shape.num_layers})")
         self.shape, self.tp = shape, tp
         self.is_first, self.is_last = layers[0] == 0, layers[-1] == shape.num_layers - 1
         device = factory.get("device") or "cpu"
-        # Another seed for each part, or two stages would repeat one pattern.
+        # A different seed for each part, or two stages would draw the same masks.
         streams = DropoutStreams(seed + 7919 * layers[0], tp, device)
         if self.is_first or self.is_last:
-            self.words = VocabParallelEmbedding(shape.vocab_size, shape.hidden_size, tp, **factory)
+            self.words = VocabParallelEmbedding(
+                shape.vocab_size, shape.hidden_size, tp, seed=child_seed(seed, "words"), **factory
+            )
         if self.is_first:
             self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **factory))
-            nn.init.normal_(self.positions, std=0.02)
-            mark_partial_gradient(self.positions, tp)
+            draw_normal(self.positions, tp, child_seed(seed, "positions"))
             block_stream = streams.sharded if tp.sequence_parallel else streams.replicated
             self.embedding_dropout = DropoutMask(p, block_stream)
+        modes = {"recompute": recompute, "p": p, "streams": streams, **factory}
         self.layers = nn.ModuleDict(
-            {str(i): TransformerLayer(shape, tp, recompute=recompute, p=p, streams=streams, **factory) for i in layers}
+            {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}
         )
-        # One mask for all layers, made once: a constant, so no activation.
-        self.register_buffer("mask", causal_mask(shape.seq_length, device), persistent=False)
+        # One mask for all layers and steps: a constant, so not an activation.
+        mask = causal_mask(shape.seq_length, device, factory.get("dtype") or torch.get_default_dtype())
+        self.register_buffer("mask", mask, persistent=False)
         if self.is_last:
-            self.final_norm = parallel_layer_norm(shape.hidden_size, tp, **factory)
+            self.final_norm = ParallelLayerNorm(shape.hidden_size, tp, **factory)
             self.output = OutputLayer(tp)
             self.cross_entropy = VocabParallelCrossEntropy(tp)
+        self.mark_parameters()
+
+    def mark_parameters(self) -> None:
+        if self.is_first:
+            mark_partial_gradient(self.positions, self.tp)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_first:
@@ -81,13 +92,16 @@ class GPT(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids ``[b, s]`` to activations: word + position, then dropout."""
+        length = check_length(tokens.shape[1], self.shape.seq_length)
+        if self.tp.sequence_parallel:
+            check_divides("sequence length", length, "tensor_parallel_size", self.tp.size)
         x = self.words(tokens.t())
         first = self.tp.rank * x.shape[0] if self.tp.sequence_parallel else 0
         x = x + self.positions[first : first + x.shape[0]].unsqueeze(1)
         return self.embedding_dropout(x).drop(x)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy of logits ``[s, b, v/t]`` against target ids ``[b, s]``: a scalar."""
+        """Mean cross entropy of logits ``[s, b, v/t]`` and target ids ``[b, s]``, without targets of -100: a scalar."""
         return self.cross_entropy(logits, targets.t())
 
 

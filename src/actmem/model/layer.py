@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from actmem.config import ModelShape, Parallel, check_layer, check_recompute
+from actmem.config import ConfigError, ModelShape, Parallel, Recompute, check_layer
 from actmem.model.attention import SelfAttention, causal_mask
 from actmem.model.mlp import MLP
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import mark_partial_gradient
 from actmem.parallel.rng import DropoutMask, DropoutStreams
+from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, mark_partial_gradient
 from actmem.recompute import checkpoint
 
 
@@ -17,8 +17,12 @@ class TransformerLayer(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    recompute: one of config.RECOMPUTE_MODES.  Keeps what formulas.activations.layer_rows
-    lists, and formulas.extras beside it.  Raises ConfigError where t cannot share the layer.
+    recompute: a config.Recompute, or its name.  Keeps what formulas.activations.layer_rows
+    lists, and formulas.extras beside it.  seed: of the weights and of the dropout streams, if none
+    are given; None takes the next number of torch's default CPU generator, which then must be in
+    the same state on all t ranks.  Sequences may be shorter than s.  Raises ConfigError if t ranks
+    can't share the layer, or on a longer sequence.  torch.compile works; dropout and what is
+    recomputed stay eager.
     """
 
     def __init__(
@@ -26,48 +30,67 @@ class TransformerLayer(nn.Module):
         shape: ModelShape,
         tp: TensorParallel = TensorParallel(),
         *,
-        recompute: str = "none",
+        recompute: Recompute | str = "none",
         p: float = 0.1,
         streams: DropoutStreams | None = None,
+        seed: int | None = None,
         **factory,
     ):
         super().__init__()
         check_layer(shape, Parallel(tp.size, tp.sequence_parallel))
-        self.recompute = check_recompute(recompute)
-        self.streams = streams or DropoutStreams(seed=1234, tp=tp, device=factory.get("device") or "cpu")
+        self.recompute = Recompute.of(recompute)
+        seed = fresh_seed() if seed is None else seed
+        device = factory.get("device") or "cpu"
+        self.streams = streams or DropoutStreams(child_seed(seed, "dropout"), tp, device)
         # After f_bar every rank holds the same tokens; after g_bar each holds its own.
         block_stream = self.streams.sharded if tp.sequence_parallel else self.streams.replicated
-        self.norm1 = parallel_layer_norm(shape.hidden_size, tp, **factory)
-        self.attention = SelfAttention(shape, tp, p, self.streams, recompute, **factory)
+        self.norm1 = ParallelLayerNorm(shape.hidden_size, tp, **factory)
+        self.attention = SelfAttention(
+            shape, tp, p, self.streams, self.recompute, seed=child_seed(seed, "attention"), **factory
+        )
         self.attention_dropout = DropoutMask(p, block_stream)
-        self.norm2 = parallel_layer_norm(shape.hidden_size, tp, **factory)
-        self.mlp = MLP(shape, tp, **factory)
+        self.norm2 = ParallelLayerNorm(shape.hidden_size, tp, **factory)
+        self.mlp = MLP(shape, tp, seed=child_seed(seed, "mlp"), **factory)
         self.mlp_dropout = DropoutMask(p, block_stream)
-        self.seq_length = shape.seq_length
+        self.seq_length, self.ranks_of_sequence = shape.seq_length, tp.size if tp.sequence_parallel else 1
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """mask: from ``causal_mask``, when several layers share one; else the layer makes its own."""
-        if self.recompute not in ("full", "paper-full"):
+        """mask: from ``causal_mask``, made once for many layers; without one the layer makes its own."""
+        if self.recompute.region != "layer":
             return self._forward(x, mask)
         inputs = (x,) if mask is None else (x, mask)
         generators = [self.streams.replicated, self.streams.sharded]
-        return checkpoint(self._forward, *inputs, generators=generators, stop_early=self.recompute == "full")
+        return checkpoint(self._forward, *inputs, generators=generators, stop_early=self.recompute.stop_early)
 
     def _forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        if mask is None:
-            mask = causal_mask(self.seq_length, x.device)
+        s = check_length(x.shape[0] * self.ranks_of_sequence, self.seq_length)
+        mask = causal_mask(s, x.device) if mask is None else mask[:s, :s]
         drop = self.attention_dropout(x)
         x = x + drop.drop(self.attention(self.norm1(x), mask))
-        # Drawn before the MLP, so that a second run of the layer ends before the MLP's last
+        # Drawn before the MLP, so that a second run of the layer can stop before the MLP's last
         # matrix product: backward reads the mask, not the product.
         drop = self.mlp_dropout(x)
         return x + drop.drop(self.mlp(self.norm2(x)))
 
 
-def parallel_layer_norm(hidden_size: int, tp: TensorParallel, **factory) -> nn.LayerNorm:
-    """A layer norm over h.  Keeps its input and two numbers a token; works on s/t tokens under
-    sequence parallelism, which leaves its own gradients partial."""
-    norm = nn.LayerNorm(hidden_size, **factory)
-    mark_partial_gradient(norm.weight, tp)
-    mark_partial_gradient(norm.bias, tp)
-    return norm
+class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
+    """A layer norm over h.  Keeps its input and two numbers a token.
+
+    Under sequence parallelism it sees s/t tokens, so its own gradients are partial.
+    """
+
+    def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
+        super().__init__(hidden_size, **factory)
+        self.tp = tp
+        self.mark_parameters()
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+        mark_partial_gradient(self.bias, self.tp)
+
+
+def check_length(length: int, seq_length: int) -> int:
+    """Return ``length`` if a model made for ``seq_length`` tokens takes it; raise ConfigError if not."""
+    if length > seq_length:
+        raise ConfigError("seq_length", f"the model was made for {seq_length} tokens a sequence, got {length}")
+    return length

@@ -1,11 +1,11 @@
 """All-reduce, all-gather and reduce-scatter: out of place, along dimension 0.
 
-Dimension 0 is the sequence (activations are ``[s, b, h]``), so that no transpose is ever
-needed before or after a collective.  The caller's tensor is never written to.  Each comes in
-two forms: ``start_…`` returns at once, so that a matrix product can run beside it, and the
-plain form waits.  Only this file and ``gloo`` name torch's collectives.
+Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose
+before or after it.  None writes to the caller's tensor unless told to.  Each has two forms:
+``start_…`` returns at once, so that a matrix product can overlap it; the plain form waits.
+Only this file and ``gloo`` call torch's collectives.
 
-Nothing here is differentiable, and no result is part of a graph: see ``conjugates`` for that.
+These functions are not differentiable, and no result is part of a graph: see ``conjugates``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ torch_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 class Pending:
-    """A collective under way.  ``wait()`` gives its result; on CUDA only the stream waits."""
+    """A collective in progress.  ``wait()`` returns its result; on CUDA only the stream waits."""
 
     def __init__(self, result: Tensor, work: dist.Work | None):
         self._result, self._work = result, work
@@ -36,16 +36,19 @@ class Pending:
         return self._result
 
 
-def start_all_reduce(x: Tensor, tp: TensorParallel) -> Pending:
-    """Begin to sum ``x`` over the ranks: any shape in, the same shape out."""
+def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Pending:
+    """Start to sum ``x`` over the ranks: any shape in, the same shape out.
+
+    in_place: write the sum into ``x``, which saves a copy if nobody else reads ``x``.
+    """
     if tp.size == 1:
         return Pending(x, None)
-    result = x.detach().clone(memory_format=torch.contiguous_format)
+    result = x.detach().contiguous() if in_place else x.detach().clone(memory_format=torch.contiguous_format)
     return Pending(result, dist.all_reduce(result, group=tp.group, async_op=True))
 
 
 def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
-    """The largest over the ranks, element by element: any shape in, the same shape out."""
+    """The element-wise maximum over the ranks: any shape in, the same shape out."""
     if tp.size == 1:
         return x
     result = x.detach().clone(memory_format=torch.contiguous_format)
@@ -54,7 +57,7 @@ def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
-    """Begin to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
+    """Start to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
     if tp.size == 1:
         return Pending(x, None)
     result = x.new_empty((x.shape[0] * tp.size, *x.shape[1:]))
@@ -62,7 +65,7 @@ def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
 
 
 def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderWay:
-    """Begin to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out."""
+    """Start to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out."""
     if tp.size == 1:
         return Pending(x, None)
     if x.shape[0] % tp.size:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.distributed as dist
 
 #: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "tensor": {},
     "tensor+sequence": {"sequence_parallel": True},
     "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},
@@ -21,6 +22,8 @@ class TensorParallel:
     sequence_parallel: layer norms, dropouts and residuals hold s/t tokens on each rank.
     keep_gathered_input: the plain form of sequence parallelism, which keeps the gathered
     input of every column-parallel linear for backward.  It exists for comparison.
+
+    Copies of a module share its group, which can't be saved: save ``module.state_dict()``.
     """
 
     group: dist.ProcessGroup | None = None
@@ -28,6 +31,14 @@ class TensorParallel:
     rank: int = 0
     sequence_parallel: bool = False
     keep_gathered_input: bool = False
+
+    def __deepcopy__(self, memo: dict) -> TensorParallel:
+        return self  # frozen, and a process group has no copies
+
+    def __reduce__(self):
+        if self.group is not None:
+            raise TypeError("a process group can't be pickled: save module.state_dict() instead of the module")
+        return TensorParallel, (None, self.size, self.rank, self.sequence_parallel, self.keep_gathered_input)
 
 
 def tensor_parallel(

@@ -1,8 +1,8 @@
 """Which dropout draws must agree between ranks, and dropout that draws its mask early.
 
-A tensor that every rank holds whole must be dropped alike on every rank, or the replicas
-drift apart.  A tensor that the ranks share must be dropped differently, or every shard
-repeats one pattern.  So each rank has two streams of random numbers.
+Replicated tensors need the same dropout mask on every rank, or the replicas drift apart.
+Sharded tensors need a different mask on each rank, or every shard repeats one pattern.
+So each rank has two streams of random numbers.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import ConfigError
-from actmem.keep import Kept, keep
+from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
 
 
 class DropoutStreams:
-    """Two random-number generators on one device.
+    """Two random-number generators on one device, both seeded from ``seed``.
 
-    replicated: the same on all ranks of the group.  sharded: another one on each rank.
+    replicated: draws the same numbers on all ranks of the group, if ``seed`` is the same there.
+    sharded: draws different numbers on each rank.
     """
 
-    #: Distance between the seeds of neighbouring ranks' sharded streams; the replicated
-    #: stream uses the seed itself.
+    #: Between the seeds of neighbouring ranks' sharded streams; the replicated one uses the seed itself.
     RANK_STRIDE = 1009
 
     def __init__(self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu"):
@@ -34,54 +34,69 @@ class DropoutStreams:
 
 
 class DropoutMask(nn.Module):
-    """Draws and keeps a dropout mask; ``Mask.drop`` applies it later.
+    """Draws a dropout mask and keeps it for backward; ``Mask.drop`` applies it later.
 
-    Drawing apart from dropping lets a layer draw the mask before the matrix product whose
-    output it drops.  A checkpoint then finds everything that backward reads before that
-    product, and leaves the product out of its second run.
+    Drawing and dropping are separate steps so that a layer can draw the mask before the matrix
+    product whose output it drops.  A checkpoint has then seen everything that backward reads
+    before that product, and its second run can stop there.
 
-    In: a tensor of the mask's shape (only shape and device are read).  Keeps 1 byte an
-    element; nothing for p = 0.  p is rounded to 1/65536 (and the scale to match): one 64-bit draw
-    then makes four decisions, several times faster on a CPU than a draw for each.
+    In: a tensor of the mask's shape (only shape and device are read).  Keeps 1 byte an element;
+    draws and keeps nothing for p = 0 or after ``eval()``.  p is rounded to 1/65536, and the scale
+    with it: on a CPU one 64-bit draw then makes four decisions, several times faster than a draw
+    for each.  Raises ConfigError unless 0 <= p < 1.
     """
 
-    def __init__(self, p: float, generator: torch.Generator):
+    def __init__(self, p: float, generator: torch.Generator | None):
         super().__init__()
         if not 0 <= p < 1:
             raise ConfigError("p", f"must be at least 0 and less than 1, got {p}")
         self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
 
+    @stays_eager
     def forward(self, like: Tensor) -> Mask:
-        if self.num_dropped == 0:
+        if self.num_dropped == 0 or not self.training:
             return Mask(None, 1.0, None)
-        count = like.numel()
-        draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
-        draws.random_(-(2**63), None, generator=self.generator)  # all 64 bits
-        mask = _at_least(draws.view(torch.int16)[:count], self.num_dropped - 2**15).view(like.shape)
-        scale = 2**16 / (2**16 - self.num_dropped)
-        return Mask(mask, scale, keep(mask) if torch.is_grad_enabled() else None)
+        kept_share = 1 - self.num_dropped / 2**16
+        draw = _draw_on_cpu if like.device.type == "cpu" else _draw_in_one_pass
+        mask = draw(like, kept_share, self.generator)
+        return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
 
 
-def _at_least(draws: Tensor, limit: int) -> Tensor:
-    """``draws >= limit``; may write over ``draws``."""
-    if draws.device.type == "cpu":
-        # torch has vector instructions for results of the operands' type, not for bools.
-        return draws.ge_(limit).to(torch.bool)
-    return draws >= limit
+def _draw_on_cpu(like: Tensor, kept_share: float, generator: torch.Generator | None) -> Tensor:
+    count = like.numel()
+    draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
+    draws.random_(-(2**63), None, generator=generator)  # all 64 bits
+    # In place, because torch has vector instructions for results of the operands' type, not for bools.
+    kept = draws.view(torch.int16)[:count].ge_(2**15 - round(kept_share * 2**16))
+    return kept.to(torch.bool).view(like.shape)
+
+
+def _draw_in_one_pass(like: Tensor, kept_share: float, generator: torch.Generator | None) -> Tensor:
+    # A GPU is limited by what it writes: 1 byte an element and no intermediate tensor.
+    return torch.empty(like.shape, dtype=torch.bool, device=like.device).bernoulli_(kept_share, generator=generator)
 
 
 class Mask:
-    """A drawn mask.  It lives in autograd's hands after ``drop``, not in this object's."""
+    """A drawn mask, to be applied once.  After ``drop`` only autograd holds it."""
 
     def __init__(self, mask: Tensor | None, scale: float, kept: Kept | None):
         self._mask, self._scale, self._kept = mask, scale, kept
+        self._dropped = False
 
+    @stays_eager
     def drop(self, x: Tensor) -> Tensor:
-        """``x`` with the unmasked elements set to 0 and the others scaled by 1/(1−p)."""
-        mask, self._mask = self._mask, None
+        """``x`` with the unmasked elements set to 0 and the others scaled by 1/(1−p).
+
+        Raises RuntimeError the second time: draw another mask for another tensor.
+        """
+        if self._dropped:
+            raise RuntimeError("drop: this mask has been used; draw one for each tensor that is dropped")
+        mask, self._mask, self._dropped = self._mask, None, True
         if mask is None:
             return x
-        return _Drop.apply(x, mask, self._scale, self._kept, self._kept.anchor if self._kept and x.requires_grad else None)
+        return _Drop.apply(
+            x, mask, self._scale, self._kept, self._kept.anchor if self._kept and x.requires_grad else None
+        )
 
 
 class _Drop(Function):
@@ -102,3 +117,7 @@ def _drop(x: Tensor, mask: Tensor, scale: float) -> Tensor:
         return mask.view(torch.uint8).to(x.dtype).mul_(x).mul_(scale)
     # Written for gradients, but it is the same product, in a single kernel.
     return torch.ops.aten.native_dropout_backward(x, mask, scale)
+
+
+#: The autograd Function behind ``Mask.drop``, for tools that time or name it.
+FUNCTIONS = {"drop": _Drop}

@@ -1,8 +1,8 @@
 """The two ends of the model, with the vocabulary shared among the ranks: lookup and loss.
 
-Rank r holds the rows of v/t tokens of the embedding, from r·v/t on.  The output layer uses the
-same rows, so each rank makes the logits of its own tokens, and the loss is found without
-ever putting the logits of one position together (2205.05198 sections 3 and 4.3).
+Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same
+rows, so each rank computes the logits of its own part of the vocabulary, and the loss never needs
+all logits of one position on one rank (2205.05198 sections 3 and 4.3).
 """
 
 from __future__ import annotations
@@ -12,33 +12,42 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
 
+from actmem.config import ConfigError, check_vocab_size
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.weights import ParallelModule, draw_normal
+from actmem.torch_private import assert_async
 
 
-class VocabParallelEmbedding(nn.Module):
-    """Word vectors, ``weight`` ``[v/t, h]``.
+class VocabParallelEmbedding(ParallelModule):
+    """Word vectors, ``weight`` ``[v/t, h]``.  seed: see ``weights.draw_normal``.
 
     In: token ids ``[s, b]``.  Out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    Keeps a 4-byte copy of the ids, 4sb bytes.  v must be divisible by t.
+    Keeps a 4-byte copy of the ids, 4sb bytes.  Raises ConfigError if t does not divide v, or if
+    an id is not in 0 … v − 1 (on a GPU: a device-side assertion, which does not synchronise).
     """
 
-    def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel, **factory):
+    def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
-        self.weight = nn.Parameter(torch.empty(vocab_size // tp.size, hidden_size, **factory))
-        self.weight.partition_dim = 0
-        nn.init.normal_(self.weight, std=0.02)
+        self.weight = nn.Parameter(torch.empty(check_vocab_size(vocab_size, tp.size), hidden_size, **factory))
+        self.mark_parameters()
+        draw_normal(self.weight, tp, seed)
+
+    def mark_parameters(self) -> None:
+        self.weight.partition_dim = 0  # type: ignore[attr-defined]
 
     def forward(self, ids: Tensor) -> Tensor:
+        vocab_size = self.weight.shape[0] * self.tp.size
+        _check_ids("token ids", ids, _in_vocabulary(ids, vocab_size), f"from 0 to {vocab_size - 1}")
         leave = g_bar if self.tp.sequence_parallel else f_bar
         own_copy = ids.to(torch.int32, copy=True)  # a view of the batch would keep the whole batch
         return leave(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
 
 
 class _Lookup(Function):
-    """Rows of the ids that this rank holds, zeros for the others: a partial sum over t."""
+    """This rank's rows for the ids it holds, zeros for the others: a partial sum over t."""
 
     @staticmethod
     def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
@@ -56,32 +65,51 @@ class _Lookup(Function):
 
 
 def _own(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
-    """Row numbers on this rank, kept within its rows, and which of them are really its own."""
+    """The ids as row numbers on this rank, clamped to its rows, and which ids are really its own."""
     rows = ids.long() - tp.rank * num_rows
     mine = (rows >= 0) & (rows < num_rows)
     return rows.clamp_(0, num_rows - 1), mine
 
 
+def _in_vocabulary(ids: Tensor, vocab_size: int) -> Tensor:
+    return (ids >= 0) & (ids < vocab_size)
+
+
+def _check_ids(argument: str, ids: Tensor, valid: Tensor, rule: str) -> None:
+    """Raise ConfigError unless all of ``valid`` is True; nothing waits for a GPU or reads a fake tensor."""
+    try:
+        assert_async(valid.all(), f"{argument}: must be {rule}")
+    except RuntimeError:  # on a CPU, where looking at the values is free
+        wrong = ids[~valid].flatten()[0].item()
+        raise ConfigError(argument, f"must be {rule}, got {wrong}") from None
+
+
 class VocabParallelCrossEntropy(nn.Module):
-    """Mean loss of all positions, from logits whose vocabulary is shared among the ranks.
+    """Mean loss over all positions, from logits whose vocabulary is shared among the ranks.
 
     In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.
-    Works in float32 (float64 for float64 logits) and keeps one tensor of the logits' size,
-    4sbv/t bytes, and a 4-byte copy of the targets.  Exchanges 3sb numbers.
+    Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the
+    mean, as in torch; the mean of no positions is nan.  Works in float32 (float64 for float64
+    logits) and keeps one tensor of the logits' size, 4sbv/t bytes, and a 4-byte copy of the
+    targets.  Exchanges 3sb numbers.  Raises ConfigError on any other target outside 0 … v − 1 (on
+    a GPU: a device-side assertion), RuntimeError if asked for second derivatives.
     Source: 2205.05198 section 4.3.
     """
 
-    def __init__(self, tp: TensorParallel):
+    def __init__(self, tp: TensorParallel, ignore_index: int = -100):
         super().__init__()
-        self.tp = tp
+        self.tp, self.ignore_index = tp, ignore_index
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        return _CrossEntropy.apply(logits, targets.to(torch.int32, copy=True), self.tp).mean()
+        vocab_size, ignored = logits.shape[-1] * self.tp.size, targets == self.ignore_index
+        rule = f"from 0 to {vocab_size - 1}, or ignore_index = {self.ignore_index}"
+        _check_ids("targets", targets, _in_vocabulary(targets, vocab_size) | ignored, rule)
+        return _CrossEntropy.apply(logits, targets.to(torch.int32, copy=True), self.tp, self.ignore_index)
 
 
 class _CrossEntropy(Function):
     @staticmethod
-    def forward(ctx, logits: Tensor, targets: Tensor, tp: TensorParallel) -> Tensor:
+    def forward(ctx, logits: Tensor, targets: Tensor, tp: TensorParallel, ignore_index: int) -> Tensor:
         # One float32 copy, which turns into the softmax in place: the only large thing kept.
         z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         z.sub_(all_reduce_max(z.amax(-1), tp).unsqueeze(-1))
@@ -90,16 +118,27 @@ class _CrossEntropy(Function):
         z.exp_()
         denominator, target = all_reduce(torch.stack((z.sum(-1), target)), tp)
         z.div_(denominator.unsqueeze(-1))
-        ctx.tp, ctx.dtype = tp, logits.dtype
+        ctx.tp, ctx.ignore_index, ctx.dtype = tp, ignore_index, logits.dtype
         ctx.save_for_backward(z, targets)
-        return denominator.log() - target  # [s, b]
+        counted = targets != ignore_index
+        losses = denominator.log() - target  # [s, b]
+        # Every rank has all targets, so the divisor needs no exchange.
+        return torch.where(counted, losses, 0).sum() / counted.sum()
 
     @staticmethod
     def backward(ctx, grad: Tensor):
+        if torch.is_grad_enabled():  # the softmax is kept without the graph that made it
+            raise RuntimeError("VocabParallelCrossEntropy has no second derivative (create_graph=True)")
         softmax, targets = ctx.saved_tensors
+        counted = targets != ctx.ignore_index
+        grad = torch.where(counted, grad / counted.sum(), 0)  # [s, b]
         rows, mine = _own(targets, softmax.shape[-1], ctx.tp)
         index, grad = rows.unsqueeze(-1), grad.unsqueeze(-1)
         # softmax − onehot, written straight in the logits' dtype: no second float32 copy.
         grad_logits = torch.mul(softmax, grad, out=torch.empty_like(softmax, dtype=ctx.dtype))
         at_target = (softmax.gather(-1, index) - mine.unsqueeze(-1).to(softmax.dtype)) * grad
-        return grad_logits.scatter_(-1, index, at_target.to(ctx.dtype)), None, None
+        return grad_logits.scatter_(-1, index, at_target.to(ctx.dtype)), None, None, None
+
+
+#: The autograd Functions of the two ends, for tools that name them.
+FUNCTIONS = {"lookup": _Lookup, "cross_entropy": _CrossEntropy}

@@ -1,0 +1,101 @@
+"""What 2205.05198 printed, only to compare with: nothing here goes into a prediction.
+
+Table 3 (sizes) is in ``actmem.models``, because the models are built from it; table 2 is a set of
+formulas, in ``actmem.formulas.table2``.  Numbers are as printed, rounded as printed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Table 3, number of GPUs, without data parallelism.
+TABLE3_DEVICES = {"22B": 8, "175B": 64, "530B": 280, "1T": 512}
+
+#: Highest 16-bit rate of one A100, on which all times were taken (section 6).
+A100_FLOPS_PER_SECOND = 312 * 10**12
+
+#: Memory of one A100, the dashed line of figure 1; read as GiB, which is what such a card has.
+A100_BYTES = 80 * 2**30
+
+
+@dataclass(frozen=True)
+class LayerTime:
+    """One row of table 4: one layer of the 22B model, in milliseconds; overhead in percent."""
+
+    forward_ms: float
+    backward_ms: float
+    combined_ms: float
+    overhead_percent: int | None
+
+
+TABLE4 = {
+    "baseline, no recompute": LayerTime(7.7, 11.9, 19.6, None),
+    "sequence parallel": LayerTime(7.2, 11.8, 19.0, -3),
+    "full recompute": LayerTime(7.7, 19.5, 27.2, 39),
+    "selective": LayerTime(7.7, 13.2, 20.9, 7),
+    "selective + sequence parallel": LayerTime(7.2, 13.1, 20.3, 4),
+}
+
+
+@dataclass(frozen=True)
+class IterationTime:
+    """One row of table 5: one iteration with full recomputation and with the paper's methods."""
+
+    full_recompute_seconds: float
+    seconds: float
+    gain_percent: float
+    mfu_percent: float
+    hfu_percent: float
+
+
+TABLE5 = {
+    "22B": IterationTime(1.42, 1.10, 29.0, 41.5, 43.7),
+    "175B": IterationTime(18.13, 13.75, 31.8, 51.4, 52.8),
+    "530B": IterationTime(49.05, 37.83, 29.7, 56.0, 57.0),
+    "1T": IterationTime(94.42, 71.49, 32.1, 56.3, 57.0),
+}
+
+
+@dataclass(frozen=True)
+class DataParallelRun:
+    """The 530B model with 8-way data parallelism, so 8 global batches on 8 times the GPUs (section 6.3)."""
+
+    data_parallel_size: int
+    num_devices: int
+    seconds: float
+    mfu_percent: float
+    full_recompute_mfu_percent: float
+
+
+DATA_PARALLEL_530B = DataParallelRun(8, 2240, 39.15, 54.2, 42.1)
+
+#: Figure 7 as section 6.1 reads it: bytes left, in percent of the tensor-parallel baseline.
+FIGURE7_BOTH_PERCENT_BELOW = 20
+FIGURE7_FULL_PERCENT = 10
+
+#: Figure 9 and appendix B: saved on rank 0 of the 530B model by freeing outputs; printed as "GB".
+FIGURE9_SAVED_GB = 2.73
+
+#: Section 5: the attention core's coefficient 5as/h, the share of bytes that selective recomputation
+#: saves, and the FLOPs that it adds, both in percent.
+SECTION5_CORE_COEFFICIENT = {"175B": 80, "530B": 64}
+SECTION5_SAVED_PERCENT = {"175B": 70, "530B": 65}
+SECTION5_ADDED_FLOPS_PERCENT = {"175B": 2.7, "530B": 1.6}
+
+#: Section 4.3: the 22B model's bytes beside its layers, "less than", in percent of the whole.
+SECTION43_EXTRAS_PERCENT_BELOW = {"22B": 0.01}
+
+
+@dataclass(frozen=True)
+class MicrobatchLevel:
+    """Appendix C: MFU with microbatch-level recomputation, and the gain in points that it names."""
+
+    mfu_percent: float
+    gain_points: float
+
+
+APPENDIX_C = {"175B": MicrobatchLevel(52.3, 0.7), "530B": MicrobatchLevel(56.4, 0.4)}
+
+#: Figure 10 draws appendix C for this many pipeline stages and microbatches.
+FIGURE10_PIPELINE_PARALLEL_SIZE = 4
+FIGURE10_NUM_MICROBATCHES = 9

@@ -1,0 +1,125 @@
+"""Pipeline schedules as plain lists of actions: 1F1B and interleaved 1F1B.
+
+A schedule is one list of actions for each pipeline rank, in the order in which the rank runs
+them.  Everything else follows from these lists: how much is in flight (below), whether the schedule
+can run at all and when each action runs (``formulas.timeline``).  Chunk c of rank r is stage c·p + r of
+the model; with one chunk, rank and stage are the same.  Source: 2205.05198 section 4.2.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import accumulate
+
+from actmem.checks import checked
+from actmem.config import ConfigError, Parallel, check_divides
+
+#: Forward passes of all ranks and chunks together.
+LARGEST_SCHEDULE = 250_000
+
+
+@dataclass(frozen=True)
+class Action:
+    """One forward (kind "F") or backward (kind "B") pass of one microbatch through one chunk."""
+
+    kind: str
+    rank: int
+    chunk: int
+    microbatch: int
+
+    def __str__(self) -> str:
+        return f"{self.kind}{self.microbatch}" + (f" of chunk {self.chunk}" if self.chunk else "")
+
+
+Schedule = list[list[Action]]
+
+
+@checked
+def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
+    """1F1B: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
+
+    With fewer microbatches than that, all forwards come first.  Source: section 4.2.3.
+    """
+    p, n = pipeline_parallel_size, num_microbatches
+    _check_length(p * n)
+    ranks = []
+    for rank in range(p):
+        forwards = [Action("F", rank, 0, i) for i in range(n)]
+        backwards = [Action("B", rank, 0, i) for i in range(n)]
+        ranks.append(_in_turn(forwards, backwards, warmup=p - rank - 1))
+    return ranks
+
+
+@checked
+def interleaved(
+    pipeline_parallel_size: int,
+    num_model_chunks: int,
+    num_microbatches: int,
+    microbatches_per_round: int | None = None,
+) -> Schedule:
+    """Interleaved 1F1B in Megatron's order: rank r runs 2(p − r − 1) + (m − 1)g forwards first.
+
+    g microbatches (default p) go through one chunk, then the same g through the next.  Raises
+    ConfigError if g does not divide num_microbatches.  torch's ScheduleInterleaved1F1B runs the
+    same order with the g of ``torch_microbatches_per_round``, so the two agree if p divides
+    num_microbatches.  Source: section 4.2.3, and 2104.04473 for the order.
+    """
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    Parallel(pipeline_parallel_size=p, num_model_chunks=m)
+    _check_length(p * m * n)
+    if microbatches_per_round is None:
+        check_divides("num_microbatches", n, "pipeline_parallel_size", p)
+        g = p
+    else:
+        g = microbatches_per_round
+        check_divides("num_microbatches", n, "microbatches_per_round", g)
+    order = [(chunk, start + i) for start in range(0, n, g) for chunk in range(m) for i in range(g)]
+    ranks = []
+    for rank in range(p):
+        forwards = [Action("F", rank, chunk, i) for chunk, i in order]
+        backwards = [Action("B", rank, m - 1 - chunk, i) for chunk, i in order]
+        ranks.append(_in_turn(forwards, backwards, warmup=2 * (p - rank - 1) + (m - 1) * g))
+    return ranks
+
+
+@checked
+def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: int) -> int:
+    """The g of torch's ScheduleInterleaved1F1B: n // max(1, n // p), so from 1 to 2p − 1.
+
+    Raises ConfigError where torch refuses: g must divide n.
+    """
+    p, n = pipeline_parallel_size, num_microbatches
+    rounds = max(1, n // p)
+    return check_divides("num_microbatches", n, "the number of rounds", rounds)
+
+
+def _check_length(passes: int) -> None:
+    """Every pass is listed, so their number has a limit."""
+    if passes > LARGEST_SCHEDULE:
+        raise ConfigError(
+            "num_microbatches", f"the schedule would list {passes:,} forward passes, at most {LARGEST_SCHEDULE:,}"
+        )
+
+
+def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> list[Action]:
+    """``warmup`` forwards, then forward and backward alternately, then the remaining backwards."""
+    warmup = min(warmup, len(forwards))
+    steady = [action for pair in zip(forwards[warmup:], backwards) for action in pair]
+    return forwards[:warmup] + steady + backwards[len(forwards) - warmup :]
+
+
+@checked
+def held(actions: list[Action], weight: Callable[[Action], int] = lambda action: 1) -> list[int]:
+    """What one rank holds after each of its actions.
+
+    weight: what a forward adds and its backward removes; the default, 1, counts microbatches in
+    flight, of all chunks together.
+    """
+    return list(accumulate(weight(a) if a.kind == "F" else -weight(a) for a in actions))
+
+
+@checked
+def peak_in_flight(ranks: Schedule) -> list[int]:
+    """For each rank, the most chunk-microbatches that it holds at once."""
+    return [max(held(actions), default=0) for actions in ranks]

@@ -1,0 +1,169 @@
+"""When each action of a pipeline schedule runs, if it can run at all, and what that costs.
+
+A simulation: every action starts as early as its rank and its inputs allow, and sending takes no
+time.  Idle time, the memory over time and the drawing are read off it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import accumulate
+
+from actmem.checks import checked
+from actmem.config import ConfigError
+from actmem.formulas.schedule import Action, Schedule
+
+
+@checked
+def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1) -> None:
+    """Raise ConfigError on the first fault: a missing or repeated action, one of another rank, a
+    backward before its forward, or a deadlock."""
+    for rank, actions in enumerate(ranks):
+        seen: set[Action] = set()
+        for action in actions:
+            if action.kind not in ("F", "B"):
+                raise ConfigError("schedule", f"rank {rank}: kind must be F or B, got {action.kind!r}")
+            if action.rank != rank:
+                raise ConfigError(
+                    "schedule",
+                    f"rank {rank} has {_named(action, num_model_chunks)}, which belongs to rank {action.rank}",
+                )
+            if not (0 <= action.chunk < num_model_chunks and 0 <= action.microbatch < num_microbatches):
+                raise ConfigError(
+                    "schedule", f"rank {rank} has {_named(action, num_model_chunks)}, and there is no such pass"
+                )
+            if action in seen:
+                raise ConfigError("schedule", f"rank {rank} runs {_named(action, num_model_chunks)} twice")
+            if action.kind == "B" and Action("F", rank, action.chunk, action.microbatch) not in seen:
+                raise ConfigError("schedule", f"rank {rank} runs {_named(action, num_model_chunks)} before its forward")
+            seen.add(action)
+        for microbatch in range(num_microbatches):
+            for chunk in range(num_model_chunks):
+                for kind in "FB":
+                    action = Action(kind, rank, chunk, microbatch)
+                    if action not in seen:
+                        raise ConfigError("schedule", f"rank {rank} never runs {_named(action, num_model_chunks)}")
+    timeline(ranks)
+
+
+def _named(action: Action, num_model_chunks: int) -> str:
+    """The action, with its chunk if there are several."""
+    return f"{action}" + (" of chunk 0" if num_model_chunks > 1 and not action.chunk else "")
+
+
+@dataclass(frozen=True)
+class Span:
+    """When an action runs, in the units of the times given to ``timeline``."""
+
+    rank: int
+    start: int
+    end: int
+    action: Action
+
+
+@checked
+def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2) -> list[Span]:
+    """Simulate the schedule: every action starts as early as its rank and its inputs allow.
+
+    The times are those of one chunk; sending takes none.  Spans are ordered by start.  Raises
+    ConfigError on a deadlock.
+    """
+    p = len(ranks)
+    num_model_chunks = 1 + max((a.chunk for actions in ranks for a in actions), default=0)
+    last_stage = p * num_model_chunks - 1
+    ends: dict[tuple[str, int, int], int] = {}  # kind, stage, microbatch -> end
+    spans: list[Span] = []
+    done, free = [0] * p, [0] * p
+    moved = True
+    while moved:
+        moved = False
+        for rank, actions in enumerate(ranks):
+            while done[rank] < len(actions):
+                action = actions[done[rank]]
+                needs = _needs(action, action.chunk * p + rank, last_stage)
+                if not all(need in ends for need in needs):
+                    break
+                start = max([free[rank], *(ends[need] for need in needs)])
+                free[rank] = start + (forward_time if action.kind == "F" else backward_time)
+                ends[action.kind, action.chunk * p + rank, action.microbatch] = free[rank]
+                spans.append(Span(rank, start, free[rank], action))
+                done[rank] += 1
+                moved = True
+    stuck = [
+        f"rank {rank} at {_named(ranks[rank][done[rank]], num_model_chunks)}"
+        for rank in range(p)
+        if done[rank] < len(ranks[rank])
+    ]
+    if stuck:
+        raise ConfigError("schedule", f"deadlock, every input is still to come: {', '.join(stuck)}")
+    return sorted(spans, key=lambda span: (span.start, span.rank))
+
+
+def _needs(action: Action, stage: int, last_stage: int) -> list[tuple[str, int, int]]:
+    """What must be done first: the neighbour's pass, and for a backward its own forward."""
+    i = action.microbatch
+    if action.kind == "F":
+        return [("F", stage - 1, i)] if stage else []
+    return [("F", stage, i)] + ([("B", stage + 1, i)] if stage < last_stage else [])
+
+
+def _end(spans: list[Span]) -> int:
+    if not spans:
+        raise ConfigError("spans", "must hold at least one")
+    return max(span.end for span in spans)
+
+
+@checked
+def bubble_of(spans: list[Span]) -> Fraction:
+    """Idle time over working time of the rank that works least: the bubble x of 2104.04473.
+
+    Idle time over the whole time is x / (1 + x).
+    """
+    whole = _end(spans)
+    working: dict[int, int] = {}
+    for span in spans:
+        working[span.rank] = working.get(span.rank, 0) + span.end - span.start
+    least = min(working.values())
+    return Fraction(whole - least, least)
+
+
+@checked
+def memory_curve(
+    spans: list[Span], rank: int, weight: Callable[[Action], int] = lambda action: 1
+) -> list[tuple[int, int]]:
+    """Steps (time, what the rank holds from then on).  A forward allocates when it starts, its
+    backward frees when it ends."""
+    changes: dict[int, int] = {0: 0}
+    for span in spans:
+        if span.rank == rank:
+            when, sign = (span.start, 1) if span.action.kind == "F" else (span.end, -1)
+            changes[when] = changes.get(when, 0) + sign * weight(span.action)
+    times = sorted(changes)
+    return list(zip(times, accumulate(changes[time] for time in times)))
+
+
+@checked
+def draw(spans: list[Span]) -> str:
+    """The timeline as text: a line for each rank, a column for each unit of time.
+
+    "F3" is the forward pass of microbatch 3, "B3" its backward pass, which fills later columns
+    with "--".  If there are several chunks, a letter after the number says which.
+    """
+    chunks = any(span.action.chunk for span in spans)
+
+    def label(action: Action) -> str:
+        return f"{action.kind}{action.microbatch}" + (chr(ord("a") + action.chunk) if chunks else "")
+
+    whole = _end(spans)
+    width = max(len(label(span.action)) for span in spans)
+    lines = []
+    for rank in sorted({span.rank for span in spans}):
+        cells = ["·".ljust(width)] * whole
+        for span in (span for span in spans if span.rank == rank):
+            cells[span.start : span.end] = [label(span.action).ljust(width)] + ["-" * width] * (
+                span.end - span.start - 1
+            )
+        lines.append(f"rank {rank} | " + " ".join(cells).rstrip())
+    return "\n".join(lines)

@@ -1,1 +1,0 @@
-"""What labs/measure_paper.py does: every number of the paper, ours, and the two measured."""

@@ -1,0 +1,53 @@
+"""Measure one transformer layer: build it, run its forward, read the ledger."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from actmem.config import ModelShape, Recompute
+from actmem.measure.census import census
+from actmem.measure.ledger import record
+from actmem.measure.term_names import rows_by_term
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.groups import TensorParallel
+from actmem.rows import Row, total
+
+
+class LedgerMismatch(RuntimeError):
+    """The ledger and the census disagree: hooks can't see something that is kept."""
+
+
+def layer_input(shape: ModelShape, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
+    """A random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism."""
+    s = shape.seq_length // (tp.size if tp.sequence_parallel else 1)
+    sizes = (s, shape.micro_batch_size, shape.hidden_size)
+    return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
+
+
+def layer_rows_of(layer: TransformerLayer, x: Tensor) -> list[Row]:
+    """What ``layer(x)`` keeps for backward, as rows by the paper's terms."""
+    with record(layer) as ledger:
+        y = layer(x)
+    del y
+    return rows_by_term(ledger.saved)
+
+
+def measure_layer(
+    shape: ModelShape,
+    tp: TensorParallel = TensorParallel(),
+    recompute: Recompute | str = "none",
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[Row]:
+    """What one layer keeps on this rank: the ledger's rows, confirmed by the census.
+
+    Runs the layer's forward twice.  Raises LedgerMismatch if the two counts disagree.
+    """
+    layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    rows = layer_rows_of(layer, layer_input(shape, tp, device, dtype))
+    counted = census(layer, lambda: layer_input(shape, tp, device, dtype))
+    if counted != total(rows):
+        raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")
+    return rows

@@ -1,0 +1,88 @@
+"""The paper's term for each saved tensor of our layer.
+
+Identified by the running module, the operation and the argument; never by size, because two
+different tensors can have the same size.  A tensor without a rule keeps the ledger's own name,
+so the comparison shows it as not predicted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+
+from actmem import keep
+from actmem.measure.ledger import SavedTensor
+from actmem.parallel import linear, vocab
+from actmem.rows import Row
+
+_LINEAR_INPUT = (linear.FUNCTIONS["column_parallel"].__name__, "linear")
+_KEEP = keep.FUNCTIONS["keep"].__name__
+_LOOKUP, _CROSS_ENTROPY = (vocab.FUNCTIONS[name].__name__ for name in ("lookup", "cross_entropy"))
+
+#: Arguments of the core attention, in the order in which a checkpoint keeps them (after the anchor).
+_CORE_ARGUMENTS = {"1": "Q", "2": "K", "3": "V", "4": "causal mask", "5": "random-number state"}
+_BADDBMM_ARGUMENTS = {"1": "Q", "2": "K"}
+
+
+def term_name(saved: SavedTensor) -> str:
+    """The term that formulas use for this tensor, or a description of it."""
+    module, op, argument = saved.module, saved.op, saved.argument
+    last = module.rsplit(".", 1)[-1]
+    if op == "layer_norm" and last in ("norm1", "norm2"):
+        part = "input" if argument else "statistics"
+        return f"layer-norm {last[-1]} {part}"
+    if op == "layer_norm" and last == "final_norm":
+        return "final layer-norm input" if argument else "final layer-norm statistics"
+    if op == _CROSS_ENTROPY:
+        return "target ids" if argument else "logits (float32)"
+    if op == _LOOKUP:
+        return "token ids"
+    if last in _LINEAR_TERMS and op in _LINEAR_INPUT:
+        return _LINEAR_TERMS[last]
+    if last == "mlp" and op == "gelu":
+        return "GeLU input"
+    if op == _KEEP and last in _MASK_TERMS:
+        return _MASK_TERMS[last]
+    if last == "core":
+        named = _core_term(op, argument)
+        if named:
+            return named
+    if last == "attention" and op == _KEEP:
+        return _CORE_ARGUMENTS.get(argument, f"{module}: {op} {argument}")
+    if op == _KEEP and saved.dtype is torch.uint8:
+        return "random-number state"
+    if op == _KEEP and argument == "1":
+        # A checkpoint of the whole layer keeps what layer norm 1 would have saved.
+        return "layer-norm 1 input"
+    return f"{module or 'root'}: {op} {argument}".rstrip()
+
+
+_LINEAR_TERMS = {
+    "qkv": "QKV projection input",
+    "projection": "attention projection input",
+    "up": "h→4h input",
+    "down": "4h→h input",
+    "output": "output layer input",
+}
+_MASK_TERMS = {
+    "embedding_dropout": "embedding dropout mask",
+    "dropout_mask": "softmax dropout mask",
+    "attention_dropout": "attention dropout mask",
+    "mlp_dropout": "MLP dropout mask",
+}
+
+
+def _core_term(op: str, argument: str) -> str:
+    if op == "baddbmm":
+        return _BADDBMM_ARGUMENTS.get(argument, "")
+    if op == "bmm":
+        return {"0": "softmax dropout output", "1": "V"}.get(argument, "")
+    if op == "softmax" and not argument:
+        return "softmax output"
+    return ""
+
+
+def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
+    """One row for each saved tensor, named as in the formulas."""
+    return [Row(term_name(t), t.bytes, source=f"{t.module or 'layer'}: {t.op}, {t.line}") for t in saved]

@@ -1,0 +1,84 @@
+"""Parameters of parallel modules: initial values that don't depend on t, and marks that survive copies.
+
+**Initial values.**  t ranks together hold, bit for bit, the weight that one rank would have drawn,
+and no rank ever makes the whole weight.  The unsharded weight is cut, along the dimension that the
+ranks share, into blocks of about a million elements.  Each block has a random-number stream of its
+own, seeded by the weight's seed and the block's number; a rank draws the blocks that its shard
+touches and copies its part.  Blocks are drawn in float32 on the CPU, so devices and dtypes agree too.
+
+**Seeds.**  A module gives each of its parts the seed ``child_seed(seed, name)``.  GPT names its
+layers by their number in the whole model, so the result doesn't depend on pipeline stages either.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import torch
+from torch import Tensor, nn
+
+from actmem.parallel.groups import TensorParallel
+
+#: Elements drawn from one seed: 4 MiB of float32, the most that a rank holds beside its shard.
+BLOCK_ELEMENTS = 2**20
+
+STANDARD_DEVIATION = 0.02
+
+
+def fresh_seed() -> int:
+    """A seed drawn from torch's default CPU generator: the ranks agree if they were seeded alike."""
+    draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
+    return int(draw.item()) if type(draw) is Tensor else 0  # a fake tensor has no value
+
+
+def child_seed(seed: int, *name: str | int) -> int:
+    """The seed of the part called ``name``: 56 bits, unrelated to the seeds of other names."""
+    return int.from_bytes(hashlib.blake2b(repr((seed, *name)).encode(), digest_size=7).digest(), "big")
+
+
+@torch.no_grad()
+def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -> None:
+    """Fill this rank's shard of a weight from a normal distribution, standard deviation 0.02.
+
+    parameter: marked with ``partition_dim`` if the ranks share it.  seed: the same on all ranks;
+    None takes ``fresh_seed``.  Fake and meta tensors have no values and stay as they are.
+    """
+    seed = fresh_seed() if seed is None else seed
+    if parameter.is_meta or type(parameter.data) is not Tensor:
+        return
+    dim = getattr(parameter, "partition_dim", None)
+    size, rank = (1, 0) if dim is None else (tp.size, tp.rank)
+    slices = parameter.detach().movedim(dim or 0, 0)
+    start, stop = rank * len(slices), (rank + 1) * len(slices)
+    slices_per_block = min(max(1, BLOCK_ELEMENTS // slices[0].numel()), size * len(slices))
+    block = torch.empty(slices_per_block, *slices.shape[1:], dtype=torch.float32, device="cpu")
+    generator = torch.Generator("cpu")
+    for number in range(start // slices_per_block, -(-stop // slices_per_block)):
+        block.normal_(std=STANDARD_DEVIATION, generator=generator.manual_seed(child_seed(seed, number)))
+        offset = number * slices_per_block
+        first, last = max(start, offset), min(stop, offset + slices_per_block)
+        slices[first - start : last - start] = block[first - offset : last - offset]
+
+
+class ParallelModule(nn.Module):
+    """A module whose parameters carry marks: ``partition_dim``, ``partial_gradient``.
+
+    ``copy.deepcopy`` drops a parameter's attributes, so the module marks its parameters again.
+    """
+
+    def mark_parameters(self) -> None:
+        """Set the marks of this module's own parameters."""
+        raise NotImplementedError
+
+    def __setstate__(self, state: dict) -> None:
+        super().__setstate__(state)
+        self.mark_parameters()
+
+
+def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> None:
+    """Note whether this rank finds only a part of a replicated parameter's gradient.
+
+    Under sequence parallelism it does: layer norms, the biases after g_bar and the position table
+    see s/t tokens on each rank.
+    """
+    parameter.partial_gradient = tp.sequence_parallel  # type: ignore[attr-defined]

@@ -1,0 +1,82 @@
+"""Every private or undocumented name of torch that actmem uses.  When a release of torch drops one, mend it here.
+
+All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
+
+- ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
+- ``torch._subclasses``, ``torch.distributed._tools``: fake tensors, and collectives on them
+- ``torch.testing._internal``: the store of the fake backend
+- ``torch.ops._c10d_functional``: an all-to-all that an operator can return
+- ``torch._C._autograd``: whether a backward pass keeps its graph
+- ``torch._disable_dynamo``, ``torch._assert_async``: see their functions below
+- ``PipelineStage``: what it holds and receives into, below; ``pipeline.Stage`` overrides forward_one_chunk,
+  backward_one_chunk and get_fwd_send_ops
+- names of torch's operators: the list is in ``measure.comms``
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass  # noqa: F401
+from torch.utils._pytree import tree_leaves  # noqa: F401
+
+CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
+
+
+def assert_async(condition: Tensor, message: str) -> None:
+    """Raise RuntimeError unless ``condition`` is True: now on a CPU, and on a GPU without waiting for it."""
+    torch._assert_async(condition, message)
+
+
+def fake_tensors() -> AbstractContextManager:
+    """In the block, new tensors have a shape, a dtype and a storage with a size, and no memory."""
+    from torch._subclasses.fake_tensor import FakeTensorMode  # takes a second to load
+
+    if not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "Meta"):
+        # Collectives on fake tensors: torch.distributed brings them from 2.11 on, torch 2.9 in this file of its own.
+        from torch.distributed._tools import fake_collectives  # noqa: F401
+
+    return FakeTensorMode(allow_non_fake_inputs=True)  # random-number states are real tensors even here
+
+
+def fake_store() -> torch.distributed.Store:
+    """The store of the ``"fake"`` backend; loading it registers the backend."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    return FakeStore()
+
+
+def graph_is_retained() -> bool:
+    """True in a backward pass with ``retain_graph``, and outside any backward pass."""
+    return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def never_compiled(function: Callable) -> Callable:
+    """``function``, which torch.compile leaves alone.  torch.compiler.disable would load the compiler now, a second."""
+    return torch._disable_dynamo(function)
+
+
+def start_all_to_all(x: Tensor, sizes: list[int], group_name: str) -> Tensor:
+    """Begin to send ``sizes[r]`` rows of ``x`` to each rank r and to receive as many; read it after ``wait_for``."""
+    return torch.ops._c10d_functional.all_to_all_single(x, sizes, sizes, group_name)
+
+
+def wait_for(result: Tensor) -> Tensor:
+    """``result`` of ``start_all_to_all``, complete."""
+    return torch.ops._c10d_functional.wait_tensor(result)
+
+
+def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:
+    """The outputs of ``microbatch`` that torch's pipeline stage holds, for as long as they are not sent."""
+    states = getattr(stage, "_forward_chunk_states", None)  # from torch 2.15 on
+    return stage.fwd_cache[microbatch][0] if states is None else tuple(states[microbatch].live_outputs)
+
+
+def receive_buffers_of(stage: Any) -> list[Tensor]:
+    """The buffers of all microbatches into which torch's pipeline stage receives activations; the first has none."""
+    infos = (info for infos in stage.args_recv_info.values() for info in infos)
+    return [info.buffer for info in infos if isinstance(getattr(info, "buffer", None), Tensor)]

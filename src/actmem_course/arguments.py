@@ -1,0 +1,91 @@
+"""Command lines of the labs: the same options everywhere, and bad input in one line.
+
+A wrong argument ends the lab with exit code 2.  Under torchrun all ranks parse the same line,
+so each finds the same fault: rank 0 prints it and exits with 2, the others leave quietly with
+0, because torchrun stops every rank as soon as one fails and could cut rank 0 off before it spoke.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+from actmem.config import ConfigError, ModelShape
+from actmem.models import PAPER_MODELS, model_shape
+
+#: Bytes of one activation element by the name on the command line.
+ELEMENT_SIZES = {"bfloat16": 2, "float32": 4}
+
+_SIZES = {
+    "seq_length": "tokens of one sequence (s)",
+    "micro_batch_size": "sequences of one microbatch (b)",
+    "hidden_size": "hidden size (h)",
+    "num_attention_heads": "attention heads (a)",
+}
+
+
+class LabParser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, on rank 0 only, with exit code 2.
+
+    spelled: options that are shorter than the argument that a ConfigError names.
+    """
+
+    def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._spelled = spelled or {}
+
+    def error(self, message: str) -> NoReturn:
+        stop(self.prog, message)
+
+    @contextmanager
+    def refusing(self):
+        """Turn a ConfigError of the block into this parser's one line."""
+        try:
+            yield
+        except ConfigError as error:
+            option = self._spelled.get(error.argument, "--" + error.argument.replace("_", "-"))
+            known = option in self._option_string_actions
+            self.error(f"{option if known else error.argument}: {error.rule}")
+
+
+def stop(program: str, message: str) -> NoReturn:
+    """End this rank over bad input: see the note at the top of this file."""
+    if int(os.environ.get("RANK", "0")):
+        sys.exit(0)
+    print(f"{program}: {message}", file=sys.stderr, flush=True)
+    tell_torchrun(message)
+    sys.exit(2)
+
+
+def tell_torchrun(message: str) -> None:
+    """Let torchrun's report of this rank's exit code end with ``message``, and not with a link to torch's pages."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # The form that torch.distributed.elastic.multiprocessing.errors reads.
+        error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        Path(file).write_text(json.dumps(error), encoding="utf-8")
+
+
+def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
+    """--model, and a size option for each of s, b, h, a that overrides the model's own."""
+    parser.add_argument(
+        "--model", default="tiny", choices=("tiny", *PAPER_MODELS), help="model whose layer is used (default: tiny)"
+    )
+    for name, meaning in _SIZES.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
+
+
+def shape_from(args: argparse.Namespace) -> ModelShape:
+    """The shape that the arguments name.  Raises ConfigError on sizes that do not fit together."""
+    given = {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
+    return model_shape(args.model).with_sizes(**given)
+
+
+def add_json_argument(parser: argparse.ArgumentParser) -> None:
+    """--json FILE, checked by ``files.check_files`` before any work is done."""
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the results to FILE")

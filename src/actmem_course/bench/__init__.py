@@ -1,0 +1,1 @@
+"""The bodies of ``labs/measure_*.py``, one file each, and what they share."""

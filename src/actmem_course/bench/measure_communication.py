@@ -1,0 +1,193 @@
+"""What ranks exchange in one layer: counted against the formula, sent by sockets, timed, and how much of it backward hides."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
+from actmem.formulas.gloo_headers import gloo_header_bytes
+from actmem.measure.clock import Work
+from actmem.measure.comms import Collective, count_collectives
+from actmem.measure.one_layer import layer_input
+from actmem.measure.overlap import without_overlap
+from actmem.measure.sockets import bytes_sent_by, can_count
+from actmem.measure.spread import is_real
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
+from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
+from actmem_course.bench.measure_speed import group_of
+from actmem_course.bench.race import Race, Runner, race_of
+from actmem_course.ranks import Ranks
+from actmem_course.results import ExchangeCount, SocketCount, TimedPair
+
+#: torch's own reduce-scatter, which over gloo is an all-reduce.
+TORCHS = "torch's reduce-scatter"
+
+_COUNTED_MODES = ("none", "selective", "full", "paper-full")
+
+
+def count_exchanges(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[ExchangeCount]:
+    """Count the collectives of one layer in every form and mode.  Every rank must call it."""
+    found = []
+    for name, options in FORMS.items():
+        for recompute in _COUNTED_MODES:
+            tp = tensor_parallel(**options)
+            run = _layer(shape, ranks, dtype, tp, recompute)
+            with count_collectives() as seen:
+                run()
+            by_formula = exchanges_by_formula(shape, tp, dtype, recompute)
+            really = exchanges_of(seen.collectives, ranks.size)
+            found.append(
+                ExchangeCount(
+                    name, recompute, counts(by_formula), counts(really), _payload(by_formula), _payload(really),
+                    wire_bytes(by_formula), wire_bytes(really),
+                )
+            )  # fmt: skip
+    return found
+
+
+def _layer(
+    shape: ModelShape, ranks: Ranks, dtype: torch.dtype, tp: TensorParallel, recompute: str = "none"
+) -> Callable[[], None]:
+    """Forward and backward of one layer."""
+    layer = TransformerLayer(shape, tp, recompute=recompute, device=ranks.device, dtype=dtype)
+    x = layer_input(shape, tp, ranks.device, dtype)
+
+    def run() -> None:
+        y = layer(x)
+        y.backward(y.detach())
+
+    return run
+
+
+def exchanges_by_formula(
+    shape: ModelShape, tp: TensorParallel, dtype: torch.dtype, recompute: str = "none"
+) -> list[Exchange]:
+    """What one layer exchanges, forward and backward, in the form that ``tp`` has."""
+    parallel = Parallel(tp.size, tp.sequence_parallel)
+    return layer_exchanges(shape, parallel, recompute, dtype.itemsize, keep_gathered_input=tp.keep_gathered_input)
+
+
+def exchanges_of(collectives: list[Collective], ranks: int) -> list[Exchange]:
+    """The counted collectives, as the formula names them."""
+    return [
+        Exchange(kind, "measured", "", ranks, payload, count)
+        for (kind, payload), count in Counter((c.kind, c.payload_bytes) for c in collectives).items()
+    ]
+
+
+def _payload(exchanges: list[Exchange]) -> int:
+    return sum(exchange.count * exchange.payload_bytes for exchange in exchanges)
+
+
+def measure_sent(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[SocketCount]:
+    """Single exchanges of a layer's activations, then the whole layer, forward and backward.
+
+    Empty where sockets can't be read.  Every rank must call it, and gets the same.
+    """
+    if ranks.emulated or ranks.size == 1 or not can_count():
+        return []
+    tp = tensor_parallel(sequence_parallel=True)
+    full = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
+    shard = full[: shape.seq_length // ranks.size].contiguous()
+    own_part = torch.empty_like(shard)
+
+    def sent(name: str, kind: str, run: Callable[[], object]) -> SocketCount:
+        return _on_sockets(name, [Exchange(kind, "forward", "", ranks.size, full.numel() * dtype.itemsize)], run, ranks)
+
+    found = [
+        sent("all-reduce", "all-reduce", lambda: all_reduce(full, tp)),
+        sent("all-gather", "all-gather", lambda: all_gather(shard, tp)),
+        sent("reduce-scatter", "reduce-scatter", lambda: reduce_scatter(full, tp)),
+        sent(TORCHS, "all-reduce", lambda: torch_reduce_scatter(own_part, full)),
+    ]
+    for name, options in FORMS.items():
+        tp = tensor_parallel(**options)
+        found.append(
+            _on_sockets(
+                f"layer, {name}", exchanges_by_formula(shape, tp, dtype), _layer(shape, ranks, dtype, tp), ranks
+            )
+        )
+    return found
+
+
+def _on_sockets(name: str, exchanges: Iterable[Exchange], run: Callable[[], object], ranks: Ranks) -> SocketCount:
+    exchanges = list(exchanges)
+    sent = sum(ranks.gather(bytes_sent_by(run)))
+    headers = sum(map(gloo_header_bytes, exchanges))
+    return SocketCount(name, ranks.size * wire_bytes(exchanges), ranks.size * headers, sent)
+
+
+def compare_collectives(
+    shape: ModelShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    rounds: int,
+    on_round: Callable[[int], None] = lambda n: None,
+) -> TimedPair:
+    """Time one all-reduce of a layer's activations against a reduce-scatter and an all-gather of the same."""
+    tp = group_of(ranks, sequence_parallel=True)
+    x = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
+    work = {
+        "all-reduce": _exchange(lambda: all_reduce(x, tp)),
+        "reduce-scatter, all-gather": _exchange(lambda: all_gather(reduce_scatter(x, tp), tp)),
+    }
+    return _compared(race_of(work, "all-reduce", ranks, rounds=rounds, on_round=on_round), *work)
+
+
+def compare_overlap(
+    shape: ModelShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool,
+    rounds: int,
+    on_round: Callable[[int], None] = lambda n: None,
+) -> TimedPair:
+    """Time backward of one layer, and the same if it waits for each exchange at once."""
+    tp = group_of(ranks, sequence_parallel)
+    layer = TransformerLayer(shape, tp, device=ranks.device, dtype=dtype)
+    runner = Runner(layer, layer_input(shape, tp, ranks.device, dtype))
+    plain = runner.work()
+
+    def waiting(output: Tensor) -> None:
+        with without_overlap():
+            plain.backward(output)
+
+    full = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
+    shard = full[: shape.seq_length // ranks.size].contiguous()
+    alone = (
+        (lambda: (all_gather(shard, tp), reduce_scatter(full, tp)))
+        if sequence_parallel
+        else (lambda: all_reduce(full, tp))
+    )
+    work = {
+        "with overlap": plain,
+        "without": Work(plain.forward, waiting, plain.finish),
+        # Both column-parallel linears have these in backward; as the last entry it isn't part of the ratio.
+        "exchanges alone": _exchange(lambda: (alone(), alone())),
+    }
+    found = race_of(work, "with overlap", ranks, rounds=rounds, on_round=on_round, part="backward_seconds")
+    compared = _compared(found, "with overlap", "without", part="backward_seconds")
+    saved = compared.second_seconds - compared.first_seconds
+    hidden = saved / found.spread("exchanges alone", "forward_seconds").median if compared.is_real else None
+    return TimedPair(**{**vars(compared), "hidden": hidden})
+
+
+def _exchange(run: Callable[[], object]) -> Work:
+    """A collective as a candidate: all of it is forward."""
+    return Work(run, lambda _: None)
+
+
+def _compared(found: Race, first: str, second: str, part: str = "forward_seconds") -> TimedPair:
+    ratio = found.ratio(second, first, part)
+    return TimedPair(
+        first, second, found.spread(first, part).median, found.spread(second, part).median,
+        ratio.median, ratio.low, ratio.high, is_real(ratio, found.noise), found.noise,
+    )  # fmt: skip

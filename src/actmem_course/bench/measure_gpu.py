@@ -1,0 +1,171 @@
+"""Everything that one GPU can measure: table 2, table 4, peers and scaling on one rank of many."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+
+import torch
+
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.formulas.table2 import TABLE2
+from actmem.measure.clock import Work
+from actmem.models import PAPER_MODELS
+from actmem_course.bench.measure_peers import PEERS, measure_peers
+from actmem_course.bench.measure_scaling import AXES, FACTORS, AxisSetting, measure_axis, predicted_flops, slopes
+from actmem_course.bench.measure_speed import BASELINE, measure_speed
+from actmem_course.bench.measure_table2 import measure_table2
+from actmem_course.bench.race import race_of
+from actmem_course.bench.session import Session
+from actmem_course.results import Claim, SpeedLine
+
+
+@dataclass(frozen=True)
+class Case:
+    """One layer to measure.  A long sequence runs as a microbatch of one, so that an unsharded layer fits too."""
+
+    model: str
+    shape: ModelShape
+
+
+@dataclass(frozen=True)
+class GpuPlan:
+    """How much to do: the layers, the GEMM, the base of the scaling, and the rounds of each timing."""
+
+    cases: tuple[Case, ...]
+    gemm_size: int
+    scaling: ModelShape
+    rounds: int
+
+
+def full_plan() -> GpuPlan:
+    """The 22B and the 175B layer, at the paper's sequence length and at four times that."""
+    shapes = {name: PAPER_MODELS[name].shape for name in ("22B", "175B")}
+    cases = [Case(name, shape) for name, shape in shapes.items()]
+    cases += [Case(name, shape.with_sizes(seq_length=8192, micro_batch_size=1)) for name, shape in shapes.items()]
+    return GpuPlan(tuple(cases), 8192, shapes["22B"].with_sizes(micro_batch_size=1), rounds=20)
+
+
+def quick_plan() -> GpuPlan:
+    """The same jobs on tiny layers, quick on a CPU."""
+    shape = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
+    cases = (Case("22B, shrunk", shape), Case("175B, shrunk", shape.with_sizes(seq_length=32, micro_batch_size=1)))
+    return GpuPlan(cases, 64, shape, rounds=2)
+
+
+def check_plan(plan: GpuPlan, tensor_parallel_size: int) -> None:
+    """Raise ConfigError if one of that many ranks can't run every job of the plan."""
+    if tensor_parallel_size < max(FACTORS):
+        raise ConfigError("emulate", f"must be at least {max(FACTORS)}: the scaling over t goes up to that")
+    for case in plan.cases:
+        check_layer(case.shape, Parallel(tensor_parallel_size, sequence_parallel=True))
+
+
+def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = lambda case: None) -> dict:
+    """Run all jobs of a plan, the most important first; gives ``session.results``."""
+    session.results["settings"]["rounds"] = plan.rounds
+    session.results["gemm"] = session.job("matrix product", lambda: gemm_rate(plan.gemm_size, session)) or {}
+    entries = []
+    for case in plan.cases:
+        entry = {"model": case.model, **asdict(case.shape), "table2": [], "speed": [], "peers": []}
+        entries.append(entry)
+        session.results["cases"].append(entry)
+        name = f"{case.model} at s = {case.shape.seq_length}"
+        for configuration in TABLE2:
+            entry["table2"] += (
+                session.job(
+                    f"{name}, table 2, {configuration.name}",
+                    lambda: measure_table2(case.shape, session.ranks, session.dtype, configurations=[configuration]),
+                )
+                or []
+            )
+        entry["speed"] = (
+            session.job(
+                f"{name}, speed", lambda: measure_speed(case.shape, session.ranks, session.dtype, rounds=plan.rounds)
+            )
+            or []
+        )
+        entry["gemm_share"] = gemm_share(case.shape, entry["speed"], session)
+    for case, entry in zip(plan.cases, entries):
+        name = f"{case.model} at s = {case.shape.seq_length}, peers"
+        entry["peers"] = (
+            session.job(
+                name,
+                lambda: measure_peers(case.shape, session.ranks, session.dtype, rounds=plan.rounds, peers=tuple(PEERS)),
+            )
+            or []
+        )
+        on_case(entry)
+    for axis in AXES:
+        found = session.job(
+            f"scaling of {axis}",
+            lambda: measure_axis(axis, plan.scaling, session.ranks, session.dtype, rounds=max(2, plan.rounds // 4)),
+        )
+        if found:
+            session.results["scaling"][axis] = {"points": found, "slopes": slopes(found)}
+    session.results["claims"] = claims(session.results)
+    session.write()
+    return session.results
+
+
+def gemm_rate(size: int, session: Session) -> dict:
+    """FLOPs a second of a square matrix product of random numbers, by the clock that times the layers."""
+    a, b = (torch.randn(size, size, device=session.ranks.device, dtype=session.dtype) for _ in range(2))
+    out = torch.empty_like(a)
+    found = race_of(
+        {"product": Work(lambda: torch.mm(a, b, out=out), lambda _: None)},
+        "product",
+        session.ranks,
+        rounds=20,
+        warm_up=3,
+    )
+    seconds = found.spread("product", "forward_seconds").median
+    return {"size": size, "seconds": seconds, "flops_per_second": 2 * size**3 / seconds}
+
+
+def gemm_share(shape: ModelShape, speed: Sequence[SpeedLine], session: Session) -> dict[str, float]:
+    """For each variant, the layer's FLOPs a second (without recomputation) over the matrix product's."""
+    rate = session.results["gemm"].get("flops_per_second")
+    flops = predicted_flops(AxisSetting(shape, session.ranks.size))
+    return {line.name: flops / line.combined_seconds / rate for line in speed} if rate else {}
+
+
+#: The most that a mode may add to forward and backward of the 22B layer.
+OVERHEAD_BOUNDS = {"selective + sequence parallel": 0.04, "full recompute": 0.30}
+
+#: Two saved random-number states on CUDA, which torch keeps on the CPU.
+STATES_BYTES = 32
+
+
+def claims(results: dict) -> list[Claim]:
+    """What the measurements say about each claim that they can say something about."""
+    found, cases = [], results["cases"]
+    counted = [row.exact for case in cases for row in (*case["table2"], *case["speed"])]
+    if counted:
+        found.append(_all("every layer holds what its formula says, to the byte", counted))
+    asked = [
+        abs(line.requested_bytes - line.held_bytes) <= STATES_BYTES
+        for case in cases
+        for line in case["speed"]
+        if line.requested_bytes is not None
+    ]
+    if asked:
+        what = "the allocator was asked for what the ledger holds (random-number states are not on the GPU)"
+        found.append(_all(what, asked))
+    for case in cases:
+        if (case["model"], case["seq_length"]) != ("22B", 2048):  # the layer of table 4
+            continue
+        for line in case["speed"]:
+            bound, over = OVERHEAD_BOUNDS.get(line.name), line.over
+            if bound is not None and over is not None:
+                measured = f"{over.value:+.1%} ±{100 * over.margin:.1f}"
+                found.append(Claim(f"22B: overhead of {line.name} at most {bound:.0%}", measured, over.value <= bound))
+        shares = [share for name, share in case["gemm_share"].items() if name in (BASELINE, "sequence parallel")]
+        if shares:
+            what = "22B: the layer runs at 60% of the matrix product's rate or more"
+            found.append(Claim(what, f"{max(shares):.0%}", max(shares) >= 0.6))
+    return found
+
+
+def _all(claim: str, each: Sequence[bool]) -> Claim:
+    return Claim(claim, f"{sum(each)} of {len(each)}", all(each))

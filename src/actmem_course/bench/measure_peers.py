@@ -1,0 +1,170 @@
+"""Our layer compared with torch's and Megatron's: same sizes, same modes, in one run."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from actmem.config import ModelShape, Recompute
+from actmem.measure.one_layer import layer_input
+from actmem.measure.spread import is_real
+from actmem.model.attention import causal_mask
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.groups import TensorParallel
+from actmem_course.bench.measure_speed import group_of
+from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.race import Held, Race, Runner, hold, race
+from actmem_course.ranks import Ranks
+from actmem_course.results import PeerLine
+
+OURS = "ours"
+LITERAL = "ours, literal"
+COMPILED = "ours, compiled"
+PEER_MODES = ("none", "selective", "full")
+#: Peer → module of actmem_course.bench.peers and its function.
+PEERS = {
+    "DTensor": ("dtensor", "dtensor_layer"),
+    "megatron-core": ("megatron", "megatron_layer"),
+    "FSDP2": ("fsdp", "fsdp_layer"),
+}
+_MODULES = {**PEERS, COMPILED: ("compiled", "compiled_layer")}
+
+NOTES = {
+    "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
+    "parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
+    "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the activations' "
+    "dtype, on a GPU of 1 byte",
+    "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its ratio is per sequence",
+    LITERAL: "runs again all that the paper runs again",
+    COMPILED: "torch.compile on the regions between exchanges; it chooses by itself what is kept, so the bytes differ",
+}
+#: Printed if ranks exchange over gloo.
+OVER_GLOO = (
+    "its reduce-scatter over gloo sends only what is kept; the others use torch's, an all-reduce that forgets the rest. On GPUs "
+    "all use NCCL's"
+)
+
+
+class _WithMask(nn.Module):
+    """Our layer with a causal mask made once, as peers have it and as layers of one model share it."""
+
+    def __init__(self, layer: TransformerLayer, mask: Tensor):
+        super().__init__()
+        self.layer = layer
+        self.register_buffer("mask", mask, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x, self.mask)
+
+
+def build(
+    name: str, shape: ModelShape, tp: TensorParallel, mode: str, device: str, dtype: torch.dtype, p: float = 0.1
+) -> nn.Module:
+    """The layer of one peer, or ours.  Raises PeerUnavailable, or whatever the peer raises."""
+    if name in (OURS, LITERAL):
+        recompute = Recompute.of(mode).to_the_end if name == LITERAL else Recompute.of(mode)
+        layer = TransformerLayer(shape, tp, recompute=recompute, p=p, device=device, dtype=dtype)
+        return _WithMask(layer, causal_mask(shape.seq_length, device))
+    module, function = _MODULES[name]
+    make = getattr(importlib.import_module(f"actmem_course.bench.peers.{module}"), function)
+    return make(shape, tp, mode, p=p, device=device, dtype=dtype)
+
+
+def _runs_again(mode: str) -> bool:
+    return Recompute.of(mode).region != "none"
+
+
+def runner_of(
+    name: str, shape: ModelShape, ranks: Ranks, mode: str, dtype: torch.dtype, sequence_parallel: bool = True
+) -> Runner:
+    """A peer's layer and its input: a shard of one microbatch, or for FSDP2 its own sequences."""
+    tp = group_of(ranks, sequence_parallel)
+    if name == "FSDP2":
+        shape = shape.with_sizes(micro_batch_size=max(1, shape.micro_batch_size // ranks.size))
+        leaf = layer_input(shape, TensorParallel(), ranks.device, dtype)
+    else:
+        leaf = layer_input(shape, tp, ranks.device, dtype)
+    return Runner(build(name, shape, tp, mode, ranks.device, dtype), leaf)
+
+
+def measure_peers(
+    shape: ModelShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    rounds: int,
+    peers: Sequence[str] = tuple(PEERS),
+    modes: Sequence[str] = PEER_MODES,
+    sequence_parallel: bool = True,
+    cpu_time: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> list[PeerLine]:
+    """A line for each mode and layer, ours first.  Every rank must call it.
+
+    All modes of all layers take turns in every round, so that modes can be compared too.
+    """
+    candidates = [(mode, name) for mode in modes for name in (OURS, *([LITERAL] if _runs_again(mode) else []), *peers)]
+    runners, held, missing = {}, {}, {}
+    for mode, name in candidates:
+        on_progress(f"building {name}, recompute: {mode}")
+        try:
+            runner = runner_of(name, shape, ranks, mode, dtype, sequence_parallel)
+            held[mode, name] = hold(runner)
+            runners[mode, name] = runner
+        except Exception as error:
+            if name in (OURS, LITERAL):
+                raise
+            missing[mode, name] = _reason(error)
+    found = race(
+        runners, (modes[0], OURS), ranks, rounds=rounds, cpu_time=cpu_time,
+        on_round=lambda n: on_progress(f"timing {len(runners)} layers in turns: round {n} of {rounds + 2}"),
+    )  # fmt: skip
+    return [
+        PeerLine(*key, missing[key])
+        if key in missing
+        else _line(*key, found, held[key], _sequences(key[1], shape, ranks), shape)
+        for key in candidates
+    ]
+
+
+def _sequences(name: str, shape: ModelShape, ranks: Ranks) -> int:
+    b = shape.micro_batch_size
+    return ranks.size * max(1, b // ranks.size) if name == "FSDP2" else b
+
+
+def _reason(error: Exception) -> str:
+    first = str(error).strip().partition("\n")[0]
+    return first if isinstance(error, PeerUnavailable) else f"{type(error).__name__}: {first}"
+
+
+def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: ModelShape) -> PeerLine:
+    key, without = (mode, name), ("none", OURS if name == LITERAL else name)
+    forward, backward, both = (found.spread(key, f"{part}seconds").median for part in ("forward_", "backward_", ""))
+    ratio = found.ratio((mode, OURS), key)
+    over = found.ratio(key, without) if _runs_again(mode) and without in found.samples else None
+    each = sequences / shape.micro_batch_size
+    return PeerLine(
+        mode=mode,
+        name=name,
+        forward_seconds=forward,
+        backward_seconds=backward,
+        combined_seconds=both,
+        ratio=None if name == OURS else ratio.median * each,
+        ratio_low=None if name == OURS else ratio.low * each,
+        ratio_high=None if name == OURS else ratio.high * each,
+        is_real=name != OURS and is_real(ratio.times(each), found.noise),
+        overhead=None if over is None else over.median - 1,
+        overhead_low=None if over is None else over.low - 1,
+        overhead_high=None if over is None else over.high - 1,
+        overhead_is_real=over is not None and is_real(over, found.noise),
+        noise=found.noise,
+        sequences=sequences,
+        held_bytes=held.held_bytes,
+        peak_bytes=held.peak_bytes,
+        allocated_bytes=held.allocated_bytes,
+        requested_bytes=held.requested_bytes,
+        finite=held.finite,
+    )

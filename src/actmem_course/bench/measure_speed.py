@@ -1,0 +1,136 @@
+"""Table 4 on the ranks at hand: five ways to run one layer, and the paper's own costlier forms."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.formulas import paper
+from actmem.formulas.activations import eq2, layer_rows
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.flops import layer_overhead
+from actmem.measure.one_layer import layer_input
+from actmem.measure.spread import is_real
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import total
+from actmem_course.bench.race import Race, Runner, hold, race
+from actmem_course.ranks import Ranks
+from actmem_course.results import SpeedLine
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One line of the table.  paper_row: its name in the paper's table 4; literal: runs again what the
+    paper runs again, where ours stops at the last tensor that backward reads."""
+
+    name: str
+    sequence_parallel: bool
+    recompute: str
+    paper_row: str
+    literal: bool = False
+
+
+BASELINE = "baseline, no recompute"
+VARIANTS = (
+    Variant(BASELINE, False, "none", BASELINE),
+    Variant("sequence parallel", True, "none", "sequence parallel"),
+    Variant("full recompute", False, "full", "full recompute"),
+    Variant("selective", False, "selective", "selective"),
+    Variant("selective + sequence parallel", True, "selective", "selective + sequence parallel"),
+    Variant("full recompute, literal", False, "paper-full", "full recompute", literal=True),
+    Variant("selective, literal", False, "paper-selective", "selective", literal=True),
+    Variant("selective + SP, literal", True, "paper-selective", "selective + sequence parallel", literal=True),
+)
+
+
+def check_speed(
+    shape: ModelShape, tensor_parallel_size: int, element_size: int, ranks_here: int, memory_bytes: int
+) -> None:
+    """Raise ConfigError where t cannot share the layer, or real tensors of it cannot fit into memory."""
+    t, (a, b, h, s) = tensor_parallel_size, shape.letters()
+    check_layer(shape, Parallel(t, sequence_parallel=True))
+    weights = (len(VARIANTS) + 1) * 12 * h * h * element_size // t
+    needed = ranks_here * (weights + 2 * eq2(shape, t, element_size) + 2 * element_size * a * s * s * b // t)
+    if needed > memory_bytes:
+        raise ConfigError(
+            "model shape",
+            f"times need real tensors: about {needed / 2**30:.1f} GiB, and there are {memory_bytes / 2**30:.1f} GiB; take smaller sizes",
+        )
+
+
+def runners_of(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> dict[str, Runner]:
+    """A layer and an input for each variant, by name."""
+    runners = {}
+    for variant in VARIANTS:
+        tp = group_of(ranks, variant.sequence_parallel)
+        layer = TransformerLayer(shape, tp, recompute=variant.recompute, device=ranks.device, dtype=dtype)
+        runners[variant.name] = Runner(layer, layer_input(shape, tp, ranks.device, dtype))
+    return runners
+
+
+def group_of(ranks: Ranks, sequence_parallel: bool) -> TensorParallel:
+    """All ranks as one tensor-parallel group."""
+    return tensor_parallel(dist.group.WORLD, sequence_parallel=sequence_parallel)
+
+
+def measure_speed(
+    shape: ModelShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    rounds: int,
+    cpu_time: bool = False,
+    on_progress: Callable[[str], None] = lambda text: None,
+) -> list[SpeedLine]:
+    """A line for each variant.  Every rank must call it; times are the slowest rank's, bytes this one's."""
+    runners, held = runners_of(shape, ranks, dtype), {}
+    for name, runner in runners.items():
+        on_progress(f"counting bytes: {name}")
+        held[name] = hold(runner)
+    found = race(
+        runners,
+        BASELINE,
+        ranks,
+        rounds=rounds,
+        cpu_time=cpu_time,
+        on_round=lambda n: on_progress(f"timing: round {n} of {rounds + 2}"),
+    )
+    return [_line(variant, found, held[variant.name], shape, ranks, dtype.itemsize) for variant in VARIANTS]
+
+
+def _line(variant: Variant, found: Race, held, shape: ModelShape, ranks: Ranks, element_size: int) -> SpeedLine:
+    place = (shape, Parallel(ranks.size, variant.sequence_parallel), variant.recompute, element_size)
+    forward, backward, both = (found.spread(variant.name, f"{part}seconds") for part in ("forward_", "backward_", ""))
+    is_base = variant.name == BASELINE
+    over = found.ratio(variant.name, BASELINE)
+    return SpeedLine(
+        name=variant.name,
+        sequence_parallel=variant.sequence_parallel,
+        recompute=variant.recompute,
+        literal=variant.literal,
+        forward_seconds=forward.median,
+        forward_quartiles=(forward.lower_quartile, forward.upper_quartile),
+        backward_seconds=backward.median,
+        backward_quartiles=(backward.lower_quartile, backward.upper_quartile),
+        recompute_seconds=found.spread(variant.name, "recompute_seconds").median,
+        combined_seconds=both.median,
+        combined_quartiles=(both.lower_quartile, both.upper_quartile),
+        overhead=None if is_base else over.median - 1,
+        overhead_low=None if is_base else over.low - 1,
+        overhead_high=None if is_base else over.high - 1,
+        is_real=not is_base and is_real(over, found.noise),
+        noise=found.noise,
+        flops_overhead=float(layer_overhead(shape, variant.recompute)),
+        paper_overhead_percent=paper.TABLE4[variant.paper_row].overhead_percent,
+        predicted_bytes=total(layer_rows(*place)) + total(layer_extra_rows(*place, ranks.device)),
+        held_bytes=held.held_bytes,
+        peak_bytes=held.peak_bytes,
+        allocated_bytes=held.allocated_bytes,
+        requested_bytes=held.requested_bytes,
+        finite=held.finite,
+    )

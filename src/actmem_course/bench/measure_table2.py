@@ -1,0 +1,108 @@
+"""Measure table 2 on the ranks at hand: six configurations, each predicted and measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.distributed as dist
+
+from actmem.config import ConfigError, ModelShape, check_layer
+from actmem.formulas.activations import eq1, layer_rows
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.table2 import TABLE2, Configuration
+from actmem.measure.one_layer import measure_layer
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import Comparison, Row, compare, total
+from actmem_course.ranks import Ranks
+from actmem_course.results import Table2Result
+
+
+def check_table2(shape: ModelShape, tensor_parallel_size: int) -> None:
+    """Raise ConfigError if t ranks cannot measure all six configurations of this shape."""
+    for configuration in TABLE2:
+        check_layer(shape, configuration.parallel(tensor_parallel_size))
+
+
+def check_memory(shape: ModelShape, element_size: int, ranks_here: int, memory_bytes: int) -> None:
+    """Raise ConfigError if real tensors of the largest configuration cannot fit into memory.
+
+    The largest is the first: all of eq. 1 and the layer's 12h² weights, on every rank at once,
+    and two score tensors (as²b each) that are needed for a moment.
+    """
+    a, b, h, s = shape.letters()
+    needed = (eq1(shape, element_size) + 12 * h * h * element_size + 2 * element_size * a * s * s * b) * ranks_here
+    if needed > memory_bytes:
+        raise ConfigError(
+            "model shape",
+            f"{ranks_here} ranks need about {needed / 2**30:.1f} GiB, this machine has {memory_bytes / 2**30:.1f} GiB; "
+            "use --emulate, or smaller sizes",
+        )
+
+
+def measure_table2(
+    shape: ModelShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    on_configuration: Callable[[Configuration], None] = lambda configuration: None,
+    configurations: Sequence[Configuration] = TABLE2,
+) -> list[Table2Result]:
+    """This rank's results, in the order of the table.  Every rank must call it."""
+    results = []
+    for configuration in configurations:
+        on_configuration(configuration)
+        comparison, predicted, extra, measured = _measure(configuration, shape, ranks, dtype)
+        results.append(
+            Table2Result(
+                configuration.name,
+                configuration.formula(dtype.itemsize),
+                configuration.parallel(ranks.size).tensor_parallel_size,
+                ranks.rank,
+                predicted,
+                extra,
+                measured,
+                measured - predicted - extra,
+                comparison.exact,
+                "" if comparison.exact else comparison.describe(),
+            )
+        )
+    return results
+
+
+def _measure(
+    configuration: Configuration, shape: ModelShape, ranks: Ranks, dtype: torch.dtype
+) -> tuple[Comparison, int, int, int]:
+    parallel = configuration.parallel(ranks.size)
+    if parallel.tensor_parallel_size == 1:
+        tp = TensorParallel(sequence_parallel=parallel.sequence_parallel)
+    else:
+        tp = tensor_parallel(dist.group.WORLD, sequence_parallel=parallel.sequence_parallel)
+    measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
+    predicted = layer_rows(shape, parallel, configuration.recompute, dtype.itemsize)
+    extra = layer_extra_rows(shape, parallel, configuration.recompute, dtype.itemsize, ranks.device)
+    return compare(predicted + extra, measured), total(predicted), total(extra), total(measured)
+
+
+def extras_of_table2(shape: ModelShape, ranks: Ranks, element_size: int) -> list[Row]:
+    """The extra rows of all six configurations, for the list of reasons."""
+    return [
+        row
+        for configuration in TABLE2
+        for row in layer_extra_rows(
+            shape, configuration.parallel(ranks.size), configuration.recompute, element_size, ranks.device
+        )
+    ]
+
+
+def worst_by_configuration(results: list[Table2Result]) -> list[Table2Result]:
+    """For each configuration the rank that is furthest off, or else the one that holds most."""
+    worst: dict[str, Table2Result] = {}
+    for result in results:
+        kept = worst.setdefault(result.configuration, result)
+        if _badness(result) > _badness(kept):
+            worst[result.configuration] = result
+    return list(worst.values())
+
+
+def _badness(result: Table2Result) -> tuple:
+    return not result.exact, abs(result.difference_bytes), result.measured_bytes

@@ -1,0 +1,81 @@
+"""What the labs that take times have in common: their options, and the machine's limits."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+from importlib.metadata import version
+
+import torch
+
+from actmem.config import ConfigError, check_size
+from actmem_course.arguments import ELEMENT_SIZES
+from actmem_course.ranks import device_type
+
+
+def add_timing_arguments(parser: argparse.ArgumentParser, rounds: int = 20) -> None:
+    """--dtype, --rounds and --cpu-time."""
+    parser.add_argument(
+        "--dtype", choices=tuple(ELEMENT_SIZES), help="of the activations (default: bfloat16 on GPUs, float32 on CPUs)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=rounds, metavar="N", help="how often each is timed (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="take this process's processor time, not the wall clock: for a CPU that other programs use too",
+    )
+
+
+def check_timing(args: argparse.Namespace) -> str:
+    """The dtype's name, chosen if none is given.  Raises ConfigError on options that do not fit together."""
+    check_size("rounds", args.rounds, largest=100_000)
+    device = device_type(args)
+    if args.cpu_time and device == "cuda":
+        raise ConfigError("cpu_time", "says nothing about a GPU")
+    return args.dtype or ("bfloat16" if device == "cuda" else "float32")
+
+
+def memory_bytes(device: str) -> int:
+    """Bytes of this rank's GPU, or of the machine.
+
+    All of it, not what is free: ranks on equal GPUs must come to the same verdict, and asking what
+    is free would open a context on a GPU before the rank has chosen its own.
+    """
+    if device == "cuda":
+        return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", 0))).total_memory
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def ranks_here(args: argparse.Namespace) -> int:
+    """How many ranks share the memory of ``memory_bytes``."""
+    if args.emulate is not None or device_type(args) == "cuda":
+        return 1
+    return int(os.environ["LOCAL_WORLD_SIZE"])
+
+
+def device_name(device: str) -> str:
+    """The GPU's or the processor's own name."""
+    if device == "cuda":
+        return torch.cuda.get_device_name()
+    try:
+        with open("/proc/cpuinfo", encoding="utf-8") as file:
+            return next(line.partition(":")[2].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def setting(shape, ranks, dtype: str) -> str:
+    """Two lines for a title: sizes and dtype; ranks, device and torch's version."""
+    a, b, h, s = shape.letters()
+    how = f"emulated rank 0 of {ranks.size}" if ranks.emulated else f"{ranks.size} rank{'s' * (ranks.size > 1)}"
+    return f"s={s} b={b} h={h} a={a}, {dtype}\n{how} on {device_name(ranks.device)}, torch {version('torch')}"
+
+
+def clock_name(args: argparse.Namespace, device: str) -> str:
+    """How times are taken, in words."""
+    if device == "cuda":
+        return "CUDA events"
+    return "processor time" if args.cpu_time else "wall clock"

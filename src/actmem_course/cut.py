@@ -1,0 +1,107 @@
+"""Cut a lab from its solution, so that the two have one source.
+
+A public function keeps its signature and docstring and loses its body; a private function or
+class goes; everything else stays.  The last lines, which call the judge, come from here: the judge
+imports the solutions, so they don't import the judge.  Whoever edits a solution runs ``python -m actmem_course.cut``
+after it: it writes labs/ anew, and leaves a file alone that somebody else has edited.
+"""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+from actmem_course.launch import LABS
+
+_LAST_LINES = """
+
+if __name__ == "__main__":
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))
+"""
+
+SOLUTIONS = Path(__file__).parent / "judge" / "solutions"
+
+
+def lab_names() -> list[str]:
+    """The labs to write, in the order of the course."""
+    return sorted(path.stem for path in SOLUTIONS.glob("lab*.py"))
+
+
+def lab_source(name: str) -> str:
+    """The source of a lab as a learner gets it."""
+    return cut((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
+
+
+def cut(solution: str) -> str:
+    """The source of a lab from the source of its solution.  A lab without answers is cut to itself."""
+    lines = solution.splitlines()
+    kept: list[str] = []
+    end = 0  # lines before this one are dealt with
+    for node in ast.parse(solution).body:
+        first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) - 1
+        before, end_before = lines[end:first], first
+        end = node.end_lineno or end
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.name.startswith("_"):
+            continue
+        kept += before
+        if isinstance(node, ast.FunctionDef) and not _given(before):
+            kept += lines[end_before : node.body[0].end_lineno] + ["    raise NotImplementedError"]
+        else:
+            kept += lines[end_before:end]
+    lab = "\n".join(kept) + "\n"
+    return lab if "\nif __name__ ==" in lab else lab + _LAST_LINES
+
+
+def _given(before: list[str]) -> bool:
+    """Whether the comment above a function says that the learner gets it whole."""
+    return any(line.startswith("# given") for line in before)
+
+
+def write_labs(folder: Path) -> list[Path]:
+    """Write every lab into ``folder``.  Returns the files that were left alone because they hold someone's work."""
+    left = []
+    for name in lab_names():
+        path, source = folder / f"{name}.py", lab_source(name)
+        old = path.read_text(encoding="utf-8") if path.exists() else None
+        if old == source:
+            continue
+        if old is not None and not _is_ours(path, old):
+            left.append(path)
+            continue
+        path.write_text(source, encoding="utf-8")
+        _git(path, "hash-object", "-w", path.name)  # git now knows what we wrote, committed or not
+    return left
+
+
+def _is_ours(path: Path, text: str) -> bool:
+    """Whether a lab holds no answers, and git has its very text: then writing over it loses nothing."""
+    try:
+        answered = cut(text) != text
+    except SyntaxError:
+        return False
+    blob = _git(path, "hash-object", path.name)
+    return not answered and bool(blob) and _git(path, "cat-file", "-t", blob) == "blob"
+
+
+def _git(path: Path, *arguments: str) -> str:
+    """What git says in the folder of ``path``; nothing if it fails or isn't there."""
+    try:
+        done = subprocess.run(["git", *arguments], cwd=path.parent, capture_output=True, text=True)
+    except OSError:
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
+
+
+def main() -> int:
+    left = write_labs(LABS)
+    for path in left:
+        print(f"{path}: left alone, it has answers or edits in it; make labs moves them to my/labs", file=sys.stderr)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

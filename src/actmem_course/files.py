@@ -1,0 +1,91 @@
+"""The files that labs write: checked before any work, written beside, then put in place."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from actmem.config import ConfigError
+
+
+def check_files(args: argparse.Namespace, *names: str) -> None:
+    """Raise ConfigError if one of these options names a file that can't be written, or that another one names.
+
+    Every rank finds the same; only rank 0 touches the files.
+    """
+    named: dict[Path, str] = {}
+    for name in names:
+        path = getattr(args, name)
+        if path is None:
+            continue
+        with _refused(name, path):
+            target = path.resolve()
+        if target in named:
+            raise ConfigError(name, f"{path} is the file of --{named[target]} already")
+        named[target] = name
+        if int(os.environ.get("RANK", "0")) == 0:
+            check_writable(name, path)
+
+
+def check_writable(argument: str, path: Path) -> None:
+    """Raise ConfigError if ``path`` can't be written; an existing file keeps its contents."""
+    with _refused(argument, path):
+        for place in {path, path_beside(path)} if _replaceable(path) else {path}:
+            existed = place.exists()
+            with open(place, "a"):
+                pass
+            if not existed:
+                place.unlink()
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Where to write what takes the place of ``path`` when the block is over.
+
+    If the block fails, or the disk is full, the old file stays.  A device or a pipe is written itself.
+    """
+    if not _replaceable(path):
+        yield path
+        return
+    beside = path_beside(path)
+    try:
+        yield beside
+        with open(beside, "rb") as written:
+            os.fsync(written.fileno())
+        beside.replace(path.resolve())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    finally:
+        with suppress(OSError):
+            beside.unlink(missing_ok=True)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Put ``text`` into the file, or leave the old file as it is."""
+    with replacing(path) as beside:
+        try:
+            beside.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def path_beside(path: Path) -> Path:
+    """Where the next contents are written, to take the place of ``path`` when they are complete."""
+    path = path.resolve()
+    return path.with_name(path.name + ".part")
+
+
+def _replaceable(path: Path) -> bool:
+    return path.is_file() or not path.exists()
+
+
+@contextmanager
+def _refused(argument: str, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (OSError, RuntimeError) as error:  # resolve() raises RuntimeError on links that lead to themselves
+        reason = error.strerror if isinstance(error, OSError) else "its links lead to themselves"
+        raise ConfigError(argument, f"cannot write {path}: {reason}") from None

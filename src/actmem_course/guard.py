@@ -1,0 +1,165 @@
+"""A thread on every rank that ends the rank when it can't go on, whatever its main thread is lost in.
+
+A rank can't go on if it is told to end, if what started it is gone, or if another rank has failed.
+Signals reach the thread through a pipe that C code fills, so it hears them even while the main
+thread waits in a collective.  Of all ranks, one says what happened, in one line.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from typing import NoReturn
+
+from actmem_course.arguments import tell_torchrun
+from actmem_course.rank_store import RanksLost, RankStore
+
+#: Between two looks at the others.
+BEAT_SECONDS = 0.5
+#: A rank that has not answered for so long, while others were still answering, is taken for dead.
+ANSWER_SECONDS, LONGEST_SECONDS = 1.5, 5
+#: Names the file descriptor by which ``start`` and a rank know of each other: it ends with either.
+LINE = "ACTMEM_LINE"
+
+_exit = os._exit  # a learner's code may meet another one
+_ENDING = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
+
+
+class Guard(threading.Thread):
+    """Make and start it in the main thread, and ``stop`` it there."""
+
+    #: The one that runs.
+    current: Guard | None = None
+
+    def __init__(self, store: RankStore | None = None, program: str = ""):
+        super().__init__(name="guard", daemon=True)
+        self.store, self.program = store or RankStore(), program or os.path.basename(sys.argv[0])
+        self._over, self._giving_up = threading.Event(), threading.Lock()
+        self._parent = os.getppid()
+        self._to_start = [int(os.environ[LINE])] if LINE in os.environ else []
+        self._wake, self._wake_end = os.pipe()
+        os.set_blocking(self._wake_end, False)
+
+    def start(self) -> None:
+        if Guard.current:
+            Guard.current.stop()
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        for number in _ENDING:
+            signal.signal(number, lambda number, frame: None)
+        Guard.current = self
+        super().start()
+
+    def stop(self) -> None:
+        """No more watching; signals end the process again."""
+        self._over.set()
+        os.write(self._wake_end, b"\0")
+        self.join()
+        signal.set_wakeup_fd(-1)
+        for number in _ENDING:
+            signal.signal(number, signal.SIG_DFL)
+        Guard.current = None
+
+    def run(self) -> None:
+        while not self._over.is_set():
+            ready = select.select([self._wake, *self._to_start], [], [], BEAT_SECONDS)[0]
+            if self._over.is_set():
+                return
+            if any(line in ready for line in self._to_start) or not self._to_start and os.getppid() != self._parent:
+                self.quit("what started the ranks is gone" if self.store.rank == 0 else None)
+            try:
+                if self._wake in ready:
+                    self.signalled(os.read(self._wake, 1)[0])
+                self.beat()
+            except RanksLost:
+                if not self._over.is_set():
+                    self.lost()
+
+    def signalled(self, number: int) -> None:
+        """A signal has come."""
+        if number == signal.SIGINT:
+            time.sleep(1)  # time for KeyboardInterrupt to end the main thread by itself
+            leave(130)
+        if number in _ENDING:
+            self.give_up(None)
+
+    def beat(self) -> None:
+        """Twice a second: has another rank failed?"""
+        if self.store.size > 1 and self.store.count("alarm", 0):
+            self.give_up(None)
+
+    def lost(self) -> None:
+        """The store is gone, and with it what started the ranks."""
+        time.sleep(BEAT_SECONDS)
+        self.quit("what started the ranks is gone" if self.store.rank == 0 else None)
+
+    def give_up(self, cause: str | None) -> NoReturn:
+        """End this rank, and the others with it.  cause: None if it lies with another rank, or outside."""
+        self._giving_up.acquire()  # and never release it: the other thread waits here for the end
+        try:
+            self.store.count("alarm")
+            self.store.post("here", True)
+            if cause is None and not self._to_start:  # start knows itself what became of a rank
+                cause = self._blame()
+            self.quit(cause if cause and self.store.count("spoken") == 1 else None)
+        except RanksLost:
+            self.quit(cause)
+
+    def _blame(self) -> str | None:
+        """Who has failed, if nobody says so itself."""
+        missing = self.silent("here", until=lambda: self.store.count("spoken", 0) > 0)
+        if self.store.count("spoken", 0):
+            return None
+        ranks = ", ".join(map(str, sorted(missing)))
+        if missing:
+            return f"rank{'s' * (len(missing) > 1)} {ranks} died: killed, or crashed"
+        return "told to end" if os.environ.get("RANK", "0") == "0" else None
+
+    def silent(self, key: str, until: Callable[[], bool] = lambda: False) -> set[int]:
+        """The other ranks that don't say this word in time; the time starts anew with each that does."""
+        missing, began = set(range(self.store.size)) - {self.store.rank}, time.monotonic()
+        settled = began
+        while missing and time.monotonic() - settled < ANSWER_SECONDS and time.monotonic() - began < LONGEST_SECONDS:
+            if until():
+                break
+            still = {rank for rank in missing if not self.store.read_if_posted(key, rank)}
+            if still != missing:
+                missing, settled = still, time.monotonic()
+            time.sleep(0.05)
+        return missing
+
+    def quit(self, cause: str | None) -> NoReturn:
+        """End this process at once.  cause: what to say, on the rank that says it; the others end quietly."""
+        if cause:
+            by = f"rank {self.store.rank}: " * (self.store.size > 1)
+            say(f"{self.program}: {by}{cause}")
+            tell_torchrun(f"{by}{cause}")
+        leave(1 if cause else 0)
+
+
+def say(line: str) -> None:
+    """A line for the user, whatever became of the streams."""
+    with suppress(OSError, ValueError, AttributeError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.write(2, f"{line}\n".encode(errors="replace"))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without the interpreter's own end."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    _exit(code)
+
+
+def done() -> None:
+    """Tell ``start`` that this rank has come to its end, and has not been cut off."""
+    if LINE in os.environ:
+        with suppress(OSError):
+            os.write(int(os.environ[LINE]), b".")

@@ -1,0 +1,47 @@
+"""The six labs: which a file is, its exercises, and our solutions.  Imported by name: a check knows neither."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+from actmem.config import ConfigError
+from actmem_course.judge.exercise import Lab
+
+LAB_NAMES = (
+    "lab1_count_bytes",
+    "lab2_tensor_parallel",
+    "lab3_sequence_parallel",
+    "lab4_recompute",
+    "lab5_pipeline",
+    "lab6_train",
+)
+
+
+def lab_name(script: Path, doc: str) -> str:
+    """Which lab a learner's file is: by its name, or if it has another one, by the line "Lab 2: …" of its docstring.
+
+    Raises ConfigError if neither says so.
+    """
+    said = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
+    by_number = {name.partition("_")[0]: name for name in LAB_NAMES}
+    name = script.stem if script.stem in LAB_NAMES else by_number.get(f"lab{said[1]}" if said else "")
+    if name is None:
+        raise ConfigError(
+            "file",
+            f'which lab is it?  Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(LAB_NAMES)})',
+        )
+    return name
+
+
+def load_lab(name: str) -> Lab:
+    """The lab of that file name.  Raises ConfigError if there is none."""
+    if name not in LAB_NAMES:
+        raise ConfigError("lab", f"the judge knows {', '.join(LAB_NAMES)}; this file is {name}")
+    return importlib.import_module(f"actmem_course.judge.lab_checks.{name}").LAB
+
+
+def solutions_of(name: str) -> dict:
+    """The names of our own solution's module, by name."""
+    return vars(importlib.import_module(f"actmem_course.judge.solutions.{name}"))

@@ -1,0 +1,117 @@
+"""Which mistake makes these numbers?  Diagnoses are found by trying hypotheses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from functools import reduce
+
+import torch
+from torch import Tensor
+
+from actmem_course.judge.verdict import Wrong
+
+#: In float64 the order of summation changes the last digits only.
+TOLERANCE = 1e-9
+
+
+def close(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
+    """Same shape, and equal up to rounding beside the largest value."""
+    if found.shape != expected.shape:
+        return False
+    scale = max(1.0, expected.abs().max().item() if expected.numel() else 0.0)
+    return bool(((found.to(expected.dtype) - expected).abs() <= tolerance * scale).all())
+
+
+def summed(tensors: Iterable[Tensor]) -> Tensor:
+    """The sum over the ranks, of a tensor for each rank."""
+    return reduce(torch.add, tensors)
+
+
+def grad_of(tensor: Tensor) -> Tensor:
+    """The gradient that a backward of ours has just left in a tensor."""
+    assert tensor.grad is not None
+    return tensor.grad
+
+
+def check_tensor(
+    what: str, found: object, expected: Tensor, mistakes: Mapping[str, Tensor] | None = None, t: int = 1
+) -> None:
+    """Raise Wrong unless ``found`` is ``expected``.
+
+    mistakes: diagnosis -> what a learner who makes that mistake gets.  The first that fits is
+    named; else the diagnosis says how ``found`` differs.  what: the subject of that sentence.
+    t: the number of ranks, for factors.
+    """
+    if found is None:
+        raise Wrong(f"{what} is None" + (": is a return missing?" if "result" in what else ""))
+    if type(found).__name__ == "DTensor":
+        raise Wrong(f"{what} is a DTensor; expected a plain tensor (full_tensor() or to_local())")
+    if not isinstance(found, Tensor):
+        raise Wrong(f"{what} is a {type(found).__name__}, not a tensor")
+    found = found.detach()
+    if found.shape == expected.shape and found.dtype != expected.dtype:
+        raise Wrong(f"{what} has dtype {_dtype(found)}; expected {_dtype(expected)}, as the input has")
+    if close(found, expected):
+        return
+    for diagnosis, value in (mistakes or {}).items():
+        # A hypothesis that equals the right answer (with one rank, say) explains nothing.
+        if close(found, value) and not close(value, expected):
+            raise Wrong(diagnosis)
+    raise Wrong(describe(what, found, expected, t))
+
+
+def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:
+    """How ``found`` differs from ``expected``, when no known mistake explains it."""
+    if found.shape != expected.shape:
+        return f"{what} has shape {list(found.shape)}; expected {list(expected.shape)}"
+    if not found.isfinite().all():
+        return f"{what} has infinite or undefined values"
+    if not found.any():
+        return f"{what} is zero everywhere"
+    ratio = factor(found, expected)
+    if ratio is not None:
+        return f"{what} is {times(ratio, t)} what it should be"
+    wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
+    if found.dim() and 0 < len(wrong_rows) < found.shape[0]:
+        return f"{what} is wrong in rows {_ranges(wrong_rows)} of dimension 0 and right in the others"
+    error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
+    return f"{what} has the right shape but wrong values: off by up to {error:.2g} times the largest right value"
+
+
+def factor(found: Tensor, expected: Tensor) -> float | None:
+    """The number c with found = c · expected, None if there is no such number."""
+    norm = (expected * expected).sum().item()
+    if not norm:
+        return None
+    ratio = (found * expected).sum().item() / norm
+    return ratio if close(found, ratio * expected) else None
+
+
+def times(ratio: float, t: int = 1) -> str:
+    """A factor in words, as a power of t where it is one: ``1/t of`` or ``t times``."""
+    named = {-1.0: "the negative of", 0.5: "half", 2.0: "twice"}
+    if t > 1:
+        named |= {
+            float(t): f"t (here {t}) times",
+            1 / t: f"1/t (here 1/{t}) of",
+            float(t * t): f"t² (here {t * t}) times",
+        }
+    for value, words in reversed(named.items()):
+        if abs(ratio - value) < 1e-6 * abs(value):
+            return words
+    return f"{ratio:.4g} times"
+
+
+def _ranges(numbers: list[int]) -> str:
+    """Whole numbers in order as ranges: 0 to 3, 6."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

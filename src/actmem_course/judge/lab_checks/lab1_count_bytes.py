@@ -1,0 +1,233 @@
+"""Lab 1: predictions, judged by what real layers keep."""
+
+from __future__ import annotations
+
+import torch
+
+from actmem.config import ModelShape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.ledger import record
+from actmem.measure.one_layer import measure_layer
+from actmem.models import PAPER_MODELS
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import LAYER_TERMS, by_term
+from actmem_course.judge.exercise import Exercise, Lab
+from actmem_course.judge.kept import Call
+from actmem_course.judge.lab_checks import lab1_hints as hints
+from actmem_course.judge.lab_checks.ratios import check_whole_number, explain_ratio
+from actmem_course.judge.reward import BarsReward, Measure, Reward
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.workbench import Bench
+
+#: s, b, h, a that share no factor, so that every wrong power of one of them shows.
+_SHAPES = (ModelShape(11, 3, 35, 5), ModelShape(7, 2, 39, 13), ModelShape(17, 5, 22, 2))
+
+
+def measured(
+    shape: ModelShape, tensor_parallel_size: int = 1, sequence_parallel: bool = False, recompute: str = "none"
+) -> dict[str, int]:
+    """Bytes of the paper's terms that our layer keeps on one rank, counted in an emulated run."""
+    with emulated_rank(tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+        rows = by_term(measure_layer(shape, tp, recompute))
+    return {term: size for term, size in rows.items() if term in LAYER_TERMS}
+
+
+def check_layer_bytes(b: Bench) -> None:
+    found, true = [], []
+    for shape in _SHAPES:
+        heads, micro_batch, h, s = shape.letters()
+        answer = b["layer_bytes"](s, micro_batch, h, heads)
+        if not isinstance(answer, dict):
+            raise Wrong(
+                f"expected a dict of bytes by name, got {type(answer).__name__}"
+                + (": is a return missing?" if answer is None else "")
+            )
+        missing = [term for term in LAYER_TERMS if term not in answer]
+        unknown = [term for term in answer if term not in LAYER_TERMS]
+        if missing or unknown:
+            parts = [f"missing {', '.join(missing)}"] * bool(missing)
+            parts += [f"not among them {', '.join(map(str, unknown))}"] * bool(unknown)
+            raise Wrong("expected exactly the 15 names: " + "; ".join(parts))
+        found.append({term: check_whole_number(term, value) for term, value in answer.items()})
+        true.append(measured(shape))
+    faults = [
+        f"{term} {explain_ratio([(f[term], t[term]) for f, t in zip(found, true)], _SHAPES)}{_reason(term, found[0][term], true[0][term])}"
+        for term in LAYER_TERMS
+        if any(f[term] != t[term] for f, t in zip(found, true))
+    ]
+    if faults:
+        more = f"; {len(faults) - 2} more terms are wrong" if len(faults) > 2 else ""
+        raise Wrong("; ".join(faults[:2]) + more)
+
+
+def _reason(term: str, found: int, true: int) -> str:
+    if "mask" in term and found == 2 * true:
+        return " (a mask takes 1 byte an element, not 2)"
+    if "mask" not in term and found * 2 == true:
+        return " (2 bytes an element)"
+    if term in ("GeLU input", "4h→h input") and found * 4 == true:
+        return " (it is 4h wide)"
+    return ""
+
+
+def check_rank_bytes(b: Bench) -> None:
+    shape = ModelShape(12, 3, 40, 8)
+    heads, micro_batch, h, s = shape.letters()
+    for t, sequence_parallel, recompute in (
+        (1, False, "none"), (4, False, "none"), (4, True, "none"), (2, False, "selective"), (4, True, "selective"), (4, False, "full"), (4, True, "full"),
+    ):  # fmt: skip
+        found = check_whole_number(
+            "the result", b["rank_bytes"](s, micro_batch, h, heads, t, sequence_parallel, recompute)
+        )
+        true = sum(measured(shape, t, sequence_parallel, recompute).values())
+        if found == true:
+            continue
+        case = f"t={t}, {'with' if sequence_parallel else 'without'} sequence parallelism, recompute={recompute!r}"
+        for mistake, value in _rank_mistakes(shape, t, sequence_parallel, recompute).items():
+            if found == value and found != true:
+                raise Wrong(f"{case}: {mistake}")
+        raise Wrong(f"{case}: predicted {found:,} B, measured {true:,} B for s={s} b={micro_batch} h={h} a={heads}")
+
+
+def _rank_mistakes(shape: ModelShape, t: int, sequence_parallel: bool, recompute: str) -> dict[str, int]:
+    heads, micro_batch, h, s = shape.letters()
+    sbh, core = s * micro_batch * h, 5 * heads * s * s * micro_batch
+    cut = t if sequence_parallel else 1
+    right = 10 * sbh // cut + 24 * sbh // t
+    if recompute == "full":
+        return {
+            "this is what selective recomputation keeps; full recomputation keeps only the layer's input": right,
+            "the layer's input is cut by sequence parallelism, so it is 2sbh/t" if cut > 1 else
+            "the layer's input is 2sbh on every rank without sequence parallelism": 2 * sbh if cut > 1 else 2 * sbh // t,
+            "2sbh is in bytes already, but it is multiplied by 2 again": 4 * sbh // cut,
+            "elements are counted, not bytes": sbh // cut,
+        }  # fmt: skip
+    kept_core = core // t if recompute == "none" else 0
+    mistakes = {
+        "5as²b is not divided by t, although the heads are shared among the ranks": right + core,
+        "the two layer-norm inputs, two block inputs and two masks (10sbh) are divided by t; without sequence parallelism every rank keeps them whole":
+            34 * sbh // t + kept_core,
+        "10sbh is not divided by t: sequence parallelism shares layer norms and dropouts too": 10 * sbh + 24 * sbh // t + kept_core,
+        "sequence parallelism divides more than one input (2sbh): two layer-norm inputs, two block inputs, two masks, 10sbh in all":
+            2 * sbh // cut + 8 * sbh + 24 * sbh // t + kept_core,
+        "nothing is divided by t": 34 * sbh + (core if recompute == "none" else 0),
+        "the coefficients are bytes already, but they are multiplied by 2 again": 2 * (right + kept_core),
+        "elements are counted, not bytes": (right + kept_core) // 2,
+    }  # fmt: skip
+    if recompute == "selective":
+        mistakes |= {
+            "this is what is kept without recomputation: selective drops the three tensors of the core attention, 5as²b/t": right
+            + core // t,
+            "Q, K and V are dropped as well: the second run starts from them, so they stay": right - 6 * sbh // t,
+        }
+    return mistakes
+
+
+def check_gated_mlp_bytes(b: Bench) -> None:
+    for s, micro_batch, h, f in ((5, 3, 8, 14), (7, 2, 10, 22)):
+        found = check_whole_number("the result", b["gated_mlp_bytes"](s, micro_batch, h, f))
+        true = _keeps(b, s, micro_batch, h, f)
+        mistakes = {
+            "x is counted twice: two linears read it, but it is one tensor in memory": true + 2 * s * micro_batch * h,
+            "the input of silu is left out, but its gradient needs it": true - 2 * s * micro_batch * f,
+            "x is left out: the gradients of both first weights need it": true - 2 * s * micro_batch * h,
+            "the product and one of its factors are left out: multiplication keeps both factors, the last linear its input": true
+            - 4 * s * micro_batch * f,
+            "elements are counted, not bytes": true // 2,
+            "one tensor of [s, b, f] too many": true + 2 * s * micro_batch * f,
+        }
+        for mistake, value in mistakes.items():
+            if found == value:
+                raise Wrong(mistake)
+        if found != true:
+            raise Wrong(f"predicted {found:,} B, measured {true:,} B for s={s} b={micro_batch} h={h} f={f}")
+
+
+def _keeps(b: Bench, s: int, micro_batch: int, h: int, f: int) -> int:
+    """Bytes that the layer of the lab's file keeps, by the ledger."""
+    weights = [torch.randn(size, dtype=torch.bfloat16) for size in ((f, h), (f, h), (h, f))]
+    module = Call(b["gated_mlp"], weights)
+    with record(module) as ledger:
+        y = module(torch.randn(s, micro_batch, h, dtype=torch.bfloat16, requires_grad=True))
+    del y
+    return ledger.total_bytes
+
+
+def check_crossover(b: Bench) -> None:
+    for h, a in ((12288, 96), (20, 4), (1600, 25)):
+        found = check_whole_number("the result", b["crossover_seq_length"](h, a))
+        right = 34 * h // (5 * a) + 1
+        mistakes = {
+            "h and a are swapped: wide heads make the core attention small beside the rest": 34 * a // (5 * h) + 1,
+            "the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2": 34
+            * h
+            // (4 * a)
+            + 1,
+            "only the softmax output is counted: the dropout's mask and output belong to the core as well": 34
+            * h
+            // (2 * a)
+            + 1,
+            "the core is compared with the rest of attention only; the MLP and the layer norms belong to the layer too": 11
+            * h
+            // (5 * a)
+            + 1,
+        }
+        for mistake, value in mistakes.items():
+            if found == value and value != right:
+                raise Wrong(mistake)
+        for s, more in ((found, True), (found - 1, False)):
+            if s < 1:
+                continue
+            rows = measured(ModelShape(s, 1, h, a))
+            core = sum(size for term, size in rows.items() if term in CORE_ATTENTION_TERMS)
+            rest = sum(rows.values()) - core
+            if (core > rest) != more:
+                fault = "not more yet" if more else "more already"
+                raise Wrong(
+                    f"h={h} a={a}: at s={s} the core attention keeps {core:,} B and all else {rest:,} B, {fault}"
+                )
+
+
+def lab1_reward(b: Bench) -> Reward:
+    """One layer of GPT-3 on one of 8 ranks in every configuration of table 2, as predicted and as counted."""
+    shape = PAPER_MODELS["175B"].shape
+    heads, micro_batch, h, s = shape.letters()
+    cases = {
+        "no parallelism": (1, False, "none"),
+        "tensor": (8, False, "none"),
+        "tensor + sequence": (8, True, "none"),
+        "tensor + selective": (8, False, "selective"),
+        "all three": (8, True, "selective"),
+        "full recomputation": (8, False, "full"),
+    }
+    measures = []
+    for name, case in cases.items():
+        counted = sum(measured(shape, *case).values())
+        measures.append(
+            Measure(name, "B", {"yours": b["rank_bytes"](s, micro_batch, h, heads, *case), "measured": counted})
+        )
+        b.progress()
+    crossover = b["crossover_seq_length"](h, heads)
+    remark = f"From s={crossover:,} on, the core attention keeps more than all else in such a layer; GPT-3 has s={s:,}."
+    return BarsReward(
+        "One layer of GPT-3 on one of 8 ranks, as you predict it and as a real layer keeps it",
+        tuple(measures),
+        remark,
+        one_scale=True,
+    )
+
+
+LAB = Lab(
+    "lab1_count_bytes",
+    "Lab 1: count bytes",
+    (
+        Exercise("1.1", "layer_bytes", check_layer_bytes, hints.LAYER_BYTES),
+        Exercise("1.2", "rank_bytes", check_rank_bytes, hints.RANK_BYTES),
+        Exercise("1.3", "gated_mlp_bytes", check_gated_mlp_bytes, hints.GATED_MLP_BYTES),
+        Exercise("1.4", "crossover_seq_length", check_crossover, hints.CROSSOVER),
+    ),
+    reward=lab1_reward,
+    one_process=True,
+)

@@ -1,0 +1,182 @@
+"""Lab 4's checkpoint functions: gradients, bytes, how far the second run goes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem_course.judge.compare import check_tensor
+from actmem_course.judge.kept import KeptBytes, kept
+from actmem_course.judge.lab_checks.operators import size_of
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.workbench import Bench, unchanged
+from actmem_course.pieces import core_attention
+
+
+def bytes_without_states(found: KeptBytes) -> int:
+    """Bytes kept, the states of random-number generators left out: these are flat tensors of uint8."""
+    return sum(t.bytes for t in found.ledger.saved if not (t.dtype is torch.uint8 and len(t.shape) == 1))
+
+
+def check_hides_nothing(found: KeptBytes) -> None:
+    """Raise Wrong if some bytes are kept out of the hooks' sight."""
+    if found.hidden_bytes > 0:
+        raise Wrong(
+            f"it keeps {found.hidden_bytes:,} B where no hook can see them (tensors as an attribute of ctx, or in a "
+            "closure): pass them to ctx.save_for_backward, or to keep"
+        )
+
+
+class _Region:
+    """A region to checkpoint that counts its runs: two matrix products with parameters of its own."""
+
+    def __init__(self, b: Bench):
+        self.up = b.random(256, 64, seed=1).requires_grad_()
+        self.down = b.random(64, 256, seed=2).requires_grad_()
+        self.runs = 0
+
+    def __call__(self, x: Tensor, gate: Tensor, mask: Tensor) -> Tensor:
+        self.runs += 1
+        return F.linear(torch.tanh(F.linear(x, self.up) * gate) * mask, self.down) + x
+
+
+def check_numbers(b: Bench, name: str) -> None:
+    checkpoint = b[name]
+    x, gate, upstream = b.random(16, 4, 64, seed=3), b.random(16, 4, 1, seed=4), b.random(16, 4, 64, seed=5)
+    mask = b.random(16, 4, 256, seed=6) > 0
+    expected, wanted, ones = _plain(b, x, gate, mask, upstream)
+
+    region = _Region(b)
+    leaves = [x.clone().requires_grad_(), gate.clone().requires_grad_()]
+    inputs = {"the first input": leaves[0] * 1, "the second input": leaves[1] * 1}
+    with unchanged(**inputs):
+        result = checkpoint(region, *inputs.values(), mask)
+    check_tensor("the result", result, expected)
+    if region.runs != 1:
+        raise Wrong(f"forward runs function {region.runs} times; once is enough")
+    if not result.requires_grad:
+        raise Wrong(
+            "the result is right, but it has no graph: what runs under no_grad records none. Run function in the forward of an "
+            "autograd Function whose backward runs it again"
+        )
+    gradient = upstream.clone()
+    with unchanged(**{"the gradient that backward is given": gradient}), reached_once(inputs.values()):
+        result.backward(gradient)
+    _check_runs(region.runs)
+    found = {
+        "the first input": leaves[0].grad,
+        "the second input": leaves[1].grad,
+        "a parameter": region.up.grad,
+        "another parameter": region.down.grad,
+    }
+    for (what, value), right, with_ones in zip(found.items(), wanted, ones):
+        if value is None and "parameter" in what:
+            raise Wrong(
+                "the parameters that function uses get no gradient: torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all"
+            )
+        if value is None:
+            raise Wrong(
+                f"the forward is right, but {what} gets no gradient: does backward run function on inputs that require one, with grad enabled?"
+            )
+        check_tensor(
+            f"the forward is right; the gradient of {what}",
+            value,
+            right,
+            {
+                f"the gradient of {what} ignores the incoming gradient: pass it to torch.autograd.backward(y, grad)": with_ones,
+                f"the gradient of {what} is twice what it should be: both runs recorded a graph": 2 * right,
+            },
+        )
+    _check_bytes(b, checkpoint, x, gate, mask)
+
+
+@contextmanager
+def reached_once(inputs: Iterable[Tensor]) -> Iterator[None]:
+    """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went on there."""
+    reached = []
+    for number, x in enumerate(inputs):
+        assert x.grad_fn is not None
+        x.grad_fn.register_prehook(lambda gradients, number=number: reached.append(number))
+
+    def check() -> None:
+        if len(set(reached)) < len(reached):
+            raise Wrong(
+                "the second run starts from inputs that still have their graph, so its backward continues into what came before: "
+                "start it from x.detach().requires_grad_(x.requires_grad)"
+            )
+
+    try:
+        yield
+    except RuntimeError:  # what came before lets go of its tensors the first time
+        check()
+        raise
+    check()
+
+
+def _plain(
+    b: Bench, x: Tensor, gate: Tensor, mask: Tensor, upstream: Tensor
+) -> tuple[Tensor, list[Tensor], list[Tensor]]:
+    """Result and gradients without checkpoint; and the gradients of the result's sum."""
+    region = _Region(b)
+    x, gate = x.clone().requires_grad_(), gate.clone().requires_grad_()
+    result = region(x, gate, mask)
+    arguments = (x, gate, region.up, region.down)
+    gradients = torch.autograd.grad(result, arguments, upstream, retain_graph=True)
+    return result.detach(), list(gradients), list(torch.autograd.grad(result.sum(), arguments))
+
+
+def _check_runs(runs: int) -> None:
+    if runs == 1:
+        raise Wrong(
+            "function runs once only: the first run's graph was kept; backward must run function again, from the inputs"
+        )
+    if runs > 2:
+        raise Wrong(f"function runs {runs} times in all; once forward and once in backward is enough")
+
+
+def _check_bytes(b: Bench, checkpoint: Callable, x: Tensor, gate: Tensor, mask: Tensor) -> None:
+    region = _Region(b)
+    weights = [region.up.detach(), region.down.detach()]
+
+    def function(y: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        region.up, region.down = up, down
+        return checkpoint(region, y, gate.clone(), mask.clone())  # copies, which nobody else holds
+
+    found = kept(b, function, x, weights)
+    check_hides_nothing(found)
+    enough = size_of(x) + size_of(gate) + size_of(mask)
+    if bytes_without_states(found) > enough:
+        raise Wrong(
+            f"it keeps {bytes_without_states(found):,} B for backward where {enough:,} B, the inputs, are enough: let the first run "
+            f"keep nothing. The largest: {found.largest()}"
+        )
+
+
+def check_stops_early(b: Bench, name: str) -> None:
+    checkpoint = b[name]
+    qkv = [b.random(4, 12, 8, seed=seed) for seed in (10, 11, 12)]
+
+    def flops(wrap: Callable) -> int:
+        leaves = [tensor.clone().requires_grad_() for tensor in qkv]
+        with FlopCounterMode(display=False) as counter:
+            result = wrap(core_attention, *leaves)
+            result.backward(torch.ones_like(result))
+        return counter.get_total_flops()
+
+    plain = flops(lambda f, *inputs: f(*inputs))
+    # Forward is a third of it, and QKᵀ half of the forward.
+    enough, whole, found = plain + plain // 6, plain + plain // 3, flops(checkpoint)
+    if found == whole:
+        raise Wrong(
+            "the second run goes on to the end of function. Backward needs QKᵀ, softmax and dropout of core_attention; the product "
+            "with V computes only the result, which nothing reads"
+        )
+    if found != enough:
+        raise Wrong(
+            f"forward and backward of core_attention take {found:,} FLOPs; {plain:,} without recomputation, {enough:,} if the second run stops early"
+        )

@@ -1,0 +1,118 @@
+"""Run a learner's function forward and backward, and look at everything it must not do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from actmem.measure.comms import Collective, count_collectives
+from actmem_course.judge.compare import check_tensor
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.workbench import Bench, unchanged
+
+
+@dataclass(frozen=True)
+class Passes:
+    """gradients by the name that the learner knows; the collectives of both passes."""
+
+    gradients: dict[str, Tensor | None]
+    forward: count_collectives
+    backward: count_collectives
+
+
+def run_passes(
+    b: Bench,
+    function: Callable,
+    arguments: Mapping[str, Tensor],
+    rest: Sequence = (),
+    *,
+    expected: Tensor,
+    mistakes: Mapping[str, Tensor] | None = None,
+    upstream: Tensor,
+) -> Passes:
+    """Run ``function(*arguments, *rest)``, compare the result, run backward from ``upstream``.
+
+    arguments: tensors that get gradients.  Raises Wrong on a wrong result (mistakes: see
+    ``check_tensor``), a lost graph, or a write to a tensor of the caller.
+    """
+    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in arguments.items()}
+    # Not leaves: an in-place operation on a leaf is refused by autograd before we could name it.
+    inputs = {name: leaf * 1 for name, leaf in leaves.items()}
+    with unchanged(**inputs), b.watching() as forward:
+        result = function(*inputs.values(), *rest)
+    if result is None and forward.collectives:
+        raise Wrong(f"the result is None: is a return missing, or {_assigned(forward)}")
+    check_tensor("the result", result, expected, mistakes, b.size)
+    if not result.requires_grad:
+        raise Wrong(
+            "the result is right, but it has no graph, so nothing before it gets a gradient: autograd does not record "
+            "the collectives of torch.distributed, so write a torch.autograd.Function with a forward and a backward"
+        )
+    gradient = upstream.clone()
+    with unchanged(**{"the gradient that backward is given": gradient}), b.watching() as backward:
+        result.backward(gradient)
+    return Passes({name: leaf.grad for name, leaf in leaves.items()}, forward, backward)
+
+
+def check_gradient(
+    passes: Passes, name: str, expected: Tensor, mistakes: Mapping[str, Tensor] | None = None, t: int = 1
+) -> None:
+    """Raise Wrong unless the gradient of the argument ``name`` is ``expected``."""
+    found = passes.gradients[name]
+    if found is None:
+        why = f" ({_assigned(passes.backward)})" if passes.backward.collectives else ""
+        raise Wrong(
+            f"the forward is right, but {name} gets no gradient: backward returns None for it{why}, or it is detached on the way"
+        )
+    named = {f"the forward is right; {diagnosis}": value for diagnosis, value in (mistakes or {}).items()}
+    check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t)
+
+
+def _assigned(seen: count_collectives) -> str:
+    """A guess at where a None comes from, if a pass ran a collective."""
+    name = f"dist.{seen.collectives[-1].kind.replace('-', '_')}"
+    return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"
+
+
+def check_exchanges(b: Bench, passes: Passes, forward: Mapping[str, int], backward: Mapping[str, int]) -> None:
+    """Raise Wrong unless each pass exchanges just this: kind -> payload bytes, one collective of each.
+
+    A reduce-scatter and an all-gather of the same tensor stand for an all-reduce, which is made of
+    them.  With one rank nothing is checked: there is nothing to exchange.
+    """
+    if b.size == 1:
+        return
+    for when, seen, wanted in (("forward", passes.forward, forward), ("backward", passes.backward, backward)):
+        check_collectives(when, seen.collectives, [Collective(kind, size) for kind, size in wanted.items()])
+
+
+def check_collectives(when: str, found: Sequence[Collective], wanted: Sequence[Collective]) -> None:
+    """Raise Wrong unless ``found`` are the ``wanted`` collectives, in any order."""
+    found = _joined(found) if not any(c.kind == "reduce-scatter" for c in wanted) else list(found)
+    if sorted(map(str, found)) == sorted(map(str, wanted)):
+        return
+    if sorted(c.kind for c in found) == sorted(c.kind for c in wanted):
+        sent, enough = sum(c.payload_bytes for c in found), sum(c.payload_bytes for c in wanted)
+        raise Wrong(f"the numbers are right, but {when} exchanges {sent:,} B instead of {enough:,} B ({_text(found)})")
+    raise Wrong(f"the numbers are right, but {when} runs {_text(found)}; expected {_text(wanted)}")
+
+
+def _joined(collectives: Sequence[Collective]) -> list[Collective]:
+    """Pairs of a reduce-scatter and an all-gather of one size as the all-reduce that they are."""
+    left = list(collectives)
+    for scatter in [c for c in left if c.kind == "reduce-scatter"]:
+        gather = Collective("all-gather", scatter.payload_bytes)
+        if gather in left:
+            left.remove(scatter)
+            left.remove(gather)
+            left.append(Collective("all-reduce", scatter.payload_bytes))
+    return left
+
+
+def _text(collectives: Sequence[Collective]) -> str:
+    kinds = sorted(c.kind for c in collectives)
+    counts = {kind: kinds.count(kind) for kind in kinds}
+    parts = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items()]
+    return ", ".join(parts) or "no collective"

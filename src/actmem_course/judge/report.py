@@ -1,0 +1,92 @@
+"""Verdicts on the screen, a line each as they come, and in a file."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.text import Text
+
+from actmem_course.files import write_text
+from actmem_course.judge.exercise import Lab
+from actmem_course.judge.verdict import ERROR, PASSED, TODO, WRONG, Verdict
+from actmem_course.process import lab_console
+
+_STYLES = {PASSED: "bold green", TODO: "bold yellow", WRONG: "bold red", ERROR: "bold red"}
+
+
+class Report:
+    """Writes verdicts for a learner.  Quiet on every rank but the first.  script: the learner's file, as typed."""
+
+    def __init__(self, lab: Lab, script: str, quiet: bool = False, json_file: Path | None = None):
+        self.lab, self.script, self.json_file, self.quiet = lab, script, json_file, quiet
+        self.console = lab_console(quiet=quiet, highlight=False, emoji=False)
+        self.verdicts: list[Verdict] = []
+        # On a stream of its own, so that a file of the verdicts has no half-drawn lines in it.
+        self._status = Console(stderr=True, quiet=quiet).status("")
+
+    def head(self, how: str) -> None:
+        """The lab's title, and on what it runs."""
+        self.console.print(Text(f"{self.lab.title} ({how})", style="bold"))
+
+    def begin(self, what: str) -> None:
+        """Show what is going on now."""
+        self._what = what
+        self._status.update(what)
+        self._status.start()
+
+    def note(self, text: str) -> None:
+        """Show how far it is."""
+        if text:
+            self._status.update(f"{self._what}: {text}")
+
+    def pause(self) -> None:
+        """Nothing is going on."""
+        self._status.stop()
+
+    def show(self, verdict: Verdict) -> None:
+        """One verdict: a line, and the diagnosis below it."""
+        self._status.stop()
+        self.verdicts.append(verdict)
+        width = max(len(exercise.function) for exercise in self.lab.exercises) + 2
+        line = Text(f"  {verdict.exercise}  {verdict.function.ljust(width)}")
+        status = verdict.status
+        if status == TODO:
+            status = next(
+                (word for word in ("blocked", "not judged") if verdict.diagnosis.startswith(word)), "not written yet"
+            )
+        line.append(status, style=_STYLES[verdict.status])
+        if verdict.where:
+            line.append(f"  {verdict.where}", style="dim")
+        self.console.print(line, soft_wrap=True)
+        if verdict.diagnosis:
+            self.console.print(
+                Padding(Text(verdict.diagnosis.removeprefix("blocked ").removeprefix("not judged: ")), (0, 2, 0, 7))
+            )
+
+    def end(self, farewell: str = "") -> None:
+        """The sum of it, what to do next, and the file; ``farewell`` if something is left to do."""
+        self._status.stop()
+        passed = sum(verdict.status == PASSED for verdict in self.verdicts)
+        self.console.print(Text(f"{passed} of {len(self.verdicts)} passed", style="bold"))
+        if passed < len(self.verdicts):
+            self.console.print(Text(self._next_step()), soft_wrap=True)
+            if farewell:
+                self.console.print(Text(farewell, style="dim"), soft_wrap=True)
+        if self.json_file and not self.quiet:
+            write_text(self.json_file, self.json())
+
+    def json(self) -> str:
+        """All verdicts so far as a JSON list."""
+        return json.dumps([asdict(verdict) for verdict in self.verdicts], ensure_ascii=False, indent=1) + "\n"
+
+    def _next_step(self) -> str:
+        """What a learner does now: the first exercise that has not passed, and how to get a hint."""
+        open_ones = [verdict for verdict in self.verdicts if verdict.status != PASSED]
+        left = [
+            verdict for verdict in open_ones if not verdict.diagnosis.startswith(("blocked", "not judged"))
+        ] or open_ones
+        return f"next: {left[0].exercise}, and for a hint: python {self.script} --hint {left[0].exercise}"

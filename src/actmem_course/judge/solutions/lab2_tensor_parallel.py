@@ -1,0 +1,175 @@
+"""python my/labs/lab2_tensor_parallel.py
+
+Lab 2: tensor parallelism (2205.05198 section 4.2.1).
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 2.1.
+
+Activations are [s, b, h], sequence first.  Weights are as torch stores them, [out, in].
+group is a process group of t ranks: dist.get_world_size(group), dist.get_rank(group).
+No function may write to a tensor that it was given.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
+
+
+# 2.1
+def f(x: Tensor, group) -> Tensor:
+    """Enter a tensor-parallel block: from here on each rank computes a different part of the output.
+
+    x: [s, b, h], the same on every rank.  Returns x.  The incoming gradient differs from rank to
+    rank; the one passed on must be that of the whole output.  One all-reduce in all.  Keeps
+    nothing for backward.  2205.05198 section 4.2.1.
+    """
+    return _F.apply(x, group)
+
+
+class _F(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _summed(grad, ctx.group), None
+
+
+def _summed(x, group):
+    # A copy: the all-reduce writes to what it is given, and x is the caller's.
+    result = x.clone(memory_format=torch.contiguous_format)
+    dist.all_reduce(result, group=group)
+    return result
+
+
+# 2.2
+def f_bar(x: Tensor, group) -> Tensor:
+    """Leave a tensor-parallel block: the sum of the ranks' x.
+
+    x: [s, b, h], different on every rank.  Returns [s, b, h], the same on every rank; so is the
+    incoming gradient.  One all-reduce in all.  Keeps nothing for backward.
+    2205.05198 section 4.2.1.
+    """
+    return _FBar.apply(x, group)
+
+
+class _FBar(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        return _summed(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        # After the sum all ranks run the same code, so each already has the whole gradient.
+        return grad, None
+
+
+# 2.3
+def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
+    """This rank's part of the output of a linear whose output features are shared among the ranks.
+
+    x: [s, b, in], the same on every rank.  weight: [out/t, in] and bias: [out/t], this rank's.
+    Returns [s, b, out/t].  Keeps only x.  2205.05198 section 4.2.1.
+    """
+    return F.linear(f(x, group), weight, bias)
+
+
+# 2.4
+def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
+    """The whole output of a linear whose input features are shared among the ranks.
+
+    x: [s, b, in/t] and weight: [out, in/t], this rank's.  bias: [out], the same on every rank.
+    Returns [s, b, out], the same on every rank.  Keeps only x.  2205.05198 section 4.2.1.
+    """
+    return f_bar(F.linear(x, weight), group) + bias
+
+
+# 2.5
+def split_attention(
+    qkv_weight: Tensor, projection_weight: Tensor, num_attention_heads: int, group
+) -> tuple[Tensor, Tensor]:
+    """This rank's part of the two weights of self-attention; each rank computes a/t whole heads.
+
+    qkv_weight: [3h, h], unsharded; its rows are those of Q, then of K, then of V, each head by head.
+    projection_weight: [h, h], unsharded.  Returns [3h/t, h], in the same order, and [h, h/t].
+    2205.05198 section 4.2.1.
+    """
+    t, rank = dist.get_world_size(group), dist.get_rank(group)
+    h = qkv_weight.shape[1]
+    mine = qkv_weight.view(3, t, h // t, h)[:, rank]
+    return mine.reshape(3 * h // t, h), projection_weight.chunk(t, dim=1)[rank]
+
+
+# 2.6
+def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor, group) -> Tensor:
+    """h → 4h, gelu, 4h → h, with one all-reduce in forward and one in backward.
+
+    x: [s, b, h], the same on every rank.  up_weight: [4h/t, h], up_bias: [4h/t], down_weight:
+    [h, 4h/t], this rank's; down_bias: [h], the same on every rank.  Returns [s, b, h], the same
+    on every rank.  2205.05198 section 4.2.1.
+    """
+    y = gelu(column_parallel_linear(x, up_weight, up_bias, group))
+    return row_parallel_linear(y, down_weight, down_bias, group)
+
+
+# 2.7
+def attention(
+    x: Tensor,
+    qkv_weight: Tensor,
+    qkv_bias: Tensor,
+    projection_weight: Tensor,
+    projection_bias: Tensor,
+    num_attention_heads: int,
+    group,
+) -> Tensor:
+    """Self-attention with a/t heads on each rank, one all-reduce in forward and one in backward.
+
+    x: [s, b, h], the same on every rank.  qkv_weight: [3h/t, h], qkv_bias: [3h/t],
+    projection_weight: [h, h/t], as split_attention gives them; projection_bias: [h], the same on
+    every rank.  num_attention_heads: a, of all ranks together.  Returns [s, b, h], the same on
+    every rank.  Use split_heads, core_attention and merge_heads.  2205.05198 section 4.2.1.
+    """
+    heads_here = num_attention_heads // dist.get_world_size(group)
+    q, k, v = split_heads(column_parallel_linear(x, qkv_weight, qkv_bias, group), heads_here)
+    context = merge_heads(core_attention(q, k, v), x.shape[1])
+    return row_parallel_linear(context, projection_weight, projection_bias, group)
+
+
+# 2.8, advanced
+def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tensor:
+    """The cross entropy of each position, from logits whose vocabulary is shared among the ranks.
+
+    logits: [s, b, v/t], this rank's tokens, r·v/t and up on rank r.  targets: [s, b], ids from 0
+    to v − 1, the same on every rank.  Returns [s, b], the same on every rank.  The ranks may
+    exchange a few numbers per position, but no logits.  2205.05198 section 4.3.
+    """
+    return _CrossEntropy.apply(logits, targets, group)
+
+
+class _CrossEntropy(Function):
+    @staticmethod
+    def forward(ctx, logits, targets, group):
+        largest = logits.amax(-1)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
+        exponentials = (logits - largest.unsqueeze(-1)).exp()
+        index = targets - dist.get_rank(group) * logits.shape[-1]
+        mine = (index >= 0) & (index < logits.shape[-1])
+        index = index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)
+        # Only the rank that holds the target's logit adds it; the others add 0.
+        target = logits.gather(-1, index).squeeze(-1) * mine
+        sums = torch.stack((exponentials.sum(-1), target))
+        dist.all_reduce(sums, group=group)
+        ctx.save_for_backward(exponentials / sums[0].unsqueeze(-1), index, mine)
+        return sums[0].log() + largest - sums[1]
+
+    @staticmethod
+    def backward(ctx, grad):
+        softmax, index, mine = ctx.saved_tensors
+        onehot = torch.zeros_like(softmax).scatter_(-1, index, mine.unsqueeze(-1).to(softmax.dtype))
+        return (softmax - onehot) * grad.unsqueeze(-1), None, None

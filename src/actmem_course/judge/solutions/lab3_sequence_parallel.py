@@ -1,0 +1,158 @@
+"""python my/labs/lab3_sequence_parallel.py
+
+Lab 3: sequence parallelism (2205.05198 section 4.2.2).
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 3.1.
+
+Activations are [s, b, h], sequence first; rank r of t holds tokens r·s/t and up.  Weights are as
+torch stores them, [out, in].  group is a process group: dist.get_world_size(group) is t,
+dist.get_rank(group) is r.  No function may write to a tensor that it was given.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem_course.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, split_heads
+
+
+# 3.1
+def g(x: Tensor, group) -> Tensor:
+    """Enter a tensor-parallel block: gather the tokens of all ranks.
+
+    x: [s/t, b, h], this rank's tokens.  Returns [s, b, h].  The incoming gradient differs from
+    rank to rank; the one passed on must be that of the whole output.  One collective in each
+    pass.  Keeps nothing for backward.  2205.05198 section 4.2.2.
+    """
+    return _G.apply(x, group)
+
+
+class _G(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return _gathered(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _scattered(grad, ctx.group), None
+
+
+def _gathered(x, group):
+    result = x.new_empty(x.shape[0] * dist.get_world_size(group), *x.shape[1:])
+    dist.all_gather_into_tensor(result, x.contiguous(), group=group)
+    return result
+
+
+def _scattered(x, group):
+    result = x.new_empty(x.shape[0] // dist.get_world_size(group), *x.shape[1:])
+    dist.reduce_scatter_tensor(result, x.contiguous(), group=group)
+    return result
+
+
+# 3.2
+def g_bar(x: Tensor, group) -> Tensor:
+    """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
+
+    x: [s, b, h], different on every rank.  Returns [s/t, b, h].  The incoming gradient is that
+    of this rank's tokens.  One collective in each pass.  Keeps nothing for backward.
+    2205.05198 section 4.2.2.
+    """
+    return _GBar.apply(x, group)
+
+
+class _GBar(Function):
+    @staticmethod
+    def forward(ctx, x, group):
+        ctx.group = group
+        return _scattered(x, group)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return _gathered(grad, ctx.group), None
+
+
+# 3.3
+def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
+    """A column-parallel linear that begins with g, the plain way: g, then F.linear.
+
+    x: [s/t, b, in], this rank's tokens.  weight: [out/t, in] and bias: [out/t], this rank's.
+    Returns [s, b, out/t].  2205.05198 section 4.2.2.
+    """
+    return F.linear(g(x, group), weight, bias)
+
+
+# 3.4
+def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tensor:
+    """One transformer layer under tensor and sequence parallelism.
+
+    x + dropout(attention(norm(x))), and the same with the MLP.  x: [s/t, b, h], this rank's
+    tokens.  w: this rank's weights.  dropouts.core is for the attention weights, dropouts.block
+    for what is added to x.  linear: the column-parallel linear to use, called like
+    gathering_linear.  Returns [s/t, b, h].  Exchanges: 2 all-gathers and 2 reduce-scatters in
+    each pass, besides what linear adds.  2205.05198 figure 5.
+    """
+    heads_here = w.num_attention_heads // dist.get_world_size(group)
+    y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight, w.qkv_bias, group)
+    context = merge_heads(core_attention(*split_heads(y, heads_here), dropouts.core), x.shape[1])
+    y = g_bar(F.linear(context, w.projection_weight), group) + w.projection_bias
+    x = x + dropouts.block(y)
+    y = gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group))
+    y = g_bar(F.linear(y, w.down_weight), group) + w.down_bias
+    return x + dropouts.block(y)
+
+
+# 3.5
+def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
+    """The same as gathering_linear, but keeps only x for backward: this rank's tokens.
+
+    Exchanges one all-gather in forward, one all-gather and one reduce-scatter in backward.
+    2205.05198 section 4.2.2.
+    """
+    return _ShardKeeping.apply(x, weight, bias, group)
+
+
+class _ShardKeeping(Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias, group):
+        ctx.group = group
+        ctx.save_for_backward(x, weight)
+        return F.linear(_gathered(x, group), weight, bias)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight = ctx.saved_tensors
+        grad_x = _scattered(grad @ weight, ctx.group)
+        full = _gathered(x, ctx.group)
+        return grad_x, grad.flatten(0, 1).t() @ full.flatten(0, 1), grad.sum((0, 1)), None
+
+
+# 3.6
+def sum_partial_gradients(w: LayerWeights, group) -> None:
+    """Complete every .grad in w after the backward of layer.
+
+    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the
+    ranks.  Complete those and leave the others unchanged.  w.norm1_weight.grad and so on; w.named()
+    gives all by name.  2205.05198 section 4.2.2.
+    """
+    for name in ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias"):
+        dist.all_reduce(getattr(w, name).grad, group=group)
+
+
+# 3.7
+def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tuple[torch.Generator, torch.Generator]:
+    """The two generators that a layer's dropouts draw from: for Dropouts.core, and for Dropouts.block.
+
+    Ranks that hold the same tensor must drop the same elements of it; where they hold different
+    ones, they must drop independently.  device: for torch.Generator(device).  Without
+    sequence_parallel, block works on [s, b, h] that is the same on every rank; with it, on this
+    rank's [s/t, b, h].  Leave torch's default generator alone.  2205.05198 section 4.2.2.
+    """
+    core, block = torch.Generator(device), torch.Generator(device)
+    rank, t = dist.get_rank(group), dist.get_world_size(group)
+    core.manual_seed(seed + 1000 * (rank + 1))
+    block.manual_seed(seed + 1000 * (rank + t + 1) if sequence_parallel else seed)
+    return core, block

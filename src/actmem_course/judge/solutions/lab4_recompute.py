@@ -1,0 +1,142 @@
+"""python my/labs/lab4_recompute.py
+
+Lab 4: recomputation (2205.05198 section 5).
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them.  For a hint, add --hint 4.1.
+
+Keep tensors for backward with ctx.save_for_backward, or with keep, which does that outside of a
+Function: kept = keep(x, y), later kept.tensors().  What is held in any other way escapes the
+count.  No function may write to a tensor that it was given.
+"""
+
+import torch
+from torch import Tensor
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+
+from actmem.keep import keep
+from actmem_course.pieces import Dropouts, LayerWeights, core_attention, layer
+
+
+# 4.1 and 4.2
+def checkpoint(function, *inputs: Tensor) -> Tensor:
+    """function(*inputs), keeping only the inputs for backward; backward runs function again.
+
+    function returns one tensor; it may use parameters that are not among inputs, which get their
+    gradients too.  At least one input requires a gradient; not all need to.
+    4.2: function may draw random numbers from torch's default generators (dropout).  Gradients are
+    the same as without checkpoint, and so are the generators' states after forward and after
+    backward; you may keep states as well.  2205.05198 section 5.
+    """
+    return _Checkpoint.apply(function, *inputs)
+
+
+class _Checkpoint(Function):
+    @staticmethod
+    def forward(ctx, function, *inputs):
+        ctx.function = function
+        ctx.save_for_backward(*inputs, *_states(inputs[0]))
+        with torch.no_grad():
+            return function(*inputs)
+
+    @staticmethod
+    def backward(ctx, grad):
+        count = len(ctx.needs_input_grad) - 1
+        inputs, states = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        inputs = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, ctx.needs_input_grad[1:])]
+        before = _states(inputs[0])
+        _restore(states)
+        with torch.enable_grad():
+            y = ctx.function(*inputs)
+        _restore(before)
+        torch.autograd.backward(y, grad)
+        return None, *(x.grad for x in inputs)
+
+
+def _states(x):
+    """States of the default generators that a function of x may draw from."""
+    return [torch.get_rng_state()] + ([torch.cuda.get_rng_state(x.device)] if x.is_cuda else [])
+
+
+def _restore(states):
+    torch.set_rng_state(states[0])
+    if len(states) > 1:
+        torch.cuda.set_rng_state(states[1])
+
+
+# 4.3
+def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
+    """layer(x, w, dropouts), recomputing the core attention, and nothing else, in backward.
+
+    x: [s, b, h].  layer takes a fourth argument, core: what to call instead of core_attention,
+    with the same arguments (q, k, v, dropout).  2205.05198 section 5.
+    """
+
+    def core(q, k, v, dropout):
+        return checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)
+
+    return layer(x, w, dropouts, core)
+
+
+# 4.4
+def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
+    """layer(x, w, dropouts), keeping only x for backward.
+
+    2205.05198 section 5.
+    """
+    return checkpoint(lambda y: layer(y, w, dropouts), x)
+
+
+# 4.5, advanced
+def checkpoint_stopping_early(function, *inputs: Tensor) -> Tensor:
+    """Like checkpoint, but the second run stops at the last tensor that backward reads.
+
+    What function computes after that, often its last matrix product, gives only the result, which
+    exists already.  2205.05198 section 5 counts the whole region instead.
+    """
+    region = _Region(function, inputs)
+    with saved_tensors_hooks(region.pack, region.unpack):
+        return function(*inputs)
+
+
+class _Enough(Exception):
+    """The second run has computed everything that backward reads."""
+
+
+class _Region:
+    def __init__(self, function, inputs):
+        self.function, self.needs = function, [x.requires_grad for x in inputs]
+        self.kept = keep(*inputs, *_states(inputs[0]))
+        self.count, self.found = 0, {}
+
+    def pack(self, tensor):
+        # A number instead of the tensor: the n-th that autograd wants to keep.
+        self.count += 1
+        return self.count - 1
+
+    def unpack(self, index):
+        if index not in self.found:
+            self.run_again()
+        return self.found.pop(index)
+
+    def run_again(self):
+        tensors = self.kept.tensors()
+        inputs, states = tensors[: len(self.needs)], tensors[len(self.needs) :]
+        starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.needs)]
+        self.found = {}
+
+        def fill(tensor):
+            self.found[len(self.found)] = tensor.detach()
+            if len(self.found) == self.count:
+                raise _Enough
+
+        before = _states(starts[0])
+        _restore(states)
+        try:
+            with torch.enable_grad(), saved_tensors_hooks(fill, lambda nothing: nothing):
+                self.function(*starts)
+        except _Enough:
+            pass
+        finally:
+            _restore(before)

@@ -1,0 +1,89 @@
+"""python my/labs/lab5_pipeline.py
+
+Lab 5: the pipeline (2205.05198 section 4.2.3, appendices B and C).
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them: the orders that you write are simulated, with all the ranks that they
+are for.  For a hint, add --hint 5.1.
+
+Ranks, microbatches, and the model chunks of a rank count from 0.  Every rank runs its own list in
+order; an action waits until its input has arrived.  A backward takes as long as two forwards.
+"""
+
+from torch import Tensor
+
+
+# 5.1
+def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microbatches: int) -> list[tuple[str, int]]:
+    """What one rank does in a training step under 1F1B, in order.
+
+    Returns ("F", i) for the forward of microbatch i and ("B", i) for its backward, each once.  No
+    rank holds more microbatches than 1F1B needs, and no time is lost except in the pipeline's fill
+    and drain.  num_microbatches may be smaller than pipeline_parallel_size.  2205.05198 section
+    4.2.3.
+    """
+    ahead = min(pipeline_parallel_size - rank - 1, num_microbatches)
+    order = [("F", i) for i in range(ahead)]
+    for i in range(ahead, num_microbatches):
+        order += [("F", i), ("B", i - ahead)]
+    return order + [("B", i) for i in range(num_microbatches - ahead, num_microbatches)]
+
+
+# 5.2
+def interleaved(
+    pipeline_parallel_size: int, rank: int, num_model_chunks: int, num_microbatches: int
+) -> list[tuple[str, int, int]]:
+    """The same with m ≥ 2 model chunks on each rank: chunk c of rank r is part c·p + r of the model.
+
+    Returns ("F", c, i) and ("B", c, i), each once.  p microbatches go through chunk 0, then the same
+    p through chunk 1, and so on, then the next p; backward in the reverse order of chunks.
+    num_microbatches is divisible by p.  2205.05198 section 4.2.3.
+    """
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    passes = [(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)]
+    forwards = [("F", chunk, i) for chunk, i in passes]
+    backwards = [("B", m - 1 - chunk, i) for chunk, i in passes]
+    ahead = min(2 * (p - rank - 1) + (m - 1) * p, n * m)
+    order = forwards[:ahead]
+    for forward, backward in zip(forwards[ahead:], backwards):
+        order += [forward, backward]
+    return order + backwards[n * m - ahead :]
+
+
+# 5.3
+def free_output(output: Tensor) -> None:
+    """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
+
+    No operation has kept output for its backward.  Leave its graph, shape and dtype unchanged.
+    2205.05198 appendix B.
+    """
+    output.untyped_storage().resize_(0)
+
+
+# 5.4
+def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
+    """How many of the microbatches in flight can keep everything, if the others are recomputed.
+
+    A microbatch keeps full_bytes, or recomputed_bytes; all of them together must not exceed
+    budget_bytes.  At most in_flight; -1 if not even recomputing all of them fits.
+    2205.05198 appendix C.
+    """
+    left = budget_bytes - in_flight * recomputed_bytes
+    return min(in_flight, left // (full_bytes - recomputed_bytes)) if left >= 0 else -1
+
+
+# 5.5
+def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatches: int, places: int) -> list[int]:
+    """Which microbatches keep everything under 1F1B, if at most ``places`` may at any one time.
+
+    As many as possible.  A microbatch holds its place from its forward to its backward.
+    2205.05198 appendix C.
+    """
+    kept, taken = [], set()
+    for kind, i in one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches):
+        if kind == "B":
+            taken.discard(i)
+        elif len(taken) < places:
+            taken.add(i)
+            kept.append(i)
+    return kept

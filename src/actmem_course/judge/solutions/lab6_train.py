@@ -1,0 +1,117 @@
+"""python my/labs/lab6_train.py
+
+Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
+mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 6.1.
+
+A mode is a row of table 2: mode.tensor_parallel, mode.sequence_parallel (bool), mode.recompute.
+GPT(shape, tp, recompute=…) is the course's model: tp says how ranks share it; model(tokens) gives
+logits, model.loss(logits, targets) the mean loss of a batch, model.tp is that tp.
+A parameter that is cut among the ranks of tp has an attribute partition_dim, the dimension.
+"""
+
+import math
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actmem.config import ModelShape
+from actmem.formulas.table2 import Configuration
+from actmem.model.gpt import GPT
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import reduce_partial_gradients
+
+SEED = 1234
+NUM_MICROBATCHES = 2
+LEARNING_RATE = 3e-3
+MAX_NORM = 1.0
+
+
+# 6.1
+def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
+    """Training data of one step: inputs and next-token targets.
+
+    text: [length], token ids.  Returns tokens and targets, [batch_size, seq_length] each: pieces of
+    text, and for each position the token that follows.  The ranks of a tensor-parallel group work
+    on the same batch.  Each step has a different batch.  2205.05198 section 4.2.
+    """
+    starts = torch.randint(len(text) - seq_length, (batch_size,), generator=torch.Generator().manual_seed(SEED + step))
+    windows = text[starts.to(text.device).unsqueeze(1) + torch.arange(seq_length + 1, device=text.device)]
+    return windows[:, :-1], windows[:, 1:]
+
+
+# 6.2
+def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
+    """A GPT in this mode, shared among the ranks of group where the mode says so.
+
+    The weights of all ranks together are the same in every mode, for any number of ranks: GPT draws
+    them from seed.  dropout: GPT's p.  factory: dtype and device, for GPT.  Without tensor parallelism
+    every rank has the whole model: TensorParallel().  2205.05198 table 2.
+    """
+    tp = tensor_parallel(group, sequence_parallel=mode.sequence_parallel) if mode.tensor_parallel else TensorParallel()
+    return GPT(shape, tp, recompute=mode.recompute, p=dropout, seed=SEED, **factory)
+
+
+# 6.3
+def gradient_norm(model: GPT) -> float:
+    """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
+
+    All parameters have a complete .grad.  Exchange a single number.
+    2205.05198 section 4.2.
+    """
+    cut = whole = next(model.parameters()).new_zeros((), dtype=torch.float64)
+    for parameter in model.parameters():
+        square = parameter.grad.double().square().sum()
+        if hasattr(parameter, "partition_dim"):
+            cut = cut + square
+        else:
+            whole = whole + square
+    if model.tp.size > 1:
+        dist.all_reduce(cut, group=model.tp.group)
+    return math.sqrt(cut + whole)
+
+
+# 6.4
+def training_step(
+    model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float
+) -> float:
+    """One step: gradients of the mean loss over all microbatches, clipped to max_norm, optimizer.step().
+
+    microbatches: tokens and targets of each, [b, s].  The parameters afterwards are those of the
+    unsharded model after the same step: under sequence parallelism some gradients are partial until
+    reduce_partial_gradients(model, model.tp).  A gradient whose norm is larger than max_norm is
+    scaled down to it.  Returns the mean loss.  2205.05198 section 4.2.2.
+    """
+    optimizer.zero_grad()
+    total = 0.0
+    for tokens, targets in microbatches:
+        loss = model.loss(model(tokens), targets) / len(microbatches)
+        loss.backward()
+        total += loss.item()
+    reduce_partial_gradients(model, model.tp)
+    norm = gradient_norm(model)
+    if norm > max_norm:
+        for parameter in model.parameters():
+            parameter.grad *= max_norm / norm
+    optimizer.step()
+    return total
+
+
+# 6.5
+def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, group, **factory) -> list[float]:
+    """The losses of num_steps training steps in one mode: the same numbers in every mode.
+
+    Use the functions above, NUM_MICROBATCHES microbatches of shape.micro_batch_size sequences
+    each, torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.  2205.05198 section 6.
+    """
+    model = make_model(shape, mode, group, **factory)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step in range(num_steps):
+        tokens, targets = batch(text, step, shape.seq_length, NUM_MICROBATCHES * shape.micro_batch_size)
+        microbatches = list(zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)))
+        losses.append(training_step(model, optimizer, microbatches, MAX_NORM))
+    return losses

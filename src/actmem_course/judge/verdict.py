@@ -1,0 +1,35 @@
+"""What the judge says about an exercise."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PASSED, TODO, WRONG, ERROR = "passed", "todo", "wrong", "error"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One exercise's outcome.
+
+    status: passed, todo (not written, or blocked by another exercise), wrong (it runs and does
+    something else), error (it raises).  diagnosis: what is wrong, in the learner's terms; on
+    passed a remark or nothing.  where: file and line, if there is one.
+    """
+
+    exercise: str
+    function: str
+    status: str
+    diagnosis: str = ""
+    where: str = ""
+
+
+class Wrong(Exception):
+    """Raised by a check: the learner's code does something else than asked.  The message is the diagnosis."""
+
+
+class OutOfStep(Wrong):
+    """The ranks are about to do different things.  Every rank finds the same message."""
+
+
+class PeerStopped(Exception):
+    """Another rank has ended its judging, so this one cannot go on; the other has the reason."""

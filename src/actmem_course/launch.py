@@ -1,0 +1,83 @@
+"""Start a lab from a notebook or a test: torchrun as a subprocess, results as JSON.
+
+A subprocess, because a notebook's own functions cannot be sent to new processes, and because
+a learner should see the very command that would be typed in a terminal.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+#: Where the labs are: beside src/ in the checkout that this package runs from.
+LABS = Path(__file__).resolve().parents[2] / "labs"
+
+
+class LabError(RuntimeError):
+    """A lab ended with an error.  The message is the lab's own last line."""
+
+
+def command(script: str, *arguments: object, processes: int | None = None) -> list[str]:
+    """The command line that runs ``labs/<script>``: by torchrun, or plainly if processes is None.
+
+    Raises LabError if the package is installed without its repository.
+
+    torchrun's own store listens on every interface of this machine and reads pickles; no option of its
+    own changes that.  ``--ranks N`` starts ranks that listen on the loopback interface only.
+    """
+    if not LABS.is_dir():
+        raise LabError(f"{script} is in the repository's labs/, not in the installed package: pip install -e there")
+    words = [str(argument) for argument in arguments]
+    path = str(LABS / script)
+    if processes is None:
+        return [sys.executable, path, *words]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
+    return [*launcher, path, *words]
+
+
+def run(
+    script: str,
+    *arguments: object,
+    processes: int | None = None,
+    timeout_seconds: float = 600,
+    environment: dict[str, str] | None = None,
+) -> subprocess.CompletedProcess:
+    """Run a lab to its end and return the finished process with its text output.
+
+    environment: variables to set beside this process's own.
+    """
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1", **(environment or {})}
+    # A thread pool of its own for each rank would fight over the cores.
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    return subprocess.run(
+        command(script, *arguments, processes=processes),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env=environment,
+        timeout=timeout_seconds,
+    )
+
+
+def results(script: str, *arguments: object, processes: int | None = None, timeout_seconds: float = 600) -> list[dict]:
+    """What a lab writes to ``--json``.  Raises LabError with the lab's own line if it fails.
+
+    Exit code 1 ("measured, and something differs") is a result, not a failure.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        done = run(script, *arguments, "--json", path, processes=processes, timeout_seconds=timeout_seconds)
+        if not path.exists():
+            raise LabError(_own_line(done, script))
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _own_line(done: subprocess.CompletedProcess, script: str) -> str:
+    """The lab's line among what torchrun adds; failing that, the last line of all."""
+    lines = [line for line in done.stderr.splitlines() if line.strip()]
+    own = [line for line in lines if line.startswith(f"{script}: ")]
+    return (own or lines or [f"{script} ended with exit code {done.returncode}"])[-1]

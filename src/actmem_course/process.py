@@ -1,0 +1,104 @@
+"""A lab's process: the rules that every lab has for how it writes, fails and ends."""
+
+from __future__ import annotations
+
+import gc
+import io
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from functools import wraps
+from types import TracebackType
+
+import torch.distributed as dist
+from rich.console import Console
+
+from actmem_course.guard import Guard, done, leave, say
+
+#: Tables are made for this many columns; on a narrower screen the terminal wraps lines, and no digit is lost.
+LEAST_COLUMNS = 80
+#: Set, it shows the traceback of an error beside its line.
+TRACEBACK = "ACTMEM_TRACEBACK"
+
+
+def lab_console(**options) -> Console:
+    """What a lab prints its tables with."""
+    made = Console(**options)
+    made.width = max(LEAST_COLUMNS, made.width)
+    return made
+
+
+def lab(main: Callable[..., int]) -> Callable[..., int]:
+    """Let a lab's ``main`` end in an exit code and at most one line, whatever happens.
+
+    An error is one line with the rank and the cause, from one rank.  Ctrl-C is quiet.  What can't
+    be shown in the screen's encoding is replaced.  Nothing that holds a process group outlives it.
+    """
+
+    @wraps(main)
+    def run(*args) -> int:
+        program = os.path.basename(sys.argv[0])
+        prepare_streams(program)
+        try:
+            code = main(*args)
+            sys.stdout.flush()
+        except KeyboardInterrupt:
+            leave(130)
+        except SystemExit:
+            done()
+            raise
+        except Exception as error:
+            fail(program, error)
+        gc.collect()  # what main held is free now
+        done()
+        return code
+
+    return run
+
+
+def prepare_streams(program: str) -> None:
+    """Make printing safe; end the process if there is nowhere to print."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")
+    if sys.stdout is None:
+        say(f"{program}: standard output is closed")
+        leave(2)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def fail(program: str, error: Exception) -> None:
+    """Say what went wrong, if it is this rank's own, and end all ranks."""
+    if os.environ.get(TRACEBACK):
+        traceback.print_exception(error)
+    if isinstance(error, BrokenPipeError):  # who read the output has enough
+        leave(1)
+    guard = Guard.current
+    if guard and guard.store.size > 1:
+        guard.give_up(None if _of_another(error) else cause_of(error))
+    say(f"{program}: {cause_of(error)}")
+    leave(1)
+
+
+def _of_another(error: Exception) -> bool:
+    """Whether an exchange failed because the other side is gone."""
+    return isinstance(error, dist.DistError) or "gloo/transport" in str(error) or "NCCL" in str(error)
+
+
+def cause_of(error: Exception) -> str:
+    """An error in a line: what happened, and where in the course's files."""
+    lines = str(error).strip().splitlines()
+    text = lines[0] if lines else ""
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot write {error.filename or 'standard output'}: {error.strerror}"
+    if isinstance(error, MemoryError) or "allocate memory" in text or "out of memory" in text:
+        return f"out of memory: {text.rpartition('] ')[2]}".removesuffix(": ")
+    where = _last_own(error.__traceback__)
+    return f"{type(error).__name__}: {text[:200]}{where and f' ({where}; for more, set {TRACEBACK}=1)'}"
+
+
+def _last_own(trace: TracebackType | None) -> str:
+    own = [frame for frame in traceback.extract_tb(trace) if "site-packages" not in frame.filename]
+    return f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""

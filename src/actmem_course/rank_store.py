@@ -1,0 +1,89 @@
+"""How ranks talk beside their process group: through the store where they met, as JSON.
+
+A learner's collectives may be mismatched, and then nothing that runs over the same process group
+can be trusted.  A store is only keys and values, and stays usable whatever the ranks did.  It is
+served by what started the ranks (torchrun, or ``start``), so it outlives each of them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from actmem_course import messages
+
+#: How long a judged rank waits for the others' word.  The watchdog, where there is one, speaks earlier.
+SECONDS = 50
+
+
+class RanksLost(Exception):
+    """The store is gone, or another rank has not said what this one waits for."""
+
+
+class RankStore:
+    """All ranks, seen from one.  Every rank must make the same calls in the same order."""
+
+    def __init__(self, rank: int = 0, size: int = 1, store: dist.Store | None = None):
+        self.rank, self.size = rank, size
+        self.store: Any = store  # torch types its values as text; they are bytes
+        self._calls = 0
+
+    def gather(self, value: object) -> list:
+        """Every rank's ``value``, in the order of the ranks; anything that ``messages`` can write."""
+        self._calls += 1
+        return self.exchange(f"gather/{self._calls}", value)
+
+    def exchange(self, key: str, value: object) -> list:
+        """The same under a key of the caller's, which may be used once."""
+        if self.size == 1:
+            return [value]
+        self.post(key, value)
+        return [self.read(key, rank) for rank in range(self.size)]
+
+    def post(self, key: str, value: object) -> None:
+        """Say ``value`` under ``key`` and go on."""
+        if self.size > 1:
+            with _lost():
+                self.store.set(f"{key}/{self.rank}", messages.encoded(value))
+
+    def read(self, key: str, rank: int) -> Any:
+        """What ``rank`` said under ``key``, once it has."""
+        with _lost():
+            return messages.decoded(self.store.get(f"{key}/{rank}"))
+
+    def read_if_posted(self, key: str, rank: int) -> Any:
+        """What ``rank`` said under ``key``, or None if it has not."""
+        with _lost():
+            there = self.store is not None and self.store.check([f"{key}/{rank}"])
+        return self.read(key, rank) if there else None
+
+    def count(self, key: str, more: int = 1) -> int:
+        """Add to a number that all ranks share, from 0 on; what it is then."""
+        with _lost():
+            return self.store.add(key, more) if self.store is not None else more
+
+
+@contextmanager
+def _lost():
+    try:
+        yield
+    except dist.DistError as error:
+        raise RanksLost(str(error).partition("\n")[0]) from None
+
+
+def connect(purpose: str, seconds: float = SECONDS) -> RankStore:
+    """A connection of one's own to the store; one that waits blocks all of its connection.
+
+    Every rank of the default process group must have one for each purpose, and each purpose has
+    keys of its own.
+    """
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return RankStore()
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    store = dist.TCPStore(host, port, None, False, timeout=timedelta(seconds=seconds), wait_for_workers=False)
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return RankStore(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(f"actmem/{attempt}/{purpose}", store))

@@ -1,0 +1,157 @@
+"""This process as a rank: started by torchrun, or emulated."""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from functools import cache
+
+import torch
+import torch.distributed as dist
+
+# Torch imports this on first use, and the default arguments in it then keep the default group alive.
+# Imported here, before there is a group, it keeps none.
+import torch.distributed.nn.functional  # noqa: F401
+
+from actmem.config import ConfigError, check_size
+from actmem.measure.emulate import emulated_rank
+from actmem_course.guard import LINE, Guard
+from actmem_course.rank_store import RankStore, connect
+from actmem_course.start import start_ranks
+
+#: How long a rank waits for another that is still computing.
+TIMEOUT = timedelta(minutes=10)
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """All ranks, seen from one.  size: how many; device: this one's; emulated: alone, playing one of many."""
+
+    rank: int
+    size: int
+    device: str
+    emulated: bool
+
+    def gather(self, value: object) -> list:
+        """Every rank's ``value``, in the order of the ranks; only this rank's own when emulated."""
+        return [value] if self.emulated or self.size == 1 else _store().gather(value)
+
+
+@cache
+def _store() -> RankStore:
+    return connect("gather", TIMEOUT.total_seconds())
+
+
+def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True, start: bool = True) -> None:
+    """--device; --ranks N where ranks can be started; --emulate T where one rank can do the work alone."""
+    if start:
+        parser.add_argument("--ranks", type=int, metavar="N", help="without torchrun: start N ranks here")
+    if emulate:
+        parser.add_argument(
+            "--emulate", type=int, metavar="T", help="be one rank of T in a single process, without torchrun"
+        )
+    else:
+        parser.set_defaults(emulate=None)
+    parser.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="default: GPUs if there are any" + (" (CPU with --emulate)" if emulate else ""),
+    )
+    parser.set_defaults(can_emulate=emulate)
+
+
+def check_ranks(args: argparse.Namespace, script: str) -> int:
+    """How many ranks there will be.  Raises ConfigError if the arguments and the start do not fit."""
+    started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
+    wanted = getattr(args, "ranks", None)
+    if wanted is not None and LINE not in os.environ:
+        if started or args.emulate is not None:
+            other = "torchrun has started the ranks" if started else "--emulate needs none"
+            raise ConfigError("ranks", f"{other}: leave one of them out")
+        sys.exit(start_ranks(sys.argv[0], sys.argv[1:], check_size("ranks", wanted, largest=64)))
+    if args.emulate is not None:
+        if started:
+            raise ConfigError("emulate", f"needs a single process: python labs/{script} --emulate {args.emulate}")
+        size = check_size("emulate", args.emulate, largest=65536)
+    elif started:
+        size = int(os.environ["WORLD_SIZE"])
+    else:
+        alone = f", or python labs/{script} --emulate 8" if args.can_emulate else ""
+        raise ConfigError(
+            "not started by torchrun",
+            f"run torchrun --nproc-per-node 2 labs/{script}{alone}, or python labs/{script} --ranks 2",
+        )
+    if args.device == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("device", "torch finds no CUDA GPU here")
+    if device_type(args) == "cuda":
+        local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
+        if local > gpus:
+            raise ConfigError(
+                "device", f"{local} processes on this host but {gpus} GPUs: start {gpus}, or add --device cpu"
+            )
+    return size
+
+
+@contextmanager
+def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Ranks]:
+    """Join the process group (NCCL on GPUs, gloo on CPUs, fake when emulated) and leave it at the end.
+
+    real_tensors: an emulated rank works on real tensors on a CPU too, as it must to be timed.
+    """
+    device = device_type(args)
+    if args.emulate is not None:
+        with emulated_rank(args.emulate, device=device, real_tensors=real_tensors):
+            yield Ranks(0, args.emulate, device, emulated=True)
+        return
+    guard = Guard()
+    guard.start()
+    if device == "cuda":
+        gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(gpu)
+        dist.init_process_group("nccl", device_id=gpu, timeout=TIMEOUT)
+    else:
+        _stay_on_this_host()
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+    guard.store = connect("guard")
+    try:
+        yield Ranks(dist.get_rank(), dist.get_world_size(), device, emulated=False)
+        dist.barrier()  # no rank leaves while another still talks to it
+    finally:
+        end_group()
+    if Guard.current:  # after an error it stays, and ends the other ranks
+        Guard.current.stop()
+
+
+def _stay_on_this_host() -> None:
+    """Where all ranks are on this host, let gloo listen for nobody else: on its loopback interface."""
+    if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+        loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
+        if loopback:
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", loopback)
+
+
+def end_group() -> None:
+    """Destroy all process groups, and free what keeps them alive in reference cycles.
+
+    gloo's threads end with the last reference to a group. One that still runs when the interpreter
+    ends can free a tensor that has a Python object, and that aborts the process.
+    """
+    _store.cache_clear()
+    dist.destroy_process_group()
+    gc.collect()
+
+
+def device_type(args: argparse.Namespace) -> str:
+    """``"cuda"`` or ``"cpu"``: what ``--device`` means here."""
+    if args.device != "auto":
+        return args.device
+    # An emulated rank stays on the CPU unless asked: there it needs no memory.
+    return "cuda" if args.emulate is None and torch.cuda.is_available() else "cpu"

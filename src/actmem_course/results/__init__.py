@@ -1,0 +1,36 @@
+"""What labs hand to tables and figures, a frozen class for each.  Torch-free, so that a page can draw it.
+
+With ``--json`` a lab writes ``asdict`` of these; ``read`` makes them again.
+"""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import TYPE_CHECKING, TypeVar
+
+from actmem_course.results.exchange_results import ExchangeCount, ParityResult, SocketCount
+from actmem_course.results.memory_results import ModeCost, Number, PaperEntry, PipelineResult, Table2Result
+from actmem_course.results.speed_results import (
+    Claim,
+    Overhead,
+    PeerLine,
+    ScalingPoint,
+    ScalingSlopes,
+    SpeedLine,
+    TimedPair,
+)
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+__all__ = [
+    "Claim", "ExchangeCount", "ModeCost", "Number", "Overhead", "PaperEntry", "ParityResult", "PeerLine", "PipelineResult", "ScalingPoint",
+    "ScalingSlopes", "SocketCount", "SpeedLine", "Table2Result", "TimedPair", "read",
+]  # fmt: skip
+
+_Result = TypeVar("_Result", bound="DataclassInstance")
+
+
+def read(kind: type[_Result], values: Mapping) -> _Result:
+    """A result from its JSON object; what ``kind`` has no field for is left out."""
+    names = {field.name for field in fields(kind)}
+    return kind(**{name: value for name, value in values.items() if name in names})

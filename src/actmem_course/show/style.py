@@ -1,0 +1,145 @@
+"""One look for all figures: colours and patterns by kind of tensor, sizes, units.
+
+Figures have a white card as background, so that they look the same on a light and on a dark
+page.  On white the strong colours keep a contrast of 3:1; the pale ones are fills with a dark
+outline.  Every kind has a pattern as well: colour is never the only sign.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+BLUE, VERMILION, GREEN, PURPLE, BLACK = "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#000000"
+#: Too pale for lines and text on white; for fills with an outline.
+ORANGE, SKY, YELLOW = "#E69F00", "#56B4E9", "#F0E442"
+INK, GRID, CARD, WARNING = "#222222", "#DDDDDD", "#FFFFFF", "#A4262C"
+
+
+@dataclass(frozen=True)
+class Fill:
+    """How an area is filled: its colour, the pattern on it, the colour of text on it."""
+
+    colour: str
+    pattern: str
+    text: str = BLACK
+
+    def marker(self) -> dict:
+        """For a plotly trace: colour, dark outline, pattern."""
+        pattern = {
+            "shape": self.pattern,
+            "fillmode": "overlay",
+            "fgcolor": INK,
+            "fgopacity": 0.3,
+            "size": 9,
+            "solidity": 0.15,
+        }
+        return {
+            "color": self.colour,
+            "line": {"color": INK, "width": 1},
+            **({"pattern": pattern} if self.pattern else {}),
+        }
+
+
+#: The same kind of tensor looks the same in every figure of the course.
+FILLS = {
+    "layer-norm input": Fill(GREEN, ""),
+    "input of a linear": Fill(BLUE, "", CARD),
+    "Q, K, V": Fill(SKY, "-"),
+    "softmax": Fill(VERMILION, "/"),
+    "dropout mask": Fill(YELLOW, "."),
+    "GeLU input": Fill(ORANGE, "x"),
+    "extra": Fill("#BBBBBB", "+"),
+}
+
+TEMPLATE = {
+    "layout": {
+        "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 14, "color": INK},
+        "paper_bgcolor": CARD,
+        "plot_bgcolor": CARD,
+        "colorway": [BLUE, VERMILION, GREEN, PURPLE, BLACK],
+        # A distance in pixels: a share of the height would cut off two lines in low figures.
+        "title": {
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "yref": "container",
+            "y": 1,
+            "yanchor": "top",
+            "pad": {"l": 12, "t": 24},
+            "font": {"size": 17},
+        },
+        "margin": {"l": 60, "r": 24, "t": 76, "b": 104},
+        "hoverlabel": {"bgcolor": CARD, "bordercolor": INK, "font": {"size": 13, "color": INK}, "align": "left"},
+        # At the bottom of the card, where there is room for a second line.
+        "legend": {
+            "orientation": "h",
+            "xref": "container",
+            "x": 0.01,
+            "xanchor": "left",
+            "yref": "container",
+            "y": 0.01,
+            "yanchor": "bottom",
+            "itemclick": False,
+            "itemdoubleclick": False,
+            "itemwidth": 40,
+        },
+        "xaxis": {
+            "separatethousands": True,
+            "gridcolor": GRID,
+            "linecolor": INK,
+            "ticks": "outside",
+            "zeroline": False,
+            "automargin": True,
+            "title": {"font": {"size": 14}},
+        },
+        "yaxis": {
+            "gridcolor": GRID,
+            "linecolor": INK,
+            "ticks": "",
+            "ticksuffix": " ",
+            "zeroline": False,
+            "automargin": True,
+            "title": {"font": {"size": 14}},
+        },
+        # Who drags on a figure wants to scroll; sliders change it.
+        "dragmode": False,
+    }
+}
+
+CONFIG = {"displayModeBar": False, "scrollZoom": False, "doubleClick": False}
+
+GIB = 2**30
+_UNITS = ((GIB, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+
+def axis_unit(largest_bytes: int) -> tuple[int, str]:
+    """Bytes in one step of an axis and the unit's name: GiB, or a smaller one if GiB would be all zeros."""
+    return next(((unit, name) for unit, name in _UNITS if largest_bytes >= unit / 4), (1, "bytes"))
+
+
+def size_text(size_bytes: int) -> str:
+    """Bytes in the largest binary unit that leaves at least 1, in three digits: ``2.67 GiB``."""
+    for unit, name in _UNITS:
+        if abs(size_bytes) >= unit:
+            return f"{three_digits(size_bytes / unit)} {name}"
+    return f"{size_bytes} B"
+
+
+def three_digits(value: float) -> str:
+    """A number to three significant digits, without an exponent: ``2.67``, ``26.7``, ``2,670``."""
+    if value == 0:
+        return "0"
+    decimals = max(0, 2 - _magnitude(value))
+    return f"{value:,.{decimals}f}"
+
+
+def axis_end(largest: float) -> float:
+    """The next of 1, 1.5, 2, 3, 5, 7 × 10ⁿ above ``largest``: so the axis doesn't move while a bar grows."""
+    if largest <= 0:
+        return 1.0
+    power = 10.0 ** _magnitude(largest)
+    return next(step * power for step in (1, 1.5, 2, 3, 5, 7, 10) if step * power >= largest)
+
+
+def _magnitude(value: float) -> int:
+    return int(f"{abs(value):e}".partition("e")[2])

@@ -1,19 +1,16 @@
-"""python labs/lab1_count_bytes.py
+"""python my/labs/lab1_count_bytes.py
 
 Lab 1: count the bytes that one transformer layer keeps for backward (2205.05198 section 4.1).
 
-Write the functions below; run the command above to have them judged: what you predict is compared
-with what a real layer keeps.  For a hint: python labs/lab1_count_bytes.py --hint 1.1
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them: what you predict is compared with what a real layer keeps.  For a hint,
+add --hint 1.1.
 
 All activations have 16 bits, dropout masks 1 byte an element.  Results are whole numbers.
 """
 
-import sys
-
 import torch.nn.functional as F
 from torch import Tensor
-
-from actmem.lab.judge import main
 
 
 # 1.1
@@ -54,16 +51,16 @@ def gated_mlp(x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Te
 
 
 def gated_mlp_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, feed_forward_size: int) -> int:
-    """Bytes that gated_mlp keeps for backward, its weights left out; f is feed_forward_size.
+    """Bytes that gated_mlp keeps for backward, without its weights; f is feed_forward_size.
 
-    Count it as 2205.05198 section 4.1 counts the MLP; then it is measured.
+    Count it as 2205.05198 section 4.1 counts the MLP; the judge measures it.
     """
     raise NotImplementedError
 
 
 # 1.4
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
-    """The smallest seq_length from which the core attention keeps more than all else in the layer.
+    """The smallest seq_length at which the core attention keeps more than the rest of the layer.
 
     Core attention: the three tensors of softmax and its dropout.  One device, no recomputation.
     2205.05198 section 5.
@@ -72,4 +69,6 @@ def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))

@@ -1,16 +1,14 @@
-"""torchrun --nproc-per-node 2 labs/lab2_tensor_parallel.py
+"""python my/labs/lab2_tensor_parallel.py
 
 Lab 2: tensor parallelism (2205.05198 section 4.2.1).
 
-Write the functions below; run the command above to have them judged.  For a hint:
-python labs/lab2_tensor_parallel.py --hint 2.1
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 2.1.
 
 Activations are [s, b, h], sequence first.  Weights are as torch stores them, [out, in].
 group is a process group of t ranks: dist.get_world_size(group), dist.get_rank(group).
 No function may write to a tensor that it was given.
 """
-
-import sys
 
 import torch
 import torch.distributed as dist
@@ -18,17 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem.lab.judge import main
-from actmem.lab.pieces import core_attention, gelu, merge_heads, split_heads
+from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
 
 
 # 2.1
 def f(x: Tensor, group) -> Tensor:
-    """Enter a tensor-parallel block: from here on each rank computes another part of the output.
+    """Enter a tensor-parallel block: from here on each rank computes a different part of the output.
 
-    x: [s, b, h], the same on every rank.  Returns x.  The gradient that comes back differs from
-    rank to rank; the one handed on must be that of the whole output.  One all-reduce in all.
-    Keeps nothing for backward.  2205.05198 section 4.2.1.
+    x: [s, b, h], the same on every rank.  Returns x.  The incoming gradient differs from rank to
+    rank; the one passed on must be that of the whole output.  One all-reduce in all.  Keeps
+    nothing for backward.  2205.05198 section 4.2.1.
     """
     raise NotImplementedError
 
@@ -37,8 +34,8 @@ def f(x: Tensor, group) -> Tensor:
 def f_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: the sum of the ranks' x.
 
-    x: [s, b, h], another one on every rank.  Returns [s, b, h], the same on every rank; so is the
-    gradient that comes back.  One all-reduce in all.  Keeps nothing for backward.
+    x: [s, b, h], different on every rank.  Returns [s, b, h], the same on every rank; so is the
+    incoming gradient.  One all-reduce in all.  Keeps nothing for backward.
     2205.05198 section 4.2.1.
     """
     raise NotImplementedError
@@ -65,7 +62,9 @@ def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tenso
 
 
 # 2.5
-def split_attention(qkv_weight: Tensor, projection_weight: Tensor, num_attention_heads: int, group) -> tuple[Tensor, Tensor]:
+def split_attention(
+    qkv_weight: Tensor, projection_weight: Tensor, num_attention_heads: int, group
+) -> tuple[Tensor, Tensor]:
     """This rank's part of the two weights of self-attention; each rank computes a/t whole heads.
 
     qkv_weight: [3h, h], unsharded; its rows are those of Q, then of K, then of V, each head by head.
@@ -112,10 +111,12 @@ def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tens
 
     logits: [s, b, v/t], this rank's tokens, r·v/t and up on rank r.  targets: [s, b], ids from 0
     to v − 1, the same on every rank.  Returns [s, b], the same on every rank.  The ranks may
-    exchange a few numbers for each position, but no logits.  2205.05198 section 4.3.
+    exchange a few numbers per position, but no logits.  2205.05198 section 4.3.
     """
     raise NotImplementedError
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))

@@ -1,16 +1,14 @@
-"""torchrun --nproc-per-node 2 labs/lab3_sequence_parallel.py
+"""python my/labs/lab3_sequence_parallel.py
 
 Lab 3: sequence parallelism (2205.05198 section 4.2.2).
 
-Write the functions below; run the command above to have them judged.  For a hint:
-python labs/lab3_sequence_parallel.py --hint 3.1
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 3.1.
 
 Activations are [s, b, h], sequence first; rank r of t holds tokens r·s/t and up.  Weights are as
 torch stores them, [out, in].  group is a process group: dist.get_world_size(group) is t,
 dist.get_rank(group) is r.  No function may write to a tensor that it was given.
 """
-
-import sys
 
 import torch
 import torch.distributed as dist
@@ -18,17 +16,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem.lab.judge import main
-from actmem.lab.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, split_heads
+from actmem_course.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, split_heads
 
 
 # 3.1
 def g(x: Tensor, group) -> Tensor:
-    """Enter a tensor-parallel block: all tokens, from the tokens of each rank.
+    """Enter a tensor-parallel block: gather the tokens of all ranks.
 
-    x: [s/t, b, h], this rank's tokens.  Returns [s, b, h].  The gradient that comes back differs
-    from rank to rank; the one handed on must be that of the whole output.  One collective in
-    each pass.  Keeps nothing for backward.  2205.05198 section 4.2.2.
+    x: [s/t, b, h], this rank's tokens.  Returns [s, b, h].  The incoming gradient differs from
+    rank to rank; the one passed on must be that of the whole output.  One collective in each
+    pass.  Keeps nothing for backward.  2205.05198 section 4.2.2.
     """
     raise NotImplementedError
 
@@ -37,8 +34,8 @@ def g(x: Tensor, group) -> Tensor:
 def g_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
 
-    x: [s, b, h], another one on every rank.  Returns [s/t, b, h].  The gradient that comes back
-    is that of this rank's tokens.  One collective in each pass.  Keeps nothing for backward.
+    x: [s, b, h], different on every rank.  Returns [s/t, b, h].  The incoming gradient is that
+    of this rank's tokens.  One collective in each pass.  Keeps nothing for backward.
     2205.05198 section 4.2.2.
     """
     raise NotImplementedError
@@ -62,14 +59,14 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
     tokens.  w: this rank's weights.  dropouts.core is for the attention weights, dropouts.block
     for what is added to x.  linear: the column-parallel linear to use, called like
     gathering_linear.  Returns [s/t, b, h].  Exchanges: 2 all-gathers and 2 reduce-scatters in
-    each pass, beside what linear adds.  2205.05198 figure 5.
+    each pass, besides what linear adds.  2205.05198 figure 5.
     """
     raise NotImplementedError
 
 
 # 3.5
 def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
-    """What gathering_linear computes, with only x kept for backward: this rank's tokens.
+    """The same as gathering_linear, but keeps only x for backward: this rank's tokens.
 
     Exchanges one all-gather in forward, one all-gather and one reduce-scatter in backward.
     2205.05198 section 4.2.2.
@@ -79,10 +76,10 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
 
 # 3.6
 def sum_partial_gradients(w: LayerWeights, group) -> None:
-    """Make every .grad in w complete, once backward of layer is over.
+    """Complete every .grad in w after the backward of layer.
 
-    Some parameters of w have met this rank's tokens only, so their .grad is a part of the whole
-    one.  Complete those, and leave the others as they are.  w.norm1_weight.grad and so on; w.named()
+    Some parameters of w saw only this rank's tokens, so their .grad is one term of a sum over the
+    ranks.  Complete those and leave the others unchanged.  w.norm1_weight.grad and so on; w.named()
     gives all by name.  2205.05198 section 4.2.2.
     """
     raise NotImplementedError
@@ -95,10 +92,12 @@ def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tup
     Ranks that hold the same tensor must drop the same elements of it; where they hold different
     ones, they must drop independently.  device: for torch.Generator(device).  Without
     sequence_parallel, block works on [s, b, h] that is the same on every rank; with it, on this
-    rank's [s/t, b, h].  Torch's default generator stays untouched.  2205.05198 section 4.2.2.
+    rank's [s/t, b, h].  Leave torch's default generator alone.  2205.05198 section 4.2.2.
     """
     raise NotImplementedError
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))

@@ -1,20 +1,16 @@
-"""python labs/lab5_pipeline.py
+"""python my/labs/lab5_pipeline.py
 
 Lab 5: the pipeline (2205.05198 section 4.2.3, appendices B and C).
 
-Write the functions below; run the command above to have them judged: the orders that you write
-are run on paper, with as many ranks as they are for.  For a hint:
-python labs/lab5_pipeline.py --hint 5.1
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them: the orders that you write are simulated, with all the ranks that they
+are for.  For a hint, add --hint 5.1.
 
-Ranks count from 0, microbatches from 0, model chunks of a rank from 0.  Every rank runs its own
-list in order; an action waits until its input is there.  A backward takes twice a forward's time.
+Ranks, microbatches, and the model chunks of a rank count from 0.  Every rank runs its own list in
+order; an action waits until its input has arrived.  A backward takes as long as two forwards.
 """
 
-import sys
-
 from torch import Tensor
-
-from actmem.lab.judge import main
 
 
 # 5.1
@@ -22,8 +18,9 @@ def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microba
     """What one rank does in a training step under 1F1B, in order.
 
     Returns ("F", i) for the forward of microbatch i and ("B", i) for its backward, each once.  No
-    rank holds more microbatches than 1F1B needs, and no time is lost beside the pipeline's fill and
-    drain.  num_microbatches may be smaller than pipeline_parallel_size.  2205.05198 section 4.2.3.
+    rank holds more microbatches than 1F1B needs, and no time is lost except in the pipeline's fill
+    and drain.  num_microbatches may be smaller than pipeline_parallel_size.  2205.05198 section
+    4.2.3.
     """
     raise NotImplementedError
 
@@ -35,7 +32,7 @@ def interleaved(
     """The same with m ≥ 2 model chunks on each rank: chunk c of rank r is part c·p + r of the model.
 
     Returns ("F", c, i) and ("B", c, i), each once.  p microbatches go through chunk 0, then the same
-    p through chunk 1, and so on, then the next p; backward the other way round.
+    p through chunk 1, and so on, then the next p; backward in the reverse order of chunks.
     num_microbatches is divisible by p.  2205.05198 section 4.2.3.
     """
     raise NotImplementedError
@@ -43,9 +40,9 @@ def interleaved(
 
 # 5.3
 def free_output(output: Tensor) -> None:
-    """Give back the memory of a stage's output once it is sent; output.backward(gradient) still works.
+    """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
 
-    No operation has kept output for its backward.  Its graph, its shape and its dtype stay.
+    No operation has kept output for its backward.  Leave its graph, shape and dtype unchanged.
     2205.05198 appendix B.
     """
     raise NotImplementedError
@@ -64,13 +61,15 @@ def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_
 
 # 5.5
 def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatches: int, places: int) -> list[int]:
-    """Which microbatches keep everything under 1F1B, if ``places`` can at any one time.
+    """Which microbatches keep everything under 1F1B, if at most ``places`` may at any one time.
 
-    As many as possible.  A place is taken from a microbatch's forward to its backward.
+    As many as possible.  A microbatch holds its place from its forward to its backward.
     2205.05198 appendix C.
     """
     raise NotImplementedError
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))

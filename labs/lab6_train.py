@@ -1,19 +1,18 @@
-"""torchrun --nproc-per-node 2 labs/lab6_train.py
+"""python my/labs/lab6_train.py
 
 Lab 6: put it together.  Train a small GPT on the source of Python's standard library, under every
 mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
 
-Write the functions below; run the command above to have them judged.  For a hint:
-python labs/lab6_train.py --hint 6.1
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 6.1.
 
 A mode is a row of table 2: mode.tensor_parallel, mode.sequence_parallel (bool), mode.recompute.
 GPT(shape, tp, recompute=…) is the course's model: tp says how ranks share it; model(tokens) gives
-logits, model.loss(logits, targets) the mean loss of a batch, model.tp is what tp was.
+logits, model.loss(logits, targets) the mean loss of a batch, model.tp is that tp.
 A parameter that is cut among the ranks of tp has an attribute partition_dim, the dimension.
 """
 
 import math
-import sys
 
 import torch
 import torch.distributed as dist
@@ -21,10 +20,9 @@ from torch import Tensor
 
 from actmem.config import ModelShape
 from actmem.formulas.table2 import Configuration
-from actmem.lab.judge import main
 from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.linear import load_dense, reduce_partial_gradients
+from actmem.parallel.linear import reduce_partial_gradients
 
 SEED = 1234
 NUM_MICROBATCHES = 2
@@ -34,11 +32,11 @@ MAX_NORM = 1.0
 
 # 6.1
 def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Tensor, Tensor]:
-    """Training data of one step: what the model reads, and what it is to say at each position.
+    """Training data of one step: inputs and next-token targets.
 
     text: [length], token ids.  Returns tokens and targets, [batch_size, seq_length] each: pieces of
     text, and for each position the token that follows.  The ranks of a tensor-parallel group work
-    on the same batch.  Another step, another batch.  2205.05198 section 4.2.
+    on the same batch.  Each step has a different batch.  2205.05198 section 4.2.
     """
     raise NotImplementedError
 
@@ -47,9 +45,9 @@ def batch(text: Tensor, step: int, seq_length: int, batch_size: int) -> tuple[Te
 def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float = 0.0, **factory) -> GPT:
     """A GPT in this mode, shared among the ranks of group where the mode says so.
 
-    With the same weights in every mode, put together from all ranks, whatever the number of ranks.
-    dropout: GPT's p.  factory: dtype and device, for GPT.  Without tensor parallelism every rank has
-    the whole model: TensorParallel().  2205.05198 table 2.
+    The weights of all ranks together are the same in every mode, for any number of ranks: GPT draws
+    them from seed.  dropout: GPT's p.  factory: dtype and device, for GPT.  Without tensor parallelism
+    every rank has the whole model: TensorParallel().  2205.05198 table 2.
     """
     raise NotImplementedError
 
@@ -58,15 +56,17 @@ def make_model(shape: ModelShape, mode: Configuration, group, *, dropout: float 
 def gradient_norm(model: GPT) -> float:
     """The 2-norm of the unsharded model's gradient, the same on every rank of model.tp.
 
-    All parameters have a complete .grad.  A single number is enough to exchange.
+    All parameters have a complete .grad.  Exchange a single number.
     2205.05198 section 4.2.
     """
     raise NotImplementedError
 
 
 # 6.4
-def training_step(model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float) -> float:
-    """One step: gradients of the mean loss over all microbatches, cut off at max_norm, optimizer.step().
+def training_step(
+    model: GPT, optimizer: torch.optim.Optimizer, microbatches: list[tuple[Tensor, Tensor]], max_norm: float
+) -> float:
+    """One step: gradients of the mean loss over all microbatches, clipped to max_norm, optimizer.step().
 
     microbatches: tokens and targets of each, [b, s].  The parameters afterwards are those of the
     unsharded model after the same step: under sequence parallelism some gradients are partial until
@@ -87,4 +87,6 @@ def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, 
 
 
 if __name__ == "__main__":
-    sys.exit(main(globals()))
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))

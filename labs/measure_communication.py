@@ -8,24 +8,35 @@ Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wron
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from functools import partial
 
 import torch
-from rich.console import Console
 
 from actmem.config import Parallel, check_layer
-from actmem.formulas.gloo import HEADER_BYTES, MESSAGES
-from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.communication import compare_collectives, compare_overlap, count_exchanges
-from actmem.lab.race import progress_line
-from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
-from actmem.lab.speed import check_speed
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
-from actmem.lab.wire import TORCHS, measure_sent
-from actmem.show.speed_communication import compared_lines, exchanges_table, sent_table
+from actmem.formulas.gloo_headers import HEADER_BYTES, MESSAGES
+from actmem_course.arguments import (
+    ELEMENT_SIZES,
+    LabParser,
+    add_json_argument,
+    add_shape_arguments,
+    shape_from,
+)
+from actmem_course.bench.measure_communication import (
+    TORCHS,
+    compare_collectives,
+    compare_overlap,
+    count_exchanges,
+    measure_sent,
+)
+from actmem_course.bench.measure_speed import check_speed
+from actmem_course.bench.race import progress_line
+from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
+from actmem_course.files import check_files, write_text
+from actmem_course.process import lab, lab_console
+from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.show.speed_communication import compared_lines, exchanges_table, sent_table
 
 GLOO = (
     f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "
@@ -33,6 +44,7 @@ GLOO = (
 )
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_communication.py", description=__doc__.split("\n\n")[1])
     add_shape_arguments(parser)
@@ -47,8 +59,7 @@ def main() -> int:
         check_layer(shape, Parallel(size, sequence_parallel=True))
         if args.emulate is None:  # an emulated rank on a CPU needs no memory: it only counts
             check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
-        if int(os.environ.get("RANK", "0")) == 0:
-            check_writable("json", args.json)
+        check_files(args, "json")
 
     torch.manual_seed(1234)
     with ranks(args) as here:
@@ -59,7 +70,15 @@ def main() -> int:
         wrong_sent = [one for one in sent if not one.exact]
         progress_line("", here)
         if here.rank == 0:
-            report(args, counted, sent, timed, [*wrong, *wrong_sent], setting(shape, here, dtype), clock_name(args, here.device))
+            report(
+                args,
+                counted,
+                sent,
+                timed,
+                [*wrong, *wrong_sent],
+                setting(shape, here, dtype),
+                clock_name(args, here.device),
+            )
     return 1 if wrong or wrong_sent else 0
 
 
@@ -72,13 +91,13 @@ def time_exchanges(shape, here, dtype, rounds):
         ("Backward, tensor parallel", partial(compare_overlap, *place, sequence_parallel=False), rounds),
         ("Backward, tensor + sequence", partial(compare_overlap, *place, sequence_parallel=True), rounds),
     ):
-        found.append((title, run(rounds=times, on_round=lambda n, title=title: progress_line(f"{title}: round {n}", here))))
+        found.append((title, run(rounds=times, on_round=lambda n: progress_line(f"{title}: round {n}", here))))
     return found
 
 
 def report(args, counted, sent, timed, wrong, where, clock) -> None:
     """Print the counts, the sockets' bytes and the comparisons, and write the file that is asked for."""
-    console = Console()
+    console = lab_console()
     console.print(exchanges_table(counted, f"Exchanges: {where}"))
     if sent:
         console.print(sent_table(sent))
@@ -89,10 +108,19 @@ def report(args, counted, sent, timed, wrong, where, clock) -> None:
         console.print("Every number, kind and byte agrees with the formulas.", highlight=False)
     for sentence in compared_lines(timed):
         console.print(sentence, highlight=False)
-    console.print(f"Times: medians of {args.rounds} rounds, {clock}." if timed else "One emulated rank exchanges nothing, so nothing is timed.", highlight=False)
+    console.print(
+        f"Times: medians of {args.rounds} rounds, {clock}."
+        if timed
+        else "One emulated rank exchanges nothing, so nothing is timed.",
+        highlight=False,
+    )
     if args.json:
-        document = [asdict(one) for one in counted] + [{"on_sockets": one.name, **asdict(one)} for one in sent] + [{"comparison": title, **asdict(one)} for title, one in timed]
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        document = (
+            [asdict(one) for one in counted]
+            + [{"on_sockets": one.name, **asdict(one)} for one in sent]
+            + [{"comparison": title, **asdict(one)} for title, one in timed]
+        )
+        write_text(args.json, json.dumps(document, indent=1) + "\n")
 
 
 if __name__ == "__main__":

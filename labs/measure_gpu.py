@@ -14,31 +14,43 @@ import time
 import warnings
 from datetime import date
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
-from rich.console import Console
 
 from actmem.config import ConfigError, ModelShape, check_size
-from actmem.lab.arguments import LabParser, check_writable
-from actmem.lab.gpu import check_plan, full_plan, quick_plan, run_plan
-from actmem.lab.peers import MODES
-from actmem.lab.ranks import check_ranks, device_type, ranks
-from actmem.lab.session import Session, path_beside
-from actmem.lab.timing import device_name, setting
-from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
-from actmem.show.speed_table import noise_line, speed_table
+from actmem_course.arguments import LabParser
+from actmem_course.bench.measure_gpu import check_plan, full_plan, quick_plan, run_plan
+from actmem_course.bench.measure_peers import PEER_MODES
+from actmem_course.bench.session import Session
+from actmem_course.bench.timing import device_name, setting
+from actmem_course.files import check_writable
+from actmem_course.process import lab, lab_console
+from actmem_course.ranks import check_ranks, device_type, ranks
+from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
+from actmem_course.show.speed_table import noise_line, speed_table
 
 RESULTS = Path(__file__).parent / "results"
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_gpu.py", description=__doc__.split("\n\n")[1])
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     parser.add_argument("--emulate", type=int, metavar="T", default=8, help="be one rank of T (default: 8)")
     parser.add_argument("--quick", action="store_true", help="the same steps on layers of no size, to try the script")
-    parser.add_argument("--seconds", type=int, metavar="N", default=510, help="start no step after that, and stop the one that runs (default: %(default)s)")
-    parser.add_argument("--output", type=Path, metavar="FILE", help="where to write (default: labs/results/DEVICE-DATE.json; nothing with --quick)")
+    parser.add_argument(
+        "--seconds",
+        type=int,
+        metavar="N",
+        default=510,
+        help="start no step after that, and stop the one that runs (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="where to write (default: labs/results/DEVICE-DATE.json; nothing with --quick)",
+    )
     parser.set_defaults(can_emulate=True)
     args = parser.parse_args()
     with parser.refusing():
@@ -57,7 +69,7 @@ def main() -> int:
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
     torch.manual_seed(1234)
-    console, started = Console(), time.monotonic()
+    console, started = lab_console(), time.monotonic()
     dtype = torch.bfloat16 if device_type(args) == "cuda" else torch.float32
     with ranks(args, real_tensors=True) as here:
 
@@ -70,7 +82,7 @@ def main() -> int:
     if args.output:
         console.print(f"wrote {args.output}", highlight=False, soft_wrap=True)
     failed = [skip for skip in results["skipped"] if skip["reason"] != "no time left"]
-    return 1 if failed or not all(claim["holds"] for claim in results["claims"]) else 0
+    return 1 if failed or not all(claim.holds for claim in results["claims"]) else 0
 
 
 def check_output(path: Path | None) -> None:
@@ -85,7 +97,6 @@ def check_output(path: Path | None) -> None:
     except OSError as error:
         raise ConfigError("output", f"cannot write {path}: {error.strerror}") from None
     check_writable("output", path)
-    check_writable("output", path_beside(path))
 
 
 def slug(name: str) -> str:
@@ -98,12 +109,18 @@ def report(console, results, here) -> None:
     for case in results["cases"]:
         shape = ModelShape(**{name: case[name] for name in ModelShape.__dataclass_fields__})
         where = setting(shape, here, results["settings"]["dtype"])
-        speed = [SimpleNamespace(**line) for line in case["speed"]]
+        speed, peers = case["speed"], case["peers"]
         if speed:
             console.print(speed_table(speed, f"{case['model']}: {where}"))
-            console.print(noise_line(speed[0].noise, results["settings"]["rounds"], "CUDA events" if here.device == "cuda" else "wall clock"), highlight=False)
-        peers = [SimpleNamespace(**line) for line in case["peers"]]
-        for mode in MODES if peers else ():
+            console.print(
+                noise_line(
+                    speed[0].noise,
+                    results["settings"]["rounds"],
+                    "CUDA events" if here.device == "cuda" else "wall clock",
+                ),
+                highlight=False,
+            )
+        for mode in PEER_MODES if peers else ():
             console.print(peers_table(peers, mode))
         if (table := overheads_table(peers)) is not None:
             console.print(table)
@@ -111,15 +128,25 @@ def report(console, results, here) -> None:
             console.print(sentence, highlight=False, markup=False)
     gemm = results["gemm"]
     if gemm:
-        console.print(f"Matrix product of {gemm['size']}³: {gemm['flops_per_second'] / 1e12:,.1f} TFLOP/s", highlight=False)
+        console.print(
+            f"Matrix product of {gemm['size']}³: {gemm['flops_per_second'] / 1e12:,.1f} TFLOP/s", highlight=False
+        )
     for axis, found in results["scaling"].items():
         one = found["slopes"]
-        console.print(f"Slope over {axis}: time {one['seconds']:.2f}, FLOPs {one['flops']:.2f}, bytes {one['bytes']:.2f}", highlight=False)
+        console.print(
+            f"Slope over {axis}: time {one.seconds:.2f}, FLOPs {one.flops:.2f}, bytes {one.bytes:.2f}",
+            highlight=False,
+        )
     for skip in results["skipped"]:
         console.print(f"skipped: {skip['job']}: {skip['reason']}", highlight=False, markup=False)
     for claim in results["claims"]:
-        mark = "holds" if claim["holds"] else "DOES NOT HOLD"
-        console.print(f"{mark}: {claim['claim']}: {claim['measured']}", highlight=False, markup=False, style="" if claim["holds"] else "bold red")
+        mark = "holds" if claim.holds else "DOES NOT HOLD"
+        console.print(
+            f"{mark}: {claim.claim}: {claim.measured}",
+            highlight=False,
+            markup=False,
+            style="" if claim.holds else "bold red",
+        )
 
 
 if __name__ == "__main__":

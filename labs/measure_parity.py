@@ -6,18 +6,20 @@ Exit code 0 if all numbers agree, 1 if any does not, 2 on wrong use.
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 
 from rich.console import Console
 
-from actmem.lab.arguments import LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.parity import LARGEST_ERROR, check_parity, measure_parity
-from actmem.lab.ranks import add_rank_arguments, check_ranks, ranks
-from actmem.show.text import text_table
+from actmem_course.arguments import LabParser, add_json_argument, add_shape_arguments, shape_from
+from actmem_course.bench.measure_parity import LARGEST_ERROR, check_parity, measure_parity
+from actmem_course.files import check_files, write_text
+from actmem_course.process import lab
+from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
+from actmem_course.show.text import text_table
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_parity.py", description=__doc__.split("\n\n")[1])
     add_shape_arguments(parser)
@@ -27,8 +29,7 @@ def main() -> int:
     with parser.refusing():
         shape = shape_from(args)
         check_parity(shape, check_ranks(args, parser.prog))
-        if int(os.environ.get("RANK", "0")) == 0:
-            check_writable("json", args.json)
+        check_files(args, "json")
 
     with ranks(args) as here:
         screen = Console(stderr=True, quiet=here.rank > 0)
@@ -44,14 +45,21 @@ def report(args, results) -> None:
     """Print a line for each form and rank, and write the file if one is asked for."""
     header = ("form", "rank", "largest error", "exchanges forward", "backward", "partial gradients")
     lines = [
-        (r.form, r.rank, f"{r.largest_error:.1e}", sum(r.forward.values()), sum(r.backward.values()), len(r.partial_gradients))
+        (
+            r.form,
+            r.rank,
+            f"{r.largest_error:.1e}",
+            sum(r.forward.values()),
+            sum(r.backward.values()),
+            len(r.partial_gradients),
+        )
         for r in results
     ]
     print(text_table(header, lines, " rrrrr"))
     agree = sum(result.exact for result in results)
     print(f"{agree} of {len(results)} agree with the unsharded layer to {LARGEST_ERROR}")
     if args.json:
-        args.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
+        write_text(args.json, json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -8,23 +8,39 @@ Exit code 0, or 2 on wrong use.
 """
 
 import json
-import os
 import sys
 import warnings
 from dataclasses import asdict
 
 import torch
-from rich.console import Console
 
-from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.peers import COMPILED, LITERAL, MODES, NOTES, OURS, OVER_GLOO, PEERS, measure_peers
-from actmem.lab.race import progress_line
-from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
-from actmem.lab.speed import check_speed
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
-from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
+from actmem_course.arguments import (
+    ELEMENT_SIZES,
+    LabParser,
+    add_json_argument,
+    add_shape_arguments,
+    shape_from,
+)
+from actmem_course.bench.measure_peers import (
+    COMPILED,
+    LITERAL,
+    NOTES,
+    OURS,
+    OVER_GLOO,
+    PEER_MODES,
+    PEERS,
+    measure_peers,
+)
+from actmem_course.bench.measure_speed import check_speed
+from actmem_course.bench.race import progress_line
+from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
+from actmem_course.files import check_files, write_text
+from actmem_course.process import lab, lab_console
+from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_peers.py", description=__doc__.split("\n\n")[1])
     add_shape_arguments(parser)
@@ -32,30 +48,47 @@ def main() -> int:
     add_timing_arguments(parser)
     add_json_argument(parser)
     parser.add_argument(
-        "--peer", action="append", choices=tuple(PEERS), metavar="NAME", help=f"one of {', '.join(PEERS)}; may be repeated (default: all)"
+        "--peer",
+        action="append",
+        choices=tuple(PEERS),
+        metavar="NAME",
+        help=f"one of {', '.join(PEERS)}; may be repeated (default: all)",
     )
     parser.add_argument(
-        "--recompute", action="append", choices=MODES, metavar="MODE", help=f"one of {', '.join(MODES)}; may be repeated (default: all)"
+        "--recompute",
+        action="append",
+        choices=PEER_MODES,
+        metavar="MODE",
+        help=f"one of {', '.join(PEER_MODES)}; may be repeated (default: all)",
     )
-    parser.add_argument("--compile", action="store_true", help="our layer under torch.compile too (a minute more, and a C++ compiler on CPUs)")
-    parser.add_argument("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
+    parser.add_argument(
+        "--compile",
+        action="store_true",
+        help="our layer under torch.compile too (a minute more, and a C++ compiler on CPUs)",
+    )
+    parser.add_argument(
+        "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
+    )
     args = parser.parse_args()
     with parser.refusing():
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
         dtype = check_timing(args)
         check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
-        if int(os.environ.get("RANK", "0")) == 0:
-            check_writable("json", args.json)
+        check_files(args, "json")
 
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
     torch.manual_seed(1234)
     with ranks(args, real_tensors=True) as here:
         lines = measure_peers(
-            shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
+            shape,
+            here,
+            getattr(torch, dtype),
+            rounds=args.rounds,
+            cpu_time=args.cpu_time,
             peers=[COMPILED] * args.compile + [name for name in PEERS if name in (args.peer or PEERS)],
-            modes=[mode for mode in MODES if mode in (args.recompute or MODES)],
+            modes=[mode for mode in PEER_MODES if mode in (args.recompute or PEER_MODES)],
             sequence_parallel=not args.no_sequence_parallel,
             on_progress=lambda text: progress_line(text, here),
         )
@@ -67,7 +100,7 @@ def main() -> int:
 
 def report(args, lines, where, clock, here) -> None:
     """Print a table for each mode and what to know about the peers, and write the file that is asked for."""
-    console = Console()
+    console = lab_console()
     console.print(f"One layer by others: {where}", style="bold", highlight=False)
     for mode in dict.fromkeys(line.mode for line in lines):
         console.print(peers_table(lines, mode))
@@ -91,9 +124,12 @@ def report(args, lines, where, clock, here) -> None:
         console.print("One emulated rank: exchanges take no time here, so this is computing alone.", highlight=False)
     strange = sorted({line.name for line in lines if line.finite is False})
     if strange:
-        console.print(f"Emulated exchanges made infinities or NaNs in {', '.join(strange)}: kernels can run faster on those.", highlight=False)
+        console.print(
+            f"Emulated exchanges made infinities or NaNs in {', '.join(strange)}: kernels can run faster on those.",
+            highlight=False,
+        )
     if args.json:
-        args.json.write_text(json.dumps([asdict(line) for line in lines], indent=1) + "\n", encoding="utf-8")
+        write_text(args.json, json.dumps([asdict(line) for line in lines], indent=1) + "\n")
 
 
 if __name__ == "__main__":

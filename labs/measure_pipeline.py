@@ -6,7 +6,6 @@ Exit code 0 if all agrees to the byte, 1 if anything does not, 2 on wrong use.
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -15,11 +14,20 @@ import torch
 from rich.console import Console
 
 from actmem.config import Parallel
-from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.pipeline import Plan, measure_pipeline
-from actmem.lab.ranks import add_rank_arguments, check_ranks, ranks
-from actmem.schedule import draw, timeline
-from actmem.show.tables import memory_table, pipeline_table
+from actmem.formulas.timeline import draw, timeline
+from actmem_course.arguments import (
+    ELEMENT_SIZES,
+    LabParser,
+    add_json_argument,
+    add_shape_arguments,
+    shape_from,
+)
+from actmem_course.bench.measure_pipeline import PipelineRun, measure_pipeline
+from actmem_course.bench.timing import memory_bytes, ranks_here
+from actmem_course.files import check_files, replacing, write_text
+from actmem_course.process import lab, lab_console
+from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.show.tables import memory_table, pipeline_table
 
 SPELLED = {
     "pipeline_parallel_size": "--pipeline",
@@ -29,29 +37,43 @@ SPELLED = {
 }
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_pipeline.py", description=__doc__.split("\n\n")[1], spelled=SPELLED)
     parser.add_argument("--pipeline", type=int, default=2, metavar="P", help="pipeline stages, p (default: 2)")
-    parser.add_argument("--tensor", type=int, default=1, metavar="T", help="tensor-parallel ranks a stage, t (default: 1)")
-    parser.add_argument("--chunks", type=int, default=1, metavar="M", help="model chunks a rank, m; more than 1 interleaves (default: 1)")
+    parser.add_argument(
+        "--tensor", type=int, default=1, metavar="T", help="tensor-parallel ranks a stage, t (default: 1)"
+    )
+    parser.add_argument(
+        "--chunks",
+        type=int,
+        default=1,
+        metavar="M",
+        help="model chunks a rank, m; more than 1 interleaves (default: 1)",
+    )
     parser.add_argument("--microbatches", type=int, metavar="N", help="microbatches of the step (default: 2p)")
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
-    parser.add_argument("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
+    parser.add_argument(
+        "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
+    )
     parser.add_argument("--free-outputs", action="store_true", help="free each output once it is sent (appendix B)")
     add_shape_arguments(parser)
     parser.add_argument("--num-layers", type=int, metavar="N", help="layers of the model (L)")
-    parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help="of the activations (default: bfloat16)")
+    parser.add_argument(
+        "--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help="of the activations (default: bfloat16)"
+    )
     add_rank_arguments(parser, emulate=False)
     add_json_argument(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the schedule and the memory curves as a figure (needs plotly)")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write the schedule and the memory curves as a figure (needs plotly)"
+    )
     args = parser.parse_args()
     with parser.refusing():
         size = check_ranks(args, parser.prog)
         plan = plan_from(args)
         plan.check(size)
-        if int(os.environ.get("RANK", "0")) == 0:
-            check_writable("json", args.json)
-            check_writable("html", args.html)
+        plan.check_memory(ELEMENT_SIZES[args.dtype], ranks_here(args), memory_bytes(device_type(args)))
+        check_files(args, "json", "html")
 
     torch.manual_seed(1234)
     with ranks(args) as here:
@@ -62,19 +84,19 @@ def main() -> int:
     return 0 if all(result.exact and result.order_as_drawn for result in results) else 1
 
 
-def plan_from(args) -> Plan:
+def plan_from(args) -> PipelineRun:
     """The run that the arguments describe.  Raises ConfigError on sizes that do not fit."""
     shape = shape_from(args)
     if args.num_layers is not None:
         shape = shape.with_sizes(num_layers=args.num_layers)
     parallel = Parallel(args.tensor, not args.no_sequence_parallel, args.pipeline, args.chunks)
     microbatches = 2 * args.pipeline if args.microbatches is None else args.microbatches
-    return Plan(shape, parallel, microbatches, args.recompute, args.free_outputs)
+    return PipelineRun(shape, parallel, microbatches, args.recompute, args.free_outputs)
 
 
 def report(args, plan, results) -> None:
     """Print the tables and the schedule, and write the files that are asked for."""
-    console = Console()
+    console = lab_console()
     console.print(pipeline_table(results))
     spans = timeline(plan.schedule)
     console.print("Schedule, a backward taking twice a forward's time:", style="bold")
@@ -88,12 +110,13 @@ def report(args, plan, results) -> None:
             console.print(f"rank {result.rank} ran its actions in another order than the one drawn", style="bold red")
     console.print(f"{len(results) - len(wrong)} of {len(results)} ranks agree with the formulas to the byte")
     if args.json:
-        args.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
+        write_text(args.json, json.dumps([asdict(result) for result in results], indent=1) + "\n")
     if args.html:
-        from actmem.show.pipeline_schedule import measured_schedule
-        from actmem.show.speed_figure import write_page  # plotly is loaded only to draw
+        from actmem_course.show.pipeline_schedule import measured_schedule
+        from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
 
-        write_page(measured_schedule(plan.schedule, [asdict(result) for result in results]), args.html)
+        with replacing(args.html) as beside:
+            write_page(measured_schedule(plan.schedule, [asdict(result) for result in results]), beside)
 
 
 if __name__ == "__main__":

@@ -13,25 +13,39 @@ from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from actmem.config import ConfigError
-from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.race import progress_line
-from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
-from actmem.lab.scaling import AXES, FACTORS, measure_axis, places, slopes
-from actmem.lab.speed import check_speed
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, setting
-from actmem.show.speed_scaling import scaling_figure, scaling_table
+from actmem_course.arguments import (
+    ELEMENT_SIZES,
+    LabParser,
+    add_json_argument,
+    add_shape_arguments,
+    shape_from,
+)
+from actmem_course.bench.measure_scaling import AXES, FACTORS, axis_settings, measure_axis, slopes
+from actmem_course.bench.measure_speed import check_speed
+from actmem_course.bench.race import progress_line
+from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, setting
+from actmem_course.files import check_files, replacing, write_text
+from actmem_course.process import lab, lab_console
+from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.show.speed_scaling import scaling_figure, scaling_table
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_scaling.py", description=__doc__.split("\n\n")[1])
     add_shape_arguments(parser)
-    add_rank_arguments(parser, emulate=False)
+    add_rank_arguments(parser, emulate=False, start=False)
     parser.set_defaults(emulate=max(FACTORS))
     add_timing_arguments(parser, rounds=10)
-    parser.add_argument("--axis", action="append", choices=AXES, metavar="NAME", help=f"one of {', '.join(AXES)}; may be repeated (default: all)")
+    parser.add_argument(
+        "--axis",
+        action="append",
+        choices=AXES,
+        metavar="NAME",
+        help=f"one of {', '.join(AXES)}; may be repeated (default: all)",
+    )
     add_json_argument(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the figure (needs plotly)")
     args = parser.parse_args()
@@ -43,18 +57,24 @@ def main() -> int:
         dtype = check_timing(args)
         axes = [axis for axis in AXES if axis in (args.axis or AXES)]
         for axis in axes:
-            for place in places(axis, shape).values():
-                check_speed(place.shape, place.tensor_parallel_size, ELEMENT_SIZES[dtype], 1, memory_bytes(device_type(args)))
-        for name in ("json", "html"):
-            check_writable(name, getattr(args, name))
+            for place in axis_settings(axis, shape).values():
+                check_speed(
+                    place.shape, place.tensor_parallel_size, ELEMENT_SIZES[dtype], 1, memory_bytes(device_type(args))
+                )
+        check_files(args, "json", "html")
 
     torch.manual_seed(1234)
     points = []
     with ranks(args, real_tensors=True) as here:
         for axis in axes:
             points += measure_axis(
-                axis, shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
-                on_round=lambda n, axis=axis: progress_line(f"{axis}: round {n} of {args.rounds + 2}", here),
+                axis,
+                shape,
+                here,
+                getattr(torch, dtype),
+                rounds=args.rounds,
+                cpu_time=args.cpu_time,
+                on_round=lambda n: progress_line(f"{axis}: round {n} of {args.rounds + 2}", here),
             )
         progress_line("", here)
         report(args, points, axes, setting(shape, here, dtype), clock_name(args, here.device))
@@ -63,7 +83,7 @@ def main() -> int:
 
 def report(args, points, axes, where, clock) -> None:
     """Print points and slopes, and write the files that are asked for."""
-    console = Console()
+    console = lab_console()
     found = [slopes([point for point in points if point.axis == axis]) for axis in axes]
     console.print(scaling_table(points, found, f"Cost of a layer: {where}"))
     console.print(
@@ -73,11 +93,12 @@ def report(args, points, axes, where, clock) -> None:
     )
     if args.json:
         document = {"points": [asdict(point) for point in points], "slopes": [asdict(one) for one in found]}
-        args.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        write_text(args.json, json.dumps(document, indent=1) + "\n")
     if args.html:
-        from actmem.show.speed_figure import write_page  # plotly is loaded only to draw
+        from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
 
-        write_page(scaling_figure(points, found, where.replace("\n", ", ")), args.html)
+        with replacing(args.html) as beside:
+            write_page(scaling_figure(points, found, where.replace("\n", ", ")), beside)
         console.print(f"wrote {args.html}", highlight=False)
 
 

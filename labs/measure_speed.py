@@ -8,60 +8,80 @@ Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on 
 """
 
 import json
-import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
-from rich.console import Console
 
-from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.race import progress_line
-from actmem.lab.ranks import add_rank_arguments, check_ranks, device_type, ranks
-from actmem.lab.speed import VARIANTS, check_speed, measure_speed, runners_of
-from actmem.lab.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
 from actmem.measure.trace import write_trace
-from actmem.show.speed_table import noise_line, speed_table
+from actmem_course.arguments import (
+    ELEMENT_SIZES,
+    LabParser,
+    add_json_argument,
+    add_shape_arguments,
+    shape_from,
+)
+from actmem_course.bench.measure_speed import VARIANTS, check_speed, measure_speed, runners_of
+from actmem_course.bench.race import progress_line
+from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
+from actmem_course.files import check_files, replacing, write_text
+from actmem_course.process import lab, lab_console
+from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.show.speed_table import noise_line, speed_table
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_speed.py", description=__doc__.split("\n\n")[1])
     add_shape_arguments(parser)
     add_rank_arguments(parser)
     add_timing_arguments(parser)
     add_json_argument(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write figure 8: forward, recomputation, backward (needs plotly)")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write rank 0's profiler trace, to open in https://ui.perfetto.dev")
+    parser.add_argument(
+        "--html", type=Path, metavar="FILE", help="write figure 8: forward, recomputation, backward (needs plotly)"
+    )
+    parser.add_argument(
+        "--trace", type=Path, metavar="FILE", help="write rank 0's profiler trace, to open in https://ui.perfetto.dev"
+    )
     args = parser.parse_args()
     with parser.refusing():
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
         dtype = check_timing(args)
         check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
-        if int(os.environ.get("RANK", "0")) == 0:
-            for name in ("json", "html", "trace"):
-                check_writable(name, getattr(args, name))
+        check_files(args, "json", "html", "trace")
 
     torch.manual_seed(1234)
     with ranks(args, real_tensors=True) as here:
         lines = measure_speed(
-            shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
+            shape,
+            here,
+            getattr(torch, dtype),
+            rounds=args.rounds,
+            cpu_time=args.cpu_time,
             on_progress=lambda text: progress_line(text, here),
         )
         progress_line("", here)
         if args.trace:
             runners = runners_of(shape, here, getattr(torch, dtype))
-            write_trace({v.name: runners[v.name].work() for v in VARIANTS}, args.trace if here.rank == 0 else None, here.device)
+            work = {v.name: runners[v.name].work() for v in VARIANTS}
+            if here.rank == 0:
+                with replacing(args.trace) as beside:
+                    write_trace(work, beside, here.device)
+            else:
+                write_trace(work, None, here.device)
         wrong = [line for of_rank in here.gather(lines) for line in of_rank if not line.exact]
         if here.rank == 0:
-            report(args, lines, wrong, f"Table 4 measured: {setting(shape, here, dtype)}", clock_name(args, here.device))
+            report(
+                args, lines, wrong, f"Table 4 measured: {setting(shape, here, dtype)}", clock_name(args, here.device)
+            )
     return 1 if wrong else 0
 
 
 def report(args, lines, wrong, title, clock) -> None:
     """Print the table and what to know about it, and write the files that are asked for."""
-    console = Console()
+    console = lab_console()
     console.print(speed_table(lines, title))
     console.print(noise_line(lines[0].noise, args.rounds, clock), highlight=False)
     if args.emulate is not None:
@@ -69,15 +89,19 @@ def report(args, lines, wrong, title, clock) -> None:
     if not all(line.finite for line in lines):
         console.print("[bold red]The emulated exchanges made infinities or NaNs, on which kernels can run faster.")
     for line in wrong:
-        console.print(f"[bold red]{line.name}: holds {line.held_bytes:,} B, by formula {line.predicted_bytes:,} B", highlight=False)
+        console.print(
+            f"[bold red]{line.name}: holds {line.held_bytes:,} B, by formula {line.predicted_bytes:,} B",
+            highlight=False,
+        )
     if not wrong:
         console.print(f"All {len(lines)} layers hold what their formulas say, to the byte.", highlight=False)
     if args.json:
-        args.json.write_text(json.dumps([asdict(line) for line in lines], indent=1) + "\n", encoding="utf-8")
+        write_text(args.json, json.dumps([asdict(line) for line in lines], indent=1) + "\n")
     if args.html:
-        from actmem.show.speed_figure import speed_figure, write_page  # plotly is loaded only to draw
+        from actmem_course.show.speed_figure import speed_figure, write_page  # plotly is loaded only to draw
 
-        write_page(speed_figure(lines, title.replace("\n", ", ")), args.html)
+        with replacing(args.html) as beside:
+            write_page(speed_figure(lines, title.replace("\n", ", ")), beside)
     for path in (args.html, args.trace):
         if path:
             console.print(f"wrote {path}", highlight=False)

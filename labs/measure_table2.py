@@ -14,16 +14,33 @@ from importlib.metadata import version
 import torch
 from rich.console import Console
 
-from actmem.lab.arguments import ELEMENT_SIZES, LabParser, add_json_argument, add_shape_arguments, check_writable, shape_from
-from actmem.lab.ranks import add_rank_arguments, check_ranks, ranks
-from actmem.lab.table2 import check_memory, check_table2, extras_of_table2, measure_table2, worst_by_configuration
-from actmem.show.tables import extras_table, table2_table
+from actmem_course.arguments import (
+    ELEMENT_SIZES,
+    LabParser,
+    add_json_argument,
+    add_shape_arguments,
+    shape_from,
+)
+from actmem_course.bench.measure_table2 import (
+    check_memory,
+    check_table2,
+    extras_of_table2,
+    measure_table2,
+    worst_by_configuration,
+)
+from actmem_course.files import check_files, write_text
+from actmem_course.process import lab, lab_console
+from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
+from actmem_course.show.tables import extras_table, table2_table
 
 
+@lab
 def main() -> int:
     parser = LabParser(prog="measure_table2.py", description=__doc__.split("\n\n")[1])
     add_shape_arguments(parser)
-    parser.add_argument("--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help="of the activations (default: bfloat16)")
+    parser.add_argument(
+        "--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help="of the activations (default: bfloat16)"
+    )
     add_rank_arguments(parser)
     add_json_argument(parser)
     args = parser.parse_args()
@@ -34,8 +51,7 @@ def main() -> int:
         if args.emulate is None and args.device != "cuda" and not torch.cuda.is_available():
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             check_memory(shape, ELEMENT_SIZES[args.dtype], int(os.environ["LOCAL_WORLD_SIZE"]), memory)
-        if int(os.environ.get("RANK", "0")) == 0:
-            check_writable("json", args.json)
+        check_files(args, "json")
 
     torch.manual_seed(1234)
     with ranks(args) as here:
@@ -55,7 +71,7 @@ def report(args, shape, here, results) -> None:
     a, b, h, s = shape.letters()
     how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
     title = f"Table 2 measured: s={s} b={b} h={h} a={a}, {args.dtype}\n{how} on {here.device}, torch {version('torch')}"
-    console = Console()
+    console = lab_console()
     console.print(table2_table(worst_by_configuration(results), title=title))
     console.print(extras_table(extras_of_table2(shape, here, ELEMENT_SIZES[args.dtype])))
     wrong = [result for result in results if not result.exact]
@@ -64,7 +80,7 @@ def report(args, shape, here, results) -> None:
     verdict = f"{len(results) - len(wrong)} of {len(results)} measurements agree with the formulas to the byte"
     console.print(verdict if not wrong else f"[bold red]{verdict}")
     if args.json:
-        args.json.write_text(json.dumps([asdict(result) for result in results], indent=1) + "\n", encoding="utf-8")
+        write_text(args.json, json.dumps([asdict(result) for result in results], indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,13 +1,18 @@
 """Fixtures shared by all tests."""
 
 import pytest
+from hypothesis import settings
 
 from tests.rank_pool import RankPool
+
+# Other work on the machine makes a test slow, not wrong.
+settings.register_profile("patient", deadline=None)
+settings.load_profile("patient")
 
 
 @pytest.fixture(scope="session")
 def pools():
-    """``pools[2].run(function, *args)``: ranks that live as long as the test run."""
+    """``pools[2].run(function, *args)``: ranks that stay alive for the whole test run."""
     made = {size: RankPool(size) for size in (2, 4)}
     yield made
     for pool in made.values():

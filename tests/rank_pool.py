@@ -1,11 +1,13 @@
-"""A few processes that stay alive for the whole test run and play ranks of a gloo group.
+"""A few processes that stay alive for the whole test run: the ranks of a gloo group.
 
-Starting processes takes seconds, running a function on them milliseconds.  A test gives a
-function defined at the top of its module; every rank runs it and the results come back in order.
+Starting processes takes seconds, running a function on them milliseconds.  A test passes a
+function defined at the top level of its module; every rank runs it, and the results come back in
+the order of the ranks.
 """
 
 from __future__ import annotations
 
+import os
 import tempfile
 import traceback
 from datetime import timedelta
@@ -13,6 +15,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from actmem_course.start import served_store
 
 SECONDS = 120
 
@@ -22,7 +26,7 @@ class RankFailed(AssertionError):
 
 
 class RankPool:
-    """``size`` processes in one process group.  After a failure the group is made anew."""
+    """``size`` processes in one process group.  A failure makes a new group."""
 
     def __init__(self, size: int):
         self.size = size
@@ -42,7 +46,7 @@ class RankPool:
             answers.append(pipe.recv())
         failed = [(rank, text) for rank, (ok, text) in enumerate(answers) if not ok]
         if failed:
-            self.stop()  # other ranks may be out of step
+            self.stop()  # the other ranks may be out of step
             raise RankFailed("\n".join(f"rank {rank}: {text}" for rank, text in failed))
         return [value for _, value in answers]
 
@@ -52,23 +56,27 @@ class RankPool:
             process.join()
         if self._processes:
             self._folder.cleanup()
+            self._served.__exit__(None, None, None)
         self._processes = []
 
     def _start(self) -> None:
         context = mp.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         store = f"{self._folder.name}/store"
+        self._served = served_store()  # for what ranks say beside their group
+        address = self._served.__enter__()
         self._pipes = []
         for rank in range(self.size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.size, store, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, self.size, store, address, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
 
 
-def _serve(rank: int, size: int, store: str, pipe) -> None:
+def _serve(rank: int, size: int, store: str, address: tuple[str, int], pipe) -> None:
     torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR=address[0], MASTER_PORT=str(address[1]))
     dist.init_process_group(
         "gloo", init_method=f"file://{store}", rank=rank, world_size=size, timeout=timedelta(seconds=SECONDS)
     )

@@ -7,7 +7,7 @@ from actmem.config import ModelShape
 
 @st.composite
 def shapes(draw, divisible_by: int = 1):
-    """A ModelShape whose heads and sequence ``divisible_by`` ranks can share."""
+    """A ModelShape whose heads and sequence are divisible by ``divisible_by``."""
     a = divisible_by * draw(st.integers(1, 4))
     return ModelShape(
         seq_length=divisible_by * draw(st.integers(1, 12)),

@@ -1,24 +1,39 @@
 """Every bad size is refused in one line that names the argument and the rule."""
 
+import ast
+from pathlib import Path
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from actmem.checks import LARGEST_SIZE
 from actmem.config import (
-    LARGEST_SIZE,
     RECOMPUTE_MODES,
     ConfigError,
     ModelShape,
     Parallel,
+    Recompute,
     check_divides,
     check_layer,
-    check_recompute,
     check_size,
+    check_vocab_size,
+    padded_vocab_size,
 )
-from actmem import paper
+from actmem.formulas import paper
 from actmem.models import PAPER_MODELS, TINY, model_shape
 
-GOOD = {"seq_length": 6, "micro_batch_size": 2, "hidden_size": 12, "num_attention_heads": 3, "num_layers": 4, "vocab_size": 10}
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+GOOD = {
+    "seq_length": 6,
+    "micro_batch_size": 2,
+    "hidden_size": 12,
+    "num_attention_heads": 3,
+    "num_layers": 4,
+    "vocab_size": 10,
+}
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -78,7 +93,7 @@ def test_letters_and_copies():
     with pytest.raises(ConfigError, match="^hidden_size: 13 must be divisible"):
         shape.with_sizes(hidden_size=13)
     with pytest.raises(AttributeError):
-        shape.seq_length = 8
+        shape.seq_length = 8  # type: ignore[misc]  # frozen
 
 
 @pytest.mark.parametrize(
@@ -115,9 +130,35 @@ def test_a_layer_is_shared_only_where_every_cut_is_even(a, s, t, sequence):
 def test_small_checks_return_what_they_checked():
     assert check_size("x", 3) == 3 and check_size("x", 4, largest=4) == 4
     assert check_divides("x", 12, "y", 4) == 3
-    assert [check_recompute(mode) for mode in RECOMPUTE_MODES] == list(RECOMPUTE_MODES)
-    with pytest.raises(ConfigError, match="^recompute: must be one of none, selective, full, .*, got 'all'$"):
-        check_recompute("all")
+
+
+def test_a_mode_knows_its_region_and_its_end():
+    modes = [Recompute.of(name) for name in RECOMPUTE_MODES]
+    assert [mode.name for mode in modes] == list(RECOMPUTE_MODES)
+    assert [(mode.region, mode.stop_early) for mode in modes] == [
+        ("none", False), ("core", True), ("layer", True), ("core", False), ("layer", False),
+    ]  # fmt: skip
+    assert all(Recompute.of(mode) is mode for mode in modes)
+    assert [mode.to_the_end.name for mode in modes] == ["none", "paper-selective", "paper-full"] + [
+        "paper-selective",
+        "paper-full",
+    ]
+    wrongs: tuple[Any, ...] = ("all", None, ["full"])
+    for wrong in wrongs:
+        with pytest.raises(ConfigError, match="^recompute: must be one of none, selective, full, .*, got"):
+            Recompute.of(wrong)
+    with pytest.raises(AttributeError):
+        modes[0].region = "layer"  # type: ignore[misc]  # frozen
+
+
+def test_only_config_says_what_a_mode_means():
+    """No other file of the library compares the names of modes."""
+    names = set(RECOMPUTE_MODES) - {"none"}  # a region has that name too
+    for path in sorted((SOURCE / "actmem").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Compare):
+                texts = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
+                assert not texts & names, f"{path.name}:{node.lineno}"
 
 
 def test_the_papers_models():
@@ -131,3 +172,16 @@ def test_the_papers_models():
         assert model.global_batch_size % model.shape.micro_batch_size == 0
     with pytest.raises(ConfigError, match="^model: must be one of tiny, 22B, 175B, 530B, 1T, got '7B'$"):
         model_shape("7B")
+
+
+def test_padded_vocabulary():
+    assert padded_vocab_size(50257, 4) == 50688 and padded_vocab_size(50257, 1) == 50304
+    assert padded_vocab_size(51200, 8) == 51200 and padded_vocab_size(10, 3, multiple=1) == 12
+    assert check_vocab_size(50688, 4) == 12672
+    with pytest.raises(ConfigError) as caught:
+        check_vocab_size(50257, 4)
+    assert str(caught.value) == (
+        "vocab_size: 50257 must be divisible by tensor_parallel_size = 4; padded_vocab_size(50257, 4) = 50688 is"
+    )
+    with pytest.raises(ConfigError, match="multiple: must be at least 1"):
+        padded_vocab_size(50257, 4, multiple=0)

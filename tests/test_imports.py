@@ -7,39 +7,65 @@ being there, and checked again by importing with torch and numpy refused.
 import ast
 import subprocess
 import sys
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
-PACKAGE = Path(__file__).resolve().parents[1] / "src" / "actmem"
+SOURCE = Path(__file__).resolve().parents[1] / "src"
 
-PREDICTION = {"config", "rows", "models", "paper", "schedule", "formulas"}
-MEASUREMENT = {"keep", "parallel", "model", "measure", "recompute", "peers"}
-#: Neither side.  The pipeline runs a schedule, and lab is where both sides meet.
-OTHER = {"show", "pipeline", "lab"}
+PREDICTION = {f"actmem.{part}" for part in ("checks", "config", "rows", "models", "formulas")}
+MEASUREMENT = {
+    f"actmem.{part}" for part in ("keep", "main_grad", "parallel", "model", "measure", "recompute", "torch_private")
+}
+#: Neither side: it runs the layer on a pipeline.
+RUNTIME = {"actmem.pipeline"}
+#: What the course draws with: in a page there is neither torch nor numpy.
+SCREEN = {"actmem_course.results", "actmem_course.show"}
+#: Where both sides meet.
+COURSE = {
+    f"actmem_course.{part}"
+    for part in (
+        "arguments",
+        "copies",
+        "cut",
+        "files",
+        "guard",
+        "launch",
+        "make_copies",
+        "messages",
+        "pieces",
+        "process",
+        "rank_store",
+        "ranks",
+        "standard_library",
+        "start",
+        "bench",
+        "judge",
+    )
+}
 
 #: part -> what none of its files may import anywhere, not even inside a function.
 NEVER = {
-    **{part: {"torch", "actmem.lab", "actmem.pipeline", *(f"actmem.{m}" for m in MEASUREMENT)} for part in PREDICTION},
-    **{part: {"actmem.formulas", "actmem.show", "actmem.paper", "actmem.schedule", "actmem.lab"} for part in MEASUREMENT},
-    "pipeline": {"actmem.formulas", "actmem.show", "actmem.paper", "actmem.lab"},
-    "show": {"torch", "numpy", "actmem.pipeline", *(f"actmem.{m}" for m in MEASUREMENT)},
+    **{part: {"torch", "numpy", "actmem_course", *RUNTIME, *MEASUREMENT} for part in PREDICTION},
+    **{part: {"actmem.formulas", "actmem_course"} for part in MEASUREMENT},
+    **{part: {"actmem.formulas", "actmem_course"} for part in RUNTIME},
+    **{part: {"torch", "numpy", *RUNTIME, *MEASUREMENT, *COURSE} for part in SCREEN},
 }
 #: What only show may import when it is loaded.
-SCREEN = {"jupyter", "jupyterlab", "jupyter_client", "jupyter_core", "IPython", "ipykernel", "ipywidgets", "anywidget", "plotly"}
+NOTEBOOK_PACKAGES = {"jupyter", "jupyterlab", "jupyter_client", "jupyter_core", "IPython", "ipykernel", "ipywidgets", "anywidget", "plotly"}  # fmt: skip
 
-FILES = sorted(PACKAGE.rglob("*.py"))
-
-
-def part_of(path):
-    """The name under actmem that a file belongs to: "formulas" for actmem/formulas/table2.py."""
-    first = path.relative_to(PACKAGE).parts[0]
-    return first.removesuffix(".py")
+FILES = sorted(SOURCE.rglob("*.py"))
 
 
 def module_of(path):
-    parts = ("actmem", *path.relative_to(PACKAGE).with_suffix("").parts)
+    parts = path.relative_to(SOURCE).with_suffix("").parts
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def part_of(path):
+    """The room that a file belongs to: "actmem.formulas" for actmem/formulas/table2.py."""
+    return ".".join(module_of(path).split(".")[:2])
 
 
 def imports_of(source, module, is_package=False, at_load_only=False):
@@ -55,8 +81,11 @@ def imports_of(source, module, is_package=False, at_load_only=False):
                 package = module.split(".")[: None if is_package and node.level == 1 else -(node.level - is_package)]
                 base = ".".join([*package, *([base] if base else [])])
             found.update(f"{base}.{alias.name}" for alias in node.names)
-        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in ("__import__", "import_module"):
-            found.update(argument.value for argument in node.args[:1] if isinstance(argument, ast.Constant))
+        elif isinstance(node, ast.Call) and getattr(node.func, "id", getattr(node.func, "attr", "")) in (
+            "__import__",
+            "import_module",
+        ):
+            found.update(loaded_by_name(argument) for argument in node.args[:1])
         if at_load_only and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             return
         for child in ast.iter_child_nodes(node):
@@ -64,6 +93,29 @@ def imports_of(source, module, is_package=False, at_load_only=False):
 
     visit(ast.parse(source))
     return found
+
+
+def loaded_by_name(argument):
+    """What an import by name loads: a name, or of one that is put together the beginning and a star."""
+    if isinstance(argument, ast.Constant):
+        return argument.value
+    first = argument.values[0] if isinstance(argument, ast.JoinedStr) else None
+    return str(first.value) + "*" if isinstance(first, ast.Constant) else "*"
+
+
+def import_graph(names_by_module):
+    """Module → modules of ours that it imports: at load, inside functions, or by name."""
+    graph = {}
+    for module, names in names_by_module.items():
+        graph[module] = set()
+        for name in names:
+            if name.endswith("*"):
+                graph[module] |= {other for other in names_by_module if other.startswith(name[:-1])}
+            while "." in name and name not in names_by_module:
+                name = name.rpartition(".")[0]
+            if name in names_by_module:
+                graph[module].add(name)
+    return graph
 
 
 def imports_in(path, at_load_only=False):
@@ -75,10 +127,10 @@ def among(names, forbidden):
     return sorted(name for name in names if any(name == bad or name.startswith(f"{bad}.") for bad in forbidden))
 
 
-def test_files_were_found_and_each_belongs_to_a_known_part():
+def test_each_file_belongs_to_a_known_part():
     parts = {part_of(path) for path in FILES}
-    assert {"__init__", "config", "rows", "models", "formulas", "parallel", "model", "measure", "recompute", "show", "lab"} <= parts
-    assert parts <= {"__init__"} | PREDICTION | MEASUREMENT | OTHER, "name the new part in PREDICTION, MEASUREMENT or OTHER"
+    known = PREDICTION | MEASUREMENT | RUNTIME | SCREEN | COURSE
+    assert parts == {"actmem", "actmem_course"} | known, "name the new part above"
 
 
 @pytest.mark.parametrize(
@@ -94,6 +146,8 @@ def test_files_were_found_and_each_belongs_to_a_known_part():
         ("from ..measure.ledger import record", "actmem.measure.ledger.record"),
         ("importlib.import_module('torch')", "torch"),
         ("__import__('torch')", "torch"),
+        ("importlib.import_module(f'actmem.{name}.x')", "actmem.*"),
+        ("importlib.import_module(name)", "*"),
     ],
 )
 def test_every_form_of_import_is_seen(source, expected):
@@ -107,12 +161,15 @@ def test_relative_imports_of_a_package_start_at_the_package():
 
 def test_imports_inside_functions_are_not_made_on_load():
     source = "import json\nclass A:\n    import csv\n    def f(self):\n        import plotly\nasync def g():\n    import plotly"
-    assert imports_of(source, "actmem.lab.x", at_load_only=True) == {"json", "csv"}
-    assert imports_of(source, "actmem.lab.x") == {"json", "csv", "plotly"}
+    assert imports_of(source, "actmem_course.x", at_load_only=True) == {"json", "csv"}
+    assert imports_of(source, "actmem_course.x") == {"json", "csv", "plotly"}
 
 
 def test_names_are_compared_whole():
-    assert among({"torch", "torch.nn", "torchvision", "actmem.models"}, {"torch", "actmem.model"}) == ["torch", "torch.nn"]
+    assert among({"torch", "torch.nn", "torchvision", "actmem.models"}, {"torch", "actmem.model"}) == [
+        "torch",
+        "torch.nn",
+    ]
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in NEVER], ids=module_of)
@@ -120,13 +177,32 @@ def test_arrows(path):
     assert among(imports_in(path), NEVER[part_of(path)]) == []
 
 
-@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) != "show"], ids=module_of)
+@pytest.mark.parametrize("path", [path for path in FILES if part_of(path) not in SCREEN], ids=module_of)
 def test_nothing_but_show_loads_jupyter_or_plotly(path):
-    assert among(imports_in(path, at_load_only=True), SCREEN) == []
+    assert among(imports_in(path, at_load_only=True), NOTEBOOK_PACKAGES) == []
+
+
+def test_no_file_imports_itself_by_way_of_others():
+    graph = import_graph({module_of(path): imports_in(path) for path in FILES})
+    TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
+
+
+@pytest.mark.parametrize(
+    "names_by_module",
+    [
+        {"a.b": {"a.c.f"}, "a.c": {"a.b"}},
+        {"a.b": {"a.c.*"}, "a.c.d": {"a.b.f"}},
+        {"a": {"a.b.f"}, "a.b": {"a.c"}, "a.c": {"a.f"}},
+        {"a.b": {"*"}, "a.c": {"a.b"}},
+    ],
+)
+def test_a_circle_is_found(names_by_module):
+    with pytest.raises(CycleError):
+        TopologicalSorter(import_graph(names_by_module)).prepare()
 
 
 def test_import_actmem_loads_no_other_part():
-    assert among(imports_in(PACKAGE / "__init__.py"), {"torch", "numpy", "actmem"}) == []
+    assert among(imports_in(SOURCE / "actmem" / "__init__.py"), {"torch", "numpy", "actmem"}) == []
 
 
 REFUSE = """
@@ -150,7 +226,7 @@ def import_without_torch(*names):
 
 
 def test_prediction_and_show_work_with_neither_torch_nor_numpy():
-    names = [module_of(path) for path in FILES if part_of(path) in {"__init__", "show"} | PREDICTION]
+    names = [module_of(path) for path in FILES if part_of(path) in {"actmem", "actmem_course"} | SCREEN | PREDICTION]
     assert {"actmem", "actmem.formulas.activations"} < set(names)
     done = import_without_torch(*names)
     assert done.returncode == 0, done.stderr
@@ -162,3 +238,45 @@ def test_the_refusal_works(name):
     done = import_without_torch(name)
     assert done.returncode == 1
     assert "No module named" in done.stderr.splitlines()[-1]
+
+
+def private_names_of_others(source, is_ours):
+    """Names with a leading underscore that a file takes from another module of ours: imported, or read as ``module._name``."""
+    tree, found, modules = ast.parse(source), set(), set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and is_ours(node.module or ""):
+            modules.update(alias.asname or alias.name for alias in node.names)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names if alias.name.startswith("_"))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            if isinstance(node.value, ast.Name) and node.value.id in modules:
+                found.add(f"{node.value.id}.{node.attr}")
+    return sorted(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("from actmem.parallel.rng import DropoutMask, _Drop", ["actmem.parallel.rng._Drop"]),
+        ("from actmem import recompute\nrecompute._Region", ["recompute._Region"]),
+        ("from actmem import recompute as r\nx = r._Region._run_again", ["r._Region"]),
+        ("from actmem.parallel.rng import Mask\nMask._mask", ["Mask._mask"]),
+        ("from torch import _C\nfrom actmem import keep\nkeep.__doc__, self._x, _C._y", []),
+    ],
+)
+def test_private_names_are_seen(source, expected):
+    assert private_names_of_others(source, lambda module: module.startswith("actmem")) == expected
+
+
+@pytest.mark.parametrize("path", FILES, ids=module_of)
+def test_no_file_reads_another_files_private_names(path):
+    source = path.read_text(encoding="utf-8")
+    assert private_names_of_others(source, lambda module: module.split(".")[0] in ("actmem", "actmem_course")) == []
+
+
+def test_the_core_stays_what_one_reads_in_one_sitting():
+    apart = {"formulas", "measure"}
+    core = [
+        path for path in (SOURCE / "actmem").rglob("*.py") if path.relative_to(SOURCE / "actmem").parts[0] not in apart
+    ]
+    assert sum(len(path.read_text(encoding="utf-8").splitlines()) for path in core) <= 2_400

@@ -1,5 +1,8 @@
 """The checkpoint function: same bits, exact FLOPs, random numbers put back, clear errors."""
 
+import weakref
+from contextlib import contextmanager
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -10,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import RECOMPUTE_MODES, ModelShape
 from actmem.measure.ledger import record
 from actmem.model.layer import TransformerLayer
-from actmem.recompute import checkpoint
+from actmem.recompute import around_second_runs, checkpoint
 
 SHAPE = ModelShape(16, 2, 24, 4)
 
@@ -35,7 +38,9 @@ def test_flops_of_every_mode():
         "full": 16 * s * b * h * h + 4 * s * s * b * h,
         "paper-full": forward,
     }
-    assert {mode: flops_of(mode) for mode in RECOMPUTE_MODES} == {mode: 3 * forward + again[mode] for mode in RECOMPUTE_MODES}
+    assert {mode: flops_of(mode) for mode in RECOMPUTE_MODES} == {
+        mode: 3 * forward + again[mode] for mode in RECOMPUTE_MODES
+    }
 
 
 @pytest.mark.parametrize("recompute", RECOMPUTE_MODES[1:])
@@ -68,14 +73,17 @@ def test_same_bits_and_only_the_input_kept(stop_early):
 
     def gradients(run):
         generator.manual_seed(3)
-        weight.grad = x.grad = None
+        for leaf in (weight, x):
+            leaf.grad = None
         with record(module) as ledger:
             y = run(lambda x: block(weight, x, generator), x)
         y.sum().backward()
         return ledger, weight.grad.clone(), x.grad.clone()
 
     _, *plain = gradients(lambda function, x: function(x))
-    ledger, *again = gradients(lambda function, x: checkpoint(function, x, generators=[generator], stop_early=stop_early))
+    ledger, *again = gradients(
+        lambda function, x: checkpoint(function, x, generators=[generator], stop_early=stop_early)
+    )
     assert all(torch.equal(a, b) for a, b in zip(plain, again))
     assert sorted(t.bytes for t in ledger.saved) == [5 * 8 * 4, 5056]
 
@@ -86,6 +94,70 @@ def test_backward_twice_through_a_retained_graph():
     (first,) = torch.autograd.grad(y, x, retain_graph=True)
     (second,) = torch.autograd.grad(y, x)
     assert torch.equal(first, second) and torch.allclose(first, (x.exp() * (x + 1)).detach())
+
+
+class ReadsOneByOne(torch.autograd.Function):
+    """Its backward asks for its saved tensors twice, and holds neither while it asks again."""
+
+    @staticmethod
+    def forward(ctx, x, y):
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx, grad):
+        for_y = ctx.saved_tensors[0] * grad
+        for_x = ctx.saved_tensors[1] * grad
+        return for_x, for_y
+
+
+def test_saved_tensors_may_be_read_any_number_of_times():
+    runs = []
+
+    def function(x):
+        runs.append(1)
+        return ReadsOneByOne.apply(x.exp(), x.sin()).cos()
+
+    x = torch.randn(3, requires_grad=True)
+    checkpoint(function, x).sum().backward()
+    assert len(runs) == 2
+    (expected,) = torch.autograd.grad(function(x).sum(), x)
+    assert torch.equal(x.grad, expected)
+
+
+class CallInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, function):
+        ctx.function = function
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        ctx.function()
+        return grad, None
+
+
+@pytest.mark.parametrize("retain_graph", [False, True])
+def test_a_recomputed_tensor_is_freed_with_the_node_that_saved_it(retain_graph):
+    made, alive = [], []
+
+    def function(x):
+        y = CallInBackward.apply(x.exp(), lambda: alive.append([ref() is not None for ref in made])).exp()
+        made.append(weakref.ref(y.untyped_storage()))  # what the second exp saves
+        return y * 1
+
+    x = torch.randn(3, requires_grad=True)
+    y = checkpoint(function, x, stop_early=False).sum()
+    y.backward(retain_graph=retain_graph)
+    assert alive == [[False, False]]
+
+
+def test_reading_from_a_retained_graph_is_right_too():
+    x = torch.randn(3, requires_grad=True)
+    y = checkpoint(lambda x: ReadsOneByOne.apply(x.exp(), x.sin()).cos(), x).sum()
+    first, second = (torch.autograd.grad(y, x, retain_graph=True)[0] for _ in range(2))
+    (expected,) = torch.autograd.grad(ReadsOneByOne.apply(x.exp(), x.sin()).cos().sum(), x)
+    assert torch.equal(first, expected) and torch.equal(second, expected)
 
 
 def test_inputs_without_gradients_and_nothing_to_differentiate():
@@ -128,7 +200,10 @@ def test_a_function_that_changes_its_mind_is_named():
         return x.exp() if len(runs) == 1 else (x[:1].exp()).expand(3)
 
     y = checkpoint(fickle, torch.randn(3, requires_grad=True))
-    with pytest.raises(RuntimeError, match=r"the second run of .*fickle saved \(1,\) torch.float32 as tensor 1; the first run saved \(3,\)"):
+    with pytest.raises(
+        RuntimeError,
+        match=r"the second run of .*fickle saved \(1,\) torch.float32 as tensor 1; the first run saved \(3,\)",
+    ):
         y.sum().backward()
     runs.clear()
 
@@ -139,6 +214,33 @@ def test_a_function_that_changes_its_mind_is_named():
     y = checkpoint(forgetful, torch.randn(3, requires_grad=True))
     with pytest.raises(RuntimeError, match="saved 0 tensors, the first 1"):
         y.sum().backward()
+
+
+def test_second_runs_can_be_observed():
+    entered = []
+
+    @contextmanager
+    def observe(function):
+        entered.append(f"{function.__name__} begins")
+        yield
+        entered.append(f"{function.__name__} ends")
+
+    def inner(x):
+        return x.sin().exp()
+
+    def outer(x):
+        return checkpoint(inner, x.cos()).tanh()
+
+    x = torch.randn(6, requires_grad=True)
+    with around_second_runs(observe):
+        checkpoint(outer, x).sum().backward()
+        assert entered == ["outer begins", "outer ends", "inner begins", "inner ends"]
+    checkpoint(outer, x).sum().backward()
+    assert len(entered) == 4
+    with pytest.raises(KeyError), around_second_runs(observe):
+        raise KeyError
+    checkpoint(outer, x).sum().backward()
+    assert len(entered) == 4
 
 
 def test_nested_checkpoints():

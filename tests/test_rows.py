@@ -1,13 +1,11 @@
-"""Rows: adding up, splitting by who counts them, comparing, and JSON there and back."""
-
-import json
+"""Rows: adding up, splitting by who counts them, comparing."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError
-from actmem.rows import LAYER_TERMS, Row, by_term, compare, extra_rows, from_json, merge, paper_rows, to_json, total
+from actmem.rows import LAYER_TERMS, Row, by_term, compare, extra_rows, merge, paper_rows, total
 
 ROWS = st.lists(
     st.builds(
@@ -30,16 +28,6 @@ def test_fifteen_terms():
 def test_bytes_are_whole_numbers(size):
     with pytest.raises(ConfigError, match="^bytes: row 'Q' must hold a whole number, got"):
         Row("Q", size)
-
-
-@given(ROWS)
-def test_json_there_and_back(rows):
-    assert from_json(to_json(rows)) == rows
-    assert all(set(entry) == {"term", "bytes", "split_by", "source", "extra"} for entry in json.loads(to_json(rows)))
-
-
-def test_json_is_readable():
-    assert "h→4h input" in to_json([Row("h→4h input", 1)])
 
 
 @given(ROWS)

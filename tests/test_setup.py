@@ -3,6 +3,7 @@
 make runs here in a folder of its own with stand-ins for Python and pip: no network, no waiting.
 """
 
+import json
 import os
 import shutil
 import subprocess
@@ -23,7 +24,7 @@ else:  # pytest brings it there
 ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that torch 2.13 has wheels for; the Makefile takes no other.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-COMMANDS = {"help", "setup", "course", "measure", "test", "notebooks", "site", "clean"}
+COMMANDS = {"help", "setup", "course", "labs", "measure", "lint", "test", "matrix", "notebooks", "site", "clean"}
 
 
 def project():
@@ -39,7 +40,9 @@ def dependencies():
 
 def pins(python):
     """What constraints.txt pins under one Python: name -> version."""
-    lines = (line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines())
+    lines = (
+        line.partition("#")[0].strip() for line in (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    )
     found = {}
     for requirement in (Requirement(line) for line in lines if line):
         if requirement.marker is None or requirement.marker.evaluate({"python_version": python}):
@@ -65,9 +68,11 @@ def test_torch_is_pinned_and_2_9_is_allowed():
     assert allowed.contains("2.9.0") and not allowed.contains("2.8.0")
 
 
-def test_the_users_packages_come_with_the_course_itself():
+def test_the_library_is_small_and_the_users_packages_come_with_the_course():
     direct = {canonicalize_name(Requirement(line).name) for line in project()["dependencies"]}
-    assert {"torch", "jupyterlab", "ipywidgets", "plotly", "nbval"} <= direct
+    assert direct == {"torch", "numpy", "rich"}
+    course = {canonicalize_name(Requirement(line).name) for line in project()["optional-dependencies"]["course"]}
+    assert {"jupyterlab", "ipywidgets", "plotly", "anywidget", "nbval"} == course
 
 
 def test_pyproject_allows_each_python_that_the_makefile_takes():
@@ -84,15 +89,15 @@ def test_conda_installs_the_same():
     python, pip, with_pip = environment["dependencies"]
     assert python.removeprefix("python=") in PYTHONS and pip == "pip"
     # Names by pyproject.toml with every extra that the tests need, versions by constraints.txt.
-    assert with_pip == {"pip": ["--constraint constraints.txt", "--editable .[test,site]"]}
-    assert {"test", "site"} <= set(project()["optional-dependencies"])
+    assert with_pip == {"pip": ["--constraint constraints.txt", "--editable .[course,test,site]"]}
+    assert {"course", "test", "site"} <= set(project()["optional-dependencies"])
 
 
 # make, with stand-ins
 
 STAND_IN_VENV_PYTHON = """#!/bin/sh
 echo "$@" >> "{log}"
-case "$*" in *"pip install"*) echo "Collecting torch"; {pip};; esac
+case "$*" in *"pip install"*) echo "Collecting torch"; {pip};; *mypy*) {mypy};; esac
 """
 STAND_IN_PYTHON = """#!/bin/sh
 case "$*" in
@@ -117,16 +122,24 @@ class Workshop:
         path.chmod(0o755)
         return path
 
-    def python(self, too_old=0, venv_works=True, pip="true"):
-        inner = self.script(self.folder / "inner", STAND_IN_VENV_PYTHON.format(log=self.log, pip=pip))
-        make_venv = f'mkdir -p .venv/bin && cp "{inner}" .venv/bin/python' if venv_works else "mkdir -p .venv/bin; exit 1"
+    def python(self, too_old=0, venv_works=True, pip="true", mypy="true"):
+        inner = self.script(self.folder / "inner", STAND_IN_VENV_PYTHON.format(log=self.log, pip=pip, mypy=mypy))
+        make_venv = (
+            f'mkdir -p .venv/bin && cp "{inner}" .venv/bin/python' if venv_works else "mkdir -p .venv/bin; exit 1"
+        )
         return self.script(self.folder / "outer", STAND_IN_PYTHON.format(too_old=too_old, venv=make_venv))
 
     def make(self, *arguments):
         # A make that runs these tests hands its own options on; they are not for this make.
-        environment = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")}
+        environment = {
+            name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MFLAGS", "MAKELEVEL")
+        }
         return subprocess.run(
-            ["make", "--no-print-directory", *arguments], cwd=self.folder, env=environment, capture_output=True, text=True
+            ["make", "--no-print-directory", *arguments],
+            cwd=self.folder,
+            env=environment,
+            capture_output=True,
+            text=True,
         )
 
     def calls(self):
@@ -149,7 +162,7 @@ def test_setup_installs_once_and_again_when_a_list_changed(workshop):
     first = workshop.make("setup", f"PYTHON={python}")
     assert (first.returncode, first.stderr) == (0, "")
     (call,) = workshop.calls()
-    assert call.split()[:3] == ["-m", "pip", "install"] and call.endswith("-c constraints.txt -e .")
+    assert call.split()[:3] == ["-m", "pip", "install"] and call.endswith("-c constraints.txt -e .[course]")
     assert workshop.make("setup").returncode == 0
     assert len(workshop.calls()) == 1
     for name in ("pyproject.toml", "constraints.txt"):
@@ -170,7 +183,12 @@ def test_cpu_adds_pytorchs_index(workshop):
 @pytest.mark.parametrize(
     ("command", "wanted"),
     [
-        ("course", ["-m jupyterlab", "--ip=127.0.0.1", "notebooks/00_start_here.ipynb"]),
+        (
+            "course",
+            ["-m jupyterlab", "--ip=127.0.0.1", "/lab/tree/my/notebooks/00_start_here.ipynb"],
+        ),
+        ("labs", ["-m actmem_course.make_copies labs"]),
+        ("lint", ["-m mypy"]),
         ("test", ["-m pytest", "-n 2 --dist loadfile", "--nbval ", "--nbval-current-env"]),
         ("notebooks", ["-m notebooks.source.build"]),
         ("site", ["-m notebooks.site.build"]),
@@ -180,10 +198,41 @@ def test_commands_begin_with_setup(workshop, command, wanted):
     done = workshop.make(command, f"PYTHON={workshop.python()}")
     assert done.returncode == 0, done.stderr
     calls = workshop.calls()
-    assert calls[0].endswith("-e .")
+    assert calls[0].endswith("-e .[course]")
     assert all(part in calls[-1] for part in wanted)
-    assert any(".[test]" in call for call in calls) == (command in ("test", "notebooks"))
-    assert any(".[site]" in call for call in calls) == (command != "course")
+    assert any(".[test]" in call for call in calls) == (command in ("lint", "test", "notebooks"))
+    assert any(".[site]" in call for call in calls) == (command not in ("course", "labs"))
+
+
+def test_course_and_labs_make_copies_and_a_new_one_only_when_asked(workshop):
+    workshop.make("course", f"PYTHON={workshop.python()}")
+    assert "-m actmem_course.make_copies" in workshop.calls()
+    workshop.make("course", "FRESH=03")
+    workshop.make("labs", "FRESH=lab2 lab4")
+    assert "-m actmem_course.make_copies --fresh=03" in workshop.calls()
+    assert workshop.calls()[-1] == "-m actmem_course.make_copies labs --fresh=lab2 --fresh=lab4"
+
+
+def test_course_shows_no_popup_about_news(workshop):
+    shown = workshop.make("course", "--dry-run").stdout
+    assert 'JUPYTER_CONFIG_PATH="notebooks/jupyter$' in shown
+    settings = json.loads((ROOT / "notebooks/jupyter/labconfig/default_setting_overrides.json").read_text("utf-8"))
+    news = {"fetchNews": "false", "checkForUpdates": False}
+    assert settings == {"@jupyterlab/apputils-extension:notification": news}
+
+
+LINT = ["-m ruff check --quiet src labs tests", "-m ruff format --check --quiet src labs tests", "-m mypy"]
+
+
+def test_tests_run_after_lint_and_only_if_it_passes(workshop):
+    python = workshop.python(mypy="echo error: a type; exit 1")
+    failed = workshop.make("test", f"PYTHON={python}")
+    assert failed.returncode == 2 and "error: a type" in failed.stdout
+    assert workshop.calls()[-3:] == LINT
+    workshop.python()
+    shutil.copy(workshop.folder / "inner", workshop.folder / ".venv/bin/python")
+    assert workshop.make("test").returncode == 0
+    assert workshop.calls()[-4:-1] == LINT and "-m pytest" in workshop.calls()[-1]
 
 
 def test_course_does_not_give_its_token_away(workshop):
@@ -238,11 +287,21 @@ def test_what_pip_refuses_is_shown_and_setup_is_not_done(workshop):
 def test_clean_leaves_the_course_and_nothing_else(workshop):
     before = {path.name for path in workshop.folder.iterdir()}
     workshop.make("setup", f"PYTHON={workshop.python()}")
-    for name in ("src/actmem.egg-info", ".pytest_cache", ".hypothesis", "tests/__pycache__", "notebooks/.ipynb_checkpoints"):
+    for name in (
+        "src/actmem.egg-info",
+        ".pytest_cache",
+        ".hypothesis",
+        ".mypy_cache",
+        ".ruff_cache",
+        "tests/__pycache__",
+        "notebooks/.ipynb_checkpoints",
+        "my/notebooks/.ipynb_checkpoints",
+    ):
         (workshop.folder / name).mkdir(parents=True)
+    mine = {"my", "my/notebooks", "my/notebooks/.ipynb_checkpoints"}
     assert workshop.make("clean").returncode == 0
     left = {path.relative_to(workshop.folder).as_posix() for path in workshop.folder.rglob("*")}
-    assert left == before | {"src", "tests", "notebooks", "inner", "outer", "log"}
+    assert left == before | {"src", "tests", "notebooks", "inner", "outer", "log"} | mine
 
 
 # CI

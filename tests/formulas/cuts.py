@@ -1,4 +1,4 @@
-"""Random models cut in random valid ways, for property tests."""
+"""Random models, split in random valid ways, for property tests."""
 
 from hypothesis import strategies as st
 

@@ -77,7 +77,10 @@ def test_the_real_model_makes_them_in_an_iteration(sequence_parallel, recompute,
 
 def test_counts_of_section_4_2():
     assert counts(layer_exchanges(SHAPE, Parallel(4))) == {"all-reduce": 4}
-    assert counts(layer_exchanges(SHAPE, Parallel(4, True), keep_gathered_input=True)) == {"all-gather": 4, "reduce-scatter": 4}
+    assert counts(layer_exchanges(SHAPE, Parallel(4, True), keep_gathered_input=True)) == {
+        "all-gather": 4,
+        "reduce-scatter": 4,
+    }
     assert counts(layer_exchanges(SHAPE, Parallel(4, True))) == {"all-gather": 6, "reduce-scatter": 4}
 
 
@@ -99,7 +102,9 @@ def test_the_same_bytes_until_inputs_are_gathered_again(cut, recompute, keep):
     assert (ratio == 1) == (keep and recompute != "full")
 
 
-@given(kind=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter"]), t=st.integers(1, 9), share=st.integers(1, 50))
+@given(
+    kind=st.sampled_from(["all-reduce", "all-gather", "reduce-scatter"]), t=st.integers(1, 9), share=st.integers(1, 50)
+)
 def test_a_ring_walked_step_by_step(kind, t, share):
     """Each of t − 1 steps a rank passes one share on; an all-reduce goes round twice."""
     steps = (t - 1) * (2 if kind == "all-reduce" else 1)

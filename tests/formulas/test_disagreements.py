@@ -25,4 +25,6 @@ def test_every_number():
 def test_each_reads_as_one_line():
     for entry in disagreements():
         assert "\n" not in str(entry) and entry.why.endswith(".")
-    assert str(disagreements()[0]).startswith("§4.3: printed 22B: the bytes beside its layers are under 0.01%; ours 22B 0.57%. ")
+    assert str(disagreements()[0]).startswith(
+        "§4.3: printed 22B: the bytes beside its layers are under 0.01%; ours 22B 0.57%. "
+    )

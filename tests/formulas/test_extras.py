@@ -14,7 +14,8 @@ DEVICES = st.sampled_from(["cpu", "cuda"])
 
 @given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), st.sampled_from([2, 4, 8]), DEVICES)
 def test_every_row_has_a_reason(cut, recompute, e, device):
-    rows = layer_extra_rows(*cut, recompute, e, device)
+    shape, parallel = cut
+    rows = layer_extra_rows(shape, parallel, recompute, e, device)
     assert rows and extra_rows(rows) == rows
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem import paper
 from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape
+from actmem.formulas import paper
 from actmem.formulas.flops import (
     eq7,
     eq8,
@@ -104,7 +104,9 @@ def test_utilisation():
 
 @pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
 def test_torch_counts_the_same_on_the_real_model(recompute):
-    shape = ModelShape(seq_length=6, micro_batch_size=2, hidden_size=20, num_attention_heads=5, num_layers=3, vocab_size=14)
+    shape = ModelShape(
+        seq_length=6, micro_batch_size=2, hidden_size=20, num_attention_heads=5, num_layers=3, vocab_size=14
+    )
     with emulated_rank(1):
         model = GPT(shape, recompute=recompute)
         ids = torch.zeros(2, 6, dtype=torch.int64)

@@ -25,7 +25,9 @@ def parts(parallel, rank):
         yield GPT(SHAPE, tp, layers=range(start, start + each), device="cpu", dtype=torch.bfloat16)
 
 
-@pytest.mark.parametrize("parallel", [Parallel(t, False, p, m) for t in (1, 2) for p, m in [(1, 1), (2, 1), (4, 1), (2, 2)]], ids=str)
+@pytest.mark.parametrize(
+    "parallel", [Parallel(t, False, p, m) for t in (1, 2) for p, m in [(1, 1), (2, 1), (4, 1), (2, 2)]], ids=str
+)
 def test_counts_are_those_of_the_real_model(parallel):
     for rank in range(parallel.pipeline_parallel_size):
         real = sum(x.numel() for part in parts(parallel, rank) for x in part.parameters())
@@ -52,7 +54,9 @@ def test_the_papers_models_are_as_large_as_their_names(model, billions):
     assert round(num_parameters(PAPER_MODELS[model].shape) / 10**9) == billions
 
 
-@pytest.mark.parametrize(("adam", "bytes_each"), [("float32 gradients", 18), ("16-bit gradients", 20), ("16-bit gradients, no copy", 16)])
+@pytest.mark.parametrize(
+    ("adam", "bytes_each"), [("float32 gradients", 18), ("16-bit gradients", 20), ("16-bit gradients, no copy", 16)]
+)
 def test_bytes_of_one_parameter(adam, bytes_each):
     rows = state_rows(TINY, adam=adam)
     assert total(rows) == bytes_each * num_parameters(TINY)

@@ -1,11 +1,11 @@
-"""Judge functions as if they stood in a learner's file; on ranks of a RankPool or in this process."""
+"""Judge functions as if they were in a learner's file, on the ranks of a RankPool or in this process."""
 
 import inspect
 
-from actmem.lab.judge.bench import Bench
-from actmem.lab.judge.exercise import load_lab, solutions_of
-from actmem.lab.judge.judging import judge
-from actmem.lab.judge.together import Together, join
+from actmem_course.judge.catalogue import load_lab, solutions_of
+from actmem_course.judge.judging import judge
+from actmem_course.judge.workbench import Bench
+from actmem_course.rank_store import RankStore, connect
 
 _joined = {}
 
@@ -20,22 +20,22 @@ def judged(lab_name, number, function=None, target=None):
 
 def joined():
     """This process's place among the ranks of its pool; the store outlives the test."""
-    if "together" not in _joined:
-        _joined["together"] = join()
-    return _joined["together"]
+    if "store" not in _joined:
+        _joined["store"] = connect("judge")
+    return _joined["store"]
 
 
-def judge_with(together, lab_name, number, function=None, target=None):
+def judge_with(store, lab_name, number, function=None, target=None):
     lab = load_lab(lab_name)
     (exercise,) = lab.choose([number], "number")
     functions = dict(solutions_of(lab_name))
     if function is not None:
         functions[target or exercise.function] = function
         functions["__file__"] = inspect.getsourcefile(function)
-    (verdict,) = judge(lab, [exercise], Bench(functions, together))
+    (verdict,) = judge(lab, [exercise], Bench(functions, store))
     return verdict
 
 
 def judged_alone(lab_name, number, function=None, target=None):
     """The same with a single rank and no process group."""
-    return judge_with(Together(), lab_name, number, function, target)
+    return judge_with(RankStore(), lab_name, number, function, target)

@@ -4,13 +4,12 @@ import os
 import re
 import subprocess
 import sys
-import time
 
-from actmem.lab.launch import LABS
+from actmem_course.cut import lab_source
 
 #: So that a test waits for seconds where a learner would for half a minute.
 _SHORT = """
-from actmem.lab.judge.exercise import load_lab
+from actmem_course.judge.catalogue import load_lab
 for _exercise in load_lab({name!r}).exercises:
     object.__setattr__(_exercise, "seconds", {seconds})
 """
@@ -22,26 +21,29 @@ def learner_file(folder, name, seconds=None, **bodies):
     bodies: the lines of each function, without the first one's indentation.  seconds: how long a
     rank may work on an exercise.
     """
-    source = (LABS / f"{name}.py").read_text(encoding="utf-8")
+    source = lab_source(name)
     for function, body in bodies.items():
         pattern = rf"(def {function}\(.*?)    raise NotImplementedError\n"
         source, count = re.subn(pattern, lambda match: f"{match[1]}    {body}\n", source, count=1, flags=re.DOTALL)
         assert count == 1, function
     if seconds:
-        source = source.replace('\nif __name__ == "__main__":', _SHORT.format(name=name, seconds=seconds) + '\nif __name__ == "__main__":')
+        source = source.replace(
+            '\nif __name__ == "__main__":', _SHORT.format(name=name, seconds=seconds) + '\nif __name__ == "__main__":'
+        )
     path = folder / f"{name}.py"
     path.write_text(source, encoding="utf-8")
     return path
 
 
-def start(path, *arguments, torchrun=False, timeout=60):
+def start(path, *arguments, torchrun=False, timeout=120, **environment):
     """Run a file by itself, or by torchrun with two ranks, to its end.  Raises if it takes longer than ``timeout``."""
     launcher = [sys.executable]
     if torchrun:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    begun = time.monotonic()
-    done = subprocess.run(
-        [*launcher, str(path), *arguments], capture_output=True, text=True, timeout=timeout, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [*launcher, str(path), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )
-    done.seconds = time.monotonic() - begun
-    return done

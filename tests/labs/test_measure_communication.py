@@ -6,15 +6,15 @@ import pytest
 import torch
 
 from actmem.config import ModelShape
-from actmem.lab import communication, launch, wire
-from actmem.lab.communication import compare_overlap, count_exchanges
-from actmem.lab.ranks import Ranks
-from actmem.lab.wire import measure_sent
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.overlap import without_overlap
 from actmem.model.layer import TransformerLayer
 from actmem.parallel import linear
 from actmem.parallel.groups import tensor_parallel
+from actmem_course import launch
+from actmem_course.bench import measure_communication as communication
+from actmem_course.bench.measure_communication import compare_overlap, count_exchanges, measure_sent
+from actmem_course.ranks import Ranks
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_communication.py"
@@ -26,15 +26,25 @@ def test_under_torchrun(tmp_path):
     path = tmp_path / "exchanges.json"
     done = launch.run(SCRIPT, *TINY, "--json", path, processes=2)
     assert done.returncode == 0, done.stderr
-    assert "Every number, kind and byte agrees" in done.stdout and "over gloo is an all-reduce that forgets the rest" in done.stdout
+    assert (
+        "Every number, kind and byte agrees" in done.stdout
+        and "over gloo is an all-reduce that forgets the rest" in done.stdout
+    )
     lines = json.loads(path.read_text())
     sent = [line for line in lines if "on_sockets" in line]
     compared = [line for line in lines if "comparison" in line]
     counted = [line for line in lines if "recompute" in line]
     assert [line["measured"] for line in counted[:1]] == [{"all-reduce": 4}]
     assert all(line["measured"] == line["predicted"] for line in counted) and len(counted) == 12
-    assert all(line["sent_bytes"] == line["predicted_bytes"] + line["header_bytes"] > 0 for line in sent) and len(sent) == 7
-    assert [line["comparison"] for line in compared] == ["Same bytes", "Backward, tensor parallel", "Backward, tensor + sequence"]
+    assert (
+        all(line["sent_bytes"] == line["predicted_bytes"] + line["header_bytes"] > 0 for line in sent)
+        and len(sent) == 7
+    )
+    assert [line["comparison"] for line in compared] == [
+        "Same bytes",
+        "Backward, tensor parallel",
+        "Backward, tensor + sequence",
+    ]
     assert all(line["first_seconds"] > 0 and line["second_seconds"] > 0 for line in compared)
 
 
@@ -46,8 +56,8 @@ class Alike(Ranks):
 
 
 def test_a_byte_more_on_the_sockets_is_named(monkeypatch, capsys):
-    monkeypatch.setattr(wire, "can_count", lambda: True)
-    monkeypatch.setattr(wire, "bytes_sent_by", lambda run: 1)
+    monkeypatch.setattr(communication, "can_count", lambda: True)
+    monkeypatch.setattr(communication, "bytes_sent_by", lambda run: 1)
     with emulated_rank(2):
         sent = measure_sent(SHAPE, Alike(0, 2, "cpu", False), torch.float32)
     assert not any(one.exact for one in sent)
@@ -63,7 +73,7 @@ def test_emulated_fits_eighty_columns_and_times_nothing():
 
 def test_one_exchange_more_is_seen(monkeypatch):
     class Chatty(TransformerLayer):
-        def forward(self, x):
+        def forward(self, x):  # type: ignore[override]  # called with x alone
             return linear.all_reduce(super().forward(x).detach(), tensor_parallel()) * x
 
     monkeypatch.setattr(communication, "TransformerLayer", Chatty)

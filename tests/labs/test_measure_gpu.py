@@ -4,17 +4,20 @@ import json
 import subprocess
 import sys
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem.lab import launch, session
-from actmem.lab.gpu import check_plan, claims, full_plan, gemm_share, quick_plan, run_plan
-from actmem.lab.ranks import Ranks
-from actmem.lab.session import Session
 from actmem.measure import peak
 from actmem.measure.clock import Work, take_turns
+from actmem_course import launch
+from actmem_course.bench import session
+from actmem_course.bench.measure_gpu import check_plan, claims, full_plan, gemm_share, quick_plan, run_plan
+from actmem_course.bench.session import Session
+from actmem_course.ranks import Ranks
+from actmem_course.results import SpeedLine, Table2Result
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_gpu.py"
@@ -29,14 +32,19 @@ def test_quick_on_a_cpu(tmp_path):
     results = json.loads(path.read_text())
     assert {"date", "machine", "settings", "gemm", "cases", "scaling", "skipped", "claims", "seconds"} <= set(results)
     assert {"device", "torch", "python", "actmem", "megatron_core"} <= set(results["machine"])
-    assert results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases) and len(results["scaling"]) == 4
+    assert (
+        results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases) and len(results["scaling"]) == 4
+    )
     for case in results["cases"]:
         assert [len(case[part]) for part in ("table2", "speed")] == [6, 8] and len(case["peers"]) >= 12
         assert all(row["exact"] for row in case["table2"] + case["speed"]) and len(case["gemm_share"]) == 8
 
 
 def test_the_full_plan_is_what_the_papers_models_are():
-    sizes = [(case.model, case.shape.seq_length, case.shape.hidden_size, case.shape.micro_batch_size) for case in full_plan().cases]
+    sizes = [
+        (case.model, case.shape.seq_length, case.shape.hidden_size, case.shape.micro_batch_size)
+        for case in full_plan().cases
+    ]
     assert sizes == [("22B", 2048, 6144, 4), ("175B", 2048, 12288, 1), ("22B", 8192, 6144, 1), ("175B", 8192, 12288, 1)]
 
 
@@ -78,7 +86,10 @@ def test_a_part_that_may_fail_does_not_use_the_alarm_up():
 
 def test_a_plan_that_does_not_fit_the_ranks_is_refused():
     check_plan(full_plan(), 8)
-    for size, why in ((4, "emulate: must be at least 8"), (12, "num_attention_heads: 64 must be divisible by tensor_parallel_size = 12")):
+    for size, why in (
+        (4, "emulate: must be at least 8"),
+        (12, "num_attention_heads: 64 must be divisible by tensor_parallel_size = 12"),
+    ):
         with pytest.raises(ConfigError, match=why):
             check_plan(full_plan(), size)
 
@@ -86,34 +97,43 @@ def test_a_plan_that_does_not_fit_the_ranks_is_refused():
 def test_no_time_at_all_still_ends_with_a_file(tmp_path):
     run = Session(ALONE, torch.float32, seconds=0, path=tmp_path / "results.json")
     results = run_plan(quick_plan(), run)
-    assert results["claims"] == [] and results["gemm"] == {} and json.loads(run.path.read_text())["cases"][0]["speed"] == []
+    assert (
+        results["claims"] == []
+        and results["gemm"] == {}
+        and json.loads(run.path.read_text())["cases"][0]["speed"] == []
+    )
 
 
 def line(name, overhead, **changed):
-    return {
-        "name": name, "exact": True, "overhead": overhead, "overhead_low": overhead - 0.01, "overhead_high": overhead + 0.01,
-        "requested_bytes": 1000, "held_bytes": 1016, **changed,
-    }  # fmt: skip
+    return SpeedLine(
+        name, False, "none", False, 0.2, (0.2, 0.2), 0.3, (0.3, 0.3), 0.0, 0.5, (0.5, 0.5), overhead, overhead - 0.01,
+        overhead + 0.01, True, 0.0, 0.0, None, 1016, 1016, 2000, 1024, **{"requested_bytes": 1000, "finite": True, **changed},
+    )  # fmt: skip
 
 
 def test_claims_say_what_does_not_hold():
-    speed = [line("selective + sequence parallel", 0.039), line("full recompute", 0.31)]
-    case = {"model": "22B", "seq_length": 2048, "table2": [{"exact": False}], "speed": speed, "gemm_share": {"sequence parallel": 0.61, "selective": 0.9}}
-    found = claims({"cases": [case]})
-    assert [(claim["measured"], claim["holds"]) for claim in found] == [
+    wrong = Table2Result("none", "", 1, 0, 8, 0, 9, 1, exact=False, disagreement="")
+    case: dict[str, Any] = {
+        "model": "22B",
+        "seq_length": 2048,
+        "table2": [wrong],
+        "gemm_share": {"sequence parallel": 0.61, "selective": 0.9},
+    }
+    case["speed"] = [line("selective + sequence parallel", 0.039), line("full recompute", 0.31)]
+    assert [(claim.measured, claim.holds) for claim in claims({"cases": [case]})] == [
         ("2 of 3", False), ("2 of 2", True), ("+3.9% ±1.0", True), ("+31.0% ±1.0", False), ("61%", True),
     ]  # fmt: skip
-    speed[0]["requested_bytes"] += 512
-    assert claims({"cases": [case]})[1]["measured"] == "1 of 2"
+    case["speed"][0] = line("selective + sequence parallel", 0.039, requested_bytes=1512)
+    assert claims({"cases": [case]})[1].measured == "1 of 2"
 
 
 def test_share_of_the_matrix_products_rate():
-    run = SimpleNamespace(results={"gemm": {"flops_per_second": 10.0**9}}, ranks=ALONE)
+    run: Any = SimpleNamespace(results={"gemm": {"flops_per_second": 10.0**9}}, ranks=ALONE)
     shape = quick_plan().cases[0].shape
     flops = 3 * (24 * 16 * 2 * 32 * 32 + 4 * 16 * 16 * 2 * 32) // 8
-    assert gemm_share(shape, [{"name": "x", "combined_seconds": 0.5}], run) == {"x": flops / 0.5 / 10**9}
+    assert gemm_share(shape, [line("x", 0.1)], run) == {"x": flops / 0.5 / 10**9}
     run.results["gemm"] = {}
-    assert gemm_share(shape, [{"name": "x", "combined_seconds": 0.5}], run) == {}
+    assert gemm_share(shape, [line("x", 0.1)], run) == {}
 
 
 class StandIn:
@@ -143,14 +163,19 @@ class StandIn:
 
 def test_cuda_events_and_one_step_ahead(monkeypatch):
     cuda = StandIn(monkeypatch)
-    work = Work(lambda: cuda.log.append("forward"), lambda _: cuda.log.append("backward"), lambda: cuda.log.append("finish"))
+    work = Work(
+        lambda: cuda.log.append("forward"), lambda _: cuda.log.append("backward"), lambda: cuda.log.append("finish")
+    )
     samples = take_turns({"a": work}, rounds=1, warm_up=0, device="cuda")
     assert cuda.log == ["wait", "forward", "backward", "finish", "forward", "backward", "wait", "finish"]
     assert [(sample.forward_seconds, sample.backward_seconds) for sample in samples["a"]] == [(1.0, 1.0)]
 
 
 def test_cuda_memory_is_the_allocators(monkeypatch):
-    stats = [{"allocated_bytes.all.current": a, "requested_bytes.all.current": r} for a, r in ((1000, 900), (1000, 900), (2536, 2300), (2536, 2300))]
+    stats = [
+        {"allocated_bytes.all.current": a, "requested_bytes.all.current": r}
+        for a, r in ((1000, 900), (1000, 900), (2536, 2300), (2536, 2300))
+    ]
     cuda = StandIn(monkeypatch, stats)
     memory = peak._on_cuda(torch.nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True))
     assert (memory.allocated_bytes, memory.requested_bytes, memory.peak_bytes) == (1536, 1400, 4000)
@@ -164,7 +189,12 @@ def test_machine_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     monkeypatch.setattr(session, "_output", lambda *command: command[0])
     found = session.machine("cuda")
-    assert (found["device"], found["memory_bytes"], found["compute_capability"], found["driver"]) == ("A GPU", 2**37, "9.0", "nvidia-smi")
+    assert (found["device"], found["memory_bytes"], found["compute_capability"], found["driver"]) == (
+        "A GPU",
+        2**37,
+        "9.0",
+        "nvidia-smi",
+    )
 
 
 @pytest.mark.parametrize(

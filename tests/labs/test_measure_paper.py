@@ -8,13 +8,23 @@ import sys
 import pytest
 
 from actmem.formulas.disagreements import disagreements
-from actmem.lab import launch
-from actmem.lab.paper import figures as paper_figures
-from actmem.lab.paper.sections import SECTIONS
 from actmem.rows import Row
+from actmem_course import launch
+from actmem_course.bench.measure_paper import SECTIONS
+from actmem_course.bench.reproduce import byte_sections
 
 SCRIPT = "measure_paper.py"
-FIELDS = {"section", "model", "quantity", "unit", "paper", "ours_formula", "measured", "difference", "difference_from_paper"}
+FIELDS = {
+    "section",
+    "model",
+    "quantity",
+    "unit",
+    "paper",
+    "ours_formula",
+    "measured",
+    "difference",
+    "difference_from_paper",
+}
 
 
 def test_everything_for_one_model(tmp_path):
@@ -33,7 +43,9 @@ def test_everything_for_one_model(tmp_path):
 
     *_, verdict, last = done.stdout.splitlines()
     assert verdict == f"{len(measured)} of {len(measured)} measured numbers equal their formulas exactly"
-    gibibytes = re.fullmatch(r"measured in \d+\.\d seconds by \d process(?:es)?, at most (\d\.\d\d) GiB of memory", last)
+    gibibytes = re.fullmatch(
+        r"measured in \d+\.\d seconds by \d process(?:es)?, at most (\d\.\d\d) GiB of memory", last
+    )
     assert float(gibibytes[1]) < 2
 
 
@@ -62,7 +74,7 @@ def load_lab():
 def test_a_difference_is_exit_code_1(monkeypatch, capsys, section, first, verdict):
     monkeypatch.setattr(sys, "argv", [SCRIPT, "--model", "22B", "--section", section])
     monkeypatch.delenv("RANK", raising=False)
-    monkeypatch.setattr(paper_figures, "measure", one_byte_more)
+    monkeypatch.setattr(byte_sections, "measure_paper_stage", one_byte_more)
     assert load_lab().main() == 1
     out = capsys.readouterr().out
     assert first in out and f"\n{verdict} measured numbers equal" in out
@@ -79,7 +91,7 @@ def one_byte_more(stage):
     return [*stage.rows(), *stage.extra_rows(), Row("secret", 1)]
 
 
-BAD = {
+BAD: dict[str, tuple[list, str]] = {
     "no model": (["--model", "tiny"], "--model: invalid choice: 'tiny'"),
     "no section": (["--section", "table6"], "--section: invalid choice: 'table6'"),
     "no processes": (["--processes", 0], "--processes: must be at least 1, got 0"),
@@ -99,4 +111,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case):
 
 def test_torchrun_is_refused():
     done = launch.run(SCRIPT, processes=2, timeout_seconds=60)
-    assert done.stderr.count("measure_paper.py: started by torchrun: needs a single process: python labs/measure_paper.py") == 1
+    assert (
+        done.stderr.count("measure_paper.py: started by torchrun: needs a single process: python labs/measure_paper.py")
+        == 1
+    )

@@ -4,14 +4,21 @@ import pytest
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import counts, layer_exchanges
-from actmem.lab import launch
-from actmem.lab.parity import FORMS, measure_parity
-from actmem.lab.ranks import Ranks
 from actmem.models import TINY
+from actmem_course import launch
+from actmem_course.bench.measure_parity import FORMS, measure_parity
+from actmem_course.ranks import Ranks
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_parity.py"
-SEEN_IN_PARTS = ["norm1.weight", "norm1.bias", "attention.projection.bias", "norm2.weight", "norm2.bias", "mlp.down.bias"]
+SEEN_IN_PARTS = [
+    "norm1.weight",
+    "norm1.bias",
+    "attention.projection.bias",
+    "norm2.weight",
+    "norm2.bias",
+    "mlp.down.bias",
+]
 SMALL = ["--seq-length", 16, "--micro-batch-size", 3, "--hidden-size", 48]
 
 
@@ -30,7 +37,9 @@ def test_under_torchrun(processes):
     for r in results:
         assert r["exact"] and r["largest_error"] < 1e-12, r
         sequence = FORMS[r["form"]].get("sequence_parallel", False)
-        predicted = layer_exchanges(TINY, Parallel(processes, sequence), keep_gathered_input="keep_gathered_input" in FORMS[r["form"]])
+        predicted = layer_exchanges(
+            TINY, Parallel(processes, sequence), keep_gathered_input="keep_gathered_input" in FORMS[r["form"]]
+        )
         assert merged(r["forward"], r["backward"]) == counts(predicted)
         assert r["partial_gradients"] == (SEEN_IN_PARTS if sequence else [])
 
@@ -42,7 +51,7 @@ def without_reduction(module, tp):
 def parities(rank_size, fault):
     import torch.distributed as dist
 
-    import actmem.lab.parity as parity
+    import actmem_course.bench.measure_parity as parity
 
     if fault:
         parity.reduce_partial_gradients = without_reduction
@@ -62,8 +71,16 @@ def test_gradients_left_in_parts_are_found(pools):
     ("arguments", "environment", "message"),
     [
         ([], {}, "run torchrun --nproc-per-node 2 labs/measure_parity.py"),
-        (["--num-attention-heads", 1], {"RANK": 0, "WORLD_SIZE": 2}, "--num-attention-heads: 1 must be divisible by tensor_parallel_size = 2"),
-        (["--seq-length", 33], {"RANK": 0, "WORLD_SIZE": 2}, "--seq-length: 33 must be divisible by tensor_parallel_size = 2"),
+        (
+            ["--num-attention-heads", 1],
+            {"RANK": 0, "WORLD_SIZE": 2},
+            "--num-attention-heads: 1 must be divisible by tensor_parallel_size = 2",
+        ),
+        (
+            ["--seq-length", 33],
+            {"RANK": 0, "WORLD_SIZE": 2},
+            "--seq-length: 33 must be divisible by tensor_parallel_size = 2",
+        ),
         (["--model", "22B"], {"RANK": 0, "WORLD_SIZE": 2}, "model shape: too large for a comparison in float64"),
     ],
 )

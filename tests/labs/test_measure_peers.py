@@ -7,12 +7,13 @@ import pytest
 import torch
 
 from actmem.config import ModelShape
-from actmem.lab import launch, peers
-from actmem.lab.peers import LITERAL, MODES, OURS, PEERS, measure_peers
-from actmem.lab.ranks import Ranks
 from actmem.measure.emulate import emulated_rank
-from actmem.peers import PeerUnavailable
-from actmem.peers.plain import PlainLayer
+from actmem_course import launch
+from actmem_course.bench import measure_peers as peers
+from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers
+from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.peers.plain import PlainLayer
+from actmem_course.ranks import Ranks
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_peers.py"
@@ -27,7 +28,7 @@ def test_every_mode_and_peer(tmp_path):
     assert "gloo" not in done.stdout  # an emulated rank exchanges nothing
     lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [
-        (mode, name) for mode in MODES for name in (OURS, *([LITERAL] if mode != "none" else []), *PEERS)
+        (mode, name) for mode in PEER_MODES for name in (OURS, *([LITERAL] if mode != "none" else []), *PEERS)
     ]
     by_name = {(line["mode"], line["name"]): line for line in lines}
     for line in lines:
@@ -43,10 +44,23 @@ def test_every_mode_and_peer(tmp_path):
 
 def test_under_torchrun_with_a_choice(tmp_path):
     path = tmp_path / "peers.json"
-    done = launch.run(SCRIPT, *TINY, "--peer", "DTensor", "--recompute", "selective", "--no-sequence-parallel", "--json", path, processes=2)
+    done = launch.run(
+        SCRIPT,
+        *TINY,
+        "--peer",
+        "DTensor",
+        "--recompute",
+        "selective",
+        "--no-sequence-parallel",
+        "--json",
+        path,
+        processes=2,
+    )
     assert "its reduce-scatter over gloo sends only what is kept" in " ".join(done.stdout.split())
     lines = json.loads(path.read_text())
-    assert [(line["mode"], line["name"]) for line in lines] == [("selective", name) for name in (OURS, LITERAL, "DTensor")]
+    assert [(line["mode"], line["name"]) for line in lines] == [
+        ("selective", name) for name in (OURS, LITERAL, "DTensor")
+    ]
     assert not any(line["unavailable"] for line in lines) and all(line["overhead"] is None for line in lines)
 
 
@@ -66,7 +80,9 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
 
     monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Other))
     with emulated_rank(4, real_tensors=True):
-        lines = measure_peers(ModelShape(16, 1, 32, 4), Ranks(0, 4, "cpu", True), torch.float32, rounds=3, modes=["none"])
+        lines = measure_peers(
+            ModelShape(16, 1, 32, 4), Ranks(0, 4, "cpu", True), torch.float32, rounds=3, modes=["none"]
+        )
     ours, dtensor, megatron, fsdp = lines
     assert ours.name == OURS and not ours.unavailable
     assert (dtensor.unavailable, megatron.unavailable) == ("not here", "ValueError: first line")

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from actmem.lab import launch
+from actmem_course import launch
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_pipeline.py"
@@ -44,12 +44,24 @@ def test_freed_outputs(tmp_path):
     [
         (["--pipeline", 3], "--pipeline: "),
         (["--pipeline", 4], "p · t = 4 · 1 = 4 ranks wanted, 2 started"),
-        (["--pipeline", 2, "--num-layers", 3], "--num-layers: 3 must be divisible by pipeline_parallel_size · num_model_chunks = 2"),
-        (["--pipeline", 2, "--chunks", 4], "--num-layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 8"),
-        (["--pipeline", 2, "--chunks", 2, "--microbatches", 3], "--microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
+        (
+            ["--pipeline", 2, "--num-layers", 3],
+            "--num-layers: 3 must be divisible by pipeline_parallel_size · num_model_chunks = 2",
+        ),
+        (
+            ["--pipeline", 2, "--chunks", 4],
+            "--num-layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 8",
+        ),
+        (
+            ["--pipeline", 2, "--chunks", 2, "--microbatches", 3],
+            "--microbatches: 3 must be divisible by pipeline_parallel_size = 2",
+        ),
         (["--pipeline", 2, "--microbatches", 1], "--microbatches: torch's 1F1B needs at least one a stage, 2, got 1"),
         (["--pipeline", 0], "--pipeline: must be at least 1, got 0"),
-        (["--pipeline", 1, "--tensor", 2, "--chunks", 2], "--chunks: interleaving needs pipeline_parallel_size of at least 2"),
+        (
+            ["--pipeline", 1, "--tensor", 2, "--chunks", 2],
+            "--chunks: interleaving needs pipeline_parallel_size of at least 2",
+        ),
         (["--pipeline", 2, "--chunks", 2, "--free-outputs"], "--free-outputs: "),
     ],
 )
@@ -65,7 +77,9 @@ def test_says_how_to_start_it(monkeypatch, capsys):
     assert lab_exit(SCRIPT, [], monkeypatch, capsys) == (
         2,
         "",
-        ["measure_pipeline.py: not started by torchrun: run torchrun --nproc-per-node 2 labs/measure_pipeline.py"],
+        [
+            "measure_pipeline.py: not started by torchrun: run torchrun --nproc-per-node 2 labs/measure_pipeline.py, or python labs/measure_pipeline.py --ranks 2"
+        ],
     )
 
 

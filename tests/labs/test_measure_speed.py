@@ -5,9 +5,9 @@ import json
 import pytest
 import torch
 
-from actmem.lab import launch
-from actmem.lab.speed import BASELINE, VARIANTS
-from actmem.paper import TABLE4
+from actmem.formulas.paper import TABLE4
+from actmem_course import launch
+from actmem_course.bench.measure_speed import BASELINE, VARIANTS
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_speed.py"
@@ -31,7 +31,9 @@ def test_every_row_of_table_4_is_there():
 
 def test_emulated_with_all_files(tmp_path):
     files = {name: tmp_path / name for name in ("json", "html", "trace")}
-    done = launch.run(SCRIPT, "--emulate", 2, *TINY, *(part for name, path in files.items() for part in (f"--{name}", path)))
+    done = launch.run(
+        SCRIPT, "--emulate", 2, *TINY, *(part for name, path in files.items() for part in (f"--{name}", path))
+    )
     assert done.returncode == 0, done.stderr
     check_lines(json.loads(files["json"].read_text()))
     assert "exchanges take no time here" in done.stdout and "All 8 layers hold" in done.stdout

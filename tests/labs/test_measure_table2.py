@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actmem.formulas.table2 import TABLE2
-from actmem.lab import launch
+from actmem_course import launch
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_table2.py"
@@ -43,9 +43,15 @@ def test_eighty_columns_cut_no_number_off():
 
 
 BAD = {
-    "heads not divisible by t": (["--emulate", 3], "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
+    "heads not divisible by t": (
+        ["--emulate", 3],
+        "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3",
+    ),
     "sequence not divisible by t": (["--emulate", 8, "--seq-length", 12], "--seq-length: 12 must be divisible by"),
-    "h not divisible by a": (["--emulate", 2, "--hidden-size", 100], "--hidden-size: 100 must be divisible by num_attention_heads = 8"),
+    "h not divisible by a": (
+        ["--emulate", 2, "--hidden-size", 100],
+        "--hidden-size: 100 must be divisible by num_attention_heads = 8",
+    ),
     "zero": (["--emulate", 2, "--micro-batch-size", 0], "--micro-batch-size: must be at least 1, got 0"),
     "negative": (["--emulate", 2, "--seq-length", -8], "--seq-length: must be at least 1, got -8"),
     "absurd": (["--emulate", 2, "--hidden-size", 8 * 10**12], "--hidden-size: must be at most"),

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from actmem.lab.judge.exercise import LABS, load_lab
+from actmem_course.judge.catalogue import LAB_NAMES, load_lab
 from tests.labs.judged import judged, judged_alone
 
 
@@ -40,10 +40,14 @@ ODD = (nothing, a_number, a_word, an_empty_list, a_small_tensor, its_first_argum
 
 def all_odd(lab, alone=False):
     judge = judged_alone if alone else judged
-    return [(exercise.number, odd.__name__, judge(lab, exercise.number, odd)) for exercise in load_lab(lab).exercises for odd in ODD]
+    return [
+        (exercise.number, odd.__name__, judge(lab, exercise.number, odd))
+        for exercise in load_lab(lab).exercises
+        for odd in ODD
+    ]
 
 
-@pytest.mark.parametrize("lab", LABS)
+@pytest.mark.parametrize("lab", LAB_NAMES)
 def test_odd_answers(pools, lab):
     alone = load_lab(lab).one_process
     for verdicts in [all_odd(lab, alone=True)] if alone else pools[2].run(all_odd, lab):

@@ -1,12 +1,16 @@
 """Starting as a rank: what is refused before any process group exists."""
 
 import argparse
+import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem.lab.ranks import add_rank_arguments, check_ranks
+from actmem_course.ranks import add_rank_arguments, check_ranks
 
 
 def parse(*arguments):
@@ -34,3 +38,51 @@ def test_two_hosts_count_their_own_gpus(monkeypatch, two_gpus):
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
     assert check_ranks(parse(), "x.py") == 4
+
+
+#: What keeps a group alive beyond its end: each must be gone when ``ranks`` is over.
+HOLDERS = {
+    "nothing": "pass",
+    "torch's default arguments": "import torch.distributed.nn.functional",
+    "a cycle": "cycle = [dist.group.WORLD, dist.new_group([0])]; cycle.append(cycle); del cycle",
+    "an exception": "raise ValueError",
+}
+ONE_RANK = """
+import argparse, os
+import torch, torch.distributed as dist
+from actmem_course.ranks import add_rank_arguments, ranks
+parser = argparse.ArgumentParser()
+add_rank_arguments(parser)
+def gloo_threads():
+    names = [open(f"/proc/self/task/{task}/comm").read().strip() for task in os.listdir("/proc/self/task")]
+    return sum("gloo" in name for name in names)
+def run(holder):
+    try:
+        with ranks(parser.parse_args(["--device", "cpu"])):
+            dist.all_reduce(torch.ones(2))
+            during = gloo_threads()
+            exec(holder, {"dist": dist})
+    except ValueError:
+        pass
+    return during, gloo_threads()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads threads from /proc")
+def test_no_thread_of_gloo_outlives_the_group():
+    code = f"{ONE_RANK}\nprint([run(holder) for holder in {list(HOLDERS.values())!r}])"
+    place = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **place})
+    found = dict(zip(HOLDERS, json.loads(done.stdout.replace("(", "[").replace(")", "]")), strict=True))
+    assert all(during > 0 for during, after in found.values()), done.stderr
+    assert {holder: after for holder, (during, after) in found.items()} == dict.fromkeys(HOLDERS, 0)
+
+
+@pytest.mark.parametrize(("own", "expected"), [(None, "1"), ("8", "8")])
+def test_exchanges_start_in_the_order_of_the_code_on_a_gpu(own, expected):
+    """CUDA reads the variable when it is first used, so it is there as soon as a lab has imported the course."""
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_DEVICE_MAX_CONNECTIONS"}
+    environment |= {"CUDA_DEVICE_MAX_CONNECTIONS": own} if own else {}
+    code = "import actmem_course, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert done.stdout.strip() == expected

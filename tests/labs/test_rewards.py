@@ -6,21 +6,22 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
-from actmem.lab.judge import costs
-from actmem.lab.judge.bench import Bench
-from actmem.lab.judge.checks import lab6_reward
-from actmem.lab.judge.exercise import LABS, load_lab, solutions_of
-from actmem.lab.judge.modes import ModeCost, ModesReward, curve
-from actmem.lab.judge.together import Together
-from actmem.show.training_figure import training_figure
+from actmem_course.judge import costs
+from actmem_course.judge.catalogue import LAB_NAMES, load_lab, solutions_of
+from actmem_course.judge.lab_checks import lab6_reward
+from actmem_course.judge.modes import ModesReward, curve
+from actmem_course.judge.workbench import Bench
+from actmem_course.rank_store import RankStore
+from actmem_course.results import ModeCost
+from actmem_course.show.training_figure import training_figure
 from tests.labs.judged import joined
 
 
-def reward_of(name, together=None):
+def reward_of(name, store=None):
     # In this rank's own process; more steps and rounds show nothing new.
     lab6_reward._FEWEST = lab6_reward._MOST = 3
     costs._SECONDS, costs._FEWEST_ROUNDS = 0.0, 1
-    return load_lab(name).reward(Bench(dict(solutions_of(name)), together or joined()))
+    return load_lab(name).reward(Bench(dict(solutions_of(name)), store or joined()))
 
 
 def shown(reward, width=80):
@@ -29,12 +30,14 @@ def shown(reward, width=80):
     return output.getvalue()
 
 
-@pytest.mark.parametrize("name", [name for name in LABS if name != "lab6_train"])
+@pytest.mark.parametrize("name", [name for name in LAB_NAMES if name != "lab6_train"])
 def test_bytes_equal_the_formula(pools, name, tmp_path):
     alone = load_lab(name).one_process
-    for reward in [reward_of(name, Together())] if alone else pools[2].run(reward_of, name):
+    for reward in [reward_of(name, RankStore())] if alone else pools[2].run(reward_of, name):
         counted = [measure for measure in reward.measures if measure.unit != "ms"]
-        assert counted and all(len(set(measure.values.values())) == 1 and len(measure.values) > 1 for measure in counted), counted
+        assert counted and all(
+            len(set(measure.values.values())) == 1 and len(measure.values) > 1 for measure in counted
+        ), counted
         text = shown(reward)
         assert reward.what in " ".join(text.split()) and "…" not in text
     reward.write_html(tmp_path / "page.html")
@@ -78,7 +81,10 @@ def test_training_figure_is_valid_and_says_what_it_shows():
     go.Figure({"data": spec["data"], "layout": spec["layout"]})
     assert "full keeps 1,024 B and takes 500 ms" in drawing.alt
     assert drawing.layout["title"]["text"] == "2 modes, one loss curve; none keeps 3.9 times the bytes of full"
-    assert drawing.layout["title"]["subtitle"]["text"] == "A GPT<br>Between the modes' losses of one step at most 2.5e-01.<br>By hand.<br>Twice."
+    assert (
+        drawing.layout["title"]["subtitle"]["text"]
+        == "A GPT<br>Between the modes' losses of one step at most 2.5e-01.<br>By hand.<br>Twice."
+    )
     formula = next(trace for trace in spec["data"] if trace["name"] == "bytes by formula")
     kept = spec["data"][0]
     assert [a / c for a, c in zip(formula["x"], kept["x"])] == [1, 1000 / 1024]

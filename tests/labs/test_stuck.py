@@ -21,12 +21,17 @@ STUCK = {
         r"rank 0 is waiting in all_gather .*; rank 1 is at lab3_sequence_parallel.py:\d+, in g",
     ),
     "a rank that dies": (RANK_1 + "import os\n        os._exit(3)", r"rank 1 died"),
-    "a rank that is killed": (RANK_1 + "import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)", r"rank 1 died"),
+    "a rank that is killed": (
+        RANK_1 + "import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)",
+        r"rank 1 died",
+    ),
 }
 GATHER = "\n    y = x.new_empty(2 * x.shape[0], *x.shape[1:])\n    dist.all_gather_into_tensor(y, x.contiguous(), group=group)\n    return y"
 
 
-@pytest.mark.parametrize(("case", "torchrun"), [*((case, False) for case in STUCK), ("an endless loop", True), ("a rank that dies", True)])
+@pytest.mark.parametrize(
+    ("case", "torchrun"), [*((case, False) for case in STUCK), ("an endless loop", True), ("a rank that dies", True)]
+)
 def test_every_rank_ends_and_the_verdict_says_where(case, torchrun, tmp_path):
     body, expected = STUCK[case]
     path = tmp_path / "verdicts.json"
@@ -51,11 +56,15 @@ def test_mismatched_collectives_are_named_and_judging_goes_on(tmp_path):
     done = start(file, "--only", "3.1,3.2")
     text = " ".join(done.stdout.split())
     assert done.returncode == 1
-    assert re.search(r"deadlock: rank 0 is waiting in all_gather \(\S+:\d+\); rank 1 is waiting in all_reduce \(\S+:\d+\)", text), text
+    assert re.search(
+        r"deadlock: rank 0 is waiting in all_gather \(\S+:\d+\); rank 1 is waiting in all_reduce \(\S+:\d+\)", text
+    ), text
     assert "3.2 g_bar wrong" in text and "ended the ranks" not in text
 
 
 def test_tensors_that_do_not_fit_are_named(tmp_path):
     body = RANK_1 + "x = x[:1]" + GATHER
     text = " ".join(start(learner_file(tmp_path, NAME, g=body), "--only", "3.1").stdout.split())
-    assert re.search(r"the ranks meet in all_gather with tensors that do not fit: rank 0 hands it [\d,]+ elements of float64", text), text
+    assert re.search(
+        r"the ranks meet in all_gather with tensors that do not fit: rank 0 hands it [\d,]+ elements of float64", text
+    ), text

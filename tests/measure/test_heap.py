@@ -22,5 +22,10 @@ print(resident() - before)
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
 def test_freed_memory_stays():
-    left = {how: int(subprocess.run([sys.executable, "-c", RESIDENT, how], capture_output=True, text=True, check=True).stdout) for how in ("keep", "not")}
+    left = {
+        how: int(
+            subprocess.run([sys.executable, "-c", RESIDENT, how], capture_output=True, text=True, check=True).stdout
+        )
+        for how in ("keep", "not")
+    }
     assert left["not"] < 30 and left["keep"] > 130

@@ -1,15 +1,18 @@
 """The ledger on modules that are not ours, and on what is easy to count wrongly."""
 
+import gc
+import weakref
+
+import pytest
 import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from actmem.measure.census import census
 from actmem.measure.ledger import record
-from actmem.models import TINY
 from actmem.model.layer import TransformerLayer
+from actmem.models import TINY
 
 
 def ledger_of(module, x):
@@ -22,13 +25,119 @@ def ledger_of(module, x):
 def test_linear_keeps_its_input_and_not_its_weight():
     ledger = ledger_of(nn.Linear(8, 4), torch.ones(3, 8, requires_grad=True))
     (saved,) = ledger.saved
-    assert (saved.op, saved.argument, saved.shape, saved.dtype, saved.bytes) == ("linear", "0", (3, 8), torch.float32, 96)
+    assert (saved.op, saved.argument, saved.shape, saved.dtype, saved.bytes) == (
+        "linear",
+        "0",
+        (3, 8),
+        torch.float32,
+        96,
+    )
 
 
 def test_names_module_op_and_line():
     model = nn.Sequential(nn.Linear(8, 8), nn.Softmax(-1), nn.Sequential(nn.Tanh()))
     ledger = ledger_of(model, torch.ones(3, 8))
-    assert [(t.module, t.op, t.argument) for t in ledger.saved] == [("0", "linear", "0"), ("1", "softmax", ""), ("2.0", "tanh", "")]
+    assert [(t.module, t.op, t.argument) for t in ledger.saved] == [
+        ("0", "linear", "0"),
+        ("1", "softmax", ""),
+        ("2.0", "tanh", ""),
+    ]
+
+
+class Square(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        x = x.detach()  # a variable that changes its meaning, as it may
+        result = x * x * scale
+        ctx.save_for_backward(x, result)
+        return result
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class SquareSetUp(torch.autograd.Function):
+    @staticmethod
+    def forward(x, scale):
+        return x * x * scale
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        ctx.save_for_backward(inputs[0], output)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+TAKEN_BEFORE = {Square: Square.apply, SquareSetUp: SquareSetUp.apply}
+
+
+@pytest.mark.parametrize("function", [Square, SquareSetUp])
+def test_names_an_autograd_function_and_its_arguments(function):
+    class Calls(nn.Module):
+        def forward(self, x):
+            return function.apply(x, 3.0)
+
+    original = vars(torch.autograd.Function)["apply"]
+    saved = ledger_of(Calls(), torch.ones(4, requires_grad=True)).saved
+    assert [(t.op, t.argument) for t in saved] == [(function.__name__, "0"), (function.__name__, "")]
+    assert all(t.line.startswith("test_ledger.py:") for t in saved)
+    assert vars(torch.autograd.Function)["apply"] is original
+
+
+@pytest.mark.parametrize("function", [Square, SquareSetUp])
+def test_names_an_autograd_function_whose_apply_was_taken_before(function):
+    class Calls(nn.Module):
+        def forward(self, x):
+            return TAKEN_BEFORE[function](x, 3.0).exp()
+
+    saved = ledger_of(Calls(), torch.ones(4, requires_grad=True)).saved
+    assert [(t.op, t.argument) for t in saved] == [
+        (function.__name__, "unknown"),
+        (function.__name__, "unknown"),
+        ("exp", ""),
+    ]
+    assert all(t.line.startswith("test_ledger.py:") for t in saved)
+
+
+def test_looking_for_the_saver_keeps_no_frame():
+    """A frame would hold its variables, and with them tensors, until the garbage is collected."""
+    seen = []
+
+    class Forgets(nn.Module):
+        def forward(self, x):
+            let_go = x.detach() + 1
+            seen.append(weakref.ref(let_go))
+            return x.exp()
+
+    gc.disable()
+    try:
+        ledger_of(Forgets(), torch.ones(4, requires_grad=True))
+        assert seen[0]() is None
+    finally:
+        gc.enable()
+
+
+class Masked(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, mask, x):
+        ctx.save_for_backward(x)
+        return x * mask.to_dense()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None, grad
+
+
+def test_an_argument_without_a_storage_does_not_stop_forward():
+    class Calls(nn.Module):
+        def forward(self, x):
+            return Masked.apply(torch.eye(4).to_sparse(), x)
+
+    (saved,) = ledger_of(Calls(), torch.ones(4, 4, requires_grad=True)).saved
+    assert (saved.op, saved.argument, saved.bytes) == ("Masked", "1", 64)
 
 
 def test_line_is_the_learners_own():
@@ -75,10 +184,10 @@ def test_the_ledger_keeps_nothing_alive_itself():
     x = torch.ones(4, requires_grad=True)
     with record(nn.Identity()) as ledger:
         y = x.exp()  # saved as the output of its own node
-    result = StorageWeakRef(y.untyped_storage())
+    result = weakref.ref(y.untyped_storage())
     assert ledger.total_bytes == 16
     del y
-    assert result.expired()
+    assert result() is None
 
 
 def test_buffers_do_not_count():
@@ -101,7 +210,9 @@ def test_census_agrees_on_strangers():
         nn.TransformerEncoderLayer(16, 2, 32, norm_first=True, activation="gelu"),
         nn.MultiheadAttention(16, 4),
         nn.LSTM(16, 8),
-        nn.Sequential(nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3), nn.LogSoftmax(-1)),
+        nn.Sequential(
+            nn.Conv1d(2, 4, 3), nn.BatchNorm1d(4), nn.ReLU(), nn.Flatten(), nn.Linear(56, 3), nn.LogSoftmax(-1)
+        ),
     ]
     for module in strangers:
 

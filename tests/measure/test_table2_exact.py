@@ -9,14 +9,14 @@ from actmem.config import Parallel
 from actmem.formulas.activations import gathered_input_bytes, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.table2 import TABLE2
-from actmem.lab.ranks import Ranks
-from actmem.lab.table2 import measure_table2
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.layer import layer_input, layer_rows_of, measure_layer
+from actmem.measure.one_layer import layer_input, layer_rows_of, measure_layer
 from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total
+from actmem_course.bench.measure_table2 import measure_table2
+from actmem_course.ranks import Ranks
 from tests.shapes import shapes
 
 DTYPES = [torch.bfloat16, torch.float32]
@@ -81,11 +81,13 @@ def test_a_leak_is_found():
     """A layer that keeps one tensor more than the formula must not compare as exact."""
 
     class Leaky(TransformerLayer):
-        def forward(self, x):
+        def forward(self, x):  # type: ignore[override]  # called with x alone
             return super().forward(x * x)  # the product's gradient needs x
 
     layer = Leaky(TINY)
     x = layer_input(TINY, TensorParallel(), "cpu", torch.float32)
-    comparison = compare(layer_rows(TINY, element_size=4) + layer_extra_rows(TINY, element_size=4), layer_rows_of(layer, x))
+    comparison = compare(
+        layer_rows(TINY, element_size=4) + layer_extra_rows(TINY, element_size=4), layer_rows_of(layer, x)
+    )
     assert [match.term for match in comparison.extra] == ["root: mul 0"]
     assert comparison.difference == x.numel() * 4

@@ -5,12 +5,12 @@ import json
 import torch
 
 from actmem.config import ModelShape
-from actmem.lab.race import Runner
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.trace import write_trace
 from actmem.model.layer import TransformerLayer
 from actmem.parallel import conjugates, linear
 from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench.race import Runner
 
 SHAPE = ModelShape(8, 1, 16, 4)
 
@@ -23,18 +23,25 @@ def ranges(path, run):
 
 
 def test_the_papers_names(tmp_path):
-    before = conjugates._G.backward, linear.start_all_gather
+    before = conjugates.FUNCTIONS["g"].backward, linear.start_all_gather
     with emulated_rank(2, real_tensors=True):
         work = {}
         for name, sequence, mode in (("TP", False, "full"), ("SP", True, "selective")):
-            layer = TransformerLayer(SHAPE, tensor_parallel(sequence_parallel=sequence), recompute=mode, dtype=torch.float32)
+            layer = TransformerLayer(
+                SHAPE, tensor_parallel(sequence_parallel=sequence), recompute=mode, dtype=torch.float32
+            )
             work[name] = Runner(layer, torch.randn(8 // (1 + sequence), 1, 16, requires_grad=True)).work()
         write_trace(work, tmp_path / "trace.json", "cpu")
     tensor, sequence = (ranges(tmp_path / "trace.json", run) for run in ("TP", "SP"))
     assert {"forward", "backward", "f_bar: all-reduce", "f backward: start all-reduce", "layer recompute"} <= tensor
-    assert {"g: all-gather", "g_bar: reduce-scatter", "g backward: start reduce-scatter", "core attention recompute"} <= sequence
+    assert {
+        "g: all-gather",
+        "g_bar: reduce-scatter",
+        "g backward: start reduce-scatter",
+        "core attention recompute",
+    } <= sequence
     assert not tensor & {"g: all-gather", "core attention recompute"} and "layer recompute" not in sequence
-    assert (conjugates._G.backward, linear.start_all_gather) == before
+    assert (conjugates.FUNCTIONS["g"].backward, linear.start_all_gather) == before
 
 
 def test_a_rank_without_a_path_writes_nothing(tmp_path):

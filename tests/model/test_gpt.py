@@ -1,14 +1,20 @@
 """The sharded GPT equals the unsharded one, and keeps what section 4.3 lists."""
 
+import copy
+import io
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 from actmem.config import ConfigError, ModelShape
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
-from actmem.measure.terms import rows_by_term
+from actmem.measure.term_names import rows_by_term
 from actmem.model.gpt import GPT
+from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.rows import by_term
@@ -117,6 +123,94 @@ def test_parts_hold_the_whole_between_them():
     first = {name for name, _ in GPT(SHAPE, layers=range(0, 1)).named_parameters()}
     last = {name for name, _ in GPT(SHAPE, layers=range(1, 2)).named_parameters()}
     assert first | last == whole and first & last == {"words.weight"}
+
+
+def copied_and_saved():
+    tp = tensor_parallel(sequence_parallel=True)
+    model = GPT(SHAPE, tp)
+    copied: Any = copy.deepcopy(model)
+    assert copied.tp is tp and copied.layers["0"].attention.qkv.tp is tp
+    assert copied.layers["0"].streams is copied.layers["1"].streams is not model.layers["0"].streams
+    tokens, targets = batch()
+    grads = []
+    for each in (model, copied):  # the generators are copied too: the same dropout
+        each.loss(each(tokens), targets).backward()
+        reduce_partial_gradients(each, tp)
+        grads.append([parameter.grad for parameter in each.parameters()])
+    assert all(torch.equal(*pair) for pair in zip(*grads))
+
+    file = io.BytesIO()
+    torch.save(model.state_dict(), file)
+    file.seek(0)
+    other = GPT(SHAPE, tp, seed=5)
+    other.load_state_dict(torch.load(file))
+    assert all(torch.equal(*pair) for pair in zip(other.parameters(), model.parameters()))
+    with pytest.raises(TypeError, match="^a process group can't be pickled: save module.state_dict"):
+        torch.save(model, io.BytesIO())
+    return True
+
+
+def test_a_parallel_model_is_copied_and_its_state_saved(pools):
+    assert all(pools[2].run(copied_and_saved))
+
+
+def test_a_model_without_a_group_is_saved_whole():
+    file, model = io.BytesIO(), GPT(SHAPE, TensorParallel(size=2, sequence_parallel=True))
+    torch.save(model, file)
+    file.seek(0)
+    loaded = torch.load(file, weights_only=False)
+    assert loaded.tp == model.tp and loaded.words.weight.partition_dim == 0
+    assert loaded.final_norm.weight.partial_gradient
+
+
+def shorter(sequence_parallel, recompute, length):
+    """Logits of the first tokens: the same whether the others are there or not."""
+    tp = tensor_parallel(sequence_parallel=sequence_parallel)
+    model = GPT(SHAPE, tp, recompute=recompute, p=0.0, dtype=torch.float64)
+    tokens, targets = batch()
+    whole, part = model(tokens), model(tokens[:, :length])
+    model.loss(part, targets[:, :length]).backward()
+    return (whole[:length] - part).abs().max().item()
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_shorter_sequences(pools, sequence_parallel, recompute):
+    assert max(pools[2].run(shorter, sequence_parallel, recompute, 6)) < 1e-14
+
+
+def test_sequences_that_do_not_fit_are_refused():
+    layer, model, parallel = TransformerLayer(SHAPE), GPT(SHAPE), TensorParallel(size=2, sequence_parallel=True)
+    message = "^seq_length: the model was made for 8 tokens a sequence, got 9$"
+    with pytest.raises(ConfigError, match=message):
+        model(torch.zeros(2, 9, dtype=torch.int64))
+    with pytest.raises(ConfigError, match=message):
+        layer(torch.zeros(9, 2, 24))
+    with pytest.raises(ConfigError, match="^sequence length: 7 must be divisible by tensor_parallel_size = 2$"):
+        GPT(SHAPE, parallel)(torch.zeros(2, 7, dtype=torch.int64))
+
+
+class Calls(TorchFunctionMode):
+    """Names of the torch functions that ran."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        self.names.append(getattr(func, "__name__", ""))
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_the_mask_is_made_with_the_model_and_no_activation(recompute):
+    model = GPT(SHAPE, recompute=recompute)
+    tokens, targets = batch()
+    with Calls() as calls, record(model) as ledger:
+        loss = model.loss(model(tokens), targets)
+        loss.backward()
+    assert not {"masked_fill_", "masked_fill", "triu_", "tril"} & set(calls.names) and "baddbmm" in calls.names
+    assert "causal mask" not in by_term(rows_by_term(ledger.saved))
 
 
 def test_refuses_what_cannot_be():

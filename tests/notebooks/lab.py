@@ -1,11 +1,10 @@
-"""JupyterLab on loopback and a Chromium that uses it, for tests and for measuring."""
+"""JupyterLab on loopback and a Chromium that uses it, for tests and measurements."""
 
 from __future__ import annotations
 
 import json
 import os
 import secrets
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,18 +13,18 @@ import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
+from actmem_course.copies import Copies, notebook_files
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.opened import PATIENCE_SECONDS, OpenNotebook, wait_for_kernel
 
-#: No news, no autosave: nothing that comes up or changes files by itself.
-SETTINGS = {
-    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
-    "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
-}
+#: No autosave: nothing that changes files by itself.
+SETTINGS = {"@jupyterlab/docmanager-extension/plugin": {"autosave": False}}
+#: As for `make course`.
+CONFIG = NOTEBOOKS / "jupyter"
 
 
 class Lab:
-    """A running JupyterLab whose folder holds a copy of the notebooks."""
+    """A running JupyterLab whose folder holds a learner's copies of the notebooks."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -33,15 +32,14 @@ class Lab:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             self.port = probe.getsockname()[1]
+        Copies(folder, notebook_files()).make()
         work = folder / "notebooks"
-        work.mkdir()
-        for notebook in NOTEBOOKS.glob("*.ipynb"):
-            shutil.copy(notebook, work)
         for name, settings in SETTINGS.items():
             path = folder / "settings" / f"{name}.jupyterlab-settings"
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(json.dumps(settings), encoding="utf-8")
         own = {name: str(folder / name.lower()) for name in ("JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR", "IPYTHONDIR")}
+        own["JUPYTER_CONFIG_PATH"] = str(CONFIG)
         self.log = open(folder / "lab.log", "w", encoding="utf-8")
         self.process = subprocess.Popen(
             [
@@ -71,7 +69,7 @@ class Lab:
         raise RuntimeError("JupyterLab did not start:\n" + (self.folder / "lab.log").read_text(encoding="utf-8")[-2000:])
 
     def stop(self) -> None:
-        """End the server, and with it its kernels."""
+        """Stop the server and its kernels."""
         self.process.terminate()
         try:
             self.process.wait(20)
@@ -82,7 +80,7 @@ class Lab:
 
     @contextmanager
     def notebook(self, browser, name: str, width: int = 1280, height: int = 1000):
-        """The notebook, open in a new page with a kernel that answers."""
+        """Open the notebook in a new page, and wait for its kernel."""
         context = browser.new_context(viewport={"width": width, "height": height})
         page = context.new_page()
         page.set_default_timeout(1000 * PATIENCE_SECONDS)

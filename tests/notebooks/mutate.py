@@ -1,8 +1,8 @@
 """Change every formula by its smallest step and see which notebook notices: python -m tests.notebooks.mutate
 
 Each notebook is run once, in this process, and what its cells print is compared with what the
-stored notebook says.  Then, for each change that ``sites`` offers, only the cells run again that
-the changed value can reach, from the variables that they had, until one prints something else.
+stored notebook says.  Then, for each change that ``sites`` offers, only the cells that the changed
+value can reach run again, with the variables that they had, until one prints something else.
 Cells that start processes are left out: their predictions are made in those processes.
 """
 
@@ -26,7 +26,7 @@ SITES = Sites()
 
 @dataclass
 class Cell:
-    """A code cell as it was run.  before: the variables then.  reached: the changes that it can feel.  reads: names that
+    """A code cell as it was run.  before: the variables at that time.  reached: the changes that can affect it.  reads: names that
     others gave it."""
 
     number: int
@@ -41,7 +41,7 @@ class Cell:
 
 
 def run(cell: Cell, variables: dict) -> tuple[str, object]:
-    """What the cell prints and displays, as the stored notebook has it, and the value displayed; an error is a display, too."""
+    """What the cell prints and displays, as the stored notebook has it, and the value displayed; an error counts as a display."""
     *statements, last = cell.code.body
     printed, value = io.StringIO(), None
     with contextlib.redirect_stdout(printed):
@@ -97,7 +97,7 @@ class Chapter:
         variables: dict = {"__name__": "__main__"}
         for cell in cells_of(path):
             if starts_processes(cell) or cell.reads & missing:
-                imports = [node for node in cell.code.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+                imports: list[ast.stmt] = [node for node in cell.code.body if isinstance(node, (ast.Import, ast.ImportFrom))]
                 exec(compile(ast.Module(imports, []), "cell", "exec"), variables)
                 missing |= cell.writes
                 continue
@@ -114,7 +114,7 @@ class Chapter:
             self.cells.append(cell)
 
     def price(self, change: str) -> float:
-        """About how many seconds it takes to ask this chapter."""
+        """Roughly how many seconds this chapter takes for a change."""
         return sum(cell.seconds for cell in self.cells if change in cell.reached)
 
     def notices(self, change: str) -> int | None:

@@ -62,7 +62,7 @@ RELOADS = 8
 
 
 def wait_for_kernel(page) -> None:
-    """Until the notebook in a page is there and its kernel answers."""
+    """Wait until the notebook in a page is there and its kernel answers."""
     page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.sessionContext")
     page.evaluate(_OPEN)
 
@@ -73,10 +73,13 @@ class OpenNotebook:
     #: Said by JupyterLab itself on every start, whatever the notebook.
     HARMLESS = ("favicon", "was preloaded using link preload", "Download the React DevTools", "webpack")
 
+    #: anywidget's word for a widget that needed over two seconds to start; ours take changes all the same.
+    LATE = "[anywidget] Failed to initialize model."
+
     def __init__(self, page):
         self.page = page
         self.complaints: list[str] = []
-        page.on("pageerror", lambda error: self.complaints.append(str(error)))
+        page.on("pageerror", lambda error: self.LATE in str(error) or self.complaints.append(str(error)))
         page.on("console", self._listen)
 
     def _listen(self, message) -> None:
@@ -103,9 +106,9 @@ class OpenNotebook:
     def save_and_reload(self) -> None:
         """Save, and open the page again with the kernel still running.
 
-        A widget asked for while ipywidgets restores is looked up for two seconds.  On a slow page these
-        can end between its arrival and the next look: ipywidgets then gives up on that output ("model
-        not found") before any code of a widget runs.  A reader reloads once more, and so does this.
+        ipywidgets looks for two seconds for a widget that is requested while it restores.  On a slow page
+        the time can run out before the next look: ipywidgets then gives up on that output ("model not
+        found") before any code of a widget runs.  A reader reloads once more, and so does this.
         """
         self.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
         for _ in range(RELOADS):

@@ -10,8 +10,8 @@ from tests.notebooks.opened import PATIENCE_SECONDS
 PANELS = """
 import json as _json
 from ipywidgets.widgets.widget import _instances
-from actmem.show.panel import Panel as _Panel
-from actmem.show.predict import Prediction as _Prediction
+from actmem_course.show.panel import Panel as _Panel
+from actmem_course.show.predict import Prediction as _Prediction
 _panels = [widget for widget in _instances.values() if isinstance(widget, _Panel)]
 """
 DESCRIBE = PANELS + """
@@ -71,7 +71,7 @@ def use_panel(notebook, number, panel, shot, controls=None):
 
 
 def press(page, box, index, panel, kind, key):
-    """A key on control number ``index`` of a panel."""
+    """Press a key on control number ``index`` of a panel."""
     before = list(panel["controls"].values())[:index]
     control = box.locator(LOCATORS[kind]).nth([LOCATORS[other] for other in before].count(LOCATORS[kind]))
     if kind == "ToggleButtons":
@@ -123,7 +123,7 @@ def settle(notebook, number, box, figures, old):
 
 
 def match_figures(notebook, number, figures):
-    """What the page shows is what a new drawing of the same sizes has, in the same node as before."""
+    """Assert that the page shows what a new drawing of the same sizes has, in the same node as before."""
     _, drawn = notebook.ask(EXPECT.format(panel=number))
     for figure, wanted in zip(figures.all(), drawn, strict=True):
         shown = figure.evaluate(SHOWN)

@@ -23,7 +23,7 @@ class Files(http.server.SimpleHTTPRequestHandler):
 
 
 class Reader:
-    """A window in which pages are opened one after the other.  asked: every address that they asked for."""
+    """A window in which pages are opened one after the other.  asked: every address that they requested."""
 
     def __init__(self, browser, address):
         self.address = address
@@ -44,7 +44,7 @@ class Reader:
         return opened
 
     def nothing_missing(self):
-        """Whether the last page asked this server only, and got all that it asked for."""
+        """Whether the last page sent requests to this server only, and got everything."""
         elsewhere = [url for url in self.asked if not url.startswith((self.address, "data:", "blob:"))]
         assert (elsewhere, self.failed, Files.missing) == ([], [], [])
 

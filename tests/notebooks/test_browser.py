@@ -23,7 +23,7 @@ NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
 
 #: A plotly.js that starts when the page says so, and then holds the page for five seconds, as on a slow machine.
 SLOW_PLOTLY = """
-from actmem.show import live
+from actmem_course.show import live
 live._MODULE = (
     "await new Promise((go) => {{ globalThis.startPlotly = go; }});"
     "const end = performance.now() + 5000; while (performance.now() < end);" + live._MODULE
@@ -51,7 +51,7 @@ for number in range(45):
 """
 CHANGE = """
 for figure in shown:
-    figure.draw(live.Drawing([], {"height": 40}, figure.alt + ", changed"))
+    figure.draw(live.Drawing([], {"height": 40}, figure.drawing.alt + ", changed"))
 print(len(shown))
 """
 #: Notes when the figure was last touched after a key.
@@ -80,6 +80,7 @@ def test_a_reader_uses_it(name, lab, browser, shots):
             use_panel(notebook, number, panel, shots / f"{Path(name).stem}-panel{number + 1}.png")
         use_predictions(notebook)
         assert notebook.complaints == []
+        assert notebook.page.locator(".Toastify__toast").all_inner_texts() == []  # JupyterLab asks the reader nothing
 
 
 def check_cells(cells, name):
@@ -161,6 +162,7 @@ def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
         expect(page.locator(".actmem-figure[data-drawn]")).to_have_count(45)
         notebook.ask(CHANGE)
         expect(page.locator(".actmem-figure[aria-label$=changed]")).to_have_count(45)
+        assert "[native code]" in page.evaluate("() => String(AbortSignal.timeout)"), "the page's own functions stay"
         assert notebook.complaints == []
 
 

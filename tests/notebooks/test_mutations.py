@@ -15,7 +15,10 @@ ELSEWHERE = {
     # A budget for microbatches that recompute nothing: nothing to choose, so nothing to show.
     "microbatches.capacity: count": "tests/formulas/test_microbatches.py",
     # How torch groups microbatches, where that is not Megatron's way; it needs torch's own number.
-    "pipeline._per_round: check_size('microbatches_per_round', microbatches_per_round)": "tests/test_pipeline.py",
+    "first_stage._per_round: microbatches_per_round": "tests/test_pipeline.py",
+    # Which dtype gradients have: the notebooks print all states together.
+    "states.gradient_bytes: {{2: '16-bit', 4: 'float32'}[each.bytes_per_parameter]: each.bytes_per_parameter * count "
+    "for each in gradients}": "tests/test_main_grad.py",
 }
 
 

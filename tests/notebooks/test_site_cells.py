@@ -19,12 +19,12 @@ from notebooks.site.needs import Reader, needs_machine
         ("subprocess", True),
         ("math", False),
         ("actmem", False),
-        ("actmem.paper", False),
+        ("actmem.formulas.paper", False),
         ("actmem.formulas.activations.eq1", False),
-        ("actmem.show.panel.Panel", False),
+        ("actmem_course.show.panel.Panel", False),
         ("actmem.measure.record", True),
         ("actmem.model.layer", True),
-        ("actmem.lab.launch.results", True),  # starts processes
+        ("actmem_course.launch.results", True),  # starts processes
         ("actmem.pipeline", True),
     ],
 )
@@ -85,7 +85,7 @@ def test_a_measured_cell_becomes_text_with_what_it_printed():
 
 def test_what_later_cells_need_of_a_measured_cell_still_runs():
     made = for_browser(notebook("import torch\na = 1\nb = a + 1\nc = 7\nlines = []\nprint(torch.ones(b))", "print(b)", "lines = [3]\nprint(lines)"))
-    assert code(made) == ["# The part of this cell that needs no machine; cells below use it.\na = 1\nb = a + 1", "print(b)", "lines = [3]\nprint(lines)"]
+    assert code(made) == ["# The part of this cell that runs in a browser; later cells use it.\na = 1\nb = a + 1", "print(b)", "lines = [3]\nprint(lines)"]
 
 
 def test_a_measured_picture_keeps_its_words():

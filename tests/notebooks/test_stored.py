@@ -7,6 +7,7 @@ import nbformat
 import pytest
 
 from notebooks.source.build import NOTEBOOKS, outputs, sources, target
+from notebooks.source.pictures import front_picture
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 #: Enough for a page that opens at once on a code-hosting site.
@@ -84,3 +85,9 @@ def test_folded_answers_open_and_close(notebook):
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             assert cell.source.count("<details") == cell.source.count("</details>") == cell.source.count("<summary>")
+
+
+def test_the_readme_shows_todays_picture():
+    assert front_picture().is_file(), "run make notebooks"
+    shown = front_picture().relative_to(NOTEBOOKS.parent)
+    assert f"]({shown})" in (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")

@@ -1,6 +1,7 @@
 """The sharded layer computes what the unsharded layer computes, in every mode."""
 
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4)
-FORMS = {
+FORMS: dict[str, dict[str, Any]] = {
     "tensor": {},
     "tensor+sequence": {"sequence_parallel": True},
     "tensor+sequence, gathered input kept": {"sequence_parallel": True, "keep_gathered_input": True},
@@ -74,7 +75,7 @@ def test_sharded_equals_unsharded(pools, size, form, recompute):
 def gradients_with_dropout(form, recompute):
     tp = tensor_parallel(**FORMS[form])
     layer, x, _, _ = layer_and_input(tp, recompute, p=0.3)
-    for step in range(2):  # the second step starts from the generators' state after the first
+    for _ in range(2):  # the second step starts from the generators' state after the first
         y = layer(x)
         (y * loss_weights(y)).sum().backward()
     return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())]

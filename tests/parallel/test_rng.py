@@ -4,9 +4,13 @@ import pytest
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from actmem.config import ConfigError
+from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape
+from actmem.measure.ledger import record
+from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
+
+SHAPE = ModelShape(8, 2, 24, 4)
 
 
 def stream(seed=1):
@@ -65,6 +69,57 @@ def test_no_dropout_keeps_and_changes_nothing():
     assert torch.equal(generator.get_state(), before)
 
 
+def test_eval_draws_keeps_and_changes_nothing():
+    x, generator = torch.randn(3, requires_grad=True), stream()
+    before = generator.get_state()
+    assert DropoutMask(0.5, generator).eval()(x).drop(x) is x
+    assert torch.equal(generator.get_state(), before)
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+def test_a_layer_in_eval_drops_nothing(recompute):
+    layer, without = (TransformerLayer(SHAPE, recompute=recompute, p=p, seed=3) for p in (0.5, 0.0))
+    x = torch.randn(8, 2, 24, requires_grad=True)
+    with record(layer) as ledger:
+        y = layer.eval()(x)
+    assert not any(saved.dtype is torch.bool and "dropout" in saved.module for saved in ledger.saved)
+    assert torch.equal(y, without(x))
+    (grad,) = torch.autograd.grad(y.sum(), x)
+    assert torch.equal(grad, torch.autograd.grad(without(x).sum(), x)[0])
+    assert not torch.equal(layer.train()(x), y)
+
+
+@pytest.mark.parametrize("p", [0.5, 0.0])
+def test_a_mask_drops_once(p):
+    x = torch.ones(40)
+    mask = DropoutMask(p, stream())(x)
+    mask.drop(x)
+    with pytest.raises(RuntimeError, match="drop: this mask has been used"):
+        mask.drop(x)
+
+
+def test_default_layers_drop_differently_and_alike_under_one_seed():
+    def masks():
+        layers = [TransformerLayer(SHAPE, TensorParallel(size=2, rank=rank)) for rank in (0, 1)]
+        return [layer.attention_dropout(torch.empty(8, 2, 24))._mask for layer in layers]
+
+    torch.manual_seed(4)
+    first, second = masks()
+    assert not torch.equal(first, second)
+    torch.manual_seed(4)
+    assert torch.equal(first, masks()[0])
+    # One rank after the other, each seeded alike: what they replicate they drop alike.
+    torch.manual_seed(4)
+    rank0 = TransformerLayer(SHAPE, TensorParallel(size=2, rank=0))
+    torch.manual_seed(4)
+    rank1 = TransformerLayer(SHAPE, TensorParallel(size=2, rank=1))
+    x, scores = torch.empty(8, 2, 24), torch.empty(4, 8, 8)
+    assert torch.equal(rank0.mlp_dropout(x)._mask, rank1.mlp_dropout(x)._mask)
+    assert not torch.equal(
+        rank0.attention.core.dropout_mask(scores)._mask, rank1.attention.core.dropout_mask(scores)._mask
+    )
+
+
 @pytest.mark.parametrize("p", [-0.1, 1.0, 2])
 def test_refuses_what_is_no_probability(p):
     with pytest.raises(ConfigError, match="p: must be at least 0 and less than 1"):
@@ -77,3 +132,13 @@ def test_streams():
     assert torch.equal(draw(first.replicated), draw(second.replicated))
     sharded = [draw(first.sharded), draw(second.sharded), draw(DropoutStreams(5, TensorParallel()).replicated)]
     assert len({tuple(numbers.tolist()) for numbers in sharded}) == 3
+
+
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES[1:])
+@pytest.mark.parametrize("training", [True, False])
+def test_a_second_run_in_another_mode_is_refused(recompute, training):
+    layer = TransformerLayer(SHAPE, recompute=recompute, p=0.5)
+    y = layer.train(training)(torch.randn(8, 2, 24, requires_grad=True))
+    layer.train(not training)
+    with pytest.raises(RuntimeError, match="the second run of .* saved"):
+        y.sum().backward()

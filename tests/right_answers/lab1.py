@@ -12,7 +12,10 @@ LAB = "lab1_count_bytes"
 
 @right(LAB, "1.1")
 def layer_bytes_by_the_rows_of_the_package(seq_length, micro_batch_size, hidden_size, num_attention_heads):
-    return {row.term: row.bytes for row in layer_rows(ModelShape(seq_length, micro_batch_size, hidden_size, num_attention_heads))}
+    return {
+        row.term: row.bytes
+        for row in layer_rows(ModelShape(seq_length, micro_batch_size, hidden_size, num_attention_heads))
+    }
 
 
 @right(LAB, "1.1")

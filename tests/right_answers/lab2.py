@@ -6,7 +6,7 @@ import torch.distributed._functional_collectives as functional
 from torch.autograd import Function
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from actmem.lab.solutions.lab2_tensor_parallel import f, f_bar
+from actmem_course.judge.solutions.lab2_tensor_parallel import f, f_bar
 from tests.right_answers.register import mesh_of, right
 
 LAB = "lab2_tensor_parallel"

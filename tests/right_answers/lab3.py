@@ -8,9 +8,9 @@ from torch.autograd import Function
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from torch.utils.checkpoint import checkpoint
 
-from actmem.lab.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
-from actmem.lab.solutions.lab3_sequence_parallel import g_bar, gathering_linear, shard_keeping_linear
 from actmem.recompute import checkpoint as our_checkpoint
+from actmem_course.judge.solutions.lab3_sequence_parallel import g_bar, gathering_linear, shard_keeping_linear
+from actmem_course.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
 from tests.right_answers.register import mesh_of, right
 
 LAB = "lab3_sequence_parallel"
@@ -39,7 +39,9 @@ def g_by_torchs_differentiable_all_gather(x, group):
         @staticmethod
         def backward(ctx, grad):
             result = torch.empty_like(grad.chunk(dist.get_world_size(group))[0])
-            dist.reduce_scatter(result, [part.contiguous() for part in grad.chunk(dist.get_world_size(group))], group=group)
+            dist.reduce_scatter(
+                result, [part.contiguous() for part in grad.chunk(dist.get_world_size(group))], group=group
+            )
             return result
 
     return G.apply(x)
@@ -81,7 +83,9 @@ def layer_with_f_bar_and_a_split(x, w, dropouts, linear, group):
     # The residual is added before the dropout's product is scaled: other order, same numbers.
     heads = w.num_attention_heads // dist.get_world_size(group)
     normed = torch.nn.functional.layer_norm(x, x.shape[-1:]) * w.norm1_weight + w.norm1_bias
-    context = merge_heads(core_attention(*split_heads(linear(normed, w.qkv_weight, w.qkv_bias, group), heads), dropouts.core), x.shape[1])
+    context = merge_heads(
+        core_attention(*split_heads(linear(normed, w.qkv_weight, w.qkv_bias, group), heads), dropouts.core), x.shape[1]
+    )
     x = dropouts.block(w.projection_bias + g_bar(context @ w.projection_weight.t(), group)) + x
     y = F.gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group), approximate="tanh")
     return dropouts.block(w.down_bias + g_bar(y @ w.down_weight.t(), group)) + x
@@ -111,7 +115,9 @@ def layer_with_biases_from_rank_0(x, w, dropouts, linear, group):
 
 @right(LAB, "3.6")
 def gradients_summed_in_one_collective(w, group):
-    partial = [tensor for name, tensor in w.named().items() if "norm" in name or name in ("projection_bias", "down_bias")]
+    partial = [
+        tensor for name, tensor in w.named().items() if "norm" in name or name in ("projection_bias", "down_bias")
+    ]
     flat = torch.cat([tensor.grad.flatten() for tensor in partial])
     dist.all_reduce(flat, group=group)
     for tensor, part in zip(partial, flat.split([tensor.numel() for tensor in partial])):

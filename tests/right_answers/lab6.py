@@ -1,14 +1,16 @@
 """Right answers to lab 6: batches, weights, the norm, the step."""
 
+from typing import Any
+
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from actmem.lab.solutions import lab6_train as lab6
 from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients, shard
+from actmem_course.judge.solutions import lab6_train as lab6
 from tests.right_answers.register import mesh_of, right
 
 LAB = "lab6_train"
@@ -42,7 +44,11 @@ def make_model_by_rows_of_the_whole(shape, mode, group, *, dropout=0.0, **factor
     with torch.random.fork_rng():
         torch.manual_seed(99)
         state = GPT(shape, **factory).state_dict()
-    tp = TensorParallel() if not mode.tensor_parallel else tensor_parallel(group, sequence_parallel=mode.sequence_parallel)
+    tp = (
+        TensorParallel()
+        if not mode.tensor_parallel
+        else tensor_parallel(group, sequence_parallel=mode.sequence_parallel)
+    )
     model = GPT(shape, tp, recompute=mode.recompute, p=dropout, **factory)
     for name, parameter in model.named_parameters():
         part = shard(state[name], getattr(parameter, "partition_dim", None), tp)
@@ -67,7 +73,8 @@ def gradient_norm_of_gathered_gradients(model):
 def gradient_norm_by_dtensor(model):
     if model.tp.size == 1:
         return torch.nn.utils.get_total_norm([parameter.grad for parameter in model.parameters()])
-    mesh, square = mesh_of(model.tp.group), 0.0
+    mesh = mesh_of(model.tp.group)
+    square: Any = 0.0
     for parameter in model.parameters():
         dim = getattr(parameter, "partition_dim", None)
         placement = Replicate() if dim is None else Shard(dim)

@@ -1,4 +1,4 @@
-"""A register of right answers written in another way than ours."""
+"""A register of right answers that differ from ours."""
 
 import torch
 

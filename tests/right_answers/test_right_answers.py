@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from actmem.lab.judge.exercise import LABS, load_lab
+from actmem_course.judge.catalogue import LAB_NAMES, load_lab
 from tests.labs.judged import judged, judged_alone
 from tests.right_answers import lab1, lab2, lab3, lab4, lab5, lab6  # noqa: F401  they register
 from tests.right_answers.register import RIGHT
@@ -18,7 +18,14 @@ def test_passes(pools, lab, number, function):
 
 
 def test_every_lab_and_every_way_of_torch_is_there():
-    assert {lab for lab, _, _ in RIGHT} == set(LABS)
+    assert {lab for lab, _, _ in RIGHT} == set(LAB_NAMES)
     source = "".join(inspect.getsource(function) for _, _, function in RIGHT)
-    for way in ("DTensor.from_local", "redistribute(", "functional.all_reduce", "all_gather_tensor_autograd", "checkpoint(", "fork_rng"):
+    for way in (
+        "DTensor.from_local",
+        "redistribute(",
+        "functional.all_reduce",
+        "all_gather_tensor_autograd",
+        "checkpoint(",
+        "fork_rng",
+    ):
         assert way in source

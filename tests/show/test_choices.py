@@ -1,8 +1,8 @@
 """Controls beside plain sliders: values that a panel's draw can take."""
 
-from actmem.show.choices import choice, steps
-from actmem.show.drawing import Drawing
-from actmem.show.panel import Panel, slider
+from actmem_course.show.choices import choice, steps
+from actmem_course.show.drawing import Drawing
+from actmem_course.show.panel import Panel, slider
 
 
 def draw(t, order):
@@ -11,10 +11,10 @@ def draw(t, order):
 
 def test_a_panel_is_moved_by_stops_and_names():
     panel = Panel(draw, t=steps("t", "ranks", (1, 2, 8), 2), order=choice("order", ("one", "other"), "one"))
-    assert panel.figures[0].alt == "2 one."
+    assert panel.figures[0].drawing.alt == "2 one."
     panel.controls["t"].value = 8
     panel.controls["order"].value = "other"
-    assert panel.figures[0].alt == "8 other." and "t: ranks = 8, order = other" in repr(panel)
+    assert panel.figures[0].drawing.alt == "8 other." and "t: ranks = 8, order = other" in repr(panel)
 
 
 def test_stops_look_like_sliders():

@@ -9,10 +9,9 @@ from actmem.formulas.activations import crossover_seq_length, eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import total
-from actmem.show.crossover import LENGTHS, crossover_lines
-from actmem.show.drawing import Drawing, drawing_of
-from actmem.show.layer_bars import layer_bars
-from actmem.show.style import axis_unit
+from actmem_course.show.crossover import LENGTHS, crossover_lines
+from actmem_course.show.layer_bars import layer_bars
+from actmem_course.show.style import axis_unit
 from tests.shapes import shapes
 
 GPT3 = model_shape("175B")
@@ -50,7 +49,9 @@ def segments(drawing):
 @given(shapes())
 def test_segments_add_up_to_equation_1(shape):
     drawing = layer_bars(layer_rows(shape), shape)
-    largest = max(sum(t["x"][0] for t in segments(drawing) if t["y"] == [block]) for block in ("layer norms", "attention", "MLP"))
+    largest = max(
+        sum(t["x"][0] for t in segments(drawing) if t["y"] == [block]) for block in ("layer norms", "attention", "MLP")
+    )
     unit = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10, "bytes": 1}[drawing.layout["xaxis"]["title"]["text"].split()[-1]]
     assert sum(trace["x"][0] * unit for trace in segments(drawing)) == pytest.approx(eq1(shape))
     assert largest <= drawing.layout["xaxis"]["range"][1] * (1 + 1e-9)
@@ -93,11 +94,6 @@ def test_a_fingerprint_changes_with_the_drawing_only():
     assert again.fingerprint() == DRAWINGS["layer"].fingerprint()
     other = GPT3.with_sizes(seq_length=2049)
     assert layer_bars(layer_rows(other), other).fingerprint() != again.fingerprint()
-
-
-def test_a_drawing_from_plotlys_own_figure():
-    drawing = drawing_of(go.Figure(go.Bar(x=[1, 2], y=[3, 4])), "Two bars.")
-    assert isinstance(drawing, Drawing) and drawing.spec()["data"][0]["type"] == "bar"
 
 
 def test_one_token_and_one_head_can_be_drawn():

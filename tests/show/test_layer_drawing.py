@@ -7,8 +7,8 @@ from actmem.config import ConfigError
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
-from actmem.show.layer_drawing import ATTENTION, MLP, layer_drawing
-from actmem.show.style import size_text
+from actmem_course.show.layer_drawing import ATTENTION_COLUMN, MLP_COLUMN, layer_drawing
+from actmem_course.show.style import size_text
 
 GPT3 = model_shape("175B")
 
@@ -20,8 +20,10 @@ def words(drawing):
 
 
 def test_it_has_every_tensor_once_in_the_order_of_the_forward_pass():
-    assert tuple(term for _, terms in ATTENTION + MLP for term in terms if term != "V") == tuple(term for term in LAYER_TERMS if term != "V")
-    assert sum(len(terms) for _, terms in ATTENTION + MLP) == len(LAYER_TERMS)
+    assert tuple(term for _, terms in ATTENTION_COLUMN + MLP_COLUMN for term in terms if term != "V") == tuple(
+        term for term in LAYER_TERMS if term != "V"
+    )
+    assert sum(len(terms) for _, terms in ATTENTION_COLUMN + MLP_COLUMN) == len(LAYER_TERMS)
 
 
 @pytest.mark.parametrize("step", range(1, 16))
@@ -40,7 +42,9 @@ def test_a_step_lights_the_tensors_up_to_it(step):
 def test_what_is_made_again_never_lights_up():
     drawing = layer_drawing(layer_rows(GPT3, recompute="selective"), GPT3)
     for term in CORE_ATTENTION_TERMS:
-        assert "made again" in next(text for about, text in words(drawing).items() if about.startswith(f"<b>{term}</b>"))
+        assert "made again" in next(
+            text for about, text in words(drawing).items() if about.startswith(f"<b>{term}</b>")
+        )
     assert f"stored so far {total(layer_rows(GPT3, recompute='selective')):,}" in drawing.alt
 
 

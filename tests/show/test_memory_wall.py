@@ -5,11 +5,11 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 
-from actmem.formulas.model import bytes_by_rank
+from actmem.formulas.paper import A100_BYTES
+from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem.models import PAPER_MODELS
-from actmem.paper import A100_BYTES
-from actmem.show.memory_wall import BASELINE, METHODS, gpu_bytes, memory_wall
+from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -42,7 +42,7 @@ def test_bars_end_where_the_baseline_ends(method):
     bars = [trace for trace in memory_wall(method).traces if trace["type"] == "bar"]
     for position, (name, model) in enumerate(PAPER_MODELS.items()):
         assert all(trace["y"][position] == name for trace in bars)
-        baseline = sum(gpu_bytes(model, BASELINE).values())
+        baseline = sum(gpu_bytes(model, BASELINE_METHOD).values())
         assert sum(trace["x"][position] for trace in bars) * 2**30 == pytest.approx(baseline)
 
 

@@ -6,14 +6,15 @@ import plotly.graph_objects as go
 import pytest
 
 from actmem.config import ConfigError, Parallel
+from actmem.formulas.first_stage import eq5, first_stage_bytes, in_flight
 from actmem.formulas.microbatches import capacity, recomputed_share
-from actmem.formulas.model import bytes_by_rank
-from actmem.formulas.pipeline import eq5, first_stage_bytes, in_flight
+from actmem.formulas.schedule import one_forward_one_backward
+from actmem.formulas.stage_terms import bytes_by_rank
+from actmem.formulas.timeline import timeline
 from actmem.models import PAPER_MODELS, TINY, model_shape
-from actmem.schedule import one_forward_one_backward, timeline
-from actmem.show.moving_window import moving_window_chart
-from actmem.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
-from actmem.show.rank_memory import rank_memory
+from actmem_course.show.moving_window import moving_window_chart
+from actmem_course.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
+from actmem_course.show.rank_memory import rank_memory
 
 GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
 CUT = Parallel(8, True)
@@ -84,7 +85,12 @@ def test_the_first_curves_top_is_the_formula(p, m, n):
 
 @pytest.mark.parametrize(
     "p, m, n, argument",
-    [(5, 1, 8, "num_layers"), (4, 3, 6, "num_microbatches"), (1, 2, 4, "num_model_chunks"), (8, 4, 24, "num_microbatches")],
+    [
+        (5, 1, 8, "num_layers"),
+        (4, 3, 6, "num_microbatches"),
+        (1, 2, 4, "num_model_chunks"),
+        (8, 4, 24, "num_microbatches"),
+    ],
 )
 def test_sizes_that_do_not_fit_are_refused(p, m, n, argument):
     with pytest.raises(ConfigError) as error:
@@ -132,10 +138,14 @@ def test_measured_bytes_are_drawn_when_each_pass_ends():
 
 def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
     ranks = one_forward_one_backward(2, 3)
-    held = {rank: [{"kept_bytes": 10 + rank + step} for step, _ in enumerate(actions)] for rank, actions in enumerate(ranks)}
+    held = {
+        rank: [{"kept_bytes": 10 + rank + step} for step, _ in enumerate(actions)] for rank, actions in enumerate(ranks)
+    }
     results = [{"rank": number, "pipeline_rank": number // 2, "samples": held[number // 2]} for number in range(4)]
     drawing = measured_schedule(ranks, results)
     go.Figure(data=drawing.spec()["data"], layout=drawing.spec()["layout"])
-    assert drawing.layout["yaxis"]["ticktext"] == ["rank 0", "rank 1"] and len(drawing.layout["yaxis2"]["ticktext"]) == 4
+    assert (
+        drawing.layout["yaxis"]["ticktext"] == ["rank 0", "rank 1"] and len(drawing.layout["yaxis2"]["ticktext"]) == 4
+    )
     assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
     assert "15, 15, 16, 16" in drawing.alt

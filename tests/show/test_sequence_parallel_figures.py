@@ -9,11 +9,11 @@ from actmem.formulas.activations import eq2, eq4
 from actmem.formulas.communication import Exchange
 from actmem.models import model_shape
 from actmem.rows import LAYER_TERMS
-from actmem.show.boxes import EMPTY, Box, box_traces
-from actmem.show.gathered import FORMS, coefficients, gathered_lines
-from actmem.show.rank_parts import EXCHANGES_AFTER, MODES, SEQUENCE, TENSOR, parts, rank_parts
-from actmem.show.ring_figure import RANKS, ring_step
-from actmem.show.style import FILLS, size_text
+from actmem_course.show.boxes import EMPTY, Box, box_traces
+from actmem_course.show.gathered import GATHERED_FORMS, coefficients, gathered_lines
+from actmem_course.show.rank_parts import EXCHANGES_AFTER, MODES, SEQUENCE, TENSOR, parts, rank_parts
+from actmem_course.show.ring_figure import RANKS, ring_step
+from actmem_course.show.style import FILLS, size_text
 
 GPT3 = model_shape("175B")
 PAYLOAD = 2 * 2048 * 12288
@@ -60,7 +60,9 @@ def test_the_rings_boxes_count_terms(t):
 @pytest.mark.parametrize("t", [2, 4, 8])
 def test_parts_are_equations_2_and_4(t):
     alone, both = parts(GPT3, t, TENSOR), parts(GPT3, t, SEQUENCE)
-    assert sum(part.row.bytes for part in alone) == eq2(GPT3, t) and sum(part.row.bytes for part in both) == eq4(GPT3, t)
+    assert sum(part.row.bytes for part in alone) == eq2(GPT3, t) and sum(part.row.bytes for part in both) == eq4(
+        GPT3, t
+    )
     assert tuple(part.row.term for part in alone) == LAYER_TERMS
     whole = [part.row.term for part in alone if not part.axis]
     assert len(whole) == 6 and [part.row.term for part in both if part.axis == "s"] == whole
@@ -82,7 +84,9 @@ def test_the_filled_area_is_what_is_held():
     """Filled area of a rank's frames over the frames' whole area, tensor by tensor: 1 or 1/t."""
     for mode in MODES:
         drawing = rank_parts(GPT3, 4, mode)
-        filled = [trace for trace in drawing.traces if trace.get("fill") == "toself" and trace["fillcolor"] != EMPTY.colour]
+        filled = [
+            trace for trace in drawing.traces if trace.get("fill") == "toself" and trace["fillcolor"] != EMPTY.colour
+        ]
         area = 0.0
         for trace in filled:
             for i in range(0, len(trace["x"]), 6):
@@ -106,7 +110,5 @@ def test_the_exchanges_stand_where_the_blocks_begin_and_end():
 @given(st.sampled_from([1, 2, 4, 8, 16, 32]))
 def test_the_three_curves(t):
     assert list(coefficients(GPT3, t).values()) == pytest.approx([10 + 24 / t, 4 + 30 / t, 34 / t])
-    for form, trace in zip(FORMS, gathered_lines(GPT3, t).traces, strict=True):
+    for form, trace in zip(GATHERED_FORMS, gathered_lines(GPT3, t).traces, strict=True):
         assert trace["name"] == form and trace["y"][trace["x"].index(t)] == coefficients(GPT3, t)[form]
-
-

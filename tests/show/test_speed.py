@@ -6,17 +6,17 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
-from actmem.lab.peers import PeerLine
-from actmem.lab.speed import VARIANTS, Line
-from actmem.show.speed_figure import finding, speed_figure
-from actmem.show.speed_peers import missing_lines, overheads_table, peers_table
-from actmem.show.speed_table import noise_line, overhead_text, speed_table
-from actmem.show.speed_text import results_text, speed_facts, speed_text
+from actmem_course.bench.measure_speed import VARIANTS
+from actmem_course.results import Overhead, PeerLine, SpeedLine
+from actmem_course.show.speed_figure import overhead_finding, speed_figure
+from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
+from actmem_course.show.speed_table import noise_line, overhead_text, speed_table
+from actmem_course.show.speed_text import results_text, speed_facts, speed_text
 
 
 def line(variant, number):
     over = None if number == 0 else 0.1 * number
-    return Line(
+    return SpeedLine(
         name=variant.name, sequence_parallel=variant.sequence_parallel, recompute=variant.recompute, literal=variant.literal,
         forward_seconds=0.1234, forward_quartiles=(0.1111, 0.1999), backward_seconds=0.3, backward_quartiles=(0.2501, 0.4321),
         recompute_seconds=0.05, combined_seconds=0.4234, combined_quartiles=(0.4, 0.5), overhead=over,
@@ -46,8 +46,8 @@ def test_eighty_columns_cut_nothing_off():
 def test_noise_is_never_printed_as_an_overhead():
     text = printed(speed_table(LINES, ""))
     assert "+10.0%" not in text and "within ±12%" in text and "+20.0% ±2.0" in text
-    assert overhead_text(0.01, -0.03, 0.05, False, 0.002) == "within ±4.0%"
-    assert overhead_text(-0.031, -0.034, -0.028, True, 0.002) == "-3.1% ±0.3"
+    assert overhead_text(Overhead(0.01, -0.03, 0.05, False, 0.002)) == "within ±4.0%"
+    assert overhead_text(Overhead(-0.031, -0.034, -0.028, True, 0.002)) == "-3.1% ±0.3"
     assert "up to 11.8% apart (wall clock)" in noise_line(0.118, 20, "wall clock")
 
 
@@ -65,14 +65,19 @@ def test_figure_8_adds_up_to_forward_and_backward():
     go.Figure(data=spec["data"], layout=spec["layout"])
     bars = [trace for trace in drawing.traces if trace["type"] == "bar"]
     for number, one in enumerate(LINES):
-        assert sum(trace["x"][number] for trace in bars) == pytest.approx(1000 * (one.forward_seconds + one.backward_seconds))
+        assert sum(trace["x"][number] for trace in bars) == pytest.approx(
+            1000 * (one.forward_seconds + one.backward_seconds)
+        )
     assert drawing.layout["title"]["text"] == "Full recomputation costs +20%, selective with sequence parallelism +40%"
     assert "\n" not in drawing.alt and drawing.alt.endswith(".") and "selective, literal: 423 ms" in drawing.alt
 
 
 def test_the_title_does_not_name_noise_either():
     quiet = [replace(one, is_real=False, noise=0.0204) for one in LINES]
-    assert finding(quiet) == "Full recomputation costs less than 3%, selective with sequence parallelism less than 3%"
+    assert (
+        overhead_finding(quiet)
+        == "Full recomputation costs less than 3%, selective with sequence parallelism less than 3%"
+    )
 
 
 PEER_LINES = [
@@ -102,7 +107,9 @@ def test_overheads_over_the_same_layer():
     lines = [
         replace(PEER_LINES[0], overhead=0.04, overhead_low=0.03, overhead_high=0.05, overhead_is_real=True),
         replace(PEER_LINES[1], overhead=0.02, overhead_low=0.01, overhead_high=0.03),
-        replace(PEER_LINES[0], mode="full", overhead=0.25, overhead_low=0.24, overhead_high=0.26, overhead_is_real=True),
+        replace(
+            PEER_LINES[0], mode="full", overhead=0.25, overhead_low=0.24, overhead_high=0.26, overhead_is_real=True
+        ),
     ]
     rows = [row.split() for row in printed(overheads_table(lines)).splitlines()]
     assert ["ours", "+4.0%", "±1.0", "+25.0%", "±1.0"] in rows
@@ -116,13 +123,25 @@ def test_the_same_lines_as_text_for_notebooks():
     assert all(variant.name in text for variant in VARIANTS)
     assert "within ±12%" in text and "+10.0%" not in text and "1,000,000,000" in text and "+39%" in text
     facts = speed_facts(lines)
-    assert list(facts) == [variant.name for variant in VARIANTS]
-    assert facts["selective"] == "123 + 300 = 423 ms, overhead +30.0% ±2.0 (paper +39%)"
+    assert list(facts) == [*(variant.name for variant in VARIANTS), "overheads"]
+    assert facts["selective"] == "forward 123, backward 300, both 423 ms, overhead +30.0% ±2.0 (paper +39%)"
+    assert facts[VARIANTS[1].name] == "forward 123, backward 300, both 423 ms", "noise is no overhead"
+    noise = "stand out from noise (the baseline against itself: up to 11.8% apart)"
+    assert facts["overheads"] == f"{len(VARIANTS) - 2} of {len(VARIANTS) - 1} {noise}"
+    quiet = speed_facts([{**line, "is_real": False} for line in lines])
+    assert quiet["overheads"] == f"none {noise.replace('stand', 'stands')}" and "overhead" not in quiet["selective"]
 
 
 def test_results_on_file_name_their_device_and_day_and_none_are_said_to_be_none():
     case = {"model": "22B", "seq_length": 2048, "micro_batch_size": 4, "speed": [asdict(LINES[0])]}
-    result = {"machine": {"device": "a GPU"}, "date": "2026-01-02T03:04:05+00:00", "settings": {"tensor_parallel_size": 8}, "cases": [case, {**case, "speed": []}]}
+    result = {
+        "machine": {"device": "a GPU"},
+        "date": "2026-01-02T03:04:05+00:00",
+        "settings": {"tensor_parallel_size": 8},
+        "cases": [case, {**case, "speed": []}],
+    }
     text = results_text([result])
-    assert text.startswith("a GPU, 2026-01-02: one of 8 emulated ranks\n22B, s = 2,048, b = 4") and text.count("22B") == 1
+    assert (
+        text.startswith("a GPU, 2026-01-02: one of 8 emulated ranks\n22B, s = 2,048, b = 4") and text.count("22B") == 1
+    )
     assert "measure_gpu.py" in results_text([])

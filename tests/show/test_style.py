@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.show.style import CARD, FILLS, INK, WARNING, axis_end, axis_unit, size_text, three_digits
-from actmem.show.terms import KINDS
+from actmem_course.show.style import CARD, FILLS, INK, WARNING, axis_end, axis_unit, size_text, three_digits
+from actmem_course.show.terms import KINDS
 
 
 def luminance(colour):
@@ -45,7 +45,15 @@ def test_text_can_be_read():
 
 @pytest.mark.parametrize(
     ("size", "text"),
-    [(0, "0 B"), (1023, "1023 B"), (1024, "1.00 KiB"), (5 * 2**20, "5.00 MiB"), (2868903936, "2.67 GiB"), (2**40, "1,024 GiB"), (-(2**20), "-1.00 MiB")],
+    [
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.00 KiB"),
+        (5 * 2**20, "5.00 MiB"),
+        (2868903936, "2.67 GiB"),
+        (2**40, "1,024 GiB"),
+        (-(2**20), "-1.00 MiB"),
+    ],
 )
 def test_size_text(size, text):
     assert size_text(size) == text
@@ -68,7 +76,9 @@ def test_an_axis_of_nothing_still_has_a_length():
     assert axis_end(0) == 1
 
 
-@pytest.mark.parametrize(("largest", "name"), [(2**32, "GiB"), (2**28, "GiB"), (2**28 - 1, "MiB"), (2**10, "KiB"), (5, "bytes")])
+@pytest.mark.parametrize(
+    ("largest", "name"), [(2**32, "GiB"), (2**28, "GiB"), (2**28 - 1, "MiB"), (2**10, "KiB"), (5, "bytes")]
+)
 def test_axis_unit(largest, name):
     unit, unit_name = axis_unit(largest)
     assert unit_name == name and largest / unit >= 0.25

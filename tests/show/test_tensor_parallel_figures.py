@@ -8,9 +8,9 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import eq2, layer_rows
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
-from actmem.show.floor import divided_and_whole, floor_bars, floor_lines, sizes_of_t
-from actmem.show.mlp_cut import COLUMNS_FIRST, ORDERS, ROWS_FIRST, kept_coefficient, mlp_cut
-from actmem.show.qkv_cut import BY_HEAD, BY_KIND, ROW_ORDERS, blocks, complete_heads, qkv_cut, shares
+from actmem_course.show.floor import divided_and_whole, floor_bars, floor_lines, sizes_of_t
+from actmem_course.show.mlp_cut import COLUMNS_FIRST, ORDERS, ROWS_FIRST, kept_coefficient, mlp_cut
+from actmem_course.show.qkv_cut import BY_HEAD, BY_KIND, ROW_ORDERS, blocks, complete_heads, qkv_cut, shares
 from tests.shapes import shapes
 
 GPT3 = model_shape("175B")

@@ -10,7 +10,7 @@ from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.models import TINY
 from actmem.rows import LAYER_TERMS
-from actmem.show.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
+from actmem_course.show.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
 from tests.shapes import shapes
 
 
@@ -48,7 +48,9 @@ def test_what_ranks_share_has_a_t(shape, sequence_parallel):
 
 
 def test_blocks_add_up_as_in_section_41():
-    blocks = {block: coefficients([r for r in layer_rows(TINY) if term_of(r).block == block], TINY) for block in BLOCKS[:3]}
+    blocks = {
+        block: coefficients([r for r in layer_rows(TINY) if term_of(r).block == block], TINY) for block in BLOCKS[:3]
+    }
     assert blocks == {
         "layer norms": {"sbh": 4, "as²b": 0},
         "attention": {"sbh": 11, "as²b": 5},

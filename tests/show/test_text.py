@@ -8,7 +8,7 @@ from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.models import TINY
 from actmem.rows import Row, compare
-from actmem.show.text import comparison_text, extras_text, rows_text, saved_text, table2_text, text_table
+from actmem_course.show.text import comparison_text, extras_text, rows_text, saved_text, table2_text, text_table
 
 
 def test_text_table():
@@ -67,6 +67,13 @@ def test_comparison_text(predicted, measured, line):
 
 
 def test_table2_text_is_what_the_lab_wrote():
-    result = {"configuration": "tensor", "formula": "10 + 24/t + 5as/ht", "predicted_bytes": 10, "extra_bytes": 2, "measured_bytes": 13, "difference_bytes": 1}
+    result = {
+        "configuration": "tensor",
+        "formula": "10 + 24/t + 5as/ht",
+        "predicted_bytes": 10,
+        "extra_bytes": 2,
+        "measured_bytes": 13,
+        "difference_bytes": 1,
+    }
     lines = table2_text([result]).splitlines()
     assert lines[2].split("  ")[0] == "tensor" and lines[2].split()[-4:] == ["10", "2", "13", "1"]

@@ -4,16 +4,15 @@ import json
 
 import ipywidgets
 import pytest
-
 from ipywidgets.widgets import widget
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.models import TINY
-from actmem.show.layer_bars import layer_bars
-from actmem.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME, LiveFigure, PlotlyScript
-from actmem.show.panel import Panel, slider
-from actmem.show.predict import Prediction
+from actmem_course.show.layer_bars import layer_bars
+from actmem_course.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME, LiveFigure, PlotlyScript
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.predict import Prediction
 
 DRAWING = layer_bars(layer_rows(TINY), TINY)
 
@@ -44,7 +43,9 @@ def test_a_figure_holds_no_copy_of_plotlyjs():
 
 def test_a_new_script_opens_with_plotlyjs_and_a_page_loaded_anew_asks_for_it(monkeypatch):
     opened, sent, create = [], [], widget.comm.create_comm
-    monkeypatch.setattr(widget.comm, "create_comm", lambda **what: opened.append(what["data"]["state"]) or create(**what))
+    monkeypatch.setattr(
+        widget.comm, "create_comm", lambda **what: opened.append(what["data"]["state"]) or create(**what)
+    )
     script = PlotlyScript("// plotly.js")
     assert opened[-1]["source"] == "// plotly.js"
     assert script.get_state()["source"] == ""  # what ipywidgets sends of every widget
@@ -61,10 +62,11 @@ def test_a_closed_script_is_sent_again():
 
 def test_drawing_anew_is_one_message_of_the_new_state(monkeypatch):
     figure, sent = LiveFigure(DRAWING), []
-    monkeypatch.setattr(figure, "send_state", lambda key=None: sent.append(set(key)))
+    monkeypatch.setattr(figure, "send_state", lambda key=None: sent.append(key))
+    monkeypatch.setattr(figure.carrier.comm, "send", lambda data=None, **rest: sent.append(data["state"]))
     figure.draw(draw(64, 8))
-    assert sent == [{"spec", "alt"}]
-    assert figure.get_state()["alt"] == draw(64, 8).alt
+    (state,) = sent  # in the model that has no time limit
+    assert json.loads(state["value"]) == {"spec": draw(64, 8).spec(), "alt": draw(64, 8).alt}
 
 
 def test_a_figure_says_itself_in_words_without_an_identity():
@@ -88,21 +90,21 @@ def test_a_slider_changes_the_figure_and_makes_no_new_one():
     (figure,) = shown.figures
     shown.controls["s"].value = 128
     assert shown.figures == [figure]
-    assert f"{eq1(ModelShape(128, 1, 96, 8)):,} bytes" in figure.alt
-    assert figure.spec["data"] == draw(128, 8).traces
+    assert f"{eq1(ModelShape(128, 1, 96, 8)):,} bytes" in figure.drawing.alt
+    assert figure.carried["spec"]["data"] == draw(128, 8).traces
 
 
 def test_sizes_that_do_not_fit_are_refused_in_words_and_the_figure_stays():
     shown = panel()
-    before = shown.figures[0].spec
+    before = shown.figures[0].carried
     shown.controls["a"].value = 7
     assert shown.message.text == "✗ hidden_size: 96 must be divisible by num_attention_heads = 7. Still drawn: s=64 a=8"
-    assert shown.figures[0].spec == before
+    assert shown.figures[0].carried == before
     shown.controls["s"].value = 80  # still refused, and still the old sizes
-    assert "Still drawn: s=64 a=8" in shown.message.text and shown.figures[0].spec == before
+    assert "Still drawn: s=64 a=8" in shown.message.text and shown.figures[0].carried == before
     shown.controls["a"].value = 6
     assert shown.message.text == ""
-    assert shown.figures[0].spec["data"] == draw(80, 6).traces
+    assert shown.figures[0].carried["spec"]["data"] == draw(80, 6).traces
 
 
 def test_other_errors_are_not_swallowed():
@@ -116,13 +118,13 @@ def test_other_errors_are_not_swallowed():
 def test_one_panel_changes_several_figures():
     both = Panel(lambda s: (draw(s, 8), draw(2 * s, 8)), s=slider("s", "tokens", 16, 128, 16, 64))
     both.controls["s"].value = 32
-    assert [figure.alt for figure in both.figures] == [draw(32, 8).alt, draw(64, 8).alt]
+    assert [figure.drawing.alt for figure in both.figures] == [draw(32, 8).alt, draw(64, 8).alt]
 
 
 def test_a_panel_takes_other_controls():
     choose = Panel(lambda a: draw(64, a), a=ipywidgets.ToggleButtons(options=[1, 2, 4], value=4))
     choose.controls["a"].value = 1
-    assert choose.figures[0].alt == draw(64, 1).alt
+    assert choose.figures[0].drawing.alt == draw(64, 1).alt
 
 
 def test_a_panel_says_itself_in_words():
@@ -168,7 +170,9 @@ def test_percent_stands_at_the_number():
 
 
 def test_the_reason_comes_with_the_answer():
-    assert guess(Prediction("How many?", 4, "", "Two and two."), "4") == "You said 4. It is 4: you have it.\nTwo and two."
+    assert (
+        guess(Prediction("How many?", 4, "", "Two and two."), "4") == "You said 4. It is 4: you have it.\nTwo and two."
+    )
 
 
 @pytest.mark.parametrize("text", ["abc", "", "  ", "nan", "inf", "1e999", "1 2", "٣x"])

@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 
-from actmem.lab.solutions.lab2_tensor_parallel import f, f_bar
+from actmem_course.judge.solutions.lab2_tensor_parallel import f, f_bar
 from tests.wrong_answers.planted import planted
 
 LAB = "lab2_tensor_parallel"
@@ -87,7 +87,9 @@ def row_with_f_on_the_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight), group) + f(bias, group)
 
 
-ON_RANK_0 = r"^the forward is right, but bias is used on rank 0 only: .* drift apart\. Add it on every rank, after the sum"
+ON_RANK_0 = (
+    r"^the forward is right, but bias is used on rank 0 only: .* drift apart\. Add it on every rank, after the sum"
+)
 
 
 @planted(LAB, "2.4", ON_RANK_0)

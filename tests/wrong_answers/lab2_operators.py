@@ -94,12 +94,20 @@ def assigned(x, group):
     return y
 
 
-@planted(LAB, "2.1", r"x gets no gradient: .*result of dist\.all_reduce assigned\? It writes into the tensor .* and returns None")
+@planted(
+    LAB,
+    "2.1",
+    r"x gets no gradient: .*result of dist\.all_reduce assigned\? It writes into the tensor .* and returns None",
+)
 def f_assigns_the_all_reduce(x, group):
     return operator(same, assigned)(x, group)
 
 
-@planted(LAB, "2.2", r"result is None: is a return missing, or was the result of dist\.all_reduce assigned\? It writes into the tensor")
+@planted(
+    LAB,
+    "2.2",
+    r"result is None: is a return missing, or was the result of dist\.all_reduce assigned\? It writes into the tensor",
+)
 def f_bar_assigns_the_all_reduce(x, group):
     return operator(assigned, same)(x, group)
 
@@ -144,12 +152,12 @@ def f_hides_x_on_ctx(x, group):
     return operator(same, summed, lambda ctx, x: setattr(ctx, "x", x.clone()))(x, group)
 
 
-@planted(LAB, "2.1", r"outside group: hand group=group")
+@planted(LAB, "2.1", r"outside group: pass group=group")
 def f_ignores_its_group(x, group):
     return operator(same, world)(x, group)
 
 
-@planted(LAB, "2.1", r"backward runs 1 all-gather; asked for: 1 all-reduce")
+@planted(LAB, "2.1", r"backward runs 1 all-gather; expected 1 all-reduce")
 def f_gathers_and_adds(x, group):
     return operator(same, gather_and_add)(x, group)
 

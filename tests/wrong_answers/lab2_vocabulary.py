@@ -5,7 +5,7 @@ import torch.distributed as dist
 import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 
-from actmem.lab.solutions.lab2_tensor_parallel import f_bar
+from actmem_course.judge.solutions.lab2_tensor_parallel import f_bar
 from tests.wrong_answers.planted import planted
 
 LAB = "lab2_tensor_parallel"
@@ -52,7 +52,7 @@ def loss_that_overflows(logits, targets, group):
     return f_bar(logits.exp().sum(-1), group).log() - f_bar(own_targets(logits, targets, group), group)
 
 
-@planted(LAB, "2.8", r"the logits themselves travel")
+@planted(LAB, "2.8", r"the logits themselves are sent")
 def loss_of_gathered_logits(logits, targets, group):
     rank, t = rank_and_size(group)
     parts = [torch.empty_like(logits) for _ in range(t)]
@@ -70,7 +70,9 @@ def loss_averaged(logits, targets, group):
 def loss_without_the_largest(logits, targets, group):
     largest = logits.detach().amax(-1)
     dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)
-    return f_bar((logits - largest.unsqueeze(-1)).exp().sum(-1), group).log() - f_bar(own_targets(logits, targets, group), group)
+    return f_bar((logits - largest.unsqueeze(-1)).exp().sum(-1), group).log() - f_bar(
+        own_targets(logits, targets, group), group
+    )
 
 
 def own_targets(logits, targets, group):

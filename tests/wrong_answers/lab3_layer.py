@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import torch.distributed as dist
 import torch.nn.functional as F
 
-from actmem.lab.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
-from actmem.lab.solutions.lab2_tensor_parallel import f_bar
-from actmem.lab.solutions.lab3_sequence_parallel import g_bar
+from actmem_course.judge.solutions.lab2_tensor_parallel import f_bar
+from actmem_course.judge.solutions.lab3_sequence_parallel import g_bar
+from actmem_course.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
 from tests.wrong_answers.planted import planted
 
 LAB = "lab3_sequence_parallel"
@@ -49,7 +49,9 @@ def faulty(**faults):
         normed = x if faults.get("norm") == "none" else layer_norm(x, w.norm1_weight, w.norm1_bias)
         y = linear(normed, w.qkv_weight, w.qkv_bias, group)
         q, k, v = split_heads(y, w.num_attention_heads if faults.get("heads") == "all" else w.num_attention_heads // t)
-        y = leave("attention", merge_heads(core_attention(q, k, v, core), x.shape[1]), w.projection_weight, w.projection_bias)
+        y = leave(
+            "attention", merge_heads(core_attention(q, k, v, core), x.shape[1]), w.projection_weight, w.projection_bias
+        )
         x = join("attention", x, y, normed)
         normed = layer_norm(first if faults.get("norm") == "old x" else x, w.norm2_weight, w.norm2_bias)
         y = faults.get("activation", gelu)(linear(normed, w.up_weight, w.up_bias, group))
@@ -73,7 +75,7 @@ def layer_without_biases(x, w, dropouts, linear, group):
     return faulty(bias="none")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"forward runs 2 all-gathers, 2 all-reduces; asked for: 2 all-gathers, 2 reduce-scatters")
+@planted(LAB, "3.4", r"forward runs 2 all-gathers, 2 all-reduces; expected 2 all-gathers, 2 reduce-scatters")
 def layer_that_leaves_through_f_bar(x, w, dropouts, linear, group):
     return faulty(leave="f_bar")(x, w, dropouts, linear, group)
 
@@ -88,7 +90,7 @@ def layer_without_core_dropout(x, w, dropouts, linear, group):
     return faulty(core="none")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"not added to what attention gives")
+@planted(LAB, "3.4", r"not added to attention's result")
 def layer_without_the_first_addition(x, w, dropouts, linear, group):
     return faulty(residual="attention")(x, w, dropouts, linear, group)
 
@@ -105,7 +107,7 @@ def layer_without_the_first_norm(x, w, dropouts, linear, group):
 
 @planted(LAB, "3.4", r"linear is called 0 times")
 def layer_with_its_own_linear(x, w, dropouts, linear, group):
-    from actmem.lab.solutions.lab3_sequence_parallel import shard_keeping_linear
+    from actmem_course.judge.solutions.lab3_sequence_parallel import shard_keeping_linear
 
     return faulty()(x, w, dropouts, shard_keeping_linear, group)
 
@@ -115,14 +117,16 @@ def layer_with_all_heads_on_each_rank(x, w, dropouts, linear, group):
     return faulty(heads="all")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"second layer norm is of the x that the layer begins with")
+@planted(LAB, "3.4", r"second layer norm is applied to the layer's input")
 def layer_with_the_second_norm_of_the_old_x(x, w, dropouts, linear, group):
     return faulty(norm="old x")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"weights of the two layer norms are exchanged")
+@planted(LAB, "3.4", r"weights of the two layer norms are swapped")
 def layer_with_the_norms_weights_exchanged(x, w, dropouts, linear, group):
-    w = replace(w, norm1_weight=w.norm2_weight, norm1_bias=w.norm2_bias, norm2_weight=w.norm1_weight, norm2_bias=w.norm1_bias)
+    w = replace(
+        w, norm1_weight=w.norm2_weight, norm1_bias=w.norm2_bias, norm2_weight=w.norm1_weight, norm2_bias=w.norm1_bias
+    )
     return faulty()(x, w, dropouts, linear, group)
 
 
@@ -134,64 +138,66 @@ def layer_with_the_first_norms_weights_twice(x, w, dropouts, linear, group):
 @planted(LAB, "3.4", r"layer norms come after the additions")
 def layer_with_norms_at_the_end(x, w, dropouts, linear, group):
     heads = w.num_attention_heads // dist.get_world_size(group)
-    context = merge_heads(core_attention(*split_heads(linear(x, w.qkv_weight, w.qkv_bias, group), heads), dropouts.core), x.shape[1])
+    context = merge_heads(
+        core_attention(*split_heads(linear(x, w.qkv_weight, w.qkv_bias, group), heads), dropouts.core), x.shape[1]
+    )
     y = g_bar(F.linear(context, w.projection_weight), group) + w.projection_bias
     x = layer_norm(x + dropouts.block(y), w.norm1_weight, w.norm1_bias)
     y = g_bar(F.linear(gelu(linear(x, w.up_weight, w.up_bias, group)), w.down_weight), group) + w.down_bias
     return layer_norm(x + dropouts.block(y), w.norm2_weight, w.norm2_bias)
 
 
-@planted(LAB, "3.4", r"dropouts\.core and dropouts\.block are exchanged")
+@planted(LAB, "3.4", r"dropouts\.core and dropouts\.block are swapped")
 def layer_with_the_dropouts_exchanged(x, w, dropouts, linear, group):
     return faulty()(x, w, SimpleNamespace(core=dropouts.block, block=dropouts.core), linear, group)
 
 
-@planted(LAB, "3.4", r"what the MLP gives is this rank's part only")
+@planted(LAB, "3.4", r"the MLP's result is this rank's part only")
 def layer_that_keeps_its_part_of_the_mlp(x, w, dropouts, linear, group):
     return faulty(leave="mlp")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"what attention gives is this rank's part only")
+@planted(LAB, "3.4", r"attention's result is this rank's part only")
 def layer_that_keeps_its_part_of_attention(x, w, dropouts, linear, group):
     return faulty(leave="attention")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"what attention and the MLP give is this rank's part only")
+@planted(LAB, "3.4", r"the results of attention and the MLP are this rank's part only")
 def layer_without_g_bar(x, w, dropouts, linear, group):
     return faulty(leave="none")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"^what the MLP gives has all tokens, x has this rank's: leave each block through g_bar")
+@planted(LAB, "3.4", r"^the result of the MLP has all tokens, but x has this rank's: leave each block through g_bar")
 def layer_that_adds_all_tokens_of_the_mlp(x, w, dropouts, linear, group):
     return faulty(leave="mlp, all tokens")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"^what attention gives has all tokens, x has this rank's: leave each block through g_bar")
+@planted(LAB, "3.4", r"^the result of attention has all tokens, but x has this rank's: leave each block through g_bar")
 def layer_that_adds_all_tokens_of_attention(x, w, dropouts, linear, group):
     return faulty(leave="attention, all tokens")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"not added to what the MLP gives")
+@planted(LAB, "3.4", r"not added to the MLP's result")
 def layer_without_the_second_addition(x, w, dropouts, linear, group):
     return faulty(residual="mlp")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"given the sum with x: drop what is added")
+@planted(LAB, "3.4", r"applied to the sum with x: apply it to what is added")
 def layer_that_drops_x_too(x, w, dropouts, linear, group):
     return faulty(drop_sum="both")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"given the sum with x in attention: drop")
+@planted(LAB, "3.4", r"applied to the sum with x in attention: apply")
 def layer_that_drops_x_too_in_attention(x, w, dropouts, linear, group):
     return faulty(drop_sum="attention")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"given the sum with x in the MLP: drop")
+@planted(LAB, "3.4", r"applied to the sum with x in the MLP: apply")
 def layer_that_drops_x_too_in_the_mlp(x, w, dropouts, linear, group):
     return faulty(drop_sum="mlp")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"added to is the layer norm's result: add to x")
+@planted(LAB, "3.4", r"the sum is with the layer norm's result: add to x")
 def layer_that_adds_to_the_norms_result(x, w, dropouts, linear, group):
     return faulty(add_to_normed="both")(x, w, dropouts, linear, group)
 

@@ -6,7 +6,7 @@ import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 from torch.autograd import Function
 
-from actmem.lab.solutions.lab3_sequence_parallel import g
+from actmem_course.judge.solutions.lab3_sequence_parallel import g
 from tests.wrong_answers.lab2_operators import averaged, operator, summed
 from tests.wrong_answers.planted import planted
 
@@ -96,7 +96,7 @@ def g_without_a_sum_in_backward(x, group):
     return operator(gathered, own_part)(x, group)
 
 
-@planted(LAB, "3.1", r"backward runs 1 all-reduce; asked for: 1 reduce-scatter")
+@planted(LAB, "3.1", r"backward runs 1 all-reduce; expected 1 reduce-scatter")
 def g_with_an_all_reduce_in_backward(x, group):
     return operator(gathered, reduced_part)(x, group)
 
@@ -116,7 +116,7 @@ def g_joins_backwards(x, group):
     return operator(gathered_backwards, scattered)(x, group)
 
 
-@planted(LAB, "3.1", r"dealt in turn")
+@planted(LAB, "3.1", r"interleaved")
 def g_deals_in_turn(x, group):
     return operator(dealt_in_turn, scattered)(x, group)
 
@@ -166,7 +166,7 @@ def g_bar_repeats_in_backward(x, group):
     return operator(scattered, repeated)(x, group)
 
 
-@planted(LAB, "3.2", r"forward runs 1 all-reduce; asked for: 1 reduce-scatter")
+@planted(LAB, "3.2", r"forward runs 1 all-reduce; expected 1 reduce-scatter")
 def g_bar_reduces_everything(x, group):
     return operator(reduced_part, gathered)(x, group)
 
@@ -217,7 +217,12 @@ def shard_keeping(backward_x=None, scatter=scattered, save_full=False, on_ctx=Fa
             rows = grad
             if backward_x is not None:
                 full, rows = backward_x(x, grad, ctx.group)
-            return grad_x, rows.flatten(0, 1).t() @ full.flatten(0, 1), (bias_rows or (lambda g, _: g))(grad, ctx.group).sum((0, 1)), None
+            return (
+                grad_x,
+                rows.flatten(0, 1).t() @ full.flatten(0, 1),
+                (bias_rows or (lambda g, _: g))(grad, ctx.group).sum((0, 1)),
+                None,
+            )
 
     return Linear.apply
 
@@ -252,7 +257,7 @@ def bias_gradient_from_the_shard(x, weight, bias, group):
     return shard_keeping(bias_rows=own_part)(x, weight, bias, group)
 
 
-@planted(LAB, "3.5", r"backward runs 1 all-gather, 1 all-reduce; asked for: 1 all-gather, 1 reduce-scatter")
+@planted(LAB, "3.5", r"backward runs 1 all-gather, 1 all-reduce; expected 1 all-gather, 1 reduce-scatter")
 def input_gradient_all_reduced(x, weight, bias, group):
     return shard_keeping(scatter=reduced_part)(x, weight, bias, group)
 
@@ -265,5 +270,3 @@ def linear_with_a_summed_bias(x, weight, bias, group):
 @planted(LAB, "3.2", r"result is 1/t|averaged|has all tokens")
 def g_bar_by_torchs_differentiable_all_reduce(x, group):
     return differentiable.all_reduce(x.clone(), group=group)
-
-

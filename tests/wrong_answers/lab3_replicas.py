@@ -15,7 +15,9 @@ def all_reduce_gradients(w, names, group):
         dist.all_reduce(getattr(w, name).grad, group=group)
 
 
-@planted(LAB, "3.6", r"summed, and must not be: qkv_weight, qkv_bias, projection_weight, up_weight, up_bias, down_weight")
+@planted(
+    LAB, "3.6", r"summed, but must not be: qkv_weight, qkv_bias, projection_weight, up_weight, up_bias, down_weight"
+)
 def sums_all_gradients(w, group):
     all_reduce_gradients(w, w.named(), group)
 
@@ -25,7 +27,7 @@ def forgets_the_biases(w, group):
     all_reduce_gradients(w, [name for name in PARTIAL if "norm" in name], group)
 
 
-@planted(LAB, "3.6", r"summed, and must not be: qkv_bias, up_bias")
+@planted(LAB, "3.6", r"summed, but must not be: qkv_bias, up_bias")
 def sums_all_biases(w, group):
     all_reduce_gradients(w, [name for name in w.named() if "norm" in name or name.endswith("bias")], group)
 

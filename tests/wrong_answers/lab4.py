@@ -3,8 +3,8 @@
 import torch
 from torch.autograd import Function
 
-from actmem.lab.pieces import Dropouts, attention, core_attention, layer, layer_norm, mlp
-from actmem.lab.solutions.lab4_recompute import checkpoint, checkpoint_stopping_early
+from actmem_course.judge.solutions.lab4_recompute import checkpoint, checkpoint_stopping_early
+from actmem_course.pieces import Dropouts, attention, core_attention, layer, layer_norm, mlp
 from tests.wrong_answers.planted import planted
 
 LAB = "lab4_recompute"
@@ -68,7 +68,7 @@ def nothing_recomputed(function, *inputs):
     return function(*inputs)
 
 
-@planted(LAB, "4.1", r"has no graph: what runs under no_grad leaves none", size=1)
+@planted(LAB, "4.1", r"has no graph: what runs under no_grad records none", size=1)
 def under_no_grad(function, *inputs):
     with torch.no_grad():
         return function(*inputs)
@@ -89,7 +89,7 @@ def gradients_of_the_inputs_only(function, *inputs):
     return faulty(backward="grad")(function, *inputs)
 
 
-@planted(LAB, "4.1", r"ignores the gradient that comes back", size=1)
+@planted(LAB, "4.1", r"ignores the incoming gradient", size=1)
 def backward_of_the_sum(function, *inputs):
     return faulty(backward="sum")(function, *inputs)
 
@@ -139,17 +139,17 @@ def not_detached(retain_graph):
     return Checkpoint.apply
 
 
-@planted(LAB, "4.1", r"inputs that still have their graph, so its backward runs on", size=1)
+@planted(LAB, "4.1", r"inputs that still have their graph, so its backward continues", size=1)
 def inputs_with_their_graph(function, *inputs):
     return not_detached(retain_graph=False)(function, *inputs)
 
 
-@planted(LAB, "4.1", r"inputs that still have their graph, so its backward runs on", size=1)
+@planted(LAB, "4.1", r"inputs that still have their graph, so its backward continues", size=1)
 def inputs_with_their_graph_retained(function, *inputs):
     return not_detached(retain_graph=True)(function, *inputs)
 
 
-@planted(LAB, "4.2", r"inputs that still have their graph, so its backward runs on", size=1)
+@planted(LAB, "4.2", r"inputs that still have their graph, so its backward continues", size=1)
 def inputs_with_their_graph_and_dropout(function, *inputs):
     return not_detached(retain_graph=False)(function, *inputs)
 
@@ -164,7 +164,7 @@ def state_saved_too_late(function, *inputs):
     return faulty(state="after")(function, *inputs)
 
 
-@planted(LAB, "4.2", r"stands where the second run left it", size=1)
+@planted(LAB, "4.2", r"is where the second run left it", size=1)
 def state_left_behind(function, *inputs):
     return faulty(state="not put back")(function, *inputs)
 
@@ -219,12 +219,17 @@ def nothing_to_replay(function, *inputs):
     return function(*inputs)
 
 
-@planted(LAB, "4.3", r"the gradient of .* is wrong in|the gradient of .* other values", size=1)
+@planted(LAB, "4.3", r"the gradient of .* is wrong in|the gradient of .* wrong values", size=1)
 def selective_from_the_seed(x, w, dropouts):
-    return layer(x, w, dropouts, lambda q, k, v, dropout: from_the_seed(True)(lambda *qkv: core_attention(*qkv, dropout), q, k, v))
+    return layer(
+        x,
+        w,
+        dropouts,
+        lambda q, k, v, dropout: from_the_seed(True)(lambda *qkv: core_attention(*qkv, dropout), q, k, v),
+    )
 
 
-@planted(LAB, "4.4", r"the gradient of .* is wrong in|the gradient of .* other values", size=1)
+@planted(LAB, "4.4", r"the gradient of .* is wrong in|the gradient of .* wrong values", size=1)
 def full_from_the_seed(x, w, dropouts):
     return from_the_seed(True)(lambda y: layer(y, w, dropouts), x)
 
@@ -246,37 +251,49 @@ def selective_around_attention(x, w, dropouts):
     return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))
 
 
-@planted(LAB, "4.3", r"checkpoint takes tensors only, and dropout is not one: close over it, lambda q, k, v: core", size=1)
+@planted(
+    LAB, "4.3", r"checkpoint takes tensors only, and dropout is not one: close over it, lambda q, k, v: core", size=1
+)
 def selective_with_dropout_as_an_input(x, w, dropouts):
     return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(core_attention, q, k, v, dropout))
 
 
-@planted(LAB, "4.3", r"checkpoint takes tensors only, and dropout is not one: close over it, lambda q, k, v: core", size=1)
+@planted(
+    LAB, "4.3", r"checkpoint takes tensors only, and dropout is not one: close over it, lambda q, k, v: core", size=1
+)
 def selective_stopping_early_with_dropout_as_an_input(x, w, dropouts):
     return layer(x, w, dropouts, lambda *arguments: checkpoint_stopping_early(core_attention, *arguments))
 
 
-@planted(LAB, "4.3", r"it runs without dropout: hand dropouts on", size=1)
+@planted(LAB, "4.3", r"it runs without dropout: pass dropouts on", size=1)
 def selective_without_any_dropout(x, w, dropouts):
-    return layer(x, w, Dropouts(0.0), lambda q, k, v, dropout: checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v))
+    return layer(
+        x, w, Dropouts(0.0), lambda q, k, v, dropout: checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v)
+    )
 
 
-@planted(LAB, "4.3", r"the core attention runs without its dropout: .* hand dropout on to core_attention", size=1)
+@planted(LAB, "4.3", r"the core attention runs without its dropout: .* pass dropout on to core_attention", size=1)
 def selective_without_dropout(x, w, dropouts):
     return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(core_attention, q, k, v))
 
 
 @planted(LAB, "4.4", r"run the whole layer under checkpoint", size=1)
 def full_around_the_core(x, w, dropouts):
-    return layer(x, w, dropouts, lambda q, k, v, dropout: checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v))
+    return layer(
+        x, w, dropouts, lambda q, k, v, dropout: checkpoint(lambda *qkv: core_attention(*qkv, dropout), q, k, v)
+    )
 
 
-@planted(LAB, "4.4", r"checkpoint takes tensors only, and w and dropouts are not: close over them, lambda y: layer", size=1)
+@planted(
+    LAB, "4.4", r"checkpoint takes tensors only, and w and dropouts are not: close over them, lambda y: layer", size=1
+)
 def full_with_all_as_inputs(x, w, dropouts):
     return checkpoint(layer, x, w, dropouts)
 
 
-@planted(LAB, "4.4", r"checkpoint takes tensors only, and w and dropouts are not: close over them, lambda y: layer", size=1)
+@planted(
+    LAB, "4.4", r"checkpoint takes tensors only, and w and dropouts are not: close over them, lambda y: layer", size=1
+)
 def full_with_dropouts_as_an_input(x, w, dropouts):
     return checkpoint(lambda y, dropouts: layer(y, w, dropouts), x, dropouts)
 
@@ -286,12 +303,12 @@ def full_without_dropout_in_the_core(x, w, dropouts):
     return checkpoint(lambda y: layer(y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)), x)
 
 
-@planted(LAB, "4.4", r"it runs without dropout: hand dropouts on", size=1)
+@planted(LAB, "4.4", r"it runs without dropout: pass dropouts on", size=1)
 def full_without_any_dropout(x, w, dropouts):
     return checkpoint(lambda y: layer(y, w, Dropouts(0.0)), x)
 
 
-@planted(LAB, "4.5", r"second run goes to the end of function", size=1)
+@planted(LAB, "4.5", r"second run goes on to the end of function", size=1)
 def runs_to_the_end(function, *inputs):
     return checkpoint(function, *inputs)
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from actmem.lab.solutions import lab5_pipeline as right
+from actmem_course.judge.solutions import lab5_pipeline as right
 from tests.wrong_answers.planted import planted
 
 LAB = "lab5_pipeline"
@@ -82,12 +82,12 @@ def backward_first(pipeline_parallel_size, rank, num_microbatches):
     return [action for pair in zip(backwards, forwards) for action in pair]
 
 
-@planted(LAB, "5.1", r'each entry is \("F", i\) or \("B", i\)', size=1)
+@planted(LAB, "5.1", r'each entry must be \("F", i\) or \("B", i\)', size=1)
 def words(pipeline_parallel_size, rank, num_microbatches):
     return [("forward", i) for i in range(num_microbatches)]
 
 
-@planted(LAB, "5.1", r"this is generator: put list\(…\) around it", size=1)
+@planted(LAB, "5.1", r"got generator: put list\(…\) around it", size=1)
 def one_at_a_time(pipeline_parallel_size, rank, num_microbatches):
     yield from right.one_forward_one_backward(pipeline_parallel_size, rank, num_microbatches)
 
@@ -109,24 +109,41 @@ def equally_many_ahead_on_every_rank(pipeline_parallel_size, rank, num_model_chu
     return in_turn(*chunked(n, m, p), ahead=(m - 1) * p)
 
 
-@planted(LAB, "5.2", r"all microbatches through chunk 0 before any goes through chunk 1: 2 microbatches go through chunk 0 first", size=1)
+@planted(
+    LAB,
+    "5.2",
+    r"all microbatches through chunk 0 before any goes through chunk 1: 2 microbatches go through chunk 0 first",
+    size=1,
+)
 def a_chunk_at_a_time(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
     m, n = num_model_chunks, num_microbatches
-    return [("F", c, i) for c in range(m) for i in range(n)] + [("B", c, i) for c in reversed(range(m)) for i in range(n)]
+    return [("F", c, i) for c in range(m) for i in range(n)] + [
+        ("B", c, i) for c in reversed(range(m)) for i in range(n)
+    ]
 
 
 def ahead_in_turn(forwards, backwards, p, rank, m):
     return in_turn(forwards, backwards, ahead=2 * (p - rank - 1) + (m - 1) * p)
 
 
-@planted(LAB, "5.2", r"the forwards take each microbatch through all chunks before the next one: 2 microbatches go through chunk 0 first", size=1)
+@planted(
+    LAB,
+    "5.2",
+    r"the forwards take each microbatch through all chunks before the next one: 2 microbatches go through chunk 0 first",
+    size=1,
+)
 def a_microbatch_at_a_time(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
     p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
     order = [(c, i) for i in range(n) for c in range(m)]
     return ahead_in_turn([("F", c, i) for c, i in order], [("B", m - 1 - c, i) for c, i in order], p, rank, m)
 
 
-@planted(LAB, "5.2", r"the backwards take each microbatch through all chunks before the next one: 2 microbatches go through chunk 1 first", size=1)
+@planted(
+    LAB,
+    "5.2",
+    r"the backwards take each microbatch through all chunks before the next one: 2 microbatches go through chunk 1 first",
+    size=1,
+)
 def backwards_a_microbatch_at_a_time(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
     p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
     return ahead_in_turn(chunked(n, m, p)[0], [("B", c, i) for i in range(n) for c in reversed(range(m))], p, rank, m)
@@ -141,7 +158,10 @@ def drains_chunks_in_reverse(pipeline_parallel_size, rank, num_model_chunks, num
 
 @planted(LAB, "5.2", r"the chunk comes before the microbatch", size=1)
 def microbatch_before_chunk(pipeline_parallel_size, rank, num_model_chunks, num_microbatches):
-    return [(kind, i, c) for kind, c, i in right.interleaved(pipeline_parallel_size, rank, num_model_chunks, num_microbatches)]
+    return [
+        (kind, i, c)
+        for kind, c, i in right.interleaved(pipeline_parallel_size, rank, num_model_chunks, num_microbatches)
+    ]
 
 
 @planted(LAB, "5.2", r"rank 0 never runs B3 of chunk 0", size=1)
@@ -170,12 +190,12 @@ def fills_with_zeros(output):
     output.data.zero_()
 
 
-@planted(LAB, "5.3", r"has dtype float32 now, and had float64", size=1)
+@planted(LAB, "5.3", r"has dtype float32 now, not float64", size=1)
 def one_element_of_another_dtype(output):
     output.data = torch.zeros(1).expand(output.shape)
 
 
-@planted(LAB, "5.3", r"has dtype float16 now, and had float64", size=1)
+@planted(LAB, "5.3", r"has dtype float16 now, not float64", size=1)
 def half_as_many_bytes(output):
     output.data = output.data.half()
 
@@ -197,7 +217,7 @@ def more_than_in_flight(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     return left // (full_bytes - recomputed_bytes) if left >= 0 else -1
 
 
-@planted(LAB, "5.4", r"-1 is asked for", size=1)
+@planted(LAB, "5.4", r"the result must be -1", size=1)
 def zero_where_nothing_fits(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     return max(0, right.how_many_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes))
 
@@ -214,13 +234,13 @@ def less_than_the_budget_and_never_below_0(budget_bytes, in_flight, full_bytes, 
     return max(0, min(in_flight, (left - 1) // (full_bytes - recomputed_bytes))) if left >= 0 else -1
 
 
-@planted(LAB, "5.4", r"recomputing all takes exactly the budget, so 0 is asked for, not -1", size=1)
+@planted(LAB, "5.4", r"recomputing all takes exactly the budget, so the result must be 0, not -1", size=1)
 def nothing_left_taken_for_too_little(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     left = budget_bytes - in_flight * recomputed_bytes
     return -1 if left <= 0 else right.how_many_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes)
 
 
-@planted(LAB, "5.4", r"must be a whole number, and is True", size=1)
+@planted(LAB, "5.4", r"must be a whole number, not True", size=1)
 def whether_some_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     return right.how_many_fit(budget_bytes, in_flight, full_bytes, recomputed_bytes) >= 0
 
@@ -230,12 +250,12 @@ def divides_with_a_fraction(budget_bytes, in_flight, full_bytes, recomputed_byte
     return (budget_bytes - in_flight * recomputed_bytes) / (full_bytes - recomputed_bytes)
 
 
-@planted(LAB, "5.5", r"never pass their places on", size=1)
+@planted(LAB, "5.5", r"never give up their places", size=1)
 def only_the_first(pipeline_parallel_size, rank, num_microbatches, places):
     return list(range(min(places, num_microbatches)))
 
 
-@planted(LAB, "5.5", r"at once; a place is free again only after the backward", size=1)
+@planted(LAB, "5.5", r"at once; a place becomes free only after the backward", size=1)
 def all_of_them(pipeline_parallel_size, rank, num_microbatches, places):
     return list(range(num_microbatches))
 
@@ -245,17 +265,17 @@ def period_of_p_on_every_rank(pipeline_parallel_size, rank, num_microbatches, pl
     return [i for i in range(num_microbatches) if i % pipeline_parallel_size < places]
 
 
-@planted(LAB, "5.5", r"there are no places, so no microbatch can keep everything, and this is \[0, 3, 6\]", size=1)
+@planted(LAB, "5.5", r"there are no places, so no microbatch can keep everything, but this returns \[0, 3, 6\]", size=1)
 def at_least_one_place(pipeline_parallel_size, rank, num_microbatches, places):
     return right.microbatches_to_keep(pipeline_parallel_size, rank, num_microbatches, max(places, 1))
 
 
-@planted(LAB, "5.5", r"this is a generator: put list\(…\) around it", size=1)
+@planted(LAB, "5.5", r"got a generator: put list\(…\) around it", size=1)
 def kept_one_at_a_time(pipeline_parallel_size, rank, num_microbatches, places):
     yield from right.microbatches_to_keep(pipeline_parallel_size, rank, num_microbatches, places)
 
 
-@planted(LAB, "5.5", r"a list of different microbatches .* this is \[True, True, False", size=1)
+@planted(LAB, "5.5", r"a list of different microbatches .* got \[True, True, False", size=1)
 def whether_each_is_kept(pipeline_parallel_size, rank, num_microbatches, places):
     kept = right.microbatches_to_keep(pipeline_parallel_size, rank, num_microbatches, places)
     return [i in kept for i in range(num_microbatches)]

@@ -1,16 +1,17 @@
 """Wrong answers to the first half of lab 6: data, weights, the norm of a gradient."""
 
 import math
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 
 from actmem.formulas.table2 import TABLE2
-from actmem.lab.solutions import lab6_train as right
-from actmem.lab.solutions.lab6_train import SEED
 from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
+from actmem_course.judge.solutions import lab6_train as right
+from actmem_course.judge.solutions.lab6_train import SEED
 from tests.wrong_answers.planted import planted
 
 LAB = "lab6_train"
@@ -47,7 +48,7 @@ def from_the_default_generator(text, step, seq_length, batch_size):
 
 
 @planted(LAB, "6.1", r"the same step gives another batch the second time")
-def goes_on_where_it_was(text, step, seq_length, batch_size, state=[0]):
+def goes_on_where_it_was(text, step, seq_length, batch_size, state=[0]):  # noqa: B006 (the mistake that is planted)
     state[0] += 1
     return pieces(text, starts_of(text, seq_length, batch_size, state[0]), seq_length)
 
@@ -57,7 +58,7 @@ def one_batch_for_ever(text, step, seq_length, batch_size):
     return pieces(text, starts_of(text, seq_length, batch_size, SEED), seq_length)
 
 
-@planted(LAB, "6.1", r"row 0 of tokens is not a piece of text: 9 neighbouring tokens")
+@planted(LAB, "6.1", r"row 0 of tokens is not a piece of text: expected 9 consecutive tokens")
 def single_tokens(text, step, seq_length, batch_size):
     generator = torch.Generator().manual_seed(step)
     starts = torch.randint(len(text) - seq_length, (batch_size, seq_length), generator=generator)
@@ -67,18 +68,21 @@ def single_tokens(text, step, seq_length, batch_size):
 @planted(LAB, "6.1", r"a piece runs over its end")
 def over_the_end(text, step, seq_length, batch_size):
     generator = torch.Generator().manual_seed(step)
-    return pieces(text, torch.randint(len(text), (batch_size,), generator=generator) % (len(text) - seq_length + 1), seq_length)
+    return pieces(
+        text, torch.randint(len(text), (batch_size,), generator=generator) % (len(text) - seq_length + 1), seq_length
+    )
 
 
-@planted(LAB, "6.1", r"tokens has shape \[9, 4\]; \[4, 9\] is asked for")
+@planted(LAB, "6.1", r"tokens has shape \[9, 4\]; expected \[4, 9\]")
 def sequence_first(text, step, seq_length, batch_size):
     return tuple(part.t() for part in right.batch(text, step, seq_length, batch_size))
 
 
-def made(shape, mode, group, dropout, factory, *, seed=SEED, recompute=None, sequence_parallel=None, tensor=None, p=None):
+def made(
+    shape, mode, group, dropout, factory, *, seed=SEED, recompute=None, sequence_parallel=None, tensor=None, p=None
+):
     """Our make_model, with one thing in it changed."""
-    torch.manual_seed(seed)
-    whole = GPT(shape, p=dropout, **factory)
+    whole = GPT(shape, p=dropout, seed=seed, **factory)
     tensor = mode.tensor_parallel if tensor is None else tensor
     sequence_parallel = mode.sequence_parallel if sequence_parallel is None else sequence_parallel
     tp = tensor_parallel(group, sequence_parallel=sequence_parallel) if tensor else TensorParallel()
@@ -87,29 +91,31 @@ def made(shape, mode, group, dropout, factory, *, seed=SEED, recompute=None, seq
     return model
 
 
-@planted(LAB, "6.2", r"every rank has .* whole, and the ranks' differ: torch.manual_seed\(SEED\)")
-def no_seed(shape, mode, group, *, dropout=0.0, **factory):
+@planted(LAB, "6.2", r"is replicated, but differs between the ranks: pass seed=SEED to GPT")
+def a_seed_from_torch(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, seed=torch.initial_seed())
 
 
-@planted(LAB, "6.2", r"every rank has .* whole, and the ranks' differ")
+@planted(LAB, "6.2", r"is replicated, but differs between the ranks")
 def a_seed_for_each_rank(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, seed=SEED + dist.get_rank(group))
 
 
-@planted(LAB, "6.2", r"the ranks' parts of words.weight are equal: .*cut it \(load_dense\)")
-def each_rank_draws_its_part(shape, mode, group, *, dropout=0.0, **factory):
-    torch.manual_seed(SEED)
-    tp = tensor_parallel(group, sequence_parallel=mode.sequence_parallel) if mode.tensor_parallel else TensorParallel()
-    return GPT(shape, tp, recompute=mode.recompute, p=dropout, **factory)
+@planted(LAB, "6.2", r"the ranks' parts of words.weight are equal, but they are different rows")
+def every_rank_takes_the_first_part(shape, mode, group, *, dropout=0.0, **factory):
+    model = made(shape, mode, group, dropout, factory)
+    load_dense(model, GPT(shape, seed=SEED, **factory).state_dict(), replace(model.tp, rank=0))
+    return model
 
 
-@planted(LAB, "6.2", r"mode 'tensor\+selective', dropout=0.1: .*as with recompute='none': hand recompute=mode.recompute")
+@planted(
+    LAB, "6.2", r"mode 'tensor\+selective', dropout=0.1: .*as with recompute='none': pass recompute=mode.recompute"
+)
 def never_recomputes(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, recompute="none")
 
 
-@planted(LAB, "6.2", r"mode 'tensor\+sequence': sequence_parallel is False, and True in this mode")
+@planted(LAB, "6.2", r"mode 'tensor\+sequence': sequence_parallel is False, but the mode says True")
 def no_sequence_parallelism(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, sequence_parallel=False)
 
@@ -119,22 +125,22 @@ def always_shared(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, tensor=True)
 
 
-@planted(LAB, "6.2", r"as if dropout were 0.0: hand p=dropout to GPT")
+@planted(LAB, "6.2", r"as if dropout were 0.0: pass p=dropout to GPT")
 def dropout_lost(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, p=0.0)
 
 
-@planted(LAB, "6.2", r"as if dropout were 0.1: hand p=dropout to GPT")
+@planted(LAB, "6.2", r"as if dropout were 0.1: pass p=dropout to GPT")
 def dropout_of_the_default(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, p=0.1)
 
 
-@planted(LAB, "6.2", r"is not the same as in mode 'none': seed with SEED each time")
+@planted(LAB, "6.2", r"is not the same as in mode 'none': pass seed=SEED")
 def a_seed_for_each_mode(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, factory, seed=SEED + [known.name for known in TABLE2].index(mode.name))
 
 
-@planted(LAB, "6.2", r"parameters are float32, and dtype=float64 was given: hand \*\*factory to GPT")
+@planted(LAB, "6.2", r"parameters are float32, although dtype=float64 was given: pass \*\*factory to GPT")
 def factory_lost(shape, mode, group, *, dropout=0.0, **factory):
     return made(shape, mode, group, dropout, {})
 
@@ -158,7 +164,7 @@ def norm_of_this_rank(model):
     return math.sqrt(sum(squares(model)))
 
 
-@planted(LAB, "6.3", r"parameters that every rank has whole are counted t times")
+@planted(LAB, "6.3", r"parameters that are replicated are counted t times")
 def all_squares_summed(model):
     return math.sqrt(summed(sum(squares(model)), model))
 
@@ -174,7 +180,7 @@ def no_root(model):
     return (summed(cut, model) + whole).item()
 
 
-@planted(LAB, "6.3", r"parameters that every rank has whole are left out")
+@planted(LAB, "6.3", r"parameters that are replicated are left out")
 def only_the_cut_ones(model):
     return math.sqrt(summed(squares(model)[0], model))
 
@@ -186,7 +192,7 @@ def sums_over_the_world(model):
     return math.sqrt(cut + whole)
 
 
-@planted(LAB, "6.3", r"a \.grad is changed: the norm is only to be found")
+@planted(LAB, "6.3", r"a \.grad is changed: only compute the norm")
 def torchs_clipping(model):
     return torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0).item()
 

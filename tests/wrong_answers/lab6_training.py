@@ -4,15 +4,17 @@ import torch
 import torch.distributed as dist
 
 from actmem.formulas.table2 import TABLE2
-from actmem.lab.solutions import lab6_train as right
-from actmem.lab.solutions.lab6_train import MAX_NORM, NUM_MICROBATCHES
 from actmem.parallel.linear import reduce_partial_gradients
+from actmem_course.judge.solutions import lab6_train as right
+from actmem_course.judge.solutions.lab6_train import MAX_NORM, NUM_MICROBATCHES
 from tests.wrong_answers.planted import planted
 
 LAB = "lab6_train"
 
 
-def stepped(model, optimizer, microbatches, max_norm, *, clear=True, divide=True, reduce=True, clip=None, step=True, result=None):
+def stepped(
+    model, optimizer, microbatches, max_norm, *, clear=True, divide=True, reduce=True, clip=None, step=True, result=None
+):
     """Our training_step, with one thing in it changed."""
     if clear:
         optimizer.zero_grad()
@@ -61,7 +63,9 @@ def sum_of_the_microbatches(*arguments):
     return stepped(*arguments, divide=False)
 
 
-@planted(LAB, "6.4", r"steps are 1/3 of what they should be: the losses are divided by the number of microbatches twice")
+@planted(
+    LAB, "6.4", r"steps are 1/3 of what they should be: the losses are divided by the number of microbatches twice"
+)
 def divided_twice(model, optimizer, microbatches, max_norm):
     def again(model, max_norm):
         for parameter in model.parameters():
@@ -102,12 +106,16 @@ def never_clipped(*arguments):
 
 @planted(LAB, "6.4", r"gradients are scaled by the norm of this rank's parameters, so ranks scale differently")
 def clipped_by_each_rank(*arguments):
-    return stepped(*arguments, clip=lambda model, max_norm: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm))
+    return stepped(
+        *arguments, clip=lambda model, max_norm: torch.nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+    )
 
 
-@planted(LAB, "6.4", r"each number of a gradient is cut off at max_norm by itself")
+@planted(LAB, "6.4", r"each element of a gradient is clipped to max_norm by itself")
 def clipped_by_value(*arguments):
-    return stepped(*arguments, clip=lambda model, max_norm: torch.nn.utils.clip_grad_value_(model.parameters(), max_norm))
+    return stepped(
+        *arguments, clip=lambda model, max_norm: torch.nn.utils.clip_grad_value_(model.parameters(), max_norm)
+    )
 
 
 @planted(LAB, "6.4", r"each parameter's gradient is scaled by its own norm")
@@ -151,18 +159,24 @@ def loss_of_the_last(*arguments):
     return stepped(*arguments, result=lambda losses: losses[-1])
 
 
-def trained(shape, mode, text, num_steps, group, factory, *, optimizer=None, step_of=lambda step: step, parts=NUM_MICROBATCHES):
+def trained(
+    shape, mode, text, num_steps, group, factory, *, optimizer=None, step_of=lambda step: step, parts=NUM_MICROBATCHES
+):
     """Our train, with one thing in it changed."""
     model = right.make_model(shape, mode, group, **factory)
-    optimizer = (optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=right.LEARNING_RATE)))(model.parameters())
+    optimizer = (optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=right.LEARNING_RATE)))(
+        model.parameters()
+    )
     losses = []
     for step in range(num_steps):
         tokens, targets = right.batch(text, step_of(step), shape.seq_length, NUM_MICROBATCHES * shape.micro_batch_size)
-        losses.append(right.training_step(model, optimizer, list(zip(tokens.chunk(parts), targets.chunk(parts))), MAX_NORM))
+        losses.append(
+            right.training_step(model, optimizer, list(zip(tokens.chunk(parts), targets.chunk(parts))), MAX_NORM)
+        )
     return losses
 
 
-@planted(LAB, "6.5", r"mode 'tensor': the model that is trained is of another mode")
+@planted(LAB, "6.5", r"mode 'tensor': the trained model is in another mode")
 def trains_one_mode_only(shape, mode, text, num_steps, group, **factory):
     return trained(shape, TABLE2[0], text, num_steps, group, factory)
 
@@ -172,22 +186,28 @@ def trains_on_one_batch(shape, mode, text, num_steps, group, **factory):
     return trained(shape, mode, text, num_steps, group, factory, step_of=lambda step: 0)
 
 
-@planted(LAB, "6.5", r"the optimizer is SGD; torch.optim.AdamW is asked for")
+@planted(LAB, "6.5", r"the optimizer is SGD; expected torch.optim.AdamW")
 def another_optimizer(shape, mode, text, num_steps, group, **factory):
-    return trained(shape, mode, text, num_steps, group, factory, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1))
+    return trained(
+        shape, mode, text, num_steps, group, factory, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1)
+    )
 
 
-@planted(LAB, "6.5", r"the learning rate is 0.001; lr=LEARNING_RATE")
+@planted(LAB, "6.5", r"the learning rate is 0.001; expected lr=LEARNING_RATE")
 def learning_rate_of_the_default(shape, mode, text, num_steps, group, **factory):
     return trained(shape, mode, text, num_steps, group, factory, optimizer=torch.optim.AdamW)
 
 
-@planted(LAB, "6.5", r"a step runs microbatches of 4 sequences; NUM_MICROBATCHES \(2\) of shape.micro_batch_size \(2\)")
+@planted(
+    LAB,
+    "6.5",
+    r"a step runs microbatches of 4 sequences; expected NUM_MICROBATCHES \(2\) of shape.micro_batch_size \(2\)",
+)
 def one_large_microbatch(shape, mode, text, num_steps, group, **factory):
     return trained(shape, mode, text, num_steps, group, factory, parts=1)
 
 
-@planted(LAB, "6.5", r"5 losses are asked for, one a step, and these are 1")
+@planted(LAB, "6.5", r"expected 5 losses, one per step, got 1")
 def the_last_loss_only(shape, mode, text, num_steps, group, **factory):
     return trained(shape, mode, text, num_steps, group, factory)[-1:]
 
@@ -204,6 +224,10 @@ def a_new_optimizer_each_step(shape, mode, text, num_steps, group, **factory):
     return losses
 
 
-@planted(LAB, "6.5", r"mode 'tensor' has other losses than mode 'none' from step 1 on, so the models or the batches differ")
+@planted(
+    LAB,
+    "6.5",
+    r"the losses of mode 'tensor' differ from those of mode 'none' from step 1 on, so the models or the batches differ",
+)
 def another_seed_where_it_is_shared(shape, mode, text, num_steps, group, **factory):
     return trained(shape, mode, text, num_steps, group, factory, step_of=lambda step: step + 100 * mode.tensor_parallel)

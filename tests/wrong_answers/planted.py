@@ -1,12 +1,12 @@
-"""A register of planted mistakes: what is asked, a wrong answer, and the words its diagnosis must have."""
+"""A register of planted mistakes: the exercise, a wrong answer, and the words that its diagnosis must contain."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable
 
 
 @dataclass(frozen=True)
 class Planted:
-    """lab: file name without .py.  diagnosis: a regular expression.  size: on how many ranks it shows."""
+    """lab: file name without .py.  diagnosis: a regular expression.  size: the number of ranks it needs."""
 
     lab: str
     number: str

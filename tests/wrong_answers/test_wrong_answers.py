@@ -5,14 +5,24 @@ from collections import Counter
 
 import pytest
 
-from actmem.lab.judge.bench import Bench
-from actmem.lab.judge.exercise import load_lab, solutions_of
-from actmem.lab.judge.judging import judge
-from actmem.lab.judge.together import Together
+from actmem_course.judge.catalogue import load_lab, solutions_of
+from actmem_course.judge.judging import judge
+from actmem_course.judge.workbench import Bench
+from actmem_course.rank_store import RankStore
 from tests.labs.judged import judged, judged_alone
 from tests.wrong_answers import (  # noqa: F401  they register
-    lab1, lab2_blocks, lab2_linears, lab2_operators, lab2_vocabulary,
-    lab3_layer, lab3_operators, lab3_replicas, lab4, lab5, lab6_data, lab6_training,
+    lab1,
+    lab2_blocks,
+    lab2_linears,
+    lab2_operators,
+    lab2_vocabulary,
+    lab3_layer,
+    lab3_operators,
+    lab3_replicas,
+    lab4,
+    lab5,
+    lab6_data,
+    lab6_training,
 )
 from tests.wrong_answers.planted import PLANTED
 
@@ -32,10 +42,10 @@ def test_there_are_many_and_none_twice():
     assert not [name for name, count in Counter(mistake.id for mistake in PLANTED).items() if count > 1]
 
 
-def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_waits_for_that_one():
+def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_is_blocked_by_that_one():
     lab = load_lab("lab4_recompute")
     functions = solutions_of(lab.name) | {"checkpoint": lab4.seeds_again, "__file__": lab4.__file__}
     exec("def full_layer(x, w, dropouts): return checkpoint(lambda y: layer(y, w, dropouts), x)", functions)
-    verdicts = judge(lab, lab.choose(["4.1", "4.2", "4.4"], "number"), Bench(functions, Together()))
+    verdicts = judge(lab, lab.choose(["4.1", "4.2", "4.4"], "number"), Bench(functions, RankStore()))
     assert [verdict.status for verdict in verdicts] == ["passed", "wrong", "todo"]
-    assert "waits for 4.2 (checkpoint)" in verdicts[2].diagnosis
+    assert "blocked by 4.2 (checkpoint)" in verdicts[2].diagnosis

@@ -4,20 +4,18 @@ import json
 
 import pytest
 
-from actmem import paper
+from actmem.formulas import paper
 from actmem.formulas.flops import eq7, eq8, hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.formulas.table2 import TABLE2, closed_form
-from actmem.lab.paper.entries import Entry
-from actmem.lab.paper.flops import count_iteration, count_parameters
-from actmem.lab.paper.jobs import Job
-from actmem.lab.paper.memory import STAGE_CONFIGURATIONS, Stage, measure
-from actmem.lab.paper.report import parts_of
-from actmem.lab.paper.sections import SECTIONS, jobs_of, measure_paper
-from actmem.lab.paper.tables import measure_layer_of
-from actmem.lab.table2 import Result
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row
+from actmem_course.bench.measure_paper import SECTIONS, entries_of, jobs_of, measure_paper, parts_of
+from actmem_course.bench.reproduce.byte_sections import measure_layer_of
+from actmem_course.bench.reproduce.jobs import Job
+from actmem_course.bench.reproduce.meta_model import count_iteration, count_parameters
+from actmem_course.bench.reproduce.paper_stage import STAGE_CONFIGURATIONS, PaperStage, measure_paper_stage
+from actmem_course.results import PaperEntry, Table2Result
 
 MODELS = tuple(PAPER_MODELS)
 
@@ -25,7 +23,7 @@ MODELS = tuple(PAPER_MODELS)
 def by_formula(job):
     """What a job would give if every measurement agreed."""
     name = job.arguments[0]
-    if job.function is measure:
+    if job.function is measure_paper_stage:
         return name.rows() + name.extra_rows()
     model = PAPER_MODELS[name]
     if job.function is count_parameters:
@@ -34,17 +32,17 @@ def by_formula(job):
         return {"aten.mm": hardware_flops(model.shape, model.global_batch_size, job.arguments[1])}
     assert job.function is measure_layer_of
     sizes = [closed_form(c, model.shape, 8) for c in TABLE2]
-    return [Result(c.name, c.formula(), 8, 0, size, 5, size + 5, 0, True, "") for c, size in zip(TABLE2, sizes)]
+    return [Table2Result(c.name, c.formula(), 8, 0, size, 5, size + 5, 0, True, "") for c, size in zip(TABLE2, sizes)]
 
 
-def entries_of(section, models=MODELS, change=lambda job, result: result):
+def entries_by_formula(section, models=MODELS, change=lambda job, result: result):
     results = {job: change(job, by_formula(job)) for job in jobs_of([section], models)}
-    return SECTIONS[section].entries(models, results)
+    return entries_of(section, models, results)
 
 
 @pytest.mark.parametrize("section", SECTIONS)
 def test_every_model_every_number_exact_and_plain_in_json(section):
-    entries = entries_of(section)
+    entries = entries_by_formula(section)
     assert {e.section for e in entries} == {section}
     assert len({(e.model, e.quantity, e.unit, e.paper) for e in entries}) == len(entries)
     if section in ("table4", "figure9", "disagreements"):
@@ -60,8 +58,8 @@ def test_every_model_every_number_exact_and_plain_in_json(section):
 @pytest.mark.parametrize(
     ("section", "change"),
     [
-        ("figure1", lambda job, result: [*result, Row("more", 1)] if job.function is measure else result),
-        ("table2", lambda job, result: [*result[:5], Result("full", "2", 8, 0, 9, 5, 15, 1, False, "more")]),
+        ("figure1", lambda job, result: [*result, Row("more", 1)] if job.function is measure_paper_stage else result),
+        ("table2", lambda job, result: [*result[:5], Table2Result("full", "2", 8, 0, 9, 5, 15, 1, False, "more")]),
         ("table3", lambda job, result: (result[0], result[1] + 1)),
         ("figure7", lambda job, result: [Row(row.term + "?", row.bytes) for row in result]),
         ("table5", lambda job, result: {"aten.mm": result["aten.mm"] + 10**12}),
@@ -70,12 +68,12 @@ def test_every_model_every_number_exact_and_plain_in_json(section):
     ],
 )
 def test_a_wrong_measurement_is_seen(section, change):
-    wrong = [e for e in entries_of(section, change=change) if e.exact is False]
+    wrong = [e for e in entries_by_formula(section, change=change) if e.exact is False]
     assert wrong and all(e.difference or e.disagreement for e in wrong)
 
 
 def test_table_5_is_reproduced():
-    entries = entries_of("table5")
+    entries = entries_by_formula("table5")
     percents = {(e.model, e.quantity): e for e in entries}
     for name, row in paper.TABLE5.items():
         for quantity, printed in (("MFU, eq. 7", row.mfu_percent), ("HFU, eq. 8", row.hfu_percent)):
@@ -90,7 +88,7 @@ def test_table_5_is_reproduced():
 def test_three_ways_to_count_selective_stand_side_by_side():
     for name, model in PAPER_MODELS.items():
         shape, batch = model.shape, model.global_batch_size
-        entries = [e for e in entries_of("flops") if e.model == name]
+        entries = [e for e in entries_by_formula("flops") if e.model == name]
         text, ours = (e for e in entries if e.unit == "FLOPs" and e.quantity.startswith("selective"))
         assert text.paper == ours.paper == eq8(shape, batch)
         core = 4 * batch * shape.num_layers * shape.seq_length**2 * shape.hidden_size
@@ -100,7 +98,7 @@ def test_three_ways_to_count_selective_stand_side_by_side():
 
 
 def test_figure_7_and_1():
-    entries = entries_of("figure7")
+    entries = entries_by_formula("figure7")
     for name in MODELS:
         stages = {e.quantity: e for e in entries if e.model == name and e.unit == "bytes"}
         assert tuple(stages) == STAGE_CONFIGURATIONS
@@ -108,31 +106,44 @@ def test_figure_7_and_1():
         _, b, h, s = PAPER_MODELS[name].shape.letters()
         masks = PAPER_MODELS[name].parallel.pipeline_parallel_size * s * b * h // 8
         assert difference == {masks if PAPER_MODELS[name].parallel.num_model_chunks > 1 else 0}
-    fits = {(e.model, e.quantity): e.note for e in entries_of("figure1") if e.note}
+    fits = {(e.model, e.quantity): e.note for e in entries_by_formula("figure1") if e.note}
     for name in MODELS:
-        assert fits[name, "all, baseline"].endswith("does not fit") and fits[name, "all, both methods"].endswith(", fits")
+        assert fits[name, "all, baseline"].endswith("does not fit") and fits[name, "all, both methods"].endswith(
+            ", fits"
+        )
 
 
 def test_figure_9_has_a_row_for_every_rank():
-    entries = entries_of("figure9")
+    entries = entries_by_formula("figure9")
     assert [e.pipeline_rank for e in entries if e.quantity.startswith("rank")] == list(range(35))
     (saved,) = [e for e in entries if e.unit == "GiB"]
-    assert saved.paper == paper.FIGURE9_SAVED_GB and float(saved.ours_formula) == pytest.approx(saved.paper * 139 / 35 / 8, rel=0.01)
-    assert entries_of("figure9", ["22B"]) == entries_of("table4", ["1T"]) == []
-    assert {e.model for e in entries_of("figure9", ["175B", "1T"])} == {"175B", "1T"}
+    assert saved.paper == paper.FIGURE9_SAVED_GB and float(saved.ours_formula) == pytest.approx(
+        saved.paper * 139 / 35 / 8, rel=0.01
+    )
+    assert entries_by_formula("figure9", ["22B"]) == entries_by_formula("table4", ["1T"]) == []
+    assert {e.model for e in entries_by_formula("figure9", ["175B", "1T"])} == {"175B", "1T"}
 
 
 @pytest.mark.parametrize("section", ["table4", "figure9"])
 def test_an_empty_section_says_why(section):
     (line,) = parts_of(section, [])
-    assert "22B model" in line
+    assert "22B model" in str(line)
 
 
 def test_measurements_are_shared_between_sections():
     jobs = jobs_of(list(SECTIONS), MODELS)
     assert len(jobs) == len(set(jobs))
-    assert len(jobs) < sum(len(SECTIONS[name].jobs(MODELS)) for name in SECTIONS)
-    assert jobs.count(Job(measure, (Stage("530B", "tensor+sequence+selective"),), "530B, first stage, tensor+sequence+selective")) == 1
+    assert len(jobs) < sum(len(jobs_of([name], MODELS)) for name in SECTIONS)
+    assert (
+        jobs.count(
+            Job(
+                measure_paper_stage,
+                (PaperStage("530B", "tensor+sequence+selective"),),
+                "530B, first stage, tensor+sequence+selective",
+            )
+        )
+        == 1
+    )
 
 
 def test_without_measurements_nothing_is_run():
@@ -142,8 +153,8 @@ def test_without_measurements_nothing_is_run():
 
 
 def test_differences():
-    entry = Entry("table2", "22B", "x", "bytes", paper=7, ours_formula=10, extra=3, measured=14)
+    entry = PaperEntry("table2", "22B", "x", "bytes", paper=7, ours_formula=10, extra=3, measured=14)
     assert (entry.difference, entry.difference_from_paper, entry.exact) == (1, 3, False)
-    assert Entry("table2", "22B", "x", "bytes", ours_formula=10, measured=10).exact is True
-    assert Entry("table2", "22B", "x", "bytes", ours_formula=10, measured=10, disagreement="a term").exact is False
-    assert Entry("table2", "22B", "x", "bytes", paper="under 20", ours_formula=10).difference_from_paper is None
+    assert PaperEntry("table2", "22B", "x", "bytes", ours_formula=10, measured=10).exact is True
+    assert PaperEntry("table2", "22B", "x", "bytes", ours_formula=10, measured=10, disagreement="a term").exact is False
+    assert PaperEntry("table2", "22B", "x", "bytes", paper="under 20", ours_formula=10).difference_from_paper is None

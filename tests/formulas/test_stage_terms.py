@@ -6,11 +6,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem import paper
 from actmem.config import RECOMPUTE_MODES, ConfigError, Parallel
+from actmem.formulas import paper
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.model import (
+from actmem.formulas.first_stage import (
+    eq5,
+    eq6,
+    first_stage_bytes,
+    interleave_factor,
+    layers_per_chunk,
+    section43_extras,
+)
+from actmem.formulas.schedule import held
+from actmem.formulas.stage_terms import (
     EMBEDDING_TERM,
     HEAD_TERMS,
     bytes_by_rank,
@@ -18,12 +27,10 @@ from actmem.formulas.model import (
     stage_output_rows,
     stage_rows,
 )
-from actmem.formulas.pipeline import eq5, eq6, first_stage_bytes, interleave_factor, layers_per_chunk, section43_extras
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import by_term, extra_rows, paper_rows, total
-from actmem.schedule import held
 from tests.formulas.cuts import model_cuts
-from tests.formulas.test_pipeline import schedule_of
+from tests.formulas.test_first_stage import schedule_of
 
 MODES = st.sampled_from(RECOMPUTE_MODES)
 ELEMENT_SIZES = st.sampled_from([2, 4, 8])
@@ -143,9 +150,18 @@ def test_two_ways_to_count_logits():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: stage_rows(TINY, Parallel(1, False, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size = 3"),
-        (lambda: stage_rows(TINY, Parallel(1, False, 2, 2), 0, "none", 3), "num_microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
-        (lambda: stage_rows(TINY.with_sizes(vocab_size=7), Parallel(2)), "vocab_size: 7 must be divisible by tensor_parallel_size = 2"),
+        (
+            lambda: stage_rows(TINY, Parallel(1, False, 3)),
+            "num_layers: 4 must be divisible by pipeline_parallel_size = 3",
+        ),
+        (
+            lambda: stage_rows(TINY, Parallel(1, False, 2, 2), 0, "none", 3),
+            "num_microbatches: 3 must be divisible by pipeline_parallel_size = 2",
+        ),
+        (
+            lambda: stage_rows(TINY.with_sizes(vocab_size=7), Parallel(2)),
+            "vocab_size: 7 must be divisible by tensor_parallel_size = 2",
+        ),
         (lambda: stage_output_rows(TINY, Parallel(1, False, 2), 2), "pipeline_rank: must be from 0 to 1, got 2"),
     ],
 )

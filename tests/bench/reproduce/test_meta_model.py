@@ -7,11 +7,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import RECOMPUTE_MODES, ModelShape
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.states import num_parameters, parameter_counts
-from actmem.lab.paper.flops import count_flops, count_iteration, count_parameters, meta_model
 from actmem.measure.emulate import emulated_rank
 from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench.reproduce.meta_model import count_flops, count_iteration, count_parameters, meta_model
 
 SHAPE = ModelShape(16, 2, 48, 8, num_layers=3, vocab_size=40)
 
@@ -65,4 +65,7 @@ def test_the_meta_model_holds_no_memory():
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_parameters(name):
     model = PAPER_MODELS[name]
-    assert count_parameters(name) == (num_parameters(model.shape), sum(parameter_counts(model.shape, model.parallel).values()))
+    assert count_parameters(name) == (
+        num_parameters(model.shape),
+        sum(parameter_counts(model.shape, model.parallel).values()),
+    )

@@ -1,5 +1,7 @@
 """The compiled layer computes what ours computes and keeps other bytes.  Without code generation, to be quick."""
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -7,8 +9,8 @@ from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record
 from actmem.parallel.groups import tensor_parallel
-from actmem.peers import PeerUnavailable
-from actmem.peers.compiled import compiled_layer
+from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.peers.compiled import compiled_layer
 
 SHAPE = ModelShape(16, 2, 32, 4)
 #: torch.compile's own choice of what to keep, run operation by operation.
@@ -21,7 +23,8 @@ def test_same_numbers_and_other_bytes():
         compiled = compiled_layer(SHAPE, tp, p=0.0, dtype=torch.float64, backend=BACKEND)
         x = torch.randn(8, 2, 32, dtype=torch.float64, requires_grad=True)
         results = []
-        for module in (compiled.layer, compiled):
+        modules: tuple[Any, ...] = (compiled.layer, compiled)
+        for module in modules:
             with record(module) as ledger:
                 y = module(x)
             (grad,) = torch.autograd.grad(y, x, torch.ones_like(y))

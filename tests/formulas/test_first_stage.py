@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem import paper
 from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape, Parallel
+from actmem.formulas import paper
 from actmem.formulas.activations import layer_rows
-from actmem.formulas.pipeline import (
+from actmem.formulas.first_stage import (
     bubble_fraction,
     embeddings_in_flight,
     eq5,
@@ -23,9 +23,9 @@ from actmem.formulas.pipeline import (
     section43_extras,
     selective_saves,
 )
+from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
-from actmem.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from tests.formulas.cuts import layer_cuts, model_cuts
 
 
@@ -36,7 +36,8 @@ def schedule_of(parallel, n, per_round=None):
 
 @given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), st.sampled_from([2, 4, 8]))
 def test_layer_bytes_are_the_sum_of_the_rows(cut, recompute, e):
-    assert layer_bytes(*cut, recompute, e) == total(layer_rows(*cut, recompute, e))
+    shape, parallel = cut
+    assert layer_bytes(shape, parallel, recompute, e) == total(layer_rows(shape, parallel, recompute, e))
 
 
 @given(model_cuts())
@@ -139,16 +140,25 @@ def test_bubble_of_the_papers_models():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: layers_per_chunk(TINY, Parallel(1, False, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size = 3"),
+        (
+            lambda: layers_per_chunk(TINY, Parallel(1, False, 3)),
+            "num_layers: 4 must be divisible by pipeline_parallel_size = 3",
+        ),
         (
             lambda: first_stage_bytes(TINY, Parallel(1, False, 2, 3)),
             "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 6",
         ),
-        (lambda: in_flight(Parallel(1, False, 4, 2), 0, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
+        (
+            lambda: in_flight(Parallel(1, False, 4, 2), 0, 6),
+            "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4",
+        ),
         (lambda: in_flight(Parallel(1, False, 4), 4), "pipeline_rank: must be from 0 to 3, got 4"),
         (lambda: in_flight(Parallel(1, False, 4), 0, 0), "num_microbatches: must be at least 1, got 0"),
         (lambda: eq6(ModelShape(9, 1, 12, 4), 2), "seq_length: 9 must be divisible by tensor_parallel_size = 2"),
-        (lambda: section43_extras(TINY.with_sizes(vocab_size=9), 2, 1), "vocab_size: 9 must be divisible by tensor_parallel_size = 2"),
+        (
+            lambda: section43_extras(TINY.with_sizes(vocab_size=9), 2, 1),
+            "vocab_size: 9 must be divisible by tensor_parallel_size = 2",
+        ),
     ],
 )
 def test_refuses(make, message):

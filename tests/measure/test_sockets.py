@@ -6,13 +6,13 @@ import torch.distributed as dist
 
 from actmem.config import ModelShape
 from actmem.formulas.communication import Exchange
-from actmem.formulas.gloo import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
-from actmem.lab.ranks import Ranks
-from actmem.lab.wire import TORCHS, measure_sent
-from actmem.measure import wire
-from actmem.measure.wire import bytes_sent_by, can_count
+from actmem.formulas.gloo_headers import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
+from actmem.measure import sockets as wire
+from actmem.measure.sockets import bytes_sent_by, can_count
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench.measure_communication import TORCHS, measure_sent
+from actmem_course.ranks import Ranks
 
 
 def sent(shape):
@@ -35,11 +35,11 @@ def test_the_sockets_sent_what_the_formulas_say(size, shape, pools):
 
 
 def not_counted():
-    wire._told, told = lambda connection: b"", wire._told
+    wire._tcp_info, told = lambda connection: b"", wire._tcp_info
     try:
         return can_count(), measure_sent(ModelShape(16, 1, 32, 4), Ranks(0, 2, "cpu", False), torch.float32)
     finally:
-        wire._told = told
+        wire._tcp_info = told
 
 
 def test_an_older_system_is_not_asked(pools):

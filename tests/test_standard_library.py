@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem.lab.text import standard_library
+from actmem_course.standard_library import standard_library
 
 
 def test_bytes_of_the_modules_in_the_order_of_their_names():
@@ -29,7 +29,9 @@ def test_order_is_by_name_and_only_python_counts(tmp_path):
 @pytest.mark.parametrize("num_bytes", [5, 10**9])
 def test_too_little_text(tmp_path, num_bytes):
     (tmp_path / "a.py").write_text("1234")
-    with pytest.raises(ConfigError, match=rf"{num_bytes:,} bytes of text are asked for, .* has 4: is Python installed without"):
+    with pytest.raises(
+        ConfigError, match=rf"{num_bytes:,} bytes of text are asked for, .* has 4: is Python installed without"
+    ):
         standard_library(num_bytes, folder=tmp_path)
 
 

@@ -2,11 +2,17 @@
 
 import pytest
 
-from actmem.formulas.model import EMBEDDING_TERM
-from actmem.formulas.pipeline import eq5, eq6, first_stage_bytes, in_flight, interleave_factor, section43_extras
-from actmem.lab.paper.memory import STAGE_CONFIGURATIONS, Stage, measure, num_microbatches, schedule
+from actmem.formulas.first_stage import eq5, eq6, first_stage_bytes, in_flight, interleave_factor, section43_extras
+from actmem.formulas.stage_terms import EMBEDDING_TERM
 from actmem.models import PAPER_MODELS
 from actmem.rows import by_term, compare, extra_rows, total
+from actmem_course.bench.reproduce.paper_stage import (
+    STAGE_CONFIGURATIONS,
+    PaperStage,
+    measure_paper_stage,
+    num_microbatches,
+    schedule,
+)
 
 BOTH = "tensor+sequence+selective"
 
@@ -17,7 +23,7 @@ def ranks(name):
 
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_the_ranks_hold_every_layer_once(name):
-    layers = [layer for rank in ranks(name) for chunk in Stage(name, BOTH, rank).chunks() for layer in chunk]
+    layers = [layer for rank in ranks(name) for chunk in PaperStage(name, BOTH, rank).chunks() for layer in chunk]
     assert sorted(layers) == list(range(PAPER_MODELS[name].shape.num_layers))
 
 
@@ -26,7 +32,7 @@ def test_the_ranks_hold_every_layer_once(name):
 def test_the_chosen_moment_is_the_fullest(name, configuration):
     """Counted from the actions alone: as many chunk-microbatches as the formula says, on every rank."""
     for rank in ranks(name):
-        stage = Stage(name, configuration, rank)
+        stage = PaperStage(name, configuration, rank)
         actions = stage.actions()
         assert actions == schedule(name)[rank][: len(actions)] and actions[-1].kind == "F"
         held = [a for a in actions if a.kind == "F"]
@@ -40,10 +46,10 @@ def test_the_chosen_moment_is_the_fullest(name, configuration):
 @pytest.mark.parametrize("name", PAPER_MODELS)
 def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
     """Real layers, all of them, every microbatch in flight: measured equals predicted, term by term."""
-    stage = Stage(name, configuration)
+    stage = PaperStage(name, configuration)
     shape, parallel = stage.model.shape, stage.parallel
     t, p, m = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
-    measured = measure(stage)
+    measured = measure_paper_stage(stage)
     assert compare(stage.rows() + stage.extra_rows(), measured).exact
 
     terms = by_term(measured)
@@ -60,15 +66,20 @@ def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
 
 
 @pytest.mark.parametrize(
-    "stage", [Stage("22B", "full"), Stage("1T", "tensor", 63), Stage("175B", "tensor+selective", 7)], ids=str
+    "stage",
+    [PaperStage("22B", "full"), PaperStage("1T", "tensor", 63), PaperStage("175B", "tensor+selective", 7)],
+    ids=str,
 )
 def test_other_ranks_and_configurations(stage):
-    measured = measure(stage)
+    measured = measure_paper_stage(stage)
     assert compare(stage.rows() + stage.extra_rows(), measured).exact
     assert total(measured) > total(stage.rows()) > 0
 
 
 def test_microbatches():
     assert {name: num_microbatches(model) for name, model in PAPER_MODELS.items()} == {
-        "22B": 1, "175B": 64, "530B": 280, "1T": 512,
+        "22B": 1,
+        "175B": 64,
+        "530B": 280,
+        "1T": 512,
     }

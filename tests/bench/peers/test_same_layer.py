@@ -9,21 +9,31 @@ import torch.distributed as dist
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import gathered_input_bytes, layer_rows
-from actmem.lab.peers import MODES, OURS, PEERS, build
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import shard
-from actmem.peers import PeerUnavailable
 from actmem.rows import total
+from actmem_course.bench.measure_peers import OURS, PEER_MODES, PEERS, build
+from actmem_course.bench.peers import PeerUnavailable
 
 SHAPE = ModelShape(16, 2, 32, 4)
 HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
-NAMES = [pytest.param(name, marks=pytest.mark.skipif(name == "megatron-core" and not HAS_MEGATRON, reason="not installed")) for name in PEERS]
+NAMES = [
+    pytest.param(name, marks=pytest.mark.skipif(name == "megatron-core" and not HAS_MEGATRON, reason="not installed"))
+    for name in PEERS
+]
 
 #: Our names of parts, and how a peer calls them.
-PLAIN = {"attention.qkv": "qkv", "attention.projection": "projection", "mlp.up": "up", "mlp.down": "down", "norm1": "norm1", "norm2": "norm2"}
+PLAIN = {
+    "attention.qkv": "qkv",
+    "attention.projection": "projection",
+    "mlp.up": "up",
+    "mlp.down": "down",
+    "norm1": "norm1",
+    "norm2": "norm2",
+}
 MEGATRON = {
     "attention.qkv": "self_attention.linear_qkv", "attention.projection": "self_attention.linear_proj", "mlp.up": "mlp.linear_fc1",
     "mlp.down": "mlp.linear_fc2", "norm1": "input_layernorm", "norm2": "pre_mlp_layernorm",
@@ -61,7 +71,7 @@ def compare_on_ranks(peer, sequence_parallel):
     tp = tensor_parallel(sequence_parallel=sequence_parallel)
     dim = 1 if peer == "FSDP2" else 0 if sequence_parallel else None
     differences = {}
-    for mode in MODES:
+    for mode in PEER_MODES:
         layer = build(peer, SHAPE, tp, mode, "cpu", torch.float64, p=0.0)
         fill(peer, layer, dense.state_dict(), tp)
         own = shard(x.detach(), dim, tp).clone().requires_grad_()
@@ -107,7 +117,7 @@ def test_dtensor_keeps_the_gathered_inputs(t):
         assert theirs == by_formula + extras(SHAPE, 16 // t) + gathered_input_bytes(SHAPE, t, 4)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", PEER_MODES)
 def test_fsdp_keeps_an_uncut_layer_and_no_weights(mode):
     shape = SHAPE.with_sizes(micro_batch_size=1)
     leaf = torch.randn(16, 1, 32, requires_grad=True)
@@ -118,12 +128,14 @@ def test_fsdp_keeps_an_uncut_layer_and_no_weights(mode):
 
 
 def test_a_missing_megatron_is_one_line(monkeypatch):
-    import actmem.peers.megatron as peer
+    import actmem_course.bench.peers.megatron as peer
 
     def refuse(name):
         raise ModuleNotFoundError(f"No module named {name.partition('.')[0]!r}")
 
     monkeypatch.setattr(peer.importlib, "import_module", refuse)
-    with pytest.raises(PeerUnavailable, match="^megatron-core can't be imported: No module named 'megatron'; pip install"):
+    with pytest.raises(
+        PeerUnavailable, match="^megatron-core can't be imported: No module named 'megatron'; pip install"
+    ):
         peer.megatron_layer(SHAPE, TensorParallel())
     assert not dist.is_initialized()

@@ -1,0 +1,336 @@
+"""What a learner writes is never lost: copies, what is moved out of labs/, and the tool that writes labs/."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actmem_course import copies, make_copies
+from actmem_course.copies import Copies, file_to_judge, lab_files, move_edits, notebook_files
+from actmem_course.cut import cut, lab_names, lab_source, write_labs
+from actmem_course.launch import LABS
+from tests.labs.stuck import start
+
+ROOT = LABS.parent
+LAB = "lab4_recompute"
+COPY = f"labs/{LAB}.py"
+EDIT = "    raise NotImplementedError  # my notes\n"
+
+
+@pytest.fixture
+def mine(tmp_path):
+    return tmp_path / "my"
+
+
+@pytest.fixture
+def labs(tmp_path):
+    """A folder of labs as the repository has them."""
+    folder = tmp_path / "labs"
+    folder.mkdir()
+    for name in lab_names():
+        (folder / f"{name}.py").write_text(lab_source(name), encoding="utf-8")
+    return folder
+
+
+def edited(path):
+    path.write_text(
+        path.read_text(encoding="utf-8").replace("    raise NotImplementedError\n", EDIT, 1), encoding="utf-8"
+    )
+    return path.read_bytes()
+
+
+def everything(folder):
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# copies
+
+
+def test_a_copy_of_every_lab_and_chapter(mine):
+    given = {**lab_files(), **notebook_files()}
+    assert Copies(mine, given).make() == list(given)
+    made = everything(mine)
+    made.pop(".given.json")
+    assert made == given
+    assert {f"labs/{path.name}" for path in LABS.glob("lab*.py")} < set(made)
+    assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")} < set(made)
+
+
+def test_links_of_a_chapters_copy_lead_to_copies(mine):
+    given = {**lab_files(), **notebook_files()}
+    links = {
+        link
+        for text in notebook_files().values()
+        for link in re.findall(r"\]\(([^)#:]+\.(?:py|ipynb))\)", text.decode())
+    }
+    assert len(links) > 12
+    assert {os.path.normpath(f"notebooks/{link}") for link in links} <= set(given)
+
+
+def test_nothing_that_is_there_is_written(mine):
+    copies = Copies(mine, lab_files())
+    copies.make()
+    edited(mine / COPY)
+    (mine / "labs" / "lab1_count_bytes.py").write_text("", encoding="utf-8")
+    (mine / "labs" / "lab2_tensor_parallel.py").unlink()
+    before = everything(mine)
+    assert copies.make() == ["labs/lab2_tensor_parallel.py"]
+    after = everything(mine)
+    assert after.pop("labs/lab2_tensor_parallel.py") and after == before
+    changed = Copies(mine, {name: contents + b"# harder\n" for name, contents in lab_files().items()})
+    assert changed.make() == [] and everything(mine)[COPY] == before[COPY]
+
+
+def test_a_new_copy_keeps_the_old_one_under_a_free_name(mine):
+    copies = Copies(mine, lab_files())
+    copies.make()
+    assert copies.renew(COPY) is None  # nothing of anybody's in it
+    first = edited(mine / COPY)
+    assert copies.renew(COPY) == mine / "labs" / f"{LAB}_2.py"
+    (mine / COPY).write_bytes(b"second")
+    assert copies.renew(COPY) == mine / "labs" / f"{LAB}_3.py"
+    contents = everything(mine)
+    assert (contents[f"labs/{LAB}_2.py"], contents[f"labs/{LAB}_3.py"]) == (first, b"second")
+    assert contents[COPY] == lab_files()[COPY]
+
+
+def test_an_exercise_that_changed_is_noticed_until_there_is_a_new_copy(mine):
+    Copies(mine, lab_files()).make()
+    newer = Copies(mine, {**lab_files(), COPY: lab_files()[COPY] + b"# harder\n"})
+    assert Copies(mine, lab_files()).outdated() == [] and newer.outdated() == [COPY]
+    edited(mine / COPY)
+    assert newer.outdated() == [COPY]
+    newer.renew(COPY)
+    assert newer.outdated() == []
+    (mine / ".given.json").write_text("{", encoding="utf-8")
+    assert newer.outdated() == [] and newer.make() == []
+
+
+# what to judge
+
+
+def test_a_lab_of_the_course_leads_to_the_learners_copy(labs, mine):
+    lab = labs / f"{LAB}.py"
+    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
+    assert judged == mine / COPY and "is your copy of this lab" in remark and set(lab_files()) < set(everything(mine))
+    work = edited(mine / COPY)
+    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
+    assert judged == mine / COPY and remark.startswith("judging your copy") and judged.read_bytes() == work
+    assert file_to_judge(mine / COPY, may_write=True, labs=labs, mine=mine) == (mine / COPY, "")
+
+
+@pytest.mark.parametrize("copy", ["none", "untouched", "edited"])
+def test_what_was_written_in_labs_moves_and_nothing_is_lost(copy, labs, mine):
+    lab = labs / f"{LAB}.py"
+    if copy != "none":
+        Copies(mine, lab_files()).make()
+    other = edited(mine / COPY) + b"# older" if copy == "edited" else b""
+    if other:
+        (mine / COPY).write_bytes(other)
+    work = edited(lab)
+    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
+    assert judged == (mine / "labs" / f"{LAB}_2.py" if other else mine / COPY) and "is now in" in remark
+    assert judged.read_bytes() == work and (not other or (mine / COPY).read_bytes() == other)
+    assert lab.read_text(encoding="utf-8") == lab_source(LAB)
+    assert move_edits(LAB, labs, mine) is None
+
+
+def test_ranks_that_start_at_once_write_nothing(labs, mine):
+    lab = labs / f"{LAB}.py"
+    judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
+    assert judged == lab and "make labs" in remark
+    Copies(mine, lab_files()).make()
+    assert file_to_judge(lab, may_write=False, labs=labs, mine=mine)[0] == mine / COPY
+    edited(lab)
+    before = everything(mine.parent)
+    judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
+    assert judged == lab and "make labs moves" in remark and everything(mine.parent) == before
+
+
+def test_a_changed_exercise_is_said_when_its_copy_runs(labs, mine):
+    Copies(mine, {**lab_files(), COPY: b"as it was"}).make()
+    work = edited(mine / COPY)
+    judged, remark = file_to_judge(mine / COPY, may_write=True, labs=labs, mine=mine)
+    assert (
+        judged == mine / COPY
+        and "changed" in remark
+        and "make labs FRESH=lab4" in remark
+        and work == judged.read_bytes()
+    )
+
+
+# the commands
+
+
+@pytest.fixture
+def checkout(tmp_path, labs):
+    """A checkout of the package and the labs, whose ``my/`` is its own."""
+    shutil.copytree(ROOT / "src", tmp_path / "src", ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    return tmp_path
+
+
+def run(checkout, *arguments, **environment):
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=checkout,
+        env={**os.environ, "PYTHONPATH": str(checkout / "src"), **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_a_newcomer_runs_the_lab_in_labs_and_loses_nothing(checkout):
+    lab = f"labs/{LAB}.py"
+    done = run(checkout, lab, "--only", "4.1")
+    assert done.returncode == 1 and "not written yet" in done.stdout
+    assert (
+        f"my/{COPY} is your copy of this lab" in done.stderr and f"a hint: python my/{COPY} --hint 4.1" in done.stdout
+    )
+    (checkout / "my" / COPY).unlink()
+    source = (checkout / lab).read_text(encoding="utf-8")
+    work = source.replace("    raise NotImplementedError\n", "    raise ValueError('mine')\n", 1)
+    (checkout / lab).write_text(work, encoding="utf-8")
+    for file in (lab, f"my/{COPY}"):
+        done = run(checkout, file, "--only", "4.1")
+        assert "ValueError: mine" in done.stdout and f"{LAB}.py:" in done.stdout
+        assert (checkout / lab).read_text(encoding="utf-8") == source
+        assert (checkout / "my" / COPY).read_text(encoding="utf-8") == work
+
+
+def test_make_labs_says_where_they_are(checkout):
+    (checkout / "labs" / f"{LAB}.py").write_text("x = (", encoding="utf-8")
+    done = run(checkout, "-m", "actmem_course.make_copies", "labs")
+    assert done.returncode == 0, done.stderr
+    moved, where, what = done.stdout.splitlines()
+    assert moved.startswith(f"what you wrote in labs/{LAB}.py is now in my/{COPY}")
+    assert where == "your copies of the labs are in my/labs (made now)" and what.endswith("my/labs/lab1_count_bytes.py")
+    assert (checkout / "my" / COPY).read_text(encoding="utf-8") == "x = ("
+    done = run(checkout, "-m", "actmem_course.make_copies", "labs", "--fresh=lab4", "--fresh", "lab1")
+    assert done.stdout.splitlines()[:2] == [
+        f"my/{COPY} is new; yours is now my/labs/{LAB}_2.py",
+        "my/labs/lab1_count_bytes.py is new; yours had no edits",
+    ]
+    assert (checkout / "my" / "labs" / f"{LAB}_2.py").read_text(encoding="utf-8") == "x = ("
+
+
+def test_without_a_checkout_labs_come_to_where_one_works(tmp_path):
+    installed, here = tmp_path / "lib" / "site-packages", tmp_path / "here"
+    shutil.copytree(ROOT / "src", installed, ignore=shutil.ignore_patterns("__pycache__", "*.egg-info"))
+    here.mkdir()
+    done = run(here, "-m", "actmem_course.make_copies", PYTHONPATH=str(installed))
+    assert done.stdout.startswith("your copies of the labs are in my/labs (made now)\n")
+    assert set(everything(here / "my")) == {".given.json", *lab_files()}
+    code = "from actmem_course import launch; launch.run('measure_table2.py')"
+    assert "measure_table2.py is in the repository's labs/" in run(here, "-c", code, PYTHONPATH=str(installed)).stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["labs", "--fresh=lab9"], "--fresh: must be all, or such as lab2 or 03, got lab9"),
+        (["lab2"], "what: must be labs or notebooks, got lab2"),
+        (["notebooks"], "notebooks: they are in the repository, not in the installed package"),
+    ],
+)
+def test_wrong_use_is_one_line(arguments, expected, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(sys, "argv", ["copies", *arguments])
+    monkeypatch.setattr(copies, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(make_copies, "MINE", tmp_path)
+    with pytest.raises(SystemExit) as stopped:
+        make_copies.main()
+    assert stopped.value.code == 2 and capsys.readouterr().err == f"actmem_course.make_copies: {expected}\n"
+    assert everything(tmp_path) == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "judged"),
+    [("answers.py", "Lab 4: mine", True), ("lab4_again.py", "no title", True), ("answers.py", "no title", False)],
+)
+def test_a_renamed_copy_is_judged_or_gets_one_line(name, header, judged, tmp_path):
+    text = re.sub(r'""".*?"""', f'"""{header}"""', lab_source(LAB), count=1, flags=re.DOTALL)
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    done = start(tmp_path / name, "--only", "4.1")
+    if judged:
+        assert done.returncode == 1 and "4.1  checkpoint" in done.stdout and done.stderr == ""
+    else:
+        assert (done.returncode, done.stdout) == (2, "")
+        assert done.stderr.startswith("answers.py: file: which lab is it?") and len(done.stderr.splitlines()) == 1
+
+
+# labs/ itself
+
+
+def git(folder, *arguments):
+    subprocess.run(
+        ["git", "-c", "user.name=x", "-c", "user.email=x@x", *arguments], cwd=folder, check=True, capture_output=True
+    )
+
+
+def test_the_cut_leaves_alone_what_somebody_wrote(labs):
+    assert all(cut(lab_source(name)) == lab_source(name) for name in lab_names())
+    git(labs, "init", "-q")
+    older, answered, noted, broken = (labs / f"{name}.py" for name in lab_names()[:4])
+    older.write_text(older.read_text(encoding="utf-8") + "OLDER = 1\n", encoding="utf-8")
+    answered.write_text(
+        answered.read_text(encoding="utf-8").replace("    raise NotImplementedError", "    return x", 1),
+        encoding="utf-8",
+    )
+    git(labs, "add", "-A")
+    git(labs, "commit", "-qm", "labs")
+    noted.write_text(noted.read_text(encoding="utf-8") + "# a note that git doesn't have\n", encoding="utf-8")
+    broken.write_text("x = (", encoding="utf-8")
+    before = everything(labs)
+    assert write_labs(labs) == [answered, noted, broken]
+    for path in (answered, noted, broken):
+        assert path.read_bytes() == before[path.name]
+    assert older.read_text(encoding="utf-8") == lab_source(older.stem)
+
+
+def test_the_cut_may_run_again_before_a_commit(labs, monkeypatch):
+    git(labs, "init", "-q")
+    git(labs, "add", "-A")
+
+    for note in ("FIRST = 1\n", "SECOND = 2\n"):
+        monkeypatch.setattr("actmem_course.cut.lab_source", lambda name, note=note: lab_source(name) + note)
+        assert write_labs(labs) == []
+        assert (labs / f"{LAB}.py").read_text(encoding="utf-8") == lab_source(LAB) + note
+
+
+# the tests
+
+
+def test_pytest_collects_nothing_of_the_learners(tmp_path):
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    for folder in ("my/labs", "tests", "notebooks"):
+        (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / "my" / "labs" / "test_mine.py").write_text("x = (", encoding="utf-8")
+    (tmp_path / "my" / "chapter.ipynb").write_text("{", encoding="utf-8")
+    (tmp_path / "tests" / "test_ours.py").write_text("def test():\n    pass\n", encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "--nbval", "-q", "--collect-only", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0 and done.stdout.splitlines()[0] == "tests/test_ours.py::test", done.stdout
+
+
+def test_only_the_copier_knows_the_learners_folder_and_no_test_runs_a_lab_of_the_course():
+    """A lab in labs/ would make copies in this very checkout, and move what is written in it."""
+    sources = [path for folder in ("src", "labs", "notebooks", "tests") for path in (ROOT / folder).rglob("*.py")]
+    text = {
+        path: path.read_text(encoding="utf-8")
+        for path in sources
+        if path not in (Path(__file__), ROOT / "tests" / "test_setup.py")
+    }
+    assert sorted(path.name for path, source in text.items() if re.search(r"\bMINE\b|[\"']my[\"'/]", source)) == [
+        "copies.py",
+        "make_copies.py",
+    ]
+    assert [path for path, source in text.items() if re.search(r"(run|results|command)\(\s*[\"']lab\d", source)] == []
+    assert "/my/" in (ROOT / ".gitignore").read_text(encoding="utf-8").split()

@@ -1,0 +1,152 @@
+"""Whatever happens to a lab: it ends, with an exit code that says so, in one line, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import sys
+
+import pytest
+
+from actmem_course import launch
+from tests.labs.faults import TORCHRUN, Started, listening, planted
+from tests.labs.stuck import learner_file
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+
+
+@pytest.mark.parametrize("place", ["forward", "backward", "a collective"])
+def test_a_rank_is_killed(place, tmp_path):
+    run = planted(tmp_path, "is killed", place)
+    code, output, errors = run.end()
+    assert (code, output, errors) == (1, "", ["measure_parity.py: rank 1 was ended by SIGKILL"])
+    assert run.nothing_is_left()
+
+
+def own_lines(errors):
+    """The lab's lines among torchrun's; none of them may be of a rank's traceback."""
+    assert not [line for line in errors if line.startswith("[rank")]
+    assert sum(line.startswith("Traceback") for line in errors) <= 1  # torchrun's own
+    return [line for line in errors if line.startswith("measure_")]
+
+
+def test_a_rank_is_killed_under_torchrun(tmp_path):
+    run = planted(tmp_path, "is killed", "a collective", torchrun=True)
+    code, output, errors = run.end()
+    assert code and own_lines(errors) == ["measure_parity.py: rank 0: rank 1 died: killed, or crashed"]
+    assert run.nothing_is_left()
+
+
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_a_rank_fails(torchrun, tmp_path):
+    run = planted(tmp_path, "raises", torchrun=torchrun)
+    code, output, errors = run.end()
+    (line,) = own_lines(errors)
+    assert code and re.match(r"measure_parity.py: rank 1: ValueError: planted \(measure_parity.py:\d+; for more", line)
+    assert run.nothing_is_left()
+
+
+def test_a_rank_leaves_early(tmp_path):
+    run = planted(tmp_path, "leaves")
+    assert run.end() == (1, "", ["measure_parity.py: rank 1 ended without a word"])
+    assert run.nothing_is_left()
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGKILL", "SIGINT"])
+def test_the_parent_is_ended_and_its_ranks_with_it(name, tmp_path):
+    run = planted(tmp_path, "loops")
+    run.wait_for_the_loop()
+    if name == "SIGTERM":
+        assert len(run.alive()) == 3
+        assert listening(run.alive()) and listening(run.alive()) <= LOOPBACK
+    number = getattr(signal, name)
+    if name == "SIGINT":
+        os.killpg(run.process.pid, number)  # Ctrl-C reaches the whole group
+    else:
+        run.process.send_signal(number)
+    code, output, errors = run.end()
+    assert code == {"SIGTERM": 143, "SIGHUP": 129, "SIGKILL": -9, "SIGINT": 130}[name]
+    assert len(errors) <= 1 and output == ""
+    if name in ("SIGTERM", "SIGHUP"):
+        assert errors == [f"measure_parity.py: ended by {name}"]
+    assert run.nothing_is_left()
+
+
+@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+def test_torchrun_is_ended_and_its_ranks_with_it(name, tmp_path):
+    run = planted(tmp_path, "loops", torchrun=True)
+    run.wait_for_the_loop()
+    ranks = [number for number in run.alive() if number != run.process.pid]
+    assert len(ranks) == 2 and listening(ranks) <= LOOPBACK  # torchrun's own store listens on every interface
+    run.process.send_signal(getattr(signal, name))
+    code, output, errors = run.end()
+    assert code and len(own_lines(errors)) <= 1
+    assert run.nothing_is_left()
+
+
+#: An answer of lab 3 that never comes to an end, and one that ends the process as if all were well.
+LOOPS = "from pathlib import Path; import os; Path(os.environ['ACTMEM_LOOPS']).touch()\n    while True:\n        pass"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGKILL"])
+def test_the_parent_of_judged_ranks_is_ended_and_its_ranks_with_it(name, tmp_path):
+    file = learner_file(tmp_path, "lab3_sequence_parallel", seconds=10_000, g=LOOPS)
+    run = Started([sys.executable, str(file), "--only", "3.1"], tmp_path)
+    run.wait_for_the_loop()
+    assert listening(run.alive()) <= LOOPBACK
+    run.process.send_signal(getattr(signal, name))
+    code, output, errors = run.end()
+    assert code in (143, -9) and "passed" not in output
+    assert run.nothing_is_left()
+
+
+def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
+    file = learner_file(tmp_path, "lab3_sequence_parallel", seconds=10_000, g=LOOPS)
+    run = Started([*TORCHRUN, str(file), "--only", "3.1"], tmp_path)
+    run.wait_for_the_loop()
+    run.process.kill()
+    assert run.end()[0] == -9 and run.nothing_is_left()
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_answer_that_ends_the_process_has_not_passed(rank, tmp_path):
+    body = f"if dist.get_rank() == {rank}:\n        import os\n        os._exit(0)\n    return x"
+    file = learner_file(tmp_path, "lab3_sequence_parallel", g=body)
+    run = Started([sys.executable, str(file), "--only", "3.1"], tmp_path)
+    code, output, errors = run.end()
+    assert code == 1 and f"rank {rank} died" in output and "0 of 1 passed" in output
+    assert errors[-1] == f"lab3_sequence_parallel.py: rank {rank} ended without a word"
+    assert run.nothing_is_left()
+
+
+def test_an_answer_that_ends_the_only_process_has_not_passed(tmp_path):
+    file = learner_file(tmp_path, "lab1_count_bytes", layer_bytes="import os\n    os._exit(0)")
+    run = Started([sys.executable, str(file), "--only", "1.1"], tmp_path)
+    code, output, errors = run.end()
+    assert code == 1 and "os._exit(0)" in output and "0 of 1 passed" in output
+
+
+EMULATED = [sys.executable, str(launch.LABS / "measure_table2.py"), "--emulate", "4"]
+
+
+def shell(command, redirection, folder, **environment):
+    return Started(["sh", "-c", f'"$@" {redirection}', "sh", *command], folder, **environment).end()
+
+
+@pytest.mark.parametrize(
+    ("redirection", "code", "line"),
+    [
+        (">/dev/full", 1, "measure_table2.py: cannot write standard output: No space left on device"),
+        (">&-", 2, "measure_table2.py: standard output is closed"),
+    ],
+)
+def test_nowhere_to_print(redirection, code, line, tmp_path):
+    assert shell(EMULATED, redirection, tmp_path) == (code, "", [line])
+
+
+def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
+    code, output, errors = shell(EMULATED, "", tmp_path, COLUMNS="40", PYTHONIOENCODING="ascii")
+    _, wide, _ = shell(EMULATED, "", tmp_path, COLUMNS="200", PYTHONIOENCODING="utf-8")
+    assert (code, errors) == (0, []) and output.isascii()
+    numbers = re.findall(r"\d[\d,]{5,}", wide)
+    assert len(numbers) > 10 and re.findall(r"\d[\d,]{5,}", output) == numbers

@@ -1,0 +1,102 @@
+"""What ranks say to each other comes back as it was, and nothing that is read is run."""
+
+import pickle
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from actmem.measure.clock import Sample
+from actmem.rows import MemorySample
+from actmem_course import messages
+from actmem_course.rank_store import RankStore
+from actmem_course.results import ExchangeCount
+from actmem_course.start import served_store
+
+VALUES = [
+    None,
+    True,
+    12345678901234567890,
+    0.1 + 0.2,
+    float("inf"),
+    "§ ünï \n",
+    [1, (2, [3.5, None]), {"a": (1,), (2, "b"): {1, 2}}, frozenset({"x"})],
+    Sample(0.1, 0.2, 0.3),
+    [MemorySample("F", 0, 1, 1, 10, 20, 30)],
+    ExchangeCount("tensor", "none", {"all-reduce": 4}, {"all-reduce": 4}, 1, 1, 2, 2),
+]
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
+def test_values_come_back(value):
+    again = messages.decoded(messages.encoded(value))
+    assert again == value and type(again) is type(value)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.int64, torch.bool, torch.uint8])
+@pytest.mark.parametrize("sizes", [(), (0, 3), (3, 4)])
+def test_tensors_come_back_to_the_bit(dtype, sizes):
+    value = torch.randint(0, 255, sizes).to(dtype)
+    for one in (value, value.t().contiguous().t() if len(sizes) == 2 else value):
+        again = messages.decoded(messages.encoded([one]))[0]
+        assert again.dtype == dtype and again.shape == one.shape and torch.equal(again, one)
+
+
+class Unknown:
+    pass
+
+
+@pytest.mark.parametrize("value", [Unknown(), print, torch.float32, {"a": Unknown()}, 1j])
+def test_what_may_not_travel(value):
+    with pytest.raises(TypeError, match="may not travel"):
+        messages.encoded(value)
+
+
+RAN = []
+
+
+class Attack:
+    def __reduce__(self):
+        return RAN.append, ("code from the store",)
+
+
+BAD = [
+    pickle.dumps(Attack()),
+    b"",
+    b"[",
+    b"[" * 100_000,
+    b'{"kind": "Popen", "fields": {"args": "true"}}',
+    b'{"kind": "Sample", "fields": {"seconds": 1}}',
+    b'{"kind": ["Sample"]}',
+    b'{"tensor": "load", "raw": "", "shape": []}',
+    b'{"tensor": "float32", "raw": "AAA=", "shape": [5]}',
+    b'{"tensor": "float32", "raw": "AAAAAA==", "shape": [1000000000000]}',
+    b'{"dict": 3}',
+    b'{"code": "print()"}',
+]
+
+
+@pytest.mark.parametrize("text", BAD, ids=lambda text: repr(text[:30]))
+def test_nothing_else_is_read(text):
+    with pytest.raises(messages.BadMessage) as error:
+        messages.decoded(text)
+    assert "\n" not in str(error.value) and not RAN
+
+
+def test_what_a_stranger_posts_is_not_run():
+    with served_store() as (host, port):
+        assert host == "127.0.0.1"
+        ours, strangers = (
+            dist.TCPStore(host, port, None, False, timeout=timedelta(seconds=60), wait_for_workers=False)
+            for _ in range(2)
+        )
+        strangers.set("gather/1/0", pickle.dumps(Attack()))  # type: ignore[arg-type]
+        with pytest.raises(messages.BadMessage):
+            RankStore(1, 2, ours).read("gather/1", 0)
+    assert not RAN
+
+
+def test_two_stores_have_ports_of_their_own():
+    with served_store() as first, served_store() as second:
+        assert first[1] != second[1]

@@ -1,0 +1,83 @@
+"""Ids and targets outside the vocabulary, and targets to ignore."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from actmem.config import ConfigError
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.ledger import record
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
+
+VOCABULARY = 12
+
+
+@pytest.mark.parametrize("wrong", [-1, VOCABULARY, -100, 2**40])
+def test_ids_outside_the_vocabulary_are_refused(wrong):
+    embedding = VocabParallelEmbedding(VOCABULARY, 4, TensorParallel())
+    with pytest.raises(ConfigError, match=f"^token ids: must be from 0 to 11, got {wrong}$"):
+        embedding(torch.tensor([[0, 11], [wrong, 3]]))
+
+
+def other_targets_refused():
+    tp = tensor_parallel()
+    cross_entropy, logits = VocabParallelCrossEntropy(tp), torch.zeros(2, 1, VOCABULARY // tp.size)
+    for wrong in (-1, VOCABULARY, -101, 2**32):
+        with pytest.raises(ConfigError, match=f"^targets: must be from 0 to 11, or ignore_index = -100, got {wrong}$"):
+            cross_entropy(logits, torch.tensor([[5], [wrong]]))
+    return True
+
+
+def test_other_targets_outside_the_vocabulary_are_refused(pools):
+    assert all(pools[2].run(other_targets_refused))
+
+
+def test_fake_ids_and_targets_pass():
+    with emulated_rank(4):
+        tp = tensor_parallel(sequence_parallel=True)
+        ids = torch.randint(0, VOCABULARY, (4, 2))
+        VocabParallelEmbedding(VOCABULARY, 4, tp)(ids)
+        loss = VocabParallelCrossEntropy(tp)(torch.zeros(4, 2, VOCABULARY // 4, requires_grad=True), ids)
+        loss.backward()
+
+
+def with_ignored_targets(targets, ignore_index):
+    """Ours and torch's loss and gradient, this rank's part; the bytes kept."""
+    tp = tensor_parallel()
+    logits = torch.randn(*targets.shape, VOCABULARY, dtype=torch.float64, generator=torch.Generator().manual_seed(2))
+    full = logits.clone().requires_grad_()
+    expected = F.cross_entropy(full.flatten(0, 1), targets.flatten(), ignore_index=ignore_index)
+    expected.backward()
+    part = logits.chunk(tp.size, -1)[tp.rank].clone().requires_grad_()
+    module = VocabParallelCrossEntropy(tp, ignore_index)
+    with record(module) as ledger:
+        loss = module(part, targets)
+    loss.backward()
+    return loss.detach(), part.grad, expected.detach(), full.grad.chunk(tp.size, -1)[tp.rank], ledger.total_bytes
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("targets", "ignore_index"),
+    [
+        ([[3, -100], [-100, 11], [0, 7]], -100),
+        ([[3, 5], [5, 11], [0, 5]], 5),
+        ([[3, 5], [6, 11], [0, 5]], -100),
+        ([[-100, -100]], -100),
+    ],
+)
+def test_ignored_targets_as_in_torch(pools, size, targets, ignore_index):
+    targets = torch.tensor(targets)
+    for loss, grad, expected, expected_grad, kept in pools[size].run(with_ignored_targets, targets, ignore_index):
+        torch.testing.assert_close(loss, expected, rtol=1e-14, atol=0, equal_nan=True)
+        torch.testing.assert_close(grad, expected_grad, rtol=0, atol=1e-16)
+        ignored = targets == ignore_index
+        assert (grad[ignored] == 0).all()
+        assert kept == targets.numel() * (8 * VOCABULARY // size + 4)
+
+
+def test_a_vocabulary_that_does_not_divide_is_refused_with_an_offer():
+    offer = r"vocab_size: 50257 must be divisible by tensor_parallel_size = 4; padded_vocab_size\(50257, 4\) = 50688 is"
+    with pytest.raises(ConfigError, match=offer):
+        VocabParallelEmbedding(50257, 4, TensorParallel(size=4))

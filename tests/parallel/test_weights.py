@@ -1,0 +1,140 @@
+"""Initial weights: the same model for every t, every cut into stages and every dtype, drawn shard by shard."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+from actmem.config import ModelShape
+from actmem.measure.emulate import emulated_rank
+from actmem.model.gpt import GPT
+from actmem.model.layer import TransformerLayer
+from actmem.model.mlp import MLP
+from actmem.parallel import weights
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
+from actmem.parallel.vocab import VocabParallelEmbedding
+from actmem.parallel.weights import child_seed, draw_normal, fresh_seed
+
+SHAPE = ModelShape(16, 2, 48, 24, num_layers=3, vocab_size=120)
+
+
+def together(make, t):
+    """The unsharded parameters, put together from what each of t ranks draws."""
+    ranks = [dict(make(TensorParallel(size=t, rank=rank)).named_parameters()) for rank in range(t)]
+    whole = {}
+    for name, parameter in ranks[0].items():
+        parts = [rank[name].detach() for rank in ranks]
+        dim = getattr(parameter, "partition_dim", None)
+        assert dim is not None or all(torch.equal(part, parts[0]) for part in parts)
+        whole[name] = parts[0] if dim is None else torch.cat(parts, dim)
+    return whole
+
+
+@pytest.mark.parametrize("block_elements", [1, 200, 2**20])  # a row each, blocks across the shards, one block
+@pytest.mark.parametrize("t", [2, 3, 4, 8])
+def test_the_ranks_together_hold_what_one_would_have_drawn(monkeypatch, t, block_elements):
+    monkeypatch.setattr(weights, "BLOCK_ELEMENTS", block_elements)
+    one, many = (together(lambda tp: GPT(SHAPE, tp, seed=5), size) for size in (1, t))
+    assert one.keys() == many.keys() and all(torch.equal(one[name], many[name]) for name in one)
+    assert len({name for name in one if one[name].dim() > 1}) == 2 + 3 * 4
+
+
+def test_other_seeds_names_layers_and_blocks_draw_other_numbers(monkeypatch):
+    monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 48)
+    first, second = (dict(GPT(SHAPE, seed=seed).named_parameters()) for seed in (5, 6))
+    rows = [row for model in (first, second) for p in model.values() if p.dim() > 1 for row in p.detach()[:, :8]]
+    assert len(torch.stack(rows).unique(dim=0)) == len(rows)
+
+
+def test_numbers_are_normal_with_the_usual_deviation():
+    weight = ColumnParallelLinear(600, 500, TensorParallel(), seed=1).weight.detach()
+    n = weight.numel()
+    assert abs(weight.mean().item()) < 6 * 0.02 / n**0.5
+    assert abs(weight.std().item() / 0.02 - 1) < 6 / (2 * n) ** 0.5
+    assert (weight.abs() > 0.06).float().mean().item() == pytest.approx(0.0027, rel=0.3)  # three deviations
+
+
+def test_stages_and_dtypes_hold_parts_of_the_one_model():
+    whole = dict(GPT(SHAPE).named_parameters())
+    for layers in (range(0, 1), range(1, 2), range(2, 3)):
+        for name, parameter in GPT(SHAPE, layers=layers).named_parameters():
+            assert torch.equal(parameter, whole[name]), name
+    for name, parameter in GPT(SHAPE, dtype=torch.bfloat16).named_parameters():
+        assert torch.equal(parameter, whole[name].bfloat16()), name
+
+
+class LargestTensor(TorchFunctionMode):
+    elements = 0
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor):
+            self.elements = max(self.elements, result.numel())
+        return result
+
+
+@pytest.mark.parametrize("block", [RowParallelLinear, ColumnParallelLinear, VocabParallelEmbedding])
+def test_no_rank_makes_more_than_its_shard(monkeypatch, block):
+    monkeypatch.setattr(weights, "BLOCK_ELEMENTS", 256)
+    with LargestTensor() as seen:
+        block(128, 64, TensorParallel(size=8, rank=3))
+    assert seen.elements == 128 * 64 // 8
+
+
+def test_fake_and_meta_weights_are_made_without_values():
+    with emulated_rank(8):
+        GPT(SHAPE, tensor_parallel())
+    assert MLP(SHAPE, TensorParallel(), device="meta").up.weight.is_meta
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda seed: ColumnParallelLinear(8, 8, TensorParallel(), seed=seed),
+        lambda seed: RowParallelLinear(8, 8, TensorParallel(), seed=seed),
+        lambda seed: VocabParallelEmbedding(8, 8, TensorParallel(), seed=seed),
+        lambda seed: MLP(SHAPE, TensorParallel(), seed=seed),
+        lambda seed: TransformerLayer(SHAPE, seed=seed),
+    ],
+)
+def test_without_a_seed_blocks_draw_one_from_the_default_generator(make):
+    def values(seed):
+        return torch.cat([p.detach().flatten() for p in make(seed).parameters()])
+
+    torch.manual_seed(0)
+    first, second = values(None), values(None)
+    torch.manual_seed(0)
+    assert torch.equal(first, values(None)) and not torch.equal(first, second)
+    assert torch.equal(values(3), values(3)) and not torch.equal(values(3), values(4))
+
+
+def test_seeds():
+    assert child_seed(1, "a") == child_seed(1, "a") < 2**56
+    seeds = {child_seed(1, "a"), child_seed(1, "b"), child_seed(2, "a"), child_seed(1, "a", 1), child_seed(1, 1)}
+    assert len(seeds) == 5
+    assert fresh_seed() != fresh_seed()
+
+
+def test_a_replicated_parameter_is_the_same_on_every_rank():
+    drawn = []
+    for rank in (0, 1):
+        parameter = nn.Parameter(torch.empty(6, 5))
+        draw_normal(parameter, TensorParallel(size=2, rank=rank), 9)
+        drawn.append(parameter.detach())
+    assert torch.equal(*drawn)
+
+
+def marks(module):
+    names = ("partition_dim", "partial_gradient")
+    return {name: [getattr(p, mark, None) for mark in names] for name, p in module.named_parameters()}
+
+
+def test_a_copy_keeps_its_marks():
+    model = GPT(SHAPE, TensorParallel(size=2, sequence_parallel=True))
+    found = marks(model)
+    assert found["positions"] == [None, True] and found["layers.0.norm1.bias"] == [None, True]
+    assert found["layers.0.mlp.down.weight"] == [1, None] and found["words.weight"] == [0, None]
+    assert marks(copy.deepcopy(model)) == found

@@ -1,0 +1,257 @@
+"""Whatever is handed to a public formula: an answer, or one line that names the argument.
+
+The cases are made from the functions' signatures, so that a new function is tried by being there.
+"""
+
+import importlib
+import inspect
+import math
+import pkgutil
+import random
+from fractions import Fraction
+from types import NoneType
+from typing import Any, Optional, get_args, get_type_hints
+
+import pytest
+
+import actmem.formulas
+from actmem import config, models, rows
+from actmem.checks import checked, shown
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.formulas.communication import Exchange
+from actmem.formulas.roofline import Operation
+from actmem.formulas.schedule import Action, interleaved, one_forward_one_backward
+from actmem.formulas.table2 import TABLE2
+from actmem.formulas.timeline import timeline
+from actmem.rows import Row
+
+MODULES = [config, models, rows] + [
+    importlib.import_module(f"actmem.formulas.{found.name}") for found in pkgutil.iter_modules(actmem.formulas.__path__)
+]
+#: They take any value: it is what they check.
+CHECKS = {"check_size", "check_divides", "check_choice", "shown", "checked"}
+FUNCTIONS = {
+    f"{module.__name__.removeprefix('actmem.')}.{name}": function
+    for module in MODULES
+    for name, function in vars(module).items()
+    if inspect.isfunction(function)
+    and function.__module__ == module.__name__
+    and not name.startswith("_")
+    and inspect.signature(function).parameters
+}
+
+ORDER = one_forward_one_backward(2, 4)
+#: An argument of each name that every function takes.
+GOOD: dict[str, Any] = {
+    "shape": ModelShape(8, 2, 16, 4, num_layers=4, vocab_size=32),
+    "parallel": Parallel(2, True, 2),
+    "recompute": "selective",
+    "element_size": 2,
+    "tensor_parallel_size": 2,
+    "pipeline_parallel_size": 2,
+    "num_model_chunks": 2,
+    "num_microbatches": 4,
+    "microbatches_per_round": 2,
+    "pipeline_rank": 1,
+    "global_batch_size": 4,
+    "device_type": "cpu",
+    "adam": "16-bit gradients",
+    "keep_gathered_input": True,
+    "sharded_inputs": True,
+    "free_outputs": False,
+    "exchange": Exchange("all-reduce", "forward", "", 2, 64),
+    "exchanges": [Exchange("all-reduce", "forward", "", 2, 64)],
+    "configuration": TABLE2[2],
+    "kind": "all-reduce",
+    "ranks": 4,
+    "payload_bytes": 64,
+    "operations": [Operation("product", 8, 4, True)],
+    "flops_per_second": 10,
+    "bytes_per_second": 10,
+    "flops": 100,
+    "seconds": 1.5,
+    "num_devices": 8,
+    "peak_flops_per_second": 1e3,
+    "hidden_size": 16,
+    "vocab_size": 32,
+    "multiple": 8,
+    "num_attention_heads": 4,
+    "fixed_share": Fraction(1, 3),
+    "device_bytes": 80 * 2**30,
+    "budget_bytes": 80 * 2**30,
+    "microbatch": 3,
+    "capacity": 1,
+    "in_flight": 2,
+    "actions": ORDER[0],
+    "spans": timeline(ORDER),
+    "rank": 1,
+    "weight": lambda action: 1,
+    "forward_time": 1,
+    "backward_time": 2,
+    "model": "tiny",
+    "rows": [Row("Q", 8)],
+    "predicted": [Row("Q", 8)],
+    "measured": [Row("Q", 8)],
+}
+#: Where a name means something else.
+SPECIAL = {
+    ("formulas.schedule", "ranks"): ORDER,
+    ("formulas.timeline", "ranks"): ORDER,
+    ("formulas.schedule.interleaved", "num_model_chunks"): 2,
+    ("formulas.timeline.validate", "num_model_chunks"): 1,
+}
+#: Values that no parameter of this kind may have; a name with a 0 in its range is in MAY_BE_ZERO.
+JUNK: list[Any] = [None, "yes", "", b"x", 2.0, math.nan, math.inf, -1, True, [3], {}, object(), 10**5000, "a\nb" * 99]
+BAD = {
+    int: [*(value for value in JUNK if type(value) is not int), -1, -(10**30), 0],
+    bool: [value for value in JUNK if type(value) is not bool] + [0, 1],
+    str: [*(value for value in JUNK if value is not None), None, 0],
+    float: [None, "1", b"x", math.nan, math.inf, -math.inf, -1, True, [1.0], object(), 0],
+    object: JUNK,
+}
+MAY_BE_EMPTY = {"actions", "ranks", "exchanges", "operations", "rows", "predicted", "measured", "spans"}
+MAY_BE_ZERO = {"pipeline_rank", "rank", "microbatch", "capacity", "fixed_share", "flops", "budget_bytes"}
+MAY_BE_ZERO |= {"payload_bytes", "device_bytes"}
+
+
+def good(where):
+    """Arguments with which this function works."""
+    names = inspect.signature(FUNCTIONS[where]).parameters
+    module = where.rpartition(".")[0]
+    return {name: SPECIAL.get((where, name), SPECIAL.get((module, name), GOOD[name])) for name in names}
+
+
+def kinds_of(where, name):
+    hint = get_type_hints(FUNCTIONS[where])[name]
+    return [kind for kind in get_args(hint) or (hint,)] if NoneType in get_args(hint) else [hint]
+
+
+def bad_values(where, name):
+    kinds = kinds_of(where, name)
+    kind = float if kinds[0] is Fraction else kinds[0]
+    values = BAD.get(kind, BAD[str if name == "recompute" else object])
+    if name in ("element_size", "device_type"):
+        values = JUNK
+    values = [value for value in values if not (value is None and NoneType in kinds)]
+    lists = (
+        ([], {})
+        if name in MAY_BE_EMPTY and where not in ("formulas.timeline.bubble_of", "formulas.timeline.draw")
+        else ()
+    )
+    values = [value for value in values if value not in lists]
+    return [value for value in values if not (value == 0 and type(value) is int and name in MAY_BE_ZERO)]
+
+
+CASES = [
+    (where, name)
+    for where in FUNCTIONS
+    if where.rpartition(".")[2] not in CHECKS
+    for name in inspect.signature(FUNCTIONS[where]).parameters
+]
+
+
+@pytest.mark.parametrize("where", sorted({where for where, _ in CASES}))
+def test_good_arguments_work_and_every_function_is_checked(where):
+    FUNCTIONS[where](**good(where))
+    assert hasattr(FUNCTIONS[where], "__wrapped__"), f"{where} needs @checked"
+
+
+@pytest.mark.parametrize(("where", "name"), CASES, ids=[f"{where}-{name}" for where, name in CASES])
+def test_bad_arguments_are_refused_in_one_line_that_names_them(where, name):
+    for value in bad_values(where, name):
+        with pytest.raises(ConfigError) as error:
+            print(shown(value), "gives", FUNCTIONS[where](**{**good(where), name: value}))
+        text = str(error.value)
+        assert "\n" not in text and len(text) < 300
+        assert error.value.argument == name, (text, shown(value))
+
+
+def test_there_are_many_cases():
+    assert sum(len(bad_values(*case)) for case in CASES) > 1000
+
+
+@pytest.mark.parametrize("where", sorted({where for where, _ in CASES}))
+def test_huge_values_are_answered_at_once(where):
+    for name, value in good(where).items():
+        if type(value) is int:
+            for huge in (2**31 - 1, 10**9, 2**62, 10**5000):
+                try:
+                    FUNCTIONS[where](**{**good(where), name: huge})
+                except ConfigError as error:
+                    assert "\n" not in str(error) and len(str(error)) < 300
+
+
+SHARED = [where for where in FUNCTIONS if {"shape"} < set(good(where)) & {"shape", "parallel", "tensor_parallel_size"}]
+
+
+@pytest.mark.parametrize("where", SHARED)
+def test_no_number_where_ranks_cannot_share_the_layer(where):
+    """A rounded-down share would be a wrong number."""
+    if where == "formulas.first_stage.layers_per_chunk":
+        return  # t is not in it
+    shape = GOOD["shape"].with_sizes(seq_length=9, num_attention_heads=4, vocab_size=27)
+    for t in (2, 3, 5):
+        for parallel in (Parallel(t, True, 2), Parallel(t, t != 2, 2)):
+            with pytest.raises(ConfigError):
+                check_layer(shape, parallel)
+                check_layer(shape, Parallel(t))
+                config.check_divides("vocab_size", shape.vocab_size, "t", t)
+            arguments = {**good(where), "shape": shape, "parallel": parallel, "tensor_parallel_size": t}
+            arguments = {name: arguments[name] for name in good(where)}
+            fits = not t % 2 and not 4 % t and "vocab" not in inspect.getsource(FUNCTIONS[where])
+            if parallel.sequence_parallel and "parallel" in arguments or not fits:
+                with pytest.raises(ConfigError):
+                    print(FUNCTIONS[where](**arguments))
+
+
+def test_any_mixture_of_values_is_answered_or_refused():
+    chance = random.Random(2205)
+    pool = [*JUNK, *GOOD.values(), 0, 1, 3, 10**9, 10**40, -7, "full", Parallel(4, False, 4, 2), Action("F", 0, 0, 0)]
+    names = sorted({where for where, _ in CASES})
+    for _ in range(6000):
+        where = chance.choice(names)
+        arguments = {
+            name: chance.choice(pool) if chance.random() < 0.4 else value for name, value in good(where).items()
+        }
+        try:
+            FUNCTIONS[where](**arguments)
+        except ConfigError as error:
+            assert "\n" not in str(error) and len(str(error)) < 300
+            assert error.argument, (where, arguments)
+
+
+@pytest.mark.parametrize(
+    ("call", "line"),
+    [
+        (lambda: Parallel(2, JUNK[1]), "sequence_parallel: must be True or False, got 'yes'"),
+        (lambda: interleaved(1, 2, 4), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
+        (lambda: actmem.formulas.activations.layer_rows(None), "shape: must be of type ModelShape, got None"),
+        (lambda: one_forward_one_backward(2, 10**9), "num_microbatches: the schedule would list 2,000,000,000 forward"),
+    ],
+)
+def test_lines(call, line):
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert str(error.value).startswith(line)
+
+
+def test_a_call_that_does_not_fit_stays_a_type_error():
+    with pytest.raises(TypeError, match="layer_rows.*'shape'"):
+        actmem.formulas.activations.layer_rows()  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="layer_rows.*'size'"):
+        actmem.formulas.activations.layer_rows(GOOD["shape"], size=3)  # type: ignore[call-arg]
+
+
+def test_both_spellings_of_a_size_that_may_be_left_out_are_checked():
+    @checked
+    def old(num_layers: Optional[int] = None):  # noqa: UP045 (what Python 3.10 makes of the other)
+        return num_layers
+
+    @checked
+    def new(num_layers: int | None = None):
+        return num_layers
+
+    for function in (old, new):
+        assert function() is None and function(2) == 2
+        with pytest.raises(ConfigError, match="num_layers: must be at least 1, got 0"):
+            function(0)

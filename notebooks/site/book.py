@@ -78,6 +78,7 @@ def write_sources(folder: Path) -> None:
     shutil.copy(STYLE, folder / "_static" / "actmem.css")
     shutil.copy(ICON, folder)
     (folder / "notebooks").mkdir()
+    shutil.copytree(ROOT / "notebooks" / "pictures", folder / "notebooks" / "pictures")
     for path in chapters():
         notebook = page(nbformat.read(path, as_version=4), path.name)
         nbformat.write(notebook, folder / "notebooks" / path.name)
@@ -117,7 +118,7 @@ def page(notebook: NotebookNode, name: str) -> NotebookNode:
 
 
 def _live_link(address: str) -> str:
-    return f'<p class="actmem-live"><a href="{html.escape(address)}">Run this chapter in your browser</a> Its sliders move there; nothing to install.</p>'
+    return f'<p class="actmem-live"><a href="{html.escape(address)}">Run this chapter in your browser</a> Its sliders move there, with nothing to install.</p>'
 
 
 def lab_page(path: Path) -> str:
@@ -129,16 +130,14 @@ def lab_page(path: Path) -> str:
 
 
 def front_page() -> str:
-    """The README, with the chapters before its first section on setting up."""
+    """The README, with the chapters before its first section."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     lines = ["## The chapters", "", "| read | run in your browser |", "|---|---|"]
     for path in chapters():
         name = title(nbformat.read(path, as_version=4))
         lines.append(f'| [{name}](notebooks/{path.name}) | <a href="{LIVE.format(path.name)}" aria-label="run {html.escape(name)}">run</a> |')
-    head, start, rest = text.partition("## Start\n")
-    if not start:
-        raise ValueError("README.md has no section 'Start' to put the chapters before")
-    return head + "\n".join(lines) + "\n\n" + start + rest
+    head, section, rest = text.partition("\n## ")
+    return f"{head}\n" + "\n".join(lines) + f"\n{section}{rest}"
 
 
 def build_pages(sources: Path, target: Path) -> None:

@@ -1,7 +1,7 @@
 """A stored notebook as a browser can run it, without torch and without processes.
 
 Cells that need a real machine become text: their code, and what they printed when the notebook
-was built.  Of the others nothing is changed but imports that would fail.
+was built.  The other cells stay unchanged, except for imports that would fail.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from notebooks.site.needs import Reader, Statement
 
 #: The kernel that JupyterLite brings.
 KERNEL = {"kernelspec": {"name": "python", "display_name": "Python (Pyodide)", "language": "python"}, "language_info": {"name": "python"}}
-#: Cells that stand for one that needs a machine, for whoever styles or counts them.
+#: The tag of cells that replace one that needs a machine, for styling and counting.
 MEASURED_TAG = "measured"
 
 INTRODUCTION = """
 > **This page runs in your browser**, with a Python that came with the page; nothing is sent anywhere. Choose *Run → Run All Cells*: the
-> first cell waits until Python has started, some 10 to 30 seconds. After that sliders move with the mouse or with the arrow keys.
+> first cell waits until Python has started, some 10 to 30 seconds. Then the sliders move with the mouse or the arrow keys.
 >
-> What needs PyTorch or several processes can't run here. Such cells are shown with what they printed on a real machine.
-> To run those too, install the course: its front page says how.
+> Cells that need PyTorch or several processes can't run here; they are shown with what they printed on a real machine.
+> To run them too, install the course: its front page says how.
 """.strip()
 
-MEASURED = "**Measured on a real machine.** This needs PyTorch or processes of its own, which a browser has not:"
+MEASURED = "**Measured on a real machine.** This cell needs PyTorch or processes of its own, which a browser does not have:"
 PRINTED = "It printed:"
 
 
@@ -44,7 +44,7 @@ def for_browser(stored: NotebookNode) -> NotebookNode:
 
 
 def _code(cell: NotebookNode, statements: list[Statement], read_later: set[str]) -> list[NotebookNode]:
-    """What stands for a code cell.  read_later: names that the cells after it read and don't set first."""
+    """What replaces a code cell.  read_later: names that the cells after it read and don't set first."""
     free = [one for one in statements if not one.measured]
     if len(free) == len(statements):
         return [cell]
@@ -55,7 +55,7 @@ def _code(cell: NotebookNode, statements: list[Statement], read_later: set[str])
     kept, _ = _needed(free, read_later)
     text = [_measured(cell)]
     if kept:
-        source = f"# The part of this cell that needs no machine; cells below use it.\n{_source(kept)}"
+        source = f"# The part of this cell that runs in a browser; later cells use it.\n{_source(kept)}"
         text.append(nbformat.v4.new_code_cell(source, id=f"{cell.id}-rest"))
     return text
 

@@ -9,6 +9,7 @@ import sys
 import tarfile
 import zipfile
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = ROOT / "build" / "cache"
@@ -41,7 +42,7 @@ def npm_package(name: str) -> Path:
     if done.returncode or len(archives) != 1:
         raise SiteError(f"npm could not get {name} (no network?): {_last_line(done.stderr or done.stdout)}")
     with tarfile.open(archives[0]) as archive:
-        safe = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # newer Pythons have it
+        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # newer Pythons have it
         archive.extractall(download, **safe)
     (download / "package").rename(folder)
     shutil.rmtree(download)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
-PACKAGE = Path(__file__).resolve().parents[2] / "src" / "actmem"
+SOURCE = Path(__file__).resolve().parents[2] / "src"
 #: What a Python inside a browser does not have.
 MACHINE = {"torch", "numpy", "subprocess", "multiprocessing"}
 #: Calls that change what they are called on: ``lines.append(measured)`` makes ``lines`` measured.
@@ -30,11 +30,11 @@ def _needs(module: str, seen: frozenset[str]) -> bool:
     parts = module.split(".")
     if parts[0] in MACHINE:
         return True
-    if parts[0] != "actmem" or module in seen:
+    if parts[0] not in ("actmem", "actmem_course") or module in seen:
         return False
     if len(parts) > 1 and _needs(".".join(parts[:-1]), seen | {module}):  # importing a.b runs a first
         return True
-    path = PACKAGE.joinpath(*parts[1:])
+    path = SOURCE.joinpath(*parts)
     path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
     if not path.is_file():
         return False  # a name inside a module, whose own name was just looked at
@@ -97,7 +97,7 @@ class Reader:
         imports = [name for part in ast.walk(node) for _, name in _aliases(part)]
         measured = bool(uses & self.measured) or any(map(needs_machine, imports))
         self.measured = self.measured | binds if measured else self.measured - binds
-        text = ast.unparse(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ast.get_source_segment(source, node)
+        text = ast.unparse(node) if isinstance(node, (ast.Import, ast.ImportFrom)) else ast.get_source_segment(source, node) or ""
         if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and node.decorator_list:
             text = "\n".join(f"@{ast.unparse(one)}" for one in node.decorator_list) + f"\n{text}"
         return Statement(node, text, uses, binds, measured)
@@ -119,7 +119,8 @@ _SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, ast.
 
 def _names(node: ast.AST, inside: bool = False) -> tuple[set[str], set[str]]:
     """Names that a statement reads, those of inner scopes included, and names that it sets or changes."""
-    uses, binds = set(), set()
+    uses: set[str] = set()
+    binds: set[str] = set()
     if isinstance(node, ast.Name):
         (uses if isinstance(node.ctx, ast.Load) else binds).add(node.id)
     elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):

@@ -1,7 +1,7 @@
 """The Python that runs in the reader's browser: Pyodide, and every wheel that the notebooks import.
 
 Pyodide's npm package has the interpreter and a list (the lock file) of packages that it would
-fetch from a server of its own.  Here the list names only wheels that lie beside it.
+fetch from a server of its own.  Here the list names only wheels beside it.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 from packaging.markers import default_environment
 from packaging.requirements import Requirement
@@ -22,7 +23,7 @@ from packaging.utils import canonicalize_name
 from notebooks.site import cache
 
 #: What the kernel loads before the first cell; everything else comes in as what these need.
-PRELOADED = ("micropip", "piplite", "ipykernel", "comm", "pyodide-kernel", "jedi", "ipython", "actmem")
+PRELOADED = ("micropip", "piplite", "ipykernel", "comm", "pyodide-kernel", "jedi", "ipython", "actmem", "ipywidgets", "anywidget", "plotly")
 #: Wheels from the package index that nothing else leads to.
 ROOTS = ("micropip", "ipython", "ipython-pygments-lexers", "comm", "jedi", "ipywidgets", "anywidget", "plotly", "rich")
 #: Wheels that come with JupyterLite's kernel.
@@ -32,7 +33,7 @@ LEFT_OUT = {"widgetsnbextension", "jupyterlab-widgets"}
 #: Of plotly only plotly.js is used: 1.5 of 10 MB, and 1,500 files fewer to unpack at each start.
 PLOTLY_PARTS = ("plotly/__init__.py", "plotly/package_data/plotly.min.js", "_plotly_utils/")
 _FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
-_BROWSER = {
+_BROWSER: dict[str, Any] = {
     **default_environment(), "extra": "", "sys_platform": "emscripten", "platform_system": "Emscripten",
     "python_version": cache.PYTHON, "python_full_version": f"{cache.PYTHON}.0",
 }  # fmt: skip
@@ -59,7 +60,7 @@ def write_runtime(folder: Path) -> None:
 
 def versions(locked: dict[str, dict]) -> dict[str, str]:
     """Name and version of every wheel that ROOTS lead to: Pyodide's own choice, or else what is installed here."""
-    known = {canonicalize_name(name): entry for name, entry in locked.items()}
+    known: dict[str, dict] = {canonicalize_name(name): entry for name, entry in locked.items()}
     found: dict[str, str] = {}
     waiting = list(ROOTS)
     while waiting:
@@ -101,7 +102,7 @@ def _kernel_wheels(folder: Path) -> list[Path]:
 
 def _entries(found: list[Path]) -> dict[str, dict]:
     """The lock file's entry for each wheel, whose file lies beside the lock file."""
-    entries = {}
+    entries: dict[str, dict] = {}
     for wheel in found:
         with zipfile.ZipFile(wheel) as archive:
             names = archive.namelist()

@@ -1,20 +1,20 @@
 # %% [markdown]
 # # Start here
 #
-# Training a large transformer, you run out of memory long before you run out of patience. Most of what fills a
-# GPU is neither the weights nor the optimizer: it is **activations**, the tensors that the forward pass leaves behind
-# because the backward pass will read them. *Reducing Activation Recomputation in Large Transformer Models*
-# ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts them, and removes most of them at almost no cost in time.
+# When you train a large transformer, memory runs out first. Most of what fills the GPU is neither weights nor optimizer
+# states: it is **activations**, the tensors that forward leaves behind because backward will read them. *Reducing
+# Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts them
+# and removes most of them at almost no cost in time.
 #
-# In this course you redo that count yourself. Every number you see is worked out by the cell above it, and
-# nearly every one is then **measured**, by counting what PyTorch really keeps. The two agree to the byte.
+# In this course you redo that count yourself. Each number is computed by the cell above it, and nearly every one is then
+# **measured**: PyTorch runs the layer, and we count the bytes it keeps. The two agree to the byte.
 #
 # **What you will be able to do:**
 #
-# - say of any operation which tensors its backward pass needs, and why;
-# - predict the activation bytes of a transformer layer on a sheet of paper, and check yourself to the byte;
-# - say what tensor, sequence and pipeline parallelism each divide, what they leave whole, and what they send;
-# - tell what recomputation is worth its FLOPs, and write a checkpoint function;
+# - say which tensors the backward pass of any operation needs, and why;
+# - predict the activation bytes of a transformer layer on paper, and check them to the byte;
+# - say what tensor, sequence and pipeline parallelism each divide, what they replicate, and what they send;
+# - judge which recomputation is worth its FLOPs, and write a checkpoint function;
 # - find out what keeps memory alive in a module of your own.
 #
 # You need to know PyTorch's `nn.Module` and what `backward()` does. A laptop without a GPU is enough.
@@ -22,11 +22,11 @@
 # %% [markdown]
 # ## How to use these notebooks
 #
-# Run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or all with *Run → Run All Cells*. What is stored
-# below a cell is what it printed when this notebook was made; it comes to life once you run it. Sliders move with the mouse or
-# with the arrow keys.
+# Run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or all of them with *Run → Run All Cells*. The stored output below a
+# cell dates from when this notebook was built; figures respond once you run their cells. Sliders move with the mouse or the
+# arrow keys.
 #
-# First, a guess. Nobody gets this one right the first time, and that is why the paper exists.
+# First, a guess. Write down a number before you read on.
 
 # %%
 from actmem.config import ModelShape
@@ -34,25 +34,24 @@ from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
-from actmem.show.choices import steps
-from actmem.show.panel import Panel, slider
-from actmem.show.predict import Prediction
-from actmem.show.style import size_text
-from actmem.show.table2_bars import table2_bars
-from actmem.show.text import table2_text, text_table
-from actmem.show.varies import Varies
+from actmem_course.show.choices import steps
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.predict import Prediction
+from actmem_course.show.style import size_text
+from actmem_course.show.table2_bars import table2_bars
+from actmem_course.show.text import table2_text, text_table
+from actmem_course.show.varies import Varies
 
 gpt3 = PAPER_MODELS["175B"].shape
 a, b, h, s = gpt3.letters()
-weights_bytes = 2 * (4 * h * h + 8 * h * h)  # attention and MLP, two bytes each
 
 Prediction(
-    f"One layer of GPT-3 reads one sequence of {s:,} tokens. Its weights take {size_text(weights_bytes)} in 16 bits. "
-    "How much must it keep for its backward pass, beside the weights?",
-    answer=eq1(gpt3) / 2**30,
+    f"One sequence of {s:,} tokens goes through GPT-3. Between two layers it is a tensor of {size_text(2 * s * b * h)}, "
+    f"and the model has {gpt3.num_layers} layers. How much do all the layers together keep for its backward pass?",
+    answer=gpt3.num_layers * eq1(gpt3) / 2**30,
     unit="GiB",
-    because=f"The text itself is {s:,} tokens, {size_text(2 * s * h)} as one 16-bit tensor of s × h. The layer keeps "
-    f"{eq1(gpt3) / (2 * s * h):.0f} times as much, and the model has {gpt3.num_layers} such layers.",
+    because=f"For one sequence, before a single weight is counted. Each layer keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input: "
+    f"{size_text(eq1(gpt3))}.",
 )
 
 # %% [markdown]
@@ -63,37 +62,37 @@ Prediction(
 # | **00 Start here** (this one) | the question, the letters, Table 2 measured on this machine | 10 | |
 # | [01 The memory wall](01_memory_wall.ipynb) | what fills a GPU: four models against 80 GB, two lines that cross | 25 | |
 # | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 30 | [1](../labs/lab1_count_bytes.py) |
-# | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows, whole heads; the part that never divides | 35 | [2](../labs/lab2_tensor_parallel.py) |
-# | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the other cut, an all-reduce taken apart, the input that plain autograd keeps | 40 | [3](../labs/lab3_sequence_parallel.py) |
+# | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows; whole heads; the part that never divides | 35 | [2](../labs/lab2_tensor_parallel.py) |
+# | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the cut along the sequence, an all-reduce taken apart, the input that plain autograd keeps | 40 | [3](../labs/lab3_sequence_parallel.py) |
 # | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs | 30 | [4](../labs/lab4_recompute.py) |
-# | [06 The pipeline](06_pipeline.ipynb) | schedules with the memory they hold, measured on four processes | 30 | [5](../labs/lab5_pipeline.py) |
-# | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to redo | 30 | [6](../labs/lab6_train.py) |
+# | [06 The pipeline](06_pipeline.ipynb) | schedules and the memory that each rank holds, measured on four processes | 30 | [5](../labs/lab5_pipeline.py) |
+# | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to recompute | 30 | [6](../labs/lab6_train.py) |
 #
-# A lab is a file in which you write the functions of its chapter; a judge runs them on real processes and says in a sentence what
-# is wrong. The first line of each file is the command that starts it.
+# In a lab you write the functions of its chapter; a judge runs them on real processes and says in a sentence what is wrong.
+# `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.
 
 # %% [markdown]
 # ## Letters
 #
-# Formulas use the paper's letters, code uses long names.
+# Formulas use the paper's letters; code uses full names.
 #
 # | letter | in code | what it is |
 # |---|---|---|
 # | $s$ | `seq_length` | tokens in one sequence |
-# | $b$ | `micro_batch_size` | sequences that go through the layer together |
+# | $b$ | `micro_batch_size` | sequences in a microbatch, which go through the layer together |
 # | $h$ | `hidden_size` | width of a token's vector between layers |
 # | $a$ | `num_attention_heads` | attention heads; each has $h/a$ of the width |
 # | $L$ | `num_layers` | transformer layers |
-# | $v$ | `vocab_size` | words that the model knows |
+# | $v$ | `vocab_size` | tokens in the vocabulary |
 # | $t$ | `tensor_parallel_size` | devices that share each layer (tensor and sequence parallelism) |
-# | $p$ | `pipeline_parallel_size` | stages that the layers are spread over |
-# | $m$ | `num_model_chunks` | pieces of the model on each stage, when stages are interleaved |
+# | $p$ | `pipeline_parallel_size` | pipeline stages that the layers are divided among |
+# | $m$ | `num_model_chunks` | chunks of the model on each stage, if stages are interleaved |
 #
 # A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
 #
-# Read other papers with care: some use $m$ for the number of microbatches, or $v$ for these chunks. Here each letter means one thing.
-# A product such as $sbh$ counts elements; with a number in front, as in $2sbh$, it counts **bytes**, here at two bytes an element.
-# One sequence between two layers is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
+# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each letter has one meaning. A product
+# such as $sbh$ counts elements; with a coefficient, as in $2sbh$, it counts **bytes**, at two bytes per element. Between
+# two layers a microbatch is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
 
 # %% [markdown]
 # ## What this machine has
@@ -121,13 +120,13 @@ Varies(
 # Table 2 of the paper says how many bytes one layer keeps on one device, for six ways to train:
 #
 # - **none**: one device, nothing done about memory.
-# - **tensor**: $t$ devices share the layer's matrices, and with them most of its activations, but not all.
-# - **tensor+sequence**: what they did not share, they now cut along the sequence.
-# - **…+selective**: the inside of attention is thrown away and computed again in backward. At the sizes of large models it
-#   is the largest part, and cheap to redo.
-# - **full**: only the layer's input is kept, and the whole layer runs twice. This is what most people called "checkpointing".
+# - **tensor**: $t$ devices share the layer's matrices and most of its activations, but not all.
+# - **tensor+sequence**: the activations that they did not share are cut along the sequence.
+# - **…+selective**: the core of attention is dropped and recomputed in backward. In large models it is the largest part,
+#   and it is cheap to recompute.
+# - **full**: only the layer's input is kept, and the whole layer runs twice. This is what "checkpointing" usually means.
 #
-# Move the sliders. At which $s$ does *tensor+selective* need less than *tensor+sequence*? What does $b$ change?
+# Move the sliders. From which $s$ on does *tensor+selective* need less than *tensor+sequence*? What does $b$ change?
 
 # %%
 Panel(
@@ -138,7 +137,7 @@ Panel(
 )
 
 # %% [markdown]
-# The same in bytes, at $t$ = 8: each formula, and beside it the sum over the tensors that chapter 2 will name one by one.
+# The same in bytes at $t$ = 8: each formula beside the sum over the tensors that chapter 2 names one by one.
 
 # %%
 lines = []
@@ -150,16 +149,16 @@ print(text_table(("configuration", "formula, × sbh", "bytes by the formula", "t
 # %% [markdown]
 # ## Table 2, measured on this machine
 #
-# A formula is a claim. The next cell checks it: it starts `labs/measure_table2.py` with two processes, which
-# share a small layer as two devices would. Each runs the six configurations and counts the tensors that
-# autograd holds when the forward pass is over. It takes some ten seconds, most of it to start.
+# A formula is a claim. The next cell checks it: it starts `labs/measure_table2.py` with two processes that share a small
+# layer as two devices would. Each runs the six configurations and counts the tensors that autograd holds after forward.
+# This takes about ten seconds, most of them to start.
 #
-# *predicted* is the paper's formula. *extra* is what the paper leaves out as too small and PyTorch keeps all the
-# same (two numbers a token for each layer norm, the causal mask, random-number states); it is predicted too, by formulas of its own.
-# *difference* is measured − predicted − extra.
+# *predicted* is the paper's formula. *extra* is what PyTorch keeps and the paper leaves out as small (two numbers per token
+# for each layer norm, the causal mask, random-number states); it has formulas of its own. *difference* is measured −
+# predicted − extra.
 
 # %%
-from actmem.lab.launch import results
+from actmem_course.launch import results
 
 measured = results("measure_table2.py", "--device", "cpu", processes=2)
 print(table2_text(result for result in measured if result["rank"] == 0))
@@ -169,7 +168,7 @@ ranks = len({result["rank"] for result in measured})
 print(f"{exact} of {len(measured)} measurements agree with the formulas to the byte, on {ranks} ranks")
 
 # %% [markdown]
-# The zeros in the last column are the point of this course. To see it in a terminal, with other sizes or other numbers of processes:
+# The zeros in the last column are the point of this course. To see them in a terminal, with other sizes or more processes:
 #
 # ```
 # make measure
@@ -177,7 +176,8 @@ print(f"{exact} of {len(measured)} measurements agree with the formulas to the b
 # python labs/measure_table2.py --emulate 8 --model 1T
 # ```
 #
-# The last one plays one of eight devices with a layer of the trillion-parameter model, without its memory: a laptop does it in seconds.
+# The last command emulates one of eight ranks with a layer of the trillion-parameter model; its tensors have no storage, so
+# it takes seconds on a laptop.
 #
 # ## Check yourself
 #
@@ -185,15 +185,15 @@ print(f"{exact} of {len(measured)} measurements agree with the formulas to the b
 #
 # <details><summary>Answer</summary>
 #
-# Set $34/t + 5as/(ht)$ equal to $10 + 24/t$. What is left is $5as/(ht) = 10(1 - 1/t)$, so $s = 2h(t-1)/a$. Below it the attention core
-# is smaller than what tensor parallelism leaves whole. The next cell has the number.
+# Set $34/t + 5as/(ht)$ equal to $10 + 24/t$. This reduces to $5as/(ht) = 10(1 - 1/t)$, so $s = 2h(t-1)/a$. Below that
+# length the attention core is smaller than what tensor parallelism does not divide. The next cell has the number.
 # </details>
 #
 # **2.** What does doubling $b$ change in the figure?
 #
 # <details><summary>Answer</summary>
 #
-# The scale of the axis and nothing else: $b$ is in every term once.
+# Only the scale of the axis: every term has one factor $b$.
 # </details>
 
 # %%
@@ -211,5 +211,5 @@ for ranks in (2, 8):
 #
 # ## Where to go next
 #
-# [**01 The memory wall**](01_memory_wall.ipynb) shows why it matters. [**02 Counting bytes**](02_counting_bytes.ipynb) opens up the
-# first line of the table: where do its 34 and its 5 come from?
+# [**01 The memory wall**](01_memory_wall.ipynb) shows why this matters. [**02 Counting bytes**](02_counting_bytes.ipynb)
+# explains the first line of the table: where its 34 and its 5 come from.

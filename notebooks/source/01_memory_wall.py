@@ -1,11 +1,11 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# **In this chapter** you find out what fills a GPU that trains a large model, on the four models of the paper, from
-# formulas that you can change and from real layers that are run in front of you. About 25 minutes.
+# **In this chapter** you find out what fills a GPU that trains a large model: for the paper's four models, from formulas
+# whose inputs you vary and from real layers that you run. About 25 minutes.
 #
-# **What you need:** you have trained a network in PyTorch and know that backward reads tensors that forward made. Nothing about
-# parallel training yet: chapters 3, 4 and 6 build that up.
+# **What you need:** you have trained a network in PyTorch and know that backward reads tensors that forward made. You need
+# to know nothing about parallel training: chapters 3, 4 and 6 introduce it.
 #
 # | letter | meaning | in code |
 # |---|---|---|
@@ -17,35 +17,35 @@
 # | $t$ | GPUs that share each layer (tensor parallelism) | `tensor_parallel_size` |
 # | $p$ | pipeline stages: groups of GPUs that hold different layers | `pipeline_parallel_size` |
 #
-# An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a dropout mask
-# is one. Sizes are in bytes, in 16-bit training: two bytes a number, one byte for an element of a mask.
+# An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a
+# dropout mask is one. Sizes are in bytes, for 16-bit training: two bytes per number, one per element of a mask.
 
 # %%
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.model import stage_rows
+from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts
 from actmem.measure import emulated_rank, measure_layer
 from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS
-from actmem.paper import A100_BYTES
+from actmem.formulas.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
-from actmem.show.choices import choice
-from actmem.show.crossover import crossover_lines
-from actmem.show.live import LiveFigure
-from actmem.show.memory_wall import METHODS, gpu_bytes, memory_wall
-from actmem.show.panel import Panel, slider
-from actmem.show.predict import Prediction
-from actmem.show.style import size_text
-from actmem.show.text import text_table
+from actmem_course.show.choices import choice
+from actmem_course.show.crossover import crossover_lines
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.memory_wall import METHODS, gpu_bytes, memory_wall
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.predict import Prediction
+from actmem_course.show.style import size_text
+from actmem_course.show.text import text_table
 
 # %% [markdown]
 # ## The four models
 #
-# The paper trains four models on A100 cards. Each layer is shared by $t$ GPUs, the layers are dealt out to $p$ stages, and
-# there is no data parallelism, hence no second copy: $t \cdot p$ GPUs hold one model.
+# The paper trains four models on A100 cards. $t$ GPUs share each layer, the layers are divided among $p$ stages, and there
+# is no data parallelism: $t \cdot p$ GPUs hold one copy of the model.
 
 # %%
 print(
@@ -64,8 +64,8 @@ print(
 )  # fmt: skip
 
 # %% [markdown]
-# The number of GPUs grows with the model, so that the parameters, their gradients and the optimizer's numbers fit into each card, with room
-# to spare. Whoever sizes a cluster by the parameters stops here. **Guess before you go on:**
+# The number of GPUs grows with the model, so that parameters, gradients and optimizer states fit on each card with room to
+# spare. If you size a cluster by its parameters, you stop here. **Guess before you go on:**
 
 # %%
 largest = PAPER_MODELS["1T"]
@@ -76,14 +76,14 @@ Prediction(
     "if nothing is recomputed?",
     parts["activations"] / 2**30,
     "GiB",
-    "More than the card has, and several times the rest together. The picture below shows it for all four models.",
+    "More than the card has, and several times all the rest. The picture below shows it for all four models.",
 )
 
 # %%
 LiveFigure(memory_wall())
 
 # %% [markdown]
-# The same numbers as text. *States* are everything that exists once for each parameter:
+# The same numbers as text, first the *states*, which exist once for each parameter:
 
 # %%
 kept = ADAM["float32 gradients"]
@@ -99,9 +99,9 @@ print(text_table(("bytes of", *parts, "together", "of a card"), lines, " rrrrr")
 assert all(2 * parts["activations"] > sum(parts.values()) for parts in gpus.values())
 
 # %% [markdown]
-# (The last four are what mixed-precision Adam adds: gradients of many microbatches are added up in float32, and steps are too small
-# for 16 bits, so the optimizer keeps its own copy of the parameters and two running means. The paper does not say how many bytes it
-# counts; these are the recipes in use, of which the course takes the first:)
+# (Mixed-precision Adam adds the last four: it accumulates the gradients of many microbatches in float32, and since its
+# updates are too small for 16 bits it keeps a float32 copy of the parameters and two moments. The paper does not say how
+# many bytes it counts. These recipes are in use; the course takes the first:)
 
 # %%
 for recipe in ADAM:
@@ -109,22 +109,22 @@ for recipe in ADAM:
     print(f"{recipe:>24}: {' + '.join(map(str, each))} = {sum(each)} bytes a parameter")
 
 # %% [markdown]
-# So it is not the parameters that stop you: on every one of the four, the activations alone take more than half of what has to be
-# held. They are also the part that you may choose. Parameters and optimizer are given by the model; an activation
-# can be thrown away and computed again, or cut into pieces, or not be stored at all.
+# So parameters are not what stops you: in each of the four models, the activations alone take more than half of the memory.
+# They are also the part that you can choose. The model fixes its parameters and optimizer states; an activation can be
+# dropped and recomputed, or sharded, or never stored at all.
 #
 # ## Two parts that grow differently
 #
-# Chapter 2 counts the tensors of one layer one by one. Here you only need the sum (the paper's equation 1):
+# Chapter 2 counts the tensors of one layer one by one. Here you need only the sum (the paper's equation 1):
 #
 # $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
 #
-# * $34\,sbh$: tensors with a vector for each token: inputs of linears, of layer norms, of GeLU, dropout masks.
-#   Twice the tokens, twice the bytes.
-# * $5\,as^2b$: tensors with a number for each *pair* of tokens, in each head: the softmax's output, its dropout mask, the
-#   dropped-out result. This is the **attention core**. Twice the tokens, four times the bytes.
+# * $34\,sbh$: tensors with one vector per token: the inputs of linears, layer norms and GeLU, and dropout masks. Twice the
+#   tokens, twice the bytes.
+# * $5\,as^2b$: tensors with one number per *pair* of tokens, in each head: the softmax output, its dropout mask, and the
+#   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
 #
-# Setting the two equal and cancelling $sb$ gives the length from which the core is the larger part: $s = 34h/(5a)$.
+# Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part.
 
 # %%
 for name, model in PAPER_MODELS.items():
@@ -137,8 +137,8 @@ for name, model in PAPER_MODELS.items():
     )
 
 # %% [markdown]
-# On axes that are both logarithmic a power is a straight line and its exponent is the slope: the core's line is twice as steep.
-# **Before you move the slider:** at what $s$ does the core of the 175B model hold ten times the rest?
+# On logarithmic axes a power is a straight line and its exponent is the slope: the core's line is twice as steep. **Before
+# you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?
 
 # %%
 GPT3 = PAPER_MODELS["175B"].shape
@@ -149,14 +149,15 @@ Panel(
 )
 
 # %% [markdown]
-# Move $b$ as well: both lines rise together and the crossover stays where it is, because $b$ is in both terms once. Ten times the
-# rest needs ten times the crossover length, since the *ratio* of the two, $5as/(34h)$, grows as $s$.
+# Move $b$ as well: both lines rise together and the crossover stays where it is, because both terms have one factor $b$.
+# Ten times the rest needs ten times the crossover length, since the *ratio* of the two, $5as/(34h)$, is proportional to
+# $s$.
 #
 # ## Measured: double the tokens
 #
-# Nothing so far has run. Now a real layer of the 175B model does, at three lengths, and the *ledger* writes down each tensor that
-# autograd keeps. The tensors have shapes and sizes but no memory behind them, so that this fits on a laptop; the code
-# that runs is the same as on a GPU.
+# So far nothing has run. Now a real layer of the 175B model runs at three lengths, and the *ledger* records each tensor
+# that autograd keeps. The tensors have shapes and sizes but no storage, so this fits on a laptop; the code is the same as
+# on a GPU.
 
 # %%
 lines = []
@@ -173,14 +174,15 @@ for earlier, later in zip(lines, lines[1:]):
     print(f"s × {later[0] // earlier[0]}: the rest × {later[1] / earlier[1]:g}, the core × {later[2] / earlier[2]:g}")
 
 # %% [markdown]
-# The last column is what equation 1 leaves out on purpose: two numbers a token for each layer norm. It is kept apart here, with a
-# name, and never hidden in a tolerance.
+# The last column is what equation 1 leaves out on purpose: two numbers per token for each layer norm. Here it is counted
+# separately, by name, and never hidden in a tolerance.
 #
 # ## Measured: the fullest GPU
 #
-# The picture at the top is a formula for a whole stage: $L$ layers' worth, more where the stages are interleaved (the 175B and 530B models;
-# chapter 6), and what the two ends of the model keep. It stands on one layer. Here that layer of each model runs as one of its $t$ devices
-# (one **rank**: a process with its device), with what it keeps compared term by term.
+# The picture at the top is a formula for a whole stage: $L$ layers' worth of activations, more where the stages are
+# interleaved (the 175B and 530B models; chapter 6), and what the two ends of the model keep. It rests on the bytes of one
+# layer. Here one layer of each model runs on one of its $t$ ranks (a **rank** is a process with its device), and what it
+# keeps is compared term by term.
 
 # %%
 lines, verdicts = [], []
@@ -196,7 +198,7 @@ print(text_table(("one layer on one GPU", "formula", "left out", "measured", "di
 print("\n" + "\n".join(verdicts))
 
 # %% [markdown]
-# The states can be counted on a real model too. These are the parameters of the first stage of the 1T model, as modules:
+# The parameters can be counted on a real model too. These are the modules of the 1T model's first stage:
 
 # %%
 with emulated_rank(largest.parallel.tensor_parallel_size):
@@ -208,12 +210,13 @@ print(f"parameters of layers {first_layers[0]} to {first_layers[-1]} and the emb
 print(f"counted {counted:,}, by formula {predicted:,}, difference {counted - predicted}")
 
 # %% [markdown]
-# ## More GPUs are no way around it
+# ## More GPUs do not help
 #
-# *"Use more pipeline stages, then each GPU has fewer layers."* It has; and it does not help. A stage with $L/p$ layers must begin
-# $p$ microbatches before the first one comes back, so the first stage holds $p \cdot L/p = L$ layers' worth of activations,
-# whatever $p$ is (equation 5). More stages make the parameters on a GPU fewer and leave its activations alone; chapter 6
-# shows why, on a schedule. (The table is without interleaving, which adds to it; so the 175B bar of the picture is higher.)
+# *"Use more pipeline stages, then each GPU has fewer layers."* True, but it doesn't help. The first stage, with $L/p$
+# layers, starts $p$ microbatches before the first one comes back, so it holds $p \cdot L/p = L$ layers' worth of
+# activations, whatever $p$ is (equation 5). More stages mean fewer parameters on a GPU, and the same activations; chapter 6
+# shows why, on a schedule. (The table is without interleaving, which adds activations; so the 175B bar of the picture is
+# higher.)
 
 # %%
 lines = []
@@ -225,13 +228,13 @@ print("the first stage of the 175B model")
 print(text_table(("p", "layers", "microbatches held", "bytes of its layers' activations", "parameters"), lines, "rrrrr"))
 
 # %% [markdown]
-# *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* A part of the
-# activations is not divided by it at all: chapter 3.
+# *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* It leaves a
+# part of the activations undivided: chapter 3.
 #
 # ## What the rest of the course does about it
 #
-# Two methods, each of a few dozen lines. **Sequence parallelism** (chapter 4) divides what tensor parallelism leaves whole;
-# **selective recomputation** (chapter 5) throws the attention core away and computes it again. Choose a method: what it frees is
+# Two methods, each of a few dozen lines. **Sequence parallelism** (chapter 4) divides what tensor parallelism does not;
+# **selective recomputation** (chapter 5) drops the attention core and computes it again. Choose a method: what it frees is
 # left white.
 
 # %%
@@ -248,9 +251,9 @@ for method in METHODS:
 print(text_table(("method", *PAPER_MODELS), lines, " rrrr"))
 
 # %% [markdown]
-# Look at the second and the third line: sequence parallelism alone saves no model, selective recomputation alone only the
-# smallest, and both together save all four. Full recomputation frees
-# even more, and pays for it by running nearly the whole forward pass twice; what that costs is the subject of chapters 5 and 7.
+# Look at the second and third lines: with sequence parallelism alone no model fits, with selective recomputation alone only
+# the smallest does, and with both all four fit. Full recomputation frees even more, but runs nearly the whole forward pass
+# twice; chapters 5 and 7 show what that costs.
 #
 # ## Questions
 #
@@ -258,26 +261,27 @@ print(text_table(("method", *PAPER_MODELS), lines, " rrrr"))
 #
 # <details><summary>Answer</summary>
 #
-# Nothing. The share depends on $5as/h$ against $34$, and $a/h$ has not changed: the size of a head, $h/a$, is what counts.
-# Models of very different sizes with heads of the same size have the same crossover. In the table of crossovers above it is the
-# two models with other heads that differ.
+# Nothing. The share depends on $5as/h$ against $34$, and $a/h$ has not changed: only the size of a head, $h/a$, matters.
+# Models of very different sizes have the same crossover if their heads have the same size, as the two largest do in the
+# list above.
 # </details>
 #
 # **2.** The 22B model is far smaller than the 175B model. Why is its bar nearly as high?
 #
 # <details><summary>Answer</summary>
 #
-# It runs on only $t$ GPUs with $p = 1$, so every GPU has a $t$-th of all its parameters; the larger ones spread theirs over $p$
-# times as many. And its microbatch has $b = 4$ sequences, which multiplies all activations; with $b = 1$ it would fit.
+# It runs on only $t$ GPUs, with $p = 1$, so every GPU holds $1/t$ of all its parameters; the larger models spread theirs
+# over $p$ times as many. And its microbatch has $b = 4$ sequences, which multiplies all activations; with $b = 1$ it would
+# fit.
 # </details>
 #
-# **3.** A colleague trains with $s$ = 8 times as long on the 175B model and finds that 8 times the GPUs, used as data parallel replicas with
-# the same microbatch, do not help. Why not, and by which factor does one layer grow?
+# **3.** A colleague trains the 175B model on sequences that are 8 times as long, and finds that 8 times the GPUs, used as
+# data-parallel replicas with the same microbatch, do not help. Why not, and by which factor does one layer grow?
 #
 # <details><summary>Answer</summary>
 #
-# A data parallel replica is a full copy of everything in this chapter: it changes how many sequences run side by side, not
-# what one GPU holds. The layer grows by more than 8, because the core grows by 64. Check your number in the cell below.
+# A data-parallel replica is a full copy of everything in this chapter: it changes how many sequences run in parallel, not
+# what one GPU holds. The layer grows by more than 8, because the core grows by 64. The next cell has the factor.
 # </details>
 
 # %%
@@ -289,22 +293,24 @@ print(f"factor {eq1(longer) / eq1(GPT3):.1f}")
 # %% [markdown]
 # ## What people get wrong here
 #
-# * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** That is the smaller half of the bars above.
-# * **"Pipeline stages divide activation memory."** They divide layers and multiply microbatches; the product stays $L$.
+# * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** That is the smaller part of each bar above.
+# * **"Pipeline stages divide activation memory."** They divide the layers and multiply the microbatches in flight; the
+#   product stays $L$.
 # * **"The core is quadratic, so it always dominates."** Only from $s = 34h/(5a)$ on; below it the linear part is the larger.
-# * **"34 + 5as/h is a number of elements."** It is bytes already: multiplying it by 2 again counts everything twice.
-# * **"FlashAttention changes nothing here."** It does: a fused attention never stores the core's three tensors, so the $5as^2b$
-#   is gone before any recomputation. The paper is from before it was common, and everything here counts the
-#   layer that the paper describes.
+# * **"34 + 5as/h is a number of elements."** It is bytes already; multiplied by 2, it counts everything twice.
+# * **"FlashAttention changes nothing here."** It does: fused attention never stores the core's three tensors, so the
+#   $5as^2b$ is gone before any recomputation. The paper predates its wide use, and everything here counts the layer that
+#   the paper describes.
 #
-# ## The lab that goes with it
+# ## The lab
 #
-# `make measure` measures Table 2 on your own machine, with real processes; `labs/measure_table2.py --emulate 8 --model 1T` plays one
-# GPU of the largest model without any GPU.
+# `make measure` measures Table 2 on your own machine, with real processes; `labs/measure_table2.py --emulate 8 --model 1T`
+# emulates one rank of the largest model without any GPU.
 #
 # ## Sources
 #
-# Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv 2205.05198](https://arxiv.org/abs/2205.05198):
-# figure 1, table 3, sections 4.1 and 4.2.3 (equations 1 and 5). Bytes of the optimizer: the paper prints none; 18 a parameter are
-# Megatron's with gradients in float32, and `actmem.formulas.states.ADAM` has two other counts, one of them of
-# Rajbhandari et al., [arXiv 1910.02054](https://arxiv.org/abs/1910.02054).
+# Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv
+# 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, sections 4.1 and 4.2.3 (equations 1 and 5). The paper
+# gives no bytes for the optimizer; 18 per parameter is Megatron's count with float32 gradients, and
+# `actmem.formulas.states.ADAM` has two others, one of them from Rajbhandari et al., [arXiv
+# 1910.02054](https://arxiv.org/abs/1910.02054).

@@ -2,7 +2,7 @@
 # # 2 · Counting bytes
 #
 # *30 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
-# that a transformer layer keeps for its backward pass, predict their bytes, and find each of them in PyTorch's hands.
+# that a transformer layer keeps for its backward pass, predict their bytes, and find each of them among what PyTorch keeps.
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads. Elements have 16 bits, so a tensor of shape
 # $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it: same shape as $X$.
@@ -17,16 +17,16 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.measure import census, record
-from actmem.measure.terms import rows_by_term
+from actmem.measure.term_names import rows_by_term
 from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
-from actmem.show.layer_bars import layer_bars
-from actmem.show.layer_drawing import layer_drawing
-from actmem.show.panel import Panel, slider
-from actmem.show.predict import Prediction
-from actmem.show.style import size_text
-from actmem.show.text import comparison_text, extras_text, rows_text, saved_text, text_table
+from actmem_course.show.layer_bars import layer_bars
+from actmem_course.show.layer_drawing import layer_drawing
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.predict import Prediction
+from actmem_course.show.style import size_text
+from actmem_course.show.text import comparison_text, extras_text, rows_text, saved_text, text_table
 
 gpt3 = PAPER_MODELS["175B"].shape
 
@@ -37,27 +37,28 @@ gpt3 = PAPER_MODELS["175B"].shape
 core_of_gpt3 = sum(row.bytes for row in layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
 Prediction(
-    f"Attention's softmax, its dropout and the product with V hold three s × s tensors a head. Of all that a GPT-3 layer "
+    f"Attention's softmax, its dropout and the product with V keep three s × s tensors per head. Of all that a GPT-3 layer "
     f"keeps for backward at s = {gpt3.seq_length:,}, what share do these three make up?",
     answer=100 * core_of_gpt3 / eq1(gpt3),
     unit="%",
-    because="Three tensors of fifteen. The rest of this notebook finds out why.",
+    because="Three tensors of fifteen. The rest of this chapter shows why.",
 )
 
 # %% [markdown]
 # ## One rule
 #
-# Backward walks through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must make $dX$, and $dW$ if there are
-# weights. **A tensor is kept if and only if a formula for one of these gradients reads it.** So ask of each operation:
+# Backward walks through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must compute $dX$, and $dW$
+# if there are weights. **A tensor is kept if and only if a formula for one of these gradients reads it.** So ask of each
+# operation:
 #
-# 1. Which tensors does its gradient formula read?
-# 2. Is one of them kept already, by someone else? Then it costs nothing more: memory holds it once.
+# 1. Which tensors does its gradient formula read? 2. Does another operation keep it already? Then it costs nothing more:
+# memory holds it once.
 #
 # Weights don't count. They stay in memory anyway.
 #
-# This is the whole layer: its operations from top to bottom, first the attention block, then the MLP, and beside each operation
-# what it keeps. Go back to the first tensor with the arrow keys and follow the forward pass: one after the other lights up. Before each
-# step, ask the two questions above. Point at a tensor for the gradient that reads it.
+# This is the whole layer: its operations from top to bottom, first the attention block, then the MLP, and beside each
+# operation what it keeps. Go back to the first tensor with the arrow keys and follow the forward pass, one tensor at a
+# time. Before each step, ask the two questions above. Point at a tensor to see the gradient that reads it.
 
 # %%
 Panel(
@@ -67,14 +68,15 @@ Panel(
 )
 
 # %% [markdown]
-# You don't have to believe the formulas. `record` lists the tensors that autograd takes for backward while a block runs. Let us go
-# through them one by one, on a small layer whose sizes all differ, so that you recognise them in the shapes.
+# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs.
+# Let us go through the operations one by one, on a small layer whose sizes all differ, so that you recognise them in the
+# shapes.
 
 # %%
 shape = TINY.with_sizes(micro_batch_size=3)
 a, b, h, s = shape.letters()
 tensor = partial(torch.randn, dtype=torch.bfloat16, requires_grad=True)
-no_weights = nn.Module()  # record() leaves the weights of the module that it is given out of the count
+no_weights = nn.Module()  # record() does not count the weights of the module it is given
 
 print(f"s = {s}, b = {b}, h = {h}, a = {a}, so s·b = {s * b} tokens, b·a = {b * a} attention matrices, h/a = {h // a}")
 
@@ -85,8 +87,9 @@ print(f"s = {s}, b = {b}, h = {h}, a = {a}, so s·b = {s * b} tokens, b·a = {b 
 #
 # $$dx = \frac{1}{\sigma}\Big(g - \overline{g} - \hat x\, \overline{g \hat x}\Big), \qquad d\gamma = \sum_\text{tokens} \hat x\, dy$$
 #
-# (bars are means over the $h$ elements of a token). Both read $\hat x$, so $x$ is kept: **$2sbh$ bytes**. The mean and $1/\sigma$ of each token are kept as
-# well, two numbers against the $h$ of the token itself. The paper leaves them out. We count them as *extra*.
+# (bars are means over the $h$ elements of a token). Both read $\hat x$, so $x$ is kept: **$2sbh$ bytes**. The mean and
+# $1/\sigma$ of each token are kept as well: two numbers beside the token's $h$. The paper leaves them out; we count them as
+# *extra*.
 
 # %%
 norm = nn.LayerNorm(h, dtype=torch.bfloat16)
@@ -118,8 +121,9 @@ print(saved_text(ledger.saved))
 #
 # ### Scores: a product of two activations keeps both (rows 3 and 4)
 #
-# In $S = QK^T/\sqrt{h/a}$ there is no weight: $dQ = dS\,K$ reads $K$, and $dK = dS^T Q$ reads $Q$ (each times the same constant). All heads together, $Q$ and $K$
-# have $sbh$ elements each: $2sbh + 2sbh$. The scores themselves, $as^2b$ elements, are read by neither.
+# In $S = QK^T/\sqrt{h/a}$ there is no weight: $dQ = dS\,K$ reads $K$, and $dK = dS^T Q$ reads $Q$ (each times the same
+# constant). Over all heads, $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. Neither gradient reads the scores
+# themselves, $as^2b$ elements.
 
 # %%
 q, k = tensor(b * a, s, h // a), tensor(b * a, s, h // a)
@@ -130,8 +134,9 @@ print(saved_text(ledger.saved))
 # %% [markdown]
 # ### Softmax keeps its output (row 5)
 #
-# With $P = \mathrm{softmax}(S)$, row by row, $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. Everything in it is a function of $P$; $S$ can go.
-# That is **$2as^2b$** bytes: a head keeps an $s \times s$ matrix, and here $s$ comes squared for the first time.
+# With $P = \mathrm{softmax}(S)$, row by row, $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. The formula reads $P$
+# and not $S$, so $P$ is kept: **$2as^2b$** bytes. Each head keeps an $s \times s$ matrix, the first tensor that is
+# quadratic in $s$.
 
 # %%
 scores = tensor(b * a, s, s)
@@ -142,11 +147,12 @@ print(saved_text(ledger.saved))
 # %% [markdown]
 # ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
 #
-# $D = M \circ P/(1 - r)$, with a mask $M$ of zeros and ones and a rate $r$, so $dP = M \circ dD/(1 - r)$: the mask is enough, and one byte an element holds it. Row 6, on the
-# attention weights: $as^2b$. Rows 10 and 15, at the end of attention and of the MLP: $sbh$ each.
+# $D = M \circ P/(1 - r)$, with a mask $M$ of zeros and ones and a rate $r$, so $dP = M \circ dD/(1 - r)$: the mask is
+# enough, at one byte per element. Row 6, on the attention weights: $as^2b$. Rows 10 and 15, at the end of attention and of
+# the MLP: $sbh$ each.
 #
-# A surprise: on a CPU, PyTorch's own `nn.Dropout` keeps the mask in the dtype of its input. The course's layer draws its own
-# mask, one byte an element on every device, as GPUs and the paper have it.
+# A surprise: on a CPU, PyTorch's own `nn.Dropout` keeps the mask in the dtype of its input. The course's layer draws its
+# own mask of one byte per element on every device, as on GPUs and in the paper.
 
 # %%
 from actmem.parallel.rng import DropoutMask
@@ -168,8 +174,8 @@ print(saved_text(ledger.saved))
 #
 # $C = DV$, so $dV = D^T dC$ reads the dropout's output, $2as^2b$, and $dD = dC\,V^T$ reads $V$, $2sbh$.
 #
-# Why is $D$ kept, when it is $M \circ P/(1-r)$ and both are kept already? Because autograd looks at one operation at a time. Making $D$ again would be
-# one cheap multiplication. Remember this: it is the first hint of what *selective recomputation* will do.
+# Why is $D$ kept, when it is $M \circ P/(1-r)$ and both factors are kept already? Because autograd looks at one operation
+# at a time. Recomputing $D$ would take one cheap multiplication: the first hint of *selective recomputation*.
 
 # %%
 dropped, v = tensor(b * a, s, s), tensor(b * a, s, h // a)
@@ -180,8 +186,8 @@ print(saved_text(ledger.saved))
 # %% [markdown]
 # ### GeLU keeps its input (row 13)
 #
-# $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. The slope depends on $Z$, and $Z$ can't be had from $G$, because GeLU is not monotonic. $Z$ is $4h$ wide: **$8sbh$**.
-# Its output $G$ is row 14, kept by the linear after it.
+# $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. The slope depends on $Z$, and $Z$ can't be recovered from
+# $G$, because GeLU is not monotonic. $Z$ is $4h$ wide: **$8sbh$**. The linear after it keeps its output $G$: row 14.
 
 # %%
 z = tensor(s, b, 4 * h)
@@ -227,7 +233,7 @@ print(saved_text(ledger.saved))
 #
 # $$34\,sbh + 5\,as^2b \;=\; sbh\Big(34 + 5\,\frac{as}{h}\Big)$$
 #
-# `layer_rows` holds exactly this table. Here it is in bytes, for the small layer, and the sum once more by equation 1:
+# `layer_rows` is exactly this table. Here it is in bytes for the small layer, with the sum by equation 1 below it:
 
 # %%
 predicted = layer_rows(shape)
@@ -238,8 +244,8 @@ print(f"equation 1: {eq1(shape):,}")
 # %% [markdown]
 # ## At the size of GPT-3
 #
-# Each segment is one of the 15 tensors; point at it for its formula, its bytes and its reason. Find out: what does doubling $b$ do, what doubling $h$? Which slider
-# changes only the scale of the picture, and not its shape?
+# Each segment is one of the 15 tensors; point at it to see its formula, its bytes and the reason. What does doubling $b$
+# do, and what doubling $h$? Which slider changes only the scale of the picture, and not its shape?
 
 # %%
 Panel(
@@ -253,8 +259,8 @@ Panel(
 # %% [markdown]
 # ## Measure it
 #
-# Now the whole layer: a real one, in bfloat16, with attention, MLP, norms, dropouts and residuals. First the raw
-# ledger. Every line is a tensor that autograd holds once the forward pass is over, with the module and the operation that saved it.
+# Now the whole layer: a real one, in bfloat16, with attention, MLP, norms, dropouts and residuals. First the raw ledger.
+# Every line is a tensor that autograd holds after forward, with the module and the operation that saved it.
 
 # %%
 torch.manual_seed(0)
@@ -265,9 +271,10 @@ with record(layer) as ledger:
 print(saved_text(ledger.saved))
 
 # %% [markdown]
-# More lines than fifteen: beside our 15 tensors there are the two statistics of each layer norm. (`_Keep` and `_GatherInBackward` are operations of the course's own layer: a kept dropout mask, and a linear that can be shared
-# among devices.) `rows_by_term` gives each line the name it has in the formulas, by module and operation, never by its size. `compare` puts
-# prediction and measurement side by side:
+# There are more than 15 lines: each layer norm adds two statistics. (`_Keep` and `_GatherInBackward` are operations of the
+# course's own layer: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each line as
+# the formulas do, by its module and operation and never by its size. `compare` puts prediction and measurement side by
+# side:
 
 # %%
 extra = layer_extra_rows(shape)
@@ -277,7 +284,7 @@ print()
 print(comparison.describe())
 
 # %% [markdown]
-# What the paper leaves out is not swept under a tolerance. It has rows of its own, with reasons:
+# No tolerance hides what the paper leaves out. It has rows of its own, with reasons:
 
 # %%
 print(extras_text(extra))
@@ -288,8 +295,8 @@ print(f"for GPT-3: {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%}
 # %% [markdown]
 # ### A second opinion
 #
-# `record` sees a tensor when autograd takes it. Could something hide from it? `census` doesn't look at saved tensors at all: it
-# notes every storage that appears during forward, lets go of everything but the graph, and adds up what is still alive.
+# `record` sees a tensor when autograd saves it. Could one escape it? `census` doesn't look at saved tensors at all: it
+# notes every storage that appears during forward, drops every reference but the graph, and adds up what is still alive.
 
 # %%
 counted = census(layer, lambda: tensor(s, b, h))
@@ -302,8 +309,8 @@ print(f"ledger {ledger.total_bytes:,} B, census {counted:,} B, difference {count
 #
 # $$s = \frac{34\,h}{5\,a}$$
 #
-# whatever $b$ is: chapter 1 has the two lines and a slider. Among models with heads of one size $h/a$ it is one number.
-# All four of the paper's models train on the far side of their crossover:
+# whatever $b$ is: chapter 1 has the two lines and a slider. Models with the same head size $h/a$ have the same crossover.
+# All four of the paper's models train beyond theirs:
 
 # %%
 lines = []
@@ -317,7 +324,7 @@ print(text_table(("model", "s", "crossover", "5as/h", "core's share", "bytes of 
 # %% [markdown]
 # ## On your own module
 #
-# `record` takes any `nn.Module`. Here is a habit worth having: before you optimise, look at what is kept. An MLP with GeLU, and one with ReLU:
+# `record` takes any `nn.Module`. Before you optimise, look at what is kept. Here an MLP with GeLU, and one with ReLU:
 
 # %%
 for activation in (nn.GELU(), nn.ReLU()):
@@ -329,8 +336,8 @@ for activation in (nn.GELU(), nn.ReLU()):
     print()
 
 # %% [markdown]
-# ReLU's gradient needs only to know where the output is positive. So it keeps its *output*, which the next linear keeps
-# anyway: one storage, counted once. $8sbh$ gone, by the second question of our rule.
+# ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps
+# anyway: one storage, counted once. The second question of our rule saves $8sbh$.
 #
 # ## Check yourself
 #
@@ -338,8 +345,8 @@ for activation in (nn.GELU(), nn.ReLU()):
 #
 # <details><summary>Answer</summary>
 #
-# The three dropout masks stay at one byte an element. With $e$ bytes an element the sum is $(16e + 2)\,sbh + (2e + 1)\,as^2b$, so the 34
-# becomes 66 and the 5 becomes 9.
+# The three dropout masks stay at one byte per element. With $e$ bytes per element the sum is $(16e + 2)\,sbh + (2e +
+# 1)\,as^2b$, so the 34 becomes 66 and the 5 becomes 9.
 #
 # </details>
 # <br>
@@ -357,9 +364,10 @@ for activation in (nn.GELU(), nn.ReLU()):
 #
 # <details><summary>Answer</summary>
 #
-# No gradient reads them. Softmax reads its own output $P$, and where a score was masked with $-\infty$, $P$ is 0, and so is the gradient
-# $P \circ (\dots)$ that softmax hands back: masking it again changes nothing. The course's layer adds the $-\infty$ within the matrix product
-# and keeps no mask. `masked_fill` keeps one of $s \times s$ bytes, to put zeros where zeros are.
+# No gradient reads them. Softmax reads its own output $P$, and where a score was masked with $-\infty$, $P$ is 0, and so is
+# the gradient $P \circ (\dots)$ that softmax returns: masking it again changes nothing. The course's layer adds the
+# $-\infty$ within the matrix product and keeps no mask. `masked_fill` keeps a mask of $s \times s$ bytes, to write zeros
+# over zeros.
 #
 # </details>
 # <br>
@@ -368,8 +376,8 @@ for activation in (nn.GELU(), nn.ReLU()):
 #
 # <details><summary>Answer</summary>
 #
-# About $34sbh$, and a few numbers a token and head. The $5as^2b$ are gone already, so recomputing the core saves next to nothing. That is why people who use
-# both ask why their memory did not fall.
+# About $34sbh$, and a few numbers per token and head. The $5as^2b$ is gone already, so recomputing the core saves next to
+# nothing. That is why memory does not fall for people who use both.
 #
 # </details>
 # <br>
@@ -391,17 +399,19 @@ print(f"2. measured without dropout: {squared / (a * s * s * b):g} as²b")
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.
 # - **Losing the $a$.** Each head has an $s \times s$ matrix of its own: $5as^2b$, not $5s^2b$.
-# - **Counting outputs.** What is kept are the tensors that gradients read, mostly inputs. Adding up layer outputs counts residuals and
-#   dropout outputs that nobody keeps, and misses the masks.
+# - **Counting outputs.** Backward keeps what gradients read, mostly inputs. Adding up outputs counts residuals and dropout
+#   outputs that nothing keeps, and misses the masks.
 # - **Counting a storage twice.** Q, K and V share one input. A view is not a copy.
-# - **Calling $34sbhL$ "full checkpointing".** That is *selective* recomputation. Full keeps $2sbh$ a layer, its input.
+# - **Calling $34sbhL$ "full checkpointing".** That is *selective* recomputation. Full recomputation keeps $2sbh$ per layer,
+#   its input.
 #
-# ## The lab that goes with it
+# ## The lab
 #
-# [Lab 1](../labs/lab1_count_bytes.py): write down the bytes of the 15 terms, predict a layer that you have not seen, find the crossover. A judge
-# checks each against what a real layer keeps, and names the letter that is wrong: `python labs/lab1_count_bytes.py`.
+# [Lab 1](../labs/lab1_count_bytes.py): write down the bytes of the 15 terms, predict a layer that you have not seen, find
+# the crossover. A judge compares each with what a real layer keeps, and names the letter that is wrong: `python
+# my/labs/lab1_count_bytes.py`.
 #
-# `python labs/measure_table2.py --emulate 8 --model 175B` does this comparison for all of Table 2 at GPT-3's real sizes.
+# `python labs/measure_table2.py --emulate 8 --model 175B` makes this comparison for all of Table 2 at GPT-3's real sizes.
 #
 # ## Sources
 #

@@ -1,8 +1,8 @@
 # %% [markdown]
 # # 3 · Tensor parallelism, and the floor it leaves
 #
-# **In this chapter** you cut one transformer layer into $t$ pieces that work side by side, see which exchanges that takes and why just
-# there, prove that the pieces compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
+# **In this chapter** you cut one transformer layer into $t$ pieces that work in parallel, see which exchanges they need and
+# why, check that they compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
 #
 # **What you need:** chapter 2 (the 15 tensors that a layer keeps). From linear algebra: a matrix product can be computed in blocks.
 #
@@ -12,7 +12,7 @@
 # | $t$ | ranks that share one layer | `tensor_parallel_size` |
 #
 # A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
-# each holds a part, and **partial** if each holds a full-sized term of a sum that nobody has added up yet.
+# each holds a part, and **partial** if each holds a full-sized term of a sum that is not added up yet.
 
 # %%
 import torch
@@ -22,39 +22,40 @@ from actmem.config import Parallel
 from actmem.formulas.activations import eq1, eq2, layer_rows
 from actmem.formulas.communication import layer_exchanges, wire_bytes
 from actmem.formulas.extras import layer_extra_rows
-from actmem.lab import launch
+from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank
-from actmem.measure.layer import layer_input
+from actmem.measure.one_layer import layer_input
 from actmem.measure.ledger import record
-from actmem.measure.terms import rows_by_term, term_of
+from actmem.measure.term_names import rows_by_term, term_name
 from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
-from actmem.show.choices import choice, steps
-from actmem.show.floor import divided_and_whole, floor_bars, floor_lines, sizes_of_t
-from actmem.show.mlp_cut import COLUMNS_FIRST, ORDERS, mlp_cut
-from actmem.show.panel import Panel
-from actmem.show.predict import Prediction
-from actmem.show.qkv_cut import BY_HEAD, ROW_ORDERS, qkv_cut
-from actmem.show.style import size_text
-from actmem.show.text import comparison_text, table2_text, text_table
+from actmem_course.show.choices import choice, steps
+from actmem_course.show.floor import divided_and_whole, floor_bars, floor_lines, sizes_of_t
+from actmem_course.show.mlp_cut import COLUMNS_FIRST, ORDERS, mlp_cut
+from actmem_course.show.panel import Panel
+from actmem_course.show.predict import Prediction
+from actmem_course.show.qkv_cut import BY_HEAD, ROW_ORDERS, qkv_cut
+from actmem_course.show.style import size_text
+from actmem_course.show.text import comparison_text, table2_text, text_table
 
 GPT3 = PAPER_MODELS["175B"].shape
 
 # %% [markdown]
 # ## Columns, then rows
 #
-# The MLP is two products with GeLU between: $Z = \mathrm{GeLU}(XA)\,B$. Two ways to cut a product $XA$ over two ranks:
+# The MLP is two products with a GeLU between them: $Z = \mathrm{GeLU}(XA)\,B$. There are two ways to cut a product $XA$
+# over two ranks:
 #
-# * **by columns**, $A = [A_1\; A_2]$: then $XA = [XA_1\; XA_2]$. Each rank needs all of $X$ and makes some *columns* of the
-#   result, finished ones.
-# * **by rows**, $A = \begin{bmatrix}A_1\\A_2\end{bmatrix}$ and $X = [X_1\; X_2]$: then $XA = X_1A_1 + X_2A_2$. Each rank needs
-#   only its columns of $X$ and makes a *partial* result of full size.
+# * **by columns**, $A = [A_1\; A_2]$: then $XA = [XA_1\; XA_2]$. Each rank needs all of $X$ and computes some *columns* of
+#   the result, finished.
+# * **by rows**, $A = \begin{bmatrix}A_1\\A_2\end{bmatrix}$ and $X = [X_1\; X_2]$: then $XA = X_1A_1 + X_2A_2$. Each rank
+#   needs only its columns of $X$ and computes a *partial* result of full size.
 #
-# GeLU decides. It works on each element alone, so finished columns can go through it on their own rank; but it is not linear, so a
-# partial sum cannot: $\mathrm{GeLU}(u + v) \ne \mathrm{GeLU}(u) + \mathrm{GeLU}(v)$. First by columns, then by rows, and
-# the ranks need to talk once, after the second product.
+# GeLU decides. It acts on each element alone, so each rank can apply it to its finished columns; but it is not linear, so
+# no rank can apply it to a partial sum: $\mathrm{GeLU}(u + v) \ne \mathrm{GeLU}(u) + \mathrm{GeLU}(v)$. Cut the first
+# product by columns and the second by rows, and the ranks communicate only once, after the second product.
 #
 # Try it on numbers, all "ranks" in one process:
 
@@ -72,8 +73,8 @@ print("one rank's term alone                  :", "equal" if torch.allclose(colu
 print("rows first, GeLU before the sum        :", "equal" if torch.allclose(sum(rows) @ B, Z) else "wrong")
 
 # %% [markdown]
-# Now the memory. Numbers and colours are ranks; hatched grey is what every rank holds whole. Change the order and look at what GeLU
-# has to keep:
+# Now the memory. Numbers and colours are ranks; hatched grey is replicated on every rank. Change the order and look at what
+# GeLU has to keep:
 
 # %%
 Panel(
@@ -83,22 +84,22 @@ Panel(
 )
 
 # %% [markdown]
-# The wrong order costs an exchange *and* the memory: with whole sums going through GeLU, its input and its output, $16\,sbh$
-# bytes, are on every rank.
+# The wrong order costs an exchange *and* the memory: GeLU needs whole sums, so its input and its output, $16\,sbh$ bytes,
+# are on every rank.
 #
 # ## f and f̄
 #
-# What happens at the two ends of such a block? The paper gives the two places names, and each is one operation forward and
-# another backward (`actmem/parallel/conjugates.py` has them on one screen):
+# What happens at the two ends of such a block? The paper names the two operations; each does one thing forward and another
+# backward (`actmem/parallel/conjugates.py` has them on one screen):
 #
 # | | where | forward | backward |
 # |---|---|---|---|
 # | $f$ | into the block | nothing | all-reduce |
 # | $\bar f$ | out of the block | all-reduce | nothing |
 #
-# $\bar f$ forward is the sum from above. $f$ backward is its mirror image: every rank used all of $X$ for its own columns, so
-# the gradient of $X$ is a sum of $t$ terms, $\mathrm{d}X = \sum_i \mathrm{d}Y_i A_i^\top$. Without it nothing crashes, and each rank
-# trains on another, wrong gradient:
+# $\bar f$ forward is the sum from above. $f$ backward is its mirror image: every rank used all of $X$ for its own columns,
+# so the gradient of $X$ is a sum of $t$ terms, $\mathrm{d}X = \sum_i \mathrm{d}Y_i A_i^\top$. Without it nothing crashes,
+# but each rank trains on a wrong gradient of its own:
 
 # %%
 dY = torch.randn(6, 32, dtype=torch.float64)
@@ -110,10 +111,10 @@ print("sum of all terms :", "equal" if torch.allclose(sum(terms), dX) else "wron
 # %% [markdown]
 # ## Attention: whole heads
 #
-# Attention fits the same pattern without a trick. The projection to Q, K and V is the column-parallel product, heads compute
-# without each other, and the output projection is the row-parallel one. What must not happen is that a rank gets the Q of one
-# head and the K of another. All three come from one product with a weight of $3h$ rows (torch stores a linear's weight with a row for
-# each output), cut into $t$ equal blocks, so the *order of the rows* decides:
+# Attention follows the same pattern. The projection to Q, K and V is the column-parallel product, heads are independent of
+# each other, and the output projection is the row-parallel product. But no rank may get the Q of one head and the K of
+# another. All three come from one product with a weight of $3h$ rows (torch stores a linear's weight with one row per
+# output), cut into $t$ equal blocks, so the *order of the rows* decides:
 
 # %%
 Panel(
@@ -123,11 +124,11 @@ Panel(
 )
 
 # %% [markdown]
-# Whoever loads a checkpoint with another order of rows gets a layer that runs and computes nonsense. It is also why $t$ must
-# divide $a$, and the code refuses anything else.
+# A checkpoint with another order of rows loads into a layer that runs and computes nonsense. Whole heads are also why $t$
+# must divide $a$; the code refuses anything else.
 #
-# Is it what the real layer does? Below, one rank of the 175B model's $t$: the shapes of Q, K and V that autograd keeps are
-# $[b \cdot a/t,\; s,\; h/a]$ (K as it enters the product $QK^\top$, transposed).
+# Does the real layer do this? Below, one of the 175B model's $t$ ranks runs, and autograd keeps Q, K and V of shape $[b
+# \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
 
 # %%
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
@@ -136,7 +137,7 @@ with emulated_rank(t):
     layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
     with record(layer) as ledger:
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
-kept = {term_of(saved): saved for saved in ledger.saved}
+kept = {term_name(saved): saved for saved in ledger.saved}
 for term in ("Q", "K", "V", "softmax output"):
     print(f"{term:>14} {list(kept[term].shape)}, {kept[term].bytes:,} B")
 print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_size}")
@@ -144,16 +145,16 @@ print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_siz
 # %% [markdown]
 # ## What divides and what does not
 #
-# Between the two blocks stand layer norms, dropouts and residual additions. Every rank has the same tensor there (that is what
-# $\bar f$ made) and does the same work on it, $t$ times over. **Guess:** a GPT-3 layer without parallelism keeps
-# $34\,sbh + 5\,as^2b$ bytes.
+# Between the two blocks are layer norms, dropouts and residual additions. There every rank holds the same tensor, the
+# output of $\bar f$, and all of them repeat the same work. **Guess:** a GPT-3 layer without parallelism keeps $34\,sbh +
+# 5\,as^2b$ bytes. What is left of it on a rank?
 
 # %%
 Prediction(
     f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. What does each of {t} ranks keep with tensor parallelism?",
     eq2(GPT3, t) / 2**20,
     "MiB",
-    f"An even share would be {size_text(eq1(GPT3) // t)}. The difference is what the next figure is about.",
+    f"An even share would be {size_text(eq1(GPT3) // t)}. The next figure shows where the difference comes from.",
 )
 
 # %%
@@ -163,9 +164,9 @@ Panel(
 )
 
 # %% [markdown]
-# In the lower bar, from left to right: the input of layer norm 1 ($2\,sbh$), the input of the QKV projection ($2$, which $f$ hands
-# to every rank whole), the attention's dropout mask ($1$), the input of layer norm 2 ($2$), the input of $h \to 4h$ ($2$) and the
-# MLP's dropout mask ($1$). Together **ten**, under which there is no $t$ (equation 2):
+# In the lower bar, from left to right: the input of layer norm 1 ($2\,sbh$), the input of the QKV projection ($2$, which
+# $f$ passes whole to every rank), the attention's dropout mask ($1$), the input of layer norm 2 ($2$), the input of $h \to
+# 4h$ ($2$) and the MLP's dropout mask ($1$). Together **ten**, which no $t$ divides (equation 2):
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
 #
@@ -180,13 +181,13 @@ for size in sizes_of_t(GPT3):
 print(text_table(("t", "divided", "floor", "together", "equation 2", "floor's share", "× an even share"), lines, "rrrrrrr"))
 
 # %% [markdown]
-# Doubling $t$ still halves what is divided, and helps less and less. And $t$ has a limit of its own: more ranks than one
-# machine has GPUs, and every exchange below leaves the fast links between them.
+# Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
+# one machine has GPUs, every exchange below leaves the machine's fast links.
 #
 # ## Measured: one rank of many
 #
-# The layer that printed Q, K and V above kept all this; here it is, term by term beside the formula. The rows
-# of statistics are what the paper leaves out on purpose: they are predicted too.
+# This is all that the layer above kept, term by term beside the formula. The paper leaves out the rows of statistics on
+# purpose; they are predicted too.
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
@@ -197,8 +198,8 @@ print(comparison.describe())
 # %% [markdown]
 # ## Counted: the exchanges
 #
-# Two blocks, each with an $f$ and an $\bar f$: that should be two all-reduces forward and two backward. They are counted below
-# torch's Python interface, so none can hide:
+# Two blocks, each with an $f$ and an $\bar f$: that should be two all-reduces forward and two backward. They are counted
+# below torch's Python interface, so none can escape:
 
 # %%
 with emulated_rank(t):
@@ -217,13 +218,14 @@ for e in exchanges:
 print(f"sent by each rank for one layer and one microbatch: {size_text(wire_bytes(exchanges))}")
 
 # %% [markdown]
-# Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, not this.
+# Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, but not the
+# tensors exchanged.
 #
 # ## Real processes: the same numbers as one GPU
 #
-# An emulated rank has real code and real sizes but no neighbours. So now two processes that do exchange data, started by
-# `torchrun` as you would in a terminal. First the numbers, in float64: output and every gradient of the shared layer against
-# a layer that was never cut, with the same weights.
+# An emulated rank runs real code at real sizes, but has no neighbours. So now two processes exchange data, started by
+# `torchrun` as you would in a terminal. First the numbers, in float64: the output and every gradient of the sharded layer
+# against an uncut layer with the same weights.
 
 # %%
 results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
@@ -248,21 +250,22 @@ print("both ranks agree with the formula to the byte:", all(r["exact"] for r in 
 #
 # <details><summary>Answer</summary>
 #
-# The weight's gradient is $X^\top \mathrm{d}Y_i$: each rank has its columns of $\mathrm{d}Y$ but needs *all* of $X$. It could keep a part
-# and ask the others for the rest in backward, which is what chapter 4 does.
+# The weight's gradient is $X^\top \mathrm{d}Y_i$: each rank has its columns of $\mathrm{d}Y$ but needs *all* of $X$. It
+# could keep a part and gather the rest in backward, as chapter 4 does.
 # </details>
 #
-# **2.** Dropout after the attention block draws random numbers, and every rank does so on its own copy. What if the copies drew
+# **2.** Dropout after the attention block draws random numbers, and every rank does so for its own copy. What if they drew
 # different ones?
 #
 # <details><summary>Answer</summary>
 #
-# The replicas would no longer be equal, and nothing would put them right again: from there on the ranks compute with different
-# inputs, and $f$'s backward adds gradients of different functions. The ranks need one common stream of random numbers for replicated tensors
-# and different ones for cut tensors, such as the softmax dropout: `actmem/parallel/rng.py`.
+# The replicas would no longer be equal, and nothing would make them equal again: from then on the ranks compute with
+# different inputs, and $f$'s backward adds gradients of different functions. The ranks need a common stream of random
+# numbers for replicated tensors and different streams for cut tensors, such as the softmax dropout:
+# `actmem/parallel/rng.py`.
 # </details>
 #
-# **3.** Could layer norm be cut along $h$, to get rid of a part of the floor?
+# **3.** Could layer norms be cut along $h$, to remove a part of the floor?
 #
 # <details><summary>Answer</summary>
 #
@@ -270,32 +273,34 @@ print("both ranks agree with the formula to the byte:", all(r["exact"] for r in 
 # backward, for every layer norm. Some systems do. Along $s$ no exchange is needed at all, because each token is normalised alone.
 # </details>
 #
-# **4.** A row-parallel linear has a bias. Why is it added after $\bar f$ and not on each rank before?
+# **4.** A row-parallel linear has a bias. Why is it added after $\bar f$, and not on each rank before the sum?
 #
 # <details><summary>Answer</summary>
 #
-# Before the sum it would be added $t$ times. (Dividing it by $t$ gives the right output, and then its gradient is wrong by a factor.)
+# Before the sum it would be added $t$ times. (Divided by $t$ it would give the right output, but its gradient would be
+# wrong by a factor.)
 # </details>
 #
 # ## What people get wrong here
 #
-# * **"Tensor parallelism divides activations by t."** The table above has the factor by which that is wrong.
-# * **"torch's weights are A."** torch stores $A^\top$, so a *column*-parallel weight is cut along dimension **0** and a row-parallel one
-#   along dimension 1. For a square weight no shape tells you that you mixed them up.
+# * **"Tensor parallelism divides activations by t."** The table above has the factor by which that is off.
+# * **"torch's weights are A."** torch stores $A^\top$, so a *column*-parallel weight is cut along dimension **0** and a
+#   row-parallel one along dimension 1. With a square weight, no shape shows that you mixed them up.
 # * **"The floor is layer norms and dropouts."** Those are 6 of the 10. The other 4 are the inputs of the two column-parallel
 #   products.
-# * **"f does nothing, so I can leave it out."** Forward it does nothing, so no output is wrong; every gradient below it is.
+# * **"f does nothing, so I can leave it out."** In forward it does nothing, so every output is right; every gradient below
+#   it is wrong.
 # * **"Q, K and V each store their input."** They share one input: $2\,sbh$, once.
 #
-# ## The lab that goes with it
+# ## The lab
 #
-# [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$ and both linears yourself, and have them judged by real processes:
-# `torchrun --nproc-per-node 2 labs/lab2_tensor_parallel.py`.
+# [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$ and both linears yourself; a judge runs them on real
+# processes: `python my/labs/lab2_tensor_parallel.py`.
 #
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` measures Table 2.
 # Break something in `src/actmem/parallel/linear.py` and see which of the two notices.
 #
 # ## Sources
 #
-# Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4, equation 2, table 2. The way of
-# cutting MLP and attention is from Shoeybi et al., *Megatron-LM*, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).
+# Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4, equation 2, table 2.
+# The cut of MLP and attention is from Shoeybi et al., *Megatron-LM*, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).

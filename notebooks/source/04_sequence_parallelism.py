@@ -1,9 +1,9 @@
 # %% [markdown]
 # # 4 · Sequence parallelism
 #
-# **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank did in full are cut along
-# the sequence. You see why that is allowed, take an all-reduce apart on a ring, find 4 units that a natural implementation keeps
-# by accident, and check what "no extra communication" means to the byte. About 40 minutes.
+# **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank computed in full are
+# cut along the sequence. You see why that is allowed, take an all-reduce apart on a ring, find $4\,sbh$ bytes that a
+# natural implementation keeps by accident, and check to the byte what "no extra communication" means. About 40 minutes.
 #
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
 #
@@ -12,8 +12,9 @@
 # | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
 # | $t$ | ranks that share one layer; here they share the sequence as well | `tensor_parallel_size` |
 #
-# "Sequence parallelism" means something else in other papers, where attention itself is cut along $s$ to reach long contexts (ring
-# attention, context parallelism, Ulysses). Here attention is cut by heads as before, and only what stands *between* the blocks along $s$.
+# "Sequence parallelism" means something else in other papers: there attention itself is cut along $s$, to reach long
+# contexts (ring attention, context parallelism, Ulysses). Here attention is cut by heads as before, and only what lies
+# *between* the blocks is cut along $s$.
 
 # %%
 import torch
@@ -23,34 +24,34 @@ from actmem.config import Parallel
 from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_rows
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, sequence_over_tensor, step_exchanges, wire_bytes
 from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.gloo import gloo_header_bytes
+from actmem.formulas.gloo_headers import gloo_header_bytes
 from actmem.formulas.ring import ring, ring_steps
-from actmem.lab import launch
+from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
-from actmem.measure.layer import layer_input
+from actmem.measure.one_layer import layer_input
 from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
-from actmem.show.choices import choice, steps
-from actmem.show.floor import sizes_of_t
-from actmem.show.gathered import gathered_lines
-from actmem.show.live import LiveFigure
-from actmem.show.panel import Panel, slider
-from actmem.show.predict import Prediction
-from actmem.show.rank_parts import MODES, SEQUENCE, TENSOR, rank_parts
-from actmem.show.ring_figure import RANKS, ring_step
-from actmem.show.style import size_text
-from actmem.show.text import table2_text, text_table
+from actmem_course.show.choices import choice, steps
+from actmem_course.show.floor import sizes_of_t
+from actmem_course.show.gathered import gathered_lines
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.predict import Prediction
+from actmem_course.show.rank_parts import MODES, SEQUENCE, TENSOR, rank_parts
+from actmem_course.show.ring_figure import RANKS, ring_step
+from actmem_course.show.style import size_text
+from actmem_course.show.text import table2_text, text_table
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
 
 # %% [markdown]
-# ## Tokens that do not know each other
+# ## Between the blocks, tokens are independent
 #
-# A layer norm takes mean and variance over $h$, of one token. Dropout takes one element. A residual addition, a bias: one
-# element. None of them ever looks at another token; only attention does. So each rank can take $s/t$ tokens and be done:
+# A layer norm takes the mean and variance of one token, over $h$. Dropout, a residual addition and a bias act on one
+# element. None of them reads another token; only attention does. So each rank can do this work for $s/t$ tokens alone:
 
 # %%
 torch.manual_seed(0)
@@ -59,7 +60,7 @@ x = torch.randn(16, 2, 8, dtype=torch.float64)  # [s, b, h]
 
 
 def same(operation, dim):
-    """Cut, apply to each part, join: is that the operation on the whole?"""
+    """Cut, apply to each part, concatenate: does that equal the operation on the whole?"""
     return torch.allclose(torch.cat([operation(part) for part in x.chunk(ranks, dim)], dim), operation(x))
 
 
@@ -73,17 +74,17 @@ print("softmax over s, cut along s:", "the same" if same(lambda part: part.softm
 # %%
 Prediction(
     f"With tensor parallelism each of {t} ranks keeps {size_text(eq2(GPT3, t))} of one layer of the 175B model. "
-    "And with sequence parallelism too?",
+    "How much does it keep with sequence parallelism as well?",
     eq4(GPT3, t) / 2**20,
     "MiB",
-    "Every one of the 15 tensors is divided now, so it is the undivided layer over t.",
+    "All 15 tensors are divided now, so it is the whole layer over t.",
 )
 
 # %% [markdown]
 # ## The ranks, before and after
 #
-# A frame is a whole tensor, the filled part is what that rank holds of it: a part along $s$ is a horizontal slice, a part along $h$ (or some
-# of the heads) a vertical one. Switch the mode; below is what you should arrive at.
+# A frame is a whole tensor; the filled part is what that rank holds of it: a part along $s$ is a horizontal slice, a part
+# along $h$ (or some of the heads) a vertical one. Switch the mode; you should arrive at the second figure.
 
 # %%
 Panel(
@@ -96,27 +97,27 @@ Panel(
 LiveFigure(rank_parts(GPT3, 4, SEQUENCE))
 
 # %% [markdown]
-# Nothing inside the two blocks has changed. The six full lines have become slices, and where slices along $s$ meet slices along
-# $h$ there are two new converters:
+# Nothing inside the two blocks has changed. The six whole tensors have become slices, and two new operations convert
+# between slices along $s$ and slices along $h$:
 #
 # | | where | forward | backward |
 # |---|---|---|---|
 # | $g$ | into the block | all-gather along $s$ | reduce-scatter along $s$ |
 # | $\bar g$ | out of the block | reduce-scatter along $s$ | all-gather along $s$ |
 #
-# $g$ forward: the block's first product needs all tokens. $\bar g$ forward: the block's last product leaves a partial sum on every
-# rank; add up, but only the tokens that are mine. Backward each is the other's forward. For $g$ that is two things in one: sum the
-# ranks' gradients, as $f$ did, and keep my tokens.
+# $g$ forward: the block's first product needs all tokens. $\bar g$ forward: the block's last product leaves a partial sum
+# on every rank; each rank gets the sum for its own tokens only. The backward of each is the forward of the other. For $g$
+# that does two things at once: it sums the ranks' gradients, as $f$ did, and keeps each rank's own tokens.
 #
-# So every term of equation 2 gets its $t$ (equation 4):
+# So $t$ divides every term of equation 2 (equation 4):
 #
 # $$sbh\left(\frac{10}{t} + \frac{24}{t} + \frac{5as}{ht}\right) = \frac{sbh}{t}\left(34 + \frac{5as}{h}\right)$$
 #
 # ## An all-reduce, taken apart
 #
-# One all-reduce was there, and now there is a reduce-scatter and an all-gather. Twice the communication? Look at how a ring
-# of ranks adds up a tensor. It is cut into $t$ chunks; in each step every rank passes one chunk to its neighbour. A box says how many of
-# the $t$ terms its sum has; the arrow marks what has just come in. Move `step` with the arrow keys:
+# A reduce-scatter and an all-gather have replaced one all-reduce. Is that twice the communication? Look at how a ring of
+# ranks adds up a tensor. The tensor is cut into $t$ chunks; in each step every rank sends one chunk to its neighbour. A box
+# shows how many of the $t$ terms its sum has; the arrow marks what has just arrived. Move `step` with the arrow keys:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -130,10 +131,11 @@ Panel(
 LiveFigure(ring_step(4, 3, payload))
 
 # %% [markdown]
-# The second picture is the half-way mark, after $t - 1$ steps. Every rank has *one* finished chunk: that is a reduce-scatter, and it is what
-# $\bar g$ stops at. An all-reduce goes on and hands the finished chunks round, which is an all-gather. Sequence parallelism puts the layer
-# norm and the dropout into this gap, and lets $g$ do the second half afterwards. Bytes that each rank sends, counted step by step
-# on the simulated ring and by the closed form $\frac{t-1}{t}$ of the tensor, twice for an all-reduce:
+# The second figure is the halfway point, after $t - 1$ steps. Every rank has *one* finished chunk: that is a
+# reduce-scatter, and $\bar g$ stops there. An all-reduce goes on and passes the finished chunks around, which is an
+# all-gather. Sequence parallelism runs dropout and layer norm between the two halves, and $g$ does the second half
+# afterwards. The bytes that each rank sends, counted step by step on the simulated ring and by the closed form,
+# $\frac{t-1}{t}$ of the tensor and twice that for an all-reduce:
 
 # %%
 lines = []
@@ -147,8 +149,8 @@ print("four ranks, all-reduce, sent at the start and after each step:", "  ".joi
 # %% [markdown]
 # ## What plain autograd keeps
 #
-# Now write it down the obvious way: `y = F.linear(g(x), weight)`. The output is right, all gradients are right. Let a rank of the real
-# layer run like this, and let the ledger compare what is kept with equation 4:
+# Now write it the obvious way: `y = F.linear(g(x), weight)`. The output is right, and so are all gradients. One rank of the
+# real layer runs like this, and we compare what the ledger counts with equation 4:
 
 # %%
 def kept_by(**options):
@@ -170,17 +172,17 @@ print(comparison.describe())
 print(f"too much: {comparison.difference:,} B; by 4sbh(1 − 1/t): {gathered_input_bytes(GPT3, t):,} B")
 
 # %% [markdown]
-# Two tensors are $t$ times too large: the inputs of the two column-parallel products. The product's backward needs its input for the
-# weight's gradient, and its input is the *gathered* tensor, so autograd keeps that. No number is wrong and no test of outputs
-# will ever notice; only the memory does. Equation 4's $34/t$ has become $4 + 30/t$:
+# Two tensors are $t$ times too large: the inputs of the two column-parallel products. The product's backward needs its
+# input for the weight's gradient, and its input is the *gathered* tensor, so autograd keeps that. No number is wrong, so no
+# test of outputs or gradients notices; only memory shows it. Equation 4's $34/t$ has become $4 + 30/t$:
 
 # %%
 Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3), 8))
 
 # %% [markdown]
-# **The cure** is one autograd function that does the gather and the product together, keeps the shard, and gathers *again* in backward
+# **The cure** is one autograd function that gathers and multiplies, keeps only the shard, and gathers *again* in backward
 # (`_GatherInBackward` in `actmem/parallel/linear.py`). That gather need not cost time: the gradient of the input,
-# $\mathrm{d}Y A^\top$, does not need $X$, so the two run side by side.
+# $\mathrm{d}Y A^\top$, does not need $X$, so the two overlap.
 
 # %%
 shard_rows, shard_seen = kept_by(sequence_parallel=True)
@@ -205,16 +207,17 @@ for ranks in (1, 2, 4, 8):
     print(f"t = {ranks}: plain {plain}, paper {paper}")
 
 # %% [markdown]
-# The numbers of exchanges are counted on the running layer; bytes sent and steps are those of a ring. Read the table twice:
+# The exchanges are counted on the running layer; bytes sent and steps are those of a ring. The table says two things:
 #
-# * **Same bytes:** the paper's statement holds for the $4 + 4$ exchanges. With the two gathers of the cure the ratio is the one
-#   printed above, more than 1. Those run beside a product, and the paper's count leaves them out. Where links are so slow that the product
-#   is over first, they are real.
-# * **Same bytes is not same time.** There are more exchanges, and each has a start of its own. On a ring the messages one after another are
-#   as many as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a ring: trees need about
-#   $2\log_2 t$ turns. The halves can do with $\log_2 t$ each, but libraries often run them on rings only. Against this stands that layer norm and dropout now run on $s/t$ tokens.
+# * **Same bytes:** the paper's statement holds for the $4 + 4$ exchanges. With the cure's two gathers the ratio is the one
+#   printed above, more than 1. They overlap a product, and the paper does not count them. On links so slow that the product
+#   finishes first, they cost time.
+# * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring there are as
+#   many successive messages as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a
+#   ring: trees need about $2\log_2 t$ steps. The halves could take $\log_2 t$ each, but libraries often run them on rings
+#   only. In return, layer norm and dropout now run on $s/t$ tokens.
 #
-# A model with three numbers makes it visible. They are assumptions; put in your own:
+# A model with three parameters shows it. They are assumptions; put in your own:
 
 # %%
 start_seconds, hop_seconds, bytes_per_second = 8e-6, 1e-6, 200e9
@@ -231,9 +234,9 @@ print(text_table(("s", "4 all-reduces", "4 + 4 halves", "more"), lines, "rrrr"))
 # %% [markdown]
 # ## The same bytes, on the wire
 #
-# So far bytes sent were computed: counted exchanges times the ring's formula. They can be seen, too. Processes on CPUs talk over
-# TCP (torch's backend for that is called gloo), and Linux counts what each connection has sent. First the prediction, for two ranks: the data
-# by the formulas of this chapter, and a header of 48 bytes on each of gloo's messages:
+# So far the bytes sent were computed: counted exchanges times the ring's formula. They can also be observed. Processes on
+# CPUs communicate over TCP (torch's backend for that is gloo), and Linux counts what each connection has sent. First the
+# prediction for two ranks: the data by this chapter's formulas, and a header of 48 bytes on each of gloo's messages:
 
 # %%
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
@@ -260,17 +263,17 @@ else:
     print("this system does not count what a socket sends (Linux does)")
 
 # %% [markdown]
-# Headers apart, an all-reduce is the sum of its two halves; the plain form sends what tensor parallelism sends; the cure sends a quarter more. One row is a
-# surprise: gloo has no reduce-scatter, so torch makes it of an all-reduce and throws the rest away. On CPUs "the same
-# bytes" would be *half as much again*. This course's own (`actmem/parallel/gloo.py`) sends each rank only what it keeps; on GPUs
-# NCCL's does so by itself.
+# Without headers, an all-reduce sends as much as its two halves together, the plain form as much as tensor parallelism, and
+# the cure a quarter more. One row is a surprise: gloo has no reduce-scatter, so torch runs an all-reduce and discards the
+# rest. On CPUs "the same bytes" would then be *half as much again*. The course's own reduce-scatter
+# (`actmem/parallel/gloo.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
 
 # %% [markdown]
-# ## Gradients that are only a part
+# ## Partial gradients
 #
-# One thing has to be added, and forgetting it is the other classic mistake. Layer norms have parameters, which every rank holds in full; so
-# have the biases after $\bar g$. With tensor parallelism alone each rank saw all tokens and found their whole gradient. Now each rank
-# sees $s/t$ tokens. Two real processes, in float64, against a layer that was never cut:
+# One more exchange is needed, and forgetting it is the other classic mistake. Every rank holds the parameters of the layer
+# norms in full, and the biases after $\bar g$. With tensor parallelism alone each rank saw all tokens and computed the
+# whole gradient of these. Now each rank sees $s/t$ tokens. Two real processes, in float64, against an uncut layer:
 
 # %%
 results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
@@ -281,8 +284,9 @@ partial = next(r["partial_gradients"] for r in results if r["form"] == "tensor+s
 print("those are:", ", ".join(partial))
 
 # %% [markdown]
-# One all-reduce of all of them together, once an iteration (`reduce_partial_gradients`), puts it right. The position
-# table and the final layer norm go with them: each rank has seen its own tokens only there, too. All but that table are vectors, so it is small:
+# One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
+# position table and the final layer norm, where each rank has also seen only its own tokens. All but that table are
+# vectors, so it is small:
 
 # %%
 model = PAPER_MODELS["175B"]
@@ -295,7 +299,7 @@ print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%
 # %% [markdown]
 # ## Real processes: Table 2
 #
-# The same two processes measure what they keep in 16 bits, in all configurations that this chapter reaches:
+# Two processes measure what they keep in 16 bits, in every configuration up to this chapter:
 
 # %%
 results = launch.results("measure_table2.py", processes=2)
@@ -306,22 +310,23 @@ print("all ranks agree with the formulas to the byte:", all(r["exact"] for r in 
 # %% [markdown]
 # ## Questions
 #
-# **1.** What does sequence parallelism save in bytes on each rank, and why isn't it $2sbh$, as one can read here and there?
+# **1.** How many bytes does sequence parallelism save on each rank, and why isn't it $2sbh$, as some texts say?
 #
 # <details><summary>Answer</summary>
 #
-# $10\,sbh\,(1 - 1/t)$: six tensors, of together $10\,sbh$, were whole and are a $t$-th now. $2sbh$ is one of them.
+# $10\,sbh\,(1 - 1/t)$: six tensors, $10\,sbh$ together, were replicated, and $t$ divides them now. $2sbh$ is one of them.
 # </details>
 #
-# **2.** Dropout after the attention block: with tensor parallelism all ranks had to draw the same mask. And now?
+# **2.** Dropout after the attention block: with tensor parallelism all ranks had to draw the same mask. What must they draw
+# now?
 #
 # <details><summary>Answer</summary>
 #
-# Now each rank has other tokens, so the masks must be *different*, or every stretch of $s/t$ tokens gets the same pattern. The layer takes
-# the other of its two random-number streams: look for `block_stream` in `actmem/model/layer.py`.
+# Now each rank has different tokens, so the masks must be *different*, or every stretch of $s/t$ tokens gets the same
+# pattern. The layer uses the other of its two random-number streams: look for `block_stream` in `actmem/model/layer.py`.
 # </details>
 #
-# **3.** Which rule does $s$ have to obey, and what would you do with a batch of odd lengths?
+# **3.** Which rule must $s$ satisfy, and what would you do with a batch of odd lengths?
 #
 # <details><summary>Answer</summary>
 #
@@ -329,30 +334,30 @@ print("all ranks agree with the formulas to the byte:", all(r["exact"] for r in 
 # $t$.
 # </details>
 #
-# **4.** Could the column-parallel product be applied to each shard as it arrives, without ever holding the gathered tensor?
+# **4.** Could the column-parallel product run on each shard as it arrives, without ever holding the gathered tensor?
 #
 # <details><summary>Answer</summary>
 #
-# Yes: each of the ring's steps brings $s/t$ tokens, whose part of the product can be computed while the next ones are on their way. It
-# saves the buffer and hides the exchange. The paper does not do it; later systems do.
+# Yes: each of the ring's steps brings $s/t$ tokens, whose part of the product can be computed while the next ones are on
+# their way. This saves the buffer and hides the exchange. The paper does not do it; later systems do.
 # </details>
 #
 # ## What people get wrong here
 #
 # * **"Sequence parallelism costs no communication."** No more *bytes* for $4 + 4$ exchanges; two more gathers, and more starts.
-# * **"With SP everything but the attention core is divided."** Everything is. A widely used calculator drops the $t$ under $5as^2b$
-#   as soon as SP is ticked, and is off by the largest term there is.
-# * **"An all-gather in front of the linear is all it takes."** It is, for the output. The ledger above shows what it keeps.
-# * **"The layer norm's weights are replicated, so their gradients are too."** They are partial until somebody adds them up.
-#   Until then every rank trains a layer norm of its own.
+# * **"With SP everything but the attention core is divided."** The core is divided, too: by heads. A widely used calculator
+#   drops the $t$ under $5as^2b$ as soon as SP is ticked, and gets the largest term wrong.
+# * **"An all-gather in front of the linear is all it takes."** For the output it is. The ledger above shows what it keeps.
+# * **"The layer norm's weights are replicated, so their gradients are too."** They are partial until they are summed.
+#   Without the sum every rank trains a layer norm of its own.
 #
-# ## The lab that goes with it
+# ## The lab
 #
-# [Lab 3](../labs/lab3_sequence_parallel.py): write $g$, $\bar g$ and the layer under sequence parallelism, see that its bytes come out as
-# $30/t + 4$, and cure it: `torchrun --nproc-per-node 2 labs/lab3_sequence_parallel.py`.
+# [Lab 3](../labs/lab3_sequence_parallel.py): write $g$, $\bar g$ and the layer under sequence parallelism, see that it
+# keeps $30/t + 4$, and cure it: `python my/labs/lab3_sequence_parallel.py`.
 #
-# `torchrun --nproc-per-node 2 labs/measure_parity.py` has all three forms of this chapter, with their exchanges and their partial
-# gradients. Take the `mark_partial_gradient` out of `RowParallelLinear` and see it notice.
+# `torchrun --nproc-per-node 2 labs/measure_parity.py` has all three forms of this chapter, with their exchanges and their
+# partial gradients. Remove `mark_partial_gradient` from `RowParallelLinear` and see that it notices.
 #
 # ## Sources
 #

@@ -1,14 +1,15 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# **The question.** Some of what a layer keeps can be thrown away after the forward pass and made again when
-# backward asks for it. Which part is worth it, and what does it really cost?
+# **The question.** Some of what a layer keeps can be dropped after forward and recomputed when backward needs it. Which
+# part is worth it, and what does it really cost?
 #
-# **What you need.** Chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the ladder. About 30 minutes.
+# **What you need.** Chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the memory ladder.
+# About 30 minutes.
 #
-# **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel
-# ranks · `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` is `2nkm` FLOPs: one multiplication
-# and one addition for each of `nkm` terms.
+# **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel ranks ·
+# `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs: one multiplication and one
+# addition for each of `nkm` terms.
 
 # %%
 from textwrap import fill
@@ -16,7 +17,7 @@ from textwrap import fill
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem import paper
+from actmem.formulas import paper
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.batch import batch_factor, break_even, fullest_bytes
@@ -24,31 +25,31 @@ from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem.formulas.disagreements import disagreements
 from actmem.formulas.extras import RNG_STATE_BYTES
 from actmem.formulas.flops import eq7, eq8, layer_overhead
-from actmem.formulas.pipeline import layer_bytes, selective_saves
+from actmem.formulas.first_stage import layer_bytes, selective_saves
 from actmem.formulas.rebuild import core_over_gelu, rebuilds
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
-from actmem.show.added_flops import added_flops
-from actmem.show.batch_payoff import batch_payoff
-from actmem.show.memory_ladder import memory_ladder
-from actmem.show.panel import Panel, slider
-from actmem.show.predict import Prediction
-from actmem.show.rebuild_price import rebuild_price
-from actmem.show.recompute_trade import recompute_trade
-from actmem.show.style import size_text
-from actmem.show.text import saved_text, text_table
+from actmem_course.show.added_flops import added_flops
+from actmem_course.show.batch_payoff import batch_payoff
+from actmem_course.show.memory_ladder import memory_ladder
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.predict import Prediction
+from actmem_course.show.rebuild_price import rebuild_price
+from actmem_course.show.recompute_trade import recompute_trade
+from actmem_course.show.style import size_text
+from actmem_course.show.text import saved_text, text_table
 
 GPT3 = model_shape("175B")
 
 # %% [markdown]
 # ## Guess first
 #
-# In the GPT-3 layer the attention core (QKᵀ, softmax, dropout, attention over V) holds most of the bytes. Suppose
-# backward runs all of it a second time. How many FLOPs does that add to the layer's forward and backward together?
+# In the GPT-3 layer the attention core (QKᵀ, softmax, dropout, attention over V) holds most of the bytes. Suppose backward
+# runs all of it a second time, to its end. How many FLOPs does that add to the layer's forward and backward together?
 
 # %%
 Prediction(
-    "The attention core of a GPT-3 layer, run once more: how many percent more FLOPs?",
+    "The whole attention core of a GPT-3 layer, run once more: how many percent more FLOPs?",
     float(100 * layer_overhead(GPT3, "paper-selective")),
     "%",
     "Two products of 2s²bh each, against 72sbh² + 12s²bh for the whole layer: 4s/(72h + 12s).",
@@ -57,13 +58,14 @@ Prediction(
 # %% [markdown]
 # ## The lopsided trade
 #
-# A layer keeps `34sbh + 5as²b` bytes. The second term belongs to the attention core alone. In FLOPs the two halves
-# stand the other way round: forward and backward of a layer are `72sbh²` FLOPs in the linears, and only `12s²bh` in
-# the two attention products.
+# A layer keeps `34sbh + 5as²b` bytes. The second term belongs to the attention core alone. In FLOPs it is the other way
+# round: forward and backward of a layer take `72sbh²` FLOPs in the linears, and only `12s²bh` in the two attention
+# products.
 #
-# Drag `s`. In the upper bars the striped part goes when the core is recomputed. In the lower bars the dotted part
-# is what comes on top. (It is half of the answer above, because here the second run already ends where backward has all that it
-# needs: step 3 below. For the same reason full recomputation costs less than a third.)
+# The figure draws a cheaper second run. Backward never reads the output of the core's last product, attention over V, so
+# the second run can stop before that product (step 3 below); it then costs half of the answer above. In the same way full
+# recomputation costs less than a third. Drag `s`: in the upper bars the striped part is what recomputing the core frees; in
+# the lower bars the dotted part is what it adds.
 
 # %%
 Panel(
@@ -73,8 +75,8 @@ Panel(
 )
 
 # %% [markdown]
-# The price goes up with `s/h`: the longer the sequences, the more of the layer's work is attention. What is saved goes
-# up too. Here is what section 5 of the paper says for its two named models, and what its formula `5as/h` gives:
+# The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too.
+# Here is what section 5 of the paper says for two models, and what its formula `5as/h` gives:
 
 # %%
 lines = []
@@ -88,7 +90,7 @@ print(text_table(("model", "5as/h, paper", "5as/h, computed", "saved %, paper", 
 # %% [markdown]
 # ## How a checkpoint function works, in four steps
 #
-# The region is the attention core. First as it is: what does autograd keep?
+# The region is the attention core. First without a checkpoint: what does autograd keep?
 
 # %%
 from actmem.measure import record
@@ -118,9 +120,9 @@ with record(core) as ledger:
 print(saved_text(ledger.saved))
 
 # %% [markdown]
-# **Step 1: keep the inputs, run without a graph, run again.** An autograd function of a dozen lines. Its forward keeps
+# **Step 1: keep the inputs, run without a graph, run again.** This autograd function takes a dozen lines. Its forward saves
 # the inputs and computes under `no_grad`, so nothing inside is kept. Its backward runs the region again, this time with a
-# graph, and lets autograd differentiate that.
+# graph, and lets autograd differentiate it.
 
 # %%
 class RunAgain(torch.autograd.Function):
@@ -147,7 +149,7 @@ with record(core) as ledger:
 print(saved_text(ledger.saved))
 
 # %% [markdown]
-# Only the inputs are left. But is it right?
+# Only the inputs are left. But are the gradients right?
 
 # %%
 plain = gradients(lambda core, *inputs: core(*inputs))
@@ -156,9 +158,9 @@ for name, x, y in zip("qkv", plain, again):
     print(f"gradient of {name}: equal bits {torch.equal(x, y)}, elements that differ {int((x != y).sum()) / x.numel():.0%}")
 
 # %% [markdown]
-# **Step 2: draw the same dropout.** The second run drew other masks: it computed the gradient of another function. No
-# error says so; the model merely learns from wrong gradients. The cure is to keep the state of the random-number generator
-# and to go back to it for the second run.
+# **Step 2: draw the same dropout.** The second run drew other masks, so it computed the gradient of another function. No
+# error says so; the model just learns from wrong gradients. The cure is to save the state of the random-number generator
+# and restore it for the second run.
 
 # %%
 class RunAgainSameDraws(RunAgain):
@@ -166,7 +168,7 @@ class RunAgainSameDraws(RunAgain):
     def forward(ctx, region, *inputs):
         state = region.dropout_mask.generator.get_state()
         out = RunAgain.forward(ctx, region, *inputs)
-        ctx.save_for_backward(*inputs, state)  # the state is a tensor like the others, and counts as bytes
+        ctx.save_for_backward(*inputs, state)  # the state is a tensor like the others, so its bytes count
         return out
 
     @staticmethod
@@ -195,12 +197,12 @@ print(saved_text(ledger.saved))
 print(f"\nthe generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG_STATE_BYTES['cuda']} on a GPU")
 
 # %% [markdown]
-# One more tensor: the generator's state, of the same size whatever the size of the region.
+# One more tensor is kept: the generator's state, whose size does not depend on the region.
 #
-# **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The last thing that
-# the core does is a product with V, and that product's output is kept by nobody inside the core. So the second run can end
-# just before it. The course's own `checkpoint` does that: it gives every tensor that autograd wants to keep a numbered
-# slot, and ends the second run when the last slot is filled (`src/actmem/recompute.py`, four rules at the top).
+# **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The core's last
+# operation is a product with V, and nothing inside the core keeps that product's output. So the second run can stop just
+# before it. The course's own `checkpoint` does that: it gives every tensor that autograd wants to save a numbered slot, and
+# stops the second run when the last slot is filled (`src/actmem/recompute.py`, four rules at the top).
 #
 # **Step 4: count.** torch's FLOP counter sees every matrix product that runs:
 
@@ -225,12 +227,12 @@ for name, way in ways.items():
 print(text_table(("the core", "bytes kept", "FLOPs", "products", "same gradient bits"), lines, " rrr"))
 
 # %% [markdown]
-# Two products in forward and four in backward make six; a second run adds two, or one if it stops.
+# Two products in forward and four in backward make six; a second run adds two, or one if it stops early.
 #
 # ## What to drop, and why not the MLP
 #
-# The MLP's inside is large too: `8sbh` before GeLU and `8sbh` after it. Why not that? For every group of tensors: how many
-# bytes come back for the FLOPs of making them again?
+# The inside of the MLP is large too: `8sbh` before GeLU and `8sbh` after it. Why not drop that? For each group of tensors:
+# how many bytes does recomputing them free, for how many FLOPs?
 
 # %%
 lines = []
@@ -248,12 +250,12 @@ Panel(
 )
 
 # %% [markdown]
-# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/2h`.
-# A linear gives back `2sbh·n / 2sbh²·n = 1/h`. Divide the two: the core is `5a/2` times the better bargain, whatever `s` is.
+# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/2h`. A
+# linear frees `2sbh·n / 2sbh²·n = 1/h`. So per FLOP the core frees `5a/2` times as many bytes, whatever `s` is.
 #
 # Three groups need no product at all: layer norm, GeLU and dropout only read and write memory. The paper keeps their
-# outputs. Later versions of Megatron can drop some of those as well (`--recompute-modules layernorm`, for one). They are
-# smaller than the core, and a byte of theirs costs about as little time (chapter 7).
+# outputs. Later versions of Megatron can drop some of them (`--recompute-modules layernorm`, for example). They are smaller
+# than the core, and cost about as little time per byte (chapter 7).
 
 # %%
 print(f"5a/2 for GPT-3: {core_over_gelu(GPT3)}")
@@ -265,9 +267,9 @@ for r in free:
 # %% [markdown]
 # ## Measured: three numbers for one overhead
 #
-# Section 5 prints how many FLOPs selective recomputation adds. Its equation 8 gives the same number. But the sentence
-# that leads to equation 8 describes less: the core's two products, once more. Here the real layer runs at the model's real
-# sizes on torch's `meta` device, which has shapes and no numbers, while torch counts products.
+# Section 5 prints how many FLOPs selective recomputation adds, and equation 8 gives the same number. But the sentence that
+# leads to equation 8 describes less: the core's two products, once more. Here the real layer runs at the model's real sizes
+# on torch's `meta` device, which has shapes but no data, while torch counts products.
 
 # %%
 from actmem.model.layer import TransformerLayer
@@ -304,13 +306,13 @@ for name, printed in paper.SECTION5_ADDED_FLOPS_PERCENT.items():
 print(text_table(("FLOPs added, percent of the layer", "formula", "counted"), lines, " rr"))
 
 # %% [markdown]
-# Equation 8 adds `12Bs²h` a layer: three forward passes of the core, where one runs again. The paper's
-# conclusion only gets stronger: the price is a third of the printed one, and a sixth if the second run stops early.
+# Equation 8 adds `12Bs²h` per layer: three forward passes of the core, where only one runs again. This strengthens the
+# paper's conclusion: the price is a third of the printed one, and a sixth if the second run stops early.
 #
 # ## Recomputing less
 #
-# The same trick works for full recomputation. The layer's last product is `4h→h`, and no stored tensor comes after it but
-# the dropout mask, which our layer draws before the product. So the second run ends before `8sbh²` of its FLOPs:
+# The same trick works for full recomputation. The layer's last product is `4h→h`. The only stored tensor after it is the
+# dropout mask, which our layer draws before the product. So the second run saves `8sbh²` of its FLOPs:
 
 # %%
 lines = []
@@ -330,13 +332,14 @@ Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)
 # %% [markdown]
 # ### What the second run sends
 #
-# On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The attention core
-# has none: its heads are on one rank. Counted on one rank of eight, forward and backward, and asserted to be as predicted. `paper-` in
-# front of a mode means that the second run goes on to its end, as in the paper; without it, it stops early:
+# On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The
+# attention core has none: each head is on one rank. The table counts one rank of eight, forward and backward, and asserts
+# that the counts are as predicted. `paper-` before a mode means that the second run goes on to its end, as in the paper;
+# otherwise it stops early:
 
 # %%
 from actmem.measure import count_collectives, emulated_rank
-from actmem.measure.layer import layer_input
+from actmem.measure.one_layer import layer_input
 from actmem.parallel.groups import tensor_parallel
 
 lines = []
@@ -355,25 +358,25 @@ for sequence in (False, True):
 print(text_table(("GPT-3's layer", "recompute", "exchanges", "of them by the second run", "bytes it sends", "bytes in all"), lines, "  r rr"))
 
 # %% [markdown]
-# So full recomputation also costs communication, in the open, and selective recomputation none. Chapter 7 finds it again in
-# the paper's milliseconds.
+# So full recomputation also costs communication that nothing hides, and selective recomputation costs none. Chapter 7 finds
+# this cost in the paper's milliseconds.
 #
 # ## The memory ladder
 #
-# Figure 7 of the paper, for any `s` and `t`: what each method leaves of tensor parallelism alone. Not every `t`
-# can share all four models; a `t` that does not divide the heads or the sequence is refused in the line above the figure.
+# Figure 7 of the paper, for any `s` and `t`: the memory of each method as a share of tensor parallelism alone. The line
+# above the figure refuses a `t` that does not divide the heads and the sequence of all four models.
 
 # %%
 Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=slider("t", "ranks", 1, 16, 1, 8))
 
 # %% [markdown]
-# The bars are formulas. The next table is real: a layer of each model, run as one rank of eight, with the ledger
-# counting what autograd keeps.
+# The bars are formulas. The next table is measured: a layer of each model runs as one rank of eight, and the ledger counts
+# what autograd keeps.
 
 # %%
 from actmem.formulas.table2 import TABLE2
-from actmem.lab.ranks import Ranks
-from actmem.lab.table2 import measure_table2
+from actmem_course.ranks import Ranks
+from actmem_course.bench.measure_table2 import measure_table2
 
 lines = []
 for name in PAPER_MODELS:
@@ -387,7 +390,7 @@ print(text_table(("model", "configuration", "predicted", "extra", "measured", "d
 
 # %% [markdown]
 # `extra` is what the paper leaves out on purpose: layer-norm statistics, the causal mask, and the random-number states of
-# step 2. For all layers of GPT-3 and one microbatch that makes, by equations 1, 2, 4 and 6:
+# step 2. For all layers of GPT-3 and one microbatch, equations 1, 2, 4 and 6 give:
 
 # %%
 lines = []
@@ -397,7 +400,7 @@ for row in TABLE2:
 print(text_table(("configuration", "one layer, bytes", f"{GPT3.num_layers} layers, bytes", ""), lines, " rrr"))
 
 # %% [markdown]
-# Where the paper's text and its own formulas part, here and above:
+# Where the paper's text and its own formulas disagree, here and above:
 
 # %%
 for place in disagreements():
@@ -407,10 +410,10 @@ for place in disagreements():
 # %% [markdown]
 # ## Does a larger batch pay for it?
 #
-# The old argument for recomputing everything: it frees so much memory that the batch can grow, and a larger
-# batch runs faster. When is that true? Let a step cost a fixed part, the same for every microbatch size, and a part for
-# each sequence. Call `φ` the fixed part over the work of the sequences that fit *without* recomputation. With overhead `o` and
-# `f` times the sequences in the same bytes (of all layers, with one of them whole again, because backward is at work on it),
+# The old argument for recomputing everything is that it frees so much memory that the batch can grow, and a larger batch
+# runs faster. When is that true? Let a step cost a fixed part, the same for every microbatch size, plus a part per
+# sequence. Let `φ` be the fixed part over the work of the sequences that fit *without* recomputation. With overhead `o` and
+# `f` times the sequences in the same bytes (all layers, plus everything that the layer in backward has recomputed),
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
 
@@ -430,17 +433,17 @@ Panel(
 
 # %% [markdown]
 # Full recomputation multiplies the batch by the larger factor, and still loses wherever the fixed part is small. A large
-# factor cannot help: as `f` grows, `φ/f` goes to nothing, and `o` stays. On a GPU that is well filled by one sequence of a
-# large model, `φ` is a few percent, so selective recomputation pays and full recomputation does not. With a small
-# model, or short sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed
-# global batch, larger microbatches are fewer, and fewer microbatches mean more idle time (chapter 6).
+# factor cannot help: as `f` grows, `φ/f` vanishes and `o` stays. Where one sequence of a large model keeps the GPU busy,
+# `φ` is a few percent, so selective recomputation pays and full recomputation does not. With a small model, or short
+# sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed global batch,
+# larger microbatches are fewer, and fewer microbatches mean more idle time (chapter 6).
 #
 # ## FlashAttention has changed the question
 #
-# Kernels of the FlashAttention kind never write the `s×s` scores to memory: they keep Q, K, V, the output and one number
-# per row, and make the scores again tile by tile in backward, inside the kernel. So `5as²b` is not there to be
-# saved, and wrapping such a kernel in a checkpoint frees next to nothing. What the paper selects by hand,
-# the kernel does by itself. torch's own fused attention shows it:
+# Kernels like FlashAttention never write the `s×s` scores to memory: they keep Q, K, V, the output and one number per row,
+# and recompute the scores tile by tile in backward, inside the kernel. So there is no `5as²b` to save, and a checkpoint
+# around such a kernel frees next to nothing. The kernel does by itself what the paper selects by hand. torch's own fused
+# attention shows it:
 
 # %%
 from torch.nn import functional as F
@@ -465,27 +468,29 @@ for length in (64, 128, 256):
 print(text_table(("s", "bytes kept, core by hand", "bytes kept, fused kernel"), lines, "rrr"))
 
 # %% [markdown]
-# Double `s`: the left column grows about four times, the right one twice. (float32 here, and the fused one has no dropout.)
+# Double `s`: the left column grows about fourfold, the right one twofold. (Both are float32, and the fused one has no
+# dropout.)
 #
 # ## Questions
 #
 # <details><summary><b>1.</b> Why does the checkpoint of the core need no extra memory for Q, K and V?</summary>
 #
 # They are kept anyway: `6sbh` of the `34sbh`, because QKᵀ and the product with V need them in backward. The checkpoint
-# holds the same storages, and a storage counts once. That is why the core is such a good region: its inputs are free.
+# holds the same storages, and a storage counts once. This makes the core such a good region: its inputs are free.
 # </details>
 #
-# <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> a layer. Is that also what a GPU needs at its fullest?</summary>
+# <details><summary><b>2.</b> Full recomputation leaves <code>2sbh</code> a layer. Is that also what a GPU needs at its peak?</summary>
 #
-# No. While backward works on a layer, everything that this one layer keeps is there again: `34sbh + 5as²b` for one layer, on
-# top of `2sbh` for each of the other `L − 1`. The same holds for selective recomputation: one layer's `5as²b` comes back for a moment.
+# No. While backward works on a layer, everything that this layer keeps is in memory again: `34sbh + 5as²b` for one layer,
+# on top of `2sbh` for each of the other `L − 1`. The same holds for selective recomputation: one layer's `5as²b` comes back
+# for a moment.
 # </details>
 #
 # <details><summary><b>3.</b> Your region draws dropout from the default generator and you replay only a generator of your own.
 # What do you see?</summary>
 #
-# Nothing: no error, and gradients that are wrong, as after step 1. A test that compares gradients with and
-# without recomputation, dropout on, bit by bit, is the only thing that finds it.
+# Nothing: there is no error, and the gradients are wrong, as after step 1. Only a test that compares gradients with and
+# without recomputation bit by bit, with dropout on, finds it.
 # </details>
 #
 # <details><summary><b>4.</b> You double the heads and keep <code>h</code>. What happens to the bytes that selective
@@ -499,20 +504,20 @@ print(text_table(("s", "bytes kept, core by hand", "bytes kept, fused kernel"), 
 #
 # - **"The batch doubles, so the throughput doubles."** Sequences a second are bounded by the FLOPs of a sequence, and
 #   recomputation raises those. Only the fixed part of a step is shared by more sequences.
-# - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full is `2sbhL`.
+# - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full recomputation keeps `2sbhL`.
 # - **"Selective recomputation recomputes half of the layer."** It recomputes the part with most of the bytes and, at these
-#   sizes, about a percent of the FLOPs.
-# - **"Turn it on with FlashAttention, too."** There is nothing left to save there.
+#   sizes, about one percent of the FLOPs.
+# - **"Use it with FlashAttention, too."** There is nothing left to save.
 # - **"The checkpoint's second forward costs a third because forward is a third."** Only if it runs to its end.
 #
-# ## The lab that goes with it
+# ## The lab
 #
-# [Lab 4](../labs/lab4_recompute.py): write the checkpoint function of this chapter yourself, with random numbers that come back and a second
-# run that stops early: `python labs/lab4_recompute.py`.
+# [Lab 4](../labs/lab4_recompute.py): write the checkpoint function of this chapter yourself, with random numbers that
+# repeat and a second run that stops early: `python my/labs/lab4_recompute.py`.
 #
 # `labs/measure_table2.py` measures every row of the ladder on real processes:
 # `torchrun --nproc-per-node 2 labs/measure_table2.py`. Next: chapter 6, where several microbatches are in flight at once.
 #
-# **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory cost*,
-# 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
+# **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
+# cost*, 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
 # `src/actmem/formulas/flops.py`, `src/actmem/formulas/rebuild.py`, `src/actmem/formulas/batch.py`.

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# **The question.** Cut the layers among `p` devices and each has `1/p` of the parameters. Why does the first one still
+# **The question.** Divide the layers among `p` devices, and each has `1/p` of the parameters. Why does the first one still
 # hold as many activations as if it had all the layers?
 #
 # **What you need.** Chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 30 minutes.
@@ -14,28 +14,28 @@
 from fractions import Fraction
 from textwrap import fill
 
-from actmem import paper
+from actmem.formulas import paper
 from actmem.config import Parallel
 from actmem.formulas.communication import iteration_exchanges, wire_bytes
 from actmem.formulas.disagreements import disagreements
 from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
-from actmem.formulas.model import stage_extra_rows, stage_output_rows, stage_rows
-from actmem.formulas.pipeline import (
+from actmem.formulas.stage_terms import stage_extra_rows, stage_output_rows, stage_rows
+from actmem.formulas.first_stage import (
     bubble_fraction, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor, layer_bytes,
     section43_extras,
 )  # fmt: skip
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
-from actmem.schedule import draw, held, interleaved, one_forward_one_backward, timeline
-from actmem.schedule import in_flight as counted_in_flight
-from actmem.show.live import LiveFigure
-from actmem.show.moving_window import moving_window_chart
-from actmem.show.panel import Panel, slider
-from actmem.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
-from actmem.show.predict import Prediction
-from actmem.show.rank_memory import rank_memory
-from actmem.show.style import size_text
-from actmem.show.text import text_table
+from actmem.formulas.timeline import draw, timeline
+from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.moving_window import moving_window_chart
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
+from actmem_course.show.predict import Prediction
+from actmem_course.show.rank_memory import rank_memory
+from actmem_course.show.style import size_text
+from actmem_course.show.text import text_table
 
 GPT3 = model_shape("175B")
 CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
@@ -43,12 +43,12 @@ CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
 # %% [markdown]
 # ## Guess first
 #
-# GPT-3's layers are cut among 8 pipeline ranks, so each rank has an eighth of them. A layer's activations of one microbatch
-# are one *layer's worth*.
+# GPT-3's layers are divided among 8 pipeline ranks, so each rank has an eighth of them. The activations of one microbatch
+# in one layer are one *layer's worth*.
 
 # %%
 Prediction(
-    f"GPT-3 has {GPT3.num_layers} layers. How many layers' worth of activations does the first of 8 ranks hold at its fullest?",
+    f"GPT-3 has {GPT3.num_layers} layers. How many layers' worth of activations does the first of 8 ranks hold at its peak?",
     in_flight(with_pipeline(CUT, 8, 1)) * GPT3.num_layers // 8,
     "layers' worth",
     "It has L/p layers, and p microbatches in flight: p · L/p = L.",
@@ -57,27 +57,27 @@ Prediction(
 # %% [markdown]
 # ## One forward, one backward
 #
-# A microbatch goes through the ranks forward, then back. Rank 0 is the first to see it and the last to
-# finish it, so all that time it keeps what this microbatch needs for backward. If it waited, the
-# device would idle. So it goes on with the next ones, until `p` are under way and the first comes back. From then on each
-# backward is followed by one forward: 1F1B. Rank `r` is `r` steps nearer to the end, and holds `p − r`. In the drawing `F` is a
-# forward and `B` a backward of the microbatch with that number (two slots: `B0 --`), and `·` an idle slot.
+# A microbatch goes forward through the ranks, then back. Rank 0 is the first to see it and the last to finish it, and all
+# that time it keeps what this microbatch needs for backward. If it waited, the device would idle. So it starts the next
+# microbatches, until `p` are in flight and the first comes back. From then on one forward follows each backward: 1F1B. Rank
+# `r` is `r` steps nearer to the end, and holds `p − r`. In the drawing `F` is a forward and `B` a backward of the
+# microbatch with that number (a backward takes two slots: `B0 --`), and `·` is an idle slot.
 
 # %%
 ranks = one_forward_one_backward(pipeline_parallel_size=4, num_microbatches=6)
 print(draw(timeline(ranks)))
 print()
-print("most microbatches in flight, by rank:", counted_in_flight(ranks))
+print("most microbatches in flight, by rank:", peak_in_flight(ranks))
 
 # %% [markdown]
 # Bytes of rank 0: `p` microbatches × `L/p` layers × one layer's bytes. `p` cancels. That is equation 5,
 #
 # $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right),$$
 #
-# the same for every `p`. In the figure: GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed. Move `p`: the
-# first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time falls. Layers must
-# divide into `p·m` parts, and with `m > 1` the microbatches into groups of `p`: other settings are refused in the line
-# above the figure.
+# the same for every `p`. The figure shows GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed. Move `p`:
+# the first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time falls. `p·m`
+# must divide the layers, and with `m > 1` `p` must divide the microbatches; the line above the figure refuses other
+# settings.
 
 # %%
 Panel(
@@ -99,28 +99,30 @@ print(text_table(("p", "layers", "in flight", "layers' worth", "bytes on rank 0"
 # %% [markdown]
 # ## Interleaving: less idle time, more bytes
 #
-# Give each rank `m` thin chunks instead of one thick one: rank 0 gets the first chunk of every round through the model. The
-# pipeline fills in thinner slices, so the idle time at both ends shrinks to `1/m`. But now a rank runs further ahead: on rank
-# 0, `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` on the way, and the one it is at. Together `pm + p − 1`
-# chunk-microbatches of `L/(pm)` layers, which is `L(1 + (p − 1)/(pm))` layers' worth.
+# Give each rank `m` thin chunks instead of one thick one: the model goes around the ranks `m` times, and rank 0 gets the
+# first chunk of every round. The pipeline fills in thinner slices, so the idle time at both ends shrinks to `1/m`. But now
+# a rank runs further ahead: on rank 0, `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` on the way, and the current
+# one. Together these are `pm + p − 1` chunk-microbatches of `L/(pm)` layers, which is `L(1 + (p − 1)/(pm))` layers' worth.
 #
-# Three ways to the same number: the factor from the paper, the formula for what is in flight, and counting a real
-# list of actions.
+# Three ways lead to the same number: the paper's factor, the formula for what is in flight, and a count over a real list of
+# actions. Idle time is given as a share of the working time, as 2104.04473 does, and of the whole step.
 
 # %%
 lines = []
 for name, model in PAPER_MODELS.items():
     p, m, n = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks, model.global_batch_size // model.shape.micro_batch_size
     schedule = interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
+    bubble = float(bubble_fraction(model.parallel, n))
     lines.append((
-        name, p, m, n, f"{float(interleave_factor(p, m)):.4f}", in_flight(model.parallel, 0, n), counted_in_flight(schedule)[0],
-        f"{float(bubble_fraction(model.parallel, n)):.2%}",
+        name, p, m, n, f"{float(interleave_factor(p, m)):.4f}", in_flight(model.parallel, 0, n), peak_in_flight(schedule)[0],
+        f"{bubble:.2%}", f"{bubble / (1 + bubble):.2%}",
     ))  # fmt: skip
-print(text_table(("model", "p", "m", "n", "factor", "in flight", "counted", "idle / working"), lines, " rrrrrrr"))
+print(text_table(("model", "p", "m", "n", "factor", "in flight", "counted", "idle / working", "idle / step"), lines, " rrrrrrrr"))
 
 # %% [markdown]
-# In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and full recomputation
-# keeps $2sbhL$, or a $t$-th of it if each rank keeps a part of every layer's input; all of them times the factor for the models that interleave. The last column is what section 4.3 adds for the two ends of the model.
+# In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and
+# full recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. For the models that
+# interleave, the factor multiplies all of them. The last column is what section 4.3 adds for the two ends of the model.
 
 # %%
 lines = []
@@ -135,12 +137,12 @@ print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor
 # %% [markdown]
 # ## Measured: four processes, one step
 #
-# `labs/measure_pipeline.py` trains a small model for one step on torch's own pipeline runtime: four processes, real sends and
-# receives. Every microbatch in flight has its own ledger. What a rank holds after each action is the sum of its ledgers,
-# storages counted once.
+# `labs/measure_pipeline.py` trains a small model for one step on torch's own pipeline runtime: four processes, real sends
+# and receives. Every microbatch in flight has its own ledger. What a rank holds after each action is the sum of its
+# ledgers, with each storage counted once.
 
 # %%
-from actmem.lab.launch import results
+from actmem_course.launch import results
 
 print("torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs")
 measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
@@ -154,20 +156,20 @@ print(text_table(("rank", "in flight", "predicted", "extra", "measured", "differ
 LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
 
 # %% [markdown]
-# The curves are measured; the time axis is the schedule's, with backward taking twice a forward. Rank 3 is not a
-# quarter of rank 0: it also holds the logits, in 32 bits. That is the second half of section 4.3: beside its layers,
-# rank 0 holds the embedding's dropout mask for each microbatch in flight, and the last rank the final layer norm's
+# The curves are measured; the time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 does not
+# hold a quarter of rank 0's bytes: it also holds the logits, in 32 bits. Section 4.3 counts these ends: besides its layers,
+# rank 0 holds the embedding's dropout mask for each microbatch in flight, and the last rank holds the final layer norm's
 # input, the output layer's input and the logits, for one microbatch.
 #
-# GPT-3's layers are too large for a laptop, but one rank can be emulated: real code, and tensors with sizes and no
-# memory. Cut as in the paper, with `p·m` layers, so that each chunk is one layer. The rank runs its own actions up to the
-# moment at which it holds most bytes: a pass through the first chunk also keeps the embedding's mask.
+# GPT-3's layers are too large for a laptop, but one rank can be emulated: real code, on tensors without storage. The model
+# is cut as in the paper, with `p·m` layers, so that each chunk is one layer. The rank runs its own actions up to the moment
+# at which it holds most bytes; a pass through the first chunk also keeps the embedding's mask.
 
 # %%
 import torch
 
 from actmem.measure import emulated_rank
-from actmem.measure.stage import measure_stage
+from actmem.measure.one_stage import measure_stage
 from actmem.parallel.groups import tensor_parallel
 
 model = PAPER_MODELS["175B"]
@@ -191,12 +193,12 @@ for rank in (0, p - 1):
 print(text_table(("rank", "predicted", "extra", "measured", "difference", ""), lines, "rrrrr"))
 
 # %% [markdown]
-# ## Figure 9: every rank, and the outputs nobody reads
+# ## Figure 9: every rank, and the outputs that nothing reads
 #
-# When a rank has sent its output on, the next rank has the data. The sender needs the tensor no more: backward through
-# the last operation does not read its output. But the runtime needs its *graph*, so plain code keeps
-# the tensor alive with its bytes. Appendix B frees those: `2sbh/t` bytes for each microbatch in flight (and `t = 1` in that
-# formula where sequence parallelism is off).
+# Once a rank has sent its output, the next rank has the data. The sender no longer needs the bytes: backward through the
+# last operation does not read its output. But the runtime needs the output's *graph*, so plain code keeps the tensor alive,
+# bytes included. Appendix B frees those: `2sbh/t` bytes for each microbatch in flight (and `t = 1` in that formula where
+# sequence parallelism is off).
 
 # %%
 MT = PAPER_MODELS["530B"]
@@ -206,8 +208,8 @@ Panel(
 )
 
 # %% [markdown]
-# Two chunks are refused: this model's layers do not divide that way. The kink at rank 0 is the embedding's dropout
-# mask. How many masks is it?
+# Two chunks are refused: this model's layers do not divide that way. The embedding's dropout masks make the kink at rank 0.
+# How many masks are there?
 
 # %%
 lines = []
@@ -220,9 +222,9 @@ for m in (1, 3):
 print(text_table(("m", "in flight", "masks", "rank 0", "rank 1", "rank 34", "outputs, rank 0", "outputs, rank 34"), lines, "rrrrrrrr"))
 
 # %% [markdown]
-# The paper counts `p` masks. That is right for 1F1B. Interleaved, a second round of `p` forwards enters the first chunk
-# before any backward has come back to it, so rank 0 holds `2p`. And its `r = p` outputs on rank 0 hold without
-# interleaving only; this model is interleaved in table 3. What the paper says and what its own formulas give:
+# The paper counts `p` masks. That is right for 1F1B. When stages are interleaved, a second round of `p` forwards enters the
+# first chunk before any backward has come back to it, so rank 0 holds `2p`. The paper's `r = p` outputs on rank 0 are also
+# right only without interleaving, and table 3 interleaves this model. What the paper says and what its own formulas give:
 
 # %%
 for place in disagreements():
@@ -230,8 +232,8 @@ for place in disagreements():
         print(fill(str(place), 110), end="\n\n")
 
 # %% [markdown]
-# And on the small model above, which ran with `--free-outputs`. An output is in no ledger, because no graph keeps it; the lab
-# counts it beside the ledger, at the moment when the rank holds most.
+# Now the small model above, which ran with `--free-outputs`. No ledger contains an output, because no graph keeps it; the
+# lab counts outputs separately, at the moment when the rank holds most.
 
 # %%
 one_output = 2 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size
@@ -243,15 +245,15 @@ lines = [
 print(text_table(("rank", "in flight", "not freed, by formula", "held, measured", "in outputs"), lines, "rrrrr"))
 
 # %% [markdown]
-# One output is left on each sending rank, the one just made and not yet sent. The last rank sends nothing on; what it holds
-# there are its logits, which are larger than an output. Run the lab without the option to see them all stay.
+# One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing on; it holds
+# its logits, which are larger than an output. Run the lab without the option, and all outputs stay.
 #
 # ## Appendix C: recompute only what does not fit
 #
-# With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank keep
-# everything for as many microbatches as fit, and recompute only the others. When one that kept everything has
-# had its backward, its place is free, and the next forward takes it: a window that moves. The figure has the paper's
-# sizes for its figure 10; the memory is yours to choose. Too little for selective recomputation of everything is refused.
+# With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
+# keep everything for as many microbatches as fit, and recompute only the others. After the backward of a microbatch that
+# kept everything its place is free, and the next forward takes it: a moving window. The figure uses the sizes of the
+# paper's figure 10; you choose the memory. A memory too small even for selective recomputation of everything is refused.
 
 # %%
 FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
@@ -261,8 +263,9 @@ Panel(
 )
 
 # %% [markdown]
-# What would fit on the paper's 80 GiB devices, by formula: everything that parameters, gradients and Adam (18 bytes a
-# parameter) leave. A real device has less, for work space, buffers and fragments, so read this as an upper bound.
+# What would fit on the paper's 80 GiB devices, by formula: everything that parameters, gradients and Adam (18 bytes per
+# parameter) leave free. A real device has less, because workspaces, buffers and fragmentation take some, so read this as an
+# upper bound.
 
 # %%
 lines = []
@@ -284,8 +287,8 @@ print(*(fill(str(place), 110) for place in disagreements() if place.where.starts
 # %% [markdown]
 # ## What a rank sends
 #
-# One more reason to cut a model both ways. Everything that one rank of GPT-3, as in table 3, sends in one iteration; a row counts
-# all its layers and microbatches:
+# Here is one more reason to cut a model both ways: everything that one rank of GPT-3, as in table 3, sends in one
+# iteration. A row counts all the rank's layers and microbatches:
 
 # %%
 model = PAPER_MODELS["175B"]
@@ -299,27 +302,27 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
     print(f"to other stages {size_text(stages)}, to the ranks that share its layers and its embedding {size_text(wire_bytes(exchanges) - stages)}\n")
 
 # %% [markdown]
-# Stages send each other little, layers that are shared send much. That is why tensor parallelism stays inside a machine, on
-# its fast links, and pipeline stages are what one puts on different machines.
+# Stages send each other little; the ranks that share a layer send each other much. That is why tensor parallelism stays
+# within a machine, on its fast links, and pipeline stages go on different machines.
 #
 # ## Questions
 #
 # <details><summary><b>1.</b> You double <code>p</code> and keep the model. What happens to rank 0's parameters, and to its
 # activations?</summary>
 #
-# Half the parameters; the same activations. Twice as many microbatches in flight, each through half as many layers.
-# Try it with the slider.
+# Half the parameters; the same activations. Twice as many microbatches are in flight, each through half as many layers. Try
+# it with the slider.
 # </details>
 #
 # <details><summary><b>2.</b> There are fewer microbatches than ranks. Does equation 5 still hold?</summary>
 #
-# It is an upper bound then. Rank 0 can't have more in flight than there are: `min(p, n)` microbatches of `L/p` layers. And the
-# pipeline idles most of the time. Set `n` below `p` in the first figure.
+# It becomes an upper bound. Rank 0 can't have more microbatches in flight than there are: `min(p, n)`, each of `L/p`
+# layers. And the pipeline idles most of the time. Set `n` below `p` in the first figure.
 # </details>
 #
 # <details><summary><b>3.</b> Why is the logits' memory counted once and not for every microbatch in flight?</summary>
 #
-# Only the last rank has them, and there a microbatch's backward follows its forward at once: one in flight (in its
+# Only the last rank has them, and there a microbatch's backward follows its forward immediately: one is in flight (in its
 # last chunk).
 # </details>
 #
@@ -327,26 +330,26 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 # twice equation 5. Why does 1F1B not hold that much?</summary>
 #
 # The interleaved order runs `2(p − r − 1)` forwards ahead where 1F1B runs `p − r − 1`, because a rank must feed the next
-# round while the earlier one is still on the way. With one chunk there is no next round, and nobody uses that order.
+# round while the earlier one is still under way. With one chunk there is no next round, so that order has no use.
 # </details>
 #
 # ## What people get wrong here
 #
-# - **"Pipeline parallelism divides activation memory by `p`."** It divides parameters. On rank 0 the activations stay.
+# - **"Pipeline parallelism divides activation memory by `p`."** It divides the parameters. On rank 0 the activations stay.
 # - **`m` and `n` mixed up.** `m` is chunks here and microbatches in 2104.04473 and many blogs. Check the definition before
 #   you put numbers into a formula.
-# - **"All ranks need the same memory."** With 1F1B rank `r` needs `(p − r)/p` of rank 0's layers' share, interleaved the last rank
-#   still needs about half of it; and the last rank adds the logits.
+# - **"All ranks need the same memory."** With 1F1B the layers of rank `r` need `(p − r)/p` of what rank 0's need;
+#   interleaved, the last rank's still need about half. And the last rank adds the logits.
 # - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
 # - **Sizing memory by the average over ranks.** The fullest rank decides whether training starts.
 #
-# ## The lab that goes with it
+# ## The lab
 #
 # [Lab 5](../labs/lab5_pipeline.py): write the orders of 1F1B and of the interleaved schedule, free the outputs, choose which
-# microbatches keep everything: `python labs/lab5_pipeline.py`.
+# microbatches keep everything: `python my/labs/lab5_pipeline.py`.
 #
 # To measure: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2` combines both cuts, and
 # `--chunks 2` interleaves; `--html FILE` writes the figure. Next: chapter 7, what all this costs in time.
 #
 # **Sources.** 2205.05198 sections 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473, for both schedules · code:
-# `src/actmem/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/pipeline.py`, `src/actmem/formulas/microbatches.py`.
+# `src/actmem/formulas/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/first_stage.py`, `src/actmem/formulas/microbatches.py`.

@@ -1,14 +1,14 @@
 # %% [markdown]
 # # 7 · Time
 #
-# **The question.** Bytes were exact. What do the methods cost and gain in seconds, and why do seconds not follow FLOPs?
+# **The question.** Bytes were exact. How many seconds do the methods cost and gain, and why don't seconds follow FLOPs?
 #
 # **What you need.** Chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
 #
 # **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
-# A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over what the
-# devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that were really run, recomputation included, over
-# the same.
+# A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
+# what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation
+# included, over the same.
 
 # %%
 import json
@@ -16,7 +16,7 @@ from textwrap import fill
 
 import torch
 
-from actmem import paper
+from actmem.formulas import paper
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.disagreements import disagreements
@@ -25,15 +25,15 @@ from actmem.formulas.roofline import A100_BYTES_PER_SECOND, forward_operations, 
 from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
-from actmem.show.choices import steps
-from actmem.show.live import LiveFigure
-from actmem.show.panel import Panel, slider
-from actmem.show.predict import Prediction
-from actmem.show.roofline import least_times, roofline
-from actmem.show.speed_text import results_text, speed_facts
-from actmem.show.text import text_table
-from actmem.show.throughput import days_bars, training_days, utilisation_bars
-from actmem.show.varies import Varies
+from actmem_course.show.choices import steps
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.panel import Panel, slider
+from actmem_course.show.predict import Prediction
+from actmem_course.show.roofline_figure import least_times, roofline
+from actmem_course.show.speed_text import results_text, speed_facts
+from actmem_course.show.text import text_table
+from actmem_course.show.throughput import days_bars, training_days, utilisation_bars
+from actmem_course.show.varies import Varies
 
 A100 = (paper.A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 baseline = paper.TABLE4["baseline, no recompute"]
@@ -41,8 +41,8 @@ baseline = paper.TABLE4["baseline, no recompute"]
 # %% [markdown]
 # ## Guess first
 #
-# Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more. In FLOPs,
-# forward is one third of forward and backward together, so a third comes on top.
+# Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more. In
+# FLOPs, forward is a third of forward and backward together, so recomputation adds a third.
 
 # %%
 Prediction(
@@ -55,7 +55,7 @@ Prediction(
 # %% [markdown]
 # ## FLOPs of an iteration
 #
-# A product of `[n, k]` by `[k, m]` is `2nkm` FLOPs. For `B` sequences, forward:
+# A product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs. The forward pass of `B` sequences:
 
 # %%
 GPT3 = PAPER_MODELS["175B"]
@@ -64,14 +64,14 @@ whole = sum(p.flops for p in products)
 print(text_table(("product, 175B, all layers", "formula", "FLOPs", "share"), [(p.term, p.source, p.flops, f"{p.flops / whole:.2%}") for p in products], "  rr"))
 
 # %% [markdown]
-# Backward needs two products for each of forward's: one for the input's gradient, one for the weight's (or for the other operand).
-# Three times the sum above is equation 7,
+# Backward needs two products for each one in forward: one for the input's gradient, one for the weight's (or the other
+# operand's). Three times the sum above is equation 7,
 #
 # $$72BLsh^2\left(1 + \frac{s}{6h} + \frac{v}{12hL}\right),$$
 #
-# and it stays what it is whatever the hardware runs: it is the work that the model needs. Recomputation does not add to it.
-# That is why MFU can't be raised by running more. Here it is for the 22B model, cut to 4 of its layers to save your time, beside a
-# count by torch of every product while that model runs forward and backward on the `meta` device:
+# the work that the model needs, whatever the hardware runs. Recomputation does not add to it, so running more FLOPs cannot
+# raise MFU. Here it is for the 22B model, cut to 4 layers to save time, beside torch's count of every product while that
+# model runs forward and backward on the `meta` device:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -111,7 +111,7 @@ print(f"\neq. 9, eq. 8 over eq. 7 as the paper rounds it: 1 + s/6h = {float(eq9(
 #
 # ## Table 4: one layer, in milliseconds
 #
-# As printed, with each overhead computed again from the printed times:
+# The paper's times, with each overhead computed again from them:
 
 # %%
 again = {"full recompute": "paper-full", "selective": "paper-selective", "selective + sequence parallel": "paper-selective"}
@@ -126,43 +126,42 @@ print(text_table(header, lines, " rrrrrrr"))
 
 # %% [markdown]
 # **Why the overhead of full recomputation is above a third.** Look at the last column. By FLOPs backward should be twice
-# forward. The baseline's is less, because its all-reduce runs beside the weight gradient's product and so costs
-# little time, while forward's all-reduce has nothing to hide behind. A second forward brings its own all-reduces, in
-# the open.
+# forward. The baseline's ratio is lower: in backward the all-reduce overlaps the weight gradient's product and costs little
+# time, while forward's all-reduce overlaps nothing. A second forward adds all-reduces of its own, and nothing hides them.
 #
-# **Why selective recomputation costs more than its FLOPs.** The table has the FLOPs that the text of the paper counts, and
-# the time is several times that. The roofline below says why.
+# **Why selective recomputation costs more than its FLOPs.** The table shows the FLOPs that the paper's text counts; the
+# time is several times that. The roofline below shows why.
 #
 # ## On this machine
 #
-# Times are different everywhere, so they are not stored in this notebook: run this cell to see yours. Two processes run the five
-# layers of table 4 in turns, so that what slows one slows all, and then the paper's own forms (*literal*), which run more again than backward
-# needs.
-# What can't be told from noise is not printed as an overhead. The layer is tiny; don't expect the paper's ratios of it.
+# Times differ from machine to machine, so this notebook does not store them: run the next cell to see yours. Two processes
+# run the five layers of table 4 in turn, so that a slow moment slows all of them, and then the paper's own forms
+# (*literal*), which recompute more than backward needs. Each time is a median of its own, so forward and backward do not
+# add up to both. No overhead within noise is printed. The layer is tiny; don't expect the paper's ratios from it.
 
 # %%
-from actmem.lab.launch import LABS, results
+from actmem_course.launch import LABS, results
 
 measured = results("measure_speed.py", "--rounds", 8, processes=2)
 print(f"{sum(line['held_bytes'] == line['predicted_bytes'] for line in measured)} of {len(measured)} layers hold what their formulas say, to the byte")
-Varies({"layer": "forward + backward = both", **speed_facts(measured)})
+Varies(speed_facts(measured))
 
 # %% [markdown]
-# On a GPU, `python labs/measure_gpu.py` measures the paper's layer at its real size and puts the results into `labs/results`; the next cell
-# prints what is there. One rank of eight is emulated: real kernels and real memory, and exchanges that take no time, so those are
-# the costs of computing alone.
+# On a GPU, `python labs/measure_gpu.py` measures the paper's layer at its real size and writes the results to
+# `labs/results`; the next cell prints what is there. It emulates one rank of eight: kernels and memory are real and
+# exchanges take no time, so these are the costs of computation alone.
 
 # %%
 print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sorted((LABS / "results").glob("*.json"))]))
 
 # %% [markdown]
-# With more rounds, other shapes, a picture and a trace: `torchrun --nproc-per-node 2 labs/measure_speed.py --help`. On a GPU
-# `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` runs one rank of the paper's own layer.
+# For more rounds, other shapes, a picture and a trace, see `torchrun --nproc-per-node 2 labs/measure_speed.py --help`. On a
+# GPU `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` runs one rank of the paper's own layer.
 #
 # ## Table 5: whole iterations
 #
-# MFU is equation 7 over time, devices and the A100's highest rate; HFU puts the FLOPs that were run in its place. From the printed
-# times:
+# MFU is equation 7 divided by time, number of devices and the A100's peak rate; HFU uses the FLOPs that ran instead. From
+# the printed times:
 
 # %%
 lines = []
@@ -181,8 +180,7 @@ run = paper.DATA_PARALLEL_530B
 print(f"\n530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.3f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed")
 
 # %% [markdown]
-# The column that table 5 leaves out is the MFU *with* full recomputation, at the other printed time. It makes the gain
-# visible as what it is:
+# Table 5 leaves out one column: the MFU *with* full recomputation, from the other printed time. It shows the gain directly:
 
 # %%
 LiveFigure(utilisation_bars())
@@ -190,7 +188,7 @@ LiveFigure(utilisation_bars())
 # %% [markdown]
 # ## What it buys
 #
-# The same times, as days of training. Choose the number of tokens.
+# The same times as days of training. Choose the number of tokens.
 
 # %%
 Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
@@ -203,13 +201,13 @@ for name in PAPER_MODELS:
 # %% [markdown]
 # ## The roofline: why the core is cheap to run again
 #
-# An operation has to compute its FLOPs and to move its bytes between memory and the chip. At best both go on at the same time, so its
-# least time is the longer of
+# An operation computes FLOPs and moves bytes between memory and the chip. At best the two overlap completely, so its least
+# time is the longer of
 #
-# $$\frac{\text{FLOPs}}{\text{highest rate}} \quad\text{and}\quad \frac{\text{bytes}}{\text{bandwidth}}.$$
+# $$\frac{\text{FLOPs}}{\text{peak rate}} \quad\text{and}\quad \frac{\text{bytes}}{\text{bandwidth}}.$$
 #
-# FLOPs per byte decide which: below the ridge, highest rate over bandwidth, an operation waits for memory. Each operation here
-# reads its inputs and writes its outputs, as eager code does. Point at a marker or a bar for its numbers.
+# FLOPs per byte decide which: below the ridge, at peak rate over bandwidth, an operation waits for memory. Each operation
+# here reads its inputs and writes its outputs, as eager code does. Point at a marker or a bar for its numbers.
 
 # %%
 SMALLEST = PAPER_MODELS["22B"].shape
@@ -229,11 +227,11 @@ print(f"{paper.A100_FLOPS_PER_SECOND:,} FLOP/s, {A100_BYTES_PER_SECOND:,} B/s, r
 print(text_table(("22B layer, t = 8", "FLOPs", "bytes moved", "FLOPs per byte", "least µs", "waits for"), lines, " rrrr"))
 
 # %% [markdown]
-# The linears sit on the flat roof: every weight and every element is used hundreds of times. The core's products
-# have one short side each, the `h/a` elements of a head, so they reach the ridge hardly or not at all; softmax and dropout do a
-# few FLOPs for each score they read and write. So the core has few FLOPs and much traffic.
+# The linears are on the flat roof: they use every weight and every element hundreds of times. The core's products have one
+# short side each, the `h/a` elements of a head, so they stay below the ridge or barely reach it; softmax and dropout do a
+# few FLOPs for each score they read and write. So the core has few FLOPs and much memory traffic.
 #
-# Now put the two prices side by side: least time to run again, for each GiB that is freed.
+# Now compare prices: the least time to run again, per GiB freed.
 
 # %%
 shape, cut = SMALLEST, Parallel(8, True)
@@ -256,9 +254,9 @@ for name, (group, size) in freed.items():
 print(text_table(("22B layer, t = 8", "bytes freed", "ms by FLOPs", "least ms", "least ms per GiB freed"), lines, " rrrr"))
 
 # %% [markdown]
-# By FLOPs the core looks almost free. By the roofline it takes several times longer, and it is still an order of magnitude
-# cheaper per byte than the layer's other bytes together. Layer norms and GeLU are as cheap: the next to go, if that is not enough.
-# How close is the core's time to table 4?
+# By FLOPs the core looks almost free. By the roofline it takes several times longer, and is still an order of magnitude
+# cheaper per byte than everything outside the core. Layer norms and GeLU are as cheap: drop them next, if that is not
+# enough. How close is the core's time to table 4?
 
 # %%
 selective = paper.TABLE4["selective"]
@@ -272,45 +270,46 @@ for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence paral
     print(f"{name}: forward takes at least {forward:.2f} ms by the roofline without exchanges, and {paper.TABLE4[name].forward_ms} ms in table 4")
 
 # %% [markdown]
-# The roofline explains most of the milliseconds that FLOPs do not. It also tells what a fused attention kernel does: the scores
-# never travel to memory, so the core moves only Q, K, V and its output, and the orange bars shrink to the products' own time. The roofline is a
-# bound: real kernels, launches and exchanges come on top, and the last two lines show how much.
+# The roofline explains most of the milliseconds that FLOPs do not. It also shows what a fused attention kernel gains: the
+# scores never go to memory, so the core moves only Q, K, V and its output, and the orange bars shrink to the products' own
+# time. The roofline is a lower bound: real kernels, launches and exchanges take more, and the last two lines show how much.
 #
 # ## Questions
 #
 # <details><summary><b>1.</b> Two runs have the same HFU. One recomputes everything. Which trains faster?</summary>
 #
-# The other. At equal HFU the devices run FLOPs at the same rate, but a quarter of the full run's are repeats (a third on top of
-# what is needed). Its MFU is three quarters of its HFU.
+# The other one. At equal HFU the devices run FLOPs at the same rate, but with full recomputation a quarter of them are
+# repeats (a third more than the model needs). Its MFU is three quarters of its HFU.
 # </details>
 #
 # <details><summary><b>2.</b> Why can sequence parallelism make forward <em>faster</em>, although it moves the same bytes between ranks?</summary>
 #
-# Layer norms and dropouts run on `s/t` tokens instead of all `s` on every rank. In the roofline's terms: less traffic
-# to memory for the operations that wait for memory. The last two lines above say what that should save, and table 4 what it did.
+# On every rank, layer norms and dropouts run on `s/t` tokens instead of all `s`. In the roofline's terms, the operations
+# that wait for memory move fewer bytes. The last two lines above show what that should save, and table 4 what it did.
 # </details>
 #
 # <details><summary><b>3.</b> You double <code>t</code>. Which points of the roofline move left, and why?</summary>
 #
-# The linears: each rank has half of the weights and half of the FLOPs, but a column-parallel linear still reads the whole input
-# and a row-parallel one writes a whole output. FLOPs per byte fall. The core's points stay: each rank has half of the heads,
-# and everything halves.
+# The linears: each rank has half of the weights and half of the FLOPs, but a column-parallel linear still reads the whole
+# input and a row-parallel one writes a whole output. FLOPs per byte fall. The core's points stay: each rank has half of the
+# heads, so both FLOPs and bytes halve.
 # </details>
 #
 # ## What people get wrong here
 #
-# - **"Recomputation costs 33%."** In FLOPs, run to its end. In time table 4 has more, and it depends on what communication
-#   hides behind.
+# - **"Recomputation costs 33%."** In FLOPs, if the second run goes to its end. In time table 4 has more, and that depends
+#   on which communication is hidden.
 # - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for an operation that waits for memory.
 # - **MFU computed with the hardware's FLOPs.** Counting the recomputation makes a slower run look better utilised.
 # - **Utilisation against the sparse peak.** The A100's rate for dense 16-bit products is half of the number with sparsity.
-# - **Comparing times from different runs.** Clocks, heat and neighbours drift by more than the effect; run candidates in turn.
+# - **Comparing times from different runs.** Clocks, heat and other jobs shift times by more than the effect; run the
+#   candidates in turn.
 #
-# ## The lab that goes with it
+# ## The lab
 #
-# [Lab 6](../labs/lab6_train.py), the last one, puts all of it together: `torchrun --nproc-per-node 2 labs/lab6_train.py` trains a small GPT under every mode and puts
-# memory and speed side by side. To measure: `labs/measure_speed.py` for table 4 on your own device, `labs/measure_paper.py` for
-# every table and figure of the paper at once.
+# [Lab 6](../labs/lab6_train.py), the last one, combines everything: `python my/labs/lab6_train.py` trains
+# a small GPT in every mode and compares memory and speed. To measure: `labs/measure_speed.py` for table 4 on your own
+# device, `labs/measure_paper.py` for every table and figure of the paper at once.
 #
 # **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
 # Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:

@@ -10,6 +10,7 @@ by Chromium, and only of figures that changed; without Chromium they are left ou
 from __future__ import annotations
 
 import argparse
+import base64
 import hashlib
 import os
 import sys
@@ -23,9 +24,10 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 from nbformat import NotebookNode
 
-from actmem.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME
+from actmem_course.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME
 from notebooks.source.kernels import AsyncPrivateKernelManager
-from notebooks.source.pictures import WIDTH, Painter, chromium
+from notebooks.source.pictures import PICTURES as FOLDER
+from notebooks.source.pictures import WIDTH, Painter, chromium, front_drawing, front_picture
 
 SOURCES = Path(__file__).resolve().parent
 NOTEBOOKS = SOURCES.parent
@@ -154,7 +156,18 @@ def main() -> int:
                 print(f"{source.name}: a cell failed, and {path.name} stays as it was\n{error}", file=sys.stderr)
                 return 1
             print(f"{path.name}: {path.stat().st_size / 1000:,.0f} kB")
+        if painter and not front_picture().exists():
+            paint_front(painter)
     return 0
+
+
+def paint_front(painter: Painter) -> None:
+    """Draw the README's picture anew, and delete the one before it."""
+    FOLDER.mkdir(exist_ok=True)
+    for old in FOLDER.glob("memory_wall_*.png"):
+        old.unlink()
+    front_picture().write_bytes(base64.b64decode(painter.paint([front_drawing().spec()])))
+    print(f"{front_picture().name}: name it in README.md")
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from pathlib import Path
 from jupyter_client.manager import AsyncKernelManager, KernelManager
 
 
-class _PrivateSockets:
+class PrivateKernelManager(KernelManager):
     """Sockets in a new folder that goes with the kernel.  Its path is short: a socket's may have 107 characters."""
 
     def __init__(self, **kwargs: object):
@@ -21,9 +21,5 @@ class _PrivateSockets:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class PrivateKernelManager(_PrivateSockets, KernelManager):
-    """For nbval."""
-
-
-class AsyncPrivateKernelManager(_PrivateSockets, AsyncKernelManager):
+class AsyncPrivateKernelManager(PrivateKernelManager, AsyncKernelManager):
     """For nbclient."""

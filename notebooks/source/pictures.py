@@ -8,6 +8,9 @@ from pathlib import Path
 
 import plotly
 
+from actmem_course.show.drawing import Drawing
+from actmem_course.show.memory_wall import memory_wall
+
 #: In CSS pixels, and device pixels for each.
 WIDTH, SCALE = 900, 1.25
 #: For Debian's Chromium, which runs as root in containers, and which should reach nothing.
@@ -20,6 +23,19 @@ CHROMIUM_FLAGS = (
     "--disable-component-update",
     "--disable-sync",
 )
+
+PICTURES = Path(__file__).resolve().parents[1] / "pictures"
+
+
+def front_drawing() -> Drawing:
+    """What the README opens with: the paper's four models, with both of its methods."""
+    return memory_wall("tensor+sequence+selective")
+
+
+def front_picture() -> Path:
+    """Where the README's picture lies.  Its name changes with the drawing, so that a stale one is missed."""
+    return PICTURES / f"memory_wall_{front_drawing().fingerprint()}.png"
+
 
 _DRAW = """
 async (specs) => {

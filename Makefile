@@ -1,4 +1,4 @@
-# `make` lists the commands.  Everything is installed into .venv and nothing outside this folder.
+# `make` lists the commands.  Everything is installed into .venv, nothing outside this folder.
 # Works with GNU make from 3.81 (macOS) on.
 
 # The Python to use for a new .venv; empty: the first of these that fits.
@@ -6,10 +6,12 @@ PYTHON =
 PYTHONS = python3 python3.14 python3.13 python3.12 python3.11 python3.10
 # 1: torch without CUDA, from PyTorch's own index.
 CPU =
-# For `make measure`: how many ranks, and options of the lab.
+# For `make measure`: the number of ranks, and options of the lab.
 PROCESSES = 2
 ARGS =
-# For `make test`: how many test processes, and options of pytest.
+# For `make course` and `make labs`: which labs or notebooks to copy afresh ("lab2 03", all).
+FRESH =
+# For `make test`: the number of test processes, and options of pytest.
 WORKERS = 2
 PYTEST_ARGS =
 
@@ -18,28 +20,43 @@ RUN = $(VENV)/bin/python
 COURSE = $(VENV)/.course-installed
 SITE_TOOLS = $(VENV)/.site-installed
 TESTS = $(VENV)/.tests-installed
+SOURCES = src labs tests
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600
+# Settings of JupyterLab that a learner's own come on top of: no popup about news, no look for updates.
+LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 
-.PHONY: help setup course test measure notebooks site clean
+.PHONY: help setup course labs lint test matrix measure notebooks site clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
 
-setup: $(COURSE) ## make .venv and install the course (the other commands begin with this)
+setup: $(COURSE) ## create .venv and install the course (the other commands do this first)
 	@echo "$(VENV) is ready"
 
-course: $(COURSE) ## open the course in JupyterLab, on this machine only
-	$(RUN) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
-	  --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $$(test "$$(id -u)" != 0 || echo --allow-root)
+course: $(COURSE) ## open your copies of the notebooks (my/notebooks) in JupyterLab, on this machine only
+	@$(RUN) -m actmem_course.make_copies $(addprefix --fresh=,$(FRESH))
+	JUPYTER_CONFIG_PATH="$(LAB_CONFIG)$${JUPYTER_CONFIG_PATH:+:$$JUPYTER_CONFIG_PATH}" $(RUN) -m jupyterlab --ip=127.0.0.1 --ServerApp.root_dir=. \
+	  --LabApp.default_url=/lab/tree/my/notebooks/00_start_here.ipynb $$(test "$$(id -u)" != 0 || echo --allow-root)
+
+labs: $(COURSE) ## put your copies of the exercises into my/labs (FRESH=lab2: a new one, yours is kept)
+	@$(RUN) -m actmem_course.make_copies labs $(addprefix --fresh=,$(FRESH))
 
 measure: $(COURSE) ## measure Table 2 on this machine, with 2 processes (PROCESSES=4 ARGS="--dtype float32")
 	OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(VENV)/bin/torchrun --standalone --nproc-per-node $(PROCESSES) \
 	  labs/measure_table2.py $(ARGS)
 
-# What must pass before pytest can be a prerequisite here; pytest's summary stays the last output.
-test: $(TESTS) ## run all that CI runs: the tests, and every notebook against its stored outputs
+lint: $(TESTS) ## check style, format and types: a part of `make test`
+	@$(RUN) -m ruff check --quiet $(SOURCES)
+	@$(RUN) -m ruff format --check --quiet $(SOURCES)
+	@$(RUN) -m mypy
+
+# What must pass before pytest is a prerequisite; pytest's summary stays the last output.
+test: $(TESTS) lint ## run all that CI runs: lint, the tests, and every notebook against its stored outputs
 	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(NBVAL) $(PYTEST_ARGS)
+
+matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
+	KEEP=$(KEEP) $(RUN) -m tests.matrix $(ARGS)
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)
 	$(RUN) -m notebooks.source.build $(ARGS)
@@ -47,13 +64,13 @@ notebooks: $(TESTS) ## run the notebooks' sources again and store what they show
 site: $(SITE_TOOLS) ## build the course as web pages with sliders that work without a server, in build/site
 	@$(RUN) -m notebooks.site.build
 
-clean: ## remove .venv and all else that these commands wrote here
-	rm -rf $(VENV) .pytest_cache .hypothesis build dist src/*.egg-info
-	find . -name .git -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
+clean: ## remove .venv and all else that these commands wrote here, but not my/, which is yours
+	rm -rf $(VENV) .pytest_cache .hypothesis .mypy_cache .ruff_cache build dist src/*.egg-info
+	find . \( -name .git -o -path ./my \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
 
 $(COURSE): pyproject.toml constraints.txt | $(RUN)
 	@echo "Installing the course into $(VENV) (about a minute the first time, after that skipped)"
-	@$(call pip_install,.)
+	@$(call pip_install,.[course])
 	@touch $@
 
 $(SITE_TOOLS): $(COURSE)
@@ -77,8 +94,8 @@ $(RUN):
 	done; \
 	echo "No Python 3.10 to 3.14 found (looked for: $(or $(PYTHON),$(PYTHONS))); install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1
 
-# Runs pip with its last step on one line of the screen; only pip's errors stay, and its log.
-# A pipe hides pip's exit code, so it travels as the last line.
+# Runs pip and shows its current step on one line; only errors stay on the screen.  The log is kept.
+# A pipe hides pip's exit code, so it is sent as the last line.
 define pip_install
 { $(RUN) -m pip install --disable-pip-version-check --progress-bar off -c constraints.txt \
     $(if $(CPU),--extra-index-url $(CPU_INDEX)) -e '$(1)'; echo "pip-exit $$?"; } 2>&1 | tee $(VENV)/pip.log | { \

@@ -22,7 +22,7 @@ from actmem.model.gpt import GPT
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
-from actmem.torch_private import outputs_of, receive_buffers_of
+from actmem.torch_private import of_one_size, outputs_of, receive_buffers_of, without_outputs
 
 
 def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_size: int) -> DeviceMesh:
@@ -90,6 +90,9 @@ class Stage(PipelineStage):
         self._watcher.after("B", self, bwd_chunk_id)
         return result
 
+    def _get_init_p2p_neighbors_ops(self):
+        return of_one_size(super()._get_init_p2p_neighbors_ops())
+
     def held_outputs(self) -> dict[int, int]:
         """Bytes of this stage's outputs that are still alive, by storage."""
         return {id(storage): storage.nbytes() for storage in self._outputs}
@@ -111,7 +114,7 @@ class Pipeline:
     backward of all microbatches; gradients are of the mean loss over the microbatches.
     Raises ConfigError if p·m does not divide L, if p does not divide the number of microbatches
     under interleaving, if 1F1B has fewer microbatches than stages, or if ``free_outputs`` is set
-    under interleaving, where torch holds every output until all sends are done.
+    under interleaving, where torch (2.11 to 2.14) holds every output until all sends are done.
     """
 
     def __init__(
@@ -130,13 +133,9 @@ class Pipeline:
         self.shape, self.mesh = shape, mesh
         self.num_microbatches = check_size("num_microbatches", num_microbatches)
         self.group, p = mesh["pipeline"].get_group(), mesh["pipeline"].size()
-        check_pipeline(shape, p, num_model_chunks, num_microbatches)
+        check_pipeline(shape, p, num_model_chunks, num_microbatches, free_outputs)
         self.tp: TensorParallel = tensor_parallel(mesh["tensor"].get_group(), sequence_parallel=sequence_parallel)
         self.num_stages = p * num_model_chunks
-        if free_outputs and num_model_chunks > 1:
-            raise ConfigError(
-                "free_outputs", "torch's interleaved schedule waits for its sends at the end of the step only"
-            )
         rank = mesh["pipeline"].get_local_rank()
         watching = {"watcher": watcher or Watcher(), "free_outputs": free_outputs}
         self.stages = [
@@ -164,7 +163,7 @@ class Pipeline:
         self.schedule.step(
             *((tokens,) if first else ()),
             **({"target": targets, "losses": losses} if last else {}),
-            return_outputs=False,
+            **without_outputs(self.schedule),
         )
         for part in self.parts:
             for parameter in part.parameters():
@@ -186,9 +185,8 @@ class Pipeline:
         s, b, h = self.shape.seq_length, self.shape.micro_batch_size, self.shape.hidden_size
         dtype, t = next(part.parameters()).dtype, self.tp.size
         # With the shapes given, torch need not run the model once to find them.
-        hidden = torch.empty(
-            s // t if self.tp.sequence_parallel else s, b, h, dtype=dtype, device="meta", requires_grad=True
-        )
+        here = s // t if self.tp.sequence_parallel else s
+        hidden = torch.empty(here, b, h, dtype=dtype, device="meta", requires_grad=True)
         tokens = torch.empty(b, s, dtype=torch.int64, device="meta")
         logits = torch.empty(s, b, self.shape.vocab_size // t, dtype=dtype, device="meta", requires_grad=True)
         return Stage(
@@ -207,33 +205,28 @@ class Pipeline:
         grid = self.mesh.mesh
         if grid.shape[0] == 1:
             return None
-        mine = None
-        for column in range(grid.shape[1]):  # every rank must take part in making each group
-            members = [int(grid[0, column]), int(grid[-1, column])]
-            group = dist.new_group(members)
-            if dist.get_rank() in members:
-                mine = tensor_parallel(group)
-        return mine
+        # Every rank must take part in making each group.
+        groups = [dist.new_group([int(first), int(last)]) for first, last in zip(grid[0], grid[-1])]
+        at_an_end = self.parts[0].is_first or self.parts[-1].is_last
+        return tensor_parallel(groups[self.mesh["tensor"].get_local_rank()]) if at_an_end else None
 
     def _reduce_shared_embedding(self) -> None:
         """Add up the two copies' gradients, so that both take the same step."""
         if self._ends is not None:
-            grad = gradient_of(self._shared_embedding())
+            grad = gradient_of((self.parts[0] if self.parts[0].is_first else self.parts[-1]).words.weight)
             if grad is not None:  # else the embedding is frozen
                 grad.copy_(all_reduce(grad, self._ends))
 
-    def _shared_embedding(self) -> torch.nn.Parameter:
-        """This rank's copy of the word embedding."""
-        return (self.parts[0] if self.parts[0].is_first else self.parts[-1]).words.weight
-
 
 def check_pipeline(
-    shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int
+    shape: ModelShape, pipeline_parallel_size: int, num_model_chunks: int, num_microbatches: int, free_outputs: bool
 ) -> None:
-    """Raise ConfigError if the layers or the microbatches do not fit the pipeline."""
+    """Raise ConfigError if the layers, the microbatches or ``free_outputs`` do not fit the pipeline."""
     p, m = pipeline_parallel_size, num_model_chunks
     check_divides("num_layers", shape.num_layers, "pipeline_parallel_size · num_model_chunks", p * m)
     if m > 1:
         check_divides("num_microbatches", num_microbatches, "pipeline_parallel_size", p)
     elif num_microbatches < p:
         raise ConfigError("num_microbatches", f"torch's 1F1B needs at least one a stage, {p}, got {num_microbatches}")
+    if free_outputs and m > 1:
+        raise ConfigError("free_outputs", "torch's interleaved schedule waits for its sends at the step's end only")

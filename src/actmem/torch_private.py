@@ -8,8 +8,8 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch.ops._c10d_functional``: an all-to-all that an operator can return
 - ``torch._C._autograd``: whether a backward pass keeps its graph
 - ``torch._disable_dynamo``, ``torch._assert_async``: see their functions below
-- ``PipelineStage``: what it holds and receives into, below; ``pipeline.Stage`` overrides forward_one_chunk,
-  backward_one_chunk and get_fwd_send_ops
+- ``PipelineStage``: what it holds, sends and receives, below; ``pipeline.Stage`` overrides forward_one_chunk,
+  backward_one_chunk, get_fwd_send_ops and _get_init_p2p_neighbors_ops
 - names of torch's operators: the list is in ``measure.comms``
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from inspect import signature
 from typing import Any
 
 import torch
@@ -80,3 +81,15 @@ def receive_buffers_of(stage: Any) -> list[Tensor]:
     """The buffers of all microbatches into which torch's pipeline stage receives activations; the first has none."""
     infos = (info for infos in stage.args_recv_info.values() for info in infos)
     return [info.buffer for info in infos if isinstance(getattr(info, "buffer", None), Tensor)]
+
+
+def of_one_size(operations: list) -> list:
+    """A pipeline stage's first messages to its neighbours, all in float32: torch 2.9 sends 8 bytes and expects 4."""
+    for operation in operations:
+        operation.tensor = operation.tensor.float()
+    return operations
+
+
+def without_outputs(schedule: Any) -> dict[str, bool]:
+    """What tells a schedule's ``step`` not to join the outputs; torch 2.9 always does."""
+    return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}

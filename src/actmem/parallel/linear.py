@@ -132,24 +132,17 @@ class _GatherInBackward(Function):
             return grad_x, grad_weight, rows.sum(0) if needs_bias else None, None
         gather = start_all_gather(x, tp) if tp.sequence_parallel and needs_weight else None
 
-        grad_x = grad_weight = grad_bias = reduction = None
-        if needs_x:
-            partial = grad @ weight  # [s, b, in] partial over t
-            full = gather.wait() if gather else x
-            if tp.sequence_parallel:
-                reduction = start_reduce_scatter(partial, tp)
-            else:
-                reduction = start_all_reduce(partial, tp, in_place=True)
-        else:
-            full = gather.wait() if gather else x
+        partial = grad @ weight if needs_x else None  # [s, b, in] partial over t
+        full = gather.wait() if gather else x
+        reduction: Any = None
+        if partial is not None and tp.sequence_parallel:
+            reduction = start_reduce_scatter(partial, tp)
+        elif partial is not None:
+            reduction = start_all_reduce(partial, tp, in_place=True)
         rows = grad.flatten(0, -2)  # [sb, out/t]
-        if needs_weight:
-            grad_weight = rows.t() @ full.flatten(0, -2)
-        if needs_bias:
-            grad_bias = rows.sum(0)
-        if reduction:
-            grad_x = reduction.wait()
-        return grad_x, grad_weight, grad_bias, None
+        grad_weight = rows.t() @ full.flatten(0, -2) if needs_weight else None
+        grad_bias = rows.sum(0) if needs_bias else None
+        return reduction.wait() if reduction else None, grad_weight, grad_bias, None
 
 
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:

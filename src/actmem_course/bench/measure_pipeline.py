@@ -33,13 +33,9 @@ class PipelineRun:
         if p * t != num_ranks:
             raise ConfigError("pipeline", f"p · t = {p} · {t} = {p * t} ranks wanted, {num_ranks} started")
         check_layer(self.shape, self.parallel)
-        check_pipeline(self.shape, p, m, self.num_microbatches)
+        check_pipeline(self.shape, p, m, self.num_microbatches, self.free_outputs)
         check_vocab_size(self.shape.vocab_size, t)
         _ = self.schedule  # too long for one is refused here
-        if self.free_outputs and m > 1:
-            raise ConfigError(
-                "free_outputs", "torch's interleaved schedule waits for its sends at the end of the step only"
-            )
 
     def check_memory(self, element_size: int, ranks_here: int, memory_bytes: int) -> None:
         """Raise ConfigError if ``ranks_here`` ranks can't hold their parts at once, each as much as the fullest.

@@ -1,0 +1,77 @@
+"""python labs/measure_runs.py
+
+GPU runs that others published, with the peak that each logged, beside the peak that we predict from what
+the framework's code keeps: 18 runs of a 1.1B Llama under nanotron. No constant is fitted to them.
+Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. No GPU needed.
+"""
+
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from actmem.config import ConfigError
+from actmem_course.arguments import LabParser, add_json_argument
+from actmem_course.bench.measure_runs import measure_runs, predict_rows, read_rows, result_of_row
+from actmem_course.files import check_files, replacing, write_text
+from actmem_course.process import lab, lab_console
+from actmem_course.show.published_runs import parts_table, runs_figure, runs_table
+
+
+@lab
+def main() -> int:
+    parser = LabParser(prog="measure_runs.py", description=__doc__.split("\n\n")[1])
+    add_json_argument(parser)
+    parser.add_argument(
+        "--rows",
+        type=Path,
+        metavar="FILE",
+        help="predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib",
+    )
+    parser.add_argument("--html", type=Path, metavar="FILE", help="write the figure (needs plotly)")
+    args = parser.parse_args()
+    with parser.refusing():
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            raise ConfigError("started by torchrun", f"needs a single process: python labs/{parser.prog}")
+        check_files(args, "json", "html")
+        if args.rows:
+            predicted = predict_rows(read_rows(args.rows))
+            results = [result for row in predicted if (result := result_of_row(row))]
+        else:
+            results = measure_runs()
+            predicted = [as_json(result) for result in results]
+
+    console = lab_console()
+    if results:
+        console.print(runs_table(results))
+        console.print(parts_table(results))
+    if args.json:
+        write_text(args.json, json.dumps(predicted, ensure_ascii=False, indent=1) + "\n")
+    if args.html and results:
+        from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
+
+        with replacing(args.html) as beside:
+            write_page(runs_figure(results), beside)
+        console.print(f"wrote {args.html}", highlight=False)
+    judged = [result for result in results if result.within_limit is not None]
+    good = [result for result in judged if result.within_limit]
+    if judged:
+        worst = max(abs(result.difference_percent or 0) for result in judged)
+        limit = judged[0].limit_percent
+        console.print(
+            f"{len(good)} of {len(judged)} runs within {limit}% of what they logged; worst {worst:.3f}%",
+            highlight=False,
+        )
+    else:
+        console.print(f"{len(predicted)} runs predicted, none with a peak to compare with", highlight=False)
+    return 0 if len(good) == len(judged) else 1
+
+
+def as_json(result) -> dict:
+    """All fields and the two computed ones."""
+    return {**asdict(result), "difference_percent": result.difference_percent, "within_limit": result.within_limit}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""The planner, and what frameworks keep, as rows.  Prediction only: no torch."""

@@ -1,0 +1,69 @@
+"""How a job is laid out over its devices: one value for each axis."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_divides, check_size
+from actmem.config import Parallel
+
+#: What ZeRO divides among the data-parallel ranks (1910.02054): nothing, optimizer states, gradients
+#: as well, weights as well (FSDP).
+ZERO_STAGES = (0, 1, 2, 3)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of every axis.  Devices: data · context · pipeline · tensor; expert ranks are among the data ranks.
+
+    zero_stage: one of ZERO_STAGES.  micro_batch_size: sequences (b).  Raises ConfigError on a bad size.
+    """
+
+    data_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    micro_batch_size: int = 1
+    num_model_chunks: int = 1
+    context_parallel_size: int = 1
+    expert_parallel_size: int = 1
+    sequence_parallel: bool = True
+    zero_stage: int = 1
+
+    def __post_init__(self) -> None:
+        for name in ("data", "context", "expert"):
+            check_size(f"{name}_parallel_size", getattr(self, f"{name}_parallel_size"), LARGEST_PARALLEL_SIZE)
+        check_size("micro_batch_size", self.micro_batch_size)
+        check_choice("zero_stage", self.zero_stage, ZERO_STAGES)
+        _ = self.parallel  # checks the other sizes
+        check_divides("data_parallel_size", self.data_parallel_size, "expert_parallel_size", self.expert_parallel_size)
+
+    @property
+    def parallel(self) -> Parallel:
+        """The axes that share one copy of the model: t, p, m."""
+        return Parallel(
+            self.tensor_parallel_size,
+            self.sequence_parallel,
+            self.pipeline_parallel_size,
+            self.num_model_chunks,
+        )
+
+    @property
+    def num_devices(self) -> int:
+        """Devices of the whole job."""
+        return (
+            self.data_parallel_size
+            * self.context_parallel_size
+            * self.tensor_parallel_size
+            * self.pipeline_parallel_size
+        )
+
+    def num_microbatches(self, global_batch_size: int) -> int:
+        """Microbatches of one step on one data-parallel rank: global batch / (data · b).
+
+        Raises ConfigError if there is a remainder.
+        """
+        per_pass = self.data_parallel_size * self.micro_batch_size
+        if global_batch_size % per_pass:
+            sizes = f"data_parallel_size · micro_batch_size = {self.data_parallel_size} · {self.micro_batch_size}"
+            raise ConfigError("global_batch_size", f"{global_batch_size} must be divisible by {sizes}")
+        return global_batch_size // per_pass

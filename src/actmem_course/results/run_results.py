@@ -1,0 +1,40 @@
+"""Training runs that others published, beside the bytes that we predict for them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """One run: its settings in words, the printed peak and the predicted one, in MiB.
+
+    framework: "nanotron" or "torchtitan".  printed_mib: what the run logged; printed_kind: "allocated", or
+    "reserved" where the allocator's own share is in it.  predicted_mib: None where we don't predict.
+    moment: when the rank holds most, by prediction.  parts_bytes: the prediction by part.  limit_percent: how far apart
+    the two may be; None where the printed number isn't what we predict.  note: why there is no prediction.
+    """
+
+    framework: str
+    setting: str
+    printed_mib: float
+    printed_kind: str
+    predicted_mib: float | None
+    moment: str = ""
+    parts_bytes: dict[str, int] | None = None
+    limit_percent: float | None = None
+    note: str = ""
+
+    @property
+    def difference_percent(self) -> float | None:
+        """Predicted minus printed, in percent of the printed number; None without a prediction."""
+        if self.predicted_mib is None:
+            return None
+        return 100 * (self.predicted_mib / self.printed_mib - 1)
+
+    @property
+    def within_limit(self) -> bool | None:
+        """Whether the difference is within the limit; None where there is none."""
+        if self.limit_percent is None or self.difference_percent is None:
+            return None
+        return abs(self.difference_percent) <= self.limit_percent

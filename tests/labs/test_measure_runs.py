@@ -1,0 +1,69 @@
+"""Published runs as a user starts it: tables, JSON, rows of one's own, bad input in one line."""
+
+import json
+
+import pytest
+
+from actmem.plan.published import NANOTRON_RUNS
+from actmem_course import launch
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_runs.py"
+
+
+def test_all_runs_as_a_table_json_and_a_page(tmp_path):
+    path, page = tmp_path / "runs.json", tmp_path / "runs.html"
+    done = launch.run(SCRIPT, "--json", path, "--html", page)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    results = json.loads(path.read_text(encoding="utf-8"))
+    nanotron = [result for result in results if result["framework"] == "nanotron"]
+    assert len(nanotron) == len(NANOTRON_RUNS) == 18
+    assert all(abs(result["difference_percent"]) < 0.1 and result["within_limit"] for result in nanotron)
+    assert "plotly" in page.read_text(encoding="utf-8")
+
+
+def test_rows_of_ones_own_come_back_with_a_prediction(tmp_path):
+    rows, out = tmp_path / "rows.json", tmp_path / "out.json"
+    given = [
+        {"gpus": 16, "dp": 1, "tp": 1, "pp": 16, "mbz": 2, "peak_allocated_mib": 22941.07, "who": "kept"},
+        {"gpus": 8, "dp": 8, "tp": 1, "pp": 1, "mbz": 4},
+    ]
+    rows.write_text(json.dumps(given))
+    done = launch.run(SCRIPT, "--rows", rows, "--json", out)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())
+    assert [{k: v for k, v in one.items() if k != "predicted_mib"} for one in found] == given
+    assert abs(found[0]["predicted_mib"] / 22941.07 - 1) < 0.001 and found[1]["predicted_mib"] > 0
+
+
+def test_a_run_that_is_far_off_is_exit_code_1(tmp_path):
+    rows = tmp_path / "rows.json"
+    rows.write_text(json.dumps([{"gpus": 8, "dp": 8, "tp": 1, "pp": 1, "mbz": 4, "peak_allocated_mib": 1000}]))
+    done = launch.run(SCRIPT, "--rows", rows)
+    assert done.returncode == 1 and "0 of 1 runs within" in done.stdout
+
+
+RUN = {"gpus": 8, "dp": 8, "tp": 1, "pp": 1, "mbz": 4}
+BAD = {
+    "no file": (None, "--rows: cannot read"),
+    "no JSON": ("{", "--rows: "),
+    "no list": ("{}", "must hold a list of objects"),
+    "no size": ('[{"gpus": 8}]', "--rows: object 0 has no dp"),
+    "other devices": (json.dumps([RUN | {"gpus": 9}]), "--rows: object 0: gpus: must be dp · tp · pp = 8, got 9"),
+    "text": (json.dumps([RUN | {"mbz": "4"}]), "rows, object 0: mbz: must be a whole number, got '4'"),
+    "a size no run has": (json.dumps([RUN | {"tp": 3, "gpus": 24}]), "object 0: num_attention_heads: 32 must be"),
+    "a batch no run has": (json.dumps([RUN | {"mbz": 3}]), "object 0: global_batch_size: 1024 must be divisible by"),
+    "a peak that is none": (json.dumps([RUN | {"peak_allocated_mib": True}]), "peak_allocated_mib must be a number"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, monkeypatch, capsys):
+    text, expected = BAD[case]
+    path = tmp_path / "rows.json"
+    if text is not None:
+        path.write_text(text)
+    code, out, lines = lab_exit(SCRIPT, ["--rows", path], monkeypatch, capsys)
+    assert code == 2 and out == "" and len(lines) == 1
+    assert lines[0].startswith("measure_runs.py: ") and expected in lines[0]

@@ -1,0 +1,97 @@
+"""Nanotron's bill: every published run, the closed form, and the parts that it shares with the paper's."""
+
+from itertools import product
+
+import pytest
+
+from actmem.config import ConfigError
+from actmem.formulas.first_stage import in_flight
+from actmem.plan.decoder import Decoder
+from actmem.plan.layout import Layout
+from actmem.plan.nanotron import nanotron_bills, nanotron_layer_rows, nanotron_peak, nanotron_stages
+from actmem.plan.published import (
+    NANOTRON_GLOBAL_BATCH,
+    NANOTRON_MODEL,
+    NANOTRON_RUNS,
+    NANOTRON_SEQ_LENGTH,
+)
+from actmem.rows import total
+
+MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
+
+
+def peak(dp=1, tp=1, pp=1, mbz=1):
+    layout = Layout(dp, tp, pp, mbz)
+    return nanotron_peak(MODEL, layout, LENGTH, layout.num_microbatches(NANOTRON_GLOBAL_BATCH))
+
+
+@pytest.mark.parametrize("run", NANOTRON_RUNS, ids=str)
+def test_every_run_is_within_a_thousandth(run):
+    assert run.gpus == run.dp * run.tp * run.pp
+    predicted = peak(run.dp, run.tp, run.pp, run.mbz).bytes / 2**20
+    assert abs(predicted / run.peak_allocated_mib - 1) < 0.001
+
+
+@pytest.mark.parametrize(("tp", "mbz"), [*product((1, 2, 4, 8), (1, 2, 8))])
+def test_a_layers_rows_are_the_closed_form(tp, mbz):
+    h, f, a, s = MODEL.hidden_size, MODEL.ffn_hidden_size, MODEL.num_attention_heads, LENGTH
+    inner = (9 if mbz > 1 else 8) * h + 4 * f
+    closed = mbz * (2 * s * 2 * h + (2 * s * inner + 4 * s * a + 8 * s) // tp)
+    assert total(nanotron_layer_rows(MODEL, s, mbz, tp)) == closed
+
+
+@pytest.mark.parametrize(("pp", "first"), [(1, 24), (2, 14), (4, 7), (8, 4), (16, 2)])
+def test_stages_hold_every_block_once(pp, first):
+    stages = nanotron_stages(MODEL, pp)
+    assert stages[0].num_layers == first and sum(stage.num_layers for stage in stages) == MODEL.num_layers
+    for end in ("has_embedding", "has_final_norm", "has_head", "has_loss"):
+        assert sum(getattr(stage, end) for stage in stages) == 1
+    assert stages[0].has_embedding and stages[-1].has_loss
+
+
+def test_parameters_are_those_of_the_whole_model():
+    h, f, v = MODEL.hidden_size, MODEL.ffn_hidden_size, MODEL.vocab_size
+    weights = peak().parts["weights"]
+    assert total(weights) == 2 * (24 * (4 * h * h + 3 * h * f + 2 * h) + v * h + h)
+
+
+def test_activations_are_layers_times_microbatches_in_flight():
+    layout = Layout(1, 2, 4, 4)
+    for rank, stage in enumerate(nanotron_stages(MODEL, 4)):
+        bill = nanotron_bills(MODEL, layout, LENGTH, 64, rank)[0]
+        layers = total(nanotron_layer_rows(MODEL, LENGTH, 4, 2)) * stage.num_layers
+        ids = 8 * LENGTH * 4 if rank == 0 else 0
+        assert total(bill.parts["activations"]) == in_flight(layout.parallel, rank) * (layers + ids)
+
+
+def test_few_microbatches_leave_the_pipeline_part_empty():
+    layout = Layout(64, 1, 16, 16)
+    assert total(nanotron_bills(MODEL, layout, LENGTH, 1)[0].parts["activations"]) * 16 == total(
+        nanotron_bills(MODEL, layout, LENGTH, 16)[0].parts["activations"]
+    )
+
+
+def test_the_fullest_moment():
+    assert peak(pp=1).moment == "loss"
+    assert peak(pp=4).moment == "backward of the last MLP"
+    bills = nanotron_bills(MODEL, Layout(2, 1, 1, 1), LENGTH, 512)
+    assert [bill.moment for bill in bills] == ["backward of the last MLP", "loss", "optimizer step"]
+    assert nanotron_peak(MODEL, Layout(2, 1, 1, 1), 1, 512).moment == "optimizer step"
+
+
+@pytest.mark.parametrize(
+    ("decoder", "layout", "message"),
+    [
+        (Decoder(2048, 4096, 24, 32, 8, 50257), Layout(), "num_key_value_heads: nanotron packs Q, K and V"),
+        (
+            MODEL,
+            Layout(tensor_parallel_size=3),
+            "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3",
+        ),
+        (MODEL, Layout(pipeline_parallel_size=16), "pipeline_rank: rank 14 has the head or the loss alone"),
+        (MODEL, Layout(zero_stage=3), "layout: these runs have one chunk a rank"),
+    ],
+)
+def test_what_it_refuses(decoder, layout, message):
+    with pytest.raises(ConfigError, match=message):
+        nanotron_peak(decoder, layout, LENGTH, 16, max(0, layout.pipeline_parallel_size - 2))

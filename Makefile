@@ -25,6 +25,7 @@ NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600
 # Settings of JupyterLab that a learner's own come on top of: no popup about news, no look for updates.
 LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
+CPU_INDEX_SECONDS = 30
 
 .PHONY: help setup course labs lint test matrix measure notebooks site clean
 
@@ -69,6 +70,7 @@ clean: ## remove .venv and all else that these commands wrote here, but not my/,
 	find . \( -name .git -o -path ./my \) -prune -o \( -name __pycache__ -o -name .ipynb_checkpoints \) -type d -prune -exec rm -rf {} +
 
 $(COURSE): pyproject.toml constraints.txt | $(RUN)
+	@$(if $(CPU),$(cpu_index_answers))
 	@echo "Installing the course into $(VENV) (about a minute the first time, after that skipped)"
 	@$(call pip_install,.[course])
 	@touch $@
@@ -93,6 +95,13 @@ $(RUN):
 	  fi; \
 	done; \
 	echo "No Python 3.10 to 3.14 found (looked for: $(or $(PYTHON),$(PYTHONS))); install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python" >&2; exit 1
+
+# Asked once and for a limited time: pip would wait for each package in turn, ten silent minutes.
+define cpu_index_answers
+$(RUN) -c 'import os, signal, sys; signal.alarm($(CPU_INDEX_SECONDS)); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])' \
+  -m pip index versions torch --index-url $(CPU_INDEX) --timeout 10 --retries 1 --disable-pip-version-check >/dev/null 2>&1 || { \
+  echo "$(CPU_INDEX) did not answer: leave CPU=1 out to take torch from pip's usual index, or name a mirror: CPU_INDEX=..." >&2; exit 1; }
+endef
 
 # Runs pip and shows its current step on one line; only errors stay on the screen.  The log is kept.
 # A pipe hides pip's exit code, so it is sent as the last line.

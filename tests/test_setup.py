@@ -6,8 +6,10 @@ make runs here in a folder of its own with stand-ins for Python and pip: no netw
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -97,7 +99,7 @@ def test_conda_installs_the_same():
 
 STAND_IN_VENV_PYTHON = """#!/bin/sh
 echo "$@" >> "{log}"
-case "$*" in *"pip install"*) echo "Collecting torch"; {pip};; *mypy*) {mypy};; esac
+case "$*" in *"pip install"*) echo "Collecting torch"; {pip};; *"pip index"*) {index};; *mypy*) {mypy};; esac
 """
 STAND_IN_PYTHON = """#!/bin/sh
 case "$*" in
@@ -122,8 +124,9 @@ class Workshop:
         path.chmod(0o755)
         return path
 
-    def python(self, too_old=0, venv_works=True, pip="true", mypy="true"):
-        inner = self.script(self.folder / "inner", STAND_IN_VENV_PYTHON.format(log=self.log, pip=pip, mypy=mypy))
+    def python(self, too_old=0, venv_works=True, pip="true", mypy="true", index="true"):
+        text = STAND_IN_VENV_PYTHON.format(log=self.log, pip=pip, mypy=mypy, index=index)
+        inner = self.script(self.folder / "inner", text)
         make_venv = (
             f'mkdir -p .venv/bin && cp "{inner}" .venv/bin/python' if venv_works else "mkdir -p .venv/bin; exit 1"
         )
@@ -176,8 +179,31 @@ def test_setup_installs_once_and_again_when_a_list_changed(workshop):
 
 def test_cpu_adds_pytorchs_index(workshop):
     workshop.make("setup", "CPU=1", f"PYTHON={workshop.python()}")
-    (call,) = workshop.calls()
-    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in call
+    asked, installed = workshop.calls()
+    assert "pip index versions torch --index-url https://download.pytorch.org/whl/cpu" in asked
+    assert "--extra-index-url https://download.pytorch.org/whl/cpu" in installed
+
+
+def test_a_cpu_index_out_of_reach_is_one_line_and_nothing_is_installed(workshop):
+    done = workshop.make("course", "CPU=1", f"PYTHON={workshop.python(index='exit 1')}")
+    assert done.returncode == 2
+    (line,) = own_lines(done)
+    assert line.startswith("https://download.pytorch.org/whl/cpu did not answer: leave CPU=1 out")
+    assert not any("pip install" in call for call in workshop.calls())
+
+
+def test_a_cpu_index_that_is_silent_has_a_time_limit(tmp_path):
+    """With a real Python, and a server that takes the connection and says nothing."""
+    workshop = Workshop(tmp_path)
+    (tmp_path / ".venv" / "bin").mkdir(parents=True)
+    (tmp_path / ".venv" / "bin" / "python").symlink_to(sys.executable)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        index = f"http://127.0.0.1:{silent.getsockname()[1]}/simple"
+        start = time.monotonic()
+        done = workshop.make("course", "CPU=1", f"CPU_INDEX={index}", "CPU_INDEX_SECONDS=3")
+    assert time.monotonic() - start < 20
+    (line,) = own_lines(done)
+    assert done.returncode == 2 and line.startswith(f"{index} did not answer")
 
 
 @pytest.mark.parametrize(

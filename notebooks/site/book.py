@@ -6,6 +6,7 @@ pages that show them, and each chapter begins with a link to its page that runs 
 
 from __future__ import annotations
 
+import ast
 import html
 import re
 import shutil
@@ -17,6 +18,7 @@ import nbformat
 import yaml
 from nbformat import NotebookNode
 
+from actmem_course.cut import lab_names, lab_source
 from notebooks.site import cache
 
 ROOT = cache.ROOT
@@ -57,9 +59,10 @@ def chapters() -> list[Path]:
     return sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
 
 
-def labs() -> list[Path]:
-    """The scripts that a reader runs."""
-    return sorted((ROOT / "labs").glob("*.py"))
+def labs() -> dict[str, str]:
+    """The scripts that a reader runs, by file name: exercises as they are handed out, whatever is in labs/ now."""
+    measuring = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / "labs").glob("measure_*.py")}
+    return {**{f"{name}.py": lab_source(name) for name in lab_names()}, **dict(sorted(measuring.items()))}
 
 
 def title(notebook: NotebookNode) -> str:
@@ -83,16 +86,16 @@ def write_sources(folder: Path) -> None:
         notebook = page(nbformat.read(path, as_version=4), path.name)
         nbformat.write(notebook, folder / "notebooks" / path.name)
     (folder / "labs").mkdir()
-    for path in labs():
-        shutil.copy(path, folder / "labs")
-        (folder / "labs" / f"{path.stem}.md").write_text(lab_page(path), encoding="utf-8")
+    for name, source in labs().items():
+        (folder / "labs" / name).write_text(source, encoding="utf-8")
+        (folder / "labs" / name).with_suffix(".md").write_text(lab_page(name, source), encoding="utf-8")
     (folder / "index.md").write_text(front_page(), encoding="utf-8")
     contents = {
         "format": "jb-book",
         "root": "index",
         "parts": [
             {"caption": "Chapters", "chapters": [{"file": f"notebooks/{path.stem}"} for path in chapters()]},
-            {"caption": "Labs", "chapters": [{"file": f"labs/{path.stem}"} for path in labs()]},
+            {"caption": "Labs", "chapters": [{"file": f"labs/{Path(name).stem}"} for name in labs()]},
         ],
     }
     (folder / "_toc.yml").write_text(yaml.safe_dump(contents), encoding="utf-8")
@@ -121,11 +124,18 @@ def _live_link(address: str) -> str:
     return f'<p class="actmem-live"><a href="{html.escape(address)}">Run this chapter in your browser</a> Its sliders move there, with nothing to install.</p>'
 
 
-def lab_page(path: Path) -> str:
+def lab_title(source: str) -> str:
+    """A lab's heading: what its text begins with, after the command and up to the first aside."""
+    _, _, text = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
+    found = re.match(r"(Lab \d: )?.*?(?= \(|:|\.( |$)|, (?!\d))", " ".join(text.split()))
+    return found[0] if found else text
+
+
+def lab_page(name: str, source: str) -> str:
     """A lab as a page: its code, which begins with the command that runs it, and the file to download."""
     return (
-        f"# {path.stem}\n\nIt runs in a checkout of the course, by the command in its first line. {{download}}`Download {path.name} <{path.name}>`.\n\n"
-        f"```{{literalinclude}} {path.name}\n:language: python\n```\n"
+        f"# {lab_title(source)}\n\nIt runs in a checkout of the course, by the command in its first line. {{download}}`Download {name} <{name}>`.\n\n"
+        f"```{{literalinclude}} {name}\n:language: python\n```\n"
     )
 
 

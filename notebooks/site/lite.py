@@ -57,8 +57,8 @@ def write_sources(folder: Path) -> None:
         notebook = for_browser(nbformat.read(path, as_version=4))
         nbformat.write(notebook, files / "notebooks" / path.name)
     (files / "labs").mkdir()
-    for path in book.labs():
-        shutil.copy(path, files / "labs")
+    for name, source in book.labs().items():
+        (files / "labs" / name).write_text(source, encoding="utf-8")
     (folder / "jupyter-lite.json").write_text(json.dumps(CONFIG), encoding="utf-8")
     (folder / "overrides.json").write_text(json.dumps(SETTINGS), encoding="utf-8")
     (folder / "jupyter_lite_config.json").write_text(json.dumps({"LiteBuildConfig": extensions()}), encoding="utf-8")

@@ -31,6 +31,7 @@ COURSE = {
         "cut",
         "files",
         "guard",
+        "keep_pictures",
         "launch",
         "make_copies",
         "messages",

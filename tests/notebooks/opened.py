@@ -18,7 +18,8 @@ async () => {
 }
 """
 _RUN_ALL = "() => window.jupyterapp.commands.execute('notebook:run-all-cells')"
-_OUTPUTS = """
+#: Code cells with what they display.
+OUTPUTS = """
 () => window.jupyterapp.shell.currentWidget.content.widgets
   .filter((cell) => cell.model.type === "code")
   .map((cell) => ({ count: cell.model.executionCount, source: cell.model.sharedModel.getSource(), outputs: cell.model.outputs.toJSON() }))
@@ -89,7 +90,7 @@ class OpenNotebook:
     def run_all(self) -> list[dict]:
         """Run all cells; for each code cell its count, source and outputs."""
         self.page.evaluate(_RUN_ALL)
-        return self.page.evaluate(_OUTPUTS)
+        return self.page.evaluate(OUTPUTS)
 
     def ask(self, code: str):
         """What ``code`` prints in the notebook's kernel, as JSON, beside the notebook's cells."""

@@ -14,8 +14,10 @@ import pytest
 
 from playwright.sync_api import expect
 
+from actmem_course.show.live import WIDGET_MIME
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.lab import Lab
+from tests.notebooks.opened import LOST, OUTPUTS
 from tests.notebooks.panels import DESCRIBE, SHOWN, panel_in_page, use_panel
 from tests.notebooks.predictions import PREDICTIONS, use_predictions
 
@@ -79,8 +81,26 @@ def test_a_reader_uses_it(name, lab, browser, shots):
         for number, panel in enumerate(panels):
             use_panel(notebook, number, panel, shots / f"{Path(name).stem}-panel{number + 1}.png")
         use_predictions(notebook)
+        notebook.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
         assert notebook.complaints == []
         assert notebook.page.locator(".Toastify__toast").all_inner_texts() == []  # JupyterLab asks the reader nothing
+    check_the_next_day(lab, browser, name, len(panels))
+
+
+def check_the_next_day(lab, browser, name, at_least):
+    """The saved notebook with a new kernel, which knows no widget of the one before: every figure has its picture."""
+    tracked = {path: path.read_bytes() for path in NOTEBOOKS.glob("*.ipynb")}
+    with lab.notebook(browser, name) as notebook:
+        cells = notebook.page.evaluate(OUTPUTS)
+        assert not any(WIDGET_MIME in output.get("data", {}) for cell in cells for output in cell["outputs"])
+        pictured = [number for number, cell in enumerate(cells) if any("image/png" in o.get("data", {}) for o in cell["outputs"])]
+        assert len(pictured) >= at_least > 0
+        for number in pictured:
+            notebook.page.evaluate(SHOW_CELL, number)
+            notebook.page.locator(".jp-mod-active .jp-RenderedImage img").first.wait_for()
+        assert not notebook.page.get_by_text(LOST).count()
+        assert notebook.complaints == []
+    assert {path: path.read_bytes() for path in NOTEBOOKS.glob("*.ipynb")} == tracked
 
 
 def check_cells(cells, name):
@@ -122,6 +142,17 @@ def test_a_reloaded_page_shows_what_was_there(lab, browser):
         _, figure = panel_in_page(notebook, BARS)
         assert figure.evaluate(SHOWN) == shown
         assert notebook.complaints == []
+
+
+#: Go to a code cell, by its number among code cells.
+SHOW_CELL = """
+async (number) => {
+  const notebook = window.jupyterapp.shell.currentWidget.content;
+  const cell = notebook.widgets.filter((one) => one.model.type === "code")[number];
+  notebook.activeCellIndex = notebook.widgets.indexOf(cell);
+  await notebook.scrollToCell(cell, "start");
+}
+"""
 
 
 def test_the_browser_keeps_a_guess(lab, browser):

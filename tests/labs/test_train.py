@@ -1,0 +1,169 @@
+"""Lab 6's training as a job: killed and started again its losses are the same, bit for bit."""
+
+import hashlib
+import json
+import os
+import random
+import signal
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from actmem.config import ModelShape
+from actmem.formulas.table2 import TABLE2
+from actmem_course import launch
+from actmem_course.bench import saved_training
+from actmem_course.bench.saved_training import load_training, newest_save, save_training, streams_of
+from actmem_course.bench.training import TEXT_BYTES, TRAINING_SHAPE, TrainingJob, run_training
+from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, make_model
+from actmem_course.ranks import Ranks
+from actmem_course.standard_library import standard_library
+from tests.labs.faults import Started
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "train.py"
+MODES = {mode.name: mode for mode in TABLE2}
+JOB = TrainingJob(ModelShape(16, 2, 32, 8, num_layers=2, vocab_size=64), MODES["tensor+sequence+selective"], 6, 0.1)
+WHOLE = replace(JOB, mode=MODES["none"])
+
+
+def losses_of(job, folder=None, save_every=2):
+    here = Ranks(dist.get_rank(), dist.get_world_size(), "cpu", False)
+    return run_training(job, here, standard_library(TEXT_BYTES) % job.shape.vocab_size, folder, save_every)
+
+
+def state_of(job, folder, step):
+    """A digest of the unsharded weights and averages that are read from a save."""
+    model = make_model(job.shape, job.mode, None, dropout=job.dropout)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    load_training(folder, step, model, optimizer, seed=1)
+    return digest(model, optimizer)
+
+
+def digest(model, optimizer):
+    found = hashlib.sha256()
+    for name, tensor in sorted(saved_training._shards(model, optimizer).items()):
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        found.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
+    return found.hexdigest()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_goes_on_from_a_save_is_the_same_to_the_bit(mode, pools, tmp_path):
+    job = replace(JOB, mode=MODES[mode])
+    (uninterrupted, again) = pools[2].run(losses_of, job)
+    pools[2].run(losses_of, replace(job, num_steps=3), tmp_path)
+    assert newest_save(tmp_path) == 3
+    assert pools[2].run(losses_of, job, tmp_path) == [uninterrupted] * 2 and uninterrupted == again
+    assert len(set(uninterrupted)) == len(uninterrupted) == 6
+
+
+def test_other_ranks_and_modes_read_the_same_state(pools, tmp_path):
+    pools[2].run(losses_of, JOB, tmp_path)
+    expected = pools[2].run(state_of, JOB, tmp_path, 6)
+    assert len(set(expected)) == 1 and set(pools[2].run(state_of, JOB, tmp_path, 4)) != set(expected)
+    for job in (JOB, WHOLE):
+        assert pools[4].run(state_of, job, tmp_path, 6) == expected[:1] * 4
+    assert pools[2].run(state_of, WHOLE, tmp_path, 6) == expected
+
+
+def test_another_t_goes_on_with_the_same_training(pools, tmp_path):
+    """In float64 without dropout, because other shards are other sums; from one save on, the same ranks agree to the bit."""
+    job = replace(JOB, dropout=0.0, dtype="float64")
+    uninterrupted = pools[2].run(losses_of, job)[0]
+    for folder in ("a", "b"):
+        pools[2].run(losses_of, replace(job, num_steps=3), tmp_path / folder)
+    first, second = (pools[4].run(losses_of, job, tmp_path / folder)[0] for folder in ("a", "b"))
+    assert first == second and first[:3] == uninterrupted[:3]
+    assert first == pytest.approx(uninterrupted, rel=1e-12)
+
+
+def draws(folder, steps):
+    """What each rank's generators draw next: by the run that saved, and by one that reads the save."""
+    model = make_model(JOB.shape, JOB.mode, None, dropout=0.1)
+    optimizer = torch.optim.AdamW(model.parameters())
+    if steps is None:
+        losses = load_training(folder, 1, model, optimizer, seed=1)
+    else:
+        losses = [1.5]
+        streams = streams_of(model)
+        for generator in (streams.replicated, streams.sharded):
+            torch.rand(steps, generator=generator)
+        save_training(folder, model, optimizer, losses)
+    streams = streams_of(model)
+    return losses, [torch.rand(4, generator=one).tolist() for one in (streams.replicated, streams.sharded)]
+
+
+def test_generators_go_on_where_they_were(pools, tmp_path):
+    saved = pools[2].run(draws, tmp_path, 7)
+    assert pools[2].run(draws, tmp_path, None) == saved
+    shared, own = zip(*(drawn for _, drawn in pools[4].run(draws, tmp_path, None)))
+    assert shared == (saved[0][1][0],) * 4  # what all ranks draw alike goes on, whatever their number
+    assert len({tuple(one) for one in own}) == 4
+    begun = pools[4].run(draws, tmp_path / "other", 0)
+    assert not {tuple(one) for one in own} & {tuple(drawn[1]) for _, drawn in begun}
+
+
+def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
+    pools[2].run(losses_of, JOB, tmp_path)
+    assert newest_save(tmp_path) == 6
+    (tmp_path / "step-00000006" / ".metadata").unlink()
+    (tmp_path / "step-x").mkdir()
+    (tmp_path / "step-x" / ".metadata").touch()
+    assert newest_save(tmp_path) == 4
+    assert pools[2].run(losses_of, JOB, tmp_path)[0] == pools[2].run(losses_of, JOB)[0]
+    assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
+def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
+    whole = pools[2].run(losses_of, TrainingJob(TRAINING_SHAPE, JOB.mode, 12, 0.1))[0]
+    saves = ["--save", str(tmp_path / "run"), "--save-every", "2"]
+    saving = [sys.executable, str(launch.LABS / SCRIPT), "--ranks", "2", "--steps", "12", *saves, "--resume"]
+    step = random.randrange(1, 12)
+    print(f"killed after step {step}")
+    run = Started(saving, tmp_path)
+    for line in run.process.stdout:
+        if line.startswith(f"step {step}:"):
+            break
+    os.killpg(run.process.pid, signal.SIGKILL)
+    assert run.end()[0] == -signal.SIGKILL and run.nothing_is_left()
+    path = tmp_path / "resumed.json"
+    code, output, errors = Started([*saving, "--json", str(path)], tmp_path).end()
+    assert (code, errors) == (0, [])
+    assert int(output.split()[1].strip(":")) > step - step % 2 - 2  # it did not begin anew
+    assert json.loads(path.read_text()) == whole and len(whole) == 12
+
+
+ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["--resume"], "--resume: needs --save FOLDER"),
+        (["--save-every", 3], "--save-every: needs --save FOLDER"),
+        (["--save", "{folder}", "--save-every", 0], "--save-every: must be at least 1, got 0"),
+        (["--steps", 0], "--steps: must be at least 1, got 0"),
+        (["--dropout", 1], "--dropout: must be at least 0 and less than 1, got 1.0"),
+        (["--save", "/proc/actmem"], "--save: cannot write /proc/actmem"),
+        (["--save", "{folder}/file"], "--save: cannot write {folder}/file"),
+        (["--save", "{saved}"], "--save: {saved} holds a training of 4 steps: add --resume, or name another folder"),
+        (["--save", "{saved}", "--resume"], "--resume: the training in {saved} has another dropout: 0.5, not 0.1"),
+        (["--save", "{saved}", "--resume", "--dropout", 0.5, "--steps", 3], "--steps: {saved} holds 4 already"),
+    ],
+)
+def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_path):
+    (tmp_path / "file").touch()
+    whole = tmp_path / "saved" / "step-00000004"
+    whole.mkdir(parents=True)
+    (whole / ".metadata").touch()
+    settings = TrainingJob(TRAINING_SHAPE, JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
+    (tmp_path / "saved" / "training.json").write_text(json.dumps(settings))
+    names = {"folder": str(tmp_path), "saved": str(tmp_path / "saved")}
+    arguments = [str(argument).format(**names) for argument in arguments]
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ALONE)
+    assert (code, out) == (2, "") and line.startswith("train.py: " + expected.format(**names))

@@ -20,6 +20,8 @@ MEASUREMENT = {
 }
 #: Neither side: it runs the layer on a pipeline.
 RUNTIME = {"actmem.pipeline"}
+#: The commands, each loaded by its name when it is asked for.
+COMMANDS = {"actmem.__main__"}
 #: What the course draws with: in a page there is neither torch nor numpy.
 SCREEN = {"actmem_course.results", "actmem_course.show"}
 #: Where both sides meet.
@@ -130,7 +132,7 @@ def among(names, forbidden):
 
 def test_each_file_belongs_to_a_known_part():
     parts = {part_of(path) for path in FILES}
-    known = PREDICTION | MEASUREMENT | RUNTIME | SCREEN | COURSE
+    known = PREDICTION | MEASUREMENT | RUNTIME | COMMANDS | SCREEN | COURSE
     assert parts == {"actmem", "actmem_course"} | known, "name the new part above"
 
 
@@ -276,7 +278,7 @@ def test_no_file_reads_another_files_private_names(path):
 
 
 def test_the_core_stays_what_one_reads_in_one_sitting():
-    apart = {"formulas", "measure", "plan"}
+    apart = {"formulas", "measure", "plan", "__main__.py"}
     core = [
         path for path in (SOURCE / "actmem").rglob("*.py") if path.relative_to(SOURCE / "actmem").parts[0] not in apart
     ]

@@ -48,6 +48,11 @@ class Layout:
         )
 
     @property
+    def within_layer(self) -> Parallel:
+        """The axes that one layer sees: t, and whether the sequence is cut too."""
+        return Parallel(self.tensor_parallel_size, self.sequence_parallel)
+
+    @property
     def num_devices(self) -> int:
         """Devices of the whole job."""
         return (

@@ -1,0 +1,28 @@
+"""``python -m actmem WORD …``: the library's commands, each loaded when it is asked for."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+
+def _plan() -> Callable[[list[str]], int]:
+    from actmem.plan.plan_command import main as run
+
+    return run
+
+
+#: Word → what loads its ``main(argv) -> exit code``.
+COMMANDS = {"plan": _plan}
+
+
+def main(argv: list[str]) -> int:
+    """Run one command; exit code 2, with one line, on an unknown word."""
+    if argv and argv[0] in COMMANDS:
+        return COMMANDS[argv[0]]()(argv[1:])
+    print(f"usage: python -m actmem {{{','.join(COMMANDS)}}} …; each has --help", file=sys.stderr)
+    return 0 if argv[:1] in (["-h"], ["--help"]) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

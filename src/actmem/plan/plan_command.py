@@ -1,0 +1,145 @@
+"""``python -m actmem plan``: the command line of the planner."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from rich.console import Console
+
+from actmem.checks import ConfigError, check_choice, check_size
+from actmem.plan.explain import check_memory_of_one_layer
+from actmem.plan.hardware import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
+from actmem.plan.known_models import planned_model_of
+from actmem.plan.plan_report import Request, as_object, print_plans
+from actmem.plan.search import Found, find_plans
+
+#: Options that fix one axis, and the size of Layout that each fixes.
+_AXES = {
+    "--tensor": "tensor_parallel_size",
+    "--pipeline": "pipeline_parallel_size",
+    "--chunks": "num_model_chunks",
+    "--context": "context_parallel_size",
+    "--expert": "expert_parallel_size",
+    "--data": "data_parallel_size",
+    "--micro-batch-size": "micro_batch_size",
+    "--zero": "zero_stage",
+}
+#: Tables are made for this many columns.
+_COLUMNS = 80
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"actmem plan: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """All options, with their defaults."""
+    parser = _Parser(prog="python -m actmem plan", description="Layouts of a training job that fit, fastest first.")
+    parser.add_argument("model", help="a model by name, as llama3-70b or 175B")
+    parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs of the whole job")
+    parser.add_argument("--memory", type=float, required=True, metavar="GIB", help="memory of one GPU")
+    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
+    parser.add_argument("--seq-length", type=int, metavar="N", help="tokens of a sequence (default: the model's own)")
+    parser.add_argument("--global-batch", type=int, required=True, metavar="N", help="sequences of one step")
+    parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
+    allowance = ALLOWANCE_BYTES / GIBIBYTE
+    parser.add_argument(
+        "--allowance",
+        type=float,
+        default=allowance,
+        metavar="GIB",
+        help=f"left free on each GPU (default: {allowance:g})",
+    )
+    parser.add_argument(
+        "--product-share",
+        type=float,
+        default=PRODUCT_SHARE,
+        metavar="X",
+        help=f"share of the peak rate that matrix products reach (default: {PRODUCT_SHARE})",
+    )
+    parser.add_argument("--top", type=int, default=5, metavar="N", help="how many plans to show (default: 5)")
+    for option, size in _AXES.items():
+        parser.add_argument(option, type=int, metavar="N", help=f"only layouts with this {size}")
+    for option, what in (("--json", "JSON"), ("--html", "a page")):
+        parser.add_argument(
+            option, nargs="?", const="-", metavar="FILE", help=f"write {what} to FILE; without FILE, print it instead"
+        )
+    return parser
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """What the arguments ask for.  Raises ConfigError on anything impossible."""
+    model = planned_model_of(args.model)
+    check_choice("device", args.device, DEVICES)
+    for name in ("memory", "allowance"):
+        if not 0 <= getattr(args, name) < 2**20 or (name == "memory" and not args.memory):
+            raise ConfigError(name, f"must be a number of GiB above 0, got {getattr(args, name):g}")
+    cluster = Cluster(
+        args.gpus,
+        round(args.memory * GIBIBYTE),
+        args.per_node,
+        DEVICES[args.device],
+        round(args.allowance * GIBIBYTE),
+        args.product_share,
+    )
+    check_size("global_batch", args.global_batch)
+    check_size("top", args.top, largest=10_000)
+    if args.seq_length is not None:
+        model = model.with_sequence(args.seq_length)
+    return Request(model, cluster, args.global_batch)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Exit code 0 if a plan fits, 1 if none does, 2 on an impossible request, said in one line."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    fixed = {size: value for option, size in _AXES.items() if (value := getattr(args, _attribute(option))) is not None}
+    try:
+        request = request_of(args)
+        for size, value in fixed.items():
+            check_size(size, value, least=0 if size == "zero_stage" else 1)
+        check_memory_of_one_layer(request.model, request.cluster)
+        found = find_plans(request.model, request.cluster, request.global_batch_size, args.top, fixed)
+    except ConfigError as error:
+        parser.error(str(error))
+    try:
+        _write(args, request, found)
+    except BrokenPipeError:
+        return 1
+    except OSError as error:
+        parser.error(f"cannot write {error.filename}: {error.strerror}")
+    return 0 if found.plans else 1
+
+
+def _attribute(option: str) -> str:
+    return option.lstrip("-").replace("-", "_")
+
+
+def _write(args: argparse.Namespace, request: Request, found: Found) -> None:
+    to_screen = "-" not in (args.json, args.html)
+    if args.json:
+        text = json.dumps(as_object(request, found), ensure_ascii=False, indent=1) + "\n"
+        _put(args.json, text)
+    if args.html:
+        page = Console(record=True, width=_COLUMNS, file=io.StringIO())
+        print_plans(page, request, found)
+        _put(args.html, page.export_html(clear=False))
+    if to_screen:
+        console = Console(soft_wrap=False)
+        console.width = max(_COLUMNS, console.width)
+        print_plans(console, request, found)
+
+
+def _put(where: str, text: str) -> None:
+    if where == "-":
+        sys.stdout.write(text)
+    else:
+        Path(where).write_text(text, encoding="utf-8")

@@ -1,0 +1,294 @@
+"""Every layout of a job: what fits is ranked by predicted time, what doesn't says by how much.
+
+Two layouts that differ in one axis share most of their numbers, so each number is computed once for
+the axes that it depends on.  ``rank_bill`` has the same bytes line by line.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from itertools import product
+
+from actmem.checks import ConfigError, check_size
+from actmem.formulas.microbatches import recomputed_share
+from actmem.plan.bill import Bill
+from actmem.plan.hardware import Cluster
+from actmem.plan.layout import ZERO_STAGES, Layout
+from actmem.plan.planned_model import PlannedModel
+from actmem.plan.rank_bill import flights, parameters_on_rank, rank_bill, share, stage_layers, static_lines
+from actmem.plan.seconds import (
+    StepSeconds,
+    data_seconds,
+    optimizer_seconds,
+    pipeline_seconds,
+    tensor_seconds,
+    work_seconds,
+)
+from actmem.rows import total
+
+#: Microbatches of more sequences than this only hold more.
+LARGEST_MICRO_BATCH = 32
+#: Context-parallel ranks share one sequence.
+_POWERS = tuple(2**power for power in range(11))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
+
+    whole_microbatches: of those in flight, how many keep everything (appendix C).  recomputed: the share of
+    microbatches that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
+    """
+
+    layout: Layout
+    recompute: str
+    whole_microbatches: int
+    recomputed: float
+    num_microbatches: int
+    pipeline_rank: int
+    bytes: int
+    seconds: StepSeconds
+
+    @property
+    def order(self) -> tuple:
+        """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
+        layout = self.layout
+        sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks)
+        rest = (layout.context_parallel_size, layout.expert_parallel_size, layout.micro_batch_size, layout.zero_stage)
+        return (self.seconds.total, self.bytes, sizes, rest, not layout.sequence_parallel)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A layout that doesn't fit even with everything recomputed: its least bytes on the fullest rank."""
+
+    layout: Layout
+    recompute: str
+    num_microbatches: int
+    pipeline_rank: int
+    bytes: int
+
+
+@dataclass
+class Found:
+    """The outcome of a search.  plans: that fit, fastest first.  nearest: of those that don't, the smallest first.
+
+    counted: layouts whose bytes were computed; fitting: of them, those that fit.  unfit: reasons why sizes don't go together, with how many
+    layouts each ruled out.
+    """
+
+    plans: list[Plan]
+    nearest: list[Refused]
+    counted: int
+    fitting: int
+    unfit: dict[str, int] = field(default_factory=dict)
+
+
+def divisors(number: int, largest: int) -> list[int]:
+    """Divisors up to ``largest``, in order."""
+    return [each for each in range(1, min(number, largest) + 1) if number % each == 0]
+
+
+def layouts(
+    model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
+) -> Iterator[Layout]:
+    """Every layout of the cluster's GPUs, in a fixed order; sizes that the model can't have are still among them.
+
+    fixed: sizes by their names in Layout; only layouts that have them.
+    """
+    for layout in _all_layouts(model, cluster, global_batch_size):
+        if all(getattr(layout, name) == size for name, size in fixed.items()):
+            yield layout
+
+
+def _all_layouts(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> Iterator[Layout]:
+    for t, cp in product(divisors(cluster.per_node, cluster.per_node), _POWERS if model.context_parallel else (1,)):
+        if cluster.gpus % (t * cp):
+            continue
+        for p in divisors(cluster.gpus // (t * cp), model.num_layers):
+            dp = cluster.gpus // (t * cp * p)
+            if global_batch_size % dp:
+                continue
+            sequential = (False, True) if t > 1 else (False,)
+            experts = [e for e in divisors(dp, model.num_experts) if model.num_experts % e == 0]
+            stages = ZERO_STAGES if dp * cp > 1 else (0,)
+            chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
+            for m, sp, ep, b in product(
+                chunks, sequential, experts, divisors(global_batch_size // dp, LARGEST_MICRO_BATCH)
+            ):
+                if m > 1 and (global_batch_size // dp // b) % p:
+                    continue
+                for zero in stages:
+                    yield Layout(dp, t, p, b, m, cp, ep, sp, zero)
+
+
+def find_plans(
+    model: PlannedModel, cluster: Cluster, global_batch_size: int, keep: int = 10, fixed: Mapping[str, int] = {}
+) -> Found:
+    """Search all layouts.  keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
+
+    Deterministic.  Raises ConfigError if no layout has the given GPUs and batch.
+    """
+    check_size("global_batch_size", global_batch_size)
+    return _Search(model, cluster, global_batch_size).run(keep, fixed)
+
+
+class _Search:
+    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int):
+        self.model, self.cluster, self.batch = model, cluster, global_batch_size
+        self.counted = 0
+        self.unfit: dict[str, int] = {}
+        # Keyed by what each depends on; the layout itself is looked up in ``self._of``.
+        self._kept = cache(self._kept_bytes)
+        self._ends = cache(self._end_bytes)
+        self._times = cache(self._layer_seconds)
+        self._static = cache(self._static_bytes)
+        self._transient = cache(self._transient_bytes)
+        self._elements = cache(self._elements_on_rank_0)
+        self._refusal = cache(self._reason)
+        self._spread = cache(self._layers)
+        self._of: dict[tuple, Layout] = {}
+
+    def run(self, keep: int, fixed: Mapping[str, int]) -> Found:
+        plans: list[Plan] = []
+        nearest: list[Refused] = []
+        for layout in layouts(self.model, self.cluster, self.batch, fixed):
+            inner = self._inner(layout)
+            reason = self._refusal(inner) or self._spread(layout.pipeline_parallel_size, layout.num_model_chunks)
+            if isinstance(reason, str):
+                self.unfit[reason] = self.unfit.get(reason, 0) + 1
+                continue
+            outcome = self._best(layout, inner)
+            (plans if isinstance(outcome, Plan) else nearest).append(outcome)  # type: ignore[arg-type]
+        if not self.counted:
+            reasons = max(self.unfit, key=lambda reason: self.unfit[reason]) if self.unfit else ""
+            wanted = "".join(f", {name} = {size}" for name, size in fixed.items())
+            rule = f"no layout of {self.cluster.gpus} has a global batch of {self.batch}{wanted}"
+            raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
+        best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
+        close = heapq.nsmallest(keep, nearest, key=lambda refused: (refused.bytes, repr(refused.layout)))
+        return Found(best, close, self.counted, len(plans), self.unfit)
+
+    def _inner(self, layout: Layout) -> tuple:
+        """The axes that one layer sees."""
+        key = (
+            layout.tensor_parallel_size,
+            layout.sequence_parallel,
+            layout.context_parallel_size,
+            layout.expert_parallel_size,
+            layout.micro_batch_size,
+        )
+        self._of.setdefault(key, layout)
+        return key
+
+    def _reason(self, inner: tuple) -> str:
+        return self.model.refusal(self._of[inner])
+
+    def _layers(self, p: int, m: int) -> list[int] | str:
+        try:
+            return stage_layers(self.model.num_layers, Layout(pipeline_parallel_size=p, num_model_chunks=m))
+        except ConfigError as error:
+            return str(error)
+
+    def _kept_bytes(self, inner: tuple, recompute: str) -> int:
+        return total(self.model.layer_rows(self._of[inner], recompute))
+
+    def _end_bytes(self, inner: tuple) -> tuple[int, int]:
+        layout = self._of[inner]
+        return total(self.model.first_rows(layout)), total(self.model.last_rows(layout))
+
+    def _layer_seconds(self, inner: tuple, recompute: str) -> tuple[float, float, float, float]:
+        """One layer: forward, recomputation, exposed exchanges; and the output layer's forward."""
+        layout, cluster = self._of[inner], self.cluster
+        return (
+            work_seconds(self.model.layer_work(layout), cluster),
+            work_seconds(self.model.added_work(layout, recompute), cluster),
+            tensor_seconds(self.model, layout, recompute, cluster),
+            work_seconds(self.model.last_work(layout), cluster),
+        )
+
+    def _held(self, layout: Layout, inner: tuple, recompute: str, n: int, rank: int) -> int:
+        p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+        flight, layers, in_first = flights(self.model.num_layers, p, m, n, rank)
+        held = flight * layers * self._kept(inner, recompute) + self._transient(inner, recompute, rank == p - 1)
+        first, last = self._ends(inner)
+        return held + (in_first * first if rank == 0 else 0) + (last if rank == p - 1 else 0)
+
+    def _transient_bytes(self, inner: tuple, recompute: str, last: bool) -> int:
+        return total(self.model.transient_rows(self._of[inner], recompute, last))
+
+    def _static_bytes(self, inner: tuple, p: int, dp: int, zero: int, rank: int) -> int:
+        layout = replace(
+            self._of[inner], pipeline_parallel_size=p, num_model_chunks=1, data_parallel_size=dp, zero_stage=zero
+        )
+        return sum(line[2] for line in static_lines(self.model, layout, rank))
+
+    def _elements_on_rank_0(self, inner: tuple, p: int) -> tuple[int, int]:
+        layout = replace(self._of[inner], pipeline_parallel_size=p, num_model_chunks=1)
+        return parameters_on_rank(self.model, layout, 0)
+
+    def _best(self, layout: Layout, inner: tuple) -> Plan | Refused:
+        """With the least recomputation that fits; refused if none does."""
+        self.counted += 1
+        n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
+        p, dp = layout.pipeline_parallel_size, layout.data_parallel_size
+        # Ranks between hold as much as rank 1 or less; rank 1 may have a layer more than the ends.
+        ranks = sorted({0, min(1, p - 1), p - 1})
+        static = {rank: self._static(inner, p, dp, layout.zero_stage, rank) for rank in ranks}
+        room = self.cluster.usable_bytes
+        sizes: dict[int, int] = {}
+        for recompute in self.model.recompute_modes:
+            sizes = {rank: static[rank] + self._held(layout, inner, recompute, n, rank) for rank in ranks}
+            if max(sizes.values()) <= room:
+                break
+        else:
+            fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
+            return Refused(layout, self.model.recompute_modes[-1], n, fullest, sizes[fullest])
+        whole, recomputed = self._whole(layout, inner, recompute, n, sizes)
+        fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
+        seconds = self._seconds(layout, inner, recompute, n, recomputed)
+        return Plan(layout, recompute, whole, recomputed, n, fullest, sizes[fullest], seconds)
+
+    def _whole(self, layout: Layout, inner: tuple, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
+        """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
+        none = self.model.recompute_modes[0]
+        more = self._kept(inner, none) - self._kept(inner, recompute)
+        if recompute == none or layout.num_model_chunks > 1 or more <= 0:
+            return 0, float(recompute != none)
+        flight, layers, _ = flights(self.model.num_layers, layout.pipeline_parallel_size, 1, n, 0)
+        whole = min(flight, (self.cluster.usable_bytes - sizes[0]) // (more * layers))
+        sizes[0] += whole * more * layers
+        return whole, float(recomputed_share(whole, flight, n))
+
+    def _seconds(self, layout: Layout, inner: tuple, recompute: str, n: int, recomputed: float) -> StepSeconds:
+        forward, again, exchanges, head = self._times(inner, recompute)
+        p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+        per_rank = self._spread(p, m)
+        assert isinstance(per_rank, list)
+        # The slowest stage sets the pace: the one with most layers, or the last with its output layer.
+        most = max(per_rank)
+        loads = [(most, 0.0), (per_rank[-1], head)] if p > 1 else [(most, head)]
+        layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
+        compute = n * 3 * (layers * forward + ends)
+        extra = n * layers * again * recomputed
+        tensor = n * layers * exchanges
+        pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
+        busy = compute + extra + tensor
+        bubble = (p - 1) / (n * m) * busy
+        elements = self._elements(inner, p)
+        data = data_seconds(elements, layout, n, self.cluster)
+        # Hidden behind the last microbatch's backward, or behind everything where it runs all the time.
+        behind = busy if layout.zero_stage >= 2 else 2 * layers * forward
+        step = optimizer_seconds(share(elements, layout, layout.zero_stage >= 1), self.cluster)
+        return StepSeconds(compute, extra, tensor, pipeline, max(0.0, data - behind), bubble, step)
+
+
+def bill_of(model: PlannedModel, plan: Plan, device_type: str = "cuda") -> Bill:
+    """The plan's bill on its fullest rank, line by line."""
+    whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
+    return rank_bill(
+        model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole, device_type=device_type
+    )

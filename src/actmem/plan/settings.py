@@ -1,0 +1,135 @@
+"""A plan in the words of three frameworks: their flags and keys, and what they can't do."""
+
+from __future__ import annotations
+
+from actmem.plan.planned_model import PlannedModel
+from actmem.plan.search import Plan
+
+#: Data-parallel sharding in Megatron-FSDP's words, by ZeRO stage.
+_MEGATRON_FSDP = {2: "optim_grads", 3: "optim_grads_params"}
+
+
+def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
+    """Flags of Megatron-LM's pretrain scripts, and comments where it has no flag."""
+    layout, sizes = plan.layout, model.sizes()
+    flags = [
+        f"--num-layers {sizes['num_layers']}",
+        f"--hidden-size {sizes['hidden_size']}",
+        f"--ffn-hidden-size {sizes['ffn_hidden_size']}",
+        f"--num-attention-heads {sizes['num_attention_heads']}",
+        f"--seq-length {model.seq_length}",
+        f"--micro-batch-size {layout.micro_batch_size}",
+        f"--global-batch-size {global_batch_size}",
+        f"--tensor-model-parallel-size {layout.tensor_parallel_size}",
+        f"--pipeline-model-parallel-size {layout.pipeline_parallel_size}",
+        "--bf16",
+        "--accumulate-allreduce-grads-in-fp32",
+    ]
+    groups = sizes.get("num_key_value_heads", sizes["num_attention_heads"])
+    if groups != sizes["num_attention_heads"]:
+        flags += ["--group-query-attention", f"--num-query-groups {groups}"]
+    if layout.sequence_parallel:
+        flags.append("--sequence-parallel")
+    if layout.num_model_chunks > 1:
+        each = model.num_layers // (layout.pipeline_parallel_size * layout.num_model_chunks)
+        flags.append(f"--num-layers-per-virtual-pipeline-stage {each}")
+    if layout.pipeline_parallel_size > 1 and model.num_layers % layout.pipeline_parallel_size:
+        flags.append(
+            "# the ends hold fewer layers: --decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers"
+        )
+    if layout.context_parallel_size > 1:
+        flags.append(f"--context-parallel-size {layout.context_parallel_size}")
+    if layout.expert_parallel_size > 1:
+        flags.append(f"--expert-model-parallel-size {layout.expert_parallel_size}")
+    if layout.zero_stage == 1:
+        flags.append("--use-distributed-optimizer")
+    if layout.zero_stage in _MEGATRON_FSDP:
+        strategy = _MEGATRON_FSDP[layout.zero_stage]
+        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}", "--use-distributed-optimizer"]
+        flags += ["--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]
+    recompute = {
+        "none": [],
+        "selective": ["--recompute-granularity selective", "--recompute-modules core_attn"],
+        "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+    }
+    flags += recompute.get(plan.recompute, [f"# no flag recomputes exactly {plan.recompute}: see --recompute-modules"])
+    if plan.whole_microbatches:
+        whole = f"# {plan.whole_microbatches} of the microbatches in flight keep everything (appendix C)"
+        flags.append(f"{whole}: its code has --recompute-num-layers, but nothing for each microbatch")
+    return flags
+
+
+def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
+    """Lines of a torchtitan configuration file, and comments where it has no key."""
+    layout = plan.layout
+    replicate = layout.data_parallel_size if layout.zero_stage in (0, 1) else 1
+    recompute = {"none": "none", "full": "full"}.get(plan.recompute, "selective")
+    lines = [
+        "[training]",
+        f"local_batch_size = {layout.micro_batch_size * plan.num_microbatches}",
+        f"global_batch_size = {global_batch_size}",
+        f"seq_len = {model.seq_length}",
+        "[parallelism]",
+        f"data_parallel_replicate_degree = {replicate}",
+        f"data_parallel_shard_degree = {layout.data_parallel_size // replicate}",
+        f"tensor_parallel_degree = {layout.tensor_parallel_size}",
+        f"context_parallel_degree = {layout.context_parallel_size}",
+        f"pipeline_parallel_degree = {layout.pipeline_parallel_size}",
+    ]
+    if layout.expert_parallel_size > 1:
+        lines.append(f"expert_parallel_degree = {layout.expert_parallel_size}")
+    if layout.pipeline_parallel_size > 1:
+        schedule = "Interleaved1F1B" if layout.num_model_chunks > 1 else "1F1B"
+        lines += [
+            f'pipeline_parallel_schedule = "{schedule}"',
+            f"pipeline_parallel_microbatch_size = {layout.micro_batch_size}",
+        ]
+    if layout.zero_stage in (2, 3):
+        policy = "always" if layout.zero_stage == 3 else "never"
+        lines.append(f'fsdp_reshard_after_forward = "{policy}"')
+    lines += ["[activation_checkpoint]", f'mode = "{recompute}"']
+    if layout.zero_stage == 1:
+        lines.append("# it has no ZeRO-1: replicated, every rank keeps all optimizer states")
+    if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
+        lines.append("# its tensor parallelism is always sequence-parallel")
+    if recompute == "selective":
+        lines.append(f"# its selective mode keeps other tensors than {plan.recompute}")
+    return lines
+
+
+def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
+    """Arguments of transformers' TrainingArguments with accelerate, and comments where they can't do it."""
+    layout = plan.layout
+    if layout.pipeline_parallel_size > 1:
+        return ["# Trainer has no pipeline parallelism for training: this plan can't be run there"]
+    lines = [
+        f"per_device_train_batch_size={layout.micro_batch_size}",
+        f"gradient_accumulation_steps={plan.num_microbatches}",
+        "bf16=True",
+        f"gradient_checkpointing={plan.recompute == 'full'}",
+    ]
+    if layout.zero_stage == 3:
+        lines.append('fsdp="full_shard"')
+    elif layout.zero_stage:
+        lines.append(
+            f'deepspeed={{"zero_optimization": {{"stage": {layout.zero_stage}}}, "bf16": {{"enabled": true}}}}'
+        )
+    sizes = [f"tp_size={layout.tensor_parallel_size}"] if layout.tensor_parallel_size > 1 else []
+    sizes += [f"cp_size={layout.context_parallel_size}"] if layout.context_parallel_size > 1 else []
+    if sizes:
+        lines.append(
+            f"parallelism_config=ParallelismConfig({', '.join(sizes)}, dp_shard_size={layout.data_parallel_size})"
+        )
+    if layout.sequence_parallel:
+        lines.append("# its tensor parallelism leaves norms whole unless the model's plan says otherwise")
+    if plan.recompute not in ("none", "full"):
+        lines.append(f"# it has no {plan.recompute} recomputation: all layers or none")
+    return lines
+
+
+#: By the framework's name.
+FRAMEWORK_SETTINGS = {
+    "Megatron-LM": megatron_settings,
+    "torchtitan": torchtitan_settings,
+    "Hugging Face": hugging_face_settings,
+}

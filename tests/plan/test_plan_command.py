@@ -1,0 +1,105 @@
+"""``python -m actmem plan`` as a user types it: text, JSON, a page, exit codes, bad input in one line."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from actmem.plan.plan_command import main
+
+REQUEST = ["175b", "--gpus", "64", "--memory", "80", "--per-node", "8", "--seq-length", "2048", "--global-batch", "64"]
+
+
+def test_json_has_the_bill_line_by_line(capsys):
+    assert main([*REQUEST, "--device", "a100", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    bill, chosen = out["bill"], out["plans"][0]
+    assert sum(line["bytes"] for line in bill["lines"]) == bill["bytes"] == chosen["bytes"]
+    assert bill["bytes"] + bill["allowance_bytes"] + bill["free_bytes"] == 80 * 2**30
+    parts = {line["part"] for line in bill["lines"]}
+    assert {"weights", "gradients", "optimizer states", "activations", "transient"} <= parts
+    assert sum(value for name, value in chosen["seconds"].items() if name != "total") == pytest.approx(
+        chosen["seconds"]["total"]
+    )
+    assert [plan["seconds"]["total"] for plan in out["plans"]] == sorted(p["seconds"]["total"] for p in out["plans"])
+    assert all(refused["over_bytes"] > 0 for refused in out["refused"])
+    assert out["counted"] > 1000 and len(out["what_if"]) == 2
+    assert set(out["settings"]) == {"Megatron-LM", "torchtitan", "Hugging Face"}
+
+
+def test_text_fits_80_columns_and_names_the_flags(capsys):
+    assert main(REQUEST) == 0
+    out = capsys.readouterr().out
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
+    for words in (
+        "Plans, fastest first",
+        "optimizer states",
+        "allowance",
+        "--tensor-model-parallel-size",
+        "half the GPUs",
+    ):
+        assert words in out
+
+
+def test_files(tmp_path, capsys):
+    data, page = tmp_path / "plan.json", tmp_path / "plan.html"
+    assert main([*REQUEST, "--json", str(data), "--html", str(page)]) == 0
+    assert "Plans, fastest first" in capsys.readouterr().out
+    assert json.loads(data.read_text(encoding="utf-8"))["plans"]
+    assert page.read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+
+
+def test_nothing_fits_says_what_would(capsys):
+    assert main(["1T", "--gpus", "64", "--memory", "80", "--global-batch", "512", "--json"]) == 1
+    out = json.loads(capsys.readouterr().out)
+    assert out["plans"] == [] and out["bill"] is None and out["refused"]
+    assert "would fit" in out["what_if"][0] and "GPUs" in out["what_if"][0]
+
+
+def test_the_same_answer_in_every_process():
+    command = [sys.executable, "-m", "actmem", "plan", *REQUEST, "--json"]
+    runs = [
+        subprocess.run(command, capture_output=True, env={"PYTHONHASHSEED": seed, "PYTHONPATH": "src"}, check=True)
+        for seed in ("1", "2")
+    ]
+    assert runs[0].stdout == runs[1].stdout and runs[0].stderr == b""
+
+
+BAD = {
+    "unknown model": (["lama3-70b", "--gpus", "8"], "model: 'lama3-70b' is not known"),
+    "nearly right": (["17b", "--gpus", "8"], "did you mean 175b"),
+    "gpus that don't divide": (["22b", "--gpus", "12"], "gpus: 12 must be divisible by per_node = 8"),
+    "no gpus": (["22b", "--gpus", "0"], "gpus: must be at least 1, got 0"),
+    "no memory": (["22b", "--gpus", "8", "--memory", "0"], "memory: must be a number of GiB above 0, got 0"),
+    "too little for anything": (["22b", "--gpus", "8", "--memory", "3"], "leaves nothing for the model"),
+    "too little for one layer": (["1t", "--gpus", "8", "--memory", "5"], "memory: one layer of 1T with one sequence"),
+    "no sequence": (["22b", "--gpus", "8", "--seq-length", "0"], "seq_length: must be at least 1, got 0"),
+    "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, got 'cpu'"),
+    "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
+    "no such stage": (["22b", "--gpus", "8", "--zero", "4"], "gpus: no layout of 8"),
+    "no number": (["22b", "--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
+    "not a number": (["22b", "--gpus", "8", "--memory", "nan"], "memory: must be a number of GiB above 0, got nan"),
+    "a share above 1": (["22b", "--gpus", "8", "--product-share", "2"], "product_share: must be above 0"),
+    "unwritable": (["22b", "--gpus", "8", "--json", "/proc/actmem/x.json"], "cannot write /proc/actmem/x.json"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line_and_exit_code_2(case, capsys):
+    arguments, expected = BAD[case]
+    if "--memory" not in arguments:
+        arguments = [*arguments, "--memory", "80"]
+    with pytest.raises(SystemExit) as stopped:
+        main([*arguments, "--global-batch", "64"])
+    output = capsys.readouterr()
+    assert stopped.value.code == 2 and output.out == ""
+    (line,) = output.err.splitlines()
+    assert line.startswith("actmem plan: ") and expected in line
+
+
+def test_an_unknown_word_names_the_commands():
+    done = subprocess.run(
+        [sys.executable, "-m", "actmem", "plot"], capture_output=True, text=True, env={"PYTHONPATH": "src"}
+    )
+    assert done.returncode == 2 and "plan" in done.stderr and len(done.stderr.splitlines()) == 1

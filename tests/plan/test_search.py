@@ -1,0 +1,147 @@
+"""The planner: its fast sums are its bills, its bills are the paper's formulas, and the paper's plans come out well."""
+
+import pytest
+
+from actmem.config import ConfigError
+from actmem.formulas.paper import A100_BYTES
+from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
+from actmem.formulas.states import state_rows
+from actmem.models import PAPER_MODELS, TINY
+from actmem.plan.hardware import DEVICES, GIBIBYTE, Cluster
+from actmem.plan.known_models import known_names, planned_model_of
+from actmem.plan.layout import Layout
+from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.rank_bill import rank_bill, stage_layers
+from actmem.plan.search import bill_of, divisors, find_plans, layouts
+from actmem.rows import by_term, total
+
+
+def a100(gpus, **others):
+    return Cluster(gpus, A100_BYTES, device=DEVICES["a100"], **others)
+
+
+def is_the_papers(plan, model):
+    layout, own = plan.layout, model.parallel
+    sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks)
+    return sizes + (layout.micro_batch_size,) == (
+        own.tensor_parallel_size,
+        own.pipeline_parallel_size,
+        own.num_model_chunks,
+        model.shape.micro_batch_size,
+    )
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_the_papers_plan_fits_is_within_5_percent_and_needs_no_full_recomputation(name):
+    model = PAPER_MODELS[name]
+    # The paper divides no optimizer states: stage 0.
+    found = find_plans(
+        PlannedGPT(name, model.shape), a100(model.num_devices), model.global_batch_size, 10**6, {"zero_stage": 0}
+    )
+    own = [plan for plan in found.plans if is_the_papers(plan, model) and plan.layout.sequence_parallel]
+    assert len(own) == 1 and own[0].recompute in ("none", "selective")
+    assert own[0].seconds.total <= 1.05 * found.plans[0].seconds.total
+    # Without sequence parallelism the paper's baseline needs full recomputation.
+    baseline = [plan for plan in found.plans if is_the_papers(plan, model) and not plan.layout.sequence_parallel]
+    assert all(plan.recompute == "full" and plan.seconds.total > 1.2 * own[0].seconds.total for plan in baseline)
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_every_plan_is_its_bill_to_the_byte(name):
+    model = planned_model_of(name)
+    found = find_plans(model, Cluster(256, 80 * GIBIBYTE), 256, keep=10**6)
+    every = max(1, len(found.plans) // 30)
+    assert found.plans or found.nearest
+    for plan in found.plans[::every]:
+        bill = bill_of(model, plan)
+        assert bill.bytes == plan.bytes <= 76 * GIBIBYTE
+        p = plan.layout.pipeline_parallel_size
+        assert all(
+            rank_bill(
+                model, plan.layout, plan.recompute, plan.num_microbatches, rank, plan.whole_microbatches * (rank == 0)
+            ).bytes
+            <= plan.bytes
+            for rank in {0, min(1, p - 1), min(2, p - 1), p // 2, p - 1}
+        )
+    for refused in found.nearest[:: max(1, len(found.nearest) // 10)]:
+        bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
+        assert bill.bytes == refused.bytes > 76 * GIBIBYTE
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_a_bill_holds_the_papers_rows(name, recompute):
+    model = PAPER_MODELS[name]
+    own = model.parallel
+    layout = Layout(1, own.tensor_parallel_size, own.pipeline_parallel_size, model.shape.micro_batch_size,
+                    own.num_model_chunks, sequence_parallel=True, zero_stage=0)  # fmt: skip
+    n = layout.num_microbatches(model.global_batch_size)
+    for rank in (0, own.pipeline_parallel_size - 1):
+        bill = rank_bill(PlannedGPT(name, model.shape), layout, recompute, n, rank)
+        sizes = model.shape, own, rank, recompute, n
+        paper = by_term(stage_rows(*sizes) + stage_extra_rows(*sizes, device_type="cuda"))
+        assert by_term([*bill.parts["activations"], *bill.parts["logits and loss"]]) == paper
+        states = [*bill.parts["weights"], *bill.parts["gradients"], *bill.parts["optimizer states"]]
+        assert by_term(states) == by_term(state_rows(model.shape, own, rank))
+
+
+def test_zero_divides_what_it_says():
+    model = planned_model_of("22b")
+    bills = [rank_bill(model, Layout(8, 4, 1, 1, zero_stage=stage), "full", 1, 0).by_part() for stage in range(4)]
+    n = bills[0]["weights"] // 2
+    assert [bill["optimizer states"] for bill in bills] == [12 * n, *[12 * -(-n // 8)] * 3]
+    assert [bill["gradients"] for bill in bills] == [4 * n, 4 * n, *[4 * -(-n // 8)] * 2]
+    assert [bill["weights"] for bill in bills] == [2 * n, 2 * n, 2 * n, 2 * -(-n // 8)]
+
+
+def test_microbatches_that_keep_everything_cost_their_bytes():
+    model = planned_model_of("1t")
+    layout = Layout(1, 8, 64, 1, zero_stage=0)
+    none, some, selective = (
+        total(rank_bill(model, layout, mode, 512, 0, whole).parts["activations"])
+        for mode, whole in (("none", 0), ("selective", 10), ("selective", 0))
+    )
+    assert 64 * (some - selective) == 10 * (none - selective)
+
+
+@pytest.mark.parametrize(
+    ("layers", "p", "expected"), [(128, 4, [32] * 4), (126, 16, [7, *[8] * 14, 7]), (61, 4, [15, 16, 16, 14])]
+)
+def test_layers_are_spread_and_ends_hold_fewer(layers, p, expected):
+    assert stage_layers(layers, Layout(pipeline_parallel_size=p)) == expected and sum(expected) == layers
+
+
+def test_layers_that_cannot_be_spread():
+    with pytest.raises(ConfigError, match="can't be spread over pipeline_parallel_size = 4"):
+        stage_layers(5, Layout(pipeline_parallel_size=4))
+    with pytest.raises(ConfigError, match="num_model_chunks = 4"):
+        stage_layers(6, Layout(pipeline_parallel_size=2, num_model_chunks=2))
+
+
+def test_the_order_never_changes():
+    model, cluster = planned_model_of("175b"), a100(64)
+    assert find_plans(model, cluster, 64).plans == find_plans(planned_model_of("175b"), cluster, 64).plans
+
+
+def test_fixed_sizes_are_kept():
+    found = find_plans(planned_model_of("22b"), a100(8), 8, 10**6, {"tensor_parallel_size": 4, "zero_stage": 1})
+    assert found.plans and all(plan.layout.tensor_parallel_size == 4 for plan in found.plans)
+    assert all(plan.layout.zero_stage == 1 for plan in found.plans)
+
+
+def test_every_layout_uses_all_gpus_and_the_whole_batch():
+    model = PlannedGPT("tiny", TINY)
+    found = list(layouts(model, Cluster(16, 8 * GIBIBYTE), 32))
+    assert len(set(found)) == len(found)
+    assert all(each.num_devices == 16 and 32 % (each.data_parallel_size * each.micro_batch_size) == 0 for each in found)
+
+
+def test_more_memory_never_makes_the_best_plan_slower():
+    model = planned_model_of("175b")
+    times = [find_plans(model, Cluster(128, size * GIBIBYTE), 128, 1).plans for size in (40, 60, 80, 120, 200)]
+    seconds = [plans[0].seconds.total for plans in times if plans]
+    assert len(seconds) > 2 and seconds == sorted(seconds, reverse=True)
+
+
+def test_divisors():
+    assert divisors(12, 5) == [1, 2, 3, 4]

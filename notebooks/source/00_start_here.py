@@ -1,6 +1,51 @@
 # %% [markdown]
 # # Start here
 #
+# What fills a GPU that trains a large transformer? **Guess first:** write down a number before you read on.
+
+# %%
+from actmem.formulas.activations import eq1, layer_rows
+from actmem.formulas.table2 import TABLE2, closed_form
+from actmem.models import PAPER_MODELS
+from actmem.rows import total
+from actmem_course.show.choices import choice, slider, steps, switch
+from actmem_course.show.front_door import front_door
+from actmem_course.show.panel import Panel
+from actmem_course.show.predict import Prediction
+from actmem_course.show.progress import Progress
+from actmem_course.show.reveal import Reveal
+from actmem_course.show.style import size_text
+from actmem_course.show.table2_bars import table2_bars
+from actmem_course.show.text import table2_text, text_table
+from actmem_course.show.varies import Varies
+
+gpt3 = PAPER_MODELS["175B"].shape
+a, b, h, s = gpt3.letters()
+
+question = Prediction(
+    f"One sequence of {s:,} tokens goes through GPT-3. Between two layers it is a tensor of {size_text(2 * s * b * h)}, "
+    f"and the model has {gpt3.num_layers} layers. How much do all the layers together keep for its backward pass?",
+    answer=gpt3.num_layers * eq1(gpt3) / 2**30,
+    unit="GiB",
+    because=f"For one sequence, before a single weight is counted. Each layer keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input: "
+    f"{size_text(eq1(gpt3))}.",
+)
+Reveal(
+    question,
+    Panel(
+        front_door,
+        model=choice("model", list(PAPER_MODELS), "175B"),
+        tensor=switch("tensor parallelism", True),
+        sequence=switch("sequence parallelism", False),
+        selective=switch("selective recomputation", False),
+        full=switch("full recomputation", False),
+    ),
+)
+
+# %% [markdown]
+# The figure comes with your guess: one GPU of each of the paper's four models. Switch the methods on and see which bars
+# drop below the line.
+#
 # When you train a large transformer, memory runs out first. Most of what fills the GPU is neither weights nor optimizer
 # states: it is **activations**, the tensors that forward leaves behind because backward will read them. *Reducing
 # Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts them
@@ -26,34 +71,6 @@
 # cell dates from when this notebook was built; figures respond once you run their cells. Sliders move with the mouse or the
 # arrow keys.
 #
-# First, a guess. Write down a number before you read on.
-
-# %%
-from actmem.config import ModelShape
-from actmem.formulas.activations import eq1, layer_rows
-from actmem.formulas.table2 import TABLE2, closed_form
-from actmem.models import PAPER_MODELS
-from actmem.rows import total
-from actmem_course.show.choices import steps
-from actmem_course.show.panel import Panel, slider
-from actmem_course.show.predict import Prediction
-from actmem_course.show.style import size_text
-from actmem_course.show.table2_bars import table2_bars
-from actmem_course.show.text import table2_text, text_table
-from actmem_course.show.varies import Varies
-
-gpt3 = PAPER_MODELS["175B"].shape
-a, b, h, s = gpt3.letters()
-
-Prediction(
-    f"One sequence of {s:,} tokens goes through GPT-3. Between two layers it is a tensor of {size_text(2 * s * b * h)}, "
-    f"and the model has {gpt3.num_layers} layers. How much do all the layers together keep for its backward pass?",
-    answer=gpt3.num_layers * eq1(gpt3) / 2**30,
-    unit="GiB",
-    because=f"For one sequence, before a single weight is counted. Each layer keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input: "
-    f"{size_text(eq1(gpt3))}.",
-)
-
 # %% [markdown]
 # ## Map of the course
 #
@@ -160,7 +177,8 @@ print(text_table(("configuration", "formula, × sbh", "bytes by the formula", "t
 # %%
 from actmem_course.launch import results
 
-measured = results("measure_table2.py", "--device", "cpu", processes=2)
+with Progress("labs/measure_table2.py, two processes"):
+    measured = results("measure_table2.py", "--device", "cpu", processes=2)
 print(table2_text(result for result in measured if result["rank"] == 0))
 print()
 exact = sum(result["exact"] for result in measured)

@@ -1,6 +1,43 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
+# A cluster is sized so that the parameters fit on its cards, with room to spare. What takes the rest?
+
+# %%
+from actmem.config import Parallel
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.stage_terms import stage_rows
+from actmem.formulas.states import ADAM, num_parameters, parameter_counts
+from actmem.measure import emulated_rank, measure_layer
+from actmem.model.gpt import GPT
+from actmem.models import PAPER_MODELS
+from actmem.formulas.paper import A100_BYTES
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import compare, total
+from actmem_course.show.choices import choice, slider
+from actmem_course.show.crossover import crossover_lines
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.memory_wall import METHODS, gpu_bytes, memory_wall
+from actmem_course.show.panel import Panel
+from actmem_course.show.predict import Prediction
+from actmem_course.show.reveal import Reveal
+from actmem_course.show.style import size_text
+from actmem_course.show.text import text_table
+
+largest = PAPER_MODELS["1T"]
+parts = gpu_bytes(largest, "tensor")
+question = Prediction(
+    f"The 1T model runs on {largest.num_devices} cards of {size_text(A100_BYTES)} each. Its parameters, gradients and optimizer take "
+    f"{size_text(parts['parameters'] + parts['gradients and optimizer'])} of a card of the first stage. How much do the activations take there, "
+    "if nothing is recomputed?",
+    parts["activations"] / 2**30,
+    "GiB",
+    "More than the card has, and several times all the rest. The picture shows it for all four models.",
+)
+Reveal(question, LiveFigure(memory_wall()))
+
+# %% [markdown]
 # **In this chapter** you find out what fills a GPU that trains a large model: for the paper's four models, from formulas
 # whose inputs you vary and from real layers that you run. About 25 minutes.
 #
@@ -19,27 +56,6 @@
 #
 # An **activation** here is a tensor that forward makes and backward reads. Weights and gradients are not activations; a
 # dropout mask is one. Sizes are in bytes, for 16-bit training: two bytes per number, one per element of a mask.
-
-# %%
-from actmem.config import Parallel
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
-from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.stage_terms import stage_rows
-from actmem.formulas.states import ADAM, num_parameters, parameter_counts
-from actmem.measure import emulated_rank, measure_layer
-from actmem.model.gpt import GPT
-from actmem.models import PAPER_MODELS
-from actmem.formulas.paper import A100_BYTES
-from actmem.parallel.groups import tensor_parallel
-from actmem.rows import compare, total
-from actmem_course.show.choices import choice
-from actmem_course.show.crossover import crossover_lines
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.memory_wall import METHODS, gpu_bytes, memory_wall
-from actmem_course.show.panel import Panel, slider
-from actmem_course.show.predict import Prediction
-from actmem_course.show.style import size_text
-from actmem_course.show.text import text_table
 
 # %% [markdown]
 # ## The four models
@@ -65,25 +81,10 @@ print(
 
 # %% [markdown]
 # The number of GPUs grows with the model, so that parameters, gradients and optimizer states fit on each card with room to
-# spare. If you size a cluster by its parameters, you stop here. **Guess before you go on:**
-
-# %%
-largest = PAPER_MODELS["1T"]
-parts = gpu_bytes(largest, "tensor")
-Prediction(
-    f"The 1T model runs on {largest.num_devices} cards of {size_text(A100_BYTES)} each. Its parameters, gradients and optimizer take "
-    f"{size_text(parts['parameters'] + parts['gradients and optimizer'])} of a card of the first stage. How much do the activations take there, "
-    "if nothing is recomputed?",
-    parts["activations"] / 2**30,
-    "GiB",
-    "More than the card has, and several times all the rest. The picture below shows it for all four models.",
-)
-
-# %%
-LiveFigure(memory_wall())
+# spare. If you size a cluster by its parameters, you stop here.
 
 # %% [markdown]
-# The same numbers as text, first the *states*, which exist once for each parameter:
+# The numbers of the first figure as text, first the *states*, which exist once for each parameter:
 
 # %%
 kept = ADAM["float32 gradients"]

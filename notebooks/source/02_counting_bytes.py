@@ -1,11 +1,7 @@
 # %% [markdown]
 # # 2 · Counting bytes
 #
-# *30 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
-# that a transformer layer keeps for its backward pass, predict their bytes, and find each of them among what PyTorch keeps.
-#
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads. Elements have 16 bits, so a tensor of shape
-# $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it: same shape as $X$.
+# Which tensors does a transformer layer keep for backward, and which of them take the room?
 
 # %%
 from functools import partial
@@ -21,28 +17,43 @@ from actmem.measure.term_names import rows_by_term
 from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
+from actmem_course.show.choices import slider, steps
 from actmem_course.show.layer_bars import layer_bars
 from actmem_course.show.layer_drawing import layer_drawing
-from actmem_course.show.panel import Panel, slider
+from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
+from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
 from actmem_course.show.text import comparison_text, extras_text, rows_text, saved_text, text_table
 
 gpt3 = PAPER_MODELS["175B"].shape
 
-# %% [markdown]
-# ## A guess first
-
-# %%
 core_of_gpt3 = sum(row.bytes for row in layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
-Prediction(
+question = Prediction(
     f"Attention's softmax, its dropout and the product with V keep three s × s tensors per head. Of all that a GPT-3 layer "
     f"keeps for backward at s = {gpt3.seq_length:,}, what share do these three make up?",
     answer=100 * core_of_gpt3 / eq1(gpt3),
     unit="%",
     because="Three tensors of fifteen. The rest of this chapter shows why.",
 )
+Reveal(
+    question,
+    Panel(
+        lambda s, b, h, a: layer_bars(layer_rows(ModelShape(s, b, h, a)), ModelShape(s, b, h, a)),
+        s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
+        b=slider("b", "sequences", 1, 8, 1, start=gpt3.micro_batch_size),
+        h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
+        a=steps("a", "heads", lambda h: [heads for heads in range(8, 161, 8) if h % heads == 0], start=gpt3.num_attention_heads),
+    ),
+)
+
+# %% [markdown]
+# *30 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
+# that a transformer layer keeps for its backward pass, predict their bytes, and find each of them among what PyTorch keeps.
+#
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads. Elements have 16 bits, so a tensor of shape
+# $[s, b, h]$ takes $2sbh$ bytes. For a tensor $X$, write $dX$ for the gradient of the loss with respect to it: same shape as $X$.
 
 # %% [markdown]
 # ## One rule
@@ -57,13 +68,13 @@ Prediction(
 # Weights don't count. They stay in memory anyway.
 #
 # This is the whole layer: its operations from top to bottom, first the attention block, then the MLP, and beside each
-# operation what it keeps. Go back to the first tensor with the arrow keys and follow the forward pass, one tensor at a
+# operation what it keeps, as wide as its bytes. Follow the forward pass with the arrow keys, one tensor at a
 # time. Before each step, ask the two questions above. Point at a tensor to see the gradient that reads it.
 
 # %%
 Panel(
     lambda step, s: layer_drawing(layer_rows(gpt3.with_sizes(seq_length=s)), gpt3.with_sizes(seq_length=s), step),
-    step=slider("step", "stored tensors", 1, 15, 1, start=15),
+    step=slider("step", "stored tensors", 1, 15, 1, start=1),
     s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
 )
 
@@ -244,17 +255,9 @@ print(f"equation 1: {eq1(shape):,}")
 # %% [markdown]
 # ## At the size of GPT-3
 #
-# Each segment is one of the 15 tensors; point at it to see its formula, its bytes and the reason. What does doubling $b$
-# do, and what doubling $h$? Which slider changes only the scale of the picture, and not its shape?
-
-# %%
-Panel(
-    lambda s, b, h, a: layer_bars(layer_rows(ModelShape(s, b, h, a)), ModelShape(s, b, h, a)),
-    s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
-    b=slider("b", "sequences", 1, 8, 1, start=gpt3.micro_batch_size),
-    h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
-    a=slider("a", "heads", 8, 160, 8, start=gpt3.num_attention_heads),
-)
+# Go back to the figure at the top. Each segment is one of the 15 tensors; point at it to see its formula, its bytes and the
+# reason. What does doubling $b$ do, and what doubling $h$? Which slider changes only the length of the bars, and not how
+# they are divided?
 
 # %% [markdown]
 # ## Measure it

@@ -1,18 +1,7 @@
 # %% [markdown]
 # # 3 · Tensor parallelism, and the floor it leaves
 #
-# **In this chapter** you cut one transformer layer into $t$ pieces that work in parallel, see which exchanges they need and
-# why, check that they compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
-#
-# **What you need:** chapter 2 (the 15 tensors that a layer keeps). From linear algebra: a matrix product can be computed in blocks.
-#
-# | letter | meaning | in code |
-# |---|---|---|
-# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
-# | $t$ | ranks that share one layer | `tensor_parallel_size` |
-#
-# A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
-# each holds a part, and **partial** if each holds a full-sized term of a sum that is not added up yet.
+# Give a layer to eight GPUs instead of one, and each computes an eighth of it. Does each keep an eighth?
 
 # %%
 import torch
@@ -36,11 +25,41 @@ from actmem_course.show.floor import divided_and_whole, floor_bars, floor_lines,
 from actmem_course.show.mlp_cut import COLUMNS_FIRST, ORDERS, mlp_cut
 from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
+from actmem_course.show.progress import Progress
 from actmem_course.show.qkv_cut import BY_HEAD, ROW_ORDERS, qkv_cut
+from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
-from actmem_course.show.text import comparison_text, table2_text, text_table
+from actmem_course.show.text import comparison_text, text_table
 
 GPT3 = PAPER_MODELS["175B"].shape
+t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
+question = Prediction(
+    f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. What does each of {t} ranks keep when they share it?",
+    eq2(GPT3, t) / 2**20,
+    "MiB",
+    f"An even share would be {size_text(eq1(GPT3) // t)}. The figure shows where the difference comes from.",
+)
+Reveal(
+    question,
+    Panel(
+        lambda t: (floor_lines(GPT3, t), floor_bars(GPT3, t)),
+        t=steps("t", "ranks", sizes_of_t(GPT3), 8),
+    ),
+)
+
+# %% [markdown]
+# **In this chapter** you cut one transformer layer into $t$ pieces that work in parallel, see which exchanges they need and
+# why, check that they compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
+#
+# **What you need:** chapter 2 (the 15 tensors that a layer keeps). From linear algebra: a matrix product can be computed in blocks.
+#
+# | letter | meaning | in code |
+# |---|---|---|
+# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
+# | $t$ | ranks that share one layer | `tensor_parallel_size` |
+#
+# A **rank** is one process with one GPU. A tensor is **replicated** if every rank holds all of it, **cut** (or sharded) if
+# each holds a part, and **partial** if each holds a full-sized term of a sum that is not added up yet.
 
 # %% [markdown]
 # ## Columns, then rows
@@ -131,7 +150,6 @@ Panel(
 # \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
 
 # %%
-t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
 with emulated_rank(t):
     tp = tensor_parallel()
     layer = TransformerLayer(GPT3, tp, device="cpu", dtype=torch.bfloat16)
@@ -146,25 +164,11 @@ print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_siz
 # ## What divides and what does not
 #
 # Between the two blocks are layer norms, dropouts and residual additions. There every rank holds the same tensor, the
-# output of $\bar f$, and all of them repeat the same work. **Guess:** a GPT-3 layer without parallelism keeps $34\,sbh +
-# 5\,as^2b$ bytes. What is left of it on a rank?
-
-# %%
-Prediction(
-    f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. What does each of {t} ranks keep with tensor parallelism?",
-    eq2(GPT3, t) / 2**20,
-    "MiB",
-    f"An even share would be {size_text(eq1(GPT3) // t)}. The next figure shows where the difference comes from.",
-)
-
-# %%
-Panel(
-    lambda t: (floor_lines(GPT3, t), floor_bars(GPT3, t)),
-    t=steps("t", "ranks", sizes_of_t(GPT3), 8),
-)
+# output of $\bar f$, and all of them repeat the same work. A GPT-3 layer without parallelism keeps $34\,sbh + 5\,as^2b$
+# bytes; the figure at the top shows what is left of it on a rank.
 
 # %% [markdown]
-# In the lower bar, from left to right: the input of layer norm 1 ($2\,sbh$), the input of the QKV projection ($2$, which
+# In its lower bar, from left to right: the input of layer norm 1 ($2\,sbh$), the input of the QKV projection ($2$, which
 # $f$ passes whole to every rank), the attention's dropout mask ($1$), the input of layer norm 2 ($2$), the input of $h \to
 # 4h$ ($2$) and the MLP's dropout mask ($1$). Together **ten**, which no $t$ divides (equation 2):
 #
@@ -228,21 +232,16 @@ print(f"sent by each rank for one layer and one microbatch: {size_text(wire_byte
 # against an uncut layer with the same weights.
 
 # %%
-results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
+with Progress("labs/measure_parity.py, two processes"):
+    results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
 for r in results:
     if r["form"] == "tensor":
         print(f"rank {r['rank']} of {r['tensor_parallel_size']}: forward {r['forward']}, backward {r['backward']}")
         print(f"  output and all gradients within 1e-12 of the uncut layer: {r['exact']}")
 
 # %% [markdown]
-# Then the memory, in 16 bits, for the rows of Table 2 that need only this chapter:
-
-# %%
-results = launch.results("measure_table2.py", processes=2)
-print(table2_text(r for r in results if r["configuration"] in ("none", "tensor") and r["rank"] == 0))
-print("both ranks agree with the formula to the byte:", all(r["exact"] for r in results if r["configuration"] == "tensor"))
-
-# %% [markdown]
+# The memory of these two processes is in chapter 0: its table has the rows *none* and *tensor*, measured on both ranks.
+#
 # ## Questions
 #
 # **1.** Two of the floor's six tensors are inputs of column-parallel products. Why can't each rank keep just a part of them, when each

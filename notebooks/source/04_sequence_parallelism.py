@@ -1,20 +1,7 @@
 # %% [markdown]
 # # 4 · Sequence parallelism
 #
-# **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank computed in full are
-# cut along the sequence. You see why that is allowed, take an all-reduce apart on a ring, find $4\,sbh$ bytes that a
-# natural implementation keeps by accident, and check to the byte what "no extra communication" means. About 40 minutes.
-#
-# **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
-#
-# | letter | meaning | in code |
-# |---|---|---|
-# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
-# | $t$ | ranks that share one layer; here they share the sequence as well | `tensor_parallel_size` |
-#
-# "Sequence parallelism" means something else in other papers: there attention itself is cut along $s$, to reach long
-# contexts (ring attention, context parallelism, Ulysses). Here attention is cut by heads as before, and only what lies
-# *between* the blocks is cut along $s$.
+# Tensor parallelism leaves six tensors whole on every rank. Can they be divided too, without sending more?
 
 # %%
 import torch
@@ -37,15 +24,49 @@ from actmem_course.show.choices import choice, steps
 from actmem_course.show.floor import sizes_of_t
 from actmem_course.show.gathered import gathered_lines
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.panel import Panel, slider
+from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
-from actmem_course.show.rank_parts import MODES, SEQUENCE, TENSOR, rank_parts
-from actmem_course.show.ring_figure import RANKS, ring_step
+from actmem_course.show.progress import Progress
+from actmem_course.show.rank_parts import MODES, TENSOR, rank_parts
+from actmem_course.show.reveal import Reveal
+from actmem_course.show.ring_figure import RANKS, ring_step, steps_of_ring
 from actmem_course.show.style import size_text
-from actmem_course.show.text import table2_text, text_table
+from actmem_course.show.text import text_table
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
+
+question = Prediction(
+    f"With tensor parallelism each of {t} ranks keeps {size_text(eq2(GPT3, t))} of one layer of the 175B model. "
+    "How much does it keep with sequence parallelism as well?",
+    eq4(GPT3, t) / 2**20,
+    "MiB",
+    "All 15 tensors are divided now, so it is the whole layer over t.",
+)
+Reveal(
+    question,
+    Panel(
+        lambda t, mode: rank_parts(GPT3, t, mode),
+        t=steps("t", "ranks", (2, 4, 8), 8),
+        mode=choice("mode", MODES, TENSOR),
+    ),
+)
+
+# %% [markdown]
+# **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank computed in full are
+# cut along the sequence. You see why that is allowed, take an all-reduce apart on a ring, find $4\,sbh$ bytes that a
+# natural implementation keeps by accident, and check to the byte what "no extra communication" means. About 40 minutes.
+#
+# **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
+#
+# | letter | meaning | in code |
+# |---|---|---|
+# | $s, b, h, a$ | tokens, sequences, hidden size, heads | `seq_length`, `micro_batch_size`, `hidden_size`, `num_attention_heads` |
+# | $t$ | ranks that share one layer; here they share the sequence as well | `tensor_parallel_size` |
+#
+# "Sequence parallelism" means something else in other papers: there attention itself is cut along $s$, to reach long
+# contexts (ring attention, context parallelism, Ulysses). Here attention is cut by heads as before, and only what lies
+# *between* the blocks is cut along $s$.
 
 # %% [markdown]
 # ## Between the blocks, tokens are independent
@@ -69,34 +90,11 @@ print("layer norm, cut along h:", "the same" if same(lambda part: F.layer_norm(p
 print("softmax over s, cut along s:", "the same" if same(lambda part: part.softmax(0), 0) else "not the same")
 
 # %% [markdown]
-# **Guess**, before the picture shows it:
-
-# %%
-Prediction(
-    f"With tensor parallelism each of {t} ranks keeps {size_text(eq2(GPT3, t))} of one layer of the 175B model. "
-    "How much does it keep with sequence parallelism as well?",
-    eq4(GPT3, t) / 2**20,
-    "MiB",
-    "All 15 tensors are divided now, so it is the whole layer over t.",
-)
-
-# %% [markdown]
 # ## The ranks, before and after
 #
-# A frame is a whole tensor; the filled part is what that rank holds of it: a part along $s$ is a horizontal slice, a part
-# along $h$ (or some of the heads) a vertical one. Switch the mode; you should arrive at the second figure.
-
-# %%
-Panel(
-    lambda t, mode: rank_parts(GPT3, t, mode),
-    t=steps("t", "ranks", (2, 4, 8), 4),
-    mode=choice("mode", MODES, TENSOR),
-)
-
-# %%
-LiveFigure(rank_parts(GPT3, 4, SEQUENCE))
-
-# %% [markdown]
+# In the figure at the top a frame is a whole tensor; the filled part is what that rank holds of it: a part along $s$ is a
+# horizontal slice, a part along $h$ (or some of the heads) a vertical one. Switch the mode.
+#
 # Nothing inside the two blocks has changed. The six whole tensors have become slices, and two new operations convert
 # between slices along $s$ and slices along $h$:
 #
@@ -117,14 +115,15 @@ LiveFigure(rank_parts(GPT3, 4, SEQUENCE))
 #
 # A reduce-scatter and an all-gather have replaced one all-reduce. Is that twice the communication? Look at how a ring of
 # ranks adds up a tensor. The tensor is cut into $t$ chunks; in each step every rank sends one chunk to its neighbour. A box
-# shows how many of the $t$ terms its sum has; the arrow marks what has just arrived. Move `step` with the arrow keys:
+# shows how many of the $t$ terms its sum has; an arrow goes from the rank that has just sent to the one that has received.
+# Move `step` with the arrow keys:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 Panel(
     lambda t, step: ring_step(t, step, payload),
     t=steps("t", "ranks", RANKS, 4),
-    step=slider("step", "of the ring", 0, 2 * (max(RANKS) - 1), 1, 2),
+    step=steps("step", "of the ring", lambda t: steps_of_ring(t), 2),
 )
 
 # %%
@@ -253,7 +252,8 @@ print("large tensors go in more pieces; headers of an all-reduce of 4 MiB:", pie
 # Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward:
 
 # %%
-results = launch.results("measure_communication.py", "--rounds", 1, processes=2)
+with Progress("labs/measure_communication.py, two processes"):
+    results = launch.results("measure_communication.py", "--rounds", 1, processes=2)
 on_sockets = [r for r in results if "on_sockets" in r]
 lines = [(r["name"], r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets]
 if lines:
@@ -276,7 +276,8 @@ else:
 # whole gradient of these. Now each rank sees $s/t$ tokens. Two real processes, in float64, against an uncut layer:
 
 # %%
-results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
+with Progress("labs/measure_parity.py, two processes"):
+    results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
 for r in results:
     if r["rank"] == 0:
         print(f"{r['form']}: {len(r['partial_gradients'])} gradients differ before they are added up; all equal after: {r['exact']}")
@@ -297,17 +298,9 @@ print(f"a rank that held all {GPT3.num_layers} layers would send, in one iterati
 print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%} of it")
 
 # %% [markdown]
-# ## Real processes: Table 2
+# What two real processes keep with sequence parallelism is in chapter 0's table, in the rows that begin with
+# *tensor+sequence*.
 #
-# Two processes measure what they keep in 16 bits, in every configuration up to this chapter:
-
-# %%
-results = launch.results("measure_table2.py", processes=2)
-wanted = ("none", "tensor", "tensor+sequence")
-print(table2_text(r for r in results if r["configuration"] in wanted and r["rank"] == 0))
-print("all ranks agree with the formulas to the byte:", all(r["exact"] for r in results if r["configuration"] in wanted))
-
-# %% [markdown]
 # ## Questions
 #
 # **1.** How many bytes does sequence parallelism save on each rank, and why isn't it $2sbh$, as some texts say?

@@ -1,15 +1,8 @@
 # %% [markdown]
 # # 5 · Recomputation
 #
-# **The question.** Some of what a layer keeps can be dropped after forward and recomputed when backward needs it. Which
-# part is worth it, and what does it really cost?
-#
-# **What you need.** Chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the memory ladder.
-# About 30 minutes.
-#
-# **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel ranks ·
-# `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs: one multiplication and one
-# addition for each of `nkm` terms.
+# Some of what a layer keeps can be dropped after forward and recomputed when backward needs it. Which part is worth it, and
+# what does it really cost?
 
 # %%
 from textwrap import fill
@@ -31,29 +24,41 @@ from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.added_flops import added_flops
 from actmem_course.show.batch_payoff import batch_payoff
+from actmem_course.show.choices import slider, steps
 from actmem_course.show.memory_ladder import memory_ladder
-from actmem_course.show.panel import Panel, slider
+from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
 from actmem_course.show.rebuild_price import rebuild_price
 from actmem_course.show.recompute_trade import recompute_trade
+from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
 from actmem_course.show.text import saved_text, text_table
 
 GPT3 = model_shape("175B")
 
-# %% [markdown]
-# ## Guess first
-#
-# In the GPT-3 layer the attention core (QKᵀ, softmax, dropout, attention over V) holds most of the bytes. Suppose backward
-# runs all of it a second time, to its end. How many FLOPs does that add to the layer's forward and backward together?
-
-# %%
-Prediction(
-    "The whole attention core of a GPT-3 layer, run once more: how many percent more FLOPs?",
-    float(100 * layer_overhead(GPT3, "paper-selective")),
+question = Prediction(
+    "In the GPT-3 layer the attention core (QKᵀ, softmax, dropout, attention over V) holds most of the bytes. Suppose backward runs it "
+    "once more, up to the last tensor that it reads. How many percent does that add to the FLOPs of the layer's forward and backward?",
+    float(100 * layer_overhead(GPT3, "selective")),
     "%",
-    "Two products of 2s²bh each, against 72sbh² + 12s²bh for the whole layer: 4s/(72h + 12s).",
+    "One product of 2s²bh, against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
 )
+Reveal(
+    question,
+    Panel(
+        lambda s, heads: recompute_trade(ModelShape(s, 1, 128 * heads, heads)),
+        s=slider("s", "tokens", 256, 16384, 256, 2048),
+        heads=slider("a", "heads of 128", 8, 200, 8, 96),
+    ),
+)
+
+# %% [markdown]
+# **What you need.** Chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the memory ladder.
+# About 30 minutes.
+#
+# **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel ranks ·
+# `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs: one multiplication and one
+# addition for each of `nkm` terms.
 
 # %% [markdown]
 # ## The lopsided trade
@@ -62,19 +67,11 @@ Prediction(
 # round: forward and backward of a layer take `72sbh²` FLOPs in the linears, and only `12s²bh` in the two attention
 # products.
 #
-# The figure draws a cheaper second run. Backward never reads the output of the core's last product, attention over V, so
-# the second run can stop before that product (step 3 below); it then costs half of the answer above. In the same way full
-# recomputation costs less than a third. Drag `s`: in the upper bars the striped part is what recomputing the core frees; in
-# the lower bars the dotted part is what it adds.
+# Backward never reads the output of the core's last product, attention over V, so the second run can stop before that
+# product (step 3 below). In the same way full recomputation costs less than a third. Drag `s` in the figure at the top: in
+# the upper bars the striped part is what recomputing the core frees; in the lower bars the dotted part is what it adds.
+#
 
-# %%
-Panel(
-    lambda s, heads: recompute_trade(ModelShape(s, 1, 128 * heads, heads)),
-    s=slider("s", "tokens", 256, 16384, 256, 2048),
-    heads=slider("a", "heads of 128", 8, 200, 8, 96),
-)
-
-# %% [markdown]
 # The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too.
 # Here is what section 5 of the paper says for two models, and what its formula `5as/h` gives:
 
@@ -363,11 +360,11 @@ print(text_table(("GPT-3's layer", "recompute", "exchanges", "of them by the sec
 #
 # ## The memory ladder
 #
-# Figure 7 of the paper, for any `s` and `t`: the memory of each method as a share of tensor parallelism alone. The line
-# above the figure refuses a `t` that does not divide the heads and the sequence of all four models.
+# Figure 7 of the paper, for any `s`, and any `t` that divides the heads and the sequence of all four models: the memory of
+# each method as a share of tensor parallelism alone.
 
 # %%
-Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=slider("t", "ranks", 1, 16, 1, 8))
+Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8))
 
 # %% [markdown]
 # The bars are formulas. The next table is measured: a layer of each model runs as one rank of eight, and the ledger counts

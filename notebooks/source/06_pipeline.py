@@ -1,14 +1,7 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# **The question.** Divide the layers among `p` devices, and each has `1/p` of the parameters. Why does the first one still
-# hold as many activations as if it had all the layers?
-#
-# **What you need.** Chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 30 minutes.
-#
-# **Letters.** `p` pipeline ranks · `m` model chunks on each rank (the paper's interleaved stages, *not* the number of
-# microbatches) · `n` microbatches of one step · `L` layers · `t` tensor-parallel ranks · `s`, `b`, `h`, `a` as before.
-# Beware: 2104.04473, where the schedules come from, writes `m` for microbatches and `v` for chunks.
+# Divide the layers among 8 devices, and each has an eighth of the parameters. Does it have an eighth of the activations?
 
 # %%
 from fractions import Fraction
@@ -28,31 +21,44 @@ from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
 from actmem.formulas.timeline import draw, timeline
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
+from actmem_course.show.choices import slider, steps
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.moving_window import moving_window_chart
-from actmem_course.show.panel import Panel, slider
-from actmem_course.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
+from actmem_course.show.moving_window import least_budget_bytes, moving_window_chart
+from actmem_course.show.panel import Panel
+from actmem_course.show.pipeline_schedule import chunks_that_fit, measured_schedule, microbatches_that_fit, pipeline_schedule, ranks_that_fit, with_pipeline
 from actmem_course.show.predict import Prediction
+from actmem_course.show.progress import Progress
 from actmem_course.show.rank_memory import rank_memory
+from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
 
 GPT3 = model_shape("175B")
 CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
 
-# %% [markdown]
-# ## Guess first
-#
-# GPT-3's layers are divided among 8 pipeline ranks, so each rank has an eighth of them. The activations of one microbatch
-# in one layer are one *layer's worth*.
-
-# %%
-Prediction(
-    f"GPT-3 has {GPT3.num_layers} layers. How many layers' worth of activations does the first of 8 ranks hold at its peak?",
+question = Prediction(
+    f"GPT-3 has {GPT3.num_layers} layers, {GPT3.num_layers // 8} on each of 8 pipeline ranks. The activations of one microbatch in one layer are one "
+    "layer's worth. How many layers' worth does the first rank hold at its peak?",
     in_flight(with_pipeline(CUT, 8, 1)) * GPT3.num_layers // 8,
     "layers' worth",
     "It has L/p layers, and p microbatches in flight: p · L/p = L.",
 )
+Reveal(
+    question,
+    Panel(
+        lambda p, m, n: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n),
+        p=steps("p", "pipeline ranks", ranks_that_fit(GPT3.num_layers, 8), 8),
+        m=steps("m", "chunks a rank", lambda p: chunks_that_fit(GPT3.num_layers, p, 4), 1),
+        n=steps("n", "microbatches", lambda p, m: microbatches_that_fit(p, m, 16), 8),
+    ),
+)
+
+# %% [markdown]
+# **What you need.** Chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 30 minutes.
+#
+# **Letters.** `p` pipeline ranks · `m` model chunks on each rank (the paper's interleaved stages, *not* the number of
+# microbatches) · `n` microbatches of one step · `L` layers · `t` tensor-parallel ranks · `s`, `b`, `h`, `a` as before.
+# Beware: 2104.04473, where the schedules come from, writes `m` for microbatches and `v` for chunks.
 
 # %% [markdown]
 # ## One forward, one backward
@@ -74,18 +80,9 @@ print("most microbatches in flight, by rank:", peak_in_flight(ranks))
 #
 # $$\frac{sbhL}{t}\left(34 + \frac{5as}{h}\right),$$
 #
-# the same for every `p`. The figure shows GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed. Move `p`:
-# the first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time falls. `p·m`
-# must divide the layers, and with `m > 1` `p` must divide the microbatches; the line above the figure refuses other
-# settings.
-
-# %%
-Panel(
-    lambda p, m, n: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n),
-    p=slider("p", "pipeline ranks", 1, 8, 1, 4),
-    m=slider("m", "chunks a rank", 1, 4, 1, 1),
-    n=slider("n", "microbatches", 1, 16, 1, 8),
-)
+# the same for every `p`. The figure at the top shows GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed.
+# Move `p`: the first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time
+# falls. The sliders stop where `p·m` divides the layers and, with `m > 1`, `p` the microbatches.
 
 # %%
 lines = []
@@ -145,7 +142,8 @@ print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor
 from actmem_course.launch import results
 
 print("torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs")
-measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
+with Progress("labs/measure_pipeline.py, four processes"):
+    measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
 lines = [
     (r["pipeline_rank"], r["measured_in_flight"], r["predicted_bytes"], r["extra_bytes"], r["measured_bytes"], r["difference_bytes"], str(r["order_as_drawn"]))
     for r in measured
@@ -204,11 +202,11 @@ print(text_table(("rank", "predicted", "extra", "measured", "difference", ""), l
 MT = PAPER_MODELS["530B"]
 Panel(
     lambda m: rank_memory(MT.shape, with_pipeline(MT.parallel, MT.parallel.pipeline_parallel_size, m), MT.global_batch_size),
-    m=slider("m", "chunks a rank", 1, 3, 1, 3),
+    m=steps("m", "chunks a rank", (1, 3), 3),
 )
 
 # %% [markdown]
-# Two chunks are refused: this model's layers do not divide that way. The embedding's dropout masks make the kink at rank 0.
+# (This model's layers do not divide into two chunks a rank.) The embedding's dropout masks make the kink at rank 0.
 # How many masks are there?
 
 # %%
@@ -253,13 +251,13 @@ print(text_table(("rank", "in flight", "not freed, by formula", "held, measured"
 # With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
 # keep everything for as many microbatches as fit, and recompute only the others. After the backward of a microbatch that
 # kept everything its place is free, and the next forward takes it: a moving window. The figure uses the sizes of the
-# paper's figure 10; you choose the memory. A memory too small even for selective recomputation of everything is refused.
+# paper's figure 10; you choose the memory, from the least in which everything is recomputed selectively.
 
 # %%
 FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
 Panel(
     lambda gib: moving_window_chart(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES, gib * 2**30),
-    gib=slider("memory", "GiB a rank", 5, 40, 1, 20),
+    gib=slider("memory", "GiB a rank", -(-least_budget_bytes(GPT3, FIGURE10, paper.FIGURE10_NUM_MICROBATCHES) // 2**30), 40, 1, 20),
 )
 
 # %% [markdown]
@@ -311,7 +309,7 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 # activations?</summary>
 #
 # Half the parameters; the same activations. Twice as many microbatches are in flight, each through half as many layers. Try
-# it with the slider.
+# it with the slider at the top.
 # </details>
 #
 # <details><summary><b>2.</b> There are fewer microbatches than ranks. Does equation 5 still hold?</summary>

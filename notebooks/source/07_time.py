@@ -1,14 +1,7 @@
 # %% [markdown]
 # # 7 · Time
 #
-# **The question.** Bytes were exact. How many seconds do the methods cost and gain, and why don't seconds follow FLOPs?
-#
-# **What you need.** Chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
-#
-# **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
-# A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
-# what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation
-# included, over the same.
+# Bytes were exact. How many seconds do the methods cost and gain, and why don't seconds follow FLOPs?
 
 # %%
 import json
@@ -25,12 +18,15 @@ from actmem.formulas.roofline import A100_BYTES_PER_SECOND, forward_operations, 
 from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
-from actmem_course.show.choices import steps
+from actmem_course.show.choices import slider, steps
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.panel import Panel, slider
+from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
+from actmem_course.show.progress import Progress
+from actmem_course.show.reveal import Reveal
 from actmem_course.show.roofline_figure import least_times, roofline
 from actmem_course.show.speed_text import results_text, speed_facts
+from actmem_course.show.table4_bars import table4_bars
 from actmem_course.show.text import text_table
 from actmem_course.show.throughput import days_bars, training_days, utilisation_bars
 from actmem_course.show.varies import Varies
@@ -38,19 +34,23 @@ from actmem_course.show.varies import Varies
 A100 = (paper.A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 baseline = paper.TABLE4["baseline, no recompute"]
 
-# %% [markdown]
-# ## Guess first
-#
-# Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more. In
-# FLOPs, forward is a third of forward and backward together, so recomputation adds a third.
-
-# %%
-Prediction(
-    f"Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms. By how many percent does a second forward lengthen the layer's time?",
+question = Prediction(
+    "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more; in FLOPs, forward is a "
+    f"third of forward and backward together. Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms. By how many percent does a second "
+    "forward lengthen the layer's time?",
     100 * baseline.forward_ms / baseline.combined_ms,
     "%",
     "Backward does not take twice as long as forward here, so forward is more than a third of the whole.",
 )
+Reveal(question, LiveFigure(table4_bars()))
+
+# %% [markdown]
+# **What you need.** Chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.
+#
+# **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
+# A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
+# what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation
+# included, over the same.
 
 # %% [markdown]
 # ## FLOPs of an iteration
@@ -142,7 +142,8 @@ print(text_table(header, lines, " rrrrrrr"))
 # %%
 from actmem_course.launch import LABS, results
 
-measured = results("measure_speed.py", "--rounds", 8, processes=2)
+with Progress("labs/measure_speed.py, two processes"):
+    measured = results("measure_speed.py", "--rounds", 8, processes=2)
 print(f"{sum(line['held_bytes'] == line['predicted_bytes'] for line in measured)} of {len(measured)} layers hold what their formulas say, to the byte")
 Varies(speed_facts(measured))
 

@@ -10,6 +10,7 @@ by Chromium, and only of figures that changed; without Chromium they are left ou
 from __future__ import annotations
 
 import argparse
+import ast
 import base64
 import hashlib
 import os
@@ -32,6 +33,8 @@ from notebooks.source.pictures import WIDTH, Painter, chromium, front_drawing, f
 SOURCES = Path(__file__).resolve().parent
 NOTEBOOKS = SOURCES.parent
 CELL_TIMEOUT_SECONDS = 600
+#: What displays a widget.  Their cells are folded: a reader came for the figure, and a guess's cell has its answer.
+SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
 PYTHON = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"},
@@ -60,8 +63,18 @@ def read(source: Path) -> NotebookNode:
             name = hashlib.sha256(name.encode()).hexdigest()[:8]
         named.add(name)
         cell.id = name
-        cell.metadata = nbformat.from_dict({"tags": cell.metadata.tags} if "tags" in cell.metadata else {})
+        folded = {"jupyter": {"source_hidden": True}} if cell.cell_type == "code" and only_shows(cell.source) else {}
+        cell.metadata = nbformat.from_dict(folded)
     return notebook
+
+
+def only_shows(source: str) -> bool:
+    """Whether a cell has nothing to read: imports, names for what it shows, and the widget that it shows."""
+    return all(
+        isinstance(node, (ast.Import, ast.ImportFrom, ast.Assign))
+        or (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in SHOWN)
+        for node in ast.parse(source).body
+    )
 
 
 def execute(notebook: NotebookNode) -> NotebookNode:

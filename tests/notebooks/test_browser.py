@@ -77,10 +77,10 @@ def lab(tmp_path_factory):
 def test_a_reader_uses_it(name, lab, browser, shots):
     with lab.notebook(browser, name) as notebook:
         check_cells(notebook.run_all(), name)
+        use_predictions(notebook)  # with the answers come their figures
         panels = notebook.ask(DESCRIBE)
         for number, panel in enumerate(panels):
             use_panel(notebook, number, panel, shots / f"{Path(name).stem}-panel{number + 1}.png")
-        use_predictions(notebook)
         notebook.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
         assert notebook.complaints == []
         assert notebook.page.locator(".Toastify__toast").all_inner_texts() == []  # JupyterLab asks the reader nothing
@@ -93,6 +93,7 @@ def check_the_next_day(lab, browser, name, at_least):
     with lab.notebook(browser, name) as notebook:
         cells = notebook.page.evaluate(OUTPUTS)
         assert not any(WIDGET_MIME in output.get("data", {}) for cell in cells for output in cell["outputs"])
+        assert WIDGET_MIME in (lab.folder / "notebooks" / name).read_text(encoding="utf-8")  # for a page that is loaded again
         pictured = [number for number, cell in enumerate(cells) if any("image/png" in o.get("data", {}) for o in cell["outputs"])]
         assert len(pictured) >= at_least > 0
         for number in pictured:
@@ -113,28 +114,34 @@ def check_cells(cells, name):
         assert bool(cell["outputs"]) == has_output, cell["source"]
 
 
-#: A notebook, and its panel with sliders for s, b, h and a.
-NOTEBOOK, BARS = "02_counting_bytes.ipynb", 1
+#: A notebook, and its panel with sliders for s, b, h and a, which comes with a guess.
+NOTEBOOK, BARS = "02_counting_bytes.ipynb", 0
 
 
-def test_wrong_sizes_are_refused_beside_the_slider(lab, browser, shots):
+def run_and_guess(notebook):
+    notebook.run_all()
+    notebook.go_to(notebook.ask(PREDICTIONS)[0]).get_by_role("button", name="Show me").click()
+    return panel_in_page(notebook, BARS)
+
+
+def test_only_sizes_that_fit_are_offered(lab, browser, shots):
     with lab.notebook(browser, NOTEBOOK) as notebook:
-        notebook.run_all()
-        box, figure = panel_in_page(notebook, BARS)
-        before = figure.evaluate(SHOWN)
-        heads = box.locator(".noUi-handle").nth(3)
+        box, figure = run_and_guess(notebook)
+        expect(box.locator(".actmem-predict output")).to_have_text(re.compile("^It is "))
+        hidden, heads = box.locator(".noUi-handle").nth(2), box.locator(".noUi-handle").nth(3)
         heads.press("ArrowRight")
-        expect(box.locator(".actmem-line")).to_have_text(re.compile("^✗ hidden_size: 12288 must be divisible by num_attention_heads = 104"))
-        assert figure.evaluate(SHOWN) == before
-        box.screenshot(path=shots / "refused.png")
-        heads.press("ArrowLeft")
+        expect(figure).to_have_attribute("aria-label", re.compile("h=12288, a=128"))
+        hidden.press("ArrowRight")  # 13 × 1,024
+        expect(figure).to_have_attribute("aria-label", re.compile("h=13312, a=128"))
+        hidden.press("ArrowRight")
+        expect(figure).to_have_attribute("aria-label", re.compile("h=14336, a=128"))
         expect(box.locator(".actmem-line")).to_have_text("")
+        box.screenshot(path=shots / "offered.png")
 
 
 def test_a_reloaded_page_shows_what_was_there(lab, browser):
     with lab.notebook(browser, NOTEBOOK) as notebook:
-        notebook.run_all()
-        box, figure = panel_in_page(notebook, BARS)
+        box, figure = run_and_guess(notebook)
         box.locator(".noUi-handle").first.press("ArrowRight")
         expect(figure).to_have_attribute("aria-label", re.compile("s=2304"))
         shown = figure.evaluate(SHOWN)
@@ -170,8 +177,7 @@ def test_the_browser_keeps_a_guess(lab, browser):
 
 def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):
     with lab.notebook(browser, NOTEBOOK, width=800) as notebook:
-        notebook.run_all()
-        box, figure = panel_in_page(notebook, BARS)
+        box, figure = run_and_guess(notebook)
         narrow = figure.locator(".main-svg").first.bounding_box()["width"]
         assert narrow <= figure.bounding_box()["width"] + 1
         box.screenshot(path=shots / "narrow.png")
@@ -200,8 +206,7 @@ def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
 def test_a_key_changes_the_figure_at_once(lab, browser, record_property):
     """The limit is loose, because other work runs beside this test; the numbers are in the report."""
     with lab.notebook(browser, NOTEBOOK) as notebook:
-        notebook.run_all()
-        box, figure = panel_in_page(notebook, BARS)
+        box, figure = run_and_guess(notebook)
         figure.evaluate(WATCH)
         handle = box.locator(".noUi-handle").first
         times = []

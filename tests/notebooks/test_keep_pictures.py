@@ -5,7 +5,7 @@ import json
 
 import nbformat
 
-from actmem_course.keep_pictures import PICTURE, WIDGET_VIEW, course_pictures, keep_pictures
+from actmem_course.keep_pictures import PICTURE, WIDGET_VIEW, add_pictures, course_pictures, drop_widgets
 from notebooks.source.build import NOTEBOOKS
 
 VIEW = {"model_id": "a1", "version_major": 2, "version_minor": 0}
@@ -25,21 +25,25 @@ def test_a_figure_of_the_course_is_saved_as_its_picture():
     text, stored = next(iter(course_pictures().items()))
     for form in (text, text.splitlines(keepends=True)):
         notebook, output = saved(form, **{WIDGET_VIEW: VIEW})
-        keep_pictures(notebook)
+        add_pictures(notebook)
+        assert set(output["data"]) == {"text/plain", PICTURE, WIDGET_VIEW}  # a page that is loaded again needs it
+        drop_widgets(notebook)
         assert set(output["data"]) == {"text/plain", PICTURE}
         assert output["data"][PICTURE] == stored["data"][PICTURE] and output["metadata"] == stored["metadata"]
 
 
 def test_a_figure_that_a_learner_changed_is_saved_as_its_words():
     notebook, output = saved("Bars at s=3.", **{WIDGET_VIEW: VIEW})
-    keep_pictures(notebook)
+    add_pictures(notebook)
+    drop_widgets(notebook)
     assert output["data"] == {"text/plain": "Bars at s=3."}
 
 
 def test_what_is_no_widget_is_saved_as_it_is():
     notebook, _ = saved("3", **{"text/html": "<b>3</b>"})
     before = copy.deepcopy(notebook)
-    keep_pictures(notebook)
+    add_pictures(notebook)
+    drop_widgets(notebook)
     assert notebook == before
 
 
@@ -55,6 +59,7 @@ def test_every_stored_picture_can_be_found_by_its_words():
                     output["metadata"] = {}
                     pictures += 1
         as_json = json.loads(nbformat.writes(as_run))
-        keep_pictures(as_json)
+        add_pictures(as_json)
+        drop_widgets(as_json)
         again = [o for cell in as_json["cells"] for o in cell.get("outputs", []) if PICTURE in o.get("data", {})]
         assert len(again) == pictures > 0 and WIDGET_VIEW not in json.dumps(as_json)

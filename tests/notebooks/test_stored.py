@@ -6,7 +6,7 @@ import re
 import nbformat
 import pytest
 
-from notebooks.source.build import NOTEBOOKS, outputs, sources, target
+from notebooks.source.build import NOTEBOOKS, only_shows, outputs, sources, target
 from notebooks.source.pictures import front_picture
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
@@ -91,3 +91,32 @@ def test_the_readme_shows_todays_picture():
     assert front_picture().is_file(), "run make notebooks"
     shown = front_picture().relative_to(NOTEBOOKS.parent)
     assert f"]({shown})" in (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
+
+
+def test_a_chapter_opens_with_its_question_and_its_figure(notebook):
+    first, second = notebook.cells[:2]
+    assert first.cell_type == "markdown" and first.source.count("\n") < 6, "a title and one question"
+    assert second.cell_type == "code" and second.source.endswith(")") and "Reveal(" in second.source
+
+
+def test_cells_with_nothing_to_read_are_folded_and_so_is_every_answer(notebook):
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    folded = [cell for cell in code if cell.metadata.get("jupyter", {}).get("source_hidden")]
+    assert all(only_shows(cell.source) == (cell in folded) for cell in code)
+    assert all(cell in folded for cell in code if "Prediction(" in cell.source)
+    assert len(folded) < len(code)
+
+
+def test_no_stored_output_gives_an_answer_away(notebook):
+    """The figure of a guess is not stored: its title has the answer."""
+    for cell in notebook.cells:
+        if cell.cell_type == "code" and "Reveal(" in cell.source:
+            (output,) = cell.outputs
+            assert set(output.data) == {"text/plain"} and output.data["text/plain"].startswith("Your prediction: ")
+
+
+def test_every_wait_for_processes_is_shown_and_table_2_is_measured_once():
+    cells = [cell.source for path in PATHS for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "code"]
+    waiting = [source for source in cells if "results(" in source and "processes=" in source]
+    assert len(waiting) >= 5 and all("with Progress(" in source for source in waiting)
+    assert sum('results("measure_table2.py"' in source for source in cells) == 1

@@ -1,8 +1,26 @@
-"""Controls beside plain sliders: values that a panel's draw can take."""
+"""Controls as data, and as widgets: what they offer can be drawn, and what depends on others follows them."""
 
-from actmem_course.show.choices import choice, steps
+import itertools
+
+import ipywidgets
+import pytest
+
+from actmem.config import ConfigError, Parallel
+from actmem.models import model_shape
+from actmem_course.show.choices import choice, fitted, in_letters, slider, steps, switch
 from actmem_course.show.drawing import Drawing
-from actmem_course.show.panel import Panel, slider
+from actmem_course.show.moving_window import least_budget_bytes, moving_window_chart
+from actmem_course.show.panel import Panel
+from actmem_course.show.pipeline_schedule import (
+    chunks_that_fit,
+    microbatches_that_fit,
+    pipeline_schedule,
+    ranks_that_fit,
+    with_pipeline,
+)
+from actmem_course.show.ring_figure import RANKS, ring_step, steps_of_ring
+
+GPT3, CUT = model_shape("175B"), Parallel(8, True)
 
 
 def draw(t, order):
@@ -17,7 +35,96 @@ def test_a_panel_is_moved_by_stops_and_names():
     assert panel.figures[0].drawing.alt == "8 other." and "t: ranks = 8, order = other" in repr(panel)
 
 
+def test_a_switch_is_on_or_off():
+    panel = Panel(draw, t=steps("t", "ranks", (1, 2), 2), order=switch("ordered", True))
+    assert isinstance(panel.controls["order"], ipywidgets.Checkbox)
+    panel.controls["order"].value = False
+    assert panel.figures[0].drawing.alt == "2 False."
+
+
 def test_stops_look_like_sliders():
-    plain, stops = slider("t", "ranks", 1, 8, 1, 1), steps("t", "ranks", (1, 2, 8), 2)
-    assert stops.description == plain.description and stops.continuous_update
+    panel = Panel(draw, t=slider("t", "ranks", 1, 8, 1, 1), order=steps("t", "ranks", (1, 2, 8), 2))
+    plain, stops = panel.controls.values()
+    assert stops.description == plain.description and stops.continuous_update and plain.continuous_update
     assert stops.style.description_width == plain.style.description_width and stops.layout.width == plain.layout.width
+
+
+def follower():
+    """A panel whose second control offers the divisors of the first."""
+    divisors = steps("d", "divisor", lambda n: [d for d in range(1, n + 1) if n % d == 0], 4)
+    return Panel(lambda n, d: Drawing([], {}, f"{n} / {d}."), n=slider("n", "number", 1, 12, 1, 12), d=divisors)
+
+
+def test_a_control_offers_what_fits_the_ones_before_it_and_goes_back_where_it_was():
+    panel = follower()
+    drawn = []
+    for number in (12, 9, 7, 12):
+        panel.controls["n"].value = number
+        drawn.append(panel.figures[0].drawing.alt)
+        offered = [value for _, value in panel.controls["d"].options]
+        assert offered == [d for d in range(1, number + 1) if number % d == 0]
+    assert drawn == ["12 / 4.", "9 / 3.", "7 / 1.", "12 / 4."]
+
+
+def test_one_move_draws_once(monkeypatch):
+    panel = follower()
+    sent = []
+    monkeypatch.setattr(panel.figures[0], "draw", lambda drawing: sent.append(drawing.alt))
+    panel.controls["n"].value = 9
+    assert sent == ["9 / 3."]
+
+
+def everything_on_offer(controls):
+    """Every combination of values that a reader can reach."""
+    values = [{}]
+    for name, control in controls.items():
+        values = [{**before, name: option} for before in values for option in control.options(before)]
+    return values
+
+
+def test_every_position_of_the_pipelines_sliders_is_drawn():
+    controls = {
+        "p": steps("p", "", ranks_that_fit(96, 8), 8),
+        "m": steps("m", "", lambda p: chunks_that_fit(96, p, 4), 1),
+        "n": steps("n", "", lambda p, m: microbatches_that_fit(p, m, 16), 8),
+    }
+    reached = everything_on_offer(controls)
+    assert len(reached) > 100 and {value["m"] for value in reached} == {1, 2, 3, 4}
+    for value in reached:
+        pipeline_schedule(GPT3, with_pipeline(CUT, value["p"], value["m"]), value["n"])
+    refused = 0
+    for p, m, n in itertools.product(range(1, 9), range(1, 5), range(1, 17)):
+        if {"p": p, "m": m, "n": n} not in reached:
+            refused += 1
+            with pytest.raises(ConfigError):
+                pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n)
+    assert refused > 300
+
+
+@pytest.mark.parametrize("t", RANKS)
+def test_the_rings_slider_ends_with_the_ring(t):
+    last = steps_of_ring(t)[-1]
+    assert "the all-gather is done" in ring_step(t, last, 1024).alt
+    with pytest.raises(IndexError):
+        ring_step(t, last + 1, 1024)
+
+
+def test_the_least_memory_is_drawn_and_a_byte_less_is_refused():
+    cut = with_pipeline(CUT, 4, 1)
+    least = least_budget_bytes(GPT3, cut, 9)
+    moving_window_chart(GPT3, cut, 9, least)
+    with pytest.raises(ConfigError) as error:
+        moving_window_chart(GPT3, cut, 9, least - 1)
+    said = in_letters(str(error.value))
+    assert said.startswith("budget: rank 0 needs ") and "GiB" in said and "_" not in said and str(least) not in said
+
+
+def test_messages_are_in_the_chapters_letters():
+    with pytest.raises(ConfigError) as error:
+        GPT3.with_sizes(num_attention_heads=104)
+    assert in_letters(str(error.value)) == "h: 12288 must be divisible by a = 104"
+
+
+@pytest.mark.parametrize("wanted, found", [(5, 4), (100, 8), (2, 2)])
+def test_the_nearest_value_on_offer(wanted, found):
+    assert fitted({"t": steps("t", "", (1, 2, 4, 8), 1)}, {"t": wanted}) == {"t": found}

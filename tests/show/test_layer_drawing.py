@@ -8,15 +8,46 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.show.layer_drawing import ATTENTION_COLUMN, MLP_COLUMN, layer_drawing
-from actmem_course.show.style import size_text
 
 GPT3 = model_shape("175B")
 
 
-def words(drawing):
-    """The texts of all boxes, by what pointing at them says."""
+def boxes(drawing):
+    """What pointing at each box says."""
     (trace,) = [trace for trace in drawing.traces if trace.get("mode") == "markers+text"]
-    return {about: text for about, text in zip(trace["customdata"], trace["text"]) if text}
+    return trace["customdata"]
+
+
+def names(drawing):
+    """The words above the bars."""
+    return drawing.traces[-1]["text"]
+
+
+def widths(drawing):
+    """The width of each tensor's bar, by the middle of its box: bars are drawn as outlines by fill."""
+    (trace,) = [trace for trace in drawing.traces if trace.get("mode") == "markers+text"]
+    middles = {about: (x, y) for about, x, y in zip(trace["customdata"], trace["x"], trace["y"]) if "<b>" in about}
+    outlines = [t for t in drawing.traces if t.get("fill") == "toself"]
+    found = {}
+    for about, (x, y) in middles.items():
+        for outline in outlines:
+            for i in range(0, len(outline["x"]), 6):
+                left, right = outline["x"][i], outline["x"][i + 1]
+                if abs((left + right) / 2 - x) < 1e-9 and outline["y"][i] < y < outline["y"][i + 2]:
+                    found[about] = right - left
+    return found
+
+
+@pytest.mark.parametrize("shape", [GPT3, TINY, GPT3.with_sizes(seq_length=512)])
+def test_bars_are_as_wide_as_their_bytes(shape):
+    drawn = widths(layer_drawing(layer_rows(shape), shape))
+    rows = layer_rows(shape)
+    by_term = {
+        row.term: width for row in rows for about, width in drawn.items() if about.startswith(f"<b>{row.term}</b>")
+    }
+    assert len(by_term) == len(rows)
+    for row in rows:
+        assert by_term[row.term] / by_term[rows[0].term] == pytest.approx(row.bytes / rows[0].bytes)
 
 
 def test_it_has_every_tensor_once_in_the_order_of_the_forward_pass():
@@ -31,10 +62,10 @@ def test_a_step_lights_the_tensors_up_to_it(step):
     rows = layer_rows(TINY)
     drawing = layer_drawing(rows, TINY, step)
     go.Figure(data=drawing.spec()["data"], layout=drawing.spec()["layout"])
-    texts = words(drawing)
-    for number, row in enumerate(rows, start=1):
-        (text,) = (text for about, text in texts.items() if about.startswith(f"<b>{row.term}</b>"))
-        assert (size_text(row.bytes) in text) == (number <= step)
+    assert all(any(about.startswith(f"<b>{row.term}</b>") for about in boxes(drawing)) for row in rows)
+    assert sum("<b>" in text for text in names(drawing)) == step
+    units = {text.rpartition(" ")[2] for text in names(drawing) if "<b>" in text}
+    assert len(units) == 1, "one unit in one chart"
     assert f"{total(rows[:step]):,} of {total(rows):,} bytes" in drawing.alt
     assert all(len(line) <= 75 for line in drawing.layout["title"]["text"].split("<br>"))
 
@@ -42,9 +73,8 @@ def test_a_step_lights_the_tensors_up_to_it(step):
 def test_what_is_made_again_never_lights_up():
     drawing = layer_drawing(layer_rows(GPT3, recompute="selective"), GPT3)
     for term in CORE_ATTENTION_TERMS:
-        assert "made again" in next(
-            text for about, text in words(drawing).items() if about.startswith(f"<b>{term}</b>")
-        )
+        assert f"<b>{term}</b>: not kept, made again in backward" in boxes(drawing)
+    assert sum("made again" in text for text in names(drawing)) == len(CORE_ATTENTION_TERMS)
     assert f"stored so far {total(layer_rows(GPT3, recompute='selective')):,}" in drawing.alt
 
 

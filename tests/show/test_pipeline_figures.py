@@ -1,6 +1,7 @@
 """Chapter 6's figures: valid plotly, every pass drawn once, and curves that are the formulas'."""
 
 from fractions import Fraction
+from itertools import accumulate
 
 import plotly.graph_objects as go
 import pytest
@@ -10,10 +11,10 @@ from actmem.formulas.first_stage import eq5, first_stage_bytes, in_flight
 from actmem.formulas.microbatches import capacity, recomputed_share
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem.formulas.stage_terms import bytes_by_rank
-from actmem.formulas.timeline import timeline
+from actmem.formulas.timeline import memory_curve, timeline
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course.show.moving_window import moving_window_chart
-from actmem_course.show.pipeline_schedule import measured_schedule, pipeline_schedule, with_pipeline
+from actmem_course.show.pipeline_schedule import measured_schedule, pipeline_schedule, schedule_of, with_pipeline
 from actmem_course.show.rank_memory import rank_memory
 
 GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
@@ -124,24 +125,34 @@ def test_too_little_memory_for_recomputing_all_is_refused():
         moving_window_chart(GPT3, with_pipeline(CUT, 4, 1), 9, 5 * GIB)
 
 
-def test_measured_bytes_are_drawn_when_each_pass_ends():
-    ranks = one_forward_one_backward(2, 2)
-    results = [
-        {"pipeline_rank": rank, "samples": [{"kept_bytes": 1000 * (rank + 1) + i} for i in range(len(actions))]}
-        for rank, actions in enumerate(ranks)
-    ]
-    drawing = measured_schedule(ranks, results)
+def result(pipeline_rank, held, **more):
+    """What labs/measure_pipeline.py writes of a process."""
+    samples = [{"kept_bytes": kept} for kept in held]
+    return {"pipeline_rank": pipeline_rank, "samples": samples, "predicted_bytes": max(held), "extra_bytes": 0, **more}
+
+
+@pytest.mark.parametrize("p, m, n", SIZES)
+def test_what_is_measured_is_drawn_as_the_curve_that_is_predicted(p, m, n):
+    """Each rank's bytes after each action, by the schedule alone, as a measurement gives them."""
+    ranks = schedule_of(p, m, n)
+    held = [list(accumulate(1000 if action.kind == "F" else -1000 for action in actions)) for actions in ranks]
+    drawing = measured_schedule(ranks, [result(rank, kept) for rank, kept in enumerate(held)])
+    end = max(span.end for span in timeline(ranks))
     for rank, curve in enumerate(curves(drawing)):
-        ends = [span.end for span in timeline(ranks) if span.rank == rank]
-        assert curve[2:6] == list(zip(ends, [1000 * (rank + 1) + i for i in range(4)]))
+        predicted = memory_curve(timeline(ranks), rank, lambda action: 1000)
+        assert curve == [(0, 0), *predicted, (end, 0), (end, 0), (0, 0)]
+    assert "to the byte as predicted" in drawing.layout["title"]["text"]
+
+
+def test_a_measurement_that_differs_is_not_called_as_predicted():
+    drawing = measured_schedule(one_forward_one_backward(1, 1), [result(0, [1000, 0], predicted_bytes=999)])
+    assert "to the byte not as predicted" in drawing.layout["title"]["text"]
 
 
 def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
     ranks = one_forward_one_backward(2, 3)
-    held = {
-        rank: [{"kept_bytes": 10 + rank + step} for step, _ in enumerate(actions)] for rank, actions in enumerate(ranks)
-    }
-    results = [{"rank": number, "pipeline_rank": number // 2, "samples": held[number // 2]} for number in range(4)]
+    held = [[10 + rank + step for step, _ in enumerate(actions)] for rank, actions in enumerate(ranks)]
+    results = [result(number // 2, held[number // 2], rank=number) for number in range(4)]
     drawing = measured_schedule(ranks, results)
     go.Figure(data=drawing.spec()["data"], layout=drawing.spec()["layout"])
     assert (

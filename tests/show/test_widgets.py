@@ -2,17 +2,20 @@
 
 import json
 
-import ipywidgets
 import pytest
 from ipywidgets.widgets import widget
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.models import TINY
+from actmem_course.show.choices import choice, slider
+from actmem_course.show.guess import SHOW_ME
 from actmem_course.show.layer_bars import layer_bars
 from actmem_course.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME, LiveFigure, PlotlyScript
-from actmem_course.show.panel import Panel, slider
+from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
+from actmem_course.show.progress import Progress
+from actmem_course.show.reveal import Reveal
 
 DRAWING = layer_bars(layer_rows(TINY), TINY)
 
@@ -91,20 +94,20 @@ def test_a_slider_changes_the_figure_and_makes_no_new_one():
     shown.controls["s"].value = 128
     assert shown.figures == [figure]
     assert f"{eq1(ModelShape(128, 1, 96, 8)):,} bytes" in figure.drawing.alt
-    assert figure.carried["spec"]["data"] == draw(128, 8).traces
+    assert figure.carried["spec"]["data"][: len(draw(128, 8).traces)] == draw(128, 8).traces
 
 
 def test_sizes_that_do_not_fit_are_refused_in_words_and_the_figure_stays():
     shown = panel()
     before = shown.figures[0].carried
     shown.controls["a"].value = 7
-    assert shown.message.text == "✗ hidden_size: 96 must be divisible by num_attention_heads = 7. Still drawn: s=64 a=8"
+    assert shown.message.text == "✗ h: 96 must be divisible by a = 7. Still drawn: s=64 a=8"
     assert shown.figures[0].carried == before
     shown.controls["s"].value = 80  # still refused, and still the old sizes
     assert "Still drawn: s=64 a=8" in shown.message.text and shown.figures[0].carried == before
     shown.controls["a"].value = 6
     assert shown.message.text == ""
-    assert shown.figures[0].carried["spec"]["data"] == draw(80, 6).traces
+    assert shown.figures[0].drawing.alt == draw(80, 6).alt
 
 
 def test_other_errors_are_not_swallowed():
@@ -122,13 +125,47 @@ def test_one_panel_changes_several_figures():
 
 
 def test_a_panel_takes_other_controls():
-    choose = Panel(lambda a: draw(64, a), a=ipywidgets.ToggleButtons(options=[1, 2, 4], value=4))
+    choose = Panel(lambda a: draw(64, a), a=choice("heads", [1, 2, 4], 4))
     choose.controls["a"].value = 1
     assert choose.figures[0].drawing.alt == draw(64, 1).alt
 
 
 def test_a_panel_says_itself_in_words():
     assert repr(panel()) == "Sliders: s: tokens = 64, a: heads = 8\n" + draw(64, 8).alt
+
+
+# a guess and its figure
+
+
+def test_the_figure_comes_with_the_answer_and_nothing_of_it_is_stored(monkeypatch):
+    monkeypatch.setenv(PICTURES, "1")
+    both = Reveal(Prediction("How many?", 1234.5), LiveFigure(DRAWING))
+    bundle = both._repr_mimebundle_()
+    assert PICTURE_MIME not in bundle and bundle["text/plain"] == repr(both.prediction)
+    assert both.figure.layout.display == "none"
+    guess(both.prediction, "x")  # no number
+    assert both.figure.layout.display == "none"
+    guess(both.prediction, "7")
+    assert both.figure.layout.display != "none"
+
+
+def test_show_me_gives_the_answer_without_a_guess():
+    both = Reveal(Prediction("How many?", 4, "GiB", "Two and two."), LiveFigure(DRAWING))
+    assert guess(both.prediction, SHOW_ME) == "It is 4 GiB.\nTwo and two."
+    assert both.prediction.value is None and both.figure.layout.display != "none"
+
+
+# progress
+
+
+def test_a_wait_is_shown_with_its_seconds_which_are_not_stored():
+    waiting = Progress("labs/a.py, two processes")
+    with waiting:
+        assert waiting.text == "labs/a.py, two processes: runs, 0 s"
+    assert waiting.text == "labs/a.py, two processes: done in 0 s" and repr(waiting) == "labs/a.py, two processes"
+    with pytest.raises(ValueError), waiting:
+        raise ValueError
+    assert "ended after 0 s" in waiting.text
 
 
 # predictions

@@ -6,8 +6,8 @@ from fractions import Fraction
 
 from actmem.config import ModelShape
 from actmem.formulas.flops import eq9, layer_overhead
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.style import VERMILION, YELLOW, Fill
+from actmem_course.show.drawing import Axis, Drawing
+from actmem_course.show.style import VERMILION, YELLOW, Fill, axis_end
 
 _PAPER, _OURS = Fill("#BBBBBB", "x"), Fill(VERMILION, "/")
 LESS = Fill(YELLOW, ".")
@@ -33,6 +33,7 @@ def added_flops(shape: ModelShape) -> Drawing:
     _, _, h, s = shape.letters()
     values = [float(100 * share) for _, share, _, _ in bars]
     stopped = Fraction(bars[4][1])
+    axis = Axis("FLOPs added to one layer, forward and backward", axis_end(2.3 * max(values)))
     return Drawing(
         [
             {
@@ -56,8 +57,8 @@ def added_flops(shape: ModelShape) -> Drawing:
                 "text": f"s = {s:,}, h = {h:,}: the core once more is {values[1]:.2f}%, not {values[0]:.2f}%;<br>full recomputation can stop at {float(100 * stopped):.1f}%"
             },
             "xaxis": {
-                "title": {"text": "FLOPs added to one layer, forward and backward"},
-                "range": [0, 2.3 * max(values)],
+                "title": {"text": axis.title},
+                "range": [0, axis.end],
                 "ticksuffix": "%",
             },
             "yaxis": {"categoryorder": "array", "categoryarray": [bar[0] for bar in bars][::-1]},
@@ -68,4 +69,5 @@ def added_flops(shape: ModelShape) -> Drawing:
         f"Bars of FLOPs added at s={s}, h={h}: "
         + ", ".join(f"{bar[0]} {value:.2f}%" for bar, value in zip(bars, values))
         + ".",
+        axis,
     )

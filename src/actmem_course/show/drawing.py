@@ -14,8 +14,20 @@ from actmem_course.show.style import CONFIG, TEMPLATE
 
 
 @dataclass(frozen=True)
+class Axis:
+    """The axis along which bars grow from 0 to ``end``; unit: bytes, or what else is counted, in one step of it."""
+
+    title: str
+    end: float
+    unit: float = 1
+    along: str = "x"
+
+
+@dataclass(frozen=True)
 class Drawing:
     """traces and layout as plotly.js takes them; alt: the finding in words, with its numbers.
+
+    axis: of a chart of bars, what a slider should leave in place; None where the axis is always the same.
 
     Plain dicts and lists, because plotly's Python classes check every property each time, which
     would slow a slider down; the tests check each drawing with them instead.
@@ -24,6 +36,7 @@ class Drawing:
     traces: list[dict]
     layout: dict
     alt: str
+    axis: Axis | None = None
 
     def spec(self) -> dict:
         """data, layout and config for plotly.js, in the course's style."""

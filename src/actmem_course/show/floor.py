@@ -5,7 +5,7 @@ from __future__ import annotations
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.rows import Row, total
-from actmem_course.show.drawing import Drawing
+from actmem_course.show.drawing import Axis, Drawing
 from actmem_course.show.style import BLUE, FILLS, GREEN, INK, VERMILION, axis_end, axis_unit, size_text, three_digits
 from actmem_course.show.terms import KINDS, formula_of, term_of
 
@@ -98,6 +98,7 @@ def floor_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     ]
     a, b, h, s = shape.letters()
     share = f"{floor / (floor + rest):.0%}"
+    axis = Axis(f"kept for backward on each rank, {unit_name}", axis_end(max(floor, rest) / unit), unit)
     return Drawing(
         traces,
         {
@@ -107,16 +108,14 @@ def floor_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
             "barmode": "stack",
             "bargap": 0.35,
             "height": 380,
-            "xaxis": {
-                "title": {"text": f"kept for backward on each rank, {unit_name}"},
-                "range": [0, axis_end(max(floor, rest) / unit)],
-            },
+            "xaxis": {"title": {"text": axis.title}, "range": [0, axis.end]},
             "yaxis": {"categoryorder": "array", "categoryarray": [_WHOLE, DIVIDED], "tickfont": {"size": 14}},
             "uniformtext": {"mode": "hide", "minsize": 11},
             "legend": {"traceorder": "normal"},
         },
         f"Two stacked bars at s={s}, b={b}, h={h}, a={a}, t={t}: {rest:,} bytes are divided by t, {floor:,} bytes are whole on every rank, "
         f"{share} of the two together.",
+        axis,
     )
 
 

@@ -6,7 +6,20 @@ from collections.abc import Callable, Sequence
 
 from actmem.formulas.schedule import Action
 from actmem.formulas.timeline import Span
-from actmem_course.show.style import BLUE, CARD, GREEN, INK, ORANGE, SKY, VERMILION, YELLOW, Fill, size_text
+from actmem_course.show.style import (
+    BLUE,
+    CARD,
+    GREEN,
+    INK,
+    ORANGE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Fill,
+    axis_unit,
+    size_text,
+    three_digits,
+)
 
 #: Fills of passes by kind and chunk; further chunks start over.
 _FILLS = {
@@ -24,18 +37,21 @@ def gantt(
     curves: Sequence[Sequence[tuple[int, int]]],
     limit: tuple[str, int] | None = None,
     fill_of: Callable[[Action], tuple[str, Fill]] | None = None,
+    top: int = 0,
 ) -> tuple[list[dict], dict]:
     """Traces and layout, without a title.
 
     curves: for each rank steps (time, bytes) as ``timeline.memory_curve`` gives them; where several tensor-parallel ranks
     share the passes of a pipeline rank, there are more curves than ranks in the chart.  limit: a
     dashed line above each curve's foot, its name and bytes.  fill_of: name and fill of an action's
-    bar, to show something other than kind and chunk.
+    bar, to show something other than kind and chunk.  top: bytes that fit into every curve's height, so that it
+    stays the same while a slider moves.
     """
     ranks, end = 1 + max(span.rank for span in spans), max(span.end for span in spans)
     peaks = [max(size for _, size in curve) for curve in curves]
     # All curves share one pair of axes, each with a baseline of its own: axes take most of the time to draw.
-    step = 1.2 * max([*peaks, limit[1] if limit else 0])
+    step = 1.2 * max([*peaks, limit[1] if limit else 0, top])
+    unit, unit_name = axis_unit(max(peaks))
     feet = [-curve * step for curve in range(len(curves))]
     height = _HEAD + _ROW * ranks + _GAP + _CURVE * len(curves) + _FOOT
     inside = height - _HEAD - _FOOT
@@ -54,7 +70,7 @@ def gantt(
         "yaxis2": {
             "domain": [0, _CURVE * len(curves) / inside], "range": [feet[-1], 0.98 * step], "showgrid": False, "anchor": "x2",
             "tickvals": [foot + 0.45 * step for foot in feet], "tickfont": {"size": 12},
-            "ticktext": [f"rank {rank}<br>{size_text(peak)}" for rank, peak in enumerate(peaks)],
+            "ticktext": [f"rank {rank}<br>{three_digits(peak / unit)} {unit_name}" for rank, peak in enumerate(peaks)],
         },
     }  # fmt: skip
     traces = _bars(spans, fill_of or _by_kind(spans)) + [_areas(curves, feet, end)]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.rows import Row, total
-from actmem_course.show.drawing import Drawing
+from actmem_course.show.drawing import Axis, Drawing
 from actmem_course.show.style import FILLS, axis_end, axis_unit, size_text
 from actmem_course.show.terms import BLOCKS, KINDS, formula_of, term_of
 
@@ -26,6 +26,7 @@ def layer_bars(rows: Sequence[Row], shape: ModelShape) -> Drawing:
     share = f"{core / whole:.0%} of it in the attention core" if core else "none of it in the attention core"
     sizes = ", ".join(f"{block} {size_text(in_block[block])}" for block in blocks)
     a, b, h, s = shape.letters()
+    axis = Axis(f"kept for backward, {unit_name}", axis_end(max(in_block.values()) / unit), unit)
     return Drawing(
         traces,
         {
@@ -33,10 +34,7 @@ def layer_bars(rows: Sequence[Row], shape: ModelShape) -> Drawing:
             "barmode": "stack",
             "bargap": 0.3,
             "height": 400,
-            "xaxis": {
-                "title": {"text": f"kept for backward, {unit_name}"},
-                "range": [0, axis_end(max(in_block.values()) / unit)],
-            },
+            "xaxis": {"title": {"text": axis.title}, "range": [0, axis.end]},
             "yaxis": {"categoryorder": "array", "categoryarray": blocks[::-1], "tickfont": {"size": 15}},
             # A formula is printed in its segment only where it fits at a readable size.
             "uniformtext": {"mode": "hide", "minsize": 12},
@@ -44,6 +42,7 @@ def layer_bars(rows: Sequence[Row], shape: ModelShape) -> Drawing:
             "margin": {"t": 60},
         },
         f"Stacked bars at s={s}, b={b}, h={h}, a={a}: one layer keeps {whole:,} bytes for backward, {share}; {sizes}.",
+        axis,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from actmem.config import ModelShape, Parallel
 from actmem.formulas.paper import A100_BYTES
 from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
@@ -40,10 +41,16 @@ def gpu_bytes(model: PaperModel, method: str) -> dict[str, int]:
     method: a key of METHODS.  States are those of mixed-precision Adam with float32 gradients.
     """
     configuration = METHODS[method]
-    parallel = replace(model.parallel, sequence_parallel=configuration.sequence_parallel)
-    states = by_term(state_rows(model.shape, parallel))
+    return stage_parts(
+        model.shape, replace(model.parallel, sequence_parallel=configuration.sequence_parallel), configuration.recompute
+    )
+
+
+def stage_parts(shape: ModelShape, parallel: Parallel, recompute: str) -> dict[str, int]:
+    """Bytes of parameters, of gradients and optimizer, and of activations on one rank of the first stage."""
+    states = by_term(state_rows(shape, parallel))
     parameters = states.pop("parameters")
-    activations = total(stage_rows(model.shape, parallel, recompute=configuration.recompute))
+    activations = total(stage_rows(shape, parallel, recompute=recompute))
     return {"parameters": parameters, "gradients and optimizer": sum(states.values()), "activations": activations}
 
 

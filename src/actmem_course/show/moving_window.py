@@ -8,7 +8,9 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.first_stage import layer_bytes, layers_per_chunk
 from actmem.formulas.microbatches import capacity, moving_window
 from actmem.formulas.schedule import Action, one_forward_one_backward
+from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.timeline import memory_curve, timeline
+from actmem.rows import total
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.gantt import gantt
 from actmem_course.show.style import BLUE, CARD, ORANGE, YELLOW, Fill, size_text
@@ -17,6 +19,12 @@ _WHOLE = "forward, keeps everything", Fill(BLUE, "", CARD)
 _LESS = "forward, core to be recomputed", Fill("#CFE8F7", "")
 _BACK = "backward", Fill(ORANGE, "/")
 _AGAIN = "backward with recomputation", Fill(YELLOW, "x")
+
+
+def least_budget_bytes(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> int:
+    """What every rank needs if all its passes are recomputed selectively: less is refused."""
+    ranks = range(parallel.pipeline_parallel_size)
+    return max(total(stage_rows(shape, parallel, rank, "selective", num_microbatches)) for rank in ranks)
 
 
 def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches: int, budget_bytes: int) -> Drawing:
@@ -41,7 +49,7 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
     size = {True: layers * layer_bytes(shape, parallel), False: layers * layer_bytes(shape, parallel, "selective")}
     spans = timeline(ranks)
     curves = [memory_curve(spans, rank, lambda action: size[keeps(action)]) for rank in range(p)]
-    traces, layout = gantt(spans, curves, ("memory", budget_bytes), fill_of)
+    traces, layout = gantt(spans, curves, ("memory", budget_bytes), fill_of, min(p, n) * size[True])
     again = Fraction(sum(n - len(kept) for kept in whole), p * n)
     counts = ", ".join(f"{count} of {min(p - rank, n)}" for rank, count in enumerate(places))
     layout["title"] = {

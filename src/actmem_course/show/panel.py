@@ -3,72 +3,82 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ipywidgets
 
-from actmem.config import ConfigError
+from actmem_course.show.choices import BUTTONS, RANGE, SWITCH, Control, shown_value
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.line import Line
 from actmem_course.show.live import LiveFigure, mime_bundle
+from actmem_course.show.moves import Moves
+
+_STYLE, _LAYOUT = {"description_width": "11em"}, {"width": "min(100%, 42em)"}
 
 
-def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, start: int) -> ipywidgets.IntSlider:
-    """A slider over whole numbers, labelled ``s: tokens``.  Arrow keys move it by ``step``."""
-    return ipywidgets.IntSlider(
-        value=start,
-        min=smallest,
-        max=largest,
-        step=step,
-        description=f"{letter}: {meaning}",
-        continuous_update=True,
-        readout_format=",d",
-        style={"description_width": "11em"},
-        layout={"width": "min(100%, 42em)"},
-    )
+def widget_of(control: Control, options: list, value: Any) -> ipywidgets.ValueWidget:
+    """The widget that offers a control's options."""
+    common = {"value": value, "description": control.label, "style": _STYLE, "layout": _LAYOUT}
+    if control.look == SWITCH:
+        return ipywidgets.Checkbox(**common)
+    if control.look == BUTTONS:
+        style, layout = {**_STYLE, "button_width": "max-content"}, {"width": "100%"}
+        return ipywidgets.ToggleButtons(options=options, **{**common, "style": style, "layout": layout})
+    if control.look == RANGE:
+        ends = {"min": options[0], "max": options[-1], "step": options[1] - options[0] if options[1:] else 1}
+        return ipywidgets.IntSlider(**ends, continuous_update=True, readout_format=",d", **common)
+    return ipywidgets.SelectionSlider(options=_named(options), continuous_update=True, **common)
+
+
+def _named(options: list) -> list[tuple[str, Any]]:
+    return [(shown_value(option), option) for option in options]
 
 
 class Panel(ipywidgets.VBox):
-    """Controls above the figures that they change.
+    """Controls above the figures that they change, by ``Moves``.
 
-    draw: takes the controls' values by name and returns a Drawing, or several.  If it raises
-    ConfigError the panel shows the message in a line, and the figures stay as they were.
-    controls: ipywidgets with a ``value``, by the name of draw's argument.
+    If ``draw`` raises ConfigError the panel shows the message in a line, and the figures stay as they were.
     """
 
-    def __init__(self, draw: Callable[..., Drawing | Sequence[Drawing]], **controls: ipywidgets.ValueWidget):
-        self._draw = draw
-        self.controls = controls
+    def __init__(self, draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control):
+        self.moves = Moves(draw, controls)
+        self.controls = {
+            name: widget_of(control, self.moves.options(name), self.moves.values[name])
+            for name, control in controls.items()
+        }
         self.message = Line()
-        self.shown = self.values()
-        self.figures = [LiveFigure(drawing) for drawing in self._drawings(self.shown)]
-        super().__init__([*controls.values(), self.message, *self.figures])
+        self.figures = [LiveFigure(drawing) for drawing in self.moves.drawings]
+        super().__init__([*self.controls.values(), self.message, *self.figures])
         self.layout.width = "100%"
         self.add_class("actmem-panel")
-        for control in controls.values():
-            control.observe(self._redraw, "value")
+        self._fitting = False
+        for name, control in self.controls.items():
+            control.observe(lambda change, name=name: self._moved(name, change["new"]), "value")
 
     def values(self) -> dict:
         """The controls' values, by name."""
         return {name: control.value for name, control in self.controls.items()}
 
-    def _drawings(self, values: dict) -> list[Drawing]:
-        drawn = self._draw(**values)
-        return [drawn] if isinstance(drawn, Drawing) else list(drawn)
-
-    def _redraw(self, change: object) -> None:
-        values = self.values()
-        try:
-            drawings = self._drawings(values)
-        except ConfigError as error:
-            still = " ".join(
-                f"{name}={value:,}" if isinstance(value, int) else f"{name}={value}"
-                for name, value in self.shown.items()
-            )
-            self.message.text = f"✗ {error}. Still drawn: {still}"
+    def _moved(self, name: str, value: Any) -> None:
+        if self._fitting:
             return
-        self.message.text, self.shown = "", values
-        for figure, drawing in zip(self.figures, drawings, strict=True):
-            figure.draw(drawing)
+        self.message.text = self.moves.move(name, value)
+        self._fitting = True
+        try:
+            for other in self.controls:
+                self._fit(other)
+        finally:
+            self._fitting = False
+        if not self.message.text:
+            for figure, drawing in zip(self.figures, self.moves.drawings, strict=True):
+                figure.draw(drawing)
+
+    def _fit(self, name: str) -> None:
+        """Let a control offer what fits the ones before it, and stand where it should."""
+        control, options = self.controls[name], self.moves.options(name)
+        if callable(self.moves.controls[name].values) and options != [option for _, option in control.options]:
+            control.options = _named(options)
+        control.value = self.moves.values[name]
 
     def __repr__(self) -> str:
         sliders = ", ".join(f"{control.description} = {control.value}" for control in self.controls.values())

@@ -22,6 +22,21 @@ def schedule_of(p: int, m: int, n: int) -> Schedule:
     return interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
 
 
+def ranks_that_fit(num_layers: int, largest: int) -> list[int]:
+    """The p up to ``largest`` that divide the layers."""
+    return [p for p in range(1, largest + 1) if num_layers % p == 0]
+
+
+def chunks_that_fit(num_layers: int, p: int, largest: int) -> list[int]:
+    """The m up to ``largest`` for which p·m divides the layers; one stage has one chunk."""
+    return [m for m in range(1, (largest if p > 1 else 1) + 1) if num_layers % (p * m) == 0]
+
+
+def microbatches_that_fit(p: int, m: int, largest: int) -> list[int]:
+    """The n up to ``largest`` that can be drawn: multiples of p if stages are interleaved."""
+    return [n for n in range(p if m > 1 else 1, min(largest, LARGEST_CHART // (2 * p * m)) + 1) if m == 1 or n % p == 0]
+
+
 def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
     """The schedule, and each rank's bytes over time: its layers only, without recomputation.
 
@@ -38,7 +53,8 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
     spans = timeline(ranks)
     curves = [memory_curve(spans, rank, lambda action: each) for rank in range(p)]
     equation = eq5(shape, parallel.tensor_parallel_size)
-    traces, layout = gantt(spans, curves, ("eq. 5", equation))
+    # Interleaving multiplies equation 5 by less than 1 + 1/m.
+    traces, layout = gantt(spans, curves, ("eq. 5", equation), top=3 * equation // 2)
     held = peak_in_flight(ranks)
     most, least = held[0] * each, held[-1] * each
     times = f"{three_digits(most / equation)} times eq. 5" if most != equation else "eq. 5 exactly"
@@ -56,30 +72,36 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
 
 
 def measured_schedule(ranks: Schedule, results: Sequence[dict]) -> Drawing:
-    """The schedule that ran, and what each rank held after each of its actions.
+    """The schedule that ran, what each rank held, and what the formulas say it holds, as one curve each.
 
-    results: what labs/measure_pipeline.py writes, one of each process.  Time is the
-    schedule's, in units of a forward; bytes are measured, and drawn at the end of their action.
+    results: what labs/measure_pipeline.py writes, one of each process.  Time is the schedule's, in units of a
+    forward.  As in the predicted curve a forward's bytes are drawn from its start, a backward's are gone at its end.
     """
     spans = timeline(ranks)
     curves = [_measured_curve(spans, result) for result in results]
     traces, layout = gantt(spans, curves)
     peaks = [max(sample["kept_bytes"] for sample in result["samples"]) for result in results]
+    predicted = [result["predicted_bytes"] + result["extra_bytes"] for result in results]
+    same = "as" if predicted == peaks else "not as"
     layout["title"] = {
-        "text": f"Measured: rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])},<br>counted by the ledger of every microbatch in flight"
+        "text": f"Measured: rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])},<br>to the byte {same} predicted, counted for every microbatch in flight"
     }
     return Drawing(
         traces,
         layout,
         "Gantt chart of the schedule that ran; measured bytes at the fullest moment of each rank: "
         + ", ".join(f"{peak:,}" for peak in peaks)
-        + ".",
+        + f"; {same} predicted.",
     )
 
 
 def _measured_curve(spans: Sequence[Span], result: dict) -> list[tuple[int, int]]:
+    """Steps (time, bytes), at the times at which ``memory_curve`` has its steps."""
     own = [span for span in spans if span.rank == result["pipeline_rank"]]
-    return [(0, 0)] + [(span.end, sample["kept_bytes"]) for span, sample in zip(own, result["samples"], strict=True)]
+    steps = {0: 0}
+    for span, sample in zip(own, result["samples"], strict=True):
+        steps[span.start if span.action.kind == "F" else span.end] = sample["kept_bytes"]
+    return sorted(steps.items())
 
 
 def with_pipeline(parallel: Parallel, pipeline_parallel_size: int, num_model_chunks: int) -> Parallel:

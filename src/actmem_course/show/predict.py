@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import traitlets
 
 from actmem_course.show.carried import CARRIED, Carried
+from actmem_course.show.guess import SHOW_ME, judged
 from actmem_course.show.live import mime_bundle
-from actmem_course.show.style import INK, WARNING, three_digits
+from actmem_course.show.style import INK, WARNING
 
 # A form: Enter in the field answers as well as the button, and the label belongs to the field.
 _FORM = (
@@ -23,7 +26,7 @@ async function render({ model, el }) {
     <label><span class="question"></span>
       <span class="field"><input type="text" inputmode="decimal" autocomplete="off"><span class="unit"></span></span>
     </label>
-    <button type="submit">This is my guess</button>
+    <button type="submit">This is my guess</button><button type="button">Show me</button>
     <output role="status"></output>`;
   const [question, unit, input, output] = [".question", ".unit", "input", "output"].map((name) => form.querySelector(name));
   question.textContent = model.get("question");
@@ -38,20 +41,24 @@ async function render({ model, el }) {
     input.setAttribute("aria-invalid", String(state.get("refused")));
   };
   write();
+  const send = (guess) => {
+    model.set("guess", guess);
+    model.set("tries", model.get("tries") + 1);
+    model.save_changes();
+  };
   form.addEventListener("submit", (event) => {
     event.preventDefault();
     storage((local) => local.setItem(kept, input.value));
-    model.set("guess", input.value);
-    model.set("tries", model.get("tries") + 1);
-    model.save_changes();
+    send(input.value);
   });
+  form.querySelector("button[type=button]").addEventListener("click", () => send(SHOW_ME));
   state.on(write);
   el.append(form);
   return () => state.off(write);
 }
 export default { render };
 """
-)
+).replace("SHOW_ME", json.dumps(SHOW_ME))
 
 _STYLE = f"""
 .actmem-predict {{ border: 1px solid {INK}; border-left-width: 6px; border-radius: 4px; padding: 10px 14px; margin: 4px;
@@ -95,49 +102,18 @@ class Prediction(Carried):
     def refused(self) -> bool:
         return self.carried["refused"]
 
+    @property
+    def answered(self) -> bool:
+        """Whether the answer is on screen."""
+        return bool(self.reply) and not self.refused
+
     def _judge(self, change: object) -> None:
-        guess = _number(self.guess)
-        if guess is None:
-            what = self.guess.strip() or "An empty field"
-            self.carry(refused=True, reply=f"✗ {what} is not a number: write it like 1.5 or 1,500")
-            return
-        self.value = guess
-        unit = self.unit if self.unit in ("", "%") else f" {self.unit}"
-        said = f"You said {_plain(guess)}{unit}. It is {_plain(self._answer)}{unit}: {_how_far(guess, self._answer)}."
-        self.carry(refused=False, reply=said + (f"\n{self._because}" if self._because else ""))
+        said = judged(self.guess, self._answer, self.unit, self._because)
+        self.value = self.value if said.value is None else said.value
+        self.carry(refused=said.refused, reply=said.reply)
 
     def __repr__(self) -> str:
         return f"Your prediction: {self.question} (run this cell, then write a number; the answer comes after it)"
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict:  # type: ignore[override]  # Jupyter takes both forms
         return mime_bundle(self, repr(self), [])
-
-
-def _number(text: str) -> float | None:
-    """The text as a finite number, with or without commas between thousands; None if it isn't one."""
-    try:
-        number = float(text.replace(",", "").replace("_", "").rstrip("% "))
-    except ValueError:
-        return None
-    return number if abs(number) < float("inf") else None
-
-
-def _plain(number: float) -> str:
-    return (
-        f"{number:,}"
-        if isinstance(number, int)
-        else f"{int(number):,}"
-        if number == int(number)
-        else three_digits(number)
-    )
-
-
-def _how_far(guess: float, answer: float) -> str:
-    """How far off a guess is, as a factor; within 2% it is right."""
-    if abs(guess - answer) <= 0.02 * abs(answer):
-        return "you have it"
-    if guess * answer <= 0:
-        return "not close"
-    factor = max(guess / answer, answer / guess)
-    times = f"{three_digits(factor)} times" if factor >= 1.5 else f"{(factor - 1):.0%}"
-    return f"{times} too {'high' if abs(guess) > abs(answer) else 'low'}"

@@ -9,7 +9,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.rows import Row, total
 from actmem_course.show.boxes import EMPTY, Box, box_traces, diagram_layout, label_trace
 from actmem_course.show.drawing import Drawing
-from actmem_course.show.style import FILLS, size_text
+from actmem_course.show.style import FILLS, axis_unit, size_text, three_digits
 from actmem_course.show.terms import term_of
 
 TENSOR, SEQUENCE = "tensor parallel", "tensor + sequence parallel"
@@ -61,11 +61,12 @@ def rank_parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> Drawi
     middle: list[tuple[float, float, str]] = [
         (_LEFT + (rank + 0.46) * column, -0.4, f"rank {rank}" if t < 8 else str(rank)) for rank in range(t)
     ]
-    middle.append((_LEFT + _RANKS + _RIGHT / 2, -0.4, "each rank"))
+    unit, unit_name = axis_unit(max(part.row.bytes for part in held))
+    middle.append((_LEFT + _RANKS + _RIGHT / 2, -0.4, f"each, {unit_name}"))
     y = 0.0
     for part in held:
         names.append((_LEFT - 0.12, y + _HIGH / 2, part.row.term))
-        middle.append((_LEFT + _RANKS + _RIGHT / 2, y + _HIGH / 2, size_text(part.row.bytes)))
+        middle.append((_LEFT + _RANKS + _RIGHT / 2, y + _HIGH / 2, three_digits(part.row.bytes / unit)))
         for rank in range(t):
             boxes += _frame(part, rank, t, _LEFT + rank * column, y, 0.92 * column)
         y += 1

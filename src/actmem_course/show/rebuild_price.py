@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from actmem.config import ModelShape
 from actmem.formulas.rebuild import Rebuild, core_over_gelu, rebuilds
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.style import FILLS, size_text, three_digits
+from actmem_course.show.drawing import Axis, Drawing
+from actmem_course.show.style import FILLS, axis_end, size_text, three_digits
 
 _KIND = {
     "Q, K, V": "Q, K, V",
@@ -27,19 +27,14 @@ def rebuild_price(shape: ModelShape) -> Drawing:
     values = [float(1000 * price) for _, price in priced]
     a, b, h, s = shape.letters()
     times = core_over_gelu(shape)
+    axis = Axis("bytes given back for 1,000 FLOPs", axis_end(1.12 * max(values)))
     return Drawing(
         [_bar(r, value) for (r, _), value in zip(priced, values)],
         {
             "title": {
                 "text": f"A FLOP in the attention core gives back {float(times):,.0f} times<br>the bytes of a FLOP in h→4h: 5a/2, with a = {a:,}"
             },
-            "xaxis": {
-                "type": "log",
-                "title": {"text": "bytes given back for 1,000 FLOPs (logarithmic)"},
-                "range": [-2, 2.7],
-                "dtick": 1,
-                "exponentformat": "none",
-            },
+            "xaxis": {"title": {"text": axis.title}, "range": [0, axis.end]},
             "yaxis": {"categoryorder": "array", "categoryarray": [r.name for r, _ in priced][::-1]},
             "height": 360,
             "margin": {"b": 60},
@@ -47,6 +42,7 @@ def rebuild_price(shape: ModelShape) -> Drawing:
         f"Bars at s={s}, b={b}, h={h}, a={a}, bytes given back for 1,000 FLOPs: "
         + ", ".join(f"{r.name} {three_digits(value)}" for (r, _), value in zip(priced, values))
         + ".",
+        axis,
     )
 
 

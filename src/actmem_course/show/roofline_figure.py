@@ -8,8 +8,8 @@ from typing import Any
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.paper import A100_FLOPS_PER_SECOND
 from actmem.formulas.roofline import A100_BYTES_PER_SECOND, Operation, forward_operations, least_seconds
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.style import BLUE, CARD, INK, VERMILION, YELLOW, Fill, size_text, three_digits
+from actmem_course.show.drawing import Axis, Drawing
+from actmem_course.show.style import BLUE, CARD, INK, VERMILION, YELLOW, Fill, axis_end, size_text, three_digits
 
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 #: Kinds of operation: name, colour and marker of a point, fill of a bar.
@@ -97,13 +97,14 @@ def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
             }
         )
     longest = max(max(trace["x"]) for trace in traces)
+    axis = Axis("least time on one A100, milliseconds", axis_end(1.12 * longest))
     return Drawing(
         traces,
         {
             "title": {
                 "text": f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and {time_share:.0%} of the forward pass's least time"
             },
-            "xaxis": {"title": {"text": "least time on one A100, milliseconds"}, "range": [0, 1.12 * longest]},
+            "xaxis": {"title": {"text": axis.title}, "range": [0, axis.end]},
             "yaxis": {"categoryorder": "array", "categoryarray": names[::-1]},
             "barmode": "overlay",
             "height": 520,
@@ -111,6 +112,7 @@ def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
         },
         f"Bars of least time at {_sizes(shape, parallel)}: the forward pass takes at least {1000 * float(whole):.3f} ms, of which the "
         f"attention core {time_share:.1%} with {flop_share:.1%} of the products' FLOPs.",
+        axis,
     )
 
 

@@ -6,8 +6,8 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.table2 import TABLE2, Configuration
 from actmem.rows import Row, total
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.style import CARD, PURPLE, VERMILION, Fill, axis_end, axis_unit, size_text
+from actmem_course.show.drawing import Axis, Drawing
+from actmem_course.show.style import CARD, PURPLE, VERMILION, Fill, axis_end, axis_unit, size_text, three_digits
 
 #: The parts of a bar: their names, in order, and how they look.
 PARTS = {
@@ -30,21 +30,20 @@ def table2_bars(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
     a, b, h, s = shape.letters()
     finding = f"at t = {t} a rank keeps {best / sums['none']:.1%} of what one device alone would"
     said = "; ".join(f"{name} {size_text(size)}" for name, size in sums.items())
+    axis = Axis(f"one layer on one rank, {unit_name}", axis_end(1.12 * max(sums.values()) / unit), unit)
     return Drawing(
-        [_part(part, rows, unit) for part in PARTS] + [_sums(sums, unit)],
+        [_part(part, rows, unit) for part in PARTS] + [_sums(sums, unit, unit_name)],
         {
             "title": {"text": f"With sequence parallelism and selective recomputation,<br>{finding}"},
             "barmode": "stack",
             "bargap": 0.35,
             "height": 460,
-            "xaxis": {
-                "title": {"text": f"one layer on one rank, {unit_name}"},
-                "range": [0, axis_end(1.12 * max(sums.values()) / unit)],
-            },
+            "xaxis": {"title": {"text": axis.title}, "range": [0, axis.end]},
             "yaxis": {"categoryorder": "array", "categoryarray": [c.name for c in TABLE2][::-1]},
             "legend": {"traceorder": "normal"},
         },
         f"Bars of table 2 at s={s}, b={b}, h={h}, a={a}, t={t}: {said}. With sequence parallelism and selective recomputation, {finding}.",
+        axis,
     )
 
 
@@ -73,14 +72,14 @@ def _part(part: str, rows: dict[str, list[Row]], unit: int) -> dict:
     }
 
 
-def _sums(sums: dict[str, int], unit: int) -> dict:
+def _sums(sums: dict[str, int], unit: int, unit_name: str) -> dict:
     """The sum of each bar, after its end."""
     return {
         "type": "scatter",
         "mode": "text",
         "x": [size / unit for size in sums.values()],
         "y": list(sums),
-        "text": [f" {size_text(size)}" for size in sums.values()],
+        "text": [f" {three_digits(size / unit)} {unit_name}" for size in sums.values()],
         "textposition": "middle right",
         "hoverinfo": "skip",
         "showlegend": False,

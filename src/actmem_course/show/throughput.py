@@ -5,8 +5,8 @@ from __future__ import annotations
 from actmem.formulas import paper
 from actmem.formulas.table5 import table5
 from actmem.models import PAPER_MODELS
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.style import BLUE, CARD, INK, VERMILION, Fill
+from actmem_course.show.drawing import Axis, Drawing
+from actmem_course.show.style import BLUE, CARD, INK, VERMILION, Fill, axis_end
 
 _FULL, _BOTH = Fill(VERMILION, "/"), Fill(BLUE, "", CARD)
 _NAMES = ("full recomputation", "both methods of the paper")
@@ -54,6 +54,7 @@ def days_bars(billion_tokens: int) -> Drawing:
         _bars(_NAMES[0], labels, [full for full, _ in days.values()], _FULL, "", 0),
         _bars(_NAMES[1], labels, [both for _, both in days.values()], _BOTH, "", 0),
     ]
+    axis = Axis("days", axis_end(1.12 * max(full for full, _ in days.values())), along="y")
     saved = {name: full - both for name, (full, both) in days.items()}
     most = max(saved, key=lambda name: saved[name])
     return Drawing(
@@ -63,16 +64,13 @@ def days_bars(billion_tokens: int) -> Drawing:
                 "text": f"{billion_tokens:,} billion tokens: the {most} model is done {saved[most]:,.0f} days earlier,<br>{days[most][1]:,.0f} instead of {days[most][0]:,.0f}"
             },
             "barmode": "group",
-            "yaxis": {
-                "title": {"text": "days"},
-                "range": [0, 1.12 * max(full for full, _ in days.values())],
-                "tickformat": ",d",
-            },
+            "yaxis": {"title": {"text": axis.title}, "range": [0, axis.end], "tickformat": ",d"},
             "height": 440,
         },
         f"Grouped bars of days for {billion_tokens} billion tokens, full recomputation then both methods: "
         + ", ".join(f"{name} {full:,.0f} and {both:,.0f}" for name, (full, both) in days.items())
         + ".",
+        axis,
     )
 
 

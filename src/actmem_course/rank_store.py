@@ -31,6 +31,8 @@ class RankStore:
         self.rank, self.size = rank, size
         self.store: Any = store  # torch types its values as text; they are bytes
         self._calls = 0
+        #: What its user makes once for all ranks, such as process groups.
+        self.kept: dict[str, Any] = {}
 
     def gather(self, value: object) -> list:
         """Every rank's ``value``, in the order of the ranks; anything that ``messages`` can write."""

@@ -20,7 +20,7 @@ STUCK = {
         RANK_1 + "dist.recv(x, 0)",
         r"rank 0 is waiting in all_gather .*; rank 1 is at lab3_sequence_parallel.py:\d+, in g",
     ),
-    "a rank that dies": (RANK_1 + "import os\n        os._exit(3)", r"rank 1 died"),
+    "a rank that dies": (RANK_1 + "import ctypes\n        ctypes.CDLL(None)._exit(3)", r"rank 1 died"),
     "a rank that is killed": (
         RANK_1 + "import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)",
         r"rank 1 died",
@@ -45,7 +45,7 @@ def test_every_rank_ends_and_the_verdict_says_where(case, torchrun, tmp_path):
 
 
 def test_rank_0_may_die_too(tmp_path):
-    body = "if dist.get_rank() == 0:\n        import os\n        os._exit(3)" + GATHER
+    body = "if dist.get_rank() == 0:\n        import ctypes\n        ctypes.CDLL(None)._exit(3)" + GATHER
     done = start(learner_file(tmp_path, NAME, seconds=12, g=body), "--only", "3.1")
     assert done.returncode == 1 and "rank 0 died" in done.stdout
 
@@ -68,3 +68,9 @@ def test_tensors_that_do_not_fit_are_named(tmp_path):
     assert re.search(
         r"the ranks meet in all_gather with tensors that do not fit: rank 0 hands it [\d,]+ elements of float64", text
     ), text
+
+
+@pytest.mark.parametrize(("name", "function"), [(NAME, "g"), ("lab4_recompute", "checkpoint")])
+def test_an_exit_code_of_0_passes_nothing(name, function, tmp_path):
+    done = start(learner_file(tmp_path, name, **{function: "import os\n    os._exit(0)"}), "--only", name[3] + ".1")
+    assert done.returncode == 1 and "0 of 1 passed" in done.stdout and "os._exit(0)" in done.stdout

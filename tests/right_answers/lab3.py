@@ -138,9 +138,10 @@ def gradients_gathered_and_added_up(w, group):
 
 @right(LAB, "3.6")
 def gradients_summed_on_rank_0_and_sent_to_all(w, group):
+    first = dist.get_global_rank(group, 0)
     for name in PARTIAL:
-        dist.reduce(getattr(w, name).grad, 0, group=group)
-        dist.broadcast(getattr(w, name).grad, 0, group=group)
+        dist.reduce(getattr(w, name).grad, first, group=group)
+        dist.broadcast(getattr(w, name).grad, first, group=group)
 
 
 @right(LAB, "3.7")

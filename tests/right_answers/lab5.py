@@ -45,7 +45,8 @@ def how_many_fit_by_trying(budget_bytes, in_flight, full_bytes, recomputed_bytes
 @right(LAB, "5.4")
 def how_many_fit_by_numpy(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     left = np.int64(budget_bytes) - in_flight * recomputed_bytes
-    return np.where(left < 0, -1, np.minimum(left // (full_bytes - recomputed_bytes), in_flight))[()]
+    most = left // (full_bytes - recomputed_bytes) if full_bytes > recomputed_bytes else in_flight
+    return np.where(left < 0, -1, np.minimum(most, in_flight))[()]
 
 
 @right(LAB, "5.5")

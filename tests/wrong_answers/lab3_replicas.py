@@ -69,7 +69,7 @@ def sums_on_rank_1(w, group):
         dist.reduce(getattr(w, name).grad, 1, group=group)
 
 
-@planted(LAB, "3.6", r"each rank sends [\d,]+ B where 576 B are enough")
+@planted(LAB, "3.6", r"each rank sends [\d,]+ B where (576|1,728) B are enough")
 def sums_all_gradients_and_puts_some_back(w, group):
     before = {name: tensor.grad.clone() for name, tensor in w.named().items() if name not in PARTIAL}
     all_reduce_gradients(w, w.named(), group)
@@ -124,3 +124,15 @@ def seeds_from_the_clock(seed, sequence_parallel, device, group):
     core.seed()
     block.seed()
     return core, block
+
+
+@planted(
+    LAB,
+    "3.6",
+    r"not part of group.* A source or destination counts among all ranks: dist\.get_global_rank\(group, 0\)",
+    size=2,
+)
+def sums_on_global_rank_0(w, group):
+    for name in PARTIAL:
+        dist.reduce(getattr(w, name).grad, 0, group=group)
+        dist.broadcast(getattr(w, name).grad, 0, group=group)

@@ -9,7 +9,7 @@ from actmem_course.judge.catalogue import load_lab, solutions_of
 from actmem_course.judge.judging import judge
 from actmem_course.judge.workbench import Bench
 from actmem_course.rank_store import RankStore
-from tests.labs.judged import judged, judged_alone
+from tests.labs.judged import joined, judged, judged_alone
 from tests.wrong_answers import (  # noqa: F401  they register
     lab1,
     lab2_blocks,
@@ -24,21 +24,45 @@ from tests.wrong_answers import (  # noqa: F401  they register
     lab6_data,
     lab6_training,
 )
+from tests.wrong_answers.edits import EDITS, edited, lab_of
 from tests.wrong_answers.planted import PLANTED
 
 
-@pytest.mark.parametrize("mistake", PLANTED, ids=lambda mistake: mistake.id)
-def test_named(pools, mistake):
-    arguments = mistake.lab, mistake.number, mistake.function, mistake.target
-    verdicts = pools[mistake.size].run(judged, *arguments) if mistake.size > 1 else [judged_alone(*arguments)]
+def sizes_of(lab, size):
+    """On how many ranks a mistake is judged: most on two and on four."""
+    return (1,) if load_lab(lab).one_process else (2, 4) if size == 2 else (size,)
+
+
+CASES = [(mistake, size) for mistake in PLANTED for size in sizes_of(mistake.lab, mistake.size)]
+EDIT_CASES = [(which, size) for which, edit in enumerate(EDITS) for size in sizes_of(lab_of(edit[0]), 2)]
+
+
+def check(verdicts, diagnosis):
     assert len(set(verdicts)) == 1, "every rank has the same verdict"
     verdict = verdicts[0]
     assert verdict.status == "wrong", verdict
-    assert re.search(mistake.diagnosis, verdict.diagnosis), verdict.diagnosis
+    assert re.search(diagnosis, verdict.diagnosis), verdict.diagnosis
+
+
+@pytest.mark.parametrize(("mistake", "size"), CASES, ids=lambda value: getattr(value, "id", value))
+def test_named(pools, mistake, size):
+    arguments = mistake.lab, mistake.number, mistake.function, mistake.target
+    check(pools[size].run(judged, *arguments) if size > 1 else [judged_alone(*arguments)], mistake.diagnosis)
+
+
+def judged_edit(which, store=None):
+    lab = load_lab(lab_of(EDITS[which][0]))
+    return judge(lab, lab.choose([EDITS[which][0]], "number"), Bench(edited(which), store or joined()))[0]
+
+
+@pytest.mark.parametrize(("which", "size"), EDIT_CASES, ids=lambda value: str(value))
+def test_edit_named(pools, which, size):
+    verdicts = pools[size].run(judged_edit, which) if size > 1 else [judged_edit(which, RankStore())]
+    check(verdicts, EDITS[which][1])
 
 
 def test_there_are_many_and_none_twice():
-    assert len(PLANTED) >= 40
+    assert len(CASES) + len(EDIT_CASES) >= 400
     assert not [name for name, count in Counter(mistake.id for mistake in PLANTED).items() if count > 1]
 
 

@@ -135,8 +135,7 @@ def _judge_here(
     if isinstance(sys.stdout, io.TextIOWrapper):
         # When rank 0 ends with 1 the other ranks are ended: what a learner printed there must be out by then.
         sys.stdout.reconfigure(line_buffering=True, write_through=False)
-    if lab.one_process:
-        os._exit = sys.exit  # type: ignore[assignment]  # nobody would see that a learner's code has ended the process with 0
+    os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) ends with 0 and no verdict
     if args.solution:
         functions = solutions_of(lab.name)
     report = Report(lab, typed(script), quiet=here.rank > 0, json_file=args.json)

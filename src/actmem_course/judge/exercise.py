@@ -14,6 +14,7 @@ class Exercise:
 
     check: called with a Bench; raises Wrong, or returns a remark or None.  hints: from a nudge to
     nearly the answer.  seconds: a rank that works on it for longer is taken to be stuck.
+    takes_group: it is handed a process group, and is judged on several.
     """
 
     number: str
@@ -21,6 +22,7 @@ class Exercise:
     check: Callable
     hints: tuple[str, ...]
     seconds: int = 30
+    takes_group: bool = False
 
 
 @dataclass(frozen=True)

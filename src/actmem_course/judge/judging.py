@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from actmem_course.judge.catalogue import solutions_of
 from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.verdict import ERROR, PASSED, TODO, WRONG, OutOfStep, PeerStopped, Verdict, Wrong
+from actmem_course.judge.verdict import ERROR, PASSED, TODO, WRONG, OtherGroup, OutOfStep, PeerStopped, Verdict, Wrong
 from actmem_course.judge.workbench import Bench
 from actmem_course.messages import message
 from actmem_course.rank_store import RanksLost
@@ -94,6 +94,8 @@ def _outcome(exercise: Exercise, b: Bench) -> _Outcome | None:
     """This rank's finding; None if it stopped because another rank did."""
     try:
         remark = exercise.check(b)
+        if exercise.takes_group:
+            _check_subgroups(exercise, b)
         return _Outcome(b.rank, PASSED, remark or "")
     except PeerStopped:
         return None
@@ -105,6 +107,24 @@ def _outcome(exercise: Exercise, b: Bench) -> _Outcome | None:
         return _Outcome(b.rank, WRONG, str(wrong))
     except (Exception, SystemExit) as error:
         return _from_error(exercise, b, error)
+
+
+def _check_subgroups(exercise: Exercise, b: Bench) -> None:
+    """Raise Wrong unless what is right on all ranks is right on groups that are not all ranks in their order."""
+    for other in b.subgroups():
+        try:
+            exercise.check(other)
+        except (PeerStopped, RanksLost, OutOfStep, OtherGroup):
+            raise
+        except Exception as error:
+            found = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {_short(str(error), 120)}"
+            if "not part of group" in found:
+                found += ". A source or destination counts among all ranks: dist.get_global_rank(group, 0) is the group's first"
+            raise Wrong(
+                f"right with group=WORLD, but not on a group of {other.group_name}: take the number of ranks from "
+                "dist.get_world_size(group) and the rank from dist.get_rank(group), and pass group=group to every collective. "
+                f"There, {found}"
+            ) from None
 
 
 def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> _Outcome:

@@ -50,6 +50,12 @@ def run_passes(
             "the result is right, but it has no graph, so nothing before it gets a gradient: autograd does not record "
             "the collectives of torch.distributed, so write a torch.autograd.Function with a forward and a backward"
         )
+    if forward.unrecorded:
+        raise Wrong(
+            f"{forward.unrecorded} runs on a tensor that autograd follows, and autograd does not record it: torch warns that the "
+            "gradient may be silently wrong, and will refuse it. Run it in the forward of a torch.autograd.Function, whose "
+            "backward says what the gradient is"
+        )
     gradient = upstream.clone()
     with unchanged(**{"the gradient that backward is given": gradient}), b.watching() as backward:
         result.backward(gradient)

@@ -31,5 +31,15 @@ class OutOfStep(Wrong):
     """The ranks are about to do different things.  Every rank finds the same message."""
 
 
+class OtherGroup(Wrong):
+    """A collective is about to run among other ranks than those of the group that the function was given."""
+
+    def __init__(self, kind: str, where: str):
+        line = where.split(",")[0]
+        super().__init__(
+            f"{kind}{line and f' ({line})'} exchanges with ranks outside group: pass group=group to every call of torch.distributed"
+        )
+
+
 class PeerStopped(Exception):
     """Another rank has ended its judging, so this one cannot go on; the other has the reason."""

@@ -10,14 +10,17 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from types import FrameType
 
+import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from actmem.measure.comms import Collective, count_collectives, kind_of
 from actmem.torch_private import tree_leaves
-from actmem_course.judge.verdict import OutOfStep, PeerStopped
+from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
 from actmem_course.messages import message
 from actmem_course.rank_store import RankStore
 
@@ -119,9 +122,11 @@ def _mismatch(steps: list[Step]) -> str:
 class watching(count_collectives):
     """Counts collectives as ``count_collectives`` does, and announces each before it runs."""
 
-    def __init__(self, in_step: InStep):
+    def __init__(self, in_step: InStep, members: list[int] | None = None):
         super().__init__()
-        self._in_step = in_step
+        self._in_step, self._members = in_step, members
+        #: Where a collective ran on a tensor that autograd was following.
+        self.unrecorded = ""
 
     def __exit__(self, kind, error, trace):
         super().__exit__(kind, error, trace)
@@ -138,7 +143,12 @@ class watching(count_collectives):
             elements, dtype = (
                 (0, "") if largest is None else (largest.numel(), str(largest.dtype).removeprefix("torch."))
             )
-            self._in_step.step(Step(kind, elements, dtype, self._in_step.place.line(sys._getframe(1))))
+            where = self._in_step.place.line(sys._getframe(1))
+            if self._members is not None:
+                self._check_group(kind, tree_leaves((args, kwargs)), where)
+            if func.name().startswith("c10d::") and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+                self.unrecorded = self.unrecorded or f"{kind} ({where.split(',')[0]})"
+            self._in_step.step(Step(kind, elements, dtype, where))
         result = super().__torch_dispatch__(func, types, args, kwargs)
         name = func.name().split(".")[0].split("::")[1]
         if kind and name in _LISTS:
@@ -148,3 +158,15 @@ class watching(count_collectives):
                 self.collectives[-1].kind, sum(t.numel() * t.element_size() for t in shards)
             )
         return result
+
+    def _check_group(self, kind: str, arguments: list, where: str) -> None:
+        """Raise OtherGroup, before the collective runs, if it is among others than the ranks of the bench's group."""
+        for argument in arguments:
+            ranks = self._members
+            if isinstance(argument, torch.ScriptObject):
+                with suppress(RuntimeError, TypeError):  # a reduction's kind is one as well
+                    ranks = dist.get_process_group_ranks(dist.ProcessGroup.unbox(argument))
+            elif dist.group.WORLD is not None and argument == dist.group.WORLD.group_name:  # functional collectives
+                ranks = list(range(dist.get_world_size()))
+            if ranks != self._members:
+                raise OtherGroup(kind, where)

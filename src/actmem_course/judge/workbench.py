@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -18,8 +21,8 @@ class Bench:
     """One rank's side of the judging.
 
     rank, size, group, device: as the learner's functions see them.  functions: the names of the
-    learner's file.  alone: a group of this rank only.  Random tensors depend only on the seed,
-    so each rank knows what the others hold and expected values need no exchange.
+    learner's file.  Random tensors depend only on the seed and the group, so each rank knows what
+    the others of its group hold and expected values need no exchange.
     """
 
     def __init__(self, functions: dict, store: RankStore, device: str = "cpu"):
@@ -30,7 +33,8 @@ class Bench:
         self.in_step = InStep(store, self.place)
         #: Called by long checks to say that they move on, and what they do; the command line listens.
         self.progress: Callable[..., None] = lambda text="": None
-        self._alone: dist.ProcessGroup | None = None
+        #: The ranks of ``group``, in its order, as numbers among all ranks; "" or a name for them.
+        self.members, self.group_name = list(range(self.size)), ""
 
     def start(self, exercise: str) -> None:
         """Begin to judge an exercise; ranks are in step from here on."""
@@ -43,24 +47,42 @@ class Bench:
             raise Wrong(f"the file no longer has a function {name}")
         return self.functions[name]
 
-    @property
-    def alone(self) -> dist.ProcessGroup | None:
-        """A group of this rank only, to see whether a function exchanges with the group it is given."""
-        if self._alone is None and self.size > 1:
-            self._alone = [dist.new_group([rank]) for rank in range(self.size)][self.rank]
-        return self._alone or self.group
+    def subgroups(self) -> Iterator[Bench]:
+        """This bench on groups that are not all ranks in their order: whoever forgets ``group`` shows there.
+
+        All ranks, the last first; then groups of every second rank, the last first, or of one rank each.
+        """
+        world = self.size
+        if world == 1 or self.members != list(range(world)):
+            return
+        step = world // 2 if world % 2 == 0 and world > 2 else world
+        halves = [list(range(first, world, step))[::-1] for first in range(step)]
+        for name, partition in (
+            ("the ranks in another order", [list(range(world))[::-1]]),
+            (f"{len(halves[0])} of {world} ranks" if step < world else "one rank alone", halves),
+        ):
+            groups = self.store.kept.get(name) or [_new_group(members) for members in partition]
+            self.store.kept[name] = groups
+            which = next(i for i, members in enumerate(partition) if self.rank in members)
+            other = copy.copy(self)
+            other.group, other.members, other.group_name = groups[which], partition[which], name
+            other.size, other.rank = len(other.members), dist.get_rank(groups[which])
+            other.members = dist.get_process_group_ranks(groups[which])
+            yield other
 
     def watching(self) -> watching:
         """Run the learner's code in this: collectives are counted, and ranks kept in step."""
-        return watching(self.in_step)
+        return watching(self.in_step, self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
         """Every rank's ``value``, by rank, while a check runs; ends the check if another rank has ended its own."""
-        return self.in_step.step(Step(JUDGING), value)
+        values = self.in_step.step(Step(JUDGING), value)
+        return [values[member] for member in self.members]
 
     def random(self, *sizes: int, seed: int = 0) -> Tensor:
-        """Normal float64 numbers, the same on every rank."""
-        generator = torch.Generator().manual_seed(seed)
+        """Normal float64 numbers, the same on every rank of the group."""
+        salt = 10**6 * (1 + min(self.members)) if self.group_name else 0
+        generator = torch.Generator().manual_seed(seed + salt)
         return torch.randn(sizes, dtype=torch.float64, generator=generator).to(self.device)
 
     def random_by_rank(self, *sizes: int, seed: int = 0) -> list[Tensor]:
@@ -70,6 +92,14 @@ class Bench:
     def shards(self, full: Tensor, dim: int = 0) -> list[Tensor]:
         """Equal parts of a tensor, one for each rank."""
         return [part.contiguous() for part in full.chunk(self.size, dim)]
+
+
+def _new_group(members: list[int]) -> dist.ProcessGroup:
+    # torch before 2.10 always sorts a group's ranks.
+    unsorted: dict[str, Any] = (
+        {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+    )
+    return dist.new_group(members, **unsorted)
 
 
 @contextmanager

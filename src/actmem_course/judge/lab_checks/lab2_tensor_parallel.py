@@ -10,7 +10,7 @@ from actmem_course.judge.kept import check_keeps
 from actmem_course.judge.lab_checks import lab2_hints as hints
 from actmem_course.judge.lab_checks.lab2_blocks import check_attention, check_mlp, check_split_attention
 from actmem_course.judge.lab_checks.lab2_vocabulary import check_cross_entropy
-from actmem_course.judge.lab_checks.operators import check_bias_everywhere, check_group, check_keeps_nothing, size_of
+from actmem_course.judge.lab_checks.operators import check_bias_everywhere, check_keeps_nothing, size_of
 from actmem_course.judge.lab_checks.rewards import lab2_reward
 from actmem_course.judge.passes import check_exchanges, check_gradient, run_passes
 from actmem_course.judge.workbench import Bench
@@ -46,7 +46,6 @@ def check_f(b: Bench) -> None:
     )
     check_exchanges(b, passes, {}, {"all-reduce": size_of(x)})
     check_keeps_nothing(b, f, x)
-    check_group(b, f, x, x)
 
 
 def check_f_bar(b: Bench) -> None:
@@ -80,7 +79,6 @@ def check_f_bar(b: Bench) -> None:
     )
     check_exchanges(b, passes, {"all-reduce": size_of(own)}, {})
     check_keeps_nothing(b, f_bar, own)
-    check_group(b, f_bar, own, own)
 
 
 def check_column_parallel_linear(b: Bench) -> None:
@@ -212,14 +210,14 @@ LAB = Lab(
     "lab2_tensor_parallel",
     "Lab 2: tensor parallelism",
     (
-        Exercise("2.1", "f", check_f, hints.F),
-        Exercise("2.2", "f_bar", check_f_bar, hints.F_BAR),
-        Exercise("2.3", "column_parallel_linear", check_column_parallel_linear, hints.COLUMN),
-        Exercise("2.4", "row_parallel_linear", check_row_parallel_linear, hints.ROW),
-        Exercise("2.5", "split_attention", check_split_attention, hints.SPLIT_ATTENTION),
-        Exercise("2.6", "mlp", check_mlp, hints.MLP_BLOCK),
-        Exercise("2.7", "attention", check_attention, hints.ATTENTION_BLOCK),
-        Exercise("2.8", "vocab_parallel_cross_entropy", check_cross_entropy, hints.CROSS_ENTROPY),
+        Exercise("2.1", "f", check_f, hints.F, takes_group=True),
+        Exercise("2.2", "f_bar", check_f_bar, hints.F_BAR, takes_group=True),
+        Exercise("2.3", "column_parallel_linear", check_column_parallel_linear, hints.COLUMN, takes_group=True),
+        Exercise("2.4", "row_parallel_linear", check_row_parallel_linear, hints.ROW, takes_group=True),
+        Exercise("2.5", "split_attention", check_split_attention, hints.SPLIT_ATTENTION, takes_group=True),
+        Exercise("2.6", "mlp", check_mlp, hints.MLP_BLOCK, takes_group=True),
+        Exercise("2.7", "attention", check_attention, hints.ATTENTION_BLOCK, takes_group=True),
+        Exercise("2.8", "vocab_parallel_cross_entropy", check_cross_entropy, hints.CROSS_ENTROPY, takes_group=True),
     ),
     reward=lab2_reward,
 )

@@ -15,9 +15,13 @@ from actmem_course.judge.workbench import Bench
 
 def check_cross_entropy(b: Bench) -> None:
     t, rows = b.size, 5
-    logits = 3 * b.random(4, 3, rows * t, seed=50)
-    targets = (b.random(4, 3, seed=51) * 1e6).long().remainder(rows * t)
-    upstream = b.random(4, 3, seed=52)
+    s = max(4, t)
+    logits = 3 * b.random(s, 3, rows * t, seed=50)
+    targets = (b.random(s, 3, seed=51) * 1e6).long().remainder(rows * t)
+    # The first and the last id of every rank, where an id off by one goes to another rank.
+    ends = torch.arange(t, device=b.device) * rows
+    targets.view(-1)[: 2 * t] = torch.cat((ends, ends + rows - 1))
+    upstream = b.random(s, 3, seed=52)
     passes = _one(b, logits, targets, upstream)
     _check_traffic(b, passes, logits)
     # Large logits: exp overflows unless the largest of all ranks is subtracted first.
@@ -86,6 +90,14 @@ def _mistakes(b: Bench, shards: list[Tensor], targets: Tensor, loss: Tensor) -> 
 
     every = summed(picked(part, rank * rows) for rank, part in enumerate(shards))
     own_target = picked(own, b.rank * rows) * _onehot(b, targets, own).sum(-1)
+
+    def bounded(first: int, beyond: int) -> Tensor:
+        """The target's logit if a rank takes the ids from ``first`` up to ``beyond``, by number among its own."""
+        return summed(
+            picked(part, rank * rows) * ((targets - rank * rows >= first) & (targets - rank * rows < beyond))
+            for rank, part in enumerate(shards)
+        )
+
     own_max = summed((part - part.amax(-1, keepdim=True)).exp().sum(-1) for part in shards).log()
     return {
         "the result is this rank's own softmax: the sum of the exponentials must run over all ranks": own.logsumexp(-1)
@@ -100,6 +112,12 @@ def _mistakes(b: Bench, shards: list[Tensor], targets: Tensor, loss: Tensor) -> 
         - logits.amax(-1),
         "the result has the wrong sign": -loss,
         "the result is the mean over all positions; expected one loss per position": loss.mean(),
+        "a rank takes the first id after its own for one of its own: its last id is v/t − 1, so compare with <, not <=": whole
+        - bounded(0, rows + 1),
+        "a rank takes the last id before its own for one of its own: its first id is 0, so compare with >= 0": whole
+        - bounded(-1, rows),
+        "no rank adds the logit of the first id of its own: compare with >=, not >": whole - bounded(1, rows),
+        "no rank adds the logit of the last id of its own: compare with < v/t": whole - bounded(0, rows - 1),
         "the target ids are not shifted by the first id of this rank": whole
         - sum(picked(part, 0) * (targets < rows) for part in shards),
     }

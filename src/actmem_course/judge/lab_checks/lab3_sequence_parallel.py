@@ -10,7 +10,7 @@ from actmem_course.judge.lab_checks import lab3_hints as hints
 from actmem_course.judge.lab_checks.lab3_layer import check_parallel_layer
 from actmem_course.judge.lab_checks.lab3_linears import check_gathering_linear, check_shard_keeping_linear
 from actmem_course.judge.lab_checks.lab3_replicas import check_dropout_generators, check_sum_partial_gradients
-from actmem_course.judge.lab_checks.operators import check_group, check_keeps_nothing, size_of
+from actmem_course.judge.lab_checks.operators import check_keeps_nothing, size_of
 from actmem_course.judge.lab_checks.rewards import lab3_reward
 from actmem_course.judge.passes import check_exchanges, check_gradient, run_passes
 from actmem_course.judge.workbench import Bench
@@ -60,7 +60,6 @@ def check_g(b: Bench) -> None:
     )
     check_exchanges(b, passes, {"all-gather": size_of(full)}, {"reduce-scatter": size_of(full)})
     check_keeps_nothing(b, g, own)
-    check_group(b, g, own, own)
 
 
 def check_g_bar(b: Bench) -> None:
@@ -109,20 +108,23 @@ def check_g_bar(b: Bench) -> None:
     )
     check_exchanges(b, passes, {"reduce-scatter": size_of(own)}, {"all-gather": size_of(own)})
     check_keeps_nothing(b, g_bar, own)
-    check_group(b, g_bar, own, own)
 
 
 LAB = Lab(
     "lab3_sequence_parallel",
     "Lab 3: sequence parallelism",
     (
-        Exercise("3.1", "g", check_g, hints.G),
-        Exercise("3.2", "g_bar", check_g_bar, hints.G_BAR),
-        Exercise("3.3", "gathering_linear", check_gathering_linear, hints.GATHERING_LINEAR),
-        Exercise("3.4", "layer", check_parallel_layer, hints.LAYER),
-        Exercise("3.5", "shard_keeping_linear", check_shard_keeping_linear, hints.SHARD_KEEPING_LINEAR),
-        Exercise("3.6", "sum_partial_gradients", check_sum_partial_gradients, hints.SUM_PARTIAL_GRADIENTS),
-        Exercise("3.7", "dropout_generators", check_dropout_generators, hints.DROPOUT_GENERATORS),
+        Exercise("3.1", "g", check_g, hints.G, takes_group=True),
+        Exercise("3.2", "g_bar", check_g_bar, hints.G_BAR, takes_group=True),
+        Exercise("3.3", "gathering_linear", check_gathering_linear, hints.GATHERING_LINEAR, takes_group=True),
+        Exercise("3.4", "layer", check_parallel_layer, hints.LAYER, takes_group=True),
+        Exercise(
+            "3.5", "shard_keeping_linear", check_shard_keeping_linear, hints.SHARD_KEEPING_LINEAR, takes_group=True
+        ),
+        Exercise(
+            "3.6", "sum_partial_gradients", check_sum_partial_gradients, hints.SUM_PARTIAL_GRADIENTS, takes_group=True
+        ),
+        Exercise("3.7", "dropout_generators", check_dropout_generators, hints.DROPOUT_GENERATORS, takes_group=True),
     ),
     reward=lab3_reward,
 )

@@ -89,6 +89,43 @@ def check_random_numbers(b: Bench, name: str) -> None:
         raise Wrong(_explain_gradient(function, x, upstream, plain, found[1], device))
     if not torch.equal(found[5], plain[5]):
         raise Wrong(_explain_state(function, x, plain, found[5], device))
+    _check_two_regions(b, checkpoint)
+
+
+def _check_two_regions(b: Bench, checkpoint: Callable) -> None:
+    """Two regions whose backward is still to come, as in every model: each needs what it drew itself.
+
+    In a chain backward comes to the last region first; from two results, in the order in which one asks.
+    """
+    up, down = b.random(16, 16, seed=11), b.random(16, 16, seed=12)
+    x, upstream = b.random(8, 4, 16, seed=13), b.random(8, 4, 16, seed=14)
+
+    def first(y: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(F.linear(y, up)), 0.5)
+
+    def second(y: Tensor) -> Tensor:
+        return F.dropout(torch.tanh(F.linear(y, down)), 0.25)
+
+    def chained(wrap: Callable, leaf: Tensor) -> None:
+        wrap(second, wrap(first, leaf * 1) * 1).backward(upstream)
+
+    def side_by_side(wrap: Callable, leaf: Tensor) -> None:
+        results = wrap(first, leaf * 1), wrap(second, leaf * 2)
+        for result in results:
+            result.backward(upstream)
+
+    for run, how in ((chained, "in a row"), (side_by_side, "side by side, the first one's backward first")):
+        gradients = []
+        for wrap in (lambda f, y: f(y), checkpoint):
+            seed_and_draw(_SEED, b.device)
+            leaf = x.clone().requires_grad_()
+            run(wrap, leaf)
+            gradients.append(grad_of(leaf))
+        if not close(gradients[1], gradients[0]):
+            raise Wrong(
+                f"right for one region, wrong for two {how}: each needs the inputs and the generator's state of its own first run, so "
+                "keep them with the region (ctx.save_for_backward), not in a variable that all regions share"
+            )
 
 
 _SEED = 77

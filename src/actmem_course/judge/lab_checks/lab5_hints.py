@@ -22,7 +22,8 @@ FREE_OUTPUT = (
 HOW_MANY_FIT = (
     "First reserve, for every microbatch in flight, what it keeps if it is recomputed. What is left?",
     "Each microbatch that keeps everything needs full_bytes − recomputed_bytes more.",
-    "left = budget_bytes − in_flight · recomputed_bytes; less than 0: −1; else min(in_flight, left // (full_bytes − recomputed_bytes)).",
+    "left = budget_bytes − in_flight · recomputed_bytes; less than 0: −1; else min(in_flight, left // (full_bytes − recomputed_bytes)), "
+    "and in_flight where the two sizes are equal, which // would divide by.",
 )
 MICROBATCHES_TO_KEEP = (
     "Walk through the rank's order from 5.1 and track which places are taken.",

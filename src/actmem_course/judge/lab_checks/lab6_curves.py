@@ -16,7 +16,7 @@ from actmem.config import ModelShape
 from actmem.formulas.table2 import TABLE2, Configuration
 from actmem.model.gpt import GPT
 from actmem.model.layer import TransformerLayer
-from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, NUM_MICROBATCHES
+from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 from actmem_course.standard_library import standard_library
@@ -28,11 +28,15 @@ _TOLERANCE = 1e-9
 
 @dataclass
 class Seen:
-    """What torch ran while a learner trained: the tokens of each forward pass, by step, and the optimizers."""
+    """What torch ran while a learner trained: the tokens of each forward pass, by step, and the optimizers.
+
+    norms: of the gradients on this rank, as each optimizer.step() found them.
+    """
 
     models: set[GPT] = field(default_factory=set)
     optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
     tokens: list[list[Tensor]] = field(default_factory=lambda: [[]])
+    norms: list[float] = field(default_factory=list)
 
 
 @contextmanager
@@ -47,6 +51,8 @@ def _looking() -> Iterator[Seen]:
 
     def step(optimizer, args, kwargs):
         seen.optimizers.append(optimizer)
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.norms.append(math.sqrt(sum(gradient.square().sum().item() for gradient in gradients)))
         seen.tokens.append([])
 
     hooks = register_module_forward_pre_hook(forward), register_optimizer_step_pre_hook(step)
@@ -69,6 +75,7 @@ def check_train(b: Bench) -> str:
         _check_losses(b, mode, losses)
         _check_mode(b, mode, seen)
         _check_steps(shape, seen)
+        _check_norms(seen)
         curves[mode.name] = losses
     first = curves[TABLE2[0].name]
     for name, losses in curves.items():
@@ -109,6 +116,15 @@ def _check_mode(b: Bench, mode: Configuration, seen: Seen) -> None:
             raise Wrong(f"mode {mode.name!r}: the trained model is in another mode: pass mode to make_model")
 
 
+def _check_norms(seen: Seen) -> None:
+    """AdamW takes nearly the same steps from gradients of any length, so that a limit left out hardly shows in the losses."""
+    longest = max(seen.norms)
+    if any(model.tp.size == 1 for model in seen.models) and longest > MAX_NORM * (1 + 1e-5):
+        raise Wrong(
+            f"gradients with a norm of {longest:.3g} reach the optimizer: pass MAX_NORM ({MAX_NORM}) to training_step"
+        )
+
+
 def _check_steps(shape: ModelShape, seen: Seen) -> None:
     if len(seen.models) > 1:
         raise Wrong(f"{len(seen.models)} models are made in one training: make it once, before the first step")
@@ -135,7 +151,7 @@ def _check_steps(shape: ModelShape, seen: Seen) -> None:
     steps = [torch.cat(microbatches) for microbatches in seen.tokens[:_NUM_STEPS]]
     if any(torch.equal(steps[0], other) for other in steps[1:]):
         raise Wrong("two steps train on the same batch: pass the number of the step to batch")
-    if any(torch.equal(tokens[0], other) for tokens in seen.tokens[:_NUM_STEPS] for other in tokens[1:]):
+    if all(len(torch.cat(tokens).unique(dim=0)) < size * NUM_MICROBATCHES for tokens in seen.tokens[:_NUM_STEPS]):
         raise Wrong(
-            "the microbatches of a step are the same sequences: cut one batch of NUM_MICROBATCHES * micro_batch_size into them"
+            "the microbatches of a step share sequences: cut one batch of NUM_MICROBATCHES * micro_batch_size into them"
         )

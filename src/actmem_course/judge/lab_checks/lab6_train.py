@@ -16,9 +16,9 @@ LAB = Lab(
     "Lab 6: train under every mode",
     (
         Exercise("6.1", "batch", check_batch, hints.BATCH),
-        Exercise("6.2", "make_model", check_make_model, hints.MAKE_MODEL),
-        Exercise("6.3", "gradient_norm", check_gradient_norm, hints.GRADIENT_NORM),
-        Exercise("6.4", "training_step", check_training_step, hints.TRAINING_STEP),
+        Exercise("6.2", "make_model", check_make_model, hints.MAKE_MODEL, takes_group=True),
+        Exercise("6.3", "gradient_norm", check_gradient_norm, hints.GRADIENT_NORM, takes_group=True),
+        Exercise("6.4", "training_step", check_training_step, hints.TRAINING_STEP, takes_group=True),
         Exercise("6.5", "train", check_train, hints.TRAIN),
     ),
     reward=lab6_reward,

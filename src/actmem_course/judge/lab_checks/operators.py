@@ -7,7 +7,6 @@ from collections.abc import Callable
 import torch.nn.functional as F
 from torch import Tensor
 
-from actmem_course.judge.compare import close
 from actmem_course.judge.kept import check_keeps
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -22,23 +21,6 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def size_of(x: Tensor) -> int:
     """Bytes of a tensor's elements."""
     return x.numel() * x.element_size()
-
-
-def check_group(b: Bench, function: Callable[..., Tensor], x: Tensor, expected: Tensor) -> None:
-    """Raise Wrong unless ``function(x, group)`` on a group of one rank exchanges with no other rank."""
-    if b.size == 1:
-        return
-    leaf = x.clone().requires_grad_()
-    with b.watching():
-        result = function(leaf * 1, b.alone)
-    right = isinstance(result, Tensor) and close(result.detach(), expected)
-    if right:
-        upstream = b.random_by_rank(*result.shape, seed=77)[b.rank]
-        with b.watching():
-            result.backward(upstream.clone())
-        right = leaf.grad is not None and close(leaf.grad, upstream)
-    if not right:
-        raise Wrong("it exchanges with ranks outside group: pass group=group to every call of torch.distributed")
 
 
 def check_keeps_nothing(b: Bench, function: Callable[..., Tensor], x: Tensor) -> None:

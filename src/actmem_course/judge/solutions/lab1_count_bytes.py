@@ -56,7 +56,8 @@ def rank_bytes(
     """Bytes of the layer on one of t ranks, all tensors together.
 
     sequence_parallel: whether layer norms and dropouts are shared among the t ranks as well.
-    recompute: "none", "selective" or "full".  2205.05198 table 2.
+    recompute: "none", "selective" or "full".  Under full recomputation a layer keeps its input, 2sbh;
+    with sequence parallelism that is shared among the ranks as well.  2205.05198 table 2.
     """
     s, b, h, a, t = seq_length, micro_batch_size, hidden_size, num_attention_heads, tensor_parallel_size
     sbh, cut = s * b * h, tensor_parallel_size if sequence_parallel else 1

@@ -68,8 +68,10 @@ def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_
     budget_bytes.  At most in_flight; -1 if not even recomputing all of them fits.
     2205.05198 appendix C.
     """
-    left = budget_bytes - in_flight * recomputed_bytes
-    return min(in_flight, left // (full_bytes - recomputed_bytes)) if left >= 0 else -1
+    left, more = budget_bytes - in_flight * recomputed_bytes, full_bytes - recomputed_bytes
+    if left < 0:
+        return -1
+    return min(in_flight, left // more) if more else in_flight
 
 
 # 5.5

@@ -10,11 +10,9 @@ from hypothesis import strategies as st
 
 from actmem.checks import LARGEST_SIZE
 from actmem.config import (
-    RECOMPUTE_MODES,
     ConfigError,
     ModelShape,
     Parallel,
-    Recompute,
     check_divides,
     check_layer,
     check_size,
@@ -23,6 +21,7 @@ from actmem.config import (
 )
 from actmem.formulas import paper
 from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.recipes import RECOMPUTE_MODES, Recompute
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
@@ -136,22 +135,25 @@ def test_a_mode_knows_its_region_and_its_end():
     modes = [Recompute.of(name) for name in RECOMPUTE_MODES]
     assert [mode.name for mode in modes] == list(RECOMPUTE_MODES)
     assert [(mode.region, mode.stop_early) for mode in modes] == [
-        ("none", False), ("core", True), ("layer", True), ("core", False), ("layer", False),
+        ("none", False), ("core", True), ("terms", True), ("layer", True), ("core", False), ("layer", False),
     ]  # fmt: skip
     assert all(Recompute.of(mode) is mode for mode in modes)
-    assert [mode.to_the_end.name for mode in modes] == ["none", "paper-selective", "paper-full"] + [
-        "paper-selective",
-        "paper-full",
-    ]
-    wrongs: tuple[Any, ...] = ("all", None, ["full"])
+    assert {mode.name: mode.to_the_end.name for mode in modes if mode.region != "terms"} == {
+        "none": "none",
+        "selective": "paper-selective",
+        "full": "paper-full",
+        "paper-selective": "paper-selective",
+        "paper-full": "paper-full",
+    }
+    wrongs: tuple[Any, ...] = ("all", None, [1], 3)
     for wrong in wrongs:
-        with pytest.raises(ConfigError, match="^recompute: must be one of none, selective, full, .*, got"):
+        with pytest.raises(ConfigError, match="^recompute: must be one of none, selective, elementwise, full, .*, got"):
             Recompute.of(wrong)
     with pytest.raises(AttributeError):
         modes[0].region = "layer"  # type: ignore[misc]  # frozen
 
 
-def test_only_config_says_what_a_mode_means():
+def test_only_recipes_says_what_a_mode_means():
     """No other file of the library compares the names of modes."""
     names = set(RECOMPUTE_MODES) - {"none"}  # a region has that name too
     for path in sorted((SOURCE / "actmem").rglob("*.py")):

@@ -10,9 +10,10 @@ from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.config import RECOMPUTE_MODES, ModelShape
+from actmem.config import ModelShape
 from actmem.measure.ledger import record
 from actmem.model.layer import TransformerLayer
+from actmem.recipes import RECOMPUTE_MODES
 from actmem.recompute import around_second_runs, checkpoint
 
 SHAPE = ModelShape(16, 2, 24, 4)
@@ -33,6 +34,7 @@ def test_flops_of_every_mode():
         "none": 0,
         # QKᵀ again, attention over V not: backward reads V's partner, the dropout output, and no product of it.
         "selective": 2 * s * s * b * h,
+        "elementwise": 2 * s * s * b * h,
         "paper-selective": 4 * s * s * b * h,
         # All but the last product of the MLP.
         "full": 16 * s * b * h * h + 4 * s * s * b * h,

@@ -7,7 +7,6 @@ names the argument and the rule.  Nothing in this file needs torch.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
 
 from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_divides, check_size, checked, shown
 
@@ -27,48 +26,6 @@ def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
         offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is"
         raise ConfigError("vocab_size", f"{v} must be divisible by tensor_parallel_size = {t}; {offer}")
     return v // t
-
-
-@dataclass(frozen=True)
-class Recompute:
-    """What backward runs again instead of keeping (2205.05198 section 5).
-
-    name: what users type; one of RECOMPUTE_MODES.
-    region: the part of a layer that keeps only its inputs: "none", "core" (the core attention,
-    from Q, K and V to its output) or "layer" (all of it).
-    stop_early: the second run ends at the last tensor that backward reads.  The paper runs the
-    region to its end, which keeps the same bytes and costs one matrix product more.
-    """
-
-    name: str
-    region: Literal["none", "core", "layer"]
-    stop_early: bool
-
-    @staticmethod
-    def of(mode: Recompute | str) -> Recompute:
-        """The mode of that name; a Recompute is returned as it is.  Raises ConfigError on another name."""
-        if isinstance(mode, Recompute):
-            return mode
-        for known in _MODES:
-            if isinstance(mode, str) and known.name == mode:
-                return known
-        raise ConfigError("recompute", f"must be one of {', '.join(RECOMPUTE_MODES)}, got {shown(mode)}")
-
-    @property
-    def to_the_end(self) -> Recompute:
-        """The same region, run to its end as in the paper."""
-        return next(mode for mode in _MODES if mode.region == self.region and not mode.stop_early)
-
-
-#: The one place that says what each name means.
-_MODES = (
-    Recompute("none", "none", stop_early=False),
-    Recompute("selective", "core", stop_early=True),
-    Recompute("full", "layer", stop_early=True),
-    Recompute("paper-selective", "core", stop_early=False),
-    Recompute("paper-full", "layer", stop_early=False),
-)
-RECOMPUTE_MODES = tuple(mode.name for mode in _MODES)
 
 
 @dataclass(frozen=True)

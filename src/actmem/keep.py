@@ -63,23 +63,23 @@ def released_by_reader() -> bool:
     return getattr(_reading, "releases", False)
 
 
-def keep(*tensors: Tensor) -> Kept:
+def keep(*tensors: Tensor, name: str = "") -> Kept:
     """Save ``tensors`` through ``save_for_backward`` now, to be read in backward later.
 
     An attribute on ``ctx`` would hold them too, but no hook sees it, so a ledger couldn't count
-    them and a checkpoint couldn't drop them.  Keeps each tensor's storage.
+    them and a checkpoint couldn't drop them.  Keeps each tensor's storage.  name: for a ledger.
     """
     with torch.enable_grad():
         # The node exists only if some input needs a gradient; the anchor has no elements.
         anchor = torch.empty(0, device=tensors[0].device, requires_grad=True)
-        return Kept(_Keep.apply(anchor, *tensors))
+        return Kept(_Keep.apply(anchor, *tensors, name))
 
 
 class _Keep(Function):
     @staticmethod
-    def forward(ctx, anchor: Tensor, *tensors: Tensor) -> Tensor:
+    def forward(ctx, anchor: Tensor, *tensors_and_name) -> Tensor:
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
+        ctx.save_for_backward(*tensors_and_name[:-1])
         return anchor.clone()
 
     @staticmethod

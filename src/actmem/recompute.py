@@ -99,7 +99,7 @@ class _Region:
 
     def __init__(self, function, inputs, generators, stop_early):
         self.function, self.generators, self.stop_early = function, tuple(generators), stop_early
-        self.autocast = _autocast_state()
+        self.autocast = autocast_state()
         self.requires_grad = [x.requires_grad for x in inputs]
         self.kept = keep(*inputs, *(generator.get_state() for generator in self.generators))
         self.saved: list[tuple] = []  # shape and dtype of each saved tensor
@@ -167,7 +167,8 @@ def _name(function: Callable) -> str:
     return getattr(function, "__qualname__", type(function).__name__)
 
 
-def _autocast_state() -> list[dict]:
+def autocast_state() -> list[dict]:
+    """Arguments of ``torch.autocast`` that restore what holds now, a set for each kind of device."""
     return [
         {"device_type": device, "dtype": torch.get_autocast_dtype(device), "enabled": torch.is_autocast_enabled(device)}
         for device in ("cpu", "cuda")

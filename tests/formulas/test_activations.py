@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape, Parallel
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import (
     CORE_ATTENTION_TERMS,
     crossover_seq_length,
@@ -17,6 +17,7 @@ from actmem.formulas.activations import (
     layer_rows,
 )
 from actmem.models import PAPER_MODELS
+from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import LAYER_TERMS, total
 from tests.formulas.cuts import layer_cuts
 
@@ -63,6 +64,9 @@ def test_recomputation_only_leaves_rows_out(cut, recompute, e):
         assert dropped == set()
     elif "selective" in recompute:
         assert dropped == set(CORE_ATTENTION_TERMS)
+    elif recompute == "elementwise":
+        norms_and_gelu = {"QKV projection input", "h→4h input", "4h→h input"}
+        assert dropped == set(CORE_ATTENTION_TERMS) | norms_and_gelu | {"attention dropout mask", "MLP dropout mask"}
     else:
         assert dropped == set(LAYER_TERMS) - {"layer-norm 1 input"}
 
@@ -133,7 +137,7 @@ def test_crossover():
         (lambda: eq4(ModelShape(9, 1, 12, 4), 2), "seq_length: 9 must be divisible by tensor_parallel_size = 2"),
         (
             lambda: layer_rows(ModelShape(8, 1, 12, 3), recompute="some"),
-            "recompute: must be one of none, selective, full",
+            "recompute: must be one of none, selective, elementwise, full",
         ),
         (lambda: eq1(ModelShape(8, 1, 12, 3), element_size=1), "element_size: must be one of 2, 4, 8, got 1"),
     ],

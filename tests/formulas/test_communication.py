@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape, Parallel
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.communication import (
     Exchange,
     counts,
@@ -26,6 +26,7 @@ from actmem.model.gpt import GPT
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
+from actmem.recipes import RECOMPUTE_MODES
 from tests.formulas.cuts import layer_cuts, model_cuts
 
 SHAPE = ModelShape(8, 3, 24, 4, num_layers=2, vocab_size=20)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import RECOMPUTE_MODES, ConfigError, ModelShape, Parallel
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas import paper
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.first_stage import (
@@ -25,6 +25,7 @@ from actmem.formulas.first_stage import (
 )
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.models import PAPER_MODELS, TINY
+from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
 from tests.formulas.cuts import layer_cuts, model_cuts
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import RECOMPUTE_MODES, ConfigError, Parallel
+from actmem.config import ConfigError, Parallel
 from actmem.formulas import paper
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import layer_extra_rows
@@ -28,6 +28,7 @@ from actmem.formulas.stage_terms import (
     stage_rows,
 )
 from actmem.models import PAPER_MODELS, TINY
+from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, extra_rows, paper_rows, total
 from tests.formulas.cuts import model_cuts
 from tests.formulas.test_first_stage import schedule_of

@@ -8,7 +8,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 
-from actmem.config import ConfigError, ModelShape, Recompute
+from actmem.config import ConfigError, ModelShape
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.model.attention import SelfAttention
@@ -19,6 +19,7 @@ from actmem.parallel.collectives import all_gather, start_all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear, load_dense, shard
 from actmem.parallel.rng import DropoutStreams
+from actmem.recipes import Recompute
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=20)
 FORMS: dict[str, dict[str, Any]] = {

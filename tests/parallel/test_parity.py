@@ -6,12 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from actmem.config import RECOMPUTE_MODES, ModelShape
+from actmem.config import ModelShape
 from actmem.measure.comms import count_collectives
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+from actmem.recipes import RECOMPUTE_MODES
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4)
 FORMS: dict[str, dict[str, Any]] = {

@@ -10,11 +10,12 @@ the paper's coefficients, 4 for float32.  Dropout masks take 1 byte an element f
 from __future__ import annotations
 
 from actmem.checks import checked
-from actmem.config import ModelShape, Parallel, Recompute, check_layer
-from actmem.rows import Row
+from actmem.config import ModelShape, Parallel, check_layer
+from actmem.recipes import PAPER_LAYER, Recompute
+from actmem.rows import LAYER_TERMS, Row
 
 #: Terms inside the core attention: selective recomputation drops them.
-CORE_ATTENTION_TERMS = ("softmax output", "softmax dropout mask", "softmax dropout output")
+CORE_ATTENTION_TERMS = tuple(term for term in LAYER_TERMS if term in PAPER_LAYER.core)
 
 
 @checked
@@ -23,12 +24,13 @@ def layer_rows(
 ) -> list[Row]:
     """The tensors that one layer keeps for backward on one rank, one row each.
 
-    Up to 15 rows in the order of the forward pass; 12 under selective and 1 under full
-    recomputation, which keeps only the layer's input.  Raises ConfigError if a is not divisible
-    by t, or s under sequence parallelism.  Source: 2205.05198 sections 4.1, 4.2 and 5.
+    Up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1
+    under full recomputation, which keeps only the layer's input.  recompute can also be a set of
+    terms to drop.  Raises ConfigError if a is not divisible by t, or s under sequence parallelism,
+    or on a set that ``recipes`` can't rebuild.  Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
-    region = Recompute.of(recompute).region
+    dropped = PAPER_LAYER.dropped(recompute)
     a, b, h, s = shape.letters()
     e = element_size
     t = parallel.tensor_parallel_size
@@ -36,11 +38,8 @@ def layer_rows(
     whole = t if parallel.sequence_parallel else 1
     sbh, scores = s * b * h, a * s * s * b
 
-    layer_input = Row("layer-norm 1 input", e * sbh // whole, whole, "§4.1, layer norm")
-    if region == "layer":
-        return [layer_input]
     rows = [
-        layer_input,
+        Row("layer-norm 1 input", e * sbh // whole, whole, "§4.1, layer norm"),
         Row("QKV projection input", e * sbh // whole, whole, "§4.1, Q, K, V products"),
         Row("Q", e * sbh // t, t, "§4.1, QKᵀ"),
         Row("K", e * sbh // t, t, "§4.1, QKᵀ"),
@@ -56,9 +55,7 @@ def layer_rows(
         Row("4h→h input", 4 * e * sbh // t, t, "§4.1, MLP"),
         Row("MLP dropout mask", sbh // whole, whole, "§4.1, MLP"),
     ]
-    if region == "core":
-        return [row for row in rows if row.term not in CORE_ATTENTION_TERMS]
-    return rows
+    return [row for row in rows if row.term not in dropped]
 
 
 @checked

@@ -11,9 +11,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 from actmem.checks import checked
-from actmem.config import ConfigError, ModelShape, Recompute
+from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
+from actmem.recipes import Recompute
 from actmem.rows import total
 
 

@@ -24,8 +24,9 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 
 from actmem.checks import check_choice, checked
-from actmem.config import ModelShape, Parallel, Recompute, check_divides, check_layer, check_size
+from actmem.config import ModelShape, Parallel, check_divides, check_layer, check_size
 from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
+from actmem.recipes import PAPER_LAYER, Recompute
 
 #: How often each rank sends its share, payload / ranks, to its neighbour: once a step around the ring.
 _RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
@@ -95,7 +96,6 @@ def layer_exchanges(
     can't share the layer.  2205.05198 section 4.2.
     """
     check_layer(shape, parallel)
-    mode = Recompute.of(recompute)
     t, size = parallel.tensor_parallel_size, _activation_bytes(shape, element_size)
     if t == 1:
         return []
@@ -103,8 +103,10 @@ def layer_exchanges(
     def each(kind: str, phase: str, where: str, count: int = 2) -> Exchange:
         return Exchange(kind, phase, where, t, size, count)
 
-    # How many of the layer's two blocks the second forward pass runs to the end.
-    ends_again = 2 - mode.stop_early if mode.region == "layer" else 0
+    # A block's first product needs the gathered sequence, and its last leaves partial sums.
+    products = PAPER_LAYER.products_again(recompute)
+    starts_again = len(products & {"QKV projection", "h→4h"})
+    ends_again = len(products & {"attention projection", "4h→h"})
     if not parallel.sequence_parallel:
         rows = [
             each("all-reduce", "forward", "f̄, attention and MLP"),
@@ -115,7 +117,7 @@ def layer_exchanges(
         rows = [
             each("all-gather", "forward", "g, attention and MLP"),
             each("reduce-scatter", "forward", "ḡ, attention and MLP"),
-            each("all-gather", "recompute", "g again", 2 if ends_again else 0),
+            each("all-gather", "recompute", "g again", starts_again),
             each("reduce-scatter", "recompute", "ḡ again", ends_again),
             each("all-gather", "backward", "ḡ, attention and MLP"),
             each("reduce-scatter", "backward", "g, attention and MLP"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from actmem.checks import checked
-from actmem.config import ModelShape, Parallel, Recompute, check_layer
+from actmem.config import ModelShape, Parallel, check_layer
+from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
 
 #: Bytes of one saved random-number state.  CPU: the Mersenne Twister's, as torch stores it.
@@ -25,9 +26,9 @@ def layer_extra_rows(
 ) -> list[Row]:
     """What torch keeps for one layer on one rank beyond ``layer_rows``.
 
-    Layer-norm statistics (CPU: in the activations' dtype, CUDA: float32); for a recomputed
-    core attention, the causal mask (1 byte an element) and a random-number state; for a
-    recomputed layer, the states of both random-number streams.
+    Layer-norm statistics (CPU: in the activations' dtype, CUDA: float32); where the softmax runs
+    again, the causal mask (1 byte an element); for a recomputed core attention a random-number
+    state, for a recomputed layer those of both streams.  A mask dropped by name knows its seed.
     """
     check_layer(shape, parallel)
     region = Recompute.of(recompute).region
@@ -41,8 +42,8 @@ def layer_extra_rows(
         Row("layer-norm 1 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
         Row("layer-norm 2 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
     ]
+    if "softmax output" in PAPER_LAYER.dropped(recompute):
+        rows.append(Row("causal mask", s * s, 1, "softmax run again", MASK_REASON))
     if region == "core":
-        where = "checkpoint of the core attention"
-        rows.append(Row("causal mask", s * s, 1, where, MASK_REASON))
-        rows.append(Row("random-number state", rng, 1, where, RNG_REASON))
+        rows.append(Row("random-number state", rng, 1, "checkpoint of the core attention", RNG_REASON))
     return rows

@@ -9,8 +9,10 @@ from __future__ import annotations
 from fractions import Fraction
 
 from actmem.checks import checked
-from actmem.config import ConfigError, ModelShape, Parallel, Recompute, check_divides, check_layer
-from actmem.formulas.activations import eq1, eq2, eq4
+from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
+from actmem.formulas.activations import eq1, eq2, eq4, layer_rows
+from actmem.recipes import Recompute
+from actmem.rows import total
 
 
 @checked
@@ -121,6 +123,8 @@ def layer_bytes(
         whole = eq1(shape, e)
     else:
         whole = eq4(shape, t, e) if parallel.sequence_parallel else eq2(shape, t, e)
+    if region == "terms":
+        return total(layer_rows(shape, parallel, recompute, e))
     if region == "core":
         return whole - (2 * e + 1) * a * s * s * b // t
     return whole

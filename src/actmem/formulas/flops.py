@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from actmem.checks import checked
-from actmem.config import ModelShape, Recompute, check_size
+from actmem.config import ModelShape, check_size
+from actmem.recipes import PAPER_LAYER, Recompute
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,6 @@ def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]
     ]
 
 
-#: Products of each region, in order.
-_IN_REGION = {
-    "none": (),
-    "core": ("QKᵀ", "attention over V"),
-    "layer": ("QKV projection", "QKᵀ", "attention over V", "attention projection", "h→4h", "4h→h"),
-}
-
-
 @checked
 def recomputed_products(shape: ModelShape, global_batch_size: int, recompute: Recompute | str) -> list[Product]:
     """The products that a mode recomputes in backward.  Section 5.
@@ -56,9 +49,7 @@ def recomputed_products(shape: ModelShape, global_batch_size: int, recompute: Re
     Backward does not read the output of a region's last product, so the modes that stop early
     leave that product out; the text of the paper counts it.
     """
-    mode = Recompute.of(recompute)
-    products = _IN_REGION[mode.region]
-    again = products[:-1] if mode.stop_early else products
+    again = PAPER_LAYER.products_again(recompute)
     return [product for product in forward_products(shape, global_batch_size) if product.term in again]
 
 
@@ -104,14 +95,19 @@ def eq9(shape: ModelShape) -> Fraction:
 def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     """FLOPs that a mode adds to one layer, as a share of the layer's own 72Bsh² + 12Bs²h.
 
-    selective 2s/(72h + 12s), paper-selective 4s/(72h + 12s), full (16h + 4s)/(72h + 12s),
-    paper-full 1/3.
+    selective and elementwise 2s/(72h + 12s), paper-selective 4s/(72h + 12s), full
+    (16h + 4s)/(72h + 12s), paper-full 1/3.
     """
     _, _, h, s = shape.letters()
-    mode = Recompute.of(recompute)
-    early = mode.stop_early  # leaves out the region's last product: attention over V, or 4h→h
-    added = {"none": 0, "core": 4 * s - 2 * s * early, "layer": 24 * h + 4 * s - 8 * h * early}
-    return Fraction(added[mode.region], 72 * h + 12 * s)
+    cost = {
+        "QKV projection": 6 * h,
+        "QKᵀ": 2 * s,
+        "attention over V": 2 * s,
+        "attention projection": 2 * h,
+        "h→4h": 8 * h,
+        "4h→h": 8 * h,
+    }
+    return Fraction(sum(cost[product] for product in PAPER_LAYER.products_again(recompute)), 72 * h + 12 * s)
 
 
 @checked

@@ -11,11 +11,12 @@ from collections.abc import Iterable
 from fractions import Fraction
 
 from actmem.checks import checked
-from actmem.config import ConfigError, ModelShape, Parallel, Recompute
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.first_stage import in_flight, layer_bytes, layers_per_chunk
 from actmem.formulas.schedule import Action
 from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
+from actmem.recipes import Recompute
 from actmem.rows import total
 
 

@@ -7,10 +7,11 @@ Rows are for all microbatches in flight together, at the rank's peak.
 from __future__ import annotations
 
 from actmem.checks import checked
-from actmem.config import ModelShape, Parallel, Recompute, check_divides, check_layer
+from actmem.config import ModelShape, Parallel, check_divides, check_layer
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import STATISTICS_REASON, layer_extra_rows
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight, layers_per_chunk
+from actmem.recipes import Recompute
 from actmem.rows import Row
 
 EMBEDDING_TERM = "embedding dropout mask"

@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actmem.config import ModelShape, Recompute
+from actmem.config import ModelShape
 from actmem.measure.census import census
 from actmem.measure.ledger import record
 from actmem.measure.term_names import rows_by_term
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
+from actmem.recipes import Recompute
 from actmem.rows import Row, total
 
 

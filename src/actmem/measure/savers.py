@@ -112,6 +112,8 @@ def _seen(apply) -> classmethod:
 def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
     """Which argument ``tensor`` is: the same view of the same storage, or else the same storage."""
     storage = _storage_of(tensor)
+    if args and isinstance(args[-1], str) and args[-1]:
+        return args[-1]  # keep() says itself what it keeps
     named = [(str(i), arg) for i, arg in enumerate(args)] + list(kwargs.items())
     same = [(name, arg) for name, arg in named if storage is not None and _storage_of(arg) is storage]
     for name, arg in same:

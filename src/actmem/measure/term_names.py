@@ -29,6 +29,8 @@ def term_name(saved: SavedTensor) -> str:
     """The term that formulas use for this tensor, or a description of it."""
     module, op, argument = saved.module, saved.op, saved.argument
     last = module.rsplit(".", 1)[-1]
+    if op == _KEEP and not argument.isdigit():
+        return argument  # kept by name, see ``drop``
     if op == "layer_norm" and last in ("norm1", "norm2"):
         part = "input" if argument else "statistics"
         return f"layer-norm {last[-1]} {part}"

@@ -6,11 +6,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actmem.config import ModelShape, Recompute, check_divides
+from actmem.config import ModelShape, check_divides
+from actmem.drop import KEEP_ALL, Terms
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.weights import child_seed, fresh_seed
+from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
 
 
@@ -42,13 +44,19 @@ class CoreAttention(nn.Module):
         self.scale = head_size**-0.5
         self.dropout_mask = DropoutMask(p, generator)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        weights = terms("softmax output", self.softmax, q, k, mask)
+        drop = self.dropout_mask(weights, terms, "softmax dropout mask")
+        weights = drop.drop(weights, terms, "softmax dropout output")
+        return terms("context", torch.bmm, weights, v)
+
+    def softmax(self, q: Tensor, k: Tensor, mask: Tensor) -> Tensor:
+        """Attention weights ``[b·a/t, s, s]``."""
         # The matrix product itself adds -inf.  There the softmax output is 0 and so is the gradient
         # of the scores: backward needs no mask, and none is kept.
         hidden = mask.to(q.dtype) if mask.is_floating_point() else _as_scores(mask, q.dtype)
         scores = torch.baddbmm(hidden.expand(q.shape[0], -1, -1), q, k.transpose(1, 2), alpha=self.scale)
-        weights = F.softmax(scores, dim=-1)  # [b·a/t, s, s]
-        return torch.bmm(self.dropout_mask(weights).drop(weights), v)
+        return F.softmax(scores, dim=-1)
 
 
 class SelfAttention(nn.Module):
@@ -81,14 +89,20 @@ class SelfAttention(nn.Module):
         self.generator = streams.sharded
         self.projection = RowParallelLinear(h, h, tp, seed=child_seed(seed, "projection"), **factory)
 
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        qkv = self.qkv(x)  # [s, b, 3h/t]
-        s, b, _ = qkv.shape
-        # [s, b·a/t, 3, d]: three views of one tensor, no copy
-        q, k, v = (part.transpose(0, 1) for part in qkv.view(s, -1, 3, self.head_size).unbind(2))
+    def forward(self, x: Tensor, mask: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        q, k, v = terms(("Q", "K", "V"), self.heads, x)
         if self.recompute.region == "core":
             stop_early = self.recompute.stop_early
             context = checkpoint(self.core, q, k, v, mask, generators=[self.generator], stop_early=stop_early)
         else:
-            context = self.core(q, k, v, mask)
-        return self.projection(context.transpose(0, 1).reshape(s, b, -1))
+            context = self.core(q, k, v, mask, terms)
+        b = x.shape[1]
+        side_by_side = lambda c: c.transpose(0, 1).reshape(c.shape[1], b, -1).contiguous()  # noqa: E731
+        context = terms("attention projection input", side_by_side, context)
+        return terms("attention output", self.projection, context)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Q, K and V, each ``[b·a/t, s, h/a]``: three views of one tensor, no copy."""
+        qkv = self.qkv(x)  # [s, b, 3h/t]
+        parts = qkv.view(qkv.shape[0], -1, 3, self.head_size).unbind(2)  # [s, b·a/t, h/a] each
+        return tuple(part.transpose(0, 1) for part in parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from actmem.config import ConfigError, ModelShape, Recompute, check_divides, check_vocab_size
+from actmem.config import ConfigError, ModelShape, check_divides, check_vocab_size
 from actmem.model.attention import causal_mask
 from actmem.model.layer import ParallelLayerNorm, TransformerLayer, check_length
 from actmem.parallel.groups import TensorParallel
@@ -13,6 +13,7 @@ from actmem.parallel.linear import column_parallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
+from actmem.recipes import Recompute
 
 
 class GPT(ParallelModule):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
-from actmem.config import ConfigError, ModelShape, Parallel, Recompute, check_layer
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.drop import Terms
 from actmem.model.attention import SelfAttention, causal_mask
 from actmem.model.mlp import MLP
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, mark_partial_gradient
+from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.recompute import checkpoint
 
 
@@ -17,9 +20,9 @@ class TransformerLayer(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    recompute: a config.Recompute, or its name.  Keeps what formulas.activations.layer_rows
-    lists, and formulas.extras beside it.  seed: of the weights and of the dropout streams, if none
-    are given; None takes the next number of torch's default CPU generator, which then must be in
+    recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
+    formulas.activations.layer_rows lists, and formulas.extras beside it.  seed: of the weights and
+    of the dropout streams, if none are given; None takes the next number of torch's default CPU generator, which then must be in
     the same state on all t ranks.  Sequences may be shorter than s.  Raises ConfigError if t ranks
     can't share the layer, or on a longer sequence.  torch.compile works; dropout and what is
     recomputed stay eager.
@@ -39,6 +42,8 @@ class TransformerLayer(nn.Module):
         super().__init__()
         check_layer(shape, Parallel(tp.size, tp.sequence_parallel))
         self.recompute = Recompute.of(recompute)
+        # A region is run again as a whole; the terms of a set are rebuilt one by one.
+        self.dropped = PAPER_LAYER.dropped(self.recompute) if self.recompute.region == "terms" else frozenset()
         seed = fresh_seed() if seed is None else seed
         device = factory.get("device") or "cpu"
         self.streams = streams or DropoutStreams(child_seed(seed, "dropout"), tp, device)
@@ -65,12 +70,17 @@ class TransformerLayer(nn.Module):
     def _forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         s = check_length(x.shape[0] * self.ranks_of_sequence, self.seq_length)
         mask = causal_mask(s, x.device) if mask is None else mask[:s, :s]
-        drop = self.attention_dropout(x)
-        x = x + drop.drop(self.attention(self.norm1(x), mask))
-        # Drawn before the MLP, so that a second run of the layer can stop before the MLP's last
-        # matrix product: backward reads the mask, not the product.
-        drop = self.mlp_dropout(x)
-        return x + drop.drop(self.mlp(self.norm2(x)))
+        with Terms(self.dropped if torch.is_grad_enabled() else ()) as terms:
+            x, mask = terms.input("layer-norm 1 input", x), terms.input("causal mask", mask)
+            drop = self.attention_dropout(x, terms, "attention dropout mask")
+            y = terms("QKV projection input", self.norm1, x, also="layer-norm 1 statistics")
+            y = drop.drop(self.attention(y, mask, terms), terms)
+            x = terms("layer-norm 2 input", torch.add, x, y)
+            # Drawn before the MLP, so that a second run of the layer can stop before the MLP's last
+            # matrix product: backward reads the mask, not the product.
+            drop = self.mlp_dropout(x, terms, "MLP dropout mask")
+            y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
+            return x + drop.drop(self.mlp(y, terms))
 
 
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ModelShape
+from actmem.drop import KEEP_ALL, Terms
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.weights import child_seed, fresh_seed
@@ -26,5 +27,6 @@ class MLP(nn.Module):
         self.up = ColumnParallelLinear(h, 4 * h, tp, seed=child_seed(seed, "up"), **factory)
         self.down = RowParallelLinear(4 * h, h, tp, seed=child_seed(seed, "down"), **factory)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.gelu(self.up(x), approximate="tanh"))
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        x = terms("GeLU input", self.up, x)
+        return self.down(terms("4h→h input", lambda x: F.gelu(x, approximate="tanh"), x))

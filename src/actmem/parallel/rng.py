@@ -7,13 +7,17 @@ So each rank has two streams of random numbers.
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import ConfigError
+from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.weights import fresh_seed
 
 
 class DropoutStreams:
@@ -40,8 +44,8 @@ class DropoutMask(nn.Module):
     product whose output it drops.  A checkpoint has then seen everything that backward reads
     before that product, and its second run can stop there.
 
-    In: a tensor of the mask's shape (only shape and device are read).  Keeps 1 byte an element;
-    draws and keeps nothing for p = 0 or after ``eval()``.  p is rounded to 1/65536, and the scale
+    In: a tensor of the mask's shape (only shape and device are read), and a name for the mask in
+    ``terms``, which may drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.  p is rounded to 1/65536, and the scale
     with it: on a CPU one 64-bit draw then makes four decisions, several times faster than a draw
     for each.  Raises ConfigError unless 0 <= p < 1.
     """
@@ -53,27 +57,38 @@ class DropoutMask(nn.Module):
         self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
 
     @stays_eager
-    def forward(self, like: Tensor) -> Mask:
+    def forward(self, like: Tensor, terms: Terms = KEEP_ALL, term: str = "mask") -> Mask:
         if self.num_dropped == 0 or not self.training:
             return Mask(None, 1.0, None)
         kept_share = 1 - self.num_dropped / 2**16
-        draw = _draw_on_cpu if like.device.type == "cpu" else _draw_in_one_pass
-        mask = draw(like, kept_share, self.generator)
+        if like.device.type == "cpu":
+            # A stream's state has 5,056 bytes here, a seed has 8.
+            mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, fresh_seed(self.generator)))
+        else:
+            draw = partial(_draw_in_one_pass, like.shape, like.device, kept_share)
+            # On a GPU it has 16, on the host: reading them waits for nothing.
+            state = self.generator.get_state().tolist() if self.generator and term in terms.dropped else None
+            mask = terms.add(term, draw(self.generator), partial(draw, None, state))
         return Mask(mask, 1 / kept_share, keep(mask) if torch.is_grad_enabled() else None)
 
 
-def _draw_on_cpu(like: Tensor, kept_share: float, generator: torch.Generator | None) -> Tensor:
-    count = like.numel()
-    draws = torch.empty(-(-count // 4), dtype=torch.int64, device=like.device)
-    draws.random_(-(2**63), None, generator=generator)  # all 64 bits
+def _draw_on_cpu(shape: torch.Size, kept_share: float, seed: int) -> Tensor:
+    count = shape.numel()
+    draws = torch.empty(-(-count // 4), dtype=torch.int64, device="cpu")
+    draws.random_(-(2**63), None, generator=torch.Generator("cpu").manual_seed(seed))  # all 64 bits
     # In place, because torch has vector instructions for results of the operands' type, not for bools.
     kept = draws.view(torch.int16)[:count].ge_(2**15 - round(kept_share * 2**16))
-    return kept.to(torch.bool).view(like.shape)
+    return kept.to(torch.bool).view(shape)
 
 
-def _draw_in_one_pass(like: Tensor, kept_share: float, generator: torch.Generator | None) -> Tensor:
+def _draw_in_one_pass(
+    shape, device, kept_share, generator: torch.Generator | None, state: list | None = None
+) -> Tensor:
+    if state is not None:
+        generator = torch.Generator(device)
+        generator.set_state(torch.tensor(state, dtype=torch.uint8))
     # A GPU is limited by what it writes: 1 byte an element and no intermediate tensor.
-    return torch.empty(like.shape, dtype=torch.bool, device=like.device).bernoulli_(kept_share, generator=generator)
+    return torch.empty(shape, dtype=torch.bool, device=device).bernoulli_(kept_share, generator=generator)
 
 
 class Mask:
@@ -84,8 +99,8 @@ class Mask:
         self._dropped = False
 
     @stays_eager
-    def drop(self, x: Tensor) -> Tensor:
-        """``x`` with the unmasked elements set to 0 and the others scaled by 1/(1−p).
+    def drop(self, x: Tensor, terms: Terms = KEEP_ALL, term: str = "dropped") -> Tensor:
+        """``x`` with the unmasked elements set to 0 and the others scaled by 1/(1−p); ``term`` in ``terms``.
 
         Raises RuntimeError the second time: draw another mask for another tensor.
         """
@@ -94,9 +109,9 @@ class Mask:
         mask, self._mask, self._dropped = self._mask, None, True
         if mask is None:
             return x
-        return _Drop.apply(
-            x, mask, self._scale, self._kept, self._kept.anchor if self._kept and x.requires_grad else None
-        )
+        anchor = self._kept.anchor if self._kept and x.requires_grad else None
+        dropped = _Drop.apply(x, mask, self._scale, self._kept, anchor)
+        return terms.add(term, dropped, partial(_drop, scale=self._scale), x, mask)
 
 
 class _Drop(Function):

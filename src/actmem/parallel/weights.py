@@ -25,9 +25,9 @@ BLOCK_ELEMENTS = 2**20
 STANDARD_DEVIATION = 0.02
 
 
-def fresh_seed() -> int:
-    """A seed drawn from torch's default CPU generator: the ranks agree if they were seeded alike."""
-    draw = torch.empty((), dtype=torch.int64, device="cpu").random_()
+def fresh_seed(generator: torch.Generator | None = None) -> int:
+    """A seed drawn from a CPU generator, by default torch's own: the ranks agree if it was seeded alike there."""
+    draw = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=generator)
     return int(draw.item()) if type(draw) is Tensor else 0  # a fake tensor has no value
 
 

@@ -8,12 +8,13 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from actmem.config import ModelShape, Recompute
+from actmem.config import ModelShape
 from actmem.measure.one_layer import layer_input
 from actmem.measure.spread import is_real
 from actmem.model.attention import causal_mask
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
+from actmem.recipes import Recompute
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.race import Held, Race, Runner, hold, race

@@ -4,13 +4,14 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.config import RECOMPUTE_MODES, ModelShape
+from actmem.config import ModelShape
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.measure.emulate import emulated_rank
 from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
+from actmem.recipes import RECOMPUTE_MODES
 from actmem_course.bench.reproduce.meta_model import count_flops, count_iteration, count_parameters, meta_model
 
 SHAPE = ModelShape(16, 2, 48, 8, num_layers=3, vocab_size=40)

@@ -12,12 +12,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actmem.config import ModelShape, Recompute
+from actmem.config import ModelShape
 from actmem.model.attention import causal_mask
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.conjugates import g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import RowParallelLinear
+from actmem.recipes import Recompute
 from actmem_course.bench.peers import PeerUnavailable
 
 

@@ -16,9 +16,10 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actmem.config import ModelShape, Recompute
+from actmem.config import ModelShape
 from actmem.model.attention import causal_mask
 from actmem.parallel.groups import TensorParallel
+from actmem.recipes import Recompute
 from actmem_course.bench.peers import PeerUnavailable
 
 #: The process group for which Megatron's own groups were made.

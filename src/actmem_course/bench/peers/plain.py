@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from actmem.config import ModelShape, Recompute
+from actmem.config import ModelShape
 from actmem.model.attention import causal_mask
+from actmem.recipes import Recompute
 
 
 class PlainLayer(nn.Module):

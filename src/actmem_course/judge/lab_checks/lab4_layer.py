@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.config import ModelShape, Recompute
+from actmem.config import ModelShape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import RNG_STATE_BYTES, layer_extra_rows
+from actmem.recipes import Recompute
 from actmem.rows import total
 from actmem_course.judge.compare import check_tensor
 from actmem_course.judge.costs import costs

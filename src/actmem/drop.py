@@ -1,0 +1,297 @@
+"""Drop any set of a layer's tensors and rebuild each in backward by its own recipe.
+
+``checkpoint`` forgets all that a region saves; here a layer names its tensors one by one, and says
+how each is made.  How it works, in five rules:
+
+1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function
+   and notes the recipe: the name, the function, and the names of the sources.
+2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other
+   tensor goes to ``keep`` under its name, so an outer ledger, checkpoint or offloading hook sees it.
+3. The first slot of a name that backward opens is rebuilt: the recipe runs on its sources, which are
+   kept, or rebuilt before, or rebuilt now through as many recipes as it takes.
+4. A rebuilt tensor lives until the last slot of its name is read; each slot holds it for as long as
+   autograd holds the slot.  So a product runs once, however many tensors it serves.  If the graph
+   is retained, every slot is empty again after it is read, as in ``recompute``.
+5. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
+
+Gradients equal those without recomputation bit for bit: recipes run the functions of the forward
+pass on the same values.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+
+from actmem.keep import Kept, keep, released_by_reader
+from actmem.recompute import autocast_state
+from actmem.torch_private import graph_is_retained
+
+
+class Terms:
+    """The named tensors of one forward pass of one layer.
+
+    dropped: names that backward rebuilds.  With none, ``terms(name, function, *sources)`` is
+    ``function(*sources)`` and nothing else happens.  Otherwise use it as a context around the forward
+    pass.  Keeps what the layer's operations save, without the dropped names, and the inputs that
+    their recipes read.
+    """
+
+    def __init__(self, dropped: Iterable[str] = ()):
+        self.dropped = frozenset(dropped)
+        self.recipes: dict[str, _Recipe] = {}
+        # By storage, then by offset: Q, K and V are views of one tensor.
+        self._names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakref.WeakKeyDictionary()
+        self._inputs: dict[str, Tensor] = {}  # until the forward pass ends
+        self._undecided: list[tuple[_Slot, Tensor]] = []  # saved by a call that has not ended
+        self._slots: dict[str, list[weakref.ref[_Slot]]] = {}
+        self._rebuilt: dict[str, list[Tensor]] = {}  # one tensor a name; of by-products, several
+
+    def __enter__(self) -> Terms:
+        if self.dropped:
+            self._autocast = autocast_state()
+            self._hooks = saved_tensors_hooks(self._pack, _open)
+            self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self.dropped:
+            self._decide_rest("")
+            self._hooks.__exit__(*error)
+            self._keep_inputs()
+            self._inputs.clear()
+
+    def input(self, name: str, tensor: Tensor) -> Tensor:
+        """Give a tensor that comes from outside its name; returns it.  Kept if a recipe reads it."""
+        if self.dropped:
+            self._inputs[name] = tensor
+            self._note(name, tensor)
+        return tensor
+
+    def __call__(self, names: str | tuple[str, ...], function: Callable, *sources: Any, also: str = "") -> Any:
+        """``function(*sources)``, a tensor or one for each name, with this call as its recipe.
+
+        also: the name of what ``function`` saves besides sources, results and weights: a norm's statistics.
+        """
+        values = function(*sources)
+        return self.add(names, values, function, *sources, also=also)
+
+    def add(self, names: str | tuple[str, ...], values: Any, function: Callable, *sources: Any, also: str = "") -> Any:
+        """Note that ``function(*sources)``, which may run without autograd, makes ``values`` again; returns them."""
+        if self.dropped:
+            names, made = (names,) if isinstance(names, str) else names, _as_tuple(values)
+            # Sources first: a result can be a view of one, and then takes over its place.
+            recipe = _Recipe(names, list(map(_View.of, made)), function, list(map(self._source, sources)), also)
+            for name, value in zip(names, made):
+                self._note(name, value)
+            self.recipes.update(dict.fromkeys((*names, also), recipe))
+            self._decide_rest(also)
+        return values
+
+    def _source(self, value: Any) -> Any:
+        if not isinstance(value, Tensor):
+            return value
+        name = self._name_of(value)
+        if not name:
+            raise RuntimeError(f"a recipe reads a tensor of shape {tuple(value.shape)} that has no name")
+        return _Source(name, _View.of(value), value.requires_grad)
+
+    def _note(self, name: str, value: Tensor) -> None:
+        self._names.setdefault(value.untyped_storage(), {})[int(value.storage_offset())] = name
+
+    def _name_of(self, tensor: Tensor) -> str:
+        names = self._names.get(tensor.untyped_storage(), {})
+        return names.get(int(tensor.storage_offset()), "") or (next(iter(names.values())) if len(names) == 1 else "")
+
+    def _pack(self, tensor: Tensor) -> _Slot:
+        slot = _Slot(self, _View.of(tensor), tensor.is_leaf and tensor.requires_grad)
+        if name := self._name_of(tensor):
+            self._decide(slot, tensor, name)
+        else:  # a result, saved before its call ends and gives it a name; or a by-product; or a weight
+            self._undecided.append((slot, tensor.detach()))
+        return slot
+
+    def _decide_rest(self, also: str) -> None:
+        by_products = 0
+        for slot, tensor in self._undecided:
+            name = self._name_of(tensor)
+            if not name and also and not slot.is_weight:
+                name, slot.index, by_products = also, by_products, by_products + 1
+            self._decide(slot, tensor, name)
+        self._undecided.clear()
+
+    def _decide(self, slot: _Slot, tensor: Tensor, name: str) -> None:
+        """Leave the slot of a dropped name empty, and keep the tensor of any other (rule 2)."""
+        slot.name = name
+        self._slots.setdefault(name, []).append(weakref.ref(slot))
+        if name not in self.dropped:
+            self._hooks.__exit__()  # what is kept is the business of the hooks outside
+            try:
+                slot.kept.append(keep(tensor.detach(), name=name))
+            finally:
+                self._hooks.__enter__()
+
+    def _keep_inputs(self) -> None:
+        """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""
+        for name, slots in list(self._slots.items()):
+            for needed in self._inputs_of(name) if name in self.dropped else ():
+                source = _Slot(self, _View.of(self._inputs[needed]))
+                source.name = needed
+                source.kept.append(keep(self._inputs[needed].detach(), name=needed))
+                self._slots.setdefault(needed, []).append(weakref.ref(source))
+                for slot in filter(None, (reference() for reference in slots)):
+                    slot.holds.append(source)
+
+    def _inputs_of(self, name: str) -> set[str]:
+        """The inputs that the recipe of ``name`` reads, at first or second hand, and that nothing keeps."""
+        if self._kept(name) or name not in self.recipes:
+            return {name} & self._inputs.keys() if not self._kept(name) else set()
+        sources = [source.name for source in self.recipes[name].sources if isinstance(source, _Source)]
+        return {needed for source in sources for needed in self._inputs_of(source)}
+
+    def _alive(self, name: str) -> list[_Slot]:
+        return [slot for slot in (reference() for reference in self._slots.get(name, ())) if slot is not None]
+
+    def _kept(self, name: str) -> _Slot | None:
+        return next((slot for slot in self._alive(name) if slot.kept), None)
+
+    def read(self, slot: _Slot) -> Tensor:
+        """The tensor of a slot whose name is dropped (rules 3 and 4)."""
+        if slot.name not in self._rebuilt:
+            self._rebuild(self.recipes[slot.name])
+        value = self._rebuilt[slot.name][slot.index]
+        tensor = slot.view.on(value, self._view_of(slot.name) if slot.index == 0 else slot.view)
+        slot.was_read = True
+        self._forget(self.recipes[slot.name])
+        if graph_is_retained() and all(other.was_read for other in self._alive(slot.name)):
+            for other in self._alive(slot.name):
+                other.was_read = False  # for the next backward pass
+        return tensor
+
+    def _rebuild(self, recipe: _Recipe) -> None:
+        sources = [self._value(source) if isinstance(source, _Source) else source for source in recipe.sources]
+        saved: list[Tensor] = []
+        with ExitStack() as stack:
+            for arguments in self._autocast:
+                stack.enter_context(torch.autocast(**arguments))
+            if recipe.also in self.dropped:  # autograd must save again what it saved then
+                for i, source in enumerate(recipe.sources):
+                    if isinstance(source, _Source):
+                        sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
+                stack.enter_context(torch.enable_grad())
+                stack.enter_context(saved_tensors_hooks(saved.append, _never))
+            else:
+                stack.enter_context(torch.no_grad())
+            values = _as_tuple(recipe.function(*sources))
+        for name, view, value in zip(recipe.names, recipe.views, values):
+            if (value.shape, value.stride()) != (view.size, view.stride):
+                raise RuntimeError(f"{name}: the second run made {_View.of(value)}, the first {view}")
+            self._rebuilt[name] = [value.detach()]
+        if recipe.also in self.dropped:
+            known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
+            self._rebuilt[recipe.also] = [
+                tensor.detach()
+                for tensor in saved
+                if id(tensor.untyped_storage()) not in known and not (tensor.is_leaf and tensor.requires_grad)
+            ]
+
+    def _value(self, source: _Source) -> Tensor:
+        """A recipe's source: rebuilt before and still needed, or kept, or rebuilt now."""
+        if source.name not in self._rebuilt and (slot := self._kept(source.name)):
+            return source.view.on(slot.kept[0].tensors()[0], slot.view)
+        if source.name not in self._rebuilt:
+            self._rebuild(self.recipes[source.name])
+        tensor = source.view.on(self._rebuilt[source.name][0], self._view_of(source.name))
+        self._forget(self.recipes[source.name])
+        return tensor
+
+    def _view_of(self, name: str) -> _View:
+        recipe = self.recipes[name]
+        return recipe.views[recipe.names.index(name)]
+
+    def _forget(self, recipe: _Recipe) -> None:
+        """Let go of what the recipe made and no empty slot waits for (rule 4)."""
+        for name in (*recipe.names, recipe.also):
+            if all(slot.was_read for slot in self._alive(name)):
+                self._rebuilt.pop(name, None)
+
+
+#: Names nothing and drops nothing.
+KEEP_ALL = Terms()
+
+
+def _open(slot: _Slot) -> Tensor:
+    if slot.kept:
+        return slot.kept[0].tensors()[0]
+    if slot.tensor is not None:
+        return slot.tensor
+    empties = released_by_reader() or graph_is_retained()
+    tensor = slot.terms.read(slot)
+    if not empties:
+        slot.tensor = tensor
+    return tensor
+
+
+def _never(_: Any) -> Tensor:
+    raise RuntimeError("nothing reads the graph of a second run")
+
+
+class _Slot:
+    """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
+
+    index: which of a call's by-products; 0 for a tensor with a name of its own.  holds: slots of
+    inputs that this one's recipe reads.
+    """
+
+    def __init__(self, terms: Terms, view: _View, is_weight: bool = False):
+        self.terms, self.view, self.is_weight = terms, view, is_weight
+        self.name, self.index, self.was_read = "", 0, False
+        self.kept: list[Kept] = []
+        self.holds: list[_Slot] = []
+        self.tensor: Tensor | None = None
+
+
+class _View(NamedTuple):
+    """How a tensor lies in its storage."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: Tensor) -> _View:
+        return _View(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def on(self, tensor: Tensor, had: _View) -> Tensor:
+        """This view of the storage of ``tensor``, which had the view ``had`` in the first run."""
+        if self == had:
+            return tensor
+        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset - had.offset)
+
+
+class _Source(NamedTuple):
+    """A tensor that a recipe reads."""
+
+    name: str
+    view: _View
+    requires_grad: bool
+
+
+class _Recipe(NamedTuple):
+    """A call that can be repeated.  names and views: of its results.  also: name of its by-products."""
+
+    names: tuple[str, ...]
+    views: list[_View]
+    function: Callable
+    sources: list
+    also: str
+
+
+def _as_tuple(values: Any) -> tuple:
+    return values if isinstance(values, tuple) else (values,)

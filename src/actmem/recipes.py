@@ -1,0 +1,188 @@
+"""What each stored tensor of a layer can be made from again: the table behind every choice of what to keep.
+
+A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matrix
+products that this takes.  What to recompute is then a set of terms, the ones that backward makes
+again instead of keeping: bytes kept are those of the rest, FLOPs added are the products of the set's
+recipes, and a named mode is a set with a name.  Nothing in this file needs torch; ``drop`` does it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+from actmem.checks import ConfigError, shown
+
+
+@dataclass(frozen=True)
+class Recompute:
+    """What backward runs again instead of keeping (2205.05198 section 5).
+
+    name: what users type; one of RECOMPUTE_MODES, or "terms" for a set of their own.
+    region: what goes: "none"; "core" (the core attention, from Q, K and V to its output); "layer"
+    (all but the input); or "terms", each rebuilt by itself (see ``recipes``).
+    stop_early: the second run ends at the last tensor that backward reads.  The paper runs the
+    region to its end, which keeps the same bytes and costs one matrix product more.
+    terms: the user's own set; None for a named mode.
+    """
+
+    name: str
+    region: Literal["none", "core", "terms", "layer"]
+    stop_early: bool
+    terms: frozenset[str] | None = None
+
+    @staticmethod
+    def of(mode: Recompute | str | Iterable[str]) -> Recompute:
+        """The mode of that name, or the set of these terms.  Raises ConfigError on anything else."""
+        if isinstance(mode, Recompute):
+            return mode
+        for known in _MODES:
+            if isinstance(mode, str) and known.name == mode:
+                return known
+        if isinstance(mode, (set, frozenset, list, tuple)) and all(isinstance(term, str) for term in mode):
+            return Recompute("terms", "terms", True, frozenset(mode))
+        names = ", ".join(RECOMPUTE_MODES)
+        raise ConfigError("recompute", f"must be one of {names}, or a set of terms, got {shown(mode)}")
+
+    @property
+    def to_the_end(self) -> Recompute:
+        """The same region, run to its end as in the paper."""
+        return next(mode for mode in _MODES if mode.region == self.region and not mode.stop_early)
+
+
+#: The one place that says what each name means.
+_MODES = (
+    Recompute("none", "none", stop_early=False),
+    Recompute("selective", "core", stop_early=True),
+    Recompute("elementwise", "terms", stop_early=True),
+    Recompute("full", "layer", stop_early=True),
+    Recompute("paper-selective", "core", stop_early=False),
+    Recompute("paper-full", "layer", stop_early=False),
+)
+RECOMPUTE_MODES = tuple(mode.name for mode in _MODES)
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How backward makes one term again.
+
+    sources: the terms it is made from; none for a dropout mask, which is drawn again from its seed.
+    products: the matrix products it takes, named as in ``formulas.flops``; without any it is elementwise.
+    """
+
+    term: str
+    sources: tuple[str, ...] = ()
+    products: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LayerTerms:
+    """The terms of one kind of layer, in the order of the forward pass.
+
+    A norm's statistics, a few numbers a token, are no terms: every set keeps them.
+    input: the one term without a recipe.  core: what selective recomputation drops.
+    core_elementwise: whether *elementwise* drops the core as well, at the price of its product.
+    last_products: the last product of each region, which a mode runs only if it does not stop early.
+    one_tensor: terms that are views of one storage, which only goes when all of them go.
+    """
+
+    input: str
+    recipes: tuple[Recipe, ...]
+    core: frozenset[str]
+    core_elementwise: bool
+    last_products: dict[str, str]
+    one_tensor: tuple[str, ...] = ()
+
+    def recipe(self, term: str) -> Recipe:
+        """The recipe of that term.  Raises ConfigError on the layer's input and on an unknown name."""
+        for recipe in self.recipes:
+            if recipe.term == term:
+                return recipe
+        if term == self.input:
+            raise ConfigError("recompute", f"{term!r} is the layer's input: nothing earlier is left to rebuild it from")
+        names = ", ".join(recipe.term for recipe in self.recipes)
+        raise ConfigError("recompute", f"{shown(term)} is no term of this layer; its terms are {names}")
+
+    def dropped(self, recompute: Recompute | str | Iterable[str]) -> frozenset[str]:
+        """The terms that a mode, or a set of them, does not keep.  Raises ConfigError on a set that frees nothing."""
+        mode = Recompute.of(recompute)
+        if mode.terms is not None:
+            for term in sorted(mode.terms):
+                self.recipe(term)
+            left = [term for term in self.one_tensor if term not in mode.terms]
+            if left and len(left) < len(self.one_tensor):
+                raise ConfigError(
+                    "recompute",
+                    f"{', '.join(self.one_tensor)} are parts of one tensor: drop all of them or none ({left[0]} is left)",
+                )
+            return mode.terms
+        everything = frozenset(recipe.term for recipe in self.recipes)
+        elementwise = frozenset(recipe.term for recipe in self.recipes if not recipe.products) - self.core
+        return {
+            "none": frozenset(),
+            "core": self.core,
+            "terms": elementwise | (self.core if self.core_elementwise else frozenset()),
+            "layer": everything,
+        }[mode.region]
+
+    def products_again(self, recompute: Recompute | str | Iterable[str]) -> frozenset[str]:
+        """The matrix products that backward runs again: each once, however many terms it serves."""
+        mode = Recompute.of(recompute)
+        again = {product for term in self.dropped(mode) for product in self.recipe(term).products}
+        if mode.region in self.last_products and not mode.stop_early:
+            again.add(self.last_products[mode.region])
+        return frozenset(again)
+
+
+_PAPER_CORE = ("softmax output", "softmax dropout mask", "softmax dropout output")
+
+#: The paper's layer (2205.05198 section 4.1).  *elementwise* keeps 20sbh of its 34sbh + 5as²b.
+PAPER_LAYER = LayerTerms(
+    "layer-norm 1 input",
+    (
+        Recipe("QKV projection input", ("layer-norm 1 input",)),
+        Recipe("Q", ("QKV projection input",), ("QKV projection",)),
+        Recipe("K", ("QKV projection input",), ("QKV projection",)),
+        Recipe("softmax output", ("Q", "K"), ("QKᵀ",)),
+        Recipe("softmax dropout mask"),
+        Recipe("softmax dropout output", ("softmax output", "softmax dropout mask")),
+        Recipe("V", ("QKV projection input",), ("QKV projection",)),
+        Recipe("attention projection input", ("softmax dropout output", "V"), ("attention over V",)),
+        Recipe("attention dropout mask"),
+        Recipe(
+            "layer-norm 2 input",
+            ("layer-norm 1 input", "attention projection input", "attention dropout mask"),
+            ("attention projection",),
+        ),
+        Recipe("h→4h input", ("layer-norm 2 input",)),
+        Recipe("GeLU input", ("h→4h input",), ("h→4h",)),
+        Recipe("4h→h input", ("GeLU input",)),
+        Recipe("MLP dropout mask"),
+    ),
+    core=frozenset(_PAPER_CORE),
+    core_elementwise=True,
+    last_products={"core": "attention over V", "layer": "4h→h"},
+    one_tensor=("Q", "K", "V"),
+)
+
+#: Today's layer: RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases.
+LLAMA_LAYER = LayerTerms(
+    "norm 1 input",
+    (
+        Recipe("QKV projection input", ("norm 1 input",)),
+        Recipe("Q", ("QKV projection input",), ("QKV projection",)),
+        Recipe("K", ("QKV projection input",), ("QKV projection",)),
+        Recipe("V", ("QKV projection input",), ("QKV projection",)),
+        Recipe("log-sum-exp", ("Q", "K", "V"), ("QKᵀ", "attention over V")),
+        Recipe("attention projection input", ("Q", "K", "V"), ("QKᵀ", "attention over V")),
+        Recipe("norm 2 input", ("norm 1 input", "attention projection input"), ("attention projection",)),
+        Recipe("gate and up input", ("norm 2 input",)),
+        Recipe("gate", ("gate and up input",), ("gate and up",)),
+        Recipe("up", ("gate and up input",), ("gate and up",)),
+        Recipe("down input", ("gate", "up")),
+    ),
+    core=frozenset({"log-sum-exp"}),
+    core_elementwise=False,
+    last_products={"core": "attention over V", "layer": "down"},
+)

@@ -1,0 +1,230 @@
+"""Any set of terms can be dropped: the same gradients bit for bit, the predicted bytes and FLOPs."""
+
+import gc
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.checks import ConfigError
+from actmem.config import ModelShape, Parallel
+from actmem.drop import Terms, _Source
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.communication import layer_exchanges
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.flops import hardware_flops
+from actmem.measure import census, count_collectives, layer_rows_of
+from actmem.model.layer import TransformerLayer
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.recipes import PAPER_LAYER
+from actmem.recompute import checkpoint
+from actmem.rows import LAYER_TERMS, compare, total
+
+SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)
+ONE_TENSOR = frozenset(PAPER_LAYER.one_tensor)
+ALONE = [recipe.term for recipe in PAPER_LAYER.recipes if recipe.term not in ONE_TENSOR]
+#: Any set that can be rebuilt.
+SETS = st.tuples(st.sets(st.sampled_from(ALONE)), st.sampled_from([set(), ONE_TENSOR])).map(lambda two: two[0] | two[1])
+
+
+def layer_of(recompute, tp=TensorParallel(), **options: Any):
+    return TransformerLayer(SHAPE, tp, recompute=recompute, **{"p": 0.3, "seed": 5, **options})
+
+
+def random_input(tp=TensorParallel(), dtype=torch.float32):
+    s = 12 // (tp.size if tp.sequence_parallel else 1)
+    return torch.randn(s, 3, 24, generator=torch.Generator().manual_seed(tp.rank), dtype=dtype).requires_grad_()
+
+
+def gradients(recompute, tp=TensorParallel(), **options: Any):
+    layer, x = layer_of(recompute, tp, **options), random_input(tp)
+    layer(x).square().sum().backward()
+    return [x.grad] + [parameter.grad for parameter in layer.parameters()]
+
+
+def equal(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def differences(dropped, tp=TensorParallel(), dtype=torch.float32):
+    """Terms whose bytes are not the predicted ones, on this rank; one more if the census disagrees."""
+    parallel = Parallel(tp.size, tp.sequence_parallel)
+    predicted = layer_rows(SHAPE, parallel, dropped, dtype.itemsize)
+    predicted += layer_extra_rows(SHAPE, parallel, dropped, dtype.itemsize)
+    layer = layer_of(dropped, tp, dtype=dtype)
+    measured = layer_rows_of(layer, random_input(tp, dtype))
+    comparison = compare(predicted, measured)
+    wrong = [] if comparison.exact else comparison.describe().splitlines()
+    counted = census(layer, lambda: random_input(tp, dtype))
+    return wrong if counted == total(measured) else [*wrong, f"census {counted}, ledger {total(measured)}"]
+
+
+@settings(max_examples=25, deadline=None)
+@given(SETS)
+def test_any_set_gives_the_same_gradients_and_the_predicted_bytes(dropped):
+    assert equal(gradients(dropped), gradients("none"))
+    assert differences(dropped) == []
+
+
+@settings(max_examples=25, deadline=None)
+@given(SETS)
+def test_any_set_runs_the_predicted_products_again(dropped):
+    layer, x = layer_of(dropped), random_input()
+    with FlopCounterMode(display=False) as counter:
+        layer(x).sum().backward()
+    logits = 3 * 2 * 3 * 12 * 24  # the formula counts a whole model, with v = 1
+    assert counter.get_total_flops() == hardware_flops(SHAPE, 3, dropped) - logits
+
+
+def on_ranks(dropped, sequence_parallel, group_of=None):
+    group = torch.distributed.new_group(group_of) if group_of else None
+    if group_of and torch.distributed.get_rank() not in group_of:
+        return [], True, []
+    tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
+    same = equal(gradients(dropped, tp), gradients("none", tp))
+    return differences(dropped, tp), same, unpredicted_exchanges(dropped, tp)
+
+
+def unpredicted_exchanges(dropped, tp):
+    layer, x = layer_of(dropped, tp), random_input(tp)
+    with count_collectives() as seen:
+        layer(x).sum().backward()
+    predicted = layer_exchanges(SHAPE, Parallel(tp.size, tp.sequence_parallel), dropped)
+    wanted = {}
+    for exchange in predicted:
+        wanted[exchange.kind] = wanted.get(exchange.kind, 0) + exchange.count
+    counts = {kind: number for kind, number in seen.counts.items() if number}
+    return [] if counts == wanted else [counts, wanted]
+
+
+RANK_SETS = ["elementwise", {"GeLU input"}, {"layer-norm 2 input", "h→4h input"}, set(LAYER_TERMS[1:])]
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("dropped", RANK_SETS, ids=lambda s: s if isinstance(s, str) else f"{len(s)} terms")
+@pytest.mark.parametrize("size", [2, 4])
+def test_on_ranks(pools, size, dropped, sequence_parallel):
+    for wrong, same, exchanges in pools[size].run(on_ranks, dropped, sequence_parallel):
+        assert wrong == [] and same and exchanges == []
+
+
+def test_in_a_subgroup(pools):
+    for wrong, same, exchanges in pools[4].run(on_ranks, "elementwise", True, [3, 1]):
+        assert wrong == [] and same and exchanges == []
+
+
+@pytest.mark.parametrize(
+    ("dropped", "rule"),
+    [
+        ({"GeLU"}, "'GeLU' is no term of this layer"),
+        ({"layer-norm 1 input"}, "'layer-norm 1 input' is the layer's input"),
+        ({"Q"}, "Q, K, V are parts of one tensor: drop all of them or none"),
+        ("gelu", "must be one of none, selective, elementwise, full"),
+        ([1], "must be one of none"),
+    ],
+)
+def test_refuses(dropped, rule):
+    for refuse in (lambda: layer_of(dropped), lambda: layer_rows(SHAPE, recompute=dropped)):
+        with pytest.raises(ConfigError, match=f"^recompute: {rule}"):
+            refuse()
+
+
+def test_the_layer_s_recipes_are_those_of_the_table(monkeypatch):
+    made = []
+    monkeypatch.setattr(Terms, "__exit__", lambda self, *error: made.append(self) or leave(self, *error))
+    layer_of(set(LAYER_TERMS[1:]))(random_input())
+    (terms,) = made
+    named = {PAPER_LAYER.input, *(recipe.term for recipe in PAPER_LAYER.recipes)}
+
+    def sources(term):
+        """Terms of the table, through tensors that have no row."""
+        found = {source.name for source in terms.recipes[term].sources if isinstance(source, _Source)}
+        return set().union(*({name} if name in named else sources(name) for name in found - {"causal mask"}))
+
+    for recipe in PAPER_LAYER.recipes:
+        assert sources(recipe.term) == set(recipe.sources), recipe.term
+
+
+leave = Terms.__exit__
+
+
+@pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])
+def test_nothing_is_left_after_backward(dropped):
+    layer, x = layer_of(dropped), random_input()
+    y = layer(x)
+    storages = set()
+    with saved_tensors_hooks(lambda t: t, lambda t: t):
+        y.sum().backward()
+    del y, x
+    gc.collect()
+    layer.zero_grad()
+    alive = [o for o in gc.get_objects() if type(o).__name__ == "_Slot" or type(o).__name__ == "Kept"]
+    assert alive == [] and storages == set()
+
+
+@pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])
+def test_a_retained_graph_gives_the_same_again(dropped):
+    layer, x = layer_of(dropped), random_input()
+    loss = layer(x).square().sum()
+    loss.backward(retain_graph=True)
+    once = x.grad.clone()
+    loss.backward()
+    assert torch.equal(x.grad, 2 * once) and equal([once], gradients("none")[:1])
+
+
+@pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])
+def test_inside_a_checkpoint(dropped):
+    layer, x = layer_of(dropped), random_input()
+    streams = [layer.streams.replicated, layer.streams.sharded]
+    checkpoint(layer, x, generators=streams).square().sum().backward()
+    assert equal([x.grad, *(p.grad for p in layer.parameters())], gradients("none"))
+
+
+def test_frozen_parts_and_no_grad():
+    layer = layer_of("elementwise")
+    with torch.no_grad():
+        assert not layer(random_input()).requires_grad
+    reference = layer_of("none")
+    for one in (layer, reference):
+        one.streams.sharded.manual_seed(1), one.streams.replicated.manual_seed(2)
+        for name, parameter in one.named_parameters():
+            parameter.requires_grad_("up" in name)
+        one(random_input().detach()).square().sum().backward()
+    assert torch.equal(layer.mlp.up.weight.grad, reference.mlp.up.weight.grad)
+
+
+def test_autocast():
+    def step(mode):
+        layer, x = layer_of(mode), random_input()
+        with torch.autocast("cpu", torch.bfloat16):
+            y = layer(x)
+        y.square().sum().backward()
+        return [x.grad, *(p.grad for p in layer.parameters())]
+
+    assert equal(step("elementwise"), step("none"))
+
+
+def test_microbatches_in_flight_do_not_mix():
+    layer, reference = layer_of("elementwise"), layer_of("none")
+    results = []
+    for one in (layer, reference):
+        inputs = [random_input().detach().mul(i + 1).requires_grad_() for i in range(3)]
+        outputs = [one(x) for x in inputs]
+        for y in outputs:
+            y.square().sum().backward()
+        results.append([x.grad for x in inputs] + [p.grad for p in one.parameters()])
+    assert equal(*results)
+
+
+def test_elementwise_keeps_20_sbh():
+    a, b, h, s = SHAPE.letters()
+    for t, sequence_parallel in itertools.product((1, 2, 4), (False, True)):
+        rows = layer_rows(SHAPE, Parallel(t, sequence_parallel), "elementwise")
+        whole = t if sequence_parallel else 1
+        assert total(rows) == 4 * s * b * h // whole + 16 * s * b * h // t
+    assert total(layer_rows(SHAPE, Parallel(4, True), "elementwise")) == 20 * s * b * h // 4

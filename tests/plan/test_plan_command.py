@@ -67,7 +67,7 @@ def test_the_same_answer_in_every_process():
 
 
 BAD = {
-    "unknown model": (["lama3-70b", "--gpus", "8"], "model: 'lama3-70b' is not known"),
+    "unknown model": (["lama3-70b", "--gpus", "8"], "did you mean llama3-70b or"),
     "nearly right": (["17b", "--gpus", "8"], "did you mean 175b"),
     "gpus that don't divide": (["22b", "--gpus", "12"], "gpus: 12 must be divisible by per_node = 8"),
     "no gpus": (["22b", "--gpus", "0"], "gpus: must be at least 1, got 0"),

@@ -11,8 +11,8 @@ from actmem.checks import check_divides, check_size
 class Decoder:
     """Sizes, with the letters of formulas in brackets: h, f, L, a, k, v.
 
-    tied_embeddings: the output layer uses the word embedding's weight.  Raises ConfigError on a
-    size that no model can have.
+    tied_embeddings: the output layer uses the word embedding's weight.  head_size (d): h/a unless it is given.
+    qk_norm: an RMSNorm over each head's query and key.  Raises ConfigError on a size that no model can have.
     """
 
     hidden_size: int
@@ -22,21 +22,31 @@ class Decoder:
     num_key_value_heads: int
     vocab_size: int
     tied_embeddings: bool = False
+    head_size: int = 0
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "ffn_hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads"):
             check_size(name, getattr(self, name))
         check_size("vocab_size", self.vocab_size)
-        check_divides("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+        if not self.head_size:
+            each = check_divides("hidden_size", self.hidden_size, "num_attention_heads", self.num_attention_heads)
+            object.__setattr__(self, "head_size", each)
+        check_size("head_size", self.head_size)
         check_divides("num_attention_heads", self.num_attention_heads, "num_key_value_heads", self.num_key_value_heads)
 
     @property
+    def query_size(self) -> int:
+        """Elements of all heads' queries for one token: ad, which is h in most models."""
+        return self.num_attention_heads * self.head_size
+
+    @property
     def key_value_size(self) -> int:
-        """Elements of all heads' keys for one token: kh/a."""
-        return self.num_key_value_heads * (self.hidden_size // self.num_attention_heads)
+        """Elements of all heads' keys for one token: kd."""
+        return self.num_key_value_heads * self.head_size
 
     @property
     def layer_weights(self) -> int:
-        """Elements of one layer's matrices: Q and output 2h², K and V 2h·kd, gate, up and down 3hf."""
+        """Elements of one layer's matrices: Q and output 2h·ad, K and V 2h·kd, gate, up and down 3hf."""
         h = self.hidden_size
-        return 2 * h * h + 2 * h * self.key_value_size + 3 * h * self.ffn_hidden_size
+        return 2 * h * self.query_size + 2 * h * self.key_value_size + 3 * h * self.ffn_hidden_size

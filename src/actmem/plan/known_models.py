@@ -7,7 +7,9 @@ from collections.abc import Callable
 
 from actmem.checks import ConfigError, shown
 from actmem.models import PAPER_MODELS
+from actmem.plan.decoder import Decoder
 from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.planned_model import PlannedModel
 
 
@@ -15,8 +17,25 @@ def _paper(name: str) -> Callable[[], PlannedModel]:
     return lambda: PlannedGPT(name, PAPER_MODELS[name].shape)
 
 
+#: From the published config.json of meta-llama/Llama-3.1-8B, -70B and -405B, and of Qwen/Qwen3-32B; the sequence
+#: lengths are those of their first stage of training, and Qwen3's of its config.
+_DECODERS = {
+    "llama3-8b": (Decoder(4096, 14336, 32, 32, 8, 128256), 8192),
+    "llama3-70b": (Decoder(8192, 28672, 80, 64, 8, 128256), 8192),
+    "llama3-405b": (Decoder(16384, 53248, 126, 128, 8, 128256), 8192),
+    "qwen3-32b": (Decoder(5120, 25600, 64, 64, 8, 151936, head_size=128, qk_norm=True), 4096),
+}
+
+
+def _decoder(name: str) -> Callable[[], PlannedModel]:
+    return lambda: PlannedLlama(name, *_DECODERS[name])
+
+
 #: Makes the model, by its name in lower case.
-_MAKERS: dict[str, Callable[[], PlannedModel]] = {name.lower(): _paper(name) for name in PAPER_MODELS}
+_MAKERS: dict[str, Callable[[], PlannedModel]] = {
+    **{name.lower(): _paper(name) for name in PAPER_MODELS},
+    **{name: _decoder(name) for name in _DECODERS},
+}
 
 
 def known_names() -> list[str]:

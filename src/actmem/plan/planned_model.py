@@ -10,6 +10,9 @@ from actmem.formulas.communication import Exchange
 from actmem.plan.layout import Layout
 from actmem.rows import Row, by_term
 
+#: What ``where`` begins with in exchanges among context-parallel ranks.
+CONTEXT_EXCHANGE = "K and V"
+
 
 @dataclass(frozen=True)
 class RankWork:
@@ -81,7 +84,7 @@ class PlannedModel(ABC):
 
     @abstractmethod
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
-        """Exchanges of one layer among tensor-parallel ranks, forward and backward."""
+        """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
 
     def recomputed_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
         """What one layer's second run makes again, all of it alive when that layer's backward begins."""

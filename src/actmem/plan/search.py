@@ -31,8 +31,8 @@ from actmem.rows import total
 
 #: Microbatches of more sequences than this only hold more.
 LARGEST_MICRO_BATCH = 32
-#: Context-parallel ranks share one sequence.
-_POWERS = tuple(2**power for power in range(11))
+#: Context-parallel ranks share one sequence, and hold at least so many tokens of it.
+LEAST_CONTEXT_TOKENS = 2048
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,10 @@ def layouts(
 
 
 def _all_layouts(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> Iterator[Layout]:
-    for t, cp in product(divisors(cluster.per_node, cluster.per_node), _POWERS if model.context_parallel else (1,)):
+    contexts = [1]
+    while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
+        contexts.append(2 * contexts[-1])
+    for t, cp in product(divisors(cluster.per_node, cluster.per_node), contexts):
         if cluster.gpus % (t * cp):
             continue
         for p in divisors(cluster.gpus // (t * cp), model.num_layers):

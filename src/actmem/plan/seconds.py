@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from actmem.formulas.communication import Exchange
 from actmem.plan.hardware import LATENCY_SECONDS, Cluster
 from actmem.plan.layout import Layout
-from actmem.plan.planned_model import PlannedModel, RankWork
+from actmem.plan.planned_model import CONTEXT_EXCHANGE, PlannedModel, RankWork
 
 #: Bytes that Adam's step reads and writes for each element of a rank's share: gradient, copy and both moments
 #: read, the last three written back, and the 16-bit weight.
@@ -56,16 +56,20 @@ def exposed(exchanges: Iterable[Exchange]) -> list[Exchange]:
     """The exchanges of a layer during which a tensor-parallel rank computes nothing.
 
     Forward's and recomputation's, and of backward's those outside the column-parallel products: an
-    all-gather (ḡ).  The others run beside a product (2205.05198 section 4.2.2).
+    all-gather (ḡ) and those among context-parallel ranks.  The others run beside a product (2205.05198 section 4.2.2).
     """
-    return [each for each in exchanges if each.phase != "backward" or each.where.startswith("ḡ")]
+    waiting = ("ḡ", CONTEXT_EXCHANGE)
+    return [each for each in exchanges if each.phase != "backward" or each.where.startswith(waiting)]
 
 
 def tensor_seconds(model: PlannedModel, layout: Layout, recompute: str, cluster: Cluster) -> float:
-    """Exposed exchanges of one layer for one microbatch, forward and backward."""
-    waiting = exposed(model.layer_exchanges(layout, recompute))
-    sent = sum(exchange.wire_bytes for exchange in waiting) / cluster.link(layout.tensor_parallel_size, 1)
-    return sent + LATENCY_SECONDS * sum(exchange.count for exchange in waiting)
+    """Exposed exchanges of one layer for one microbatch, forward and backward, among tensor and context ranks."""
+    t, cp = layout.tensor_parallel_size, layout.context_parallel_size
+    seconds = 0.0
+    for exchange in exposed(model.layer_exchanges(layout, recompute)):
+        rate = cluster.link(cp, t) if exchange.where.startswith(CONTEXT_EXCHANGE) else cluster.link(t, 1)
+        seconds += exchange.wire_bytes / rate + LATENCY_SECONDS * exchange.count
+    return seconds
 
 
 def pipeline_seconds(model: PlannedModel, layout: Layout, cluster: Cluster) -> float:

@@ -1,0 +1,101 @@
+"""Today's decoder: its rows against closed forms, its parameters against the published counts."""
+
+from typing import Any
+
+import pytest
+
+from actmem.config import ConfigError
+from actmem.plan.decoder import Decoder
+from actmem.plan.known_models import known_names, planned_model_of
+from actmem.plan.layout import Layout
+from actmem.plan.llama_rows import llama_layer_rows
+from actmem.rows import by_term, total
+
+LLAMA: Any = planned_model_of("llama3-8b")
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        ("llama3-8b", 8_030_261_248),
+        ("llama3-70b", 70_553_706_496),
+        ("llama3-405b", 405_853_388_800),
+        ("qwen3-32b", 32_762_123_264),
+    ],
+)
+def test_parameters_are_the_published_count(name, count):
+    assert planned_model_of(name).num_parameters == count
+
+
+@pytest.mark.parametrize("t", [1, 2, 4, 8])
+@pytest.mark.parametrize(("recompute", "coefficients"), [("none", (12, 4, 6)), ("elementwise", (8, 4, 4))])
+def test_rows_are_the_closed_form_divided_by_t(recompute, coefficients, t):
+    d, s, b = LLAMA.decoder, 4096, 2
+    hidden, keys, wide = coefficients
+    closed = s * b * (
+        hidden * d.hidden_size
+        + keys * d.key_value_size
+        + wide * d.ffn_hidden_size
+        + 4 * d.num_attention_heads
+        + 8
+    )  # fmt: skip
+    layout = Layout(tensor_parallel_size=t, micro_batch_size=b, sequence_parallel=t > 1)
+    assert total(llama_layer_rows(d, layout, s, recompute)) * t == closed
+
+
+def test_without_sequence_parallelism_norms_and_inputs_stay_whole():
+    d, s = LLAMA.decoder, 1024
+    whole, cut = (
+        by_term(llama_layer_rows(d, Layout(tensor_parallel_size=4, sequence_parallel=sp), s)) for sp in (False, True)
+    )
+    larger = {term for term in whole if whole[term] == 4 * cut[term]}
+    assert larger == {
+        "RMSNorm 1 input", "RMSNorm 1 statistic", "QKV projection input",
+        "RMSNorm 2 input", "RMSNorm 2 statistic", "gate and up input",
+    }  # fmt: skip
+    assert all(whole[term] == cut[term] for term in whole.keys() - larger)
+
+
+def test_more_ranks_than_key_heads_hold_copies():
+    d, s = LLAMA.decoder, 1024
+    eight, sixteen = (by_term(llama_layer_rows(d, Layout(tensor_parallel_size=t), s)) for t in (8, 16))
+    assert sixteen["K"] == eight["K"] and 2 * sixteen["Q"] == eight["Q"]
+    with pytest.raises(ConfigError, match="num_key_value_heads: 6 must be divisible by tensor_parallel_size = 4"):
+        llama_layer_rows(Decoder(768, 3072, 1, 12, 6, 100), Layout(tensor_parallel_size=4), 1024)
+
+
+def test_context_parallelism_divides_everything():
+    d = LLAMA.decoder
+    one, four = (total(llama_layer_rows(d, Layout(context_parallel_size=cp), 8192)) for cp in (1, 4))
+    assert one == 4 * four
+
+
+def test_query_and_key_norms_keep_their_inputs():
+    qwen = planned_model_of("qwen3-32b")
+    rows = by_term(qwen.layer_rows(Layout(), "none"))
+    assert rows["Q before its norm"] == rows["Q"] == 2 * 4096 * 64 * 128
+    assert rows["K before its norm"] == rows["K"] and rows["Q and K norm statistics"] == 4 * 4096 * (64 + 8)
+
+
+def test_an_unknown_mode_is_refused():
+    with pytest.raises(ConfigError, match="recompute: must be one of none, elementwise, full"):
+        llama_layer_rows(LLAMA.decoder, Layout(), 1024, "selective")
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_modes_go_from_the_least_recomputed_to_the_most(name):
+    model = planned_model_of(name)
+    layout = Layout(tensor_parallel_size=8)
+    sizes = [total(model.layer_rows(layout, mode)) for mode in model.recompute_modes]
+    work = [model.added_work(layout, mode) for mode in model.recompute_modes]
+    assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
+    assert [each.product_flops for each in work] == sorted(each.product_flops for each in work)
+    assert [each.moved_bytes for each in work] == sorted(each.moved_bytes for each in work)
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_shards_of_a_layer_add_up(name):
+    model = planned_model_of(name)
+    whole, eighth = (model.layer_work(Layout(tensor_parallel_size=t)) for t in (1, 8))
+    assert whole.product_flops == 8 * eighth.product_flops
+    assert abs(3 * model.num_layers * whole.product_flops - model.model_flops(1)) < 0.15 * model.model_flops(1)

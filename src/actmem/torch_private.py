@@ -6,11 +6,9 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch._subclasses``, ``torch.distributed._tools``: fake tensors, and collectives on them
 - ``torch.testing._internal``: the store of the fake backend
 - ``torch.ops._c10d_functional``: an all-to-all that an operator can return
-- ``torch._C._autograd``: whether a backward pass keeps its graph
-- ``torch._disable_dynamo``, ``torch._assert_async``: see their functions below
+- ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
 - ``PipelineStage``: what it holds, sends and receives, below; ``pipeline.Stage`` overrides forward_one_chunk,
   backward_one_chunk, get_fwd_send_ops and _get_init_p2p_neighbors_ops
-- names of torch's operators: the list is in ``measure.comms``
 """
 
 from __future__ import annotations
@@ -49,6 +47,11 @@ def fake_store() -> torch.distributed.Store:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:
+    """The pack and unpack hooks that autograd would call now; None if there are none."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(False)
 
 
 def graph_is_retained() -> bool:

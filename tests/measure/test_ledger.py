@@ -10,6 +10,7 @@ from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from actmem.measure.census import census
+from actmem.measure.kinds import UNSAVED
 from actmem.measure.ledger import record
 from actmem.model.layer import TransformerLayer
 from actmem.models import TINY
@@ -246,7 +247,10 @@ def test_census_sees_what_hooks_cannot():
         def forward(self, x):
             return Hidden.apply(x)
 
-    assert ledger_of(Hiding(), torch.ones(7, requires_grad=True)).total_bytes == 0
+    ledger = ledger_of(Hiding(), torch.ones(7, requires_grad=True))
+    assert ledger.saved_bytes == 0
+    (hidden,) = ledger.unsaved  # what hooks don't see, the ledger finds another way
+    assert (hidden.bytes, hidden.kind, hidden.held_by) == (28, UNSAVED, "an attribute of ctx of Hidden")
     assert census(Hiding(), lambda: torch.ones(7, requires_grad=True)) == 28
 
 

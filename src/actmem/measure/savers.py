@@ -1,61 +1,76 @@
 """Who is saving a tensor: the running module, the operation, the argument, the line of code.
 
 A saved-tensor hook is told nothing but the tensor.  It is called from inside the operation,
-though, so the Python stack above it says the rest: OperationTracker leaves a frame there for each
-torch function, and for ``apply`` of each autograd Function.
+though: OperationTracker keeps a stack of the torch functions, and of the autograd Functions, that
+are running, and reads the top of it.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from types import FrameType
+from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
+from actmem.keep import FUNCTIONS
+from actmem.measure.leaves import plain_tensors, storage_of, storages_in, tensors_in
 from actmem.measure.replace import replaced
-from actmem.torch_private import is_traceable_wrapper_subclass
 
 #: Frames in these folders are no line of the user's.
 _NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
 UNKNOWN = "unknown"
 
 
-def _run(func: Callable, call: Callable, args: tuple, kwargs: dict):
-    """The frame that ``saver_of`` looks for: the torch function or the autograd Function, and its arguments."""
-    return call(*args, **kwargs)
-
-
 class OperationTracker(TorchFunctionMode):
-    """Leaves a stack frame for each torch function that runs, and follows the running module."""
+    """Follows the torch functions and the modules that run.
+
+    ``inputs`` and ``outputs`` are what outermost modules were given and returned, as storages and as
+    tensors.  ``functions_ran`` and ``checkpoint_ran`` are True once an autograd Function, or one of torch's
+    checkpoints, ran: both can hold tensors out of sight of hooks.
+    """
 
     def __init__(self, module: nn.Module):
         super().__init__()
         self._names = {id(child): name for name, child in module.named_modules()}
-        self._running: list[str] = []
+        self._running: list[tuple[int, str]] = []
+        self._operations: list[tuple[Any, tuple, dict, FrameType]] = []
         self._handed_over: tuple[str, WeakSet[torch.UntypedStorage]] = "", WeakSet()
         self._patches = ExitStack()
+        self.inputs: WeakSet[torch.UntypedStorage] = WeakSet()
+        self.outputs: WeakSet[torch.UntypedStorage] = WeakSet()
+        self.input_tensors: list[weakref.ref[Tensor]] = []
+        self.output_tensors: list[weakref.ref[Tensor]] = []
+        self.functions_ran = self.checkpoint_ran = False
 
     @property
     def module(self) -> str:
         """Name of the innermost running module, as ``named_modules`` has it; "" for the root."""
-        return self._running[-1] if self._running else ""
+        return self._running[-1][1] if self._running else ""
+
+    @property
+    def inside(self) -> bool:
+        """True while a module or an autograd Function runs."""
+        return bool(self._running) or any(isinstance(operation[0], type) for operation in self._operations)
 
     def __enter__(self):
         hooks = torch.nn.modules.module
         for handle in (
             hooks.register_module_forward_pre_hook(self._enter_module),
-            hooks.register_module_forward_hook(self._leave_module, always_call=True),
+            hooks.register_module_forward_hook(self._leave_module, with_kwargs=True, always_call=True),
         ):
             self._patches.callback(handle.remove)
-        self._patches.enter_context(replaced(Function, "apply", _seen))
+        self._patches.enter_context(replaced(Function, "apply", self._seen))
         self._patches.enter_context(replaced(FunctionCtx, "save_for_backward", self._note_handed_over))
         return super().__enter__()
 
@@ -64,18 +79,52 @@ class OperationTracker(TorchFunctionMode):
         return super().__exit__(*error)
 
     def _enter_module(self, module, args) -> None:
-        self._running.append(self._names.get(id(module), type(module).__name__))
+        if torch.compiler.is_compiling():
+            return
+        self._running.append((id(module), self._names.get(id(module), type(module).__name__)))
 
-    def _leave_module(self, module, args, output) -> None:
-        self._running.pop()
+    def _leave_module(self, module, args, *rest) -> None:
+        if torch.compiler.is_compiling():
+            return
+        kwargs, output = rest if len(rest) == 2 else ({}, *rest)  # torch leaves kwargs out if forward failed
+        # A record that begins inside a module sees it end, and one that ends inside sees it begin.
+        while self._running and self._running.pop()[0] != id(module):
+            pass
+        if not self._running:
+            for tensor in tensors_in((args, kwargs)):
+                self.inputs.update(storages_in(tensor))
+                self.input_tensors.append(weakref.ref(tensor))
+            for tensor in tensors_in(output):
+                self.outputs.update(storages_in(tensor))
+                self.output_tensors.append(weakref.ref(tensor))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
-        return _run(func, func, args, kwargs or {})
+        kwargs = kwargs or {}
+        if torch.compiler.is_compiling():  # the compiler reads this function too, and must not stumble
+            return func(*args, **kwargs)
+        self._operations.append((func, args, kwargs, sys._getframe(1)))
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._operations.pop()
+
+    def _seen(self, apply) -> classmethod:
+        """``apply`` of all autograd Functions, noted as an operation."""
+
+        def run(cls, *args, **kwargs):
+            self.functions_ran = True
+            self.checkpoint_ran |= cls.__module__ == torch.utils.checkpoint.__name__
+            self._operations.append((cls, args, kwargs, sys._getframe(1)))
+            try:
+                return apply.__get__(None, cls)(*args, **kwargs)
+            finally:
+                self._operations.pop()
+
+        return classmethod(run)
 
     def _note_handed_over(self, save_for_backward: Callable) -> Callable:
         def note(ctx, *tensors):
-            storages = [storage for storage in map(_storage_of, tensors) if storage is not None]
-            self._handed_over = type(ctx).__name__.removesuffix("Backward"), WeakSet(storages)
+            self._handed_over = type(ctx).__name__.removesuffix("Backward"), WeakSet(storages_in(tensors))
             return save_for_backward(ctx, *tensors)
 
         return note
@@ -84,49 +133,71 @@ class OperationTracker(TorchFunctionMode):
         """Operation, argument and line of the call that is saving ``tensor`` right now.
 
         Call it from a saved-tensor hook.  A Function whose ``apply`` was looked up before this tracker
-        began (``square = Square.apply``) leaves no frame: then it is the one that handed ``tensor``
-        over last, and the argument is "unknown".  So is an operation that nothing tells.
+        began (``square = Square.apply``) is not on the stack: then it is the one that handed
+        ``tensor`` over last, and the argument is "unknown".  So is an operation that nothing tells.
         """
+        if self._operations:
+            func, args, kwargs, frame = self._operations[-1]
+            says = args[-1] if func is FUNCTIONS["keep"] and args and isinstance(args[-1], str) else ""
+            return getattr(func, "__name__", UNKNOWN), says or _argument_of(tensor, args, kwargs), line_of(frame)
         name, handed_over = self._handed_over
-        op, argument = (name, UNKNOWN) if _storage_of(tensor) in handed_over else (UNKNOWN, "")
-        line, found = "", False
-        # One frame at a time: a list of them would hold this frame, and with it all their variables.
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None:
-            code = frame.f_code
-            if code is _run.__code__ and not found:
-                func, args, kwargs = (frame.f_locals[name] for name in ("func", "args", "kwargs"))
-                op, argument = getattr(func, "__name__", UNKNOWN), _argument_of(tensor, args, kwargs)
-                line, found = "", True
-            elif not line and not code.co_filename.startswith(_NOT_THEIRS):
-                line = f"{os.path.basename(code.co_filename)}:{frame.f_lineno}"
-            frame = frame.f_back
-        return op, argument, line
+        line = line_of(sys._getframe(1))
+        if storage_of(tensor) not in handed_over and _in_checkpoint(sys._getframe(1)):
+            self.checkpoint_ran = True
+            return "checkpoint", "", line
+        return (name, UNKNOWN, line) if storage_of(tensor) in handed_over else (UNKNOWN, "", line)
 
 
-def _seen(apply) -> classmethod:
-    """``apply`` of all autograd Functions, with a frame of ours around it: from torch 2.14 on it has none."""
-    return classmethod(lambda cls, *args, **kwargs: _run(cls, apply.__get__(None, cls), args, kwargs))
+def _in_checkpoint(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename == torch.utils.checkpoint.__file__:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def line_of(frame: FrameType | None) -> str:
+    """File and line of the first frame from ``frame`` on that is the user's; "" if none is."""
+    # One frame at a time: a list of them would hold this frame, and with it all their variables.
+    while frame is not None:
+        if not frame.f_code.co_filename.startswith(_NOT_THEIRS):
+            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+        frame = frame.f_back
+    return ""
 
 
 def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
-    """Which argument ``tensor`` is: the same view of the same storage, or else the same storage."""
-    storage = _storage_of(tensor)
-    if args and isinstance(args[-1], str) and args[-1]:
-        return args[-1]  # keep() says itself what it keeps
-    named = [(str(i), arg) for i, arg in enumerate(args)] + list(kwargs.items())
-    same = [(name, arg) for name, arg in named if storage is not None and _storage_of(arg) is storage]
-    for name, arg in same:
-        if (arg.storage_offset(), arg.shape, arg.stride()) == (tensor.storage_offset(), tensor.shape, tensor.stride()):
-            return name
-    return same[0][0] if same else ""
+    """Which argument ``tensor`` is: the same view of the same storage, or else the same storage; "" if none is."""
+    storage = storage_of(tensor)
+    if storage is None:
+        return ""
+    first = ""
+    for name, value in _named(args, kwargs):
+        if isinstance(value, Tensor):
+            for part in _parts(value):
+                if storage_of(part) is storage:
+                    if _view(part) == _view(tensor):
+                        return name
+                    first = first or name
+    return first
 
 
-def _storage_of(value: object) -> torch.UntypedStorage | None:
-    """A tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
-    if not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value):
-        return None
+def _named(args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
+    for i, value in enumerate(args):
+        # A list of tensors, as ``cat`` takes it, is one argument.
+        yield from ((str(i), one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
+    yield from kwargs.items()
+
+
+def _parts(tensor: Tensor) -> list[Tensor]:
     try:
-        return value.untyped_storage()
-    except RuntimeError:
-        return None
+        return list(plain_tensors(tensor))
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+        return []
+
+
+def _view(tensor: Tensor) -> tuple:
+    try:
+        return tensor.storage_offset(), tensor.shape, tensor.stride()
+    except (RuntimeError, NotImplementedError):  # a strided nested tensor has no single shape
+        return (id(tensor),)

@@ -1,9 +1,8 @@
 """All-reduce, all-gather and reduce-scatter: out of place, along dimension 0.
 
-Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose
-before or after it.  None writes to the caller's tensor unless told to.  Each has two forms:
-``start_…`` returns at once, so that a matrix product can overlap it; the plain form waits.
-Only this file and ``gloo`` call torch's collectives.
+Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it.
+None writes to the caller's tensor unless told to. Each has two forms: ``start_…`` returns at once, so that a matrix
+product can overlap it; the plain form waits. Only this file and ``gloo`` call torch's collectives.
 
 These functions are not differentiable, and no result is part of a graph: see ``conjugates``.
 """

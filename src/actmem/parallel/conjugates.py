@@ -6,9 +6,8 @@
     g       all-gather       reduce-scatter     enters it from a sequence-parallel region
     g_bar   reduce-scatter   all-gather         leaves it into one
 
-Each pair is conjugate: the backward of one is the forward of the other.  The code says
-it that way: every ``backward`` below calls its conjugate.  None of the four keeps a tensor
-for backward.
+Each pair is conjugate: the backward of one is the forward of the other. The code says it that way: every ``backward``
+below calls its conjugate. None of the four keeps a tensor for backward.
 """
 
 from __future__ import annotations

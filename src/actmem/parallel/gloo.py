@@ -1,12 +1,11 @@
 """Reduce-scatter on CPUs, where gloo has none.
 
-Over gloo, torch's reduce-scatter is an all-reduce of the whole tensor that discards the other
-ranks' parts: twice the bytes, and more than twice the time.  Here each rank sends every other
-rank the part that it keeps, and sums what arrives: (t-1)/t of the tensor from each rank, as
-around a ring.
+Over gloo, torch's reduce-scatter is an all-reduce of the whole tensor that discards the other ranks' parts: twice the
+bytes, and more than twice the time. Here each rank sends every other rank the part that it keeps, and sums what
+arrives: (t-1)/t of the tensor from each rank, as around a ring.
 
-It is one operator of torch's dispatcher, ``actmem::reduce_scatter``, so that a tool that counts
-collectives there sees a reduce-scatter and not the all-to-all inside.
+It is one operator of torch's dispatcher, ``actmem::reduce_scatter``, so that a tool that counts collectives there
+sees a reduce-scatter and not the all-to-all inside.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Which dropout draws must agree between ranks, and dropout that draws its mask early.
 
-Replicated tensors need the same dropout mask on every rank, or the replicas drift apart.
-Sharded tensors need a different mask on each rank, or every shard repeats one pattern.
-So each rank has two streams of random numbers.
+Replicated tensors need the same dropout mask on every rank, or the replicas drift apart. Sharded tensors need a
+different mask on each rank, or every shard repeats one pattern. So each rank has two streams of random numbers.
 """
 
 from __future__ import annotations

@@ -24,12 +24,12 @@ class KeptBytes:
     @property
     def bytes(self) -> int:
         """Bytes that the hooks saw."""
-        return self.ledger.total_bytes
+        return self.ledger.saved_bytes
 
     @property
     def hidden_bytes(self) -> int:
         """Bytes that stayed alive without the hooks seeing them."""
-        return self.census_bytes - self.ledger.total_bytes
+        return self.census_bytes - self.ledger.saved_bytes
 
     def largest(self, count: int = 2) -> str:
         """The largest tensors kept, with who saved them."""

@@ -1,0 +1,96 @@
+"""Every tensor inside a value, and the plain tensors and storages that hold its data."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import FunctionType, ModuleType
+from weakref import WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from actmem.torch_private import is_traceable_wrapper_subclass
+
+#: How deep ``tensors_in`` looks into objects that are no containers: a key-value cache is three deep.
+_DEEPEST = 6
+_NEVER_INSIDE = (nn.Module, ModuleType, FunctionType, type, str, bytes, int, float, torch.Generator)
+
+
+def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[Tensor]:
+    """The tensors in nested lists, dicts, dataclasses and plain objects, each once.
+
+    A key-value cache or a Hugging Face ModelOutput is such an object.  Modules are not looked into.
+    """
+    return _inside(value, depth, set())
+
+
+def _inside(value: object, depth: int, seen: set[int]) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        if id(value) not in seen:
+            seen.add(id(value))
+            yield value
+        return
+    if depth < 0 or value is None or isinstance(value, _NEVER_INSIDE) or id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, Mapping):
+        inner: list = list(value.values())
+    elif isinstance(value, (list, tuple, set, frozenset)):
+        inner = list(value)
+    else:
+        inner = list(getattr(value, "__dict__", {}).values())
+    for one in inner:
+        yield from _inside(one, depth - 1, seen)
+
+
+def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
+    """The tensors that hold the data: ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor wraps."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        for name in names:
+            inner = getattr(tensor, name)
+            if isinstance(inner, Tensor):  # DTensor lists its device mesh as well
+                yield from plain_tensors(inner)
+    elif tensor.layout is torch.sparse_coo:
+        yield from (tensor._indices(), tensor._values())
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values().detach())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values().detach())
+    else:
+        yield tensor
+
+
+def storages_in(value: object) -> list[torch.UntypedStorage]:
+    """The storages of all tensors in ``value``; those that have none of their own are left out."""
+    found: list[torch.UntypedStorage] = []
+    for tensor in tensors_in(value):
+        try:
+            parts = list(plain_tensors(tensor))
+        except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+            continue
+        found.extend(storage for storage in map(storage_of, parts) if storage is not None)
+    return found
+
+
+def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
+    """The storages that hold the data of ``tensors``, held weakly."""
+    return WeakSet(storages_in(tensors))
+
+
+def storage_of(value: object) -> torch.UntypedStorage | None:
+    """A tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
+    if not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value):
+        return None
+    try:
+        return value.untyped_storage()
+    except (RuntimeError, NotImplementedError):
+        return None
+
+
+def shape_of(tensor: Tensor) -> tuple[int, ...]:
+    """The tensor's shape; of a strided nested tensor, which has no single one, its number of elements."""
+    try:
+        return tuple(tensor.shape)
+    except RuntimeError:
+        return (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,)

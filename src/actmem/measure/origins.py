@@ -1,0 +1,217 @@
+"""Where each storage comes from: which operation made it, in which module, and out of what.
+
+A TorchDispatchMode sees every operation's results, below autograd.  That finds what saved-tensor
+hooks can't: a tensor that an attribute, a closure or a cache keeps alive.  And it tells a copy of a
+weight from an activation.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor, nn
+
+from actmem.measure.comms import kind_of
+from actmem.measure.leaves import plain_tensors, shape_of, storage_of, storages_of, tensors_in
+from actmem.measure.savers import OperationTracker
+from actmem.torch_private import TorchDispatchMode
+
+#: Operations whose result holds the same numbers as their first tensor, perhaps in another dtype or layout.
+_COPIES = {
+    "_to_copy", "clone", "copy_", "contiguous", "chunk_cat", "_chunk_cat", "split_with_sizes_copy", "all_gather_copy_in",
+    "cat", "_foreach_copy_", "wait_tensor", "detach_copy",
+}  # fmt: skip
+
+
+@dataclass
+class Origin:
+    """How a storage came to be.
+
+    made: False for one that an operation only took a view of, so that it was there before.
+    operation, module, shape, dtype, line: of the result that first had this storage.
+    inside: a module or an autograd Function was running.
+    constant: made without any tensor, or of constants alone, and without chance.
+    copied_from: the storages, all from before, that it is a copy of, over any number of copies; else empty.
+    gathered: one of those copies was a collective.
+    """
+
+    made: bool
+    operation: str = ""
+    module: str = ""
+    shape: tuple[int, ...] = ()
+    dtype: torch.dtype = torch.uint8
+    inside: bool = False
+    constant: bool = False
+    copied_from: tuple[weakref.ref, ...] = ()
+    gathered: bool = False
+    tensor: weakref.ref | None = field(default=None, repr=False)
+
+
+class QuietDispatchMode(TorchDispatchMode):
+    """A TorchDispatchMode under which torch.compile still compiles, and operators of a higher order still run."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:  # torch 2.9 knows no other way
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+class Origins(QuietDispatchMode):
+    """Notes the origin of every storage that an operation returns while it is active.
+
+    torch.compile compiles as without it: compiled code counts as one operation that returns nothing.
+    """
+
+    def __init__(self, tracker: OperationTracker):
+        super().__init__()
+        self._tracker = tracker
+        self.found: WeakKeyDictionary[torch.UntypedStorage, Origin] = WeakKeyDictionary()
+        self.paused = False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        if self.paused:
+            return result
+        if isinstance(result, Tensor):
+            self._note(result, func, args, kwargs)
+        elif isinstance(result, (list, tuple)):
+            for one in result:
+                if isinstance(one, Tensor):
+                    self._note(one, func, args, kwargs)
+        elif result is None and kwargs and "out" in kwargs:  # writes into its argument
+            for one in tensors_in(kwargs["out"], 1):
+                self._note(one, func, args, kwargs)
+        return result
+
+    def note_state(self, state: Tensor) -> None:
+        """Note the state of a generator, which no operation returns."""
+        storage = storage_of(state)
+        if storage is not None:
+            self._tracker.checkpoint_ran = True
+            self._add(storage, state, Origin(True, "generator state", inside=self._tracker.inside))
+
+    def _note(self, result: Tensor, func: Any, args: tuple, kwargs: dict | None) -> None:
+        storage = storage_of(result)
+        if storage is None:
+            for part in _plain(result):
+                inner = storage_of(part)
+                if inner is not None and inner not in self.found:
+                    self._add(inner, part, Origin(True, _name_of(func), inside=self._tracker.inside))
+            return
+        origin = self.found.get(storage)
+        if origin is None:
+            self._add(storage, result, self._origin(storage, func, args, kwargs))
+        elif origin.made and (origin.constant or origin.copied_from) and _writes(func):
+            self._rewritten(origin, storage, func, args, kwargs)
+
+    def _add(self, storage: torch.UntypedStorage, result: Tensor, origin: Origin) -> None:
+        origin.module, origin.shape, origin.dtype = self._tracker.module, shape_of(result), result.dtype
+        origin.tensor = weakref.ref(result)
+        self.found[storage] = origin
+
+    def _origin(self, storage: torch.UntypedStorage, func: Any, args: tuple, kwargs: dict | None) -> Origin:
+        sources = list(_storages(args, kwargs))
+        if any(source is storage for source in sources):
+            return Origin(made=False)
+        origin = Origin(True, _name_of(func), inside=self._tracker.inside)
+        known = [self.found.get(source) for source in sources]
+        origin.constant = not _by_chance(func) and all(one is not None and one.constant for one in known)
+        self._trace_copy(origin, func, sources)
+        return origin
+
+    def _rewritten(self, origin: Origin, storage: torch.UntypedStorage, func: Any, args: tuple, kwargs) -> None:
+        """``func`` wrote into a storage that was constant, or a copy, until now."""
+        sources = [source for source in _storages(args, kwargs) if source is not storage]
+        known = [self.found.get(source) for source in sources]
+        if _by_chance(func) or not all(one is not None and one.constant for one in known):
+            origin.constant, origin.copied_from = False, ()
+            self._trace_copy(origin, func, sources)
+
+    def _trace_copy(self, origin: Origin, func: Any, sources: list[torch.UntypedStorage]) -> None:
+        collective = _collective(func) in ("all-gather", "broadcast")
+        if not (collective or _is_copy(func)):
+            return
+        roots: list[weakref.ref] = []
+        for source in sources:
+            before = self.found.get(source)
+            if before is None or not before.made:
+                roots.append(weakref.ref(source))
+            elif before.copied_from:
+                roots.extend(before.copied_from)
+                collective = collective or before.gathered
+            else:
+                return
+        origin.copied_from, origin.gathered = tuple(roots), collective
+
+
+def _plain(tensor: Tensor) -> list[Tensor]:
+    try:
+        return list(plain_tensors(tensor))
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+        return []
+
+
+def _storages(args: tuple, kwargs: dict | None) -> Iterator[torch.UntypedStorage]:
+    for value in (*args, *(kwargs or {}).values()):
+        for one in value if isinstance(value, (list, tuple)) else (value,):
+            if isinstance(one, Tensor):
+                for part in _plain(one):
+                    storage = storage_of(part)
+                    if storage is not None:
+                        yield storage
+
+
+@cache
+def _name_of(func: Any) -> str:
+    try:
+        return func.name().split("::")[-1].split(".")[0]
+    except AttributeError:
+        return getattr(func, "__name__", "unknown")
+
+
+@cache
+def _collective(func: Any) -> str:
+    try:
+        return kind_of(func)
+    except (AttributeError, ValueError):  # an operator of a higher order
+        return ""
+
+
+@cache
+def _is_copy(func: Any) -> bool:
+    return _name_of(func) in _COPIES
+
+
+@cache
+def _by_chance(func: Any) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+
+
+@cache
+def _writes(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    return bool(schema is not None and schema.is_mutable)
+
+
+def live_weights() -> WeakSet[torch.UntypedStorage]:
+    """The storages of every parameter, and of every buffer of every module, that is alive in this process."""
+    tensors: list[Tensor] = []
+    for thing in gc.get_objects():
+        kind = type(thing)
+        if issubclass(kind, nn.Parameter) or (issubclass(kind, Tensor) and getattr(thing, "_is_param", False)):
+            tensors.append(thing)
+        elif issubclass(kind, nn.Module):
+            tensors.extend(t for t in thing.__dict__.get("_buffers", {}).values() if isinstance(t, Tensor))
+    return storages_of(*tensors)

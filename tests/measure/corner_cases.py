@@ -1,0 +1,476 @@
+"""Small models that are easy to count wrongly or to crash on: each with its inputs, and its bytes by hand where they are clear.
+
+A case is a function that returns ``(module, inputs)`` afresh; inputs as for ``census``.  The number
+given to ``case`` is what must be counted, written as a sum of bytes; without one the census decides.
+"""
+
+import functools
+from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    checkpoint_sequential,
+    create_selective_checkpoint_contexts,
+)
+
+CASES = {}
+#: Bytes of the state of torch's CPU generator.
+STATE = torch.get_rng_state().numel()
+
+
+def case(expected=None):
+    def add(make):
+        CASES[make.__name__] = (make, expected)
+        return make
+
+    return add
+
+
+class Run(nn.Module):
+    """A function as a module, with submodules as keywords."""
+
+    def __init__(self, function, **modules):
+        super().__init__()
+        self.function = function
+        for name, module in modules.items():
+            setattr(self, name, module)
+
+    def forward(self, *args, **kwargs):
+        return self.function(self, *args, **kwargs)
+
+
+def x(*shape, dtype=torch.float32, seed=0):
+    shape = shape or (4, 8)
+    made = torch.rand(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    return made.requires_grad_() if made.is_floating_point() else made
+
+
+def run(expected, function, *inputs, name, **modules):
+    """A case in one line: a function of the module and the inputs."""
+
+    def make():
+        return Run(function, **{k: m() for k, m in modules.items()}), tuple(i() for i in inputs)
+
+    make.__name__ = name
+    case(expected)(make)
+
+
+B = 4 * 8 * 4  # bytes of x()
+
+# What operations keep.
+run(B, lambda m, x: x.exp(), x, name="result_of_exp")
+run(B, lambda m, x: x.sin(), x, name="input_of_sin")
+run(0, lambda m, x: x + 1, x, name="nothing")
+run(0, lambda m, x: x.sum(), x, name="sum_keeps_nothing")
+run(2 * B, lambda m, x, y: x * y, x, lambda: x(seed=1), name="two_inputs")
+run(B, lambda m, x: x * x, x, name="one_tensor_twice")
+run(B, lambda m, x: x.t().exp().t(), x, name="transposed")
+run(B, lambda m, x: torch.relu_(x * 2), x, name="in_place")
+run(B, lambda m, x: (x + 1)[:1].sin(), x, name="slice_keeps_all")
+run(B, lambda m, x: sum(p.sin().sum() for p in (x + 1).unbind(0)), x, name="views_of_one_storage")
+run(32, lambda m, x: x[:1].exp().expand(100, 8).sum(), x, name="expanded")
+run(B, lambda m, x: (x + 1).as_strided((16,), (2,)).sin(), x, name="as_strided")
+run(2 * B, lambda m, x: torch.cat([x, x]).sin(), x, name="cat")
+run(3 * B, lambda m, x: torch.complex(x, x).abs().sum() * 1, x, name="complex_abs")
+run(None, lambda m, x: torch.view_as_real(torch.complex(x, x)).exp(), x, name="view_as_real")
+run(4 * 8 * 8, lambda m, x: x.sort().values, x, name="sort_keeps_indices")
+run(4 * 8, lambda m, x: x.max(-1).values, x, name="max_keeps_indices")
+run(2 * 4 * 8, lambda m, x: x.topk(2).values, x, name="topk_keeps_indices")
+run(None, lambda m, x: x.cumprod(0), x, name="cumprod")
+run(None, lambda m, x: x.prod(), x, name="prod")
+run(None, lambda m, x: x.std(), x, name="std")
+run(None, lambda m, x: torch.logsumexp(x, -1), x, name="logsumexp")
+run(4 * 8, lambda m, x: torch.where(x > 0.5, x, 0.0), x, name="where_keeps_the_condition")
+run(4 * 8, lambda m, x: x.masked_fill(x > 0.5, 0.0), x, name="masked_fill_keeps_the_mask")
+run(
+    B + 32,
+    lambda m, x, i: x.gather(0, i),
+    x,
+    lambda: torch.zeros(1, 4, dtype=torch.int64),
+    name="gather_keeps_the_index",
+)
+run(2 * B, lambda m, x: torch.einsum("ij,kj->ik", x, x + 1), x, name="einsum")
+run(None, lambda m, x: torch.linalg.inv(x @ x.t() + torch.eye(4)), x, name="inverse")
+run(None, lambda m, x: torch.fft.rfft(x).abs(), x, name="fft")
+run(B // 2, lambda m, x: x.sin(), lambda: x(dtype=torch.bfloat16), name="sixteen_bits")
+run(B * 2, lambda m, x: x.sin(), lambda: x(dtype=torch.float64), name="sixty_four_bits")
+run(B // 2, lambda m, x: x.to(torch.bfloat16).sin(), x, name="cast_of_an_activation")
+run(0, lambda m, x: x.exp().detach() + x, x, name="detached")
+run(0, lambda m, x: [x.exp().sum().item(), x + 1][1], x, name="freed_during_forward")
+run(B, lambda m, x: torch.ones(4, 8) * x, x, name="a_constant_of_its_own")
+run(4 * 8, lambda m, x: x * (torch.rand(4, 8) > 0.5), x, name="a_mask_of_its_own")
+run(0, lambda m, x: torch.zeros(0, 8).sin() + x.sum(), x, name="empty_tensors")
+run(4, lambda m, x: x.sum().sin(), x, name="a_scalar")
+
+# Arguments and results in every structure.
+Pair = namedtuple("Pair", "first second")
+
+
+@dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: tuple
+
+
+class Anything:
+    def __init__(self, **fields):
+        self.__dict__.update(fields)
+
+
+run(B, lambda m, x: (x.exp(), None, 3), x, name="returns_a_tuple")
+run(B, lambda m, x: {"a": x.exp(), "b": [x + 1]}, x, name="returns_a_dict")
+run(B, lambda m, x: OrderedDict(logits=x.exp()), x, name="returns_a_model_output")
+run(B, lambda m, x: Output(x.exp(), (x + 1,)), x, name="returns_a_dataclass")
+run(B, lambda m, x: Pair(x.exp(), x + 1), x, name="returns_a_namedtuple")
+run(B, lambda m, x: Anything(loss=x.exp(), cache=Anything(keys=[x + 1])), x, name="returns_an_object")
+run(B, lambda m, x: [x.exp()], x, name="returns_a_list")
+run(0, lambda m, x: x, x, name="returns_its_input")
+run(0, lambda m, x: x[:2], x, name="returns_a_view")
+run(0, lambda m, x: None, x, name="returns_nothing")
+run(B, lambda m, xs: xs[0].sin() + xs[1], lambda: [x(), x(seed=1)], name="takes_a_list")
+run(B, lambda m, d: d["x"].sin() + d["y"]["z"], lambda: {"x": x(), "y": {"z": x()}}, name="takes_a_nested_dict")
+run(32, lambda m, i: m.e(i), lambda: torch.arange(4), e=lambda: nn.Embedding(9, 3), name="takes_integers")
+
+
+@case(B)
+def takes_keywords():
+    return Run(lambda m, *, a, b=None: a.sin() + b), {"a": x(), "b": x(seed=1)}
+
+
+@case(B)
+def takes_none_and_flags():
+    return Run(lambda m, x, mask=None, flag=True: x.sin() if flag and mask is None else x), (x(), None, True)
+
+
+# torch's modules.
+for name, make, inputs in [
+    ("linear", lambda: nn.Linear(8, 3), x),
+    ("bilinear", lambda: nn.Bilinear(8, 8, 3), None),
+    ("layer_norm", lambda: nn.LayerNorm(8), x),
+    ("rms_norm", lambda: nn.RMSNorm(8), x),
+    ("group_norm", lambda: nn.GroupNorm(2, 8), x),
+    ("batch_norm", lambda: nn.BatchNorm1d(8), x),
+    ("dropout", lambda: nn.Dropout(0.5), x),
+    ("prelu", lambda: nn.PReLU(), x),
+    ("gelu", lambda: nn.GELU(), x),
+    ("gelu_tanh", lambda: nn.GELU("tanh"), x),
+    ("softmax", lambda: nn.Softmax(-1), x),
+    ("lstm", lambda: nn.LSTM(8, 5, 2, dropout=0.1), x),
+    ("gru", lambda: nn.GRU(8, 5, bidirectional=True), x),
+    ("conv", lambda: nn.Conv1d(4, 3, 3), x),
+    ("conv_transposed", lambda: nn.ConvTranspose1d(4, 3, 3), x),
+    ("max_pool", lambda: nn.MaxPool1d(2), x),
+    ("upsample", lambda: nn.Upsample(scale_factor=2), lambda: x(1, 4, 8)),
+    ("encoder_layer", lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: x(2, 4, 8)),
+    ("embedding_bag", lambda: nn.EmbeddingBag(9, 3), lambda: torch.arange(4).view(2, 2)),
+    ("weight_norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 3)), x),
+    ("spectral_norm", lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3)), x),
+    ("script", lambda: torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh())), x),
+    ("fx", lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.Tanh())), x),
+]:
+    if inputs is None:
+        run(2 * B, lambda m, x, y: m.b(x, y), x, lambda: x(seed=1), b=make, name=name)
+    else:
+        run(None, lambda m, x: m.inner(x), inputs, inner=make, name=name)
+
+run(
+    None,
+    lambda m, x: m.a(x, x, x, need_weights=False),
+    lambda: x(4, 2, 8),
+    a=lambda: nn.MultiheadAttention(8, 2),
+    name="multihead",
+)
+run(
+    None,
+    lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
+    lambda: x(1, 2, 4, 8),
+    name="fused_attention",
+)
+run(
+    None,
+    lambda m, x, t: F.cross_entropy(x, t),
+    x,
+    lambda: torch.arange(4),
+    name="cross_entropy",
+)
+
+
+# What hooks can't see.
+class Hidden(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, where):
+        if where == "attribute":
+            ctx.hidden = x.clone()
+        elif where == "list":
+            ctx.hidden = [x.clone(), x.clone()]
+        elif where == "input":
+            ctx.hidden = x
+        else:
+            ctx.hidden = Anything(cache={"deep": (x.clone(),)})
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+run(B, lambda m, x: Hidden.apply(x, "attribute"), x, name="ctx_attribute")
+run(2 * B, lambda m, x: Hidden.apply(x, "list"), x, name="ctx_list")
+run(B, lambda m, x: Hidden.apply(x, "object"), x, name="ctx_object")
+run(B, lambda m, x: Hidden.apply(x + 0, "input"), x, name="ctx_attribute_of_an_activation")
+run(B, lambda m, x: Hidden.apply(x, "input"), x, name="ctx_attribute_of_the_input")
+
+
+def _hooked(m, x):
+    y, mask = x + 1, torch.rand_like(x) > 0.5
+    y.register_hook(lambda grad: grad * mask)
+    return y
+
+
+def _node_hook(m, x):
+    y, mask = x + 1, torch.rand_like(x)
+    y.grad_fn.register_prehook(functools.partial(lambda kept, grads: (grads[0] * kept,), mask))
+    return y
+
+
+run(4 * 8, _hooked, x, name="closure_of_a_hook")
+run(B, _node_hook, x, name="partial_in_a_node_hook")
+
+
+def _attribute(m, x):
+    m.cache = (x + 1).detach()
+    return x * 2
+
+
+run(B, _attribute, x, name="attribute_of_the_module")
+
+
+def _packed(pack, unpack):
+    def forward(m, x):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return (x + 1).sin()
+
+    return forward
+
+
+run(B, _packed(lambda t: t, lambda t: t), x, name="packed_as_it_is")
+run(B // 2, _packed(lambda t: t.to(torch.bfloat16), lambda t: t.float()), x, name="packed_smaller")
+run(B, _packed(lambda t: {"t": [t.clone()]}, lambda d: d["t"][0]), x, name="packed_in_a_dict")
+
+
+def _on_cpu(m, x):
+    with torch.autograd.graph.save_on_cpu():
+        return (x + 1).sin()
+
+
+run(B, _on_cpu, x, name="saved_on_cpu")
+
+_INNER = {"inner": lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))}
+run(
+    B + STATE,
+    lambda m, x: checkpoint(m.inner, x, use_reentrant=False),
+    x,
+    name="checkpoint",
+    **_INNER,
+)
+run(
+    B,
+    lambda m, x: checkpoint(m.inner, x, use_reentrant=False, preserve_rng_state=False),
+    x,
+    name="checkpoint_without_state",
+    **_INNER,
+)
+run(B + STATE, lambda m, x: checkpoint(m.inner, x, use_reentrant=True), x, name="reentrant_checkpoint", **_INNER)
+run(
+    2 * B,
+    lambda m, x: checkpoint(lambda x, *, mask: m.inner(x) * mask, x, mask=x.detach() * 2, use_reentrant=False, preserve_rng_state=False),
+    x,
+    name="keyword_of_a_checkpoint",
+    **_INNER,
+)  # fmt: skip
+run(
+    2 * B,
+    lambda m, x, y: checkpoint(lambda x, *, mask: m.inner(x) * mask, x, mask=y, use_reentrant=False, preserve_rng_state=False),
+    x,
+    lambda: x(seed=1).detach(),
+    name="input_as_keyword_of_a_checkpoint",
+    **_INNER,
+)  # fmt: skip
+run(
+    2 * B,
+    lambda m, x: checkpoint(functools.partial(lambda y, x: m.inner(x) * y, x.detach() * 2), x, use_reentrant=True, preserve_rng_state=False),
+    x,
+    name="partial_of_a_reentrant_checkpoint",
+    **_INNER,
+)  # fmt: skip
+run(
+    B,
+    lambda m, x: checkpoint(
+        lambda y: checkpoint(m.inner, y, use_reentrant=False, preserve_rng_state=False).sin(),
+        x, use_reentrant=False, preserve_rng_state=False,
+    ),
+    x,
+    name="checkpoint_in_a_checkpoint",
+    **_INNER,
+)  # fmt: skip
+run(
+    None,
+    lambda m, x: checkpoint_sequential(m.inner, 2, x, use_reentrant=False),
+    x,
+    name="checkpoint_sequential",
+    **_INNER,
+)
+
+
+def _selective(policy):
+    def forward(m, x):
+        return checkpoint(
+            m.inner,
+            x,
+            use_reentrant=False,
+            preserve_rng_state=False,
+            context_fn=functools.partial(create_selective_checkpoint_contexts, policy),
+        )
+
+    return forward
+
+
+def _products(ctx, op, *args, **kwargs):
+    save = op in (torch.ops.aten.addmm.default, torch.ops.aten.mm.default)
+    return CheckpointPolicy.MUST_SAVE if save else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+# The second product is the output, which the policy caches as well.
+run(3 * B, _selective(_products), x, name="selective_policy", **_INNER)
+run(2 * B, _selective([torch.ops.aten.tanh.default]), x, name="selective_list", **_INNER)
+
+# Tensors that are no plain tensors.
+run(
+    None,
+    lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse(), x).sin(),
+    x,
+    name="sparse",
+)
+run(None, lambda m, x: (x * 2).to_sparse().coalesce().values().sin(), x, name="made_sparse")
+run(None, lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse_csr(), x).sin(), x, name="sparse_rows")
+
+
+def _nested(layout):
+    def forward(m, a, b):
+        t = torch.nested.as_nested_tensor([a, b], layout=layout)
+        return torch.nested.to_padded_tensor(torch.sin(t) if layout is torch.jagged else torch.tanh(t), 0.0)
+
+    return forward
+
+
+_nested(torch.jagged)(None, x(2, 3), x(4, 3))  # makes tensors that live as long as the process
+run(None, _nested(torch.jagged), lambda: x(2, 3), lambda: x(4, 3), name="jagged")
+run(None, _nested(torch.strided), lambda: x(2, 3), lambda: x(4, 3), name="nested")
+run(B, lambda m, x: torch.vmap(torch.sin)(x), x, name="vmap")
+run(
+    None,
+    lambda m, x: torch.vmap(m.inner, randomness="different")(x),
+    x,
+    name="vmap_of_a_module",
+    inner=lambda: nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.LayerNorm(8)),
+)
+run(None, lambda m, x: torch.func.jvp(m.inner, (x,), (torch.ones_like(x),))[1], x, name="jvp", **_INNER)
+run(None, lambda m, x: torch.func.grad(lambda y: y.sin().sum())(x), x, name="functional_grad")
+run(None, lambda m, x: torch.func.vjp(torch.sin, x)[0], x, name="functional_vjp")
+run(None, lambda m, x: torch.func.jacrev(torch.sin)(x[0]).sum(), x, name="jacobian")
+run(
+    B + 3 * 8 * 4,
+    lambda m, x: (
+        torch.func.functional_call(m.inner, {"weight": torch.ones(3, 8), "bias": torch.ones(3)}, (x,)) * 0 + m.inner(x)
+    ),
+    x,
+    name="functional_call",
+    inner=lambda: nn.Linear(8, 3),
+)
+
+
+def _dual(m, x):
+    with torch.autograd.forward_ad.dual_level():
+        return torch.autograd.forward_ad.make_dual(x, torch.ones_like(x)).sin()
+
+
+run(None, _dual, x, name="dual_numbers")
+
+
+def _grad_inside(m, x):
+    y = x.sin().sum()
+    (grad,) = torch.autograd.grad(y, x, create_graph=True)
+    return (grad * x).sum()
+
+
+run(None, _grad_inside, x, name="double_backward")
+
+
+def _backward_inside(m, x):
+    y = m.inner(x)
+    y.sum().backward(retain_graph=False)
+    return x.sin()
+
+
+run(None, _backward_inside, x, name="backward_inside", **_INNER)
+
+
+def _no_grad(m, x):
+    with torch.no_grad():
+        y = m.inner(x)
+    return y + x
+
+
+run(0, _no_grad, x, name="no_grad_inside", **_INNER)
+
+
+# Weights, whatever way they are used.
+def _tied():
+    first = nn.Linear(8, 8)
+    second = nn.Linear(8, 8)
+    second.weight = first.weight
+    return nn.Sequential(first, second)
+
+
+run(2 * B, lambda m, x: m.inner(x), x, inner=_tied, name="tied_weights")
+run(0, lambda m, x: m.l(x), x, l=lambda: nn.Linear(8, 3).requires_grad_(False), name="frozen")
+run(B, lambda m, x: x @ m.l.weight.t().view(8, 3), x, l=lambda: nn.Linear(8, 3), name="view_of_a_weight")
+run(B, lambda m, x: x @ m.l.weight.detach().t() + m.l(x), x, l=lambda: nn.Linear(8, 3), name="detached_weight")
+run(0, lambda m, x: x * m.b.running_mean + m.b.running_var, x, b=lambda: nn.BatchNorm1d(8), name="buffers")
+
+
+def _autocast(cached):
+    def forward(m, x):
+        with torch.autocast("cpu", torch.bfloat16, cache_enabled=cached):
+            return m.l(m.l(x))
+
+    return forward
+
+
+# The input, the first result, and the weight, each in 16 bits; the weight twice without the cache.
+run(B + 8 * 8 * 2, _autocast(True), x, l=lambda: nn.Linear(8, 8), name="autocast")
+run(B + 2 * 8 * 8 * 2, _autocast(False), x, l=lambda: nn.Linear(8, 8), name="autocast_without_cache")
+
+
+class LoRA(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.base = nn.Linear(8, 8).requires_grad_(False)
+        self.a, self.b = nn.Linear(8, 2, bias=False), nn.Linear(2, 8, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.b(self.a(x))
+
+
+run(B + 4 * 2 * 4, lambda m, x: m.inner(x), x, inner=LoRA, name="adapters")
+
+
+@case(2 * B)
+def compiled():
+    inner = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+    return Run(lambda m, x: torch.compile(m.inner, backend="aot_eager")(x), inner=inner), (x(),)

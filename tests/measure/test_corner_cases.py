@@ -1,0 +1,35 @@
+"""The ledger on a hundred small models: each is answered, none crashes, none is short."""
+
+import pytest
+import torch
+
+from actmem.measure.census import arguments_of, census
+from actmem.measure.ledger import record
+from tests.measure.corner_cases import CASES
+
+
+def ledger_of(module, inputs):
+    args, kwargs = arguments_of(inputs)
+    with record(module) as ledger:
+        output = module(*args, **kwargs)
+    del output
+    return ledger
+
+
+def test_there_are_a_hundred():
+    assert len(CASES) >= 100
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.filterwarnings("ignore")
+def test_every_byte_is_counted(name):
+    make, expected = CASES[name]
+    torch.manual_seed(0)
+    module, inputs = make()
+    ledger = ledger_of(module, inputs)
+    torch.manual_seed(0)
+    module, inputs = make()
+    counted = census(module, lambda: inputs)
+    assert ledger.total_bytes == counted, ledger.tensors
+    assert expected is None or ledger.total_bytes == expected, ledger.tensors
+    assert sum(t.bytes for t in ledger.tensors) == sum(ledger.by_kind().values()) == ledger.total_bytes

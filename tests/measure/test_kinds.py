@@ -1,0 +1,182 @@
+"""What the ledger calls each storage, and that records inside records, parts and ranks count the same."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from actmem.measure.kinds import UNSAVED
+from actmem.measure.ledger import record
+from tests.measure.corner_cases import STATE, B, Run, x
+
+
+def kinds_of(module, *inputs):
+    with record(module) as ledger:
+        output = module(*inputs)
+    del output
+    return ledger.by_kind()
+
+
+def blocks(count=3):
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Tanh()) for _ in range(count)))
+
+
+def test_an_input_is_told_from_an_activation():
+    assert kinds_of(nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)), x()) == {"activation": B, "input": B}
+
+
+def test_an_input_made_in_the_block_is_an_input():
+    with record(linear := nn.Linear(8, 8)) as ledger:
+        y = linear(made := torch.ones(4, 8))
+    assert y.requires_grad and made is not None and ledger.by_kind() == {"input": B}
+
+
+def test_weights_of_the_whole_model_do_not_count_when_a_part_is_recorded():
+    model, inputs = blocks(), x()
+    with record(model) as whole:
+        y = model(inputs)
+    with record(model[0]) as part:
+        y = model(inputs)
+    assert y.requires_grad and part.total_bytes == whole.total_bytes
+    assert sum(t.bytes for t in part.weights) > 0 and {t.kind for t in part.weights} == {"weight"}
+
+
+def test_autocast_makes_cast_weights_and_activations():
+    linear = nn.Linear(8, 8)
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        assert kinds_of(linear, x()) == {"activation": B // 2, "cast weight": 8 * 8 * 2}
+    with torch.autocast("cpu", torch.bfloat16):  # its cache also keeps the bias
+        assert kinds_of(linear, x()) == {"activation": B // 2, "cast weight": 8 * 8 * 2 + 8 * 2}
+
+
+def test_a_mask_made_without_chance_is_a_constant():
+    causal = Run(lambda m, x: x.sin() * torch.ones(4, 8).tril())
+    assert kinds_of(causal, x()) == {"input": B, "constant": B}
+    drawn = Run(lambda m, x: x * torch.rand(4, 8))
+    assert kinds_of(drawn, x()) == {"activation": B}
+
+
+def test_a_generators_state_has_a_kind_of_its_own():
+    module = Run(lambda m, x: checkpoint(torch.sin, x, use_reentrant=False))
+    assert kinds_of(module, x()) == {"input": B, "generator state": STATE}
+
+
+def test_a_global_tensor_is_a_constant():
+    table = torch.ones(4, 8)
+    assert kinds_of(Run(lambda m, x: x * table), x()) == {"constant": B}
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+def test_records_inside_records_count_the_same(depth):
+    model, inputs, totals = blocks(), x(), []
+
+    def nested(left):
+        with record(model) as ledger:
+            y = nested(left - 1) if left else model(inputs)
+        totals.append(ledger.total_bytes)
+        return y
+
+    y = nested(depth)
+    assert y.requires_grad and len(totals) == depth + 1 and len(set(totals)) == 1
+
+
+def test_a_record_inside_a_checkpoint_leaves_it_a_checkpoint():
+    inner = blocks(1)
+
+    def recorded(y):
+        with record(inner):
+            return inner(y)
+
+    inputs = x()
+    with record(inner) as ledger:
+        y = checkpoint(recorded, inputs, use_reentrant=False, preserve_rng_state=False)
+    assert ledger.total_bytes == B
+    y.sum().backward()
+    assert inputs.grad is not None
+
+
+def test_hooks_around_a_record_still_pack():
+    inputs, packed = x(), []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t, lambda t: t):
+        with record(nn.Identity()) as ledger:
+            y = inputs.sin()
+    assert ledger.total_bytes == B and len(packed) == 1 and y.requires_grad
+
+
+def test_a_failing_forward_leaves_nothing_behind():
+    def fail(m, x):
+        raise ValueError("no")
+
+    hooks = dict(torch.nn.modules.module._global_forward_pre_hooks)
+    with pytest.raises(ValueError, match="no"):
+        with record(Run(fail)):
+            Run(fail)(x())
+    assert torch._C._autograd._top_saved_tensors_default_hooks(False) is None
+    assert dict(torch.nn.modules.module._global_forward_pre_hooks) == hooks
+    assert torch.get_rng_state.__module__ == "torch.random"
+
+
+def test_gradients_are_those_without_a_record():
+    model, inputs = blocks(), x()
+    (expected,) = torch.autograd.grad(model(inputs).sum(), inputs)
+    with record(model):
+        y = model(inputs)
+    (grad,) = torch.autograd.grad(y.sum(), inputs)
+    assert torch.equal(grad, expected)
+
+
+def test_a_holder_is_named():
+    class Cached(nn.Module):
+        def forward(self, x):
+            self.cache = [x.detach() + 1]
+            return x + 1
+
+    with record(Cached()) as ledger:
+        module = Cached()
+        y = module(x())
+    (cached,) = ledger.unsaved
+    assert y is not None and (cached.kind, cached.held_by, cached.bytes) == (UNSAVED, "an attribute of Cached", B)
+
+
+def test_it_shows_itself():
+    with record(model := blocks()) as ledger:
+        y = model(x())
+    text = repr(ledger)
+    assert y is not None and text.splitlines()[0].startswith(f"{ledger.total_bytes:,} B")
+    assert "0-2.2 ×3" in text and "tanh" in text and "activation" in text
+    assert "<table>" in ledger._repr_html_() and "0-2.2 ×3" in ledger._repr_html_()
+
+
+def test_fsdps_gathered_weights_do_not_count(pools):
+    for resharded, kept in pools[2].run(fsdp_bytes):
+        assert resharded == kept == plain_bytes()
+
+
+def plain_bytes():
+    model = blocks()
+    with record(model) as ledger:
+        y = model(x())
+    return ledger.total_bytes if y is not None else 0
+
+
+def fsdp_bytes():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    totals = []
+    for reshard in (True, False):
+        model = blocks()
+        for part in (*model, model):
+            fully_shard(part, mesh=init_device_mesh("cpu", (2,)), reshard_after_forward=reshard)
+        with record(model) as ledger:
+            y = model(x())
+        totals.append(ledger.total_bytes)
+        y.sum().backward()
+    return totals
+
+
+def test_a_module_made_in_the_block_has_weights():
+    with record(nn.Identity()) as ledger:
+        linear = nn.LazyLinear(8)
+        y = linear(x())
+    assert y.requires_grad and ledger.by_kind() == {"input": B}

@@ -27,7 +27,7 @@ LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 CPU_INDEX_SECONDS = 30
 
-.PHONY: help setup course labs lint test matrix measure notebooks site clean
+.PHONY: help setup course labs lint test matrix mutants report measure notebooks site clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
@@ -54,10 +54,16 @@ lint: $(TESTS) ## check style, format and types: a part of `make test`
 
 # What must pass before pytest is a prerequisite; pytest's summary stays the last output.
 test: $(TESTS) lint ## run all that CI runs: lint, the tests, and every notebook against its stored outputs
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile $(NBVAL) $(PYTEST_ARGS)
+	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --junitxml=build/tests.xml $(NBVAL) $(PYTEST_ARGS)
 
 matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
 	KEEP=$(KEEP) $(RUN) -m tests.matrix $(ARGS)
+
+mutants: $(TESTS) ## break the library in 80 ways and list those that no test notices (half an hour on two idle cores)
+	@$(RUN) -m tests.mutants $(ARGS)
+
+report: $(TESTS) ## run faults and bad inputs, and put their results with mutants' and torch versions' into build/report.md
+	@$(RUN) -m tests.report
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)
 	$(RUN) -m notebooks.source.build $(ARGS)

@@ -23,6 +23,9 @@ from actmem.formulas.roofline import Operation
 from actmem.formulas.schedule import Action, interleaved, one_forward_one_backward
 from actmem.formulas.table2 import TABLE2
 from actmem.formulas.timeline import timeline
+from actmem.measure.clock import take_turns
+from actmem.measure.emulate import emulated_rank
+from actmem.parallel.rng import DropoutMask
 from actmem.rows import Row
 
 MODULES = [config, models, rows] + [
@@ -156,8 +159,10 @@ def test_good_arguments_work_and_every_function_is_checked(where):
     assert hasattr(FUNCTIONS[where], "__wrapped__"), f"{where} needs @checked"
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(("where", "name"), CASES, ids=[f"{where}-{name}" for where, name in CASES])
-def test_bad_arguments_are_refused_in_one_line_that_names_them(where, name):
+def test_bad_arguments_are_refused_in_one_line_that_names_them(where, name, record_property):
+    record_property("inputs", len(bad_values(where, name)))
     for value in bad_values(where, name):
         with pytest.raises(ConfigError) as error:
             print(shown(value), "gives", FUNCTIONS[where](**{**good(where), name: value}))
@@ -166,19 +171,66 @@ def test_bad_arguments_are_refused_in_one_line_that_names_them(where, name):
         assert error.value.argument == name, (text, shown(value))
 
 
+#: Classes whose sizes are checked when one is made.
+MADE: dict[Any, dict[str, Any]] = {
+    ModelShape: {"seq_length": 8, "micro_batch_size": 2, "hidden_size": 16, "num_attention_heads": 4, "num_layers": 4},
+    Parallel: {"tensor_parallel_size": 2, "sequence_parallel": True, "pipeline_parallel_size": 2},
+    Exchange: {"kind": "send", "phase": "forward", "where": "", "ranks": 2, "payload_bytes": 64, "count": 1},
+}
+FIELDS = [(made, name) for made, sizes in MADE.items() for name in sizes if name not in ("phase", "where")]
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("made", "name"), FIELDS, ids=[f"{made.__name__}-{name}" for made, name in FIELDS])
+def test_nothing_is_made_with_a_bad_size(made, name, record_property):
+    values = BAD[type(MADE[made][name])]
+    values = [value for value in values if not (made is Exchange and value == 0 and name in ("payload_bytes", "count"))]
+    record_property("inputs", len(values))
+    for value in values:
+        with pytest.raises(ConfigError) as error:
+            print(made(**{**MADE[made], name: value}))
+        assert error.value.argument == name and "\n" not in str(error.value) and len(str(error.value)) < 300
+
+
+def emulate(world_size=4, rank=0):
+    with emulated_rank(world_size, rank):
+        pass
+
+
+#: What measures and drops, with the values that its argument may not have.
+OTHERS: dict[str, tuple[Any, list]] = {
+    "p": (lambda p: DropoutMask(p, None), [value for value in BAD[float] if value != 0] + [1, 1.5, 10**5000]),
+    "world_size": (emulate, BAD[int]),
+    "rank": (emulate, [value for value in BAD[int] if value != 0] + [4, 10**30]),
+    "rounds": (lambda rounds: take_turns({}, rounds=rounds), BAD[int]),
+}
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("name", OTHERS)
+def test_nothing_is_measured_or_dropped_with_a_bad_argument(name, record_property):
+    call, values = OTHERS[name]
+    record_property("inputs", len(values))
+    for value in values:
+        with pytest.raises(ConfigError, match=f"^{name}: .{{1,200}}$"):
+            print(shown(value), call(**{name: value}))
+
+
 def test_there_are_many_cases():
     assert sum(len(bad_values(*case)) for case in CASES) > 1000
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("where", sorted({where for where, _ in CASES}))
-def test_huge_values_are_answered_at_once(where):
-    for name, value in good(where).items():
-        if type(value) is int:
-            for huge in (2**31 - 1, 10**9, 2**62, 10**5000):
-                try:
-                    FUNCTIONS[where](**{**good(where), name: huge})
-                except ConfigError as error:
-                    assert "\n" not in str(error) and len(str(error)) < 300
+def test_huge_values_are_answered_at_once(where, record_property):
+    sizes = [name for name, value in good(where).items() if type(value) is int]
+    tried = [(name, huge) for name in sizes for huge in (2**31 - 1, 10**9, 2**62, 10**5000)]
+    record_property("inputs", len(tried))
+    for name, huge in tried:
+        try:
+            FUNCTIONS[where](**{**good(where), name: huge})
+        except ConfigError as error:
+            assert "\n" not in str(error) and len(str(error)) < 300
 
 
 SHARED = [where for where in FUNCTIONS if {"shape"} < set(good(where)) & {"shape", "parallel", "tensor_parallel_size"}]
@@ -204,15 +256,17 @@ def test_no_number_where_ranks_cannot_share_the_layer(where):
                     print(FUNCTIONS[where](**arguments))
 
 
-def test_any_mixture_of_values_is_answered_or_refused():
+@pytest.mark.bad_input
+def test_any_mixture_of_values_is_answered_or_refused(record_property):
     chance = random.Random(2205)
     pool = [*JUNK, *GOOD.values(), 0, 1, 3, 10**9, 10**40, -7, "full", Parallel(4, False, 4, 2), Action("F", 0, 0, 0)]
     names = sorted({where for where, _ in CASES})
+    calls = []
     for _ in range(6000):
         where = chance.choice(names)
-        arguments = {
-            name: chance.choice(pool) if chance.random() < 0.4 else value for name, value in good(where).items()
-        }
+        calls.append((where, {n: chance.choice(pool) if chance.random() < 0.4 else v for n, v in good(where).items()}))
+    record_property("inputs", sum(arguments != good(where) for where, arguments in calls))
+    for where, arguments in calls:
         try:
             FUNCTIONS[where](**arguments)
         except ConfigError as error:
@@ -220,6 +274,7 @@ def test_any_mixture_of_values_is_answered_or_refused():
             assert error.argument, (where, arguments)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("call", "line"),
     [

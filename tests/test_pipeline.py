@@ -128,7 +128,10 @@ def test_interleaved_holds_every_output_until_the_step_ends_or_torch_frees_them(
     for rank, (samples, _) in enumerate(pools[4].run(watched, cut, False)):
         sent = chunks - (rank == p - 1)  # the very last stage sends nothing
         assert samples[-1].in_flight == 0
-        if FREES_SENT_OUTPUTS or WAITS_FOR_EACH_SEND:
+        if WAITS_FOR_EACH_SEND:  # and holds the logits, which it will join
+            logits = 2 * 8 * 2 * 20 * microbatches if rank == p - 1 else 0
+            assert samples[-1].output_bytes - logits in (0, output)
+        elif FREES_SENT_OUTPUTS:
             assert samples[-1].output_bytes <= output  # the last one, if it is still on its way
         else:
             assert samples[-1].output_bytes == sent * microbatches * output

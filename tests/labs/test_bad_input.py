@@ -25,6 +25,7 @@ MEASURED: dict[str, Any] = {
 }
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("case", MEASURED)
 def test_measuring_labs(case, monkeypatch, capsys, tmp_path):
     script, arguments, expected = MEASURED[case]
@@ -36,6 +37,7 @@ def test_measuring_labs(case, monkeypatch, capsys, tmp_path):
         assert rank or expected in lines[0] and lines[0].startswith(f"{script}: ")
 
 
+@pytest.mark.bad_input
 def test_ranks_beside_one_emulated_rank(monkeypatch, capsys):
     code, out, (line,) = lab_exit("measure_table2.py", ["--emulate", 2, "--ranks", 2], monkeypatch, capsys)
     assert (code, out) == (2, "") and "--ranks: --emulate needs none: leave one of them out" in line
@@ -52,6 +54,7 @@ JUDGED: dict[str, Any] = {
 }
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("case", JUDGED)
 def test_judged_labs(case, monkeypatch, capsys, tmp_path):
     arguments, expected = JUDGED[case]

@@ -11,7 +11,7 @@ from actmem_course import launch
 from tests.labs.faults import TORCHRUN, Started, listening, planted
 from tests.labs.stuck import learner_file
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
+pytestmark = [pytest.mark.fault, pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
 
 

@@ -145,6 +145,7 @@ def test_hidden_share_is_said_only_if_there_is_a_difference():
     assert compared.is_real or compared.hidden is None
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -197,6 +197,7 @@ def test_machine_of_a_gpu(monkeypatch):
     )
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

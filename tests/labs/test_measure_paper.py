@@ -100,6 +100,7 @@ BAD: dict[str, tuple[list, str]] = {
 }
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(case):
     arguments, expected = BAD[case]

@@ -67,6 +67,7 @@ def test_gradients_left_in_parts_are_found(pools):
     assert pools[2].run(parities, 2, False) == [[True, True, True]] * 2
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "environment", "message"),
     [

@@ -90,6 +90,7 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
     assert fsdp.ratio_low <= fsdp.ratio <= fsdp.ratio_high
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

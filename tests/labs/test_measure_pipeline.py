@@ -39,6 +39,7 @@ def test_freed_outputs(tmp_path):
     assert kept["measured_bytes"] == freed["measured_bytes"]
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
@@ -83,6 +84,7 @@ def test_says_how_to_start_it(monkeypatch, capsys):
     )
 
 
+@pytest.mark.fault
 def test_an_unwritable_figure_is_refused_before_the_run(tmp_path):
     path = tmp_path / "kept.json"
     path.write_text(json.dumps(["kept"]))

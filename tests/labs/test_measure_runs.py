@@ -58,6 +58,7 @@ BAD = {
 }
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, monkeypatch, capsys):
     text, expected = BAD[case]

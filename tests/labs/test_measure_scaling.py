@@ -81,6 +81,7 @@ def test_places():
         axis_settings("seq_length", base.with_sizes(seq_length=15))
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -47,6 +47,7 @@ def test_under_torchrun():
     check_lines(launch.results(SCRIPT, *TINY, processes=2))
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

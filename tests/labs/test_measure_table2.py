@@ -65,6 +65,7 @@ BAD = {
 }
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize("case", BAD)
 def test_bad_input_is_one_line_and_exit_code_2(case, monkeypatch, capsys):
     arguments, expected = BAD[case]
@@ -75,11 +76,13 @@ def test_bad_input_is_one_line_and_exit_code_2(case, monkeypatch, capsys):
     assert line.startswith("measure_table2.py: ") and expected in line
 
 
+@pytest.mark.bad_input
 def test_bad_input_ends_a_real_process_with_2():
     done = launch.run(SCRIPT, "--emulate", 3)
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

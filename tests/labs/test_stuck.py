@@ -7,6 +7,7 @@ import pytest
 
 from tests.labs.stuck import learner_file, start
 
+pytestmark = pytest.mark.fault
 NAME = "lab3_sequence_parallel"
 RANK_1 = "if dist.get_rank() == 1:\n        "
 #: What is given to rank 1 (rank 0 gathers), and what the verdict says.

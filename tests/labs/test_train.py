@@ -107,6 +107,7 @@ def test_generators_go_on_where_they_were(pools, tmp_path):
     assert not {tuple(one) for one in own} & {tuple(drawn[1]) for _, drawn in begun}
 
 
+@pytest.mark.fault
 def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     pools[2].run(losses_of, JOB, tmp_path)
     assert newest_save(tmp_path) == 6
@@ -118,6 +119,7 @@ def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
 
 
+@pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
     whole = pools[2].run(losses_of, TrainingJob(TRAINING_SHAPE, JOB.mode, 12, 0.1))[0]
@@ -141,6 +143,7 @@ def test_killed_at_a_random_step_and_started_again(pools, tmp_path):
 ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
 
 
+@pytest.mark.bad_input
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

@@ -30,8 +30,7 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_t
     ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already exists.
     """
     check_size("world_size", world_size)
-    if not 0 <= rank < world_size:
-        raise ConfigError("rank", f"must be from 0 to {world_size - 1}, got {rank}")
+    check_size("rank", rank, world_size - 1, least=0)
     if dist.is_initialized():
         raise ConfigError("emulate", "this process is already a rank of a real process group")
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)

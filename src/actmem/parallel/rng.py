@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.config import ConfigError
+from actmem.checks import ConfigError, shown
 from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
@@ -51,8 +51,8 @@ class DropoutMask(nn.Module):
 
     def __init__(self, p: float, generator: torch.Generator | None):
         super().__init__()
-        if not 0 <= p < 1:
-            raise ConfigError("p", f"must be at least 0 and less than 1, got {p}")
+        if type(p) not in (int, float) or not 0 <= p < 1:
+            raise ConfigError("p", f"must be at least 0 and less than 1, got {shown(p)}")
         self.num_dropped, self.generator = min(round(p * 2**16), 2**16 - 1), generator
 
     @stays_eager

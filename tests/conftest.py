@@ -19,7 +19,7 @@ def pytest_collection_modifyitems(items):
 @pytest.fixture(scope="session")
 def pools():
     """``pools[2].run(function, *args)``: ranks that stay alive for the whole test run."""
-    made = {size: RankPool(size) for size in (2, 4)}
+    made = {size: RankPool(size) for size in (1, 2, 4)}
     yield made
     for pool in made.values():
         pool.stop()

@@ -7,6 +7,7 @@ the order of the ranks.
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import tempfile
 import traceback
@@ -14,11 +15,13 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 from actmem_course.start import served_store
+from tests.patience import SECONDS
 
-SECONDS = 120
+#: Every rank is forked from one process that has loaded these, and nothing else: it has no threads and no groups.
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["torch.distributed.nn.functional", "actmem_course.ranks", "tests.rank_pool"])
 
 
 class RankFailed(AssertionError):
@@ -60,15 +63,14 @@ class RankPool:
         self._processes = []
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         store = f"{self._folder.name}/store"
         self._served = served_store()  # for what ranks say beside their group
         address = self._served.__enter__()
         self._pipes = []
         for rank in range(self.size):
-            ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.size, store, address, theirs), daemon=True)
+            ours, theirs = _CONTEXT.Pipe()
+            process = _CONTEXT.Process(target=_serve, args=(rank, self.size, store, address, theirs), daemon=True)
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)

@@ -102,11 +102,14 @@ class Guard(threading.Thread):
         """End this rank, and the others with it.  cause: None if it lies with another rank, or outside."""
         self._giving_up.acquire()  # and never release it: the other thread waits here for the end
         try:
+            # Before the alarm: who hears it finds that somebody speaks, and blames nobody.
+            speaks = cause is not None and self.store.count("spoken") == 1
             self.store.count("alarm")
             self.store.post("here", True)
             if cause is None and not self._to_start:  # start knows itself what became of a rank
                 cause = self._blame()
-            self.quit(cause if cause and self.store.count("spoken") == 1 else None)
+                speaks = cause is not None and self.store.count("spoken") == 1
+            self.quit(cause if speaks else None)
         except RanksLost:
             self.quit(cause)
 

@@ -1,18 +1,57 @@
-"""Run a lab's ``main`` in this process, for cases that end before there is a process group."""
+"""Run a lab's ``main`` without starting a process: here, or on the ranks of a RankPool."""
 
+import contextlib
 import importlib.util
+import io
+import json
+import os
 import sys
+import tempfile
+from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 from actmem_course.launch import LABS
+from actmem_course.ranks import Ranks
+
+
+def lab_module(script):
+    """A lab as a module of its own; its ``main`` has not run."""
+    spec = importlib.util.spec_from_file_location("lab_under_test", LABS / script)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def lab_results(pool, script, *arguments):
+    """What a lab writes to ``--json`` when the ranks of a pool run it; each of them must end with 0."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "results.json"
+        ended = pool.run(_on_this_rank, script, [*map(str, arguments), "--json", str(path)])
+        assert [code for code, _ in ended] == [0] * pool.size, ended
+        return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _on_this_rank(script, arguments):
+    """Exit code and standard output of a lab on one rank.  The process group is there already, and stays."""
+    rank, size = dist.get_rank(), dist.get_world_size()
+    module = lab_module(script)
+    module.ranks = lambda args: contextlib.nullcontext(Ranks(rank, size, "cpu", False))
+    place = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": size}
+    os.environ.update({name: str(value) for name, value in place.items()})
+    sys.argv, printed = [script, *arguments], io.StringIO()
+    try:
+        with contextlib.redirect_stdout(printed):
+            return module.main.__wrapped__(), printed.getvalue()
+    finally:
+        for name in place:
+            del os.environ[name]
 
 
 def lab_exit(script, arguments, monkeypatch, capsys, **environment):
     """Exit code, standard output and lines of standard error of a lab that stops early."""
-    spec = importlib.util.spec_from_file_location("lab_under_test", LABS / script)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = lab_module(script)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from actmem_course.cut import lab_source
+from tests.patience import SECONDS
 
 #: So that a test waits for seconds where a learner would for half a minute.
 _SHORT = """
@@ -35,8 +36,8 @@ def learner_file(folder, name, seconds=None, **bodies):
     return path
 
 
-def start(path, *arguments, torchrun=False, timeout=120, **environment):
-    """Run a file by itself, or by torchrun with two ranks, to its end.  Raises if it takes longer than ``timeout``."""
+def start(path, *arguments, torchrun=False, **environment):
+    """Run a file by itself, or by torchrun with two ranks, to its end."""
     launcher = [sys.executable]
     if torchrun:
         launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
@@ -44,6 +45,6 @@ def start(path, *arguments, torchrun=False, timeout=120, **environment):
         [*launcher, str(path), *arguments],
         capture_output=True,
         text=True,
-        timeout=timeout,
+        timeout=SECONDS,
         env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
     )

@@ -14,6 +14,7 @@ from actmem_course.copies import Copies, file_to_judge, lab_files, move_edits, n
 from actmem_course.cut import cut, lab_names, lab_source, write_labs
 from actmem_course.launch import LABS
 from tests.labs.stuck import start
+from tests.patience import SECONDS
 
 ROOT = LABS.parent
 LAB = "lab4_recompute"
@@ -180,7 +181,7 @@ def run(checkout, *arguments, **environment):
         env={**os.environ, "PYTHONPATH": str(checkout / "src"), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=SECONDS,
     )
 
 

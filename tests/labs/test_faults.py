@@ -41,8 +41,9 @@ def test_a_rank_is_killed_under_torchrun(tmp_path):
 def test_a_rank_fails(torchrun, tmp_path):
     run = planted(tmp_path, "raises", torchrun=torchrun)
     code, output, errors = run.end()
-    (line,) = own_lines(errors)
-    assert code and re.match(r"measure_parity.py: rank 1: ValueError: planted \(measure_parity.py:\d+; for more", line)
+    lines = own_lines(errors)
+    assert code and len(lines) == 1, errors
+    assert re.match(r"measure_parity.py: rank 1: ValueError: planted \(measure_parity.py:\d+; for more", lines[0])
     assert run.nothing_is_left()
 
 

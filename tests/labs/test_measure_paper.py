@@ -1,6 +1,5 @@
 """The whole paper as a user starts it: tables, JSON, exit codes, bad input in one line."""
 
-import importlib.util
 import json
 import re
 import sys
@@ -12,6 +11,7 @@ from actmem.rows import Row
 from actmem_course import launch
 from actmem_course.bench.measure_paper import SECTIONS
 from actmem_course.bench.reproduce import byte_sections
+from tests.labs.in_process import lab_exit, lab_module
 
 SCRIPT = "measure_paper.py"
 FIELDS = {
@@ -57,13 +57,6 @@ def test_the_largest_model_in_80_columns():
     assert titles == ["Figure 1", "Table 2", "Figure 9"]
 
 
-def load_lab():
-    spec = importlib.util.spec_from_file_location("measure_paper", launch.LABS / SCRIPT)
-    lab = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(lab)
-    return lab
-
-
 @pytest.mark.parametrize(
     ("section", "first", "verdict"),
     [
@@ -75,7 +68,7 @@ def test_a_difference_is_exit_code_1(monkeypatch, capsys, section, first, verdic
     monkeypatch.setattr(sys, "argv", [SCRIPT, "--model", "22B", "--section", section])
     monkeypatch.delenv("RANK", raising=False)
     monkeypatch.setattr(byte_sections, "measure_paper_stage", one_byte_more)
-    assert load_lab().main() == 1
+    assert lab_module(SCRIPT).main() == 1
     out = capsys.readouterr().out
     assert first in out and f"\n{verdict} measured numbers equal" in out
 
@@ -83,7 +76,7 @@ def test_a_difference_is_exit_code_1(monkeypatch, capsys, section, first, verdic
 def test_sections_without_a_measurement(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", [SCRIPT, "--section", "disagreements", "--section", "table4"])
     monkeypatch.delenv("RANK", raising=False)
-    assert load_lab().main() == 0
+    assert lab_module(SCRIPT).main() == 0
     assert "\nnothing in these sections is measured\n" in capsys.readouterr().out
 
 
@@ -102,17 +95,15 @@ BAD: dict[str, tuple[list, str]] = {
 
 @pytest.mark.bad_input
 @pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(case):
+def test_bad_input_is_one_line_and_exit_code_2(case, monkeypatch, capsys):
     arguments, expected = BAD[case]
-    done = launch.run(SCRIPT, *arguments)
-    assert done.returncode == 2 and done.stdout == ""
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("measure_paper.py: ") and expected in line
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
+    assert (code, out) == (2, "") and line.startswith("measure_paper.py: ") and expected in line
 
 
-def test_torchrun_is_refused():
-    done = launch.run(SCRIPT, processes=2, timeout_seconds=60)
-    assert (
-        done.stderr.count("measure_paper.py: started by torchrun: needs a single process: python labs/measure_paper.py")
-        == 1
-    )
+def test_torchrun_is_refused(monkeypatch, capsys):
+    place = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
+    code, _, (line,) = lab_exit(SCRIPT, [], monkeypatch, capsys, RANK=0, LOCAL_RANK=0, **place)
+    needs = "measure_paper.py: started by torchrun: needs a single process: python labs/measure_paper.py"
+    assert code == 2 and line.startswith(needs)
+    assert lab_exit(SCRIPT, [], monkeypatch, capsys, RANK=1, LOCAL_RANK=1, **place) == (0, "", [])

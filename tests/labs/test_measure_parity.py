@@ -8,7 +8,7 @@ from actmem.models import TINY
 from actmem_course import launch
 from actmem_course.bench.measure_parity import FORMS, measure_parity
 from actmem_course.ranks import Ranks
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import lab_exit, lab_results
 
 SCRIPT = "measure_parity.py"
 SEEN_IN_PARTS = [
@@ -30,9 +30,15 @@ def merged(*parts):
     return sums
 
 
-@pytest.mark.parametrize("processes", [2, 4])
-def test_under_torchrun(processes):
-    results = launch.results(SCRIPT, *SMALL, processes=processes)
+def test_on_four_ranks(pools):
+    check_results(lab_results(pools[4], SCRIPT, *SMALL), 4)
+
+
+def test_under_torchrun():
+    check_results(launch.results(SCRIPT, *SMALL, processes=2), 2)
+
+
+def check_results(results, processes):
     assert [r["form"] for r in results] == list(FORMS) * processes
     for r in results:
         assert r["exact"] and r["largest_error"] < 1e-12, r

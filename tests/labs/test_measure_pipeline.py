@@ -5,7 +5,7 @@ import json
 import pytest
 
 from actmem_course import launch
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import lab_exit, lab_results
 
 SCRIPT = "measure_pipeline.py"
 
@@ -18,9 +18,17 @@ SCRIPT = "measure_pipeline.py"
         (["--pipeline", 2, "--tensor", 2, "--no-sequence-parallel", "--dtype", "float32"], [2, 2, 1, 1]),
     ],
 )
-def test_every_rank_exact(tmp_path, arguments, in_flight):
+def test_every_rank_exact(arguments, in_flight, pools, tmp_path):
     page = tmp_path / "figure.html"
-    results = launch.results(SCRIPT, *arguments, "--html", page, processes=4)
+    check_results(lab_results(pools[4], SCRIPT, *arguments, "--html", page), page, in_flight)
+
+
+def test_under_torchrun(tmp_path):
+    page = tmp_path / "figure.html"
+    check_results(launch.results(SCRIPT, "--html", page, processes=2), page, [2, 1])
+
+
+def check_results(results, page, in_flight):
     assert [r["measured_in_flight"] for r in results] == in_flight
     for r in results:
         assert r["exact"] and r["difference_bytes"] == 0 and r["order_as_drawn"]
@@ -30,9 +38,9 @@ def test_every_rank_exact(tmp_path, arguments, in_flight):
     assert "Measured: rank 0 held" in page.read_text()
 
 
-def test_freed_outputs(tmp_path):
+def test_freed_outputs(pools):
     sizes = ["--pipeline", 2, "--microbatches", 4]
-    kept, freed = (launch.results(SCRIPT, *sizes, *option, processes=2)[0] for option in ([], ["--free-outputs"]))
+    kept, freed = (lab_results(pools[2], SCRIPT, *sizes, *option)[0] for option in ([], ["--free-outputs"]))
     one_output = 2 * 128 * 2 * 256
     # Two in flight, and one more that torch's list of sends may still hold.
     assert kept["output_bytes"] >= 2 * one_output and freed["output_bytes"] <= one_output
@@ -85,9 +93,11 @@ def test_says_how_to_start_it(monkeypatch, capsys):
 
 
 @pytest.mark.fault
-def test_an_unwritable_figure_is_refused_before_the_run(tmp_path):
+def test_an_unwritable_figure_is_refused_before_the_run(monkeypatch, capsys, tmp_path):
     path = tmp_path / "kept.json"
     path.write_text(json.dumps(["kept"]))
-    done = launch.run(SCRIPT, "--html", "/proc/actmem.html", "--json", path, processes=2, timeout_seconds=60)
-    assert "measure_pipeline.py: --html: cannot write /proc/actmem.html" in done.stderr
+    arguments = ["--html", "/proc/actmem.html", "--json", path]
+    place = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
+    code, _, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **place)
+    assert code == 2 and line.startswith("measure_pipeline.py: --html: cannot write /proc/actmem.html")
     assert json.loads(path.read_text()) == ["kept"]

@@ -8,15 +8,22 @@ import torch
 
 from actmem.formulas.table2 import TABLE2
 from actmem_course import launch
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import lab_exit, lab_results
 
 SCRIPT = "measure_table2.py"
 FIELDS = {"configuration", "tensor_parallel_size", "rank", "predicted_bytes", "extra_bytes", "measured_bytes"}
 
 
 @pytest.mark.parametrize(("processes", "dtype"), [(1, "bfloat16"), (2, "float32"), (4, "bfloat16")])
-def test_under_torchrun(processes, dtype):
-    results = launch.results(SCRIPT, "--dtype", dtype, processes=processes)
+def test_on_ranks(processes, dtype, pools):
+    check_results(lab_results(pools[processes], SCRIPT, "--dtype", dtype), processes)
+
+
+def test_under_torchrun():
+    check_results(launch.results(SCRIPT, processes=2), 2)
+
+
+def check_results(results, processes):
     assert len(results) == len(TABLE2) * processes
     assert [r["configuration"] for r in results] == [c.name for c in TABLE2] * processes
     assert {r["rank"] for r in results} == set(range(processes))
@@ -82,19 +89,27 @@ def test_bad_input_ends_a_real_process_with_2():
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
+TWO = [{"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2} for rank in (0, 1)]
+OF_RANKS = [
+    (["--num-attention-heads", 5], "--hidden-size: 256 must be divisible by num_attention_heads = 5"),
+    (["--model", "1T", "--seq-length", 65536], "use --emulate"),
+    (["--emulate", 2], "--emulate: needs a single process"),
+]
+
+
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--num-attention-heads", 5], "--hidden-size: 256 must be divisible by num_attention_heads = 5"),
-        (["--json", "/proc/actmem/x.json"], "--json: cannot write"),  # only rank 0 can find this one
-        (["--model", "1T", "--seq-length", 65536], "use --emulate"),
-    ],
-)
-def test_bad_input_under_torchrun_is_said_once_by_rank_0(arguments, expected):
-    done = launch.run(SCRIPT, *arguments, processes=2, timeout_seconds=60)
+@pytest.mark.parametrize(("arguments", "expected"), OF_RANKS)
+def test_bad_input_of_ranks_is_said_once_by_rank_0(arguments, expected, monkeypatch, capsys):
+    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **TWO[0])
+    assert (code, out) == (2, "") and line.startswith("measure_table2.py: ") and expected in line
+    assert lab_exit(SCRIPT, arguments, monkeypatch, capsys, **TWO[1]) == (0, "", [])
+
+
+@pytest.mark.bad_input
+def test_bad_input_under_torchrun_is_said_once_by_rank_0():
+    done = launch.run(SCRIPT, "--json", "/proc/actmem/x.json", processes=2)  # only rank 0 can find it
     own = [line for line in done.stderr.splitlines() if line.startswith("measure_table2.py: ")]
-    assert len(own) == 1 and expected in own[0]
+    assert len(own) == 1 and "--json: cannot write" in own[0]
     assert done.returncode != 0 and "exitcode  : 2" in done.stderr and "(local_rank: 0)" in done.stderr
 
 
@@ -106,8 +121,3 @@ def test_a_bad_path_loses_nothing(tmp_path):
     with pytest.raises(launch.LabError, match="must be divisible by tensor_parallel_size = 3"):
         launch.results(SCRIPT, "--emulate", 3)
     assert os.listdir(tmp_path) == ["kept.json"]
-
-
-def test_emulate_under_torchrun_is_refused():
-    done = launch.run(SCRIPT, "--emulate", 2, processes=2, timeout_seconds=60)
-    assert "measure_table2.py: --emulate: needs a single process" in done.stderr

@@ -56,12 +56,12 @@ class Lab:
         return f"http://127.0.0.1:{self.port}/{path}?token={self.token}"
 
     def _wait(self) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_SECONDS
         while time.monotonic() < deadline:
             if self.process.poll() is not None:
                 break
             try:
-                urllib.request.urlopen(self.url("api/status"), timeout=5).close()
+                urllib.request.urlopen(self.url("api/status"), timeout=60).close()
                 return
             except OSError:
                 time.sleep(0.2)

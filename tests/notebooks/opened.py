@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-#: For what a page is asked to do to be seen.  A busy machine may take long; others don't wait.
-PATIENCE_SECONDS = 120
+from tests.patience import SECONDS as PATIENCE_SECONDS
 
 _OPEN = """
 async () => {

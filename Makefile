@@ -11,8 +11,9 @@ PROCESSES = 2
 ARGS =
 # For `make course` and `make labs`: which labs or notebooks to copy afresh ("lab2 03", all).
 FRESH =
-# For `make test`: the number of test processes, and options of pytest.
+# For `make test`: the number of test processes, and options of pytest.  FAST=1: a part, in under two minutes.
 WORKERS = 2
+FAST =
 PYTEST_ARGS =
 
 VENV = .venv
@@ -22,6 +23,8 @@ SITE_TOOLS = $(VENV)/.site-installed
 TESTS = $(VENV)/.tests-installed
 SOURCES = src labs tests
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600
+# What the fast part leaves out as a whole; tests/conftest.py says what else.
+FAST_PART = $(addprefix --ignore=tests/,notebooks labs bench)
 # Settings of JupyterLab that a learner's own come on top of: no popup about news, no look for updates.
 LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
@@ -53,8 +56,8 @@ lint: $(TESTS) ## check style, format and types: a part of `make test`
 	@$(RUN) -m mypy
 
 # What must pass before pytest is a prerequisite; pytest's summary stays the last output.
-test: $(TESTS) lint ## run all that CI runs: lint, the tests, and every notebook against its stored outputs
-	$(RUN) -m pytest -n $(WORKERS) --dist loadfile --junitxml=build/tests.xml $(NBVAL) $(PYTEST_ARGS)
+test: $(TESTS) lint ## run all that CI runs: lint, the tests, every notebook against its stored outputs (FAST=1: a part)
+	FAST=$(FAST) $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(filter 1,$(FAST)),$(FAST_PART),--junitxml=build/tests.xml $(NBVAL)) $(PYTEST_ARGS)
 
 matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
 	KEEP=$(KEEP) $(RUN) -m tests.matrix $(ARGS)

@@ -1,4 +1,8 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests, and the order in which the test processes take them."""
+
+import os
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -9,9 +13,16 @@ from tests.rank_pool import RankPool
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
 
+#: ``make test FAST=1``: tests that start one of these are skipped, each with that reason.
+FAST = os.environ.get("FAST") == "1"
+PROGRAMS = ("python", "torchrun", "chromium", "jupyter", "npm")
+#: What takes longest begins first, so that no test process is left alone with it in the end.
+LONGEST = ("tests/notebooks", "tests/labs")
+
 
 def pytest_collection_modifyitems(items):
-    """Note in pytest's own results which tests plant a fault or hand over bad input: ``make report`` counts them."""
+    """Put the longest first, and note which tests plant a fault or hand over bad input: ``make report`` counts them."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     for item in items:
         item.user_properties += [("kind", kind) for kind in ("fault", "bad_input") if item.get_closest_marker(kind)]
 
@@ -23,3 +34,23 @@ def pools():
     yield made
     for pool in made.values():
         pool.stop()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_further_program():
+    """In the fast part, skip what starts another program; ranks of ``pools`` are no program of their own."""
+    if not FAST:
+        yield
+        return
+    start = subprocess.Popen.__init__
+
+    def refuse(self, args, *others, **options):
+        parts = [args] if isinstance(args, (str, os.PathLike)) else list(args)
+        if any(Path(os.fsdecode(part)).name.startswith(PROGRAMS) for part in parts):
+            self._child_created = False  # what its __del__ reads
+            pytest.skip("starts a program: not in the fast part")
+        start(self, args, *others, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(subprocess.Popen, "__init__", refuse)
+        yield

@@ -26,7 +26,10 @@ else:  # pytest brings it there
 ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that torch 2.13 has wheels for; the Makefile takes no other.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-COMMANDS = {"help", "setup", "course", "labs", "measure", "lint", "test", "matrix", "notebooks", "site", "clean"}
+COMMANDS = {
+    *("help", "setup", "course", "labs", "measure", "lint", "test"),
+    *("matrix", "mutants", "report", "notebooks", "site", "clean"),
+}
 
 
 def project():
@@ -248,6 +251,51 @@ def test_course_shows_no_popup_about_news(workshop):
 
 
 LINT = ["-m ruff check --quiet src labs tests", "-m ruff format --check --quiet src labs tests", "-m mypy"]
+
+
+def test_the_fast_part_is_chosen_by_folder_and_skips_programs(workshop):
+    workshop.make("test", f"PYTHON={workshop.python()}")
+    assert "--nbval" in workshop.calls()[-1] and "--ignore" not in workshop.calls()[-1]
+    workshop.make("test", "FAST=1")
+    folders = [word.removeprefix("--ignore=") for word in workshop.calls()[-1].split() if "--ignore=" in word]
+    assert "--nbval" not in workshop.calls()[-1] and folders == ["tests/notebooks", "tests/labs", "tests/bench"]
+    assert all((ROOT / folder).is_dir() for folder in folders)
+    assert workshop.make("test", "FAST=1", "--dry-run").stdout.splitlines()[-1].startswith("FAST=1 ")
+
+
+STARTS = """
+import os, subprocess, sys
+import pytest
+
+def test_python():
+    subprocess.run([sys.executable, "-c", ""])
+
+def test_a_path():
+    subprocess.run(["sh", "-c", '"$@"', "sh", os.path.join("x", "torchrun")])
+
+def test_another_program():
+    assert subprocess.run(["true"]).returncode == 0
+"""
+
+
+@pytest.mark.parametrize(("fast", "outcomes"), [("1", "1 passed, 2 skipped"), ("", "3 passed")])
+def test_the_fast_part_starts_no_program(fast, outcomes, tmp_path):
+    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n", encoding="utf-8")
+    (tmp_path / "test_starts.py").write_text(STARTS, encoding="utf-8")
+    environment = {**os.environ, "FAST": fast, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "--rootdir",
+        str(tmp_path),
+        str(tmp_path),
+    ]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.stdout.splitlines()[-1].startswith(outcomes), done.stdout
 
 
 def test_tests_run_after_lint_and_only_if_it_passes(workshop):

@@ -1,5 +1,6 @@
 """Judge functions as if they were in a learner's file, on the ranks of a RankPool or in this process."""
 
+import importlib.util
 import inspect
 
 from actmem_course.judge.catalogue import load_lab, solutions_of
@@ -34,6 +35,20 @@ def judge_with(store, lab_name, number, function=None, target=None):
         functions["__file__"] = inspect.getsourcefile(function)
     (verdict,) = judge(lab, [exercise], Bench(functions, store))
     return verdict
+
+
+def judged_file(path, number):
+    """The verdict of one exercise of a learner's file."""
+    lab = load_lab(path.stem)
+    (verdict,) = judge(lab, lab.choose([number], "number"), Bench(names_in(path), joined()))
+    return verdict
+
+
+def names_in(path):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return vars(module)
 
 
 def judged_alone(lab_name, number, function=None, target=None):

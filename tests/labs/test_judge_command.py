@@ -6,7 +6,9 @@ import re
 import pytest
 
 from actmem_course.judge.catalogue import LAB_NAMES, load_lab
-from actmem_course.judge.verdict import Verdict
+from actmem_course.judge.verdict import PASSED, Verdict
+from tests.labs.in_process import judge_exit
+from tests.labs.judged import judged_file
 from tests.labs.stuck import learner_file, start
 
 LAB2, LAB3, LAB4 = "lab2_tensor_parallel", "lab3_sequence_parallel", "lab4_recompute"
@@ -56,24 +58,29 @@ def test_something_to_do_is_exit_code_1(tmp_path):
         (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
     ],
 )
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, expected, tmp_path):
-    done = start(learner_file(tmp_path, LAB4), *arguments)
-    assert done.returncode == 2 and done.stdout == ""
-    assert len(done.stderr.strip().splitlines()) == 1 and done.stderr.startswith(f"{LAB4}.py: {expected}")
+def test_wrong_use_is_one_line_and_exit_code_2(arguments, expected, monkeypatch, capsys):
+    code, out, (line,) = judge_exit(LAB4, arguments, monkeypatch, capsys)
+    assert (code, out) == (2, "") and line.startswith(f"{LAB4}.py: {expected}")
+
+
+def test_wrong_use_ends_a_real_process_with_2(tmp_path):
+    done = start(learner_file(tmp_path, LAB4), "--only", "9.9")
+    assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
 
 
 @pytest.mark.parametrize("number", ["0", "-1", "two"])
-def test_a_wrong_number_of_ranks(number, tmp_path):
-    done = start(learner_file(tmp_path, LAB2), "--ranks", number)
-    assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and "--ranks" in done.stderr
+def test_a_wrong_number_of_ranks(number, monkeypatch, capsys):
+    code, out, (line,) = judge_exit(LAB2, ["--solution", "--ranks", number], monkeypatch, capsys)
+    assert (code, out) == (2, "") and "--ranks" in line
 
 
-def test_one_more_hint_each_time(tmp_path):
+def test_one_more_hint_each_time(monkeypatch, capsys, tmp_path):
     hints = load_lab("lab4_recompute").exercises[0].hints
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for count in (1, 2, 3):
-        done = start(learner_file(tmp_path, LAB4), "--hint", "4.1", XDG_CACHE_HOME=str(tmp_path))
-        text = " ".join(done.stdout.split())
-        assert done.returncode == 0
+        code, out, _ = judge_exit(LAB4, ["--hint", "4.1"], monkeypatch, capsys)
+        text = " ".join(out.split())
+        assert code == 0
         assert [" ".join(hint.split()) in text for hint in hints[:4]] == [i < count for i in range(len(hints[:4]))]
 
 
@@ -83,7 +90,6 @@ def test_no_exercise_may_take_a_minute():
 
 
 UNFINISHED = {
-    "a syntax error": ("return (x", r"SyntaxError"),
     "nothing": ("pass", r"the result is None: is a return missing\?"),
     "a number": ("return 1.0", r"the result is a float, not a tensor"),
     "another shape": ("return x", r"the result is this rank's x: g's forward must gather the tokens of all ranks"),
@@ -99,20 +105,34 @@ UNFINISHED = {
     "no backward": (
         "class G(torch.autograd.Function):\n        @staticmethod\n        def forward(ctx, x):\n            return torch.cat([x, x])\n"
         "    y = G.apply(x)\n    raise NotImplementedError('backward, later')",
-        r"3\.1 g not written yet lab3_sequence_parallel.py:\d+",
+        r"3\.1 g todo lab3_sequence_parallel.py:\d+",
     ),
     "leaving": ("raise SystemExit(3)", r"raises SystemExit: 3"),
 }
 
 
 @pytest.mark.parametrize("case", UNFINISHED)
-def test_unfinished_code_gets_a_sentence_and_no_traceback(case, tmp_path):
+def test_unfinished_code_gets_a_sentence(case, pools, tmp_path):
     body, expected = UNFINISHED[case]
+    first, second = pools[2].run(judged_file, learner_file(tmp_path, LAB3, g=body), "3.1")
+    assert first == second and first.status != PASSED
+    said = f"{first.exercise} {first.function} {first.status} {first.where} {first.diagnosis}"
+    assert re.search(expected, said) and "actmem/" not in said, said
+
+
+@pytest.mark.parametrize(
+    ("body", "expected"),
+    [
+        ("return (x", r"SyntaxError"),
+        (UNFINISHED["no backward"][0], r"3\.1 g not written yet lab3_sequence_parallel.py:\d+"),
+    ],
+)
+def test_unfinished_code_gets_no_traceback_of_ours(body, expected, tmp_path):
     done = start(learner_file(tmp_path, LAB3, g=body), "--only", "3.1")
     assert done.returncode == 1, done.stdout + done.stderr
     said = done.stdout + done.stderr
     assert re.search(expected, " ".join(said.split())), said
-    assert "actmem/" not in said and (case == "a syntax error" or "Traceback" not in said)
+    assert "actmem/" not in said and ("SyntaxError" in expected or "Traceback" not in said)
 
 
 def test_what_a_learner_prints_is_seen_once_for_each_rank(tmp_path):

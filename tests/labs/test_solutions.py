@@ -1,7 +1,6 @@
 """Every lab as a learner gets it is unsolved, every solution passes, and the two can't drift apart."""
 
 import ast
-import importlib.util
 import subprocess
 
 import pytest
@@ -12,7 +11,7 @@ from actmem_course.judge.judging import judge
 from actmem_course.judge.workbench import Bench
 from actmem_course.launch import LABS as FOLDER
 from actmem_course.rank_store import RankStore
-from tests.labs.judged import joined
+from tests.labs.judged import joined, names_in
 from tests.labs.stuck import learner_file
 from tests.rank_pool import RankPool
 
@@ -25,13 +24,6 @@ def verdicts(name, lab_file=None, store=None):
     functions = names_in(lab_file) if lab_file else dict(solutions_of(name))
     found = judge(lab, lab.exercises, Bench(functions, store or joined()))
     return [(verdict.exercise, verdict.status, verdict.diagnosis) for verdict in found]
-
-
-def names_in(path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return vars(module)
 
 
 def in_repository(name):

@@ -165,8 +165,10 @@ class Terms:
         """The tensor of a slot whose name is dropped (rules 3 and 4)."""
         if slot.name not in self._rebuilt:
             self._rebuild(self.recipes[slot.name])
-        value = self._rebuilt[slot.name][slot.index]
-        tensor = slot.view.on(value, self._view_of(slot.name) if slot.index == 0 else slot.view)
+        if slot.index is None:
+            tensor = slot.view.on(self._rebuilt[slot.name][0], self._view_of(slot.name))
+        else:
+            tensor = self._rebuilt[slot.name][slot.index]
         slot.was_read = True
         self._forget(self.recipes[slot.name])
         if graph_is_retained() and all(other.was_read for other in self._alive(slot.name)):
@@ -245,13 +247,14 @@ def _never(_: Any) -> Tensor:
 class _Slot:
     """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
 
-    index: which of a call's by-products; 0 for a tensor with a name of its own.  holds: slots of
+    index: which of a call's by-products; None for a tensor with a name of its own.  holds: slots of
     inputs that this one's recipe reads.
     """
 
     def __init__(self, terms: Terms, view: _View, is_weight: bool = False):
         self.terms, self.view, self.is_weight = terms, view, is_weight
-        self.name, self.index, self.was_read = "", 0, False
+        self.name, self.was_read = "", False
+        self.index: int | None = None
         self.kept: list[Kept] = []
         self.holds: list[_Slot] = []
         self.tensor: Tensor | None = None

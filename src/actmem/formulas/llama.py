@@ -1,0 +1,81 @@
+"""Activation bytes and FLOPs of today's layer: RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.
+
+Attention runs through a flash kernel, so the scores are never stored: the terms with as²b are gone,
+and with them the reason for selective recomputation.  ``e`` is the size of one activation element.
+"""
+
+from __future__ import annotations
+
+from actmem.checks import checked
+from actmem.config import Parallel
+from actmem.llama_shape import LlamaShape, check_llama_layer
+from actmem.recipes import LLAMA_LAYER, Recompute
+from actmem.rows import Row
+
+#: Bytes of a norm's statistic and of a log-sum-exp, which are float32 for every e up to 4.
+FLOAT32 = 4
+
+
+@checked
+def llama_rows(
+    shape: LlamaShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
+) -> list[Row]:
+    """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.
+
+    In 16 bits and without parallelism: 12sbh + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
+    8sbh + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise).  Under sequence
+    parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
+    K and V.  Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
+    """
+    check_llama_layer(shape, parallel)
+    s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
+    a, k, d, e = shape.num_attention_heads, shape.num_key_value_heads, shape.d, element_size
+    t = parallel.tensor_parallel_size
+    whole = t if parallel.sequence_parallel else 1
+    key_value_ranks = min(t, k)
+    wide = max(e, FLOAT32)
+    rows = [
+        Row("norm 1 input", e * s * b * h // whole, whole, "RMSNorm"),
+        Row("norm 1 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
+        Row("QKV projection input", e * s * b * h // whole, whole, "Q, K, V products"),
+        Row("Q", e * s * b * a * d // t, t, "attention, rotated"),
+        Row("K", e * s * b * k * d // key_value_ranks, key_value_ranks, "attention, rotated"),
+        Row("V", e * s * b * k * d // key_value_ranks, key_value_ranks, "attention"),
+        Row("log-sum-exp", wide * a * s * b // t, t, "attention: one number a query"),
+        Row("attention projection input", e * s * b * a * d // t, t, "attention and projection"),
+        Row("norm 2 input", e * s * b * h // whole, whole, "RMSNorm"),
+        Row("norm 2 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
+        Row("gate and up input", e * s * b * h // whole, whole, "gate and up products"),
+        Row("gate", e * s * b * f // t, t, "SwiGLU"),
+        Row("up", e * s * b * f // t, t, "SwiGLU"),
+        Row("down input", e * s * b * f // t, t, "down product"),
+    ]
+    if Recompute.of(recompute).region == "layer":
+        return rows[:1]
+    dropped = LLAMA_LAYER.dropped(recompute)
+    return [row for row in rows if row.term not in dropped]
+
+
+@checked
+def llama_products(shape: LlamaShape) -> dict[str, int]:
+    """FLOPs of each product of one layer's forward pass over all ranks, named as in ``recipes``.
+
+    Attention counts all s² scores, as 2205.05198 appendix A does.
+    """
+    tokens, h, a, d = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads, shape.d
+    pairs = 2 * tokens * shape.seq_length * a * d
+    return {
+        "QKV projection": 2 * tokens * h * (a + 2 * shape.num_key_value_heads) * d,
+        "QKᵀ": pairs,
+        "attention over V": pairs,
+        "attention projection": 2 * tokens * a * d * h,
+        "gate and up": 4 * tokens * h * shape.ffn_hidden_size,
+        "down": 2 * tokens * h * shape.ffn_hidden_size,
+    }
+
+
+@checked
+def llama_recomputed_flops(shape: LlamaShape, recompute: Recompute | str) -> int:
+    """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
+    products = llama_products(shape)
+    return sum(products[name] for name in LLAMA_LAYER.products_again(recompute))

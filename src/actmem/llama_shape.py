@@ -1,0 +1,88 @@
+"""Sizes of today's decoder layer, and of models that publish theirs.  Nothing in this file needs torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from actmem.checks import ConfigError, check_divides, check_size, checked, shown
+from actmem.config import Parallel
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """One layer's sizes, with the letters of formulas in brackets.
+
+    seq_length (s), micro_batch_size (b), hidden_size (h), num_attention_heads (a),
+    num_key_value_heads (k), ffn_hidden_size (f): width of the gated MLP; head_size (d), h/a if None.
+    Raises ConfigError on a size that no layer can have.
+    """
+
+    seq_length: int
+    micro_batch_size: int
+    hidden_size: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    ffn_hidden_size: int
+    head_size: int | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            if name != "head_size" or self.head_size is not None:
+                check_size(name, getattr(self, name))
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        check_divides("num_attention_heads", a, "num_key_value_heads", k)
+        if self.head_size is None:
+            check_divides("hidden_size", self.hidden_size, "num_attention_heads", a)
+        if self.d % 2:
+            raise ConfigError("head_size", f"{self.d} must be even: rotary positions turn pairs of elements")
+
+    @property
+    def d(self) -> int:
+        """Elements of one head."""
+        return self.head_size or self.hidden_size // self.num_attention_heads
+
+    def with_sizes(self, **sizes: int) -> LlamaShape:
+        """A copy with some sizes changed, checked again."""
+        return replace(self, **sizes)
+
+
+def _decoder(h: int, f: int, a: int, k: int, d: int | None = None) -> LlamaShape:
+    return LlamaShape(8192, 1, h, a, k, f, d)
+
+
+#: One layer of each model, at 8,192 tokens.  Sources: each model's published config.json
+#: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B), and 2407.21783 table 3.
+LLAMA_MODELS = {
+    "llama3-8b": _decoder(4096, 14336, 32, 8),
+    "llama3-70b": _decoder(8192, 28672, 64, 8),
+    "llama3-405b": _decoder(16384, 53248, 128, 8),
+}
+#: Small enough for two processes on a laptop; all sizes differ.
+TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)
+
+
+@checked
+def llama_shape(model: str) -> LlamaShape:
+    """The layer of ``tiny-llama`` or of a named model; ConfigError on another name."""
+    if model == "tiny-llama":
+        return TINY_LLAMA
+    if model not in LLAMA_MODELS:
+        raise ConfigError("model", f"must be one of tiny-llama, {', '.join(LLAMA_MODELS)}, got {shown(model)}")
+    return LLAMA_MODELS[model]
+
+
+@checked
+def check_llama_layer(shape: LlamaShape, parallel: Parallel) -> None:
+    """Raise ConfigError if t ranks can't share one layer of this shape.
+
+    t must divide a and f, and s under sequence parallelism.  Of t and k one must divide the other:
+    with t > k, t/k ranks hold the same key and value head.
+    """
+    t = parallel.tensor_parallel_size
+    check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
+    check_divides("ffn_hidden_size", shape.ffn_hidden_size, "tensor_parallel_size", t)
+    k = shape.num_key_value_heads
+    if k % t and t % k:
+        raise ConfigError("num_key_value_heads", f"{k} must divide tensor_parallel_size = {t}, or be divisible by it")
+    if parallel.sequence_parallel:
+        check_divides("seq_length", shape.seq_length, "tensor_parallel_size", t)

@@ -1,0 +1,169 @@
+"""Today's layer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no dropout, no biases.
+
+Reads like ``model``: the same f, f_bar, g, g_bar around the same two blocks.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actmem.checks import ConfigError
+from actmem.config import Parallel
+from actmem.drop import KEEP_ALL, Terms
+from actmem.llama_shape import LlamaShape, check_llama_layer
+from actmem.parallel.conjugates import f_bar, g_bar
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed, mark_partial_gradient
+from actmem.recipes import LLAMA_LAYER, Recompute
+from actmem.recompute import checkpoint
+from actmem.today.fused import columns, rms_norm, rotate, rows, swiglu
+from actmem.today.replicas import key_value_group, mark_replicas
+
+
+class LlamaLayer(nn.Module):
+    """x + attention(norm(x)), then the same with the gated MLP.
+
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+    recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
+    formulas.llama.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
+    the weights; as for model.layer.TransformerLayer.  Raises ConfigError if t ranks can't share the
+    layer, or on a longer sequence.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        tp: TensorParallel = TensorParallel(),
+        *,
+        recompute: Recompute | str = "none",
+        seed: int | None = None,
+        **factory,
+    ):
+        super().__init__()
+        check_llama_layer(shape, Parallel(tp.size, tp.sequence_parallel))
+        self.recompute = Recompute.of(recompute)
+        self.dropped = LLAMA_LAYER.dropped(self.recompute)
+        seed = fresh_seed() if seed is None else seed
+        self.shape, self.tp = shape, tp
+        self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)
+        self.attention = GroupedQueryAttention(shape, tp, seed=child_seed(seed, "attention"), **factory)
+        self.norm2 = RMSNorm(shape.hidden_size, tp, **factory)
+        self.mlp = GatedMLP(shape, tp, seed=child_seed(seed, "mlp"), **factory)
+
+    def forward(self, x: Tensor) -> Tensor:
+        length = x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1)
+        if length > self.shape.seq_length:
+            rule = f"the layer was made for {self.shape.seq_length} tokens a sequence, got {length}"
+            raise ConfigError("seq_length", rule)
+        if self.recompute.region == "layer":
+            return checkpoint(self._forward, x, stop_early=self.recompute.stop_early)
+        return self._forward(x, self.dropped)
+
+    def _forward(self, x: Tensor, dropped: frozenset[str] = frozenset()) -> Tensor:
+        with Terms(dropped if torch.is_grad_enabled() else ()) as terms:
+            x = terms.input("norm 1 input", x)
+            y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
+            x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
+            y = terms("gate and up input", self.norm2, x, also="norm 2 statistics")
+            return x + self.mlp(y, terms)
+
+
+class RMSNorm(ParallelModule):
+    """Over h.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial."""
+
+    def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.ones(hidden_size, **factory))
+        self.mark_parameters()
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight)
+
+
+class GroupedQueryAttention(ParallelModule):
+    """a query heads share k key and value heads; whole query heads to each rank.
+
+    With t <= k each rank has k/t key and value heads; with t > k it has one, the same as t/k − 1
+    other ranks, whose gradients ``replicas.reduce_replicated_gradients`` adds.
+    """
+
+    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        h, self.head_size, self.tp = shape.hidden_size, shape.d, tp
+        self.key_value_heads = shape.num_key_value_heads
+        held = self.key_value_heads // key_value_group(self.key_value_heads, tp).size
+        own = shape.num_attention_heads // tp.size * self.head_size
+        self.q = nn.Parameter(torch.empty(own, h, **factory))
+        self.k = nn.Parameter(torch.empty(held * self.head_size, h, **factory))
+        self.v = nn.Parameter(torch.empty(held * self.head_size, h, **factory))
+        self.projection = nn.Parameter(torch.empty(h, own, **factory))
+        self.mark_parameters()
+        draw_normal(self.q, tp, child_seed(seed, "q"))
+        for name, weight in (("k", self.k), ("v", self.v)):
+            draw_normal(weight, key_value_group(self.key_value_heads, tp), child_seed(seed, name))
+        draw_normal(self.projection, tp, child_seed(seed, "projection"))
+        # One pair of tables for the whole sequence: constants, so not activations.
+        for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, self.head_size)):
+            self.register_buffer(name, table.to(factory.get("device")), persistent=False)
+
+    def mark_parameters(self) -> None:
+        self.q.partition_dim, self.projection.partition_dim = 0, 1  # type: ignore[attr-defined]
+        for weight in (self.k, self.v):
+            mark_replicas(weight, self.key_value_heads, self.tp)
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        q, k, v = terms(("Q", "K", "V"), self.heads, x)
+        y = terms("attention projection input", attend, q, k, v, also="log-sum-exp")
+        leave = g_bar if self.tp.sequence_parallel else f_bar
+        return terms("attention output", lambda y: leave(rows(y, self.projection), self.tp), y)
+
+    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``: views of three tensors that lie as ``[s, b, heads, d]``."""
+        parts = columns(x, self.tp, self.q, self.k, self.v)
+        q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
+        cos, sin = self.cos[: len(q)], self.sin[: len(q)]  # type: ignore[index]
+        return tuple(part.permute(1, 2, 0, 3) for part in (rotate(q, cos, sin), rotate(k, cos, sin), v))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention of ``[b, heads, s, d]`` to ``[s, b, heads·d]``: a view of what the kernel keeps."""
+    grouped = q.shape[1] != k.shape[1]
+    context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
+    return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def rotary_tables(seq_length: int, head_size: int, theta: float = 500_000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's angles, ``[s, 1, 1, d/2]`` in float32."""
+    frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    angles = torch.outer(torch.arange(seq_length, dtype=torch.float32), frequencies)[:, None, None]
+    return angles.cos(), angles.sin()
+
+
+class GatedMLP(ParallelModule):
+    """silu(gate(x)) · up(x), then down.  Gate and up are cut by columns, down by rows."""
+
+    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        h, own, self.tp = shape.hidden_size, shape.ffn_hidden_size // tp.size, tp
+        self.gate = nn.Parameter(torch.empty(own, h, **factory))
+        self.up = nn.Parameter(torch.empty(own, h, **factory))
+        self.down = nn.Parameter(torch.empty(h, own, **factory))
+        self.mark_parameters()
+        for name, weight in self.named_parameters():
+            draw_normal(weight, tp, child_seed(seed, name))
+
+    def mark_parameters(self) -> None:
+        self.gate.partition_dim = self.up.partition_dim = 0  # type: ignore[attr-defined]
+        self.down.partition_dim = 1  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        gate, up = terms(("gate", "up"), lambda x: columns(x, self.tp, self.gate, self.up), x)
+        y = terms("down input", swiglu, gate, up)
+        leave = g_bar if self.tp.sequence_parallel else f_bar
+        return leave(rows(y, self.down), self.tp)

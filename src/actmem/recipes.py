@@ -80,11 +80,11 @@ class Recipe:
 class LayerTerms:
     """The terms of one kind of layer, in the order of the forward pass.
 
-    A norm's statistics, a few numbers a token, are no terms: every set keeps them.
     input: the one term without a recipe.  core: what selective recomputation drops.
     core_elementwise: whether *elementwise* drops the core as well, at the price of its product.
     last_products: the last product of each region, which a mode runs only if it does not stop early.
     one_tensor: terms that are views of one storage, which only goes when all of them go.
+    statistics: a few numbers a token, which only the recomputation of the whole layer drops.
     """
 
     input: str
@@ -93,6 +93,7 @@ class LayerTerms:
     core_elementwise: bool
     last_products: dict[str, str]
     one_tensor: tuple[str, ...] = ()
+    statistics: tuple[str, ...] = ()
 
     def recipe(self, term: str) -> Recipe:
         """The recipe of that term.  Raises ConfigError on the layer's input and on an unknown name."""
@@ -117,7 +118,7 @@ class LayerTerms:
                     f"{', '.join(self.one_tensor)} are parts of one tensor: drop all of them or none ({left[0]} is left)",
                 )
             return mode.terms
-        everything = frozenset(recipe.term for recipe in self.recipes)
+        everything = frozenset(recipe.term for recipe in self.recipes) | frozenset(self.statistics)
         elementwise = frozenset(recipe.term for recipe in self.recipes if not recipe.products) - self.core
         return {
             "none": frozenset(),
@@ -129,7 +130,7 @@ class LayerTerms:
     def products_again(self, recompute: Recompute | str | Iterable[str]) -> frozenset[str]:
         """The matrix products that backward runs again: each once, however many terms it serves."""
         mode = Recompute.of(recompute)
-        again = {product for term in self.dropped(mode) for product in self.recipe(term).products}
+        again = {product for recipe in self.recipes if recipe.term in self.dropped(mode) for product in recipe.products}
         if mode.region in self.last_products and not mode.stop_early:
             again.add(self.last_products[mode.region])
         return frozenset(again)
@@ -184,5 +185,6 @@ LLAMA_LAYER = LayerTerms(
     ),
     core=frozenset({"log-sum-exp"}),
     core_elementwise=False,
-    last_products={"core": "attention over V", "layer": "down"},
+    last_products={"layer": "down"},
+    statistics=("norm 1 statistics", "norm 2 statistics"),
 )

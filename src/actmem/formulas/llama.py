@@ -50,8 +50,6 @@ def llama_rows(
         Row("up", e * s * b * f // t, t, "SwiGLU"),
         Row("down input", e * s * b * f // t, t, "down product"),
     ]
-    if Recompute.of(recompute).region == "layer":
-        return rows[:1]
     dropped = LLAMA_LAYER.dropped(recompute)
     return [row for row in rows if row.term not in dropped]
 

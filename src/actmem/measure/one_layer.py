@@ -2,36 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actmem.config import ModelShape
+from actmem.llama_shape import LlamaShape
 from actmem.measure.census import census
-from actmem.measure.ledger import record
-from actmem.measure.term_names import rows_by_term
+from actmem.measure.ledger import SavedTensor, record
+from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
+from actmem.today.llama import LlamaLayer
 
 
 class LedgerMismatch(RuntimeError):
     """The ledger and the census disagree: hooks can't see something that is kept."""
 
 
-def layer_input(shape: ModelShape, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
+def layer_input(shape: ModelShape | LlamaShape, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
     """A random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism."""
     s = shape.seq_length // (tp.size if tp.sequence_parallel else 1)
     sizes = (s, shape.micro_batch_size, shape.hidden_size)
     return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
 
 
-def layer_rows_of(layer: TransformerLayer, x: Tensor) -> list[Row]:
-    """What ``layer(x)`` keeps for backward, as rows by the paper's terms."""
+def layer_rows_of(layer: nn.Module, x: Tensor, name: Callable[[SavedTensor], str] = term_name) -> list[Row]:
+    """What ``layer(x)`` keeps for backward, as rows by the paper's terms, or by those of ``name``."""
     with record(layer) as ledger:
         y = layer(x)
     del y
-    return rows_by_term(ledger.saved)
+    return rows_by_term(ledger.saved, name)
 
 
 def measure_layer(
@@ -47,8 +51,25 @@ def measure_layer(
     Runs the layer's forward twice.  Raises LedgerMismatch if the two counts disagree.
     """
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
-    rows = layer_rows_of(layer, layer_input(shape, tp, device, dtype))
-    counted = census(layer, lambda: layer_input(shape, tp, device, dtype))
+    return _confirmed(layer, lambda: layer_input(shape, tp, device, dtype), term_name)
+
+
+def measure_llama(
+    shape: LlamaShape,
+    tp: TensorParallel = TensorParallel(),
+    recompute: Recompute | str = "none",
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[Row]:
+    """The same for one of today's layers."""
+    layer = LlamaLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    return _confirmed(layer, lambda: layer_input(shape, tp, device, dtype), llama_term_name)
+
+
+def _confirmed(layer: nn.Module, make_input: Callable[[], Tensor], name: Callable[[SavedTensor], str]) -> list[Row]:
+    rows = layer_rows_of(layer, make_input(), name)
+    counted = census(layer, make_input)
     if counted != total(rows):
         raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")
     return rows

@@ -7,7 +7,7 @@ so the comparison shows it as not predicted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 
@@ -15,6 +15,7 @@ from actmem import keep
 from actmem.measure.ledger import SavedTensor
 from actmem.parallel import linear, vocab
 from actmem.rows import Row
+from actmem.today import fused
 
 _LINEAR_INPUT = (linear.FUNCTIONS["column_parallel"].__name__, "linear")
 _KEEP = keep.FUNCTIONS["keep"].__name__
@@ -85,6 +86,34 @@ def _core_term(op: str, argument: str) -> str:
     return ""
 
 
-def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
+_NORM, _COLUMNS, _ROWS, _SWIGLU = (fused.FUNCTIONS[name].__name__ for name in ("rms_norm", "columns", "rows", "swiglu"))
+_ATTENTION = "scaled_dot_product_attention"
+#: Today's layer: module, operation, argument (none: made by the operation) → term.
+_LLAMA_TERMS = {
+    **{(f"norm{n}", _NORM, "0"): f"norm {n} input" for n in (1, 2)},
+    **{(f"norm{n}", _NORM, ""): f"norm {n} statistics" for n in (1, 2)},
+    ("attention", _COLUMNS, "0"): "QKV projection input",
+    **{("attention", _ATTENTION, str(i)): name for i, name in enumerate("QKV")},
+    ("attention", _ROWS, "0"): "attention projection input",
+    ("mlp", _COLUMNS, "0"): "gate and up input",
+    ("mlp", _SWIGLU, "0"): "gate",
+    ("mlp", _SWIGLU, "1"): "up",
+    ("mlp", _ROWS, "0"): "down input",
+    ("", _KEEP, "1"): "norm 1 input",  # a checkpoint of the whole layer
+}
+
+
+def llama_term_name(saved: SavedTensor) -> str:
+    """The term of today's layer that formulas use for this tensor, or a description of it."""
+    module, op, argument = saved.module.rsplit(".", 1)[-1], saved.op, saved.argument
+    if op == _KEEP and not argument.isdigit():
+        return argument  # kept by name, see ``drop``
+    if (module, op, argument) == ("attention", _ATTENTION, ""):
+        # The kernel's output has a dimension for the elements of a head; its log-sum-exp has none.
+        return "attention projection input" if len(saved.shape) == 4 else "log-sum-exp"
+    return _LLAMA_TERMS.get((module, op, argument), f"{module or 'root'}: {op} {argument}".rstrip())
+
+
+def rows_by_term(saved: Iterable[SavedTensor], name: Callable[[SavedTensor], str] = term_name) -> list[Row]:
     """One row for each saved tensor, named as in the formulas."""
-    return [Row(term_name(t), t.bytes, source=f"{t.module or 'layer'}: {t.op}, {t.line}") for t in saved]
+    return [Row(name(t), t.bytes, source=f"{t.module or 'layer'}: {t.op}, {t.line}") for t in saved]

@@ -57,8 +57,8 @@ class LlamaLayer(nn.Module):
         if length > self.shape.seq_length:
             rule = f"the layer was made for {self.shape.seq_length} tokens a sequence, got {length}"
             raise ConfigError("seq_length", rule)
-        if self.recompute.region == "layer":
-            return checkpoint(self._forward, x, stop_early=self.recompute.stop_early)
+        if self.recompute.region == "layer" and not self.recompute.stop_early:
+            return checkpoint(self._forward, x, stop_early=False)
         return self._forward(x, self.dropped)
 
     def _forward(self, x: Tensor, dropped: frozenset[str] = frozenset()) -> Tensor:

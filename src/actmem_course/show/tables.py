@@ -19,7 +19,8 @@ def table2_table(results: Iterable[Table2Result], title: str) -> Table:
     for name in ("predicted", "extra", "measured", "diff."):
         table.add_column(name, justify="right", no_wrap=True)
     for r in results:
-        label = Text(r.configuration)
+        name, plus, last = r.configuration.rpartition("+")
+        label = Text(r.configuration if len(r.configuration) <= 25 else f"{name}\n  {plus}{last}")
         label.append(f"\n  sbh({r.formula})", style="dim")
         numbers = (r.predicted_bytes, r.extra_bytes, r.measured_bytes, r.difference_bytes)
         table.add_row(label, *(f"{number:,}" for number in numbers), style="" if r.exact else "bold red")

@@ -1,0 +1,123 @@
+"""Measure today's layer, or the paper's, with every named set of recomputed terms on the ranks at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.llama import llama_rows
+from actmem.llama_shape import LlamaShape, check_llama_layer
+from actmem.measure.one_layer import measure_layer, measure_llama
+from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
+from actmem.rows import Row, compare, total
+from actmem_course.ranks import Ranks
+from actmem_course.results import Table2Result
+
+MODES = ("none", "selective", "elementwise", "full")
+#: Ways to share the layer: not at all, and the first two of ``parallel.groups``.
+SHARINGS = ("", *list(FORMS)[:2])
+
+
+@dataclass(frozen=True)
+class TodayConfiguration:
+    """One line of the table.  sharing: one of SHARINGS.  recompute: one of MODES."""
+
+    sharing: str
+    recompute: str
+
+    @property
+    def name(self) -> str:
+        """Joined as in table 2, where *none* adds no word."""
+        words = [self.sharing] * bool(self.sharing) + [self.recompute] * (self.recompute != "none")
+        return "+".join(words) or "none"
+
+    def parallel(self, tensor_parallel_size: int) -> Parallel:
+        """How t ranks share the layer; without a sharing each has all of it."""
+        return Parallel(tensor_parallel_size, **FORMS[self.sharing]) if self.sharing else Parallel()
+
+
+CONFIGURATIONS = tuple(TodayConfiguration(sharing, recompute) for sharing in SHARINGS for recompute in MODES)
+
+
+def check_today(shape: ModelShape | LlamaShape, tensor_parallel_size: int) -> None:
+    """Raise ConfigError if t ranks cannot measure all configurations of this layer."""
+    for configuration in CONFIGURATIONS:
+        parallel = configuration.parallel(tensor_parallel_size)
+        if isinstance(shape, LlamaShape):
+            check_llama_layer(shape, parallel)
+        else:
+            check_layer(shape, parallel)
+
+
+def check_room(shape: ModelShape | LlamaShape, element_size: int, ranks_here: int, memory_bytes: int) -> None:
+    """Raise ConfigError if real tensors of the largest configuration cannot fit into memory.
+
+    The largest is the first, with its weights, on every rank at once.
+    """
+    predicted, extra = predictions(shape, Parallel(), "none", element_size, "cpu")
+    h = shape.hidden_size
+    weights = 12 * h * h
+    if isinstance(shape, LlamaShape):
+        heads = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.d
+        weights = h * (heads + 3 * shape.ffn_hidden_size)
+    needed = (total(predicted) + total(extra) + element_size * weights) * ranks_here
+    if needed > memory_bytes:
+        raise ConfigError(
+            "model shape",
+            f"{ranks_here} ranks need about {needed / 2**30:.1f} GiB, this machine has {memory_bytes / 2**30:.1f} GiB; "
+            "use --emulate, or smaller sizes",
+        )
+
+
+def predictions(
+    shape: ModelShape | LlamaShape, parallel: Parallel, recompute: str, element_size: int, device_type: str
+) -> tuple[list[Row], list[Row]]:
+    """The formula's rows, and those that it leaves out."""
+    if isinstance(shape, LlamaShape):
+        return llama_rows(shape, parallel, recompute, element_size), []
+    rows = layer_rows(shape, parallel, recompute, element_size)
+    return rows, layer_extra_rows(shape, parallel, recompute, element_size, device_type)
+
+
+def measure_today(
+    shape: ModelShape | LlamaShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    on_configuration: Callable[[TodayConfiguration], None] = lambda configuration: None,
+) -> list[Table2Result]:
+    """This rank's results, in the order of CONFIGURATIONS.  Every rank must call it."""
+    results = []
+    for configuration in CONFIGURATIONS:
+        on_configuration(configuration)
+        parallel = configuration.parallel(ranks.size)
+        form = FORMS.get(configuration.sharing, {})
+        tp = TensorParallel(**form) if parallel.tensor_parallel_size == 1 else tensor_parallel(dist.group.WORLD, **form)
+        options = {"device": ranks.device, "dtype": dtype}
+        if isinstance(shape, LlamaShape):
+            measured = measure_llama(shape, tp, configuration.recompute, **options)
+        else:
+            measured = measure_layer(shape, tp, configuration.recompute, **options)
+        predicted, extra = predictions(shape, parallel, configuration.recompute, dtype.itemsize, ranks.device)
+        comparison = compare(predicted + extra, measured)
+        sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
+        results.append(
+            Table2Result(
+                configuration.name,
+                f"{total(predicted) / sbh:.4g}",
+                parallel.tensor_parallel_size,
+                ranks.rank,
+                total(predicted),
+                total(extra),
+                total(measured),
+                total(measured) - total(predicted) - total(extra),
+                comparison.exact,
+                "" if comparison.exact else comparison.describe(),
+            )
+        )
+    return results

@@ -1,0 +1,62 @@
+"""Today's layer as a user measures it: torchrun or --emulate, JSON, and bad input in one line."""
+
+import json
+
+import pytest
+
+from actmem_course import launch
+from actmem_course.bench.measure_today import CONFIGURATIONS
+from tests.labs.in_process import lab_exit
+
+SCRIPT = "measure_today.py"
+NAMES = {
+    "none", "selective", "elementwise", "full",
+    "tensor", "tensor+selective", "tensor+elementwise", "tensor+full",
+    "tensor+sequence", "tensor+sequence+selective", "tensor+sequence+elementwise", "tensor+sequence+full",
+}  # fmt: skip
+
+
+def test_under_torchrun():
+    results = launch.results(SCRIPT, "--dtype", "float32", processes=2)
+    assert {c.name for c in CONFIGURATIONS} == NAMES and len(results) == 2 * len(NAMES)
+    for result in results:
+        assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"] > 0
+        assert result["tensor_parallel_size"] == (2 if "tensor" in result["configuration"] else 1)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--model", "llama3-405b"],
+        ["--paper-layer", "--model", "1T", "--dtype", "float32"],
+        ["--seq-length", 64, "--micro-batch-size", 3, "--hidden-size", 48, "--num-attention-heads", 8,
+         "--num-key-value-heads", 2, "--ffn-hidden-size", 88],
+    ],
+)  # fmt: skip
+def test_emulated(options, tmp_path):
+    path = tmp_path / "results.json"
+    done = launch.run(SCRIPT, "--emulate", 8, *options, "--json", path)
+    assert done.returncode == 0, done.stderr
+    assert "12 of 12 measurements agree with the formulas to the byte" in done.stdout
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    results = {result["configuration"]: result for result in json.loads(path.read_text())}
+    assert results.keys() == NAMES and all(result["difference_bytes"] == 0 for result in results.values())
+
+
+BAD = {
+    "unknown model": (["--model", "llama9"], "--model: must be one of tiny-llama, llama3-8b"),
+    "a paper's model without its layer": (["--model", "175B"], "--model: must be one of tiny-llama"),
+    "k in the paper's layer": (
+        ["--paper-layer", "--num-key-value-heads", 4],
+        "--num-key-value-heads: the paper's layer has none",
+    ),
+    "k does not divide a": (["--num-key-value-heads", 3], "--num-attention-heads: 8 must be divisible by"),
+    "zero": (["--ffn-hidden-size", 0], "--ffn-hidden-size: must be at least 1, got 0"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_one_line(case, monkeypatch, capsys):
+    options, rule = BAD[case]
+    code, out, (line,) = lab_exit(SCRIPT, ["--emulate", 2, *options], monkeypatch, capsys)
+    assert (code, out) == (2, "") and rule in line

@@ -1,0 +1,217 @@
+"""Today's layer: the plain layer's numbers, the formula's bytes, on any number of ranks and with any set dropped."""
+
+import itertools
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.checks import ConfigError
+from actmem.config import Parallel
+from actmem.formulas.llama import llama_products, llama_recomputed_flops, llama_rows
+from actmem.llama_shape import LLAMA_MODELS, LlamaShape, llama_shape
+from actmem.measure import emulated_rank
+from actmem.measure.one_layer import measure_llama
+from actmem.parallel.collectives import all_gather
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.recipes import LLAMA_LAYER
+from actmem.rows import compare, total
+from actmem.today.llama import LlamaLayer, rotary_tables
+from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
+
+SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
+MODES = ("none", "selective", "elementwise", "full")
+ALONE = [recipe.term for recipe in LLAMA_LAYER.recipes]
+SETS = st.sets(st.sampled_from(ALONE))
+
+
+def plain(x, weights, shape):
+    """The same layer out of torch's plain operators, unsharded."""
+    a, k, d = shape.num_attention_heads, shape.num_key_value_heads, shape.d
+    s, b, _ = x.shape
+    cos, sin = (table.to(x.dtype) for table in rotary_tables(shape.seq_length, d))
+    cos, sin = cos[:s], sin[:s]
+
+    def norm(x, weight):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+    def turn(x):
+        left, right = x[..., : d // 2], x[..., d // 2 :]
+        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+    y = norm(x, weights["norm1.weight"])
+    q = turn((y @ weights["attention.q"].t()).view(s, b, a, d))
+    key = turn((y @ weights["attention.k"].t()).view(s, b, k, d)).repeat_interleave(a // k, 2)
+    value = (y @ weights["attention.v"].t()).view(s, b, k, d).repeat_interleave(a // k, 2)
+    scores = torch.einsum("sbad,ubad->basu", q, key) / d**0.5
+    scores = scores + torch.full((s, s), float("-inf"), dtype=x.dtype).triu(1)
+    context = torch.einsum("basu,ubad->sbad", scores.softmax(-1), value).reshape(s, b, a * d)
+    x = x + context @ weights["attention.projection"].t()
+    y = norm(x, weights["norm2.weight"])
+    gated = F.silu(y @ weights["mlp.gate"].t()) * (y @ weights["mlp.up"].t())
+    return x + gated @ weights["mlp.down"].t()
+
+
+def whole_weights(shape):
+    generator = torch.Generator().manual_seed(3)
+    names = {name: parameter.shape for name, parameter in LlamaLayer(shape, seed=1).named_parameters()}
+    return {
+        name: torch.randn(size, generator=generator, dtype=torch.float64).mul_(0.3).add_(name.endswith("weight"))
+        for name, size in names.items()
+    }
+
+
+def largest_error(recompute, sequence_parallel=False, group=None):
+    """Over the output and every gradient, against the plain layer, on this rank."""
+    ranks = torch.distributed.is_initialized()
+    tp = tensor_parallel(group, sequence_parallel=sequence_parallel) if ranks else TensorParallel()
+    whole = {name: value.requires_grad_() for name, value in whole_weights(SHAPE).items()}
+    full = torch.randn(12, 3, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64).requires_grad_()
+    loss_weights = torch.linspace(-1, 1, full.numel(), dtype=torch.float64).view_as(full)
+    expected = plain(full, whole, SHAPE)
+    (expected * loss_weights).sum().backward()
+
+    layer = LlamaLayer(SHAPE, tp, recompute=recompute, dtype=torch.float64)
+    load_whole(layer, {name: value.detach() for name, value in whole.items()}, tp)
+    cut = (lambda z: z.chunk(tp.size)[tp.rank]) if tp.sequence_parallel else (lambda z: z)
+    x = cut(full.detach()).clone().requires_grad_()
+    y = layer(x)
+    (y * cut(loss_weights)).sum().backward()
+    reduce_all_gradients(layer, tp)
+    join = (lambda z: all_gather(z, tp)) if tp.sequence_parallel else (lambda z: z)
+    pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
+    for name, parameter in layer.named_parameters():
+        pairs.append((parameter.grad, own_part(whole[name].grad, parameter, tp)))
+    assert len(pairs) == 2 + 9
+    return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
+
+
+def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16):
+    predicted = llama_rows(shape, Parallel(tp.size, tp.sequence_parallel), recompute, dtype.itemsize)
+    comparison = compare(predicted, measure_llama(shape, tp, recompute, dtype=dtype))
+    return "" if comparison.exact else comparison.describe()
+
+
+@pytest.mark.parametrize("recompute", [*MODES, frozenset(ALONE)])
+def test_the_plain_layers_numbers(recompute):
+    assert largest_error(recompute) < 1e-12
+
+
+def on_ranks(sequence_parallel, members=None):
+    group = torch.distributed.new_group(members) if members else None
+    if members and torch.distributed.get_rank() not in members:
+        return 0.0, ""
+    errors = [largest_error(recompute, sequence_parallel, group) for recompute in MODES]
+    tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
+    wrong = [differences(SHAPE, mode, tp, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)]
+    return max(errors), "".join(wrong)
+
+
+# k = 2: with four ranks two hold the same key and value head.
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_on_ranks(pools, size, sequence_parallel):
+    for error, wrong in pools[size].run(on_ranks, sequence_parallel):
+        assert error < 1e-12 and wrong == ""
+
+
+def test_in_a_subgroup(pools):
+    for error, wrong in pools[4].run(on_ranks, True, [3, 1]):
+        assert error < 1e-12 and wrong == ""
+
+
+@st.composite
+def llama_shapes(draw):
+    k, groups, half = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 8))
+    sizes = [draw(st.integers(1, top)) for top in (24, 3, 40, 60)]
+    return LlamaShape(sizes[0], sizes[1], sizes[2], k * groups, k, sizes[3], 2 * half)
+
+
+@settings(max_examples=30, deadline=None)
+@given(llama_shapes(), SETS | st.sampled_from(MODES), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
+def test_bytes_of_any_shape_and_set(shape, recompute, dtype):
+    assert differences(shape, recompute, dtype=dtype) == ""
+
+
+#: torch's counter knows the flash kernels of GPUs only.
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+
+
+def flash_flops(q, k, v, *rest, out_shape=None, **options):
+    b, a, s, d = q
+    return 2 * (2 * b * a * s * k[2] * d)
+
+
+@settings(max_examples=20, deadline=None)
+@given(SETS | st.sampled_from(MODES))
+def test_gradients_and_flops_of_any_set(recompute):
+    def step(mode):
+        layer = LlamaLayer(SHAPE, recompute=mode, seed=2)
+        x = torch.randn(12, 3, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
+        with FlopCounterMode(display=False, custom_mapping={FLASH: flash_flops}) as counter:
+            layer(x).square().sum().backward()
+        return counter.get_total_flops(), [x.grad, *(p.grad for p in layer.parameters())]
+
+    base, wanted = step("none")
+    flops, gradients = step(recompute)
+    assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
+    assert flops - base == llama_recomputed_flops(SHAPE, recompute)
+    assert llama_recomputed_flops(SHAPE, "full") == sum(llama_products(SHAPE).values()) - llama_products(SHAPE)["down"]
+
+
+@pytest.mark.parametrize("model", LLAMA_MODELS)
+def test_named_shapes_are_exact_on_emulated_ranks(model):
+    shape = llama_shape(model)
+    for t in (1, 2, 4, 8, 16):
+        with emulated_rank(t):
+            for sequence_parallel, mode in itertools.product((False, True), MODES):
+                tp = tensor_parallel(sequence_parallel=sequence_parallel)
+                assert differences(shape, mode, tp) == "", (model, t, mode)
+
+
+def test_the_two_floors():
+    s, b, h, a, k, f = 12, 3, 32, 8, 2, 40
+    d = h // a
+    floor_a = 12 * s * b * h + 4 * s * b * k * d + 6 * s * b * f + 4 * a * s * b + 8 * s * b
+    floor_b = 8 * s * b * h + 4 * s * b * k * d + 4 * s * b * f + 4 * a * s * b + 8 * s * b
+    for t in (1, 2):
+        assert total(llama_rows(SHAPE, Parallel(t, True))) == floor_a // t
+        assert total(llama_rows(SHAPE, Parallel(t, True), "elementwise")) == floor_b // t
+    saved = total(llama_rows(SHAPE)) - total(llama_rows(SHAPE, recompute="selective"))
+    assert saved == 4 * a * s * b  # with a flash kernel the core's recomputation saves the log-sum-exp
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (
+            lambda: LlamaShape(12, 3, 32, 8, 3, 40),
+            "num_attention_heads: 8 must be divisible by num_key_value_heads = 3",
+        ),
+        (lambda: LlamaShape(12, 3, 24, 8, 2, 40), "head_size: 3 must be even"),
+        (
+            lambda: llama_rows(SHAPE, Parallel(3)),
+            "num_attention_heads: 8 must be divisible by tensor_parallel_size = 3",
+        ),
+        (lambda: llama_rows(LlamaShape(8, 1, 24, 6, 2, 30), Parallel(3)), "num_key_value_heads: 2 must divide"),
+        (lambda: llama_rows(SHAPE, Parallel(8, True)), "seq_length: 12 must be divisible by tensor_parallel_size = 8"),
+        (lambda: LlamaLayer(SHAPE, recompute={"gelu"}), "recompute: 'gelu' is no term of this layer"),
+        (lambda: LlamaLayer(SHAPE)(torch.zeros(13, 1, 32)), "seq_length: the layer was made for 12 tokens"),
+        (lambda: llama_shape("llama9"), "model: must be one of tiny-llama"),
+    ],
+)
+def test_refuses(make, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        make()
+
+
+def test_t_ranks_draw_what_one_rank_draws():
+    whole = dict(LlamaLayer(SHAPE, seed=9).named_parameters())
+    for t in (2, 4, 8):
+        for rank in range(t):
+            tp = TensorParallel(None, t, rank)
+            for name, parameter in LlamaLayer(SHAPE, tp, seed=9).named_parameters():
+                assert torch.equal(parameter, own_part(whole[name], parameter, tp)), (t, rank, name)

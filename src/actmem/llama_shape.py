@@ -72,7 +72,7 @@ def llama_shape(model: str) -> LlamaShape:
 
 
 @checked
-def check_llama_layer(shape: LlamaShape, parallel: Parallel) -> None:
+def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
     t must divide a and f, and s under sequence parallelism.  Of t and k one must divide the other:

@@ -43,7 +43,7 @@ def test_emulated(options, tmp_path):
     assert results.keys() == NAMES and all(result["difference_bytes"] == 0 for result in results.values())
 
 
-BAD = {
+BAD: dict[str, tuple[list, str]] = {
     "unknown model": (["--model", "llama9"], "--model: must be one of tiny-llama, llama3-8b"),
     "a paper's model without its layer": (["--model", "175B"], "--model: must be one of tiny-llama"),
     "k in the paper's layer": (

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.checks import ConfigError
 from actmem.config import Parallel
-from actmem.formulas.llama import llama_products, llama_recomputed_flops, llama_rows
+from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.one_layer import measure_llama

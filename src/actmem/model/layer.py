@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
@@ -33,7 +35,7 @@ class TransformerLayer(nn.Module):
         shape: ModelShape,
         tp: TensorParallel = TensorParallel(),
         *,
-        recompute: Recompute | str = "none",
+        recompute: Recompute | str | Iterable[str] = "none",
         p: float = 0.1,
         streams: DropoutStreams | None = None,
         seed: int | None = None,

@@ -5,6 +5,8 @@ Reads like ``model``: the same f, f_bar, g, g_bar around the same two blocks.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.drop import KEEP_ALL, Terms
-from actmem.llama_shape import LlamaShape, check_llama_layer
+from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed, mark_partial_gradient
@@ -27,7 +29,7 @@ class LlamaLayer(nn.Module):
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
-    formulas.llama.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
+    formulas.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
     the weights; as for model.layer.TransformerLayer.  Raises ConfigError if t ranks can't share the
     layer, or on a longer sequence.
     """
@@ -37,12 +39,12 @@ class LlamaLayer(nn.Module):
         shape: LlamaShape,
         tp: TensorParallel = TensorParallel(),
         *,
-        recompute: Recompute | str = "none",
+        recompute: Recompute | str | Iterable[str] = "none",
         seed: int | None = None,
         **factory,
     ):
         super().__init__()
-        check_llama_layer(shape, Parallel(tp.size, tp.sequence_parallel))
+        check_llama_ranks(shape, Parallel(tp.size, tp.sequence_parallel))
         self.recompute = Recompute.of(recompute)
         self.dropped = LLAMA_LAYER.dropped(self.recompute)
         seed = fresh_seed() if seed is None else seed

@@ -11,22 +11,22 @@ import torch.distributed as dist
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.llama import llama_rows
-from actmem.llama_shape import LlamaShape, check_llama_layer
+from actmem.formulas.llama_terms import llama_rows
+from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.measure.one_layer import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 from actmem.rows import Row, compare, total
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
 
-MODES = ("none", "selective", "elementwise", "full")
+TODAY_MODES = ("none", "selective", "elementwise", "full")
 #: Ways to share the layer: not at all, and the first two of ``parallel.groups``.
 SHARINGS = ("", *list(FORMS)[:2])
 
 
 @dataclass(frozen=True)
 class TodayConfiguration:
-    """One line of the table.  sharing: one of SHARINGS.  recompute: one of MODES."""
+    """One line of the table.  sharing: one of SHARINGS.  recompute: one of TODAY_MODES."""
 
     sharing: str
     recompute: str
@@ -42,7 +42,7 @@ class TodayConfiguration:
         return Parallel(tensor_parallel_size, **FORMS[self.sharing]) if self.sharing else Parallel()
 
 
-CONFIGURATIONS = tuple(TodayConfiguration(sharing, recompute) for sharing in SHARINGS for recompute in MODES)
+CONFIGURATIONS = tuple(TodayConfiguration(sharing, recompute) for sharing in SHARINGS for recompute in TODAY_MODES)
 
 
 def check_today(shape: ModelShape | LlamaShape, tensor_parallel_size: int) -> None:
@@ -50,7 +50,7 @@ def check_today(shape: ModelShape | LlamaShape, tensor_parallel_size: int) -> No
     for configuration in CONFIGURATIONS:
         parallel = configuration.parallel(tensor_parallel_size)
         if isinstance(shape, LlamaShape):
-            check_llama_layer(shape, parallel)
+            check_llama_ranks(shape, parallel)
         else:
             check_layer(shape, parallel)
 
@@ -98,11 +98,10 @@ def measure_today(
         parallel = configuration.parallel(ranks.size)
         form = FORMS.get(configuration.sharing, {})
         tp = TensorParallel(**form) if parallel.tensor_parallel_size == 1 else tensor_parallel(dist.group.WORLD, **form)
-        options = {"device": ranks.device, "dtype": dtype}
         if isinstance(shape, LlamaShape):
-            measured = measure_llama(shape, tp, configuration.recompute, **options)
+            measured = measure_llama(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
         else:
-            measured = measure_layer(shape, tp, configuration.recompute, **options)
+            measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
         predicted, extra = predictions(shape, parallel, configuration.recompute, dtype.itemsize, ranks.device)
         comparison = compare(predicted + extra, measured)
         sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size

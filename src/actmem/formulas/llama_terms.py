@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from actmem.checks import checked
 from actmem.config import Parallel
-from actmem.llama_shape import LlamaShape, check_llama_layer
+from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.recipes import LLAMA_LAYER, Recompute
 from actmem.rows import Row
 
@@ -27,7 +27,7 @@ def llama_rows(
     parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
     """
-    check_llama_layer(shape, parallel)
+    check_llama_ranks(shape, parallel)
     s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
     a, k, d, e = shape.num_attention_heads, shape.num_key_value_heads, shape.d, element_size
     t = parallel.tensor_parallel_size

@@ -4,13 +4,15 @@ Each mutant is one change from ``tests/mutation_rules.py`` in a copy of the repo
 changed file run on it, cheap ones first, until one fails.  Near: the file's own tests, then those that
 import it, then those that import what imports it.  A test that fails has to pass on the unchanged code.
 Every run is a fork of one process that has torch loaded, and so are the ranks that tests start.
-Results go to tests/mutants.json.
+Results go to tests/mutants.json, and as they come to build/mutants.json: ``--new`` takes those that are
+there, of files that are still the same.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import hashlib
 import json
 import multiprocessing
 import os
@@ -33,6 +35,7 @@ from tests.mutation_rules import Site, chosen, package_sites
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "actmem"
 RESULTS = ROOT / "tests" / "mutants.json"
+LATEST = ROOT / "build" / "mutants.json"
 SEED = 2205
 #: What the copy needs to run tests.
 COPIED = ("src", "tests", "labs", "notebooks/source", "pyproject.toml", "constraints.txt", "README.md", "Makefile")
@@ -212,6 +215,17 @@ def _ended(going: list[Run]) -> Iterator[Run]:
         yield run
 
 
+def fingerprint(site: Site) -> str:
+    """Of the file that a site is in, as it is now."""
+    return hashlib.sha256((PACKAGE / site.path).read_bytes()).hexdigest()[:16]
+
+
+def entry_of(run: Run, site: Site) -> dict[str, Any]:
+    """What is stored of one mutant: caught is the test that failed, "" if none did."""
+    entry = {"site": site.name, "caught": run.stopped, "seconds": round(run.seconds), "file": fingerprint(site)}
+    return {**entry, "date": date.today().isoformat()}
+
+
 def stored() -> dict[str, Any]:
     """The latest results; nothing before the first run."""
     return json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
@@ -221,6 +235,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=SEED, help="another choice of 80; only the default one is stored")
     parser.add_argument("--only", default="", help="of all sites there are, those with this in their name")
+    parser.add_argument("--new", action="store_true", help="only what the latest results have not caught")
     parser.add_argument("--jobs", type=int, default=2)
     options = parser.parse_args()
     sites = [site for site in package_sites(PACKAGE) if not site.name.startswith(tuple(LEFT_OUT))]
@@ -229,10 +244,18 @@ def main() -> int:
         copies = [make_copy(Path(folder) / str(number)) for number in range(options.jobs)]
         planned = [(site, near_tests(site.path)) for site in sites]  # now: the repository may change meanwhile
         tried: list[dict[str, Any]] = []
+        if options.new and LATEST.exists():
+            files = {site.name: fingerprint(site) for site in sites}
+            latest = json.loads(LATEST.read_text(encoding="utf-8"))
+            tried = [entry for entry in latest if entry["caught"] and files.get(entry["site"]) == entry["file"]]
+            done = {entry["site"] for entry in tried}
+            planned = [(site, tests) for site, tests in planned if site.name not in done]
         for run in all_run((Run(copies.pop(), tests, site) for site, tests in planned), options.jobs):
             copies.append(run.copy)
             assert run.site
-            tried.append({"site": run.site.name, "caught": run.stopped, "seconds": round(run.seconds)})
+            tried.append(entry_of(run, run.site))
+            LATEST.parent.mkdir(exist_ok=True)
+            LATEST.write_text(json.dumps(tried, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"{run.seconds:4.0f} s  {run.site.name[:150]}\n        {run.stopped or 'MISSED'}", flush=True)
         catching = sorted({entry["caught"].removesuffix(" (it never ended)") for entry in tried} - {""})
         for run in all_run((Run(copies.pop(), [test], None) for test in catching), options.jobs):

@@ -3,11 +3,13 @@
 import json
 
 import pytest
+from torch.distributed.pipelining import PipelineStage
 
 from actmem_course import launch
 from tests.labs.in_process import lab_exit, lab_results
 
 SCRIPT = "measure_pipeline.py"
+FREES_SENT_OUTPUTS = hasattr(PipelineStage, "release_fwd_send_outputs")
 
 
 @pytest.mark.parametrize(
@@ -42,8 +44,9 @@ def test_freed_outputs(pools):
     sizes = ["--pipeline", 2, "--microbatches", 4]
     kept, freed = (lab_results(pools[2], SCRIPT, *sizes, *option)[0] for option in ([], ["--free-outputs"]))
     one_output = 2 * 128 * 2 * 256
-    # Two in flight, and one more that torch's list of sends may still hold.
-    assert kept["output_bytes"] >= 2 * one_output and freed["output_bytes"] <= one_output
+    # Before 2.15 torch holds two in flight, and one more in its list of sends; then only the one on its way.
+    assert kept["output_bytes"] >= one_output * (1 if FREES_SENT_OUTPUTS else 2)
+    assert freed["output_bytes"] <= one_output
     assert kept["measured_bytes"] == freed["measured_bytes"]
 
 

@@ -208,7 +208,8 @@ def test_a_circle_is_found(names_by_module):
 
 
 def test_import_actmem_loads_no_other_part():
-    assert among(imports_in(SOURCE / "actmem" / "__init__.py"), {"torch", "numpy", "actmem"}) == []
+    # actmem.record and actmem.step load what they need when they are asked for.
+    assert among(imports_in(SOURCE / "actmem" / "__init__.py", at_load_only=True), {"torch", "numpy", "actmem"}) == []
 
 
 REFUSE = """

@@ -12,8 +12,20 @@ def _plan() -> Callable[[list[str]], int]:
     return run
 
 
+def _record() -> Callable[[list[str]], int]:
+    from actmem.measure.record_command import main as run
+
+    return run
+
+
+def _diff() -> Callable[[list[str]], int]:
+    from actmem.measure.diff_command import main as run
+
+    return run
+
+
 #: Word → what loads its ``main(argv) -> exit code``.
-COMMANDS = {"plan": _plan}
+COMMANDS = {"plan": _plan, "record": _record, "diff": _diff}
 
 
 def main(argv: list[str]) -> int:

@@ -1,5 +1,4 @@
 """Every private or undocumented name of torch that actmem uses.  When a release of torch drops one, mend it here.
-
 All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
 
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
@@ -7,8 +6,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch.testing._internal``: the store of the fake backend
 - ``torch.ops._c10d_functional``: an all-to-all that an operator can return
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
-- ``PipelineStage``: what it holds, sends and receives, below; ``pipeline.Stage`` overrides forward_one_chunk,
-  backward_one_chunk, get_fwd_send_ops and _get_init_p2p_neighbors_ops
+- ``PipelineStage``: what it holds, sends and receives, below, and the methods that ``pipeline.Stage`` overrides
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Collective:
 
 
 #: Operator name → kind.  Both spellings of torch's collectives; waiting and metadata are not listed.
-_KINDS = {
+KIND_OF_NAME = {
     "allreduce_": "all-reduce",
     "allreduce_coalesced_": "all-reduce",
     "all_reduce": "all-reduce",
@@ -63,7 +63,7 @@ _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "actmem")
 def kind_of(operator: Any) -> str:
     """The kind of collective that an operator of torch's dispatcher is; "" if it is none."""
     namespace, name = operator.name().split(".")[0].split("::")
-    return _KINDS.get(name, "") if namespace in _NAMESPACES else ""
+    return KIND_OF_NAME.get(name, "") if namespace in _NAMESPACES else ""
 
 
 class count_collectives(TorchDispatchMode):

@@ -7,6 +7,7 @@ from weakref import WeakSet
 
 import torch
 
+from actmem.measure.comms import KIND_OF_NAME
 from actmem.measure.origins import Origin, Origins, live_weights
 from actmem.measure.savers import OperationTracker
 
@@ -65,6 +66,18 @@ class Classifier:
         if kind in ("generator state", "cast weight", "gathered weight"):
             return kind
         return "weight" if self.is_weight(storage) else UNSAVED
+
+    def made_by(self, storage: torch.UntypedStorage) -> str:
+        """The operation that made a storage, and how, where that tells a waste; "" if it was there before."""
+        origin = self._origins.found.get(storage)
+        if origin is None or not origin.made:
+            return ""
+        if origin.repeats > 1:
+            return f"{origin.operation}, repeated ×{origin.repeats}"
+        source = origin.picked_from() if origin.picked_from is not None else None
+        if source is not None and self.is_weight(source):
+            return "picked from a weight"
+        return KIND_OF_NAME.get(origin.operation, origin.operation)
 
     def _kind_from_before(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
         if storage in self._tracker.inputs:

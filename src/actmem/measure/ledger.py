@@ -45,6 +45,7 @@ class SavedTensor:
     line: file and line of the call.
     kind: one of ``kinds.STORAGE_KINDS``.
     held_by: what keeps it, if autograd doesn't and it could be found out.
+    made_by: the operation below autograd that made it; "" if it was there before.
     """
 
     module: str
@@ -56,6 +57,7 @@ class SavedTensor:
     line: str
     kind: str = "activation"
     held_by: str = ""
+    made_by: str = ""
 
 
 class Ledger:
@@ -173,7 +175,7 @@ class _Recording:
             _, dtype, _, op, *_ = next(iter(views.values()))
             kind = classifier.kind_of(storage, dtype, op)
             rows = ledger.weights if kind in ("weight", "gathered weight") else ledger.saved
-            rows.extend(_shares(views, storage.nbytes(), kind))
+            rows.extend(_shares(views, storage.nbytes(), kind, classifier.made_by(storage)))
         for storage, origin, held_by in holders.unsaved(self.tracker, self.origins, ledger._storages, locals_of_caller):
             kind = classifier.kind_of_unsaved(storage, origin)
             if kind not in ("weight", "gathered weight"):
@@ -270,7 +272,7 @@ def _locals_above() -> Iterator[object]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _shares(views: dict[tuple, tuple], left: int, kind: str) -> Iterator[SavedTensor]:
+def _shares(views: dict[tuple, tuple], left: int, kind: str, made_by: str) -> Iterator[SavedTensor]:
     """Divide one storage's bytes, ``left``, among the different views of it that were saved.
 
     Each view gets the bytes of its elements, as far as the storage reaches.  Bytes that no view
@@ -280,8 +282,9 @@ def _shares(views: dict[tuple, tuple], left: int, kind: str) -> Iterator[SavedTe
         share = min(left, shape.numel() * dtype.itemsize)
         left -= share
         if share:
-            yield SavedTensor(module, op, argument, tuple(shape), dtype, share, line, kind)
+            yield SavedTensor(module, op, argument, tuple(shape), dtype, share, line, kind, made_by=made_by)
     if left:
         shape, dtype, module, op, argument, line = next(iter(views.values()))
         unseen = (left // dtype.itemsize,)
-        yield SavedTensor(module, op, f"{argument} (rest of its storage)".strip(), unseen, dtype, left, line, kind)
+        argument = f"{argument} (rest of its storage)".strip()
+        yield SavedTensor(module, op, argument, unseen, dtype, left, line, kind, made_by=made_by)

@@ -74,3 +74,17 @@ def ledger_html(ledger: Any, shown: int = _SHOWN) -> str:
     total = f"<p><b>{ledger.total_bytes:,} B</b> ({readable_size(ledger.total_bytes)}) stay for backward</p>"
     rest = f"<p>… and {len(folded) - shown} smaller rows</p>" if len(folded) > shown else ""
     return f"{total}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+
+def bill_text(bill: Any, shown: int = _SHOWN) -> str:
+    """The peak, its kinds, and its largest rows."""
+    folded = fold(bill.peak)
+    head = f"peak {bill.peak_bytes:,} B ({readable_size(bill.peak_bytes)}), in {bill.peak_phase}"
+    kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
+    parts = [head, aligned(("bytes", "kind"), kinds), aligned(HEADINGS, lines_of(folded[:shown]))]
+    return "\n\n".join(parts) + (f"\n… and {len(folded) - shown} smaller rows" if len(folded) > shown else "")
+
+
+def bill_html(bill: Any, shown: int = _SHOWN) -> str:
+    """The same as preformatted text."""
+    return f"<pre>{escape(bill_text(bill, shown))}</pre>"

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
+from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -40,6 +41,8 @@ class Origin:
     constant: made without any tensor, or of constants alone, and without chance.
     copied_from: the storages, all from before, that it is a copy of, over any number of copies; else empty.
     gathered: one of those copies was a collective.
+    repeats: how many times this copy of an expanded tensor holds each element.
+    picked_from: the storage from before of which it is some rows.
     """
 
     made: bool
@@ -51,6 +54,8 @@ class Origin:
     constant: bool = False
     copied_from: tuple[weakref.ref, ...] = ()
     gathered: bool = False
+    repeats: int = 1
+    picked_from: weakref.ref | None = None
     tensor: weakref.ref | None = field(default=None, repr=False)
 
 
@@ -129,6 +134,14 @@ class Origins(QuietDispatchMode):
         known = [self.found.get(source) for source in sources]
         origin.constant = not _by_chance(func) and all(one is not None and one.constant for one in known)
         self._trace_copy(origin, func, sources)
+        if origin.operation in _COPIES and args and isinstance(args[0], Tensor):
+            origin.repeats = _repeats(args[0])
+        elif (
+            origin.operation in ("index", "index_select", "gather")
+            and known
+            and (known[0] is None or not known[0].made)
+        ):
+            origin.picked_from = weakref.ref(sources[0])
         return origin
 
     def _rewritten(self, origin: Origin, storage: torch.UntypedStorage, func: Any, args: tuple, kwargs) -> None:
@@ -154,6 +167,14 @@ class Origins(QuietDispatchMode):
             else:
                 return
         origin.copied_from, origin.gathered = tuple(roots), collective
+
+
+def _repeats(tensor: Tensor) -> int:
+    """How often an expanded tensor repeats each element; 1 for a plain one."""
+    try:
+        return prod(size for size, stride in zip(tensor.shape, tensor.stride()) if stride == 0 and size > 1)
+    except (RuntimeError, NotImplementedError):
+        return 1
 
 
 def _plain(tensor: Tensor) -> list[Tensor]:

@@ -1,0 +1,207 @@
+"""Load ``pkg.module:factory`` or ``file.py:factory``, and run what it returns.
+
+A factory returns ``(model, inputs)``: inputs is a tuple of positional or a dict of keyword arguments.
+It may take keywords of its own (``seq_length=128``): then a size can be set from the command line.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import inspect
+import os
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from actmem.config import ConfigError
+from actmem.measure.census import arguments_of
+from actmem.torch_private import fake_tensors
+
+#: What a size may be called in a factory, the paper's letter first.
+SIZE_NAMES = {
+    "seq_length": ("s", "seq_length", "seq_len", "sequence_length", "length"),
+    "batch_size": ("b", "batch_size", "micro_batch_size", "batch"),
+    "hidden_size": ("h", "hidden_size", "hidden", "d_model", "dim"),
+    "num_heads": ("a", "num_attention_heads", "num_heads", "heads", "n_heads"),
+    "num_kv_heads": ("k", "num_key_value_heads", "num_kv_heads", "kv_heads", "n_kv_heads"),
+    "ffn_size": ("f", "intermediate_size", "ffn_hidden_size", "ffn_size", "mlp_size"),
+    "num_layers": ("l", "num_layers", "num_hidden_layers", "layers", "n_layers"),
+    "vocab_size": ("v", "vocab_size", "vocab"),
+}
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
+
+
+def load_factory(target: str) -> Callable[..., Any]:
+    """The function that ``target`` names; ConfigError if there is none."""
+    place, _, name = target.rpartition(":")
+    if not place or not name:
+        raise ConfigError("target", f"must be pkg.module:factory or file.py:factory, got {target!r}")
+    factory: Any = _module(place)
+    for part in name.split("."):
+        if not hasattr(factory, part):
+            raise ConfigError("target", f"{place} has no {name}")
+        factory = getattr(factory, part)
+    if not callable(factory) or isinstance(factory, nn.Module):
+        raise ConfigError(
+            "target", f"{target} is a {type(factory).__name__}, not a function that returns (model, inputs)"
+        )
+    return factory
+
+
+def _module(place: str) -> Any:
+    if place.endswith(".py"):
+        path = Path(place)
+        if not path.is_file():
+            raise ConfigError("target", f"there is no file {place}")
+        spec = importlib.util.spec_from_file_location(path.stem, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules.setdefault(path.stem, module)
+        load: Callable[[], Any] = partial(spec.loader.exec_module, module)
+        sys.path.insert(0, str(path.parent.resolve()))
+    else:
+        load = partial(pkgutil.resolve_name, place)
+        sys.path.insert(0, os.getcwd())
+    try:
+        with _quiet():
+            loaded = load()
+    except Exception as error:
+        raise ConfigError("target", f"{place} can't be loaded: {one_line(error)}") from error
+    finally:
+        del sys.path[0]
+    return module if place.endswith(".py") else loaded
+
+
+def built_model(
+    factory: Callable[..., Any], sizes: Mapping[str, int], dtype: str = "", device: str = "cpu"
+) -> tuple[nn.Module, Any]:
+    """The factory's model, with its gradients on, and inputs, in the sizes, the dtype and on the device asked for.
+
+    A size that the factory takes as a keyword goes to it.  The other two that a model's inputs show, seq_length
+    and batch_size, cut or repeat the inputs.  Raises ConfigError on anything else, and if the factory fails.
+    """
+    taken, left = _keywords(factory, sizes)
+    before = torch.get_default_dtype()
+    try:
+        if dtype:
+            torch.set_default_dtype(DTYPES[dtype])
+        with _quiet():
+            made = factory(**taken)
+    except Exception as error:
+        raise ConfigError("target", f"the factory raised {one_line(error)}") from error
+    finally:
+        torch.set_default_dtype(before)
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[0], nn.Module):
+        got = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
+        raise ConfigError("target", f"the factory must return (model, inputs), and returned {got}")
+    model, inputs = made
+    for name, size in left.items():
+        inputs = _resized(inputs, name, size)
+    if dtype:
+        _cast(model, DTYPES[dtype])
+        inputs = _mapped(
+            inputs,
+            lambda t: t.detach().to(DTYPES[dtype]).requires_grad_(t.requires_grad) if t.is_floating_point() else t,
+        )
+    if device != "cpu":
+        model, inputs = model.to(device), _mapped(inputs, lambda t: t.to(device))
+    return model, inputs
+
+
+def _cast(model: nn.Module, dtype: torch.dtype) -> None:
+    """``model.to(dtype)``, which fails on fake tensors, parameter by parameter."""
+    for module in model.modules():
+        for name, parameter in list(module._parameters.items()):
+            if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
+                module._parameters[name] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+        for name, buffer in list(module._buffers.items()):
+            if buffer is not None and buffer.is_floating_point():
+                module._buffers[name] = buffer.to(dtype)
+
+
+def run_forward(model: nn.Module, inputs: Any) -> Any:
+    """``model(*inputs)`` or ``model(**inputs)``; ConfigError if it fails."""
+    args, kwargs = arguments_of(inputs)
+    try:
+        with _quiet():
+            return model(*args, **kwargs)
+    except Exception as error:
+        raise ConfigError("inputs", f"the model's forward raised {one_line(error)}") from error
+
+
+@contextlib.contextmanager
+def tensors_for(fake: bool) -> Iterator[None]:
+    """Fake tensors in the block if asked for."""
+    with fake_tensors() if fake else contextlib.nullcontext():
+        yield
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line of at most 200 characters."""
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return text if len(text) <= 200 else f"{text[:199]}…"
+
+
+def keyword_of(factory: Callable[..., Any], size: str) -> str:
+    """What the factory calls a size; "" if it doesn't take it."""
+    try:
+        parameters = inspect.signature(factory).parameters
+    except (TypeError, ValueError):
+        return ""
+    return next((name for name in SIZE_NAMES.get(size, (size,)) if name in parameters), "")
+
+
+def _keywords(factory: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
+    taken, left = {}, {}
+    for size, value in sizes.items():
+        if name := keyword_of(factory, size):
+            taken[name] = value
+        elif size in ("seq_length", "batch_size"):
+            left[size] = value
+        else:
+            raise ConfigError(size, f"the factory takes none of {', '.join(SIZE_NAMES.get(size, (size,)))}")
+    return taken, left
+
+
+def _resized(inputs: Any, name: str, size: int) -> Any:
+    """Inputs with another length or batch size, read off the token ids ``[b, s]`` among them."""
+    found: list[Tensor] = []
+    _mapped(inputs, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
+    ids = next((t for t in found if t.dim() == 2 and not t.is_floating_point() and t.dtype is not torch.bool), None)
+    if ids is None:
+        raise ConfigError(name, f"the factory takes no {name}, and no input is token ids [b, s]")
+    dimension = 1 if name == "seq_length" else 0
+    old = ids.shape[dimension]
+
+    def resize(t: Tensor) -> Tensor:
+        for d in range(t.dim()):
+            if t.shape[d] == old and (d == dimension or (name == "seq_length" and d >= t.dim() - 2)):
+                index = torch.arange(size, device=t.device) % old
+                t = t.index_select(d, index)
+        return t
+
+    return _mapped(inputs, resize)
+
+
+def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) in (list, tuple):
+        return type(value)(_mapped(one, function) for one in value)
+    if isinstance(value, Mapping):
+        return {key: _mapped(one, function) for key, one in value.items()}
+    return value
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """What their code prints goes to standard error: standard output is for the result."""
+    with contextlib.redirect_stdout(sys.stderr):
+        yield

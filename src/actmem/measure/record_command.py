@@ -1,0 +1,172 @@
+"""``python -m actmem record pkg.module:factory``: what a model keeps for backward, and with --step its peak."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from actmem.config import ConfigError, check_size
+from actmem.measure import factories
+from actmem.measure.diagnosis import findings
+from actmem.measure.ledger import Ledger, SavedTensor, record
+from actmem.measure.ledger_tables import bill_text, ledger_text, readable_size
+from actmem.measure.whole_step import StepBill, step
+
+#: A fake run is checked against a real one if all of that fits into this.
+_CHECKED_BYTES = 256 << 20
+CPU_BUILD = (
+    "this torch is a CPU build; install one for CUDA, no GPU needed: "
+    "pip install torch --index-url https://download.pytorch.org/whl/cu130"
+)
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 2 and one line on bad input."""
+    options = _parser().parse_args(argv)
+    if options.target is None and options.json not in (None, "-"):  # "--json target"
+        options.target, options.json = options.json, "-"
+    try:
+        return _run(options)
+    except ConfigError as error:
+        print(f"actmem record: {error}", file=sys.stderr)
+        return 2
+    except OSError as error:
+        print(f"actmem record: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m actmem record",
+        description="List what a model keeps for backward. The factory returns (model, inputs): a tuple of positional or a "
+        "dict of keyword arguments.",
+    )
+    parser.add_argument("target", nargs="?", help="pkg.module:factory or file.py:factory")
+    parser.add_argument("--fake", action="store_true", help="fake tensors: any size, no memory")
+    parser.add_argument("--dtype", choices=tuple(factories.DTYPES), default="", help="of weights and floating inputs")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    for size in factories.SIZE_NAMES:
+        parser.add_argument(
+            f"--{size.replace('_', '-')}", type=int, dest=size, help="goes to the factory, if it takes it"
+        )
+    parser.add_argument(
+        "--step", action="store_true", help="run a training step too (after one to warm up), and bill its peak"
+    )
+    parser.add_argument("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
+    parser.add_argument("--solve", metavar="s,b,h", help="find the formula in these sizes, which the factory must take")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="the result as JSON, to a file or the screen"
+    )
+    parser.add_argument("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    if not options.target:
+        raise ConfigError("target", "must be pkg.module:factory or file.py:factory")
+    if options.device == "cuda" and torch.version.cuda is None:
+        raise ConfigError("device", CPU_BUILD)
+    factory = factories.load_factory(options.target)
+    sizes = {name: value for name in factories.SIZE_NAMES if (value := getattr(options, name)) is not None}
+    for name, value in sizes.items():
+        check_size(name.replace("_", "-"), value)
+    if options.solve:
+        from actmem.measure.solve import solved_text
+
+        print(solved_text(factory, options.solve.split(","), sizes, dtype=options.dtype, fake=options.fake))
+        return 0
+    ledger, bill, weights = _measured(factory, sizes, options)
+    notes = _fake_notes(factory, sizes, options, ledger, weights) if options.fake else []
+    result = as_dict(
+        ledger, bill, {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
+    )
+    if options.html:
+        from actmem.measure.page import page
+
+        Path(options.html).write_text(page(result), encoding="utf-8")
+    if options.json == "-":
+        print(json.dumps(result))
+    else:
+        if options.json:
+            Path(options.json).write_text(json.dumps(result), encoding="utf-8")
+        print(_text(ledger, bill, notes))
+    return 0
+
+
+def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) -> tuple[Ledger, StepBill | None, int]:
+    with factories.tensors_for(options.fake):
+        model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
+        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        with record(model) as ledger:
+            output = factories.run_forward(model, inputs)
+        del output
+        bill = None
+        if options.step:
+            try:
+                optimizer = _optimizer(options.optimizer, model)
+                step(model, inputs, None, optimizer)
+                if optimizer is not None:
+                    optimizer.zero_grad()
+                bill = step(model, inputs, None, optimizer)
+            except Exception as error:
+                raise ConfigError("step", f"the training step raised {factories.one_line(error)}") from error
+    return ledger, bill, weights
+
+
+def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | None:
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if name == "none" or not trained:
+        return None
+    return torch.optim.AdamW(trained) if name == "adamw" else torch.optim.SGD(trained, lr=1e-3)
+
+
+def _fake_notes(
+    factory: Any, sizes: dict[str, int], options: argparse.Namespace, ledger: Ledger, weights: int
+) -> list[str]:
+    """Whether real tensors give the same bytes, where they are small enough to try."""
+    if options.device != "cpu" or weights + ledger.total_bytes > _CHECKED_BYTES:
+        return ["fake tensors only: too large to check against real ones here; try small sizes once"]
+    model, inputs = factories.built_model(factory, sizes, options.dtype)
+    with record(model) as real:
+        output = factories.run_forward(model, inputs)
+    del output
+    if real.total_bytes == ledger.total_bytes:
+        return ["checked: real tensors keep the same bytes"]
+    return [
+        f"on real tensors the model takes another path: {real.total_bytes:,} B instead of {ledger.total_bytes:,} B; "
+        "give it what it looks up in its inputs (position_ids, an attention mask)"
+    ]
+
+
+def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:
+    """The result as plain values, for JSON: ``rows`` add up to ``total_bytes``, and ``peak`` to ``peak_bytes``."""
+    result: dict[str, Any] = {**more, "total_bytes": ledger.total_bytes, "by_kind": ledger.by_kind()}
+    result["rows"] = [row_dict(row) for row in ledger.tensors]
+    result["findings"] = [{"waste": f.waste, "bytes": f.bytes, "text": f.text} for f in findings(ledger.tensors)]
+    if bill is not None:
+        result |= {"peak_bytes": bill.peak_bytes, "peak": [row_dict(row) for row in bill.peak]}
+        result |= {"curve": bill.curve, "phases": bill.phases}
+    return result
+
+
+def row_dict(row: SavedTensor) -> dict[str, Any]:
+    """One row as plain values."""
+    fields: dict[str, Any] = {"module": row.module, "op": row.op, "argument": row.argument, "shape": list(row.shape)}
+    fields |= {"dtype": str(row.dtype).removeprefix("torch."), "bytes": row.bytes, "kind": row.kind}
+    return fields | {"line": row.line, "held_by": row.held_by}
+
+
+def _text(ledger: Ledger, bill: StepBill | None, notes: list[str]) -> str:
+    parts = [ledger_text(ledger)]
+    found = findings(ledger.tensors)
+    if found:
+        lines = [f"- {f.waste}: {f.bytes:,} B ({readable_size(f.bytes)}). {f.text}" for f in found]
+        parts.append("\n".join(["What could go:", *lines]))
+    if bill is not None:
+        parts.append(bill_text(bill))
+    return "\n\n".join(parts + notes)

@@ -1,0 +1,66 @@
+"""Factories that the command's tests name: right ones and wrong ones."""
+
+import torch
+from torch import nn
+
+from actmem.config import ModelShape
+from actmem.model.gpt import GPT
+from actmem.model.layer import TransformerLayer
+
+NOT_A_FUNCTION = 3
+
+
+def tiny():
+    print("made by a factory that talks")
+    return nn.Sequential(nn.Linear(8, 8), nn.GELU(), nn.Linear(8, 8)), (torch.ones(4, 8),)
+
+
+def by_keyword():
+    return nn.Linear(8, 8), {"input": torch.ones(4, 8)}
+
+
+def layer(seq_length=16, batch_size=2, hidden_size=32, recompute="none"):
+    shape = ModelShape(seq_length, batch_size, hidden_size, 4)
+    x = torch.randn(seq_length, batch_size, hidden_size, dtype=torch.bfloat16, requires_grad=True)
+    return TransformerLayer(shape, recompute=recompute, dtype=torch.bfloat16), (x,)
+
+
+def selective():
+    return layer(recompute="selective")
+
+
+def gpt():
+    shape = ModelShape(16, 2, 32, 4, num_layers=4, vocab_size=64)
+    return GPT(shape), (torch.zeros(2, 16, dtype=torch.int64),)
+
+
+class Lookup(nn.Module):
+    """Takes another path on fake tensors, as a model does that looks at its inputs' values."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x):
+        fake = type(x).__name__ == "FakeTensor"
+        return self.linear(x).exp().exp() if fake else self.linear(x).exp()
+
+
+def other_when_fake():
+    return Lookup(), (torch.ones(4, 8),)
+
+
+def raises():
+    raise ValueError("two\nlines")
+
+
+def only_a_model():
+    return nn.Linear(2, 2)
+
+
+def no_inputs():
+    return nn.Linear(2, 2), ()
+
+
+def three():
+    return nn.Linear(2, 2), (), 3

@@ -1,0 +1,170 @@
+"""``python -m actmem record`` and ``diff``: what they print and write, and one line on bad input."""
+
+import json
+import re
+import subprocess
+import sys
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+
+from actmem.__main__ import main
+from actmem.config import ConfigError
+from actmem.measure.fold import folded_name
+from actmem.measure.solve import formula_text, solve_formula
+
+HERE = "tests.measure.factories_for_tests"
+
+
+def record(*arguments):
+    return main(["record", *arguments])
+
+
+def json_of(capsys, *arguments):
+    assert record(*arguments, "--json") == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_rows_add_up_and_have_the_promised_fields(capsys):
+    result = json_of(capsys, f"{HERE}:tiny")
+    assert result["total_bytes"] == sum(row["bytes"] for row in result["rows"]) == 3 * 4 * 8 * 4
+    assert {"module", "op", "shape", "dtype", "bytes", "kind"} <= result["rows"][0].keys()
+    assert [(r["module"], r["op"], r["shape"], r["dtype"], r["kind"]) for r in result["rows"]] == [
+        ("0", "linear", [4, 8], "float32", "input"),
+        ("1", "gelu", [4, 8], "float32", "activation"),
+        ("2", "linear", [4, 8], "float32", "activation"),
+    ]
+    assert "peak" not in result
+
+
+@pytest.mark.parametrize("fake", [(), ("--fake",)])
+def test_a_step_bills_its_peak(capsys, fake):
+    result = json_of(capsys, f"{HERE}:gpt", "--step", *fake)
+    assert result["peak_bytes"] == sum(row["bytes"] for row in result["peak"]) == max(result["curve"])
+    kinds = {row["kind"] for row in result["peak"]}
+    assert {"weight", "optimizer state", "gradient", "activation", "input"} <= kinds
+
+
+def test_a_file_works_too_and_the_library_alone_is_enough(tmp_path):
+    Path(tmp_path / "mine.py").write_text(
+        "import sys, torch\nfor name in ('plotly', 'jupyterlab', 'ipywidgets'):\n    sys.modules[name] = None\n"
+        "def factory():\n    return torch.nn.Linear(8, 8), (torch.ones(4, 8),)\n"
+    )
+    command = [sys.executable, "-m", "actmem", "record", "mine.py:factory", "--json"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["total_bytes"] == 128
+
+
+def test_keyword_inputs_dtypes_and_sizes(capsys):
+    assert json_of(capsys, f"{HERE}:by_keyword")["total_bytes"] == 128
+    assert json_of(capsys, f"{HERE}:by_keyword", "--dtype", "bfloat16")["total_bytes"] == 64
+    assert json_of(capsys, f"{HERE}:by_keyword", "--dtype", "bfloat16", "--fake")["total_bytes"] == 64
+    full, half = (json_of(capsys, f"{HERE}:gpt", "--seq-length", str(s))["total_bytes"] for s in (16, 8))
+    assert half < full / 2
+    one, two = (json_of(capsys, f"{HERE}:layer", "--batch-size", str(b))["total_bytes"] for b in (1, 2))
+    assert two == 2 * one
+
+
+def test_a_fake_run_says_whether_real_tensors_agree(capsys):
+    assert json_of(capsys, f"{HERE}:gpt", "--fake")["notes"] == ["checked: real tensors keep the same bytes"]
+    (note,) = json_of(capsys, f"{HERE}:other_when_fake", "--fake")["notes"]
+    assert "takes another path: 256 B instead of 384 B" in note
+
+
+BAD = {
+    f"{HERE}:raises": "target: the factory raised ValueError: two lines",
+    f"{HERE}:only_a_model": "must return (model, inputs), and returned a Linear",
+    f"{HERE}:three": "must return (model, inputs), and returned a tuple of 3",
+    f"{HERE}:no_inputs": "inputs: the model's forward raised TypeError",
+    f"{HERE}:NOT_A_FUNCTION": "is a int, not a function",
+    f"{HERE}:nothing": "has no nothing",
+    "no.such.module:f": "can't be loaded: ModuleNotFoundError",
+    "no_such_file.py:f": "there is no file no_such_file.py",
+    "word": "must be pkg.module:factory or file.py:factory",
+    f"{HERE}:tiny --seq-length 9": "seq_length: the factory takes no seq_length",
+    f"{HERE}:gpt --seq-length 0": "seq-length: must be at least 1",
+    f"{HERE}:gpt --hidden-size 9": "hidden_size: the factory takes none of",
+    f"{HERE}:layer --solve s,q": "solve: must be different letters of",
+    f"{HERE}:layer --solve s,s": "solve: must be different letters of",
+    f"{HERE}:layer --solve v": "solve: the factory takes none of v",
+    f"{HERE}:tiny --html /no/such/folder/x.html": "No such file or directory",
+    "": "target: must be",
+}
+
+
+@pytest.mark.parametrize("arguments", BAD)
+def test_bad_input_is_one_line_and_2(arguments, capsys):
+    assert record(*arguments.split()) == 2
+    out, err = capsys.readouterr()
+    lines = [line for line in err.splitlines() if "factory that talks" not in line]
+    assert not out and len(lines) == 1 and BAD[arguments] in lines[0], err
+
+
+def test_cuda_on_a_cpu_build_says_what_to_install(capsys, monkeypatch):
+    monkeypatch.setattr("torch.version.cuda", None)
+    assert record(f"{HERE}:tiny", "--device", "cuda") == 2
+    assert "pip install torch --index-url" in capsys.readouterr().err
+
+
+def test_a_page_stands_alone(tmp_path):
+    path = tmp_path / "page.html"
+    assert record(f"{HERE}:gpt", "--step", "--html", str(path)) == 0
+    text = path.read_text(encoding="utf-8")
+    assert "layers.0-3.mlp.down ×4" in text and '"peak_bytes"' in text
+    addresses = set(re.findall(r"""(?:https?:)?//[\w.]+""", text)) - {"http://www.w3.org"}
+    assert not addresses and "src=" not in text and "@import" not in text
+
+
+def test_a_name_with_markup_stays_text(tmp_path):
+    from actmem.measure.page import page
+
+    row = {"module": "</script><b>", "op": "<i>", "argument": "", "shape": [1], "dtype": "float32", "bytes": 4}
+    row |= {"kind": "activation", "line": "", "held_by": ""}
+    text = page({"target": "<u>", "total_bytes": 4, "rows": [row]})
+    assert text.count("</script>") == 2 and "<b>" not in text and "<i>" not in text and "<u>" not in text
+
+
+def test_diff_names_what_went_came_and_stayed(tmp_path, capsys):
+    files = []
+    for name in ("layer", "selective"):
+        files.append(str(tmp_path / f"{name}.json"))
+        assert record(f"{HERE}:{name}", "--json", files[-1]) == 0
+    capsys.readouterr()
+    assert main(["diff", *files]) == 0
+    text = capsys.readouterr().out
+    sizes = [json.loads(Path(file).read_text())["total_bytes"] for file in files]
+    assert text.startswith(f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B")
+    went, came, stayed = text.split("\n\n")[1:]
+    assert went.startswith("went:") and "softmax" in went and "softmax" not in stayed
+    assert came.startswith("came:") and "uint8" in came and "mlp.down" in stayed
+
+
+@pytest.mark.parametrize("contents", [None, "{}", "nonsense", '{"rows": [1]}'])
+def test_diff_of_what_is_no_record(tmp_path, capsys, contents):
+    path = tmp_path / "a.json"
+    if contents is not None:
+        path.write_text(contents)
+    assert main(["diff", str(path), str(path)]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_solve_finds_the_papers_equation(capsys):
+    assert record(f"{HERE}:layer", "--solve", "s,b,h", "--fake") == 0
+    # Four heads, so 5as²b is 20; 8sb are the statistics, in bfloat16 on a CPU.
+    assert capsys.readouterr().out == "34sbh + 20s²b + 8sb bytes\n"
+
+
+def test_solve_is_exact_and_refuses_what_is_no_polynomial():
+    found = solve_formula(lambda n: 3 * n["s"] ** 2 * n["b"] // 2 + 7 * n["h"] * n["s"] + 5, {"s": 2, "b": 1, "h": 4})
+    assert found == {(2, 1, 0): Fraction(3, 2), (1, 0, 1): 7, (0, 0, 0): 5}
+    assert formula_text(found, "sbh") == "(3/2)s²b + 7sh + 5"
+    with pytest.raises(ConfigError, match="no polynomial"):
+        solve_formula(lambda n: 2 ** n["s"], {"s": 2})
+
+
+def test_folded_names():
+    assert folded_name(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
+    assert folded_name(["a.0.b", "a.2.b"]) == "a.0,2.b"
+    assert folded_name(["layer2.conv1"]) == "layer2.conv1"

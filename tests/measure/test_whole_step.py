@@ -1,0 +1,148 @@
+"""The bill at the peak adds up to the peak, and the peak is the one that others count."""
+
+import weakref
+
+import pytest
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from actmem.config import ModelShape
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.whole_step import loss_of, step, watch_step
+from actmem.model.gpt import GPT
+from actmem.model.layer import TransformerLayer
+
+SHAPE = ModelShape(16, 2, 32, 4, num_layers=2, vocab_size=64)
+
+
+class Weak(TorchDispatchMode):
+    """The second count: adds up all storages that are alive after each operation, held weakly."""
+
+    def __init__(self, *known):
+        super().__init__()
+        self.alive, self.peak_bytes = weakref.WeakSet(), 0
+        self.note(known)
+
+    def note(self, values):
+        self.alive.update(t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor))
+        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self.alive))
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.note((args, kwargs, result))
+        return result
+
+
+def one_step(model, batch, loss, optimizer):
+    value = loss(model(batch))
+    value.backward()
+    if optimizer:
+        optimizer.step()
+
+
+def existing(model, batch, optimizer):
+    states = [state for state in optimizer.state.values()] if optimizer else []
+    return [
+        *model.parameters(),
+        *model.buffers(),
+        *(p.grad for p in model.parameters() if p.grad is not None),
+        batch,
+        states,
+    ]
+
+
+def layer(recompute):
+    # The shared count sees generator states only in the ledger, so dropout is off.
+    return TransformerLayer(SHAPE, recompute=recompute, p=0.0, dtype=torch.float32, seed=1)
+
+
+def gpt():
+    return GPT(SHAPE, p=0.0, dtype=torch.float32)
+
+
+MODELS = {
+    "none": (lambda: layer("none"), lambda: torch.randn(16, 2, 32, requires_grad=True), loss_of),
+    "gpt": (gpt, lambda: torch.zeros(2, 16, dtype=torch.int64), loss_of),
+    "linear": (lambda: nn.Linear(8, 8), lambda: torch.ones(4, 8), lambda y: y.square().mean()),
+    "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.ones(4, 2, 8), loss_of),
+    "conv": (lambda: nn.Sequential(nn.Conv1d(4, 3, 3), nn.ReLU()), lambda: torch.ones(2, 4, 8), loss_of),
+}
+
+
+@pytest.mark.parametrize("fake", [False, True])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_bill_adds_up_to_the_independent_peak(name, fake):
+    from contextlib import nullcontext
+
+    with emulated_rank(1) if fake else nullcontext():
+        make, inputs, loss = MODELS[name]
+        model, batch = make(), inputs()
+        optimizer = torch.optim.AdamW(model.parameters())
+        one_step(model, batch, loss, optimizer)
+        bill = step(model, batch, loss, optimizer)
+        with Weak(*existing(model, batch, optimizer)) as second:
+            one_step(model, batch, loss, optimizer)
+        assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == max(bill.curve) == second.peak_bytes
+        assert sum(bill.by_kind().values()) == bill.peak_bytes
+        weights = sum(p.untyped_storage().nbytes() for p in model.parameters())
+        assert bill.by_kind()["weight"] == weights and bill.by_kind()["optimizer state"] >= 2 * weights
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
+def test_the_papers_layer_in_every_mode(recompute):
+    model, x = layer(recompute), torch.randn(16, 2, 32, requires_grad=True)
+    bill = step(model, x)
+    assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
+    kinds = bill.by_kind()
+    assert ("recomputed activation" in kinds) == (recompute == "full") and kinds["weight"] > 0
+    assert bill.peak_phase == "backward"
+
+
+def test_lines_have_names():
+    model = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))
+    bill = step(model, torch.ones(4, 8), optimizer=torch.optim.SGD(model.parameters(), momentum=0.9))
+    lines = {(row.kind, row.module, row.op) for row in bill.peak}
+    assert ("weight", "0.weight", "parameter") in lines and ("gradient", "2.weight", "gradient") in lines
+    assert ("input", "", "input") in lines
+    assert [name for name, _ in bill.phases] == ["forward", "backward", "forward", "optimizer"]
+
+
+def test_a_checkpoints_second_run_is_recomputed_activations():
+    inner = nn.Sequential(*(nn.Sequential(nn.Linear(8, 64), nn.Tanh(), nn.Linear(64, 8)) for _ in range(3)))
+
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return checkpoint(self.inner, x, use_reentrant=False)
+
+    bill = step(Checkpointed(), torch.ones(100, 8))
+    recomputed = [row for row in bill.peak if row.kind == "recomputed activation"]
+    assert sum(row.bytes for row in recomputed) > 3 * 100 * 64 * 4 * 0.9 and recomputed[0].module.startswith("inner.")
+
+
+def test_several_microbatches_in_one_step():
+    model = nn.Linear(8, 8)
+    with watch_step(model) as bill:
+        for _ in range(3):
+            model(torch.ones(4, 8)).sum().backward()
+    assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
+
+
+def test_emptied_storages_count_with_what_is_left():
+    class Emptying(nn.Module):
+        def forward(self, x):
+            first = x.detach().repeat(100)
+            first.untyped_storage().resize_(0)
+            second = x.detach().repeat(100)
+            del first, second
+            return x * 3
+
+    x = torch.zeros(10, requires_grad=True)
+    assert step(Emptying(), x).peak_bytes == 40 + 4000
+    assert "resize_" not in vars(torch.UntypedStorage)

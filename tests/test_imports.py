@@ -44,6 +44,7 @@ COURSE = {
         "process",
         "rank_store",
         "ranks",
+        "signs",
         "standard_library",
         "start",
         "bench",

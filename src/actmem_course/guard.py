@@ -19,6 +19,7 @@ from typing import NoReturn
 
 from actmem_course.arguments import tell_torchrun
 from actmem_course.rank_store import RanksLost, RankStore
+from actmem_course.signs import Signs
 
 #: Between two looks at the others.
 BEAT_SECONDS = 0.5
@@ -41,6 +42,7 @@ class Guard(threading.Thread):
         super().__init__(name="guard", daemon=True)
         self.store, self.program = store or RankStore(), program or os.path.basename(sys.argv[0])
         self._over, self._giving_up = threading.Event(), threading.Lock()
+        self._signs = Signs(self.quit)
         self._parent = os.getppid()
         self._to_start = [int(os.environ[LINE])] if LINE in os.environ else []
         self._wake, self._wake_end = os.pipe()
@@ -58,6 +60,7 @@ class Guard(threading.Thread):
     def stop(self) -> None:
         """No more watching; signals end the process again."""
         self._over.set()
+        self._signs.stop()
         os.write(self._wake_end, b"\0")
         self.join()
         signal.set_wakeup_fd(-1)
@@ -92,11 +95,14 @@ class Guard(threading.Thread):
         """Twice a second: has another rank failed?"""
         if self.store.size > 1 and self.store.count("alarm", 0):
             self.give_up(None)
+        if silent := self._signs.exchange(self.store):
+            self.give_up(silent)
 
     def lost(self) -> None:
         """The store is gone, and with it what started the ranks."""
         time.sleep(BEAT_SECONDS)
-        self.quit("what started the ranks is gone" if self.store.rank == 0 else None)
+        speaks = self._signs.speaks if self._signs.needed else self.store.rank == 0
+        self.quit("what started the ranks is gone" if speaks else None)
 
     def give_up(self, cause: str | None) -> NoReturn:
         """End this rank, and the others with it.  cause: None if it lies with another rank, or outside."""

@@ -19,7 +19,8 @@ import yaml
 from nbformat import NotebookNode
 
 from actmem_course.cut import lab_names, lab_source
-from notebooks.site import cache
+from notebooks.site import cache, live
+from notebooks.source.pictures import front_drawing, front_picture
 
 ROOT = cache.ROOT
 STYLE, ICON = (Path(__file__).with_name(name) for name in ("style.css", "favicon.svg"))
@@ -50,6 +51,11 @@ CONFIG = {
         }
     },
 }  # fmt: skip
+#: What the course is about, on the first screen.
+SENTENCE = (
+    "One GPU of each of the four models, by what fills its memory: switch the methods on and see which bars drop below the line. "
+    "In this course you predict each of these bytes, then measure them."
+)
 #: Where a chapter's page finds the one that runs in the browser, from the site's front page.
 LIVE = "lite/notebooks/index.html?path=notebooks/{}"
 
@@ -82,8 +88,14 @@ def write_sources(folder: Path) -> None:
     shutil.copy(ICON, folder)
     (folder / "notebooks").mkdir()
     shutil.copytree(ROOT / "notebooks" / "pictures", folder / "notebooks" / "pictures")
+    moving = folder / "extra" / "live"
+    live.write_assets(moving)
+    live.write_cells(moving, "index", {"front": live.FRONT})
+    shutil.copy(front_picture(), moving / "pictures" / "front.png")
     for path in chapters():
-        notebook = page(nbformat.read(path, as_version=4), path.name)
+        notebook = nbformat.read(path, as_version=4)
+        live.put_figures(notebook, path.stem, moving)
+        notebook = page(notebook, path.name)
         nbformat.write(notebook, folder / "notebooks" / path.name)
     (folder / "labs").mkdir()
     for name, source in labs().items():
@@ -95,7 +107,8 @@ def write_sources(folder: Path) -> None:
         "root": "index",
         "parts": [
             {"caption": "Chapters", "chapters": [{"file": f"notebooks/{path.stem}"} for path in chapters()]},
-            {"caption": "Labs", "chapters": [{"file": f"labs/{Path(name).stem}"} for name in labs()]},
+            {"caption": "Labs", "chapters": [{"file": f"labs/{name}"} for name in lab_names()]},
+            {"caption": "Measurements", "chapters": [{"file": f"labs/{Path(name).stem}"} for name in labs() if Path(name).stem not in lab_names()]},
         ],
     }
     (folder / "_toc.yml").write_text(yaml.safe_dump(contents), encoding="utf-8")
@@ -110,6 +123,8 @@ def page(notebook: NotebookNode, name: str) -> NotebookNode:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
             continue
+        if cell.metadata.get("jupyter", {}).get("source_hidden"):
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
         pictures = [output for output in cell.outputs if "image/png" in output.get("data", {})]
         if len(pictures) > 1:
             raise ValueError(f"{name}: one cell with {len(pictures)} pictures: {cell.source[:80]}")
@@ -121,7 +136,7 @@ def page(notebook: NotebookNode, name: str) -> NotebookNode:
 
 
 def _live_link(address: str) -> str:
-    return f'<p class="actmem-live"><a href="{html.escape(address)}">Run this chapter in your browser</a> Its sliders move there, with nothing to install.</p>'
+    return f'<p class="actmem-live"><a href="{html.escape(address)}">Run this chapter in your browser</a> To edit its code there, with nothing to install.</p>'
 
 
 def lab_title(source: str) -> str:
@@ -140,14 +155,31 @@ def lab_page(name: str, source: str) -> str:
 
 
 def front_page() -> str:
-    """The README, with the chapters before its first section."""
+    """One sentence, two ways to go on and the memory wall, live; then the chapters, the labs and the README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    lines = ["## The chapters", "", "| read | run in your browser |", "|---|---|"]
+    head, section, rest = text.partition("\n## ")
+    heading, *about = (part for part in head.split("\n\n") if not part.startswith("!["))
+    picture = f'<img class="actmem-picture dark-light" src="live/pictures/front.png" alt="{html.escape(front_drawing().alt)}">'
+    lines = [
+        heading,
+        "",
+        f'<p class="actmem-lead">{SENTENCE}</p>',
+        "",
+        f'<p class="actmem-live"><a href="notebooks/{chapters()[0].stem}.html">Read the course</a> <a href="{LIVE.format(chapters()[0].name)}">Run it in your browser</a></p>',
+        "",
+        live.place("index", "front", picture),
+        "",
+        "## The chapters",
+        "",
+        "| read | run in your browser |",
+        "|---|---|",
+    ]
     for path in chapters():
         name = title(nbformat.read(path, as_version=4))
         lines.append(f'| [{name}](notebooks/{path.name}) | <a href="{LIVE.format(path.name)}" aria-label="run {html.escape(name)}">run</a> |')
-    head, section, rest = text.partition("\n## ")
-    return f"{head}\n" + "\n".join(lines) + f"\n{section}{rest}"
+    lines += ["", "## The labs", ""]
+    lines += [f"- [{lab_title(source)}](labs/{Path(name).stem}.md)" for name, source in labs().items()]
+    return "\n".join(lines) + "\n\n## About\n\n" + "\n\n".join(about) + f"\n{section}{rest}"
 
 
 def build_pages(sources: Path, target: Path) -> None:

@@ -21,31 +21,39 @@ CHANGES = {"append", "extend", "insert", "add", "update", "setdefault"}
 
 
 @cache
-def needs_machine(module: str) -> bool:
-    """Whether importing a module, by its full name, ends at one of MACHINE."""
-    return _needs(module, frozenset())
-
-
-def _needs(module: str, seen: frozenset[str]) -> bool:
-    parts = module.split(".")
-    if parts[0] in MACHINE:
-        return True
-    if parts[0] not in ("actmem", "actmem_course") or module in seen:
-        return False
-    if len(parts) > 1 and _needs(".".join(parts[:-1]), seen | {module}):  # importing a.b runs a first
-        return True
-    path = SOURCE.joinpath(*parts)
-    path = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-    if not path.is_file():
-        return False  # a name inside a module, whose own name was just looked at
-    return any(_needs(name, seen | {module}) for name in _imported(path))
+def needs_machine(module: str, missing: frozenset[str] = frozenset()) -> bool:
+    """Whether importing a module, by its full name, ends at one of MACHINE, or at a package that is ``missing``."""
+    waiting, seen = [module], set()
+    while waiting:
+        name = waiting.pop()
+        parts = name.split(".")
+        if parts[0] in MACHINE | missing:
+            return True
+        if parts[0] not in ("actmem", "actmem_course") or name in seen:
+            continue
+        seen.add(name)
+        waiting.append(".".join(parts[:-1]) or name)  # importing a.b runs a first
+        path = SOURCE.joinpath(*parts)
+        if path.is_dir():
+            waiting += _imported(path / "__init__.py", at_load_only=True)
+        elif path.with_suffix(".py").is_file():
+            waiting += _imported(path.with_suffix(".py"))
+        elif (path.parent / "__init__.py").is_file():  # a name that a package may load when it is asked for
+            waiting += _imported(path.parent / "__init__.py")
+    return False
 
 
 @cache
-def _imported(path: Path) -> tuple[str, ...]:
+def _imported(path: Path, at_load_only: bool = False) -> tuple[str, ...]:
     """Full names of all that a file of the package imports, also inside functions."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return tuple(name for node in ast.walk(tree) for _, name in _aliases(node))
+    waiting: list[ast.AST] = [ast.parse(path.read_text(encoding="utf-8"))]
+    found = []
+    while waiting:
+        node = waiting.pop()
+        found += [name for _, name in _aliases(node)]
+        if not (at_load_only and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+            waiting += ast.iter_child_nodes(node)
+    return tuple(found)
 
 
 def _aliases(node: ast.AST) -> Iterator[tuple[ast.alias, str]]:

@@ -32,7 +32,8 @@ KERNEL_WHEELS = ("piplite", "ipykernel", "pyodide_kernel")
 LEFT_OUT = {"widgetsnbextension", "jupyterlab-widgets"}
 #: Of plotly only plotly.js is used: 1.5 of 10 MB, and 1,500 files fewer to unpack at each start.
 PLOTLY_PARTS = ("plotly/__init__.py", "plotly/package_data/plotly.min.js", "_plotly_utils/")
-_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
+#: The interpreter itself, of Pyodide's npm package.
+PYTHON_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip")
 _BROWSER: dict[str, Any] = {
     **default_environment(), "extra": "", "sys_platform": "emscripten", "platform_system": "Emscripten",
     "python_version": cache.PYTHON, "python_full_version": f"{cache.PYTHON}.0",
@@ -43,7 +44,7 @@ def write_runtime(folder: Path) -> None:
     """Fill ``folder`` with Pyodide, the wheels and the lock file.  Raises cache.SiteError if a part can't be had."""
     npm = cache.npm_package(cache.PYODIDE)
     folder.mkdir(parents=True)
-    for name in _FILES:
+    for name in PYTHON_FILES:
         shutil.copy(npm / name, folder)
     lock = json.loads((npm / "pyodide-lock.json").read_text(encoding="utf-8"))
     with tempfile.TemporaryDirectory() as temporary:

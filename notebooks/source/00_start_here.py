@@ -8,8 +8,8 @@ from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
-from actmem_course.show.choices import choice, slider, steps, switch
-from actmem_course.show.front_door import front_door
+from actmem_course.show.choices import slider, steps
+from actmem_course.show.front_door import front_door, front_door_controls
 from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
 from actmem_course.show.progress import Progress
@@ -30,17 +30,7 @@ question = Prediction(
     because=f"For one sequence, before a single weight is counted. Each layer keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input: "
     f"{size_text(eq1(gpt3))}.",
 )
-Reveal(
-    question,
-    Panel(
-        front_door,
-        model=choice("model", list(PAPER_MODELS), "175B"),
-        tensor=switch("tensor parallelism", True),
-        sequence=switch("sequence parallelism", False),
-        selective=switch("selective recomputation", False),
-        full=switch("full recomputation", False),
-    ),
-)
+Reveal(question, Panel(front_door, **front_door_controls()))
 
 # %% [markdown]
 # The figure comes with your guess: one GPU of each of the paper's four models. Switch the methods on and see which bars

@@ -33,12 +33,13 @@ class Reader:
         self.context.on("requestfailed", lambda request: self.failed.append(f"{request.url}: {request.failure}"))
         self.context.on("response", lambda response: self.failed.append(response.url) if response.status >= 400 else None)
 
-    def open(self, path):
+    def open(self, path, width=WIDTHS[0]):
         """A new page at a path of the site, with a list of what it complains about."""
         self.asked.clear()
         self.failed.clear()
         Files.missing.clear()
         opened = OpenNotebook(self.context.new_page())
+        opened.page.set_viewport_size({"width": width, "height": 1000})
         opened.page.set_default_timeout(1000 * PATIENCE_SECONDS)
         opened.page.goto(f"{self.address}/{path}")
         return opened

@@ -19,6 +19,7 @@ from notebooks.site.needs import Reader, needs_machine
         ("subprocess", True),
         ("math", False),
         ("actmem", False),
+        ("actmem.record", True),  # loaded when it is asked for
         ("actmem.formulas.paper", False),
         ("actmem.formulas.activations.eq1", False),
         ("actmem_course.show.panel.Panel", False),

@@ -66,6 +66,15 @@ def test_a_control_offers_what_fits_the_ones_before_it_and_goes_back_where_it_wa
     assert drawn == ["12 / 4.", "9 / 3.", "7 / 1.", "12 / 4."]
 
 
+def test_new_values_and_the_place_among_them_reach_the_page_in_one_message(monkeypatch):
+    panel = follower()
+    sent = []
+    monkeypatch.setattr(panel.controls["d"].comm, "send", lambda data=None, **rest: sent.append(data["state"]))
+    panel.controls["n"].value = 9
+    (state,) = sent
+    assert state["_options_labels"] == ("1", "3", "9") and state["index"] == 1
+
+
 def test_one_move_draws_once(monkeypatch):
     panel = follower()
     sent = []

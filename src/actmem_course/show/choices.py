@@ -1,6 +1,6 @@
 """Controls as plain data: which values a slider, a row of buttons or a switch offers.
 
-Notebooks make widgets of them (``panel``), pages of the site their own sliders (``page``).  A control offers
+Notebooks make widgets of them (``panel``), pages of the site their own sliders (``in_page``).  A control offers
 only values that can be drawn: where they depend on other controls, they are a function of those before it.
 """
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from actmem.formulas.paper import A100_BYTES
 from actmem.models import PAPER_MODELS, PaperModel
+from actmem_course.show.choices import Control, choice, switch
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.memory_wall import PART_FILLS, stage_parts
 from actmem_course.show.style import CARD, GIB, INK, size_text
@@ -50,6 +51,17 @@ def front_door(model: str, tensor: bool, sequence: bool, selective: bool, full: 
         },
         f"Stacked bars against {size_text(A100_BYTES)}, one GPU of each model, {', '.join(on)}: {said}.",
     )  # fmt: skip
+
+
+def front_door_controls() -> dict[str, Control]:
+    """What a reader can choose, by the names of ``front_door``'s arguments."""
+    return {
+        "model": choice("model", list(PAPER_MODELS), "175B"),
+        "tensor": switch("tensor parallelism", True),
+        "sequence": switch("sequence parallelism", False),
+        "selective": switch("selective recomputation", False),
+        "full": switch("full recomputation", False),
+    }
 
 
 def _names(tensor: bool, sequence: bool, selective: bool, full: bool) -> list[tuple[str, bool]]:

@@ -76,9 +76,11 @@ class Panel(ipywidgets.VBox):
     def _fit(self, name: str) -> None:
         """Let a control offer what fits the ones before it, and stand where it should."""
         control, options = self.controls[name], self.moves.options(name)
-        if callable(self.moves.controls[name].values) and options != [option for _, option in control.options]:
-            control.options = _named(options)
-        control.value = self.moves.values[name]
+        # In one message: with new values and the old place, the page would move the slider by itself.
+        with control.hold_sync():
+            if callable(self.moves.controls[name].values) and options != [option for _, option in control.options]:
+                control.options = _named(options)
+            control.value = self.moves.values[name]
 
     def __repr__(self) -> str:
         sliders = ", ".join(f"{control.description} = {control.value}" for control in self.controls.values())

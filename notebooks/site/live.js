@@ -1,0 +1,246 @@
+// The figures of a page: drawn by Plotly.js, changed by the course's own Python, which runs in a worker.
+// Nothing here knows a number: what a control offers and what a figure shows comes from Python.
+const here = import.meta.url;
+const places = [...document.querySelectorAll(".actmem-shown:not([data-taken])")];
+for (const place of places) place.dataset.taken = "true";
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+const script = (address) => new Promise((loaded, failed) => {
+  const node = document.createElement("script");
+  node.src = address;
+  node.onload = loaded;
+  node.onerror = () => failed(new Error(`${address} did not load`));
+  document.head.append(node);
+});
+const make = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in node && typeof value !== "string") node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+};
+
+// One worker for the page; answers come in the order of the questions.
+class Python {
+  constructor(cells) {
+    this.waiting = new Map();
+    this.worker = new Worker(new URL("worker.js", here), { type: "module" });
+    this.worker.onmessage = ({ data }) => {
+      const { done, fail } = this.waiting.get(data.number);
+      this.waiting.delete(data.number);
+      if (data.error) fail(new Error(data.error));
+      else done(JSON.parse(data.answer));
+    };
+    this.worker.onerror = (event) => {
+      for (const { fail } of this.waiting.values()) fail(new Error(event.message ?? "Python did not start"));
+    };
+    this.worker.postMessage({ cells: JSON.stringify(cells) });
+    this.number = 0;
+  }
+  ask(message) {
+    return new Promise((done, fail) => {
+      this.waiting.set(++this.number, { done, fail });
+      this.worker.postMessage({ number: this.number, message: JSON.stringify(message) });
+    });
+  }
+}
+
+class Figure {
+  constructor(place, cell, state, ask, plotly) {
+    Object.assign(this, { place, cell, state, ask, plotly, nodes: [], controls: {}, waiting: new Map() });
+    this.panel = make("div", { class: "actmem-controls" });
+    this.message = make("p", { class: "actmem-message", role: "status" });
+    this.figures = make("div", { class: "actmem-figures" });
+    const parts = [this.panel, this.message, this.figures];
+    if (state.question) parts.unshift(this.form());
+    this.parts = parts;
+    this.show();
+  }
+
+  // The still picture stays until the first drawing is there.
+  async show() {
+    if (this.state.question) this.place.replaceChildren(...this.parts);
+    else this.place.prepend(this.panel, this.message);
+    this.update();
+    await seen(this.place);
+    await this.draw();
+    this.place.replaceChildren(...this.parts);
+    this.resize();
+  }
+
+  update() {
+    for (const [name, control] of Object.entries(this.state.controls)) {
+      (this.controls[name] ??= this.control(name, control)).set(control);
+    }
+    this.message.textContent = this.state.message ?? "";
+  }
+
+  async draw() {
+    const Plotly = await this.plotly;
+    for (const [number, { data, layout, config, alt }] of this.state.drawings.entries()) {
+      const first = !this.nodes[number];
+      if (first) {
+        const title = make("p", { class: "actmem-title", "aria-hidden": "true" });
+        const plot = make("div", { class: "actmem-plot", role: "figure" });
+        // A diagram keeps its width, and scrolls where there is less room.
+        const diagram = layout.xaxis?.visible === false;
+        const frame = make("div", diagram ? { class: "actmem-frame actmem-diagram", tabindex: "0", role: "group", "aria-label": "diagram; scrolls sideways" } : { class: "actmem-frame" }, plot);
+        this.figures.append(make("div", { class: "actmem-card" }, title, frame));
+        this.nodes.push({ title, plot });
+      }
+      const { title, plot } = this.nodes[number];
+      // Titles are text of the page, which wraps; Plotly would cut them.
+      const lines = layout.title?.text ?? "";
+      title.innerHTML = lines.replaceAll("<br>", " ");
+      plot.setAttribute("aria-label", alt);
+      const top = 24, cut = (layout.margin?.t ?? layout.template.layout.margin.t) - top;
+      await Plotly.react(plot, data, { ...layout, title: undefined, height: layout.height - cut, margin: { ...layout.margin, t: top } }, config);
+      if (first) new ResizeObserver(() => this.resize()).observe(plot.parentElement);
+    }
+    if (this.nodes.length) this.place.dataset.drawn = "true";
+  }
+
+  resize() {
+    this.plotly.then((Plotly) => {
+      for (const { plot } of this.nodes) {
+        const width = plot.clientWidth;
+        if (width && plot.isConnected && Math.abs((plot._fullLayout?.width ?? 0) - width) > 1) Plotly.Plots.resize(plot);
+      }
+    });
+  }
+
+  // While an answer is awaited, only the last place of each control is kept.
+  async move(control, place) {
+    this.waiting.set(control, place);
+    if (this.busy) return;
+    this.busy = true;
+    try {
+      while (this.waiting.size) {
+        const [[name, to]] = this.waiting;
+        this.waiting.delete(name);
+        await this.take(this.ask({ cell: this.cell, control: name, place: to }));
+      }
+    } finally { this.busy = false; }
+  }
+
+  async take(answer) {
+    try { this.state = await answer; } catch (error) {
+      this.message.textContent = `✗ ${error.message}`;
+      return;
+    }
+    this.update();
+    await this.draw();
+  }
+
+  control(name, { label, look }) {
+    const maker = { buttons: this.buttons, switch: this.checkbox, play: this.player }[look] ?? this.slider;
+    const made = maker.call(this, name, label);
+    this.panel.append(made.node);
+    return made;
+  }
+
+  slider(name, label) {
+    const input = make("input", { type: "range", min: "0", step: "1" });
+    const value = make("output", {});
+    const node = make("label", { class: "actmem-slider" }, make("span", {}, label), input, value);
+    input.addEventListener("input", () => this.move(name, input.valueAsNumber));
+    return { node, input, set: ({ options, place }) => {
+      input.max = String(options.length - 1);
+      if (!this.waiting.has(name)) input.value = String(place);
+      value.textContent = options[place];
+      input.setAttribute("aria-valuetext", options[place]);
+    } };
+  }
+
+  // A slider with a button that moves it on, and two that move it by one; nothing moves by itself.
+  player(name, label) {
+    const made = this.slider(name, label);
+    const play = make("button", { type: "button" }, "▶ Play");
+    const step = (by) => {
+      const to = made.input.valueAsNumber + by;
+      if (to < 0 || to > Number(made.input.max)) return false;
+      made.input.value = String(to);
+      this.move(name, to);
+      return true;
+    };
+    let timer = 0;
+    const stop = () => { clearInterval(timer); timer = 0; play.textContent = "▶ Play"; };
+    play.addEventListener("click", () => {
+      if (timer) return stop();
+      if (made.input.valueAsNumber === Number(made.input.max)) { made.input.value = "0"; this.move(name, 0); }
+      play.textContent = "❚❚ Pause";
+      timer = setInterval(() => { if (!this.busy && !step(1)) stop(); }, 450);
+    });
+    const back = make("button", { type: "button", "aria-label": `${label}: one step back` }, "◀");
+    const on = make("button", { type: "button", "aria-label": `${label}: one step on` }, "▶▏");
+    back.addEventListener("click", () => { stop(); step(-1); });
+    on.addEventListener("click", () => { stop(); step(1); });
+    made.input.addEventListener("input", stop);
+    const follow = () => { play.hidden = still.matches; if (still.matches) stop(); };
+    still.addEventListener("change", follow);
+    follow();
+    return { ...made, node: make("div", { class: "actmem-player" }, made.node, make("span", { class: "actmem-buttons" }, play, back, on)) };
+  }
+
+  buttons(name, label) {
+    const box = make("fieldset", { class: "actmem-choice" }, make("legend", {}, label));
+    const group = `${this.cell}-${name}`;
+    return { node: box, set: ({ options, place }) => {
+      if (box.querySelectorAll("input").length !== options.length) {
+        box.replaceChildren(box.firstChild, ...options.map((option, number) => {
+          const input = make("input", { type: "radio", name: group });
+          input.addEventListener("change", () => this.move(name, number));
+          return make("label", {}, input, make("span", {}, option));
+        }));
+      }
+      box.querySelectorAll("input")[place].checked = true;
+    } };
+  }
+
+  checkbox(name, label) {
+    const input = make("input", { type: "checkbox" });
+    input.addEventListener("change", () => this.move(name, Number(input.checked)));
+    return { node: make("label", { class: "actmem-switch" }, input, make("span", {}, label)), set: ({ place }) => { input.checked = place === 1; } };
+  }
+
+  form() {
+    const { text, unit } = this.state.question;
+    const input = make("input", { type: "text", inputmode: "decimal", autocomplete: "off" });
+    const reply = make("output", { role: "status" });
+    const show = make("button", { type: "button" }, "Show me");
+    const form = make("form", { class: "actmem-guess" },
+      make("label", {}, make("span", { class: "question" }, text), make("span", {}, input, ` ${unit}`)),
+      make("button", { type: "submit" }, "This is my guess"), show, reply);
+    const send = async (guess) => {
+      reply.textContent = "…";
+      await this.take(this.ask({ cell: this.cell, guess }));
+      reply.textContent = this.state.reply ?? "";
+      reply.classList.toggle("refused", this.state.refused ?? false);
+    };
+    form.addEventListener("submit", (event) => { event.preventDefault(); send(input.value); });
+    show.addEventListener("click", () => send("show me"));
+    return form;
+  }
+}
+
+const seen = (node) => new Promise((done) => {
+  const watch = new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) { watch.disconnect(); done(); }
+  }, { rootMargin: "400px" });
+  watch.observe(node);
+});
+const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));
+
+if (places.length) {
+  const cells = await (await fetch(new URL(`${places[0].dataset.page}.json`, here))).json();
+  await painted();
+  const code = Object.fromEntries(Object.entries(cells).map(([cell, { code }]) => [cell, code]));
+  const python = new Python(code);
+  const plotly = script(new URL("plotly.min.js", here).href).then(() => globalThis.Plotly);
+  for (const place of places) {
+    const cell = place.dataset.cell;
+    place.figure = new Figure(place, cell, cells[cell].state, (message) => python.ask(message), plotly);
+  }
+}

@@ -1,0 +1,76 @@
+"""Figures of the site that move without a notebook: what a page loads for them, and where they stand in it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+from nbformat import NotebookNode
+
+from actmem_course.show.in_page import run_cell
+from notebooks.site import cache
+from notebooks.site.needs import needs_machine
+from notebooks.site.slices import figures
+
+SOURCE = cache.ROOT / "src"
+SCRIPTS = tuple(Path(__file__).with_name(name) for name in ("live.js", "worker.js"))
+#: Bars and lines only: a quarter of plotly.js.
+PLOTLY = "plotly.js-basic-dist-min@4.1.1"
+#: What the packages of a notebook's widgets are, which no page has.
+WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
+#: The front page's figure.
+FRONT = "from actmem_course.show.front_door import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+
+
+def write_assets(folder: Path) -> None:
+    """The scripts, plotly.js and the Python of all pages.  Raises cache.SiteError if plotly.js can't be had."""
+    (folder / "pictures").mkdir(parents=True)
+    for path in SCRIPTS:
+        shutil.copy(path, folder)
+    shutil.copy(cache.npm_package(PLOTLY) / "plotly-basic.min.js", folder / "plotly.min.js")
+    with zipfile.ZipFile(folder / "actmem.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        for path in modules():
+            archive.writestr(zipfile.ZipInfo(str(path.relative_to(SOURCE))), path.read_bytes(), zipfile.ZIP_DEFLATED)
+
+
+def modules() -> list[Path]:
+    """The files of the course that a page can load: prediction and drawings."""
+    found = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE).with_suffix("").parts
+        part = parts[:-1] if parts[-1] == "__init__" else parts
+        outside = part[0] == "actmem_course" and part[1:2] not in ((), ("show",), ("results",))
+        if not outside and not needs_machine(".".join(part), frozenset(WIDGETS)):
+            found.append(path)
+    return found
+
+
+def write_cells(folder: Path, page: str, cells: dict[str, str]) -> None:
+    """The code of a page's figures, and how they look before anything is moved."""
+    known = {cell: {"code": code, "state": run_cell(code).state()} for cell, code in cells.items()}
+    (folder / f"{page}.json").write_text(json.dumps(known), encoding="utf-8")
+
+
+def place(page: str, cell: str, still: str, up: str = "") -> str:
+    """Where a figure stands in a page.  still: what is there without JavaScript, and before the figure is drawn."""
+    script = f'<script type="module" src="{up}live/live.js"></script>'
+    return f'<div class="actmem-shown" data-page="{page}" data-cell="{cell}">{still}</div>{script}'
+
+
+def put_figures(notebook: NotebookNode, page: str, folder: Path) -> None:
+    """Replace the outputs of cells that a page can draw by the figure's place, and write what it loads."""
+    cells = figures(notebook)
+    write_cells(folder, page, cells)
+    for cell in notebook.cells:
+        if cell.get("id") in cells:
+            (output,) = [one for one in cell.outputs if "data" in one]
+            words = " ".join(output.data["text/plain"].split())
+            still = f'<p class="actmem-still">{html.escape(words)}</p>'
+            if "image/png" in output.data:
+                (folder / "pictures" / f"{cell.id}.png").write_bytes(base64.b64decode(output.data["image/png"]))
+                still = f'<img class="actmem-picture dark-light" src="../live/pictures/{cell.id}.png" alt="{html.escape(words)}">'
+            output.data, output.metadata = {"text/html": place(page, cell.id, still, "../")}, {}

@@ -1,0 +1,40 @@
+"""The code that a figure of a chapter needs, and no more: its cell, and what that takes from the cells before it."""
+
+from __future__ import annotations
+
+import ast
+
+from nbformat import NotebookNode
+
+from actmem_course.show.in_page import IN_PAGE
+from notebooks.site.needs import Reader, Statement
+
+
+def figures(notebook: NotebookNode) -> dict[str, str]:
+    """Code by cell id, for each cell that displays a figure which a page can draw without a machine."""
+    reader = Reader()
+    before: list[Statement] = []
+    found = {}
+    for cell in notebook.cells:
+        if cell.cell_type != "code":
+            continue
+        statements = reader.read(cell.source)
+        before += statements
+        if statements and _displays(statements[-1].node) and not statements[-1].measured:
+            found[cell.id] = "\n".join(needed_for(before))
+    return found
+
+
+def _displays(node: ast.stmt) -> bool:
+    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and ast.unparse(node.value.func) in IN_PAGE
+
+
+def needed_for(statements: list[Statement]) -> list[str]:
+    """The statements that the last one gets its values from, and itself; the widgets' names come from the page."""
+    kept: list[Statement] = []
+    names = statements[-1].uses - set(IN_PAGE)
+    for one in reversed(statements[:-1]):
+        if one.binds & names and not one.measured:
+            kept.insert(0, one)
+            names = ((names - one.binds if one.always_binds else names) | one.uses) - set(IN_PAGE)
+    return [one.text for one in (*kept, statements[-1])]

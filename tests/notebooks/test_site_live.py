@@ -1,0 +1,253 @@
+"""Live pages: a figure of the site is changed by the course's own Python, in the page, without a notebook server.
+
+The pages are built without JupyterLite, which takes longer and has its own tests.
+"""
+
+import functools
+import http.server
+import json
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import warnings
+
+import nbformat
+import plotly
+import pytest
+
+from actmem_course.show.front_door import front_door
+from actmem_course.show.in_page import IN_PAGE, run_cell
+from notebooks.site import book, cache, live
+from notebooks.site.runtime import PYTHON_FILES
+from notebooks.site.slices import figures
+from playwright.sync_api import expect
+from tests.notebooks.reader import Files, Reader
+
+CHAPTERS = {path.stem: path for path in book.chapters()}
+#: Of a page and all it loads, uncompressed.
+LARGEST_PAGE = 20_000_000
+
+REFUSE = """
+import json, sys
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "numpy", "plotly", "ipywidgets", "anywidget", "traitlets", "IPython", "rich"):
+            raise ModuleNotFoundError(name)
+sys.meta_path.insert(0, Refuse())
+sys.path[:] = [path for path in sys.path if "src" not in path]
+sys.path.insert(0, sys.argv[1])
+from actmem_course.show.in_page import Page
+for cells in json.load(sys.stdin):
+    page = Page(json.dumps(cells))
+    for cell in cells:
+        page.ask(json.dumps({"cell": cell}))
+        print(cell)
+"""
+
+
+def stored(name):
+    return nbformat.read(CHAPTERS[name], as_version=4)
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_every_panel_and_every_guess_of_a_chapter_is_live(name):
+    code = [cell for cell in stored(name).cells if cell.cell_type == "code"]
+    found = figures(stored(name))
+    assert [cell.id for cell in code if re.search(r"^(Panel|Reveal)\(", cell.source, re.MULTILINE)] == [
+        cell for cell in found if run_cell(found[cell]).moves.controls or run_cell(found[cell]).question
+    ]
+    for cell in code:
+        if cell.id in found:
+            (output,) = cell.outputs
+            state = run_cell(found[cell.id]).state()
+            for drawing in state["drawings"]:
+                assert drawing["alt"] in output.data["text/plain"], "the page begins with what the notebook shows"
+            if state["question"]:
+                assert state["question"]["text"] in output.data["text/plain"]
+
+
+def test_figures_need_none_of_the_packages_that_a_page_lacks(tmp_path):
+    live.write_assets(tmp_path / "live")
+    everything = [figures(stored(name)) for name in CHAPTERS] + [{"front": live.FRONT}]
+    command = [sys.executable, "-S", "-c", REFUSE, str(tmp_path / "live" / "actmem.zip")]
+    done = subprocess.run(command, input=json.dumps(everything), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == [cell for cells in everything for cell in cells]
+
+
+def test_pages_draw_with_the_plotly_of_the_notebooks():
+    source = (plotly.__path__[0] + "/package_data/plotly.min.js",)
+    with open(*source, encoding="utf-8") as file:
+        (version,) = re.findall(r"plotly\.js v([\d.]+)", file.read(200))
+    assert live.PLOTLY.endswith(f"@{version}")
+
+
+def test_a_names_home_is_the_page_or_the_notebook():
+    assert set(IN_PAGE) == {"Panel", "LiveFigure", "Prediction", "Reveal"}
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("live")
+    try:
+        (folder / "book").mkdir()
+        book.write_sources(folder / "book")
+        # Links to JupyterLite, which is not built here, lead nowhere; they are HTML, so nobody warns.
+        book.build_pages(folder / "book", folder / "site")
+        runtime = folder / "site" / "lite" / "static" / "pyodide"
+        runtime.mkdir(parents=True)
+        npm = cache.npm_package(cache.PYODIDE)
+        for name in PYTHON_FILES:
+            shutil.copy(npm / name, runtime)
+        lock = json.loads((npm / "pyodide-lock.json").read_text(encoding="utf-8"))
+        (runtime / "pyodide-lock.json").write_text(json.dumps({**lock, "packages": {}}), encoding="utf-8")
+    except cache.SiteError as error:
+        message = f"the pages can't be built, so NOTHING OF THEM WAS TESTED: {error}"
+        if os.environ.get("CI") == "true":
+            pytest.fail(message)
+        warnings.warn(message, stacklevel=1)
+        pytest.skip(message)
+    return folder / "site"
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(Files, directory=site)) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def reader(browser, address):
+    """A new window: nothing is in its cache."""
+    reader = Reader(browser, address)
+    yield reader
+    reader.context.close()
+
+
+def no_sideways(page):
+    width, inner = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
+    assert width <= inner, "the page scrolls sideways"
+
+
+@pytest.mark.parametrize("width", [1280, 800, 390])
+def test_the_front_door_by_keyboard(width, reader, shots):
+    opened = reader.open("index.html", width=width)
+    page = opened.page
+    plot = page.locator(".actmem-plot")
+    expect(plot).to_have_attribute("aria-label", front_door("175B", True, False, False, False).alt)
+    for name, switches in (("sequence", (True, True, False, False)), ("selective", (True, True, True, False))):
+        page.get_by_label(re.compile(name)).focus()
+        page.keyboard.press("Space")
+        expect(plot).to_have_attribute("aria-label", front_door("175B", *switches).alt)
+    page.get_by_label("175B", exact=True).focus()
+    page.keyboard.press("ArrowRight")
+    expect(plot).to_have_attribute("aria-label", front_door("530B", True, True, True, False).alt)
+    expect(page.locator(".actmem-title")).to_contain_text("530B")
+    assert plot.bounding_box()["width"] <= width
+    for words in ("Read the course", "Run it in your browser"):
+        assert page.get_by_role("link", name=words).is_visible()
+    no_sideways(page)
+    page.screenshot(path=shots / f"front-{width}.png")
+    reader.nothing_missing()
+    assert opened.complaints == []
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_a_chapter_on_a_phone(name, reader, shots):
+    """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard."""
+    opened = reader.open(f"notebooks/{name}.html", width=390)
+    page = opened.page
+    found = figures(stored(name))
+    for cell in found:
+        place = page.locator(f".actmem-shown[data-cell='{cell}']")
+        place.scroll_into_view_if_needed()
+        form = place.locator(".actmem-guess")
+        if form.count():
+            assert not place.locator(".actmem-plot").count()
+            form.locator("input").fill("seven")
+            page.keyboard.press("Enter")
+            expect(form.locator("output")).to_have_text(re.compile("^✗ seven is not a number"))
+            form.locator("input").fill("7")
+            page.keyboard.press("Enter")
+            expect(form.locator("output")).to_have_text(re.compile("^You said 7"))
+        expect(place).to_have_attribute("data-drawn", "true")
+        shown = run_cell(found[cell])
+        wanted = [drawing.alt for drawing in shown.moves.drawings]
+        plots = place.locator(".actmem-plot")
+        assert [plot.get_attribute("aria-label") for plot in plots.all()] == wanted
+        for number, control in list(enumerate(shown.moves.controls))[-1:]:
+            place_now = shown.moves.options(control).index(shown.moves.values[control])
+            key, to = ("ArrowLeft", place_now - 1) if place_now else ("ArrowRight", place_now + 1)
+            if shown.moves.controls[control].look == "switch":
+                key, to = "Space", 1 - place_now
+            inputs = place.locator(".actmem-controls input")
+            inputs = inputs.nth(inputs.count() - 1) if shown.moves.controls[control].look != "buttons" else place.locator(".actmem-choice").last.locator("input:checked")
+            inputs.focus()
+            page.keyboard.press(key)
+            shown.moves.move(control, shown.moves.options(control)[to])
+            for plot, drawing in zip(plots.all(), shown.moves.drawings, strict=True):
+                expect(plot).to_have_attribute("aria-label", drawing.alt)
+    no_sideways(page)
+    page.screenshot(path=shots / f"phone-{name}.png", full_page=True)
+    reader.nothing_missing()
+    assert opened.complaints == []
+
+
+def test_how_long_a_reader_waits(browser, address, record_property):
+    """From an empty cache over loopback; the limits are loose, because other work runs beside this test."""
+    paints, sliders, keys, sizes = [], [], [], []
+    for _ in range(int(os.environ.get("ROUNDS", "2"))):
+        reader = Reader(browser, address)
+        received = []
+        reader.context.on("response", lambda response: received.append(response))
+        start = time.monotonic()
+        page = reader.open("index.html").page
+        switch = page.get_by_label("full recomputation")
+        switch.wait_for()
+        switch.focus()
+        page.keyboard.press("Space")
+        expect(page.locator(".actmem-plot")).to_have_attribute("aria-label", front_door("175B", True, False, False, True).alt)
+        sliders.append(time.monotonic() - start)
+        paints.append(page.evaluate("() => performance.getEntriesByName('first-contentful-paint')[0].startTime"))
+        page.evaluate(WATCH)
+        for _ in range(20):
+            before = page.evaluate("() => window.changes.length")
+            page.keyboard.press("Space")
+            page.wait_for_function("(before) => window.changes.length > before", arg=before)
+            page.wait_for_timeout(60)
+        keys += page.evaluate("() => window.changes")
+        sizes.append(sum(len(response.body()) for response in received))
+        reader.context.close()
+    numbers = {
+        "first paint, ms": statistics.median(paints),
+        "first slider, s": statistics.median(sliders),
+        "key to figure, ms": statistics.median(keys),
+        "page, MB": max(sizes) / 1e6,
+        "load": os.getloadavg()[0],
+    }
+    for name, value in numbers.items():
+        record_property(name, round(value, 2))
+        print(f"{name}: {value:.2f}")
+    assert max(sizes) < LARGEST_PAGE
+    assert statistics.median(paints) < 10_000 and statistics.median(sliders) < 60 and statistics.median(keys) < 1_000
+
+
+#: The milliseconds from each key to the last change of the figure that it caused.
+WATCH = """
+() => {
+  window.changes = [];
+  let at = 0;
+  document.addEventListener("keydown", () => { at = performance.now(); }, true);
+  new MutationObserver(() => { if (at) { window.changes.push(performance.now() - at); at = 0; } })
+    .observe(document.querySelector(".actmem-plot .main-svg"), { childList: true, subtree: true, attributes: true });
+}
+"""

@@ -50,8 +50,8 @@ def test_without_sequence_parallelism_norms_and_inputs_stay_whole():
     )
     larger = {term for term in whole if whole[term] == 4 * cut[term]}
     assert larger == {
-        "RMSNorm 1 input", "RMSNorm 1 statistic", "QKV projection input",
-        "RMSNorm 2 input", "RMSNorm 2 statistic", "gate and up input",
+        "norm 1 input", "norm 1 statistic", "QKV projection input",
+        "norm 2 input", "norm 2 statistic", "gate and up input",
     }  # fmt: skip
     assert all(whole[term] == cut[term] for term in whole.keys() - larger)
 

@@ -55,7 +55,7 @@ def check_memory_of_one_layer(model: PlannedModel, cluster: Cluster) -> None:
     for t in reversed(divisors(cluster.per_node, min(cluster.per_node, cluster.gpus))):
         layout = Layout(tensor_parallel_size=t, sequence_parallel=t > 1)
         if not model.refusal(layout):
-            kept = total(model.layer_rows(layout, model.recompute_modes[0]))
+            kept = total(model.layer_rows(layout, "none"))
             least = 2 * model.layer_parameters(layout)[0] + kept
             break
     if least is not None and least > cluster.usable_bytes:

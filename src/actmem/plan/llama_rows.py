@@ -10,10 +10,9 @@ from __future__ import annotations
 from actmem.checks import ConfigError, check_divides, checked
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
+from actmem.recipes import LLAMA_LAYER
 from actmem.rows import Row
 
-#: Terms that backward can make again without a matrix product, so "elementwise" recomputation drops them.
-ELEMENTWISE_TERMS = ("QKV projection input", "gate and up input", "down projection input")
 LLAMA_MODES = ("none", "elementwise", "full")
 
 
@@ -58,25 +57,25 @@ def llama_layer_rows(decoder: Decoder, layout: Layout, seq_length: int, recomput
     hidden, query = 2 * tokens * decoder.hidden_size, 2 * tokens * decoder.query_size
     key, wide = 2 * tokens * own_key_value_size(decoder, layout), 2 * tokens * decoder.ffn_hidden_size
     heads = decoder.num_attention_heads
-    first = Row("RMSNorm 1 input", hidden // whole, whole, "residual stream")
-    if recompute == "full":
-        return [first]
+    dropped = LLAMA_LAYER.dropped(recompute)
     rows = [
-        first,
-        Row("RMSNorm 1 statistic", 4 * tokens // whole, whole, "1/rms of each token"),
+        Row("norm 1 input", hidden // whole, whole, "residual stream"),
+        Row("norm 1 statistic", 4 * tokens // whole, whole, "1/rms of each token"),
         Row("QKV projection input", hidden // whole, whole, "weight gradient"),
         Row("Q", query // t, t, "flash attention, rotated"),
         Row("K", key, t, "flash attention, rotated"),
         Row("V", key, t, "flash attention"),
         Row("attention projection input", query // t, t, "flash attention's output"),
         Row("log-sum-exp", 4 * heads * tokens // t, t, "flash attention"),
-        Row("RMSNorm 2 input", hidden // whole, whole, "residual stream"),
-        Row("RMSNorm 2 statistic", 4 * tokens // whole, whole, "1/rms of each token"),
+        Row("norm 2 input", hidden // whole, whole, "residual stream"),
+        Row("norm 2 statistic", 4 * tokens // whole, whole, "1/rms of each token"),
         Row("gate and up input", hidden // whole, whole, "weight gradient"),
         Row("gate", wide // t, t, "SwiGLU"),
         Row("up", wide // t, t, "SwiGLU"),
-        Row("down projection input", wide // t, t, "weight gradient"),
+        Row("down input", wide // t, t, "weight gradient"),
     ]
+    if recompute == "full":
+        return rows[:1]  # nor the statistics, which the terms' sets keep
     if decoder.qk_norm:
         own = key // (2 * tokens * decoder.head_size)
         rows[3:3] = [
@@ -84,4 +83,4 @@ def llama_layer_rows(decoder: Decoder, layout: Layout, seq_length: int, recomput
             Row("K before its norm", key, t, "RMSNorm over each head"),
             Row("Q and K norm statistics", 4 * tokens * (heads // t + own), t, "1/rms of each head"),
         ]
-    return [row for row in rows if recompute == "none" or row.term not in ELEMENTWISE_TERMS]
+    return [row for row in rows if row.term not in dropped]

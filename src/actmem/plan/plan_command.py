@@ -68,6 +68,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many plans to show (default: 5)")
     for option, size in _AXES.items():
         parser.add_argument(option, type=int, metavar="N", help=f"only layouts with this {size}")
+    parser.add_argument(
+        "--recompute",
+        action="append",
+        metavar="MODE",
+        help="only this mode; may be repeated (default: all of the model's)",
+    )
     for option, what in (("--json", "JSON"), ("--html", "a page")):
         parser.add_argument(
             option, nargs="?", const="-", metavar="FILE", help=f"write {what} to FILE; without FILE, print it instead"
@@ -94,6 +100,8 @@ def request_of(args: argparse.Namespace) -> Request:
     check_size("top", args.top, largest=10_000)
     if args.seq_length is not None:
         model = model.with_sequence(args.seq_length)
+    if args.recompute:
+        model = model.with_modes(args.recompute)
     return Request(model, cluster, args.global_batch)
 
 

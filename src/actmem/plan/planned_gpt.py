@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 from actmem.checks import ConfigError
@@ -15,13 +16,18 @@ from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.plan.layout import Layout
 from actmem.plan.planned_model import PlannedModel, RankWork
+from actmem.recipes import PAPER_LAYER
 from actmem.rows import Row
+
+#: Operations that aren't matrix products, by the modes that run them again; *full* runs all but the last.
+_CORE = ("softmax", "softmax dropout")
+_ELEMENTWISE = ("layer norm 1", "layer norm 2", "GeLU")
 
 
 class PlannedGPT(PlannedModel):
-    """shape: its micro_batch_size is not used.  recompute: of the paper, each run to the last tensor that backward reads."""
+    """shape: its micro_batch_size is not used.  Modes run to the last tensor that backward reads."""
 
-    recompute_modes = ("none", "selective", "full")
+    recompute_modes: Sequence[str] = ("none", "selective", "elementwise", "full")
 
     def __init__(self, name: str, shape: ModelShape):
         self.name, self.shape = name, shape
@@ -88,10 +94,12 @@ class PlannedGPT(PlannedModel):
         shape, parallel = self._one_layer(layout)
         flops = sum(p.flops for p in recomputed_products(shape, layout.micro_batch_size, recompute))
         operations = forward_operations(shape, parallel)
-        # The second run stops before the region's last product, whose output backward doesn't read.
-        core = [o for o in operations if o.core][:-1]
-        last = next(i for i, o in enumerate(operations) if o.name == "4h→h")
-        again = {"none": [], "selective": core, "full": operations[:last]}[recompute]
+        # The second run stops before the region's last product, whose output backward doesn't read, and so
+        # before the last dropout of the layer.
+        products = PAPER_LAYER.products_again(recompute)
+        names = {"none": (), "selective": _CORE, "elementwise": _CORE + _ELEMENTWISE}.get(recompute)
+        again = [o for o in operations if (o.name in products if o.product else names is None or o.name in names)]
+        again = [o for o in again if o.name != operations[-1].name]
         return RankWork(flops // layout.tensor_parallel_size, sum(o.bytes for o in again))
 
     def last_work(self, layout: Layout) -> RankWork:
@@ -120,8 +128,8 @@ class PlannedGPT(PlannedModel):
     def model_flops(self, global_batch_size: int) -> int:
         return eq7(self.shape, global_batch_size)
 
-    def with_sequence(self, seq_length: int) -> PlannedGPT:
-        return PlannedGPT(self.name, self.shape.with_sizes(seq_length=seq_length))
+    def with_sequence(self, seq_length: int) -> PlannedModel:
+        return PlannedGPT(self.name, self.shape.with_sizes(seq_length=seq_length)).with_modes(self.recompute_modes)
 
     def sizes(self) -> dict[str, int]:
         names = ("num_layers", "hidden_size", "num_attention_heads", "vocab_size")

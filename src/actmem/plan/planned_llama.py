@@ -137,8 +137,8 @@ class PlannedLlama(PlannedModel):
         head = 2 * own_tokens(layout, self.seq_length) * self.width * self.decoder.vocab_size
         return 3 * (self.num_layers * sum(self._products(layout)) + head)
 
-    def with_sequence(self, seq_length: int) -> PlannedLlama:
-        return PlannedLlama(self.name, self.decoder, seq_length)
+    def with_sequence(self, seq_length: int) -> PlannedModel:
+        return PlannedLlama(self.name, self.decoder, seq_length).with_modes(self.recompute_modes)
 
     def sizes(self) -> dict[str, int]:
         names = (

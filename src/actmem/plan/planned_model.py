@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from copy import copy
 from dataclasses import dataclass
 
+from actmem.checks import check_choice
 from actmem.formulas.communication import Exchange
 from actmem.plan.layout import Layout
 from actmem.rows import Row, by_term
@@ -45,6 +47,14 @@ class PlannedModel(ABC):
     recompute_modes: Sequence[str]
     num_experts: int = 1
     context_parallel: bool = False
+
+    def with_modes(self, modes: Sequence[str]) -> PlannedModel:
+        """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
+        for mode in modes:
+            check_choice("recompute", mode, self.recompute_modes)
+        fewer = copy(self)
+        fewer.recompute_modes = tuple(mode for mode in self.recompute_modes if mode in modes)
+        return fewer
 
     @abstractmethod
     def refusal(self, layout: Layout) -> str:
@@ -91,7 +101,7 @@ class PlannedModel(ABC):
         kept = by_term(self.layer_rows(layout, recompute, device_type))
         return [
             Row(row.term, row.bytes - kept.get(row.term, 0), row.split_by, "made again, one layer", row.extra)
-            for row in self.layer_rows(layout, self.recompute_modes[0], device_type)
+            for row in self.layer_rows(layout, "none", device_type)
             if row.bytes > kept.get(row.term, 0)
         ]
 

@@ -127,9 +127,7 @@ def rank_bill(
     )
     if whole_microbatches:
         what = f"{whole_microbatches} microbatches × {layers} layers, all kept"
-        rows += _times(
-            model.layer_rows(layout, model.recompute_modes[0], device_type), whole_microbatches * layers, what
-        )
+        rows += _times(model.layer_rows(layout, "none", device_type), whole_microbatches * layers, what)
     if pipeline_rank == 0:
         rows += _times(model.first_rows(layout), first, f"{first} microbatches")
     last = pipeline_rank == p - 1

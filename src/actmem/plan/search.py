@@ -257,10 +257,9 @@ class _Search:
 
     def _whole(self, layout: Layout, inner: tuple, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
         """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
-        none = self.model.recompute_modes[0]
-        more = self._kept(inner, none) - self._kept(inner, recompute)
-        if recompute == none or layout.num_model_chunks > 1 or more <= 0:
-            return 0, float(recompute != none)
+        more = self._kept(inner, "none") - self._kept(inner, recompute)
+        if recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
+            return 0, float(recompute != "none")
         flight, layers, _ = flights(self.model.num_layers, layout.pipeline_parallel_size, 1, n, 0)
         whole = min(flight, (self.cluster.usable_bytes - sizes[0]) // (more * layers))
         sizes[0] += whole * more * layers

@@ -23,6 +23,8 @@ MEASUREMENT = {
 }
 #: Neither side: it runs the layer on a pipeline.
 RUNTIME = {"actmem.pipeline"}
+#: Where prediction and measurement meet in the library.
+MEETING = {"actmem.verify"}
 #: The commands, each loaded by its name when it is asked for.
 COMMANDS = {"actmem.__main__"}
 #: What the course draws with: in a page there is neither torch nor numpy.
@@ -54,9 +56,10 @@ COURSE = {
 
 #: part -> what none of its files may import anywhere, not even inside a function.
 NEVER = {
-    **{part: {"torch", "numpy", "actmem_course", *RUNTIME, *MEASUREMENT} for part in PREDICTION},
-    **{part: {"actmem.formulas", "actmem_course"} for part in MEASUREMENT},
+    **{part: {"torch", "numpy", "actmem_course", *RUNTIME, *MEASUREMENT, *MEETING} for part in PREDICTION},
+    **{part: {"actmem.formulas", "actmem.plan", "actmem_course", *MEETING} for part in MEASUREMENT},
     **{part: {"actmem.formulas", "actmem_course"} for part in RUNTIME},
+    **{part: {"actmem_course"} for part in MEETING | COMMANDS},
     **{part: {"torch", "numpy", *RUNTIME, *MEASUREMENT, *COURSE} for part in SCREEN},
 }
 #: What only show may import when it is loaded.
@@ -136,7 +139,7 @@ def among(names, forbidden):
 
 def test_each_file_belongs_to_a_known_part():
     parts = {part_of(path) for path in FILES}
-    known = PREDICTION | MEASUREMENT | RUNTIME | COMMANDS | SCREEN | COURSE
+    known = PREDICTION | MEASUREMENT | RUNTIME | MEETING | COMMANDS | SCREEN | COURSE
     assert parts == {"actmem", "actmem_course"} | known, "name the new part above"
 
 
@@ -284,7 +287,7 @@ def test_no_file_reads_another_files_private_names(path):
 
 def test_the_core_stays_what_one_reads_in_one_sitting():
     # What came after the paper: sets of terms, today's layers, the planner, the commands.
-    apart = {"formulas", "measure", "plan", "__main__.py", "recipes.py", "drop.py", "llama_shape.py", "today"}
+    apart = {"formulas", "measure", "plan", "__main__.py", "recipes.py", "drop.py", "llama_shape.py", "today", "verify"}
     core = [
         path for path in (SOURCE / "actmem").rglob("*.py") if path.relative_to(SOURCE / "actmem").parts[0] not in apart
     ]

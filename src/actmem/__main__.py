@@ -9,7 +9,12 @@ from collections.abc import Callable
 def _plan() -> Callable[[list[str]], int]:
     from actmem.plan.plan_command import main as run
 
-    return run
+    def verify(console, model, plan):  # only this needs torch
+        from actmem.verify.verify_report import report_verification
+
+        return report_verification(console, model, plan)
+
+    return lambda argv: run(argv, verify)
 
 
 def _record() -> Callable[[list[str]], int]:

@@ -6,7 +6,7 @@ arrive, and a backward only drops its graph.  The caller gives the order of the 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 import torch
 from torch import Tensor
@@ -27,6 +27,7 @@ def measure_stage(
     actions: Iterable[tuple[str, int, int]],
     *,
     recompute: Recompute | str = "none",
+    whole: Collection[tuple[int, int]] = (),
     device: str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
 ) -> list[Row]:
@@ -34,15 +35,20 @@ def measure_stage(
 
     chunks: the layers of each of this rank's model chunks.  actions: ``(kind, chunk,
     microbatch)`` in order; "F" runs the chunk's forward, with the loss if it has the model's last
-    layer, and holds its graph; "B" drops that graph.
+    layer, and holds its graph; "B" drops that graph.  whole: ``(chunk, microbatch)`` pairs that keep
+    everything, whatever ``recompute`` says (2205.05198 appendix C).
     """
-    parts = [GPT(shape, tp, layers=layers, recompute=recompute, device=device, dtype=dtype) for layers in chunks]
+
+    def parts_of(mode: Recompute | str) -> list[GPT]:
+        return [GPT(shape, tp, layers=layers, recompute=mode, device=device, dtype=dtype) for layers in chunks]
+
+    parts, whole_parts = parts_of(recompute), parts_of("none") if whole else []
     held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
     for kind, chunk, microbatch in actions:
         if kind == "B":
             del held[chunk, microbatch]
             continue
-        part = parts[chunk]
+        part = (whole_parts if (chunk, microbatch) in whole else parts)[chunk]
         with record(part) as ledger:
             output = part(_stage_input(part, device, dtype))
             if part.is_last:

@@ -6,7 +6,7 @@ import argparse
 import io
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -17,7 +17,8 @@ from actmem.plan.explain import check_memory_of_one_layer
 from actmem.plan.hardware import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.plan.known_models import planned_model_of
 from actmem.plan.plan_report import Request, as_object, print_plans
-from actmem.plan.search import Found, find_plans
+from actmem.plan.planned_model import PlannedModel
+from actmem.plan.search import Found, Plan, find_plans
 
 #: Options that fix one axis, and the size of Layout that each fixes.
 _AXES = {
@@ -74,6 +75,11 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MODE",
         help="only this mode; may be repeated (default: all of the model's)",
     )
+    parser.add_argument(
+        "--verify",
+        action="store_true",
+        help="run the fastest plan's fullest rank, emulated, and compare each line of its bill",
+    )
     for option, what in (("--json", "JSON"), ("--html", "a page")):
         parser.add_argument(
             option, nargs="?", const="-", metavar="FILE", help=f"write {what} to FILE; without FILE, print it instead"
@@ -105,8 +111,23 @@ def request_of(args: argparse.Namespace) -> Request:
     return Request(model, cluster, args.global_batch)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Exit code 0 if a plan fits, 1 if none does, 2 on an impossible request, said in one line."""
+def _no_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
+    raise ConfigError("verify", "start it as python -m actmem plan")
+
+
+def _screen() -> Console:
+    console = Console(soft_wrap=False)
+    console.width = max(_COLUMNS, console.width)
+    return console
+
+
+def main(
+    argv: Sequence[str] | None = None, verify: Callable[[Console, PlannedModel, Plan], bool] = _no_verification
+) -> int:
+    """Exit code 0 if a plan fits, 1 if none does or ``verify`` finds a difference, 2 on an impossible request.
+
+    verify: prints a plan's bill beside what is counted, and returns whether they agree.
+    """
     parser = make_parser()
     args = parser.parse_args(argv)
     fixed = {size: value for option, size in _AXES.items() if (value := getattr(args, _attribute(option))) is not None}
@@ -124,6 +145,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except OSError as error:
         parser.error(f"cannot write {error.filename}: {error.strerror}")
+    if args.verify and found.plans:
+        try:
+            return 0 if verify(_screen(), request.model, found.plans[0]) else 1
+        except ConfigError as error:
+            parser.error(str(error))
     return 0 if found.plans else 1
 
 
@@ -141,9 +167,7 @@ def _write(args: argparse.Namespace, request: Request, found: Found) -> None:
         print_plans(page, request, found)
         _put(args.html, page.export_html(clear=False))
     if to_screen:
-        console = Console(soft_wrap=False)
-        console.width = max(_COLUMNS, console.width)
-        print_plans(console, request, found)
+        print_plans(_screen(), request, found)
 
 
 def _put(where: str, text: str) -> None:

@@ -1,0 +1,125 @@
+"""``plan --verify``: run the fullest rank of a plan, and compare its bill line by line with what is counted.
+
+The real model runs as one emulated rank on fake tensors: every forward that the rank would have in
+flight, through the schedule's own actions, and one step of Adam.  Counted are weights, gradients
+and optimizer states of the whole rank, and all that autograd keeps.  What ZeRO divides is counted
+whole and divided as the bill divides it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from actmem.checks import ConfigError
+from actmem.formulas.microbatches import moving_window
+from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.one_stage import measure_stage
+from actmem.measure.rank_states import measure_states
+from actmem.measure.stage_peak import measure_stage_peak
+from actmem.model.gpt import GPT
+from actmem.parallel.groups import tensor_parallel
+from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.planned_model import PlannedModel
+from actmem.plan.rank_bill import rank_bill, stage_layers
+from actmem.plan.search import Plan
+from actmem.rows import Comparison, Row, compare, total
+
+#: Parts of a bill that an emulated rank holds; buffers and the transient are not among them.
+COUNTED_PARTS = ("weights", "gradients", "optimizer states", "activations", "logits and loss")
+
+
+def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
+    """The counted lines of the plan's bill beside those of an emulated rank.
+
+    Raises ConfigError on a model that this library can't run.
+    """
+    if not isinstance(model, PlannedGPT):
+        raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
+    layout, rank = plan.layout, plan.pipeline_rank
+    whole = plan.whole_microbatches if rank == 0 else 0
+    bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, whole, device_type="cpu")
+    predicted = [row for part in COUNTED_PARTS for row in bill.parts[part]]
+
+    chunks = chunks_of(model, plan)
+    actions = fullest_actions(model, plan, chunks)
+    window = set(moving_window(actions, whole)) if whole else set()
+    shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
+    with emulated_rank(layout.tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=layout.sequence_parallel)
+        steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
+        measured = measure_stage(shape, tp, chunks, steps, recompute=plan.recompute, whole=window)
+        states = measure_states([GPT(shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks])
+    return compare(predicted, measured + [_divided(row, plan) for row in states])
+
+
+@dataclass(frozen=True)
+class CountedPeak:
+    """Bytes beyond what is held, at the peak of the next backward pass: the bill's estimate, and counted."""
+
+    predicted_bytes: int
+    counted_bytes: int
+
+
+def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak | None:
+    """The transient of the plan's fullest rank, counted on an emulated rank; None with several chunks.
+
+    The bill's is an estimate, so the two differ.
+    """
+    layout, rank = plan.layout, plan.pipeline_rank
+    if not isinstance(model, PlannedGPT) or layout.num_model_chunks > 1:
+        return None
+    last = rank == layout.pipeline_parallel_size - 1
+    (layers,) = chunks_of(model, plan)
+    shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
+    with emulated_rank(layout.tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=layout.sequence_parallel)
+        # What a backward pass makes doesn't depend on the microbatches that wait.
+        kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=plan.recompute)
+    return CountedPeak(total(model.transient_rows(layout, plan.recompute, last, "cpu")), peak - kept)
+
+
+def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
+    """The layers of each chunk of the plan's fullest rank: chunk c is stage c·p + r of the model."""
+    layout, rank = plan.layout, plan.pipeline_rank
+    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+    layers = stage_layers(model.num_layers, layout)
+    if m == 1:
+        start = sum(layers[:rank])
+        return [range(start, start + layers[rank])]
+    each = layers[rank] // m
+    return [range((chunk * p + rank) * each, (chunk * p + rank + 1) * each) for chunk in range(m)]
+
+
+def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) -> list[Action]:
+    """The rank's actions up to the first moment at which it holds most.
+
+    A pipeline is full after 2p microbatches, so a longer step needs no more than four rounds.
+    """
+    layout = plan.layout
+    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+    n = min(plan.num_microbatches, 4 * p)
+    ranks = one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
+    layer = total(model.layer_rows(layout, plan.recompute, "cpu"))
+    first, last = total(model.first_rows(layout)), total(model.last_rows(layout, "cpu"))
+    sizes = [
+        len(layers) * layer + (first if layers.start == 0 else 0) + (last if layers.stop == model.num_layers else 0)
+        for layers in chunks
+    ]
+    actions = ranks[plan.pipeline_rank]
+    curve = held(actions, lambda action: sizes[action.chunk])
+    return actions[: curve.index(max(curve)) + 1]
+
+
+def _divided(row: Row, plan: Plan) -> Row:
+    """A counted state, divided among data-parallel ranks as the bill says; rounded up by elements."""
+    layout = plan.layout
+    element = 2 if row.term == "parameters" else 4
+    from_stage = {"parameters": 3, "gradients": 2}.get(row.term, 1)
+    if layout.zero_stage < from_stage:
+        return row
+    ranks = layout.data_parallel_size * layout.context_parallel_size
+    return Row(row.term, element * -(-row.bytes // element // ranks), source=f"{row.source}, divided by {ranks}")

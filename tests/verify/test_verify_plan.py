@@ -1,0 +1,103 @@
+"""Plans of every axis that this library runs, emulated: every line of their bills is what is counted."""
+
+from dataclasses import replace
+
+import pytest
+from rich.console import Console
+
+from actmem.config import ConfigError, ModelShape
+from actmem.models import PAPER_MODELS
+from actmem.plan.hardware import GIBIBYTE, Cluster
+from actmem.plan.known_models import planned_model_of
+from actmem.plan.layout import Layout
+from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.rank_bill import rank_bill
+from actmem.plan.search import Plan, find_plans
+from actmem.plan.seconds import StepSeconds
+from actmem.rows import compare
+from actmem.verify.verify_plan import chunks_of, count_peak, verify_plan
+from actmem.verify.verify_report import report_verification
+
+#: Small, with all sizes different; 7 layers can't be spread evenly over 2 or 4 ranks.
+SMALL = PlannedGPT("small", ModelShape(64, 1, 96, 8, num_layers=8, vocab_size=256))
+ODD = PlannedGPT("odd", ModelShape(64, 1, 96, 8, num_layers=7, vocab_size=256))
+NO_TIME = StepSeconds(0, 0, 0, 0, 0, 0, 0)
+
+
+def plan(layout, recompute="none", n=16, rank=0, whole=0):
+    return Plan(layout, recompute, whole, 1.0, n, rank, 0, NO_TIME)
+
+
+CASES = {
+    "one device": (SMALL, plan(Layout(sequence_parallel=False))),
+    "tensor": (SMALL, plan(Layout(1, 4, sequence_parallel=False), "selective")),
+    "tensor and sequence": (SMALL, plan(Layout(1, 8), "elementwise")),
+    "larger microbatches": (SMALL, plan(Layout(1, 2, micro_batch_size=3), "full")),
+    "pipeline, first": (SMALL, plan(Layout(1, 2, 4), "none")),
+    "pipeline, second": (SMALL, plan(Layout(1, 2, 4), "selective", rank=1)),
+    "pipeline, last": (SMALL, plan(Layout(1, 2, 4), "elementwise", rank=3)),
+    "few microbatches": (SMALL, plan(Layout(1, 2, 4), "none", n=2)),
+    "chunks, first": (SMALL, plan(Layout(1, 2, 2, num_model_chunks=2), "none")),
+    "chunks, last": (SMALL, plan(Layout(1, 2, 2, num_model_chunks=4), "full", rank=1)),
+    "appendix C": (SMALL, plan(Layout(1, 2, 4), "selective", whole=3)),
+    "data parallel": (SMALL, plan(Layout(4, 2, zero_stage=0), "selective")),
+    "ZeRO-1": (SMALL, plan(Layout(3, 2, zero_stage=1), "none")),
+    "ZeRO-2": (SMALL, plan(Layout(5, 2, zero_stage=2), "none")),
+    "ZeRO-3": (SMALL, plan(Layout(7, 2, zero_stage=3), "none")),
+    "uneven, first": (ODD, plan(Layout(1, 2, 4), "selective")),
+    "uneven, second": (ODD, plan(Layout(1, 2, 4), "selective", rank=1)),
+    "uneven, last": (ODD, plan(Layout(1, 2, 4), "none", rank=3)),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_line_is_what_is_counted(case):
+    comparison = verify_plan(*CASES[case])
+    assert comparison.exact, comparison.describe()
+    assert {"parameters", "gradients", "Adam first moment"} <= {match.term for match in comparison.matched}
+
+
+def test_a_plan_of_the_largest_model_as_the_search_finds_it():
+    model, paper = planned_model_of("1t"), PAPER_MODELS["1T"]
+    found = find_plans(
+        model, Cluster(paper.num_devices, 80 * GIBIBYTE), paper.global_batch_size, 30, {"num_model_chunks": 1}
+    )
+    chosen = max(found.plans, key=lambda each: each.layout.pipeline_parallel_size)
+    comparison = verify_plan(model, chosen)
+    assert comparison.exact, comparison.describe()
+
+
+def test_a_wrong_line_is_found(monkeypatch):
+    model, one = CASES["tensor"]
+    monkeypatch.setattr(PlannedGPT, "last_rows", lambda *args: [])
+    comparison = verify_plan(model, one)
+    assert {"logits (float32)", "target ids"} < {match.term for match in comparison.extra}
+    assert report_verification(Console(quiet=True), model, one) is False
+
+
+@pytest.mark.parametrize("p", [2, 4])
+def test_chunks_are_the_models_layers_once(p):
+    for model in (SMALL, ODD):
+        of_ranks = [chunks_of(model, plan(Layout(1, 1, p, sequence_parallel=False), rank=rank)) for rank in range(p)]
+        assert [layer for chunks in of_ranks for chunk in chunks for layer in chunk] == list(range(model.num_layers))
+
+
+@pytest.mark.parametrize("case", ["one device", "tensor and sequence", "pipeline, second", "appendix C"])
+def test_the_transient_is_counted_beside_its_estimate(case):
+    model, one = CASES[case]
+    peak = count_peak(model, one)
+    assert peak.counted_bytes > 0
+    assert 0.5 < peak.predicted_bytes / peak.counted_bytes < 2
+    assert count_peak(*CASES["chunks, first"]) is None
+
+
+def test_a_model_that_this_library_cannot_run():
+    with pytest.raises(ConfigError, match="verify: this library runs no stage of llama3-8b yet"):
+        verify_plan(planned_model_of("llama3-8b"), plan(Layout(8, zero_stage=3)))
+
+
+def test_the_bill_of_another_layout_does_not_agree():
+    model, one = CASES["tensor and sequence"]
+    other = rank_bill(model, replace(one.layout, sequence_parallel=False), "elementwise", 16, 0, device_type="cpu")
+    own = rank_bill(model, one.layout, "elementwise", 16, 0, device_type="cpu")
+    assert not compare(own.parts["activations"], other.parts["activations"]).exact

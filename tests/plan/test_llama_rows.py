@@ -50,8 +50,8 @@ def test_without_sequence_parallelism_norms_and_inputs_stay_whole():
     )
     larger = {term for term in whole if whole[term] == 4 * cut[term]}
     assert larger == {
-        "norm 1 input", "norm 1 statistic", "QKV projection input",
-        "norm 2 input", "norm 2 statistic", "gate and up input",
+        "norm 1 input", "norm 1 statistics", "QKV projection input",
+        "norm 2 input", "norm 2 statistics", "gate and up input",
     }  # fmt: skip
     assert all(whole[term] == cut[term] for term in whole.keys() - larger)
 
@@ -60,7 +60,7 @@ def test_more_ranks_than_key_heads_hold_copies():
     d, s = LLAMA.decoder, 1024
     eight, sixteen = (by_term(llama_layer_rows(d, Layout(tensor_parallel_size=t), s)) for t in (8, 16))
     assert sixteen["K"] == eight["K"] and 2 * sixteen["Q"] == eight["Q"]
-    with pytest.raises(ConfigError, match="num_key_value_heads: 6 must be divisible by tensor_parallel_size = 4"):
+    with pytest.raises(ConfigError, match="num_key_value_heads: 6 must divide tensor_parallel_size = 4"):
         llama_layer_rows(Decoder(768, 3072, 1, 12, 6, 100), Layout(tensor_parallel_size=4), 1024)
 
 

@@ -7,10 +7,12 @@ from rich.console import Console
 
 from actmem.config import ConfigError, ModelShape
 from actmem.models import PAPER_MODELS
+from actmem.plan.decoder import Decoder
 from actmem.plan.hardware import GIBIBYTE, Cluster
 from actmem.plan.known_models import planned_model_of
 from actmem.plan.layout import Layout
 from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.rank_bill import rank_bill
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.seconds import StepSeconds
@@ -21,6 +23,7 @@ from actmem.verify.verify_report import report_verification
 #: Small, with all sizes different; 7 layers can't be spread evenly over 2 or 4 ranks.
 SMALL = PlannedGPT("small", ModelShape(64, 1, 96, 8, num_layers=8, vocab_size=256))
 ODD = PlannedGPT("odd", ModelShape(64, 1, 96, 8, num_layers=7, vocab_size=256))
+LLAMA = PlannedLlama("llama", Decoder(128, 352, 4, 8, 4, 257), 64)
 NO_TIME = StepSeconds(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -47,6 +50,14 @@ CASES = {
     "uneven, first": (ODD, plan(Layout(1, 2, 4), "selective")),
     "uneven, second": (ODD, plan(Layout(1, 2, 4), "selective", rank=1)),
     "uneven, last": (ODD, plan(Layout(1, 2, 4), "none", rank=3)),
+    "llama, one device": (LLAMA, plan(Layout(sequence_parallel=False))),
+    "llama, tensor": (LLAMA, plan(Layout(1, 2, sequence_parallel=False), "elementwise")),
+    "llama, more ranks than key heads": (LLAMA, plan(Layout(1, 8), "none")),
+    "llama, pipeline": (LLAMA, plan(Layout(1, 2, 2, 3), "full")),
+    "llama, last": (LLAMA, plan(Layout(2, 2, 2), "elementwise", rank=1)),
+    "llama, chunks": (LLAMA, plan(Layout(1, 4, 2, num_model_chunks=2), "none", rank=1)),
+    "llama, appendix C": (LLAMA, plan(Layout(1, 2, 4), "elementwise", whole=2)),
+    "llama, ZeRO-3": (LLAMA, plan(Layout(3, 2, zero_stage=3), "none")),
 }
 
 
@@ -92,8 +103,18 @@ def test_the_transient_is_counted_beside_its_estimate(case):
 
 
 def test_a_model_that_this_library_cannot_run():
-    with pytest.raises(ConfigError, match="verify: this library runs no stage of llama3-8b yet"):
-        verify_plan(planned_model_of("llama3-8b"), plan(Layout(8, zero_stage=3)))
+    with pytest.raises(ConfigError, match="verify: this library runs no stage of qwen3-32b yet"):
+        verify_plan(planned_model_of("qwen3-32b"), plan(Layout(8, zero_stage=3)))
+    with pytest.raises(ConfigError, match="verify: this library runs no context parallelism yet"):
+        verify_plan(LLAMA, plan(Layout(context_parallel_size=2)))
+
+
+@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b"])
+def test_one_layer_a_rank_of_each_llama(name):
+    model = planned_model_of(name)
+    p = {"llama3-8b": 32, "llama3-70b": 80, "llama3-405b": 126}[name]
+    comparison = verify_plan(model, plan(Layout(1, 8, p), "elementwise", n=3, rank=p - 1))
+    assert comparison.exact, comparison.describe()
 
 
 def test_the_bill_of_another_layout_does_not_agree():

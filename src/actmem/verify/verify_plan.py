@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 
 from actmem.checks import ConfigError
+from actmem.config import padded_vocab_size
 from actmem.formulas.microbatches import moving_window
 from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
 from actmem.measure.emulate import emulated_rank
@@ -21,12 +22,15 @@ from actmem.measure.one_stage import measure_stage
 from actmem.measure.rank_states import measure_states
 from actmem.measure.stage_peak import measure_stage_peak
 from actmem.model.gpt import GPT
-from actmem.parallel.groups import tensor_parallel
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.planned_model import PlannedModel
 from actmem.plan.rank_bill import rank_bill, stage_layers
 from actmem.plan.search import Plan
 from actmem.rows import Comparison, Row, compare, total
+from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 
 #: Parts of a bill that an emulated rank holds; buffers and the transient are not among them.
 COUNTED_PARTS = ("weights", "gradients", "optimizer states", "activations", "logits and loss")
@@ -37,9 +41,8 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
 
     Raises ConfigError on a model that this library can't run.
     """
-    if not isinstance(model, PlannedGPT):
-        raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
     layout, rank = plan.layout, plan.pipeline_rank
+    _check_runs(model, plan)
     whole = plan.whole_microbatches if rank == 0 else 0
     bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, whole, device_type="cpu")
     predicted = [row for part in COUNTED_PARTS for row in bill.parts[part]]
@@ -47,13 +50,42 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
     window = set(moving_window(actions, whole)) if whole else set()
-    shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
+    steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
     with emulated_rank(layout.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=layout.sequence_parallel)
-        steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
-        measured = measure_stage(shape, tp, chunks, steps, recompute=plan.recompute, whole=window)
-        states = measure_states([GPT(shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks])
+        measured, states = _counted(model, plan, tp, chunks, steps, window)
     return compare(predicted, measured + [_divided(row, plan) for row in states])
+
+
+def _check_runs(model: PlannedModel, plan: Plan) -> None:
+    """Raise ConfigError on what this library has no layer for."""
+    llama = isinstance(model, PlannedLlama) and not model.decoder.qk_norm and not model.decoder.tied_embeddings
+    if not isinstance(model, PlannedGPT) and not llama:
+        raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
+    if plan.layout.context_parallel_size > 1:
+        raise ConfigError("verify", "this library runs no context parallelism yet; fix it with --context 1")
+
+
+def _counted(
+    model: PlannedModel, plan: Plan, tp: TensorParallel, chunks: list[range], steps: list[tuple], window: set
+) -> tuple[list[Row], list[Row]]:
+    """Rows of what autograd keeps, and of the states, on the emulated rank."""
+    layout = plan.layout
+    if isinstance(model, PlannedGPT):
+        shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
+        measured = measure_stage(shape, tp, chunks, steps, recompute=plan.recompute, whole=window)
+        return measured, measure_states([GPT(shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks])
+    assert isinstance(model, PlannedLlama)
+    llama = own_llama_shape(model.decoder, layout, model.seq_length)
+    vocab_size = padded_vocab_size(model.decoder.vocab_size, tp.size, multiple=1)
+
+    def parts_of(mode: str) -> list[LlamaStage]:
+        sizes = llama, model.num_layers, vocab_size
+        return [LlamaStage(*sizes, layers, tp, mode, dtype=torch.bfloat16) for layers in chunks]
+
+    parts = parts_of(plan.recompute)
+    measured = measure_llama_stage(parts, parts_of("none") if window else [], steps, window)
+    return measured, measure_states(parts)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,97 @@
+"""A pipeline stage of today's decoder: this library's own layers between the paper's embedding, output layer and loss."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from actmem.llama_shape import LlamaShape
+from actmem.measure.ledger import SavedTensor, record
+from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
+from actmem.model.gpt import OutputLayer
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
+from actmem.parallel.weights import ParallelModule
+from actmem.recipes import Recompute
+from actmem.rows import Row, merge
+from actmem.today.llama import LlamaLayer, RMSNorm
+
+
+class LlamaStage(ParallelModule):
+    """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
+
+    The output layer has a weight of its own.  Token ids ``[b, s]`` or activations come in; activations,
+    or on the last part the loss, go out.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        num_layers: int,
+        vocab_size: int,
+        layers: range,
+        tp: TensorParallel,
+        recompute: Recompute | str = "none",
+        **factory,
+    ):
+        super().__init__()
+        self.shape, self.tp, self.vocab_size = shape, tp, vocab_size
+        self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
+        if self.is_first:
+            self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
+        made = (LlamaLayer(shape, tp, recompute=recompute, seed=i, **factory) for i in layers)
+        self.layers = nn.ModuleList(made)
+        if self.is_last:
+            self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
+            self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)
+            self.output, self.cross_entropy = OutputLayer(tp), VocabParallelCrossEntropy(tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            x = self.words(x.t())
+        for layer in self.layers:
+            x = layer(x)
+        if self.is_last:
+            logits = self.output(self.final_norm(x), self.head.weight)
+            targets = torch.randint(0, self.vocab_size, (logits.shape[1], logits.shape[0]))
+            x = self.cross_entropy(logits, targets.t())
+        return x
+
+    def stage_input(self, dtype: torch.dtype) -> Tensor:
+        """What arrives: token ids, or random activations of the stage before."""
+        s, b = self.shape.seq_length, self.shape.micro_batch_size
+        if self.is_first:
+            return torch.randint(0, self.vocab_size, (b, s))
+        own = s // self.tp.size if self.tp.sequence_parallel else s
+        return torch.randn(own, b, self.shape.hidden_size, dtype=dtype, requires_grad=True)
+
+
+def measure_llama_stage(
+    parts: list[LlamaStage],
+    whole_parts: list[LlamaStage],
+    actions: Iterable[tuple[str, int, int]],
+    whole: Iterable[tuple[int, int]] = (),
+    dtype: torch.dtype = torch.bfloat16,
+) -> list[Row]:
+    """What the rank keeps after the last of ``actions``, as ``measure_stage`` counts it for the paper's model."""
+    held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
+    window = set(whole)
+    for kind, chunk, microbatch in actions:
+        if kind == "B":
+            del held[chunk, microbatch]
+            continue
+        part = (whole_parts if (chunk, microbatch) in window else parts)[chunk]
+        with record(part) as ledger:
+            output = part(part.stage_input(dtype))
+        held[chunk, microbatch] = output, rows_by_term(ledger.saved, _stage_term)
+    return merge(row for _, rows in held.values() for row in rows)
+
+
+def _stage_term(saved: SavedTensor) -> str:
+    if saved.module.startswith("layers."):
+        return llama_term_name(saved)
+    if saved.module == "final_norm":
+        return "final RMSNorm input" if saved.argument else "final RMSNorm statistic"
+    return term_name(saved)

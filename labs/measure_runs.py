@@ -1,7 +1,8 @@
 """python labs/measure_runs.py
 
 GPU runs that others published, with the peak that each logged, beside the peak that we predict from what
-the framework's code keeps: 18 runs of a 1.1B Llama under nanotron. No constant is fitted to them.
+the framework's code keeps: 18 runs of a 1.1B Llama under nanotron, and of torchtitan's table what we can
+count. No constant is fitted to them. Then published step times beside those of the planner's time model.
 Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. No GPU needed.
 """
 
@@ -13,10 +14,10 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem_course.arguments import LabParser, add_json_argument
-from actmem_course.bench.measure_runs import measure_runs, predict_rows, read_rows, result_of_row
+from actmem_course.bench.measure_runs import measure_runs, predict_rows, read_rows, result_of_row, step_time_results
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.show.published_runs import parts_table, runs_figure, runs_table
+from actmem_course.show.published_runs import parts_table, reserved_table, runs_figure, runs_table, times_table
 
 
 @lab
@@ -35,26 +36,32 @@ def main() -> int:
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             raise ConfigError("started by torchrun", f"needs a single process: python labs/{parser.prog}")
         check_files(args, "json", "html")
+        times = []
         if args.rows:
             predicted = predict_rows(read_rows(args.rows))
             results = [result for row in predicted if (result := result_of_row(row))]
         else:
             results = measure_runs()
-            predicted = [as_json(result) for result in results]
+            times = step_time_results()
+            predicted = [as_json(result) for result in results + times]
 
     console = lab_console()
-    if results:
-        console.print(runs_table(results))
-        console.print(parts_table(results))
+    judged = [result for result in results if result.within_limit is not None]
+    if judged:
+        console.print(runs_table(judged))
+        console.print(parts_table(judged))
+    if reserved := [result for result in results if result.printed_kind == "reserved"]:
+        console.print(reserved_table(reserved))
+    if times:
+        console.print(times_table(times))
     if args.json:
         write_text(args.json, json.dumps(predicted, ensure_ascii=False, indent=1) + "\n")
-    if args.html and results:
+    if args.html and judged:
         from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
 
         with replacing(args.html) as beside:
-            write_page(runs_figure(results), beside)
+            write_page(runs_figure(judged), beside)
         console.print(f"wrote {args.html}", highlight=False)
-    judged = [result for result in results if result.within_limit is not None]
     good = [result for result in judged if result.within_limit]
     if judged:
         worst = max(abs(result.difference_percent or 0) for result in judged)
@@ -69,8 +76,11 @@ def main() -> int:
 
 
 def as_json(result) -> dict:
-    """All fields and the two computed ones."""
-    return {**asdict(result), "difference_percent": result.difference_percent, "within_limit": result.within_limit}
+    """All fields and the computed ones."""
+    computed = {"difference_percent": result.difference_percent}
+    if hasattr(result, "within_limit"):
+        computed["within_limit"] = result.within_limit
+    return {**asdict(result), **computed}
 
 
 if __name__ == "__main__":

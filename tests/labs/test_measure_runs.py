@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from actmem.plan.published import NANOTRON_RUNS
+from actmem.models import PAPER_MODELS
+from actmem.plan.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from actmem_course import launch
 from tests.labs.in_process import lab_exit
 
@@ -17,7 +18,11 @@ def test_all_runs_as_a_table_json_and_a_page(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
     results = json.loads(path.read_text(encoding="utf-8"))
-    nanotron = [result for result in results if result["framework"] == "nanotron"]
+    nanotron = [result for result in results if result.get("framework") == "nanotron"]
+    titan = [result for result in results if result.get("framework") == "torchtitan"]
+    times = [result for result in results if "source" in result]
+    assert len(titan) == len(TITAN_RUNS) and all(result["note"] for result in titan)
+    assert len(times) >= 2 * len(PAPER_MODELS) + len(LLAMA3_RUNS)
     assert len(nanotron) == len(NANOTRON_RUNS) == 18
     assert all(abs(result["difference_percent"]) < 0.1 and result["within_limit"] for result in nanotron)
     assert "plotly" in page.read_text(encoding="utf-8")

@@ -38,6 +38,11 @@ _MAKERS: dict[str, Callable[[], PlannedModel]] = {
 }
 
 
+def known_decoder(name: str) -> Decoder:
+    """The sizes of a decoder by its name in ``known_names``."""
+    return _DECODERS[name][0]
+
+
 def known_names() -> list[str]:
     """Every name that ``planned_model_of`` takes."""
     return list(_MAKERS)

@@ -129,19 +129,26 @@ def _all_layouts(model: PlannedModel, cluster: Cluster, global_batch_size: int) 
 
 
 def find_plans(
-    model: PlannedModel, cluster: Cluster, global_batch_size: int, keep: int = 10, fixed: Mapping[str, int] = {}
+    model: PlannedModel,
+    cluster: Cluster,
+    global_batch_size: int,
+    keep: int = 10,
+    fixed: Mapping[str, int] = {},
+    windows: bool = True,
 ) -> Found:
     """Search all layouts.  keep: how many plans, and refused layouts, to return.  fixed: see ``layouts``.
+
+    windows: whether microbatches may keep everything where there is room (appendix C).
 
     Deterministic.  Raises ConfigError if no layout has the given GPUs and batch.
     """
     check_size("global_batch_size", global_batch_size)
-    return _Search(model, cluster, global_batch_size).run(keep, fixed)
+    return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
 
 
 class _Search:
-    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int):
-        self.model, self.cluster, self.batch = model, cluster, global_batch_size
+    def __init__(self, model: PlannedModel, cluster: Cluster, global_batch_size: int, windows: bool):
+        self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows
         self.counted = 0
         self.unfit: dict[str, int] = {}
         # Keyed by what each depends on; the layout itself is looked up in ``self._of``.
@@ -258,7 +265,7 @@ class _Search:
     def _whole(self, layout: Layout, inner: tuple, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
         """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
         more = self._kept(inner, "none") - self._kept(inner, recompute)
-        if recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
+        if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
             return 0, float(recompute != "none")
         flight, layers, _ = flights(self.model.num_layers, layout.pipeline_parallel_size, 1, n, 0)
         whole = min(flight, (self.cluster.usable_bytes - sizes[0]) // (more * layers))

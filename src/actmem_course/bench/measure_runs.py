@@ -7,17 +7,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actmem.checks import ConfigError, check_size, shown
+from actmem.formulas.paper import TABLE5
+from actmem.models import PAPER_MODELS
 from actmem.plan.bill import Bill
+from actmem.plan.known_models import known_decoder, planned_model_of
 from actmem.plan.layout import Layout
 from actmem.plan.nanotron import nanotron_peak
 from actmem.plan.published import (
+    LLAMA3_RUNS,
     NANOTRON_GLOBAL_BATCH,
     NANOTRON_MODEL,
     NANOTRON_RUNS,
     NANOTRON_SEQ_LENGTH,
+    TITAN_RUNS,
     NanotronRun,
+    TitanRun,
 )
-from actmem_course.results import RunResult
+from actmem.plan.step_times import predicted_seconds
+from actmem.plan.titan import titan_bill
+from actmem_course.results import RunResult, StepTimeResult
 
 MIB = 2**20
 #: How far apart a nanotron run's printed and predicted peak may be.
@@ -49,9 +57,94 @@ def nanotron_result(run: NanotronRun) -> RunResult:
     )
 
 
+def titan_result(run: TitanRun) -> RunResult:
+    """One torchtitan run: what we count at the loss's backward beside what its allocator reserved; no limit."""
+    sizes = [f"DP {run.data_parallel_size}"]
+    for name, size in (
+        ("CP", run.context_parallel_size),
+        ("TP", run.tensor_parallel_size),
+        ("PP", run.pipeline_parallel_size),
+    ):
+        sizes += [f"{name} {size}"] if size > 1 else []
+    what = f"{run.model.removeprefix('llama3-')}, {' '.join(sizes)}, s {run.seq_length}, {run.recompute}"
+    setting = what + (f", {run.changed}" if run.changed else "")
+    layout = Layout(
+        run.data_parallel_size,
+        run.tensor_parallel_size,
+        run.pipeline_parallel_size,
+        run.local_batch_size,
+        context_parallel_size=run.context_parallel_size,
+        sequence_parallel=run.tensor_parallel_size > 1,
+        zero_stage=3,
+    )
+    printed = run.reserved_gib * 2**10
+    if run.recompute == "selective" and run.changed:
+        return RunResult(
+            "torchtitan", setting, printed, "reserved", None, note="the compiler decides what a block keeps"
+        )
+    try:
+        bill = titan_bill(known_decoder(run.model), layout, run.seq_length, run.recompute)
+    except ConfigError as error:
+        return RunResult("torchtitan", setting, printed, "reserved", None, note=error.rule)
+    note = "counted at the loss's backward"
+    return RunResult(
+        "torchtitan", setting, printed, "reserved", bill.bytes / MIB, bill.moment, bill.by_part(), note=note
+    )
+
+
 def measure_runs() -> list[RunResult]:
     """All published runs."""
-    return [nanotron_result(run) for run in NANOTRON_RUNS]
+    return [*map(nanotron_result, NANOTRON_RUNS), *map(titan_result, TITAN_RUNS)]
+
+
+def step_time_results() -> list[StepTimeResult]:
+    """Published step times beside the planner's: the paper's table 5, the Llama 3 report, torchtitan's eager 8B."""
+    results = []
+    for name, time in TABLE5.items():
+        paper = PAPER_MODELS[name]
+        own = paper.parallel
+        sizes = {
+            "tensor_parallel_size": own.tensor_parallel_size,
+            "pipeline_parallel_size": own.pipeline_parallel_size,
+            "num_model_chunks": own.num_model_chunks,
+            "micro_batch_size": paper.shape.micro_batch_size,
+            "sequence_parallel": True,
+        }
+        model = planned_model_of(name)
+        for printed, mode in ((time.seconds, "selective"), (time.full_recompute_seconds, "full")):
+            wanted = {**sizes, "sequence_parallel": mode == "selective"}
+            seconds = predicted_seconds(model, paper.num_devices, "a100", paper.global_batch_size, mode, wanted)
+            results.append(StepTimeResult("2205.05198 table 5", f"{name}, {mode}", "s", printed, seconds))
+    for run in LLAMA3_RUNS:
+        model = planned_model_of("llama3-405b").with_sequence(run.seq_length)
+        batch = run.data_parallel_size * run.batch_per_data_rank
+        sizes = {
+            "tensor_parallel_size": 8,
+            "pipeline_parallel_size": 16,
+            "context_parallel_size": run.context_parallel_size,
+            "micro_batch_size": 1,
+            "zero_stage": 2,
+            "sequence_parallel": True,
+        }
+        seconds = predicted_seconds(model, run.gpus, "h100", batch, "none", sizes)
+        rate = model.model_flops(batch) / seconds / run.gpus / 1e12
+        setting = f"405B, {run.gpus} GPUs, CP {run.context_parallel_size}, s {run.seq_length}, 1F1B"
+        results.append(StepTimeResult("2407.21783 table 4", setting, "TFLOP/s", run.tflops, rate))
+    for titan in TITAN_RUNS:
+        if titan.recompute == "selective" and not titan.changed:
+            model = planned_model_of(titan.model).with_sequence(titan.seq_length)
+            batch = titan.data_parallel_size * titan.local_batch_size
+            sizes = {
+                "tensor_parallel_size": 1,
+                "pipeline_parallel_size": 1,
+                "context_parallel_size": 1,
+                "zero_stage": 3,
+            }
+            seconds = predicted_seconds(model, titan.gpus, "h100", batch, "elementwise", sizes)
+            rate = titan.seq_length * batch / seconds / titan.gpus
+            setting = f"8B, {titan.gpus} GPUs, FSDP, elementwise for selective"
+            results.append(StepTimeResult("torchtitan", setting, "tokens/s", titan.tokens_per_second, rate))
+    return results
 
 
 def read_rows(path: Path) -> list[dict]:

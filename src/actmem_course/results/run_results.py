@@ -38,3 +38,19 @@ class RunResult:
         if self.limit_percent is None or self.difference_percent is None:
             return None
         return abs(self.difference_percent) <= self.limit_percent
+
+
+@dataclass(frozen=True)
+class StepTimeResult:
+    """One published step time, in the unit of its source, and ours.  unit: "s", "TFLOP/s" of a GPU, or "tokens/s" of a GPU."""
+
+    source: str
+    setting: str
+    unit: str
+    printed: float
+    predicted: float
+
+    @property
+    def difference_percent(self) -> float:
+        """Predicted minus printed, in percent of the printed number."""
+        return 100 * (self.predicted / self.printed - 1)

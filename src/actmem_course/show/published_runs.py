@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from actmem_course.results import RunResult
+from actmem_course.results import RunResult, StepTimeResult
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.speed_table import plain_table
 from actmem_course.show.style import BLUE, INK, VERMILION
@@ -32,6 +32,31 @@ def runs_table(results: Sequence[RunResult], title: str = "Peak of one GPU, MiB"
             f"{r.difference_percent:+.3f}",
             style="bold red" if r.within_limit is False else "",
         )
+    return table
+
+
+def reserved_table(results: Sequence[RunResult]) -> Table:
+    """Runs that logged what their allocator reserved, in GiB: printed, what we count of it, and why no more."""
+    table = plain_table("torchtitan: GiB that the allocator reserved, and what we count of them")
+    table.add_column("run", overflow="fold")
+    for name in ("printed", "counted", "share"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for r in results:
+        share = "" if r.predicted_mib is None else f"{100 * r.predicted_mib / r.printed_mib:.0f}%"
+        counted = "-" if r.predicted_mib is None else f"{r.predicted_mib / _MIB_IN_GIB:.1f}"
+        table.add_row(f"{r.setting}: {r.note}", f"{r.printed_mib / _MIB_IN_GIB:.1f}", counted, share)
+    return table
+
+
+def times_table(results: Sequence[StepTimeResult]) -> Table:
+    """Published step times beside the planner's."""
+    table = plain_table("Step times: printed, and by the planner's time model")
+    table.add_column("run", overflow="fold")
+    for name in ("unit", "printed", "predicted", "%"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for r in results:
+        cells = (r.unit, f"{r.printed:,.2f}", f"{r.predicted:,.2f}", f"{r.difference_percent:+.1f}")
+        table.add_row(f"{r.source}: {r.setting}", *cells)
     return table
 
 

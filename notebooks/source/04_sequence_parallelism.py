@@ -20,7 +20,7 @@ from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
-from actmem_course.show.choices import choice, steps
+from actmem_course.show.choices import choice, play, steps
 from actmem_course.show.floor import sizes_of_t
 from actmem_course.show.gathered import gathered_lines
 from actmem_course.show.live import LiveFigure
@@ -116,14 +116,14 @@ print("softmax over s, cut along s:", "the same" if same(lambda part: part.softm
 # A reduce-scatter and an all-gather have replaced one all-reduce. Is that twice the communication? Look at how a ring of
 # ranks adds up a tensor. The tensor is cut into $t$ chunks; in each step every rank sends one chunk to its neighbour. A box
 # shows how many of the $t$ terms its sum has; an arrow goes from the rank that has just sent to the one that has received.
-# Move `step` with the arrow keys:
+# Play it, or move `step` with the arrow keys:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 Panel(
     lambda t, step: ring_step(t, step, payload),
     t=steps("t", "ranks", RANKS, 4),
-    step=steps("step", "of the ring", lambda t: steps_of_ring(t), 2),
+    step=play("step", "of the ring", lambda t: steps_of_ring(t), 2),
 )
 
 # %%

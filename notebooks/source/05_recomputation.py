@@ -24,13 +24,14 @@ from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.added_flops import added_flops
 from actmem_course.show.batch_payoff import batch_payoff
-from actmem_course.show.choices import slider, steps
+from actmem_course.show.choices import choice, play, slider, steps
 from actmem_course.show.memory_ladder import memory_ladder
 from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
 from actmem_course.show.rebuild_price import rebuild_price
 from actmem_course.show.recompute_trade import recompute_trade
 from actmem_course.show.reveal import Reveal
+from actmem_course.show.step_timeline import step_timeline, training_moments
 from actmem_course.show.style import size_text
 from actmem_course.show.text import saved_text, text_table
 
@@ -59,6 +60,20 @@ Reveal(
 # **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel ranks ·
 # `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs: one multiplication and one
 # addition for each of `nkm` terms.
+
+# %% [markdown]
+# ## One step, block by block
+#
+# Forward pushes each tensor that backward will read; backward pops them in reverse. Play one step of four GPT-3 layers.
+# Then let it recompute: the core's blocks are never pushed, and come back for one layer at a time, as a spike.
+
+# %%
+STEP = GPT3.with_sizes(num_layers=4)
+Panel(
+    lambda recompute, moment: step_timeline(STEP, moment, recompute),
+    recompute=choice("recompute", ("none", "selective", "full"), "none"),
+    moment=play("moment", "of the step", lambda recompute: range(len(training_moments(STEP, recompute))), 60),
+)
 
 # %% [markdown]
 # ## The lopsided trade

@@ -14,8 +14,9 @@ from typing import Any
 
 from actmem_course.show.style import size_text
 
-#: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox.
-RANGE, STOPS_ONLY, BUTTONS, SWITCH = LOOKS = ("range", "stops", "buttons", "switch")
+#: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
+#: slider that plays.
+RANGE, STOPS_ONLY, BUTTONS, SWITCH, PLAY = ("range", "stops", "buttons", "switch", "play")
 
 #: What the library's messages call the sizes, and the chapters' letters for them.
 LETTER_OF = {
@@ -56,6 +57,11 @@ def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, st
 def steps(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
     """A slider that stops at ``values`` only; arrow keys move it one stop."""
     return Control(f"{letter}: {meaning}", values, start, STOPS_ONLY)
+
+
+def play(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
+    """A slider with a button that moves it on by itself, one stop after the other."""
+    return Control(f"{letter}: {meaning}", values, start, PLAY)
 
 
 def choice(meaning: str, names: Sequence, start: Any) -> Control:

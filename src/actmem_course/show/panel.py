@@ -7,7 +7,7 @@ from typing import Any
 
 import ipywidgets
 
-from actmem_course.show.choices import BUTTONS, RANGE, SWITCH, Control, shown_value
+from actmem_course.show.choices import BUTTONS, PLAY, RANGE, SWITCH, Control, shown_value
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.line import Line
 from actmem_course.show.live import LiveFigure, mime_bundle
@@ -30,6 +30,18 @@ def widget_of(control: Control, options: list, value: Any) -> ipywidgets.ValueWi
     return ipywidgets.SelectionSlider(options=_named(options), continuous_update=True, **common)
 
 
+#: Between two stops of a slider that plays.
+_INTERVAL_MILLISECONDS = 450
+
+
+def player(slider: ipywidgets.SelectionSlider) -> ipywidgets.HBox:
+    """A slider, and buttons that move it on by themselves."""
+    buttons = ipywidgets.Play(min=0, max=len(slider.options) - 1, value=slider.index, interval=_INTERVAL_MILLISECONDS)
+    ipywidgets.link((buttons, "value"), (slider, "index"))
+    slider.observe(lambda change: setattr(buttons, "max", len(slider.options) - 1), "_options_labels")
+    return ipywidgets.HBox([slider, buttons], layout={"width": "100%"})
+
+
 def _named(options: list) -> list[tuple[str, Any]]:
     return [(shown_value(option), option) for option in options]
 
@@ -48,7 +60,8 @@ class Panel(ipywidgets.VBox):
         }
         self.message = Line()
         self.figures = [LiveFigure(drawing) for drawing in self.moves.drawings]
-        super().__init__([*self.controls.values(), self.message, *self.figures])
+        shown = [player(control) if controls[name].look == PLAY else control for name, control in self.controls.items()]
+        super().__init__([*shown, self.message, *self.figures])
         self.layout.width = "100%"
         self.add_class("actmem-panel")
         self._fitting = False

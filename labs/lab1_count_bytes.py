@@ -9,6 +9,11 @@ add --hint 1.1.
 All activations have 16 bits, dropout masks 1 byte an element.  Results are whole numbers.
 """
 
+if __name__ == "__main__":
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))
+
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -67,9 +72,3 @@ def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
     2205.05198 section 5.
     """
     raise NotImplementedError
-
-
-if __name__ == "__main__":
-    from actmem_course.judge import main
-
-    raise SystemExit(main(globals()))

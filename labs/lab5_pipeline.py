@@ -10,6 +10,11 @@ Ranks, microbatches, and the model chunks of a rank count from 0.  Every rank ru
 order; an action waits until its input has arrived.  A backward takes as long as two forwards.
 """
 
+if __name__ == "__main__":
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))
+
 from torch import Tensor
 
 
@@ -67,9 +72,3 @@ def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatche
     2205.05198 appendix C.
     """
     raise NotImplementedError
-
-
-if __name__ == "__main__":
-    from actmem_course.judge import main
-
-    raise SystemExit(main(globals()))

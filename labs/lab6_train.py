@@ -12,6 +12,11 @@ logits, model.loss(logits, targets) the mean loss of a batch, model.tp is that t
 A parameter that is cut among the ranks of tp has an attribute partition_dim, the dimension.
 """
 
+if __name__ == "__main__":
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))
+
 import math
 
 import torch
@@ -84,9 +89,3 @@ def train(shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int, 
     each, torch.optim.AdamW with LEARNING_RATE, and MAX_NORM.  2205.05198 section 6.
     """
     raise NotImplementedError
-
-
-if __name__ == "__main__":
-    from actmem_course.judge import main
-
-    raise SystemExit(main(globals()))

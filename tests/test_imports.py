@@ -34,6 +34,7 @@ COURSE = {
     f"actmem_course.{part}"
     for part in (
         "arguments",
+        "console",
         "copies",
         "cut",
         "files",

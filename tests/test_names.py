@@ -13,7 +13,6 @@ SOLUTIONS = SOURCE / "actmem_course" / "judge" / "solutions"
 #: Names that several files may define, and why.
 SHARED = {
     "main": "a command's entry point is called that",
-    "LAB": "the judge finds a lab's exercises under this name in its file",
     "FUNCTIONS": "a trace finds a file's autograd functions under this name",
 }
 

@@ -1,7 +1,7 @@
 """Cut a lab from its solution, so that the two have one source.
 
 A public function keeps its signature and docstring and loses its body; a private function or
-class goes; everything else stays.  The last lines, which call the judge, come from here: the judge
+class goes; everything else stays.  The lines that call the judge come from here: the judge
 imports the solutions, so they don't import the judge.  Whoever edits a solution runs ``python -m actmem_course.cut``
 after it: it writes labs/ anew, and leaves a file alone that somebody else has edited.
 """
@@ -15,8 +15,8 @@ from pathlib import Path
 
 from actmem_course.launch import LABS
 
-_LAST_LINES = """
-
+#: Above the imports: whoever runs the file is answered before torch is loaded, and the ranks load the file afresh.
+_JUDGE_LINES = """
 if __name__ == "__main__":
     from actmem_course.judge import main
 
@@ -53,7 +53,11 @@ def cut(solution: str) -> str:
         else:
             kept += lines[end_before:end]
     lab = "\n".join(kept) + "\n"
-    return lab if "\nif __name__ ==" in lab else lab + _LAST_LINES
+    if "\nif __name__ ==" in lab:
+        return lab
+    docstring = ast.parse(lab).body[0].end_lineno or 0
+    lines = lab.splitlines(keepends=True)
+    return "".join(lines[:docstring]) + _JUDGE_LINES + "".join(lines[docstring:])
 
 
 def _given(before: list[str]) -> bool:

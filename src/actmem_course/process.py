@@ -12,21 +12,12 @@ from functools import wraps
 from types import TracebackType
 
 import torch.distributed as dist
-from rich.console import Console
 
+from actmem_course.console import lab_console as lab_console  # labs take it from here
 from actmem_course.guard import Guard, done, leave, say
 
-#: Tables are made for this many columns; on a narrower screen the terminal wraps lines, and no digit is lost.
-LEAST_COLUMNS = 80
 #: Set, it shows the traceback of an error beside its line.
 TRACEBACK = "ACTMEM_TRACEBACK"
-
-
-def lab_console(**options) -> Console:
-    """What a lab prints its tables with."""
-    made = Console(**options)
-    made.width = max(LEAST_COLUMNS, made.width)
-    return made
 
 
 def lab(main: Callable[..., int]) -> Callable[..., int]:

@@ -118,7 +118,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         torch.cuda.set_device(gpu)
         dist.init_process_group("nccl", device_id=gpu, timeout=TIMEOUT)
     else:
-        _stay_on_this_host()
+        stay_on_this_host()
         dist.init_process_group("gloo", timeout=TIMEOUT)
     guard.store = connect("guard")
     try:
@@ -130,7 +130,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         Guard.current.stop()
 
 
-def _stay_on_this_host() -> None:
+def stay_on_this_host() -> None:
     """Where all ranks are on this host, let gloo listen for nobody else: on its loopback interface."""
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)

@@ -18,7 +18,7 @@ def test_solution_passes_with_exit_code_0_and_a_file(tmp_path):
     path = tmp_path / "verdicts.json"
     done = start(learner_file(tmp_path, LAB3), "--solution", "--only", "3.1,3.2", "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
-    verdicts = json.loads(path.read_text())
+    verdicts = json.loads(path.read_text())["verdicts"]
     assert [(v["exercise"], v["status"]) for v in verdicts] == [("3.1", "passed"), ("3.2", "passed")]
     assert verdicts[0].keys() == Verdict.__dataclass_fields__.keys()
     assert "2 of 2 passed" in done.stdout and "our solution, 2 ranks on cpu" in done.stdout
@@ -44,7 +44,7 @@ def test_something_to_do_is_exit_code_1(tmp_path):
     assert done.returncode == 1
     assert re.search(r"4\.1  checkpoint +not written yet  lab4_recompute.py:\d+", done.stdout)
     assert "0 of 1 passed" in done.stdout and f"next: 4.1, and for a hint: python {lab} --hint 4.1" in done.stdout
-    assert [v["status"] for v in json.loads(path.read_text())] == ["todo"]
+    assert [v["status"] for v in json.loads(path.read_text())["verdicts"]] == ["todo"]
 
 
 @pytest.mark.parametrize(

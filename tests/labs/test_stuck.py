@@ -39,7 +39,7 @@ def test_every_rank_ends_and_the_verdict_says_where(case, torchrun, tmp_path):
     file = learner_file(tmp_path, NAME, seconds=12, g=body + GATHER)
     done = start(file, "--only", "3.1,3.2", "--json", str(path), torchrun=torchrun)
     assert done.returncode == 1
-    first, second = json.loads(path.read_text())
+    first, second = json.loads(path.read_text())["verdicts"]
     assert (first["exercise"], first["status"]) == ("3.1", "wrong") and re.search(expected, first["diagnosis"]), first
     assert second["status"] == "todo" and "3.1 ended the ranks" in second["diagnosis"]
     assert "0 of 2 passed" in done.stdout and "Traceback" not in done.stdout

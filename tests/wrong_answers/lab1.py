@@ -45,7 +45,7 @@ def elements_for_bytes(seq_length, micro_batch_size, hidden_size, num_attention_
     return {term: size if "mask" in term else size // 2 for term, size in right.items()}
 
 
-@planted(LAB, "1.1", r"Q lacks the factor a|Q is .* kept|Q has the factor", size=1)
+@planted(LAB, "1.1", r"Q is divided by a, which it has nothing to do with", size=1)
 def q_of_one_head(seq_length, micro_batch_size, hidden_size, num_attention_heads):
     return with_terms(lambda s, b, h, a: {"Q": 2 * s * b * h // a})(
         seq_length, micro_batch_size, hidden_size, num_attention_heads
@@ -159,12 +159,12 @@ def x_twice(seq_length, micro_batch_size, hidden_size, feed_forward_size):
     return seq_length * micro_batch_size * (4 * hidden_size + 8 * feed_forward_size)
 
 
-@planted(LAB, "1.3", r"input of silu is left out", size=1)
+@planted(LAB, "1.3", r"one of four: the input of silu and its result", size=1)
 def without_the_input_of_silu(seq_length, micro_batch_size, hidden_size, feed_forward_size):
     return seq_length * micro_batch_size * (2 * hidden_size + 6 * feed_forward_size)
 
 
-@planted(LAB, "1.4", r"not more yet", size=1)
+@planted(LAB, "1.4", r"rounded, and there the core attention keeps no more", size=1)
 def rounded_down(hidden_size, num_attention_heads):
     return 34 * hidden_size // (5 * num_attention_heads)
 

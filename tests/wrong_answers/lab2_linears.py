@@ -11,7 +11,7 @@ from tests.wrong_answers.planted import planted
 LAB = "lab2_tensor_parallel"
 
 
-@planted(LAB, "2.3", r"own part only: x must enter through f")
+@planted(LAB, "2.3", r"f is missing: it belongs at the entry, once")
 def column_without_f(x, weight, bias, group):
     return F.linear(x, weight, bias)
 
@@ -41,7 +41,7 @@ def column_with_f_on_the_weight(x, weight, bias, group):
     return F.linear(f(x, group), f(weight, group), bias)
 
 
-@planted(LAB, "2.3", r"t times what it should be: it is all-reduced twice")
+@planted(LAB, "2.3", r"f comes twice")
 def column_with_f_twice(x, weight, bias, group):
     return F.linear(f(f(x, group), group), weight, bias)
 

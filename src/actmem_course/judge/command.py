@@ -1,47 +1,37 @@
-"""A lab's command line: judge, hint, solution, reward."""
+"""A lab's command line: judge, hint, solution, reward, watch.  Loads no torch: the ranks do."""
 
 from __future__ import annotations
 
-import io
 import os
 import sys
 import time
-import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from rich.text import Text
 
 from actmem.config import ConfigError, check_size
 from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
+from actmem_course.console import lab_console
 from actmem_course.copies import file_to_judge, typed
-from actmem_course.files import check_files, replacing
-from actmem_course.guard import leave
-from actmem_course.judge.catalogue import lab_name, load_lab, solutions_of
+from actmem_course.files import check_files
+from actmem_course.judge.catalogue import lab_name, load_lab
 from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.hints import next_hints
-from actmem_course.judge.judging import judge
+from actmem_course.judge.learner_progress import LearnerProgress, reading
+from actmem_course.judge.parent import RankParent, Stuck, signals_end
 from actmem_course.judge.report import Report
-from actmem_course.judge.verdict import PASSED, TODO, Verdict
-from actmem_course.judge.watchdog import Watchdog
-from actmem_course.judge.workbench import Bench
-from actmem_course.process import lab as lab_process
-from actmem_course.process import lab_console
-from actmem_course.rank_store import RanksLost, RankStore, connect
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
-from actmem_course.start import start_ranks
+from actmem_course.judge.verdict import PASSED, TODO, WRONG, Verdict
+
+#: Between two looks at the learner's file.
+_LOOK_SECONDS = 0.1
 
 
-@lab_process
 def main(functions: dict) -> int:
     """Judge the learner's file whose ``globals()`` are given.
 
     Returns the exit code: 0 all passed, 1 something to do.  Wrong use ends the process with 2.
     """
     script = Path(functions.get("__file__") or "a lab")
-    # torch 2.13 has new names for two collectives; the old ones are right, and the only ones before it.
-    warnings.filterwarnings("ignore", category=FutureWarning, message=".*is deprecated. Please use .*_single")
     doc = functions.get("__doc__") or ""
     with LabParser(prog=script.name).refusing():
         if not script.is_file():
@@ -53,57 +43,208 @@ def main(functions: dict) -> int:
         exercises = lab.choose([number for text in args.only or () for number in text.split(",")], "only")
         if args.hint is not None:
             _check_alone(args, parser)
-            return _hint(lab.choose([args.hint], "hint")[0])
+            return _hint(lab.choose([args.hint], "hint")[0], script)
         check_files(args, "json", "html")
-        if not args.solution:
-            _judge_the_copy(script)
-        if lab.one_process:
-            alone = Ranks(0, 1, _device(args), emulated=False)
-            return (
-                0
-                if int(os.environ.get("RANK", "0"))
-                else _judge_here(lab, exercises, args, functions, script, alone, RankStore())
+        if args.watch and (args.json or args.html or args.solution):
+            raise ConfigError(
+                "watch", "judges at each save and writes no files: leave --json, --html and --solution out"
             )
-        if "RANK" not in os.environ:
-            size = 2 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
-            return start_ranks(str(script), sys.argv[1:], size)
-        check_ranks(args, script.name)
+        size = _size(lab, args)
+        if int(os.environ.get("RANK", "0")):  # torchrun's other ranks: the first one starts all that it needs
+            return 0
+        if not args.solution:
+            script = _file(script)
+        device = _device(args, size)
+    judging = _Judging(lab, exercises, args, script, RankParent(size, device, alone=lab.one_process))
     try:
-        with ranks(args) as here:
-            code = _judge_here(lab, exercises, args, functions, script, here, connect("judge"))
-    except RanksLost:
-        time.sleep(10)  # the watchdog says what happened, and ends this process
-        leave(1)
-    # torchrun ends every rank as soon as one fails, so only the one that prints does.
-    return code if here.rank == 0 else 0
+        with signals_end(judging.parent):
+            code = judging.watch() if args.watch else judging.once()
+        sys.stdout.flush()
+    except BrokenPipeError:  # who read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return 1
+    except OSError as error:
+        print(f"{script.name}: cannot write {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+        return 1
+    return code
 
 
-def _judge_the_copy(script: Path) -> None:
-    """Go on as the learner's copy if that is what should be judged instead of ``script``."""
-    if os.environ.get("RANK", "0") != "0" and "TORCHELASTIC_RUN_ID" not in os.environ:
-        return
+class _Judging:
+    """One file, the ranks that judge it, and what is said of it."""
+
+    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, parent: RankParent):
+        self.lab, self.exercises, self.args, self.script, self.parent = lab, exercises, args, script, parent
+
+    def once(self) -> int:
+        """Judge, and measure if all has passed."""
+        report = self._report()
+        self._verdicts(report, changed_only=False)
+        passed = all(verdict.status == PASSED for verdict in report.verdicts)
+        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        report.end(f"(torchrun reports exit code 1 below; python {typed(self.script)} ends without it)" * torchrun)
+        if passed and self.exercises == self.lab.exercises and not self.args.verdicts_only:
+            self._measure(report)
+        self._remember(report)
+        report.write()
+        if passed:
+            return 0
+        tell_torchrun("nothing failed but the lab: its verdicts are above")
+        return 1
+
+    def watch(self) -> int:
+        """Judge whenever the file is saved, by ranks that stay; what has not changed since keeps its verdict."""
+        console = lab_console(highlight=False, emoji=False)
+        console.print(Text(f"watching {typed(self.script)}: save it and it is judged; Ctrl-C ends this", style="dim"))
+        before: tuple[int, int] | None = None
+        while True:
+            self.parent.start()
+            now = _stamp(self.script)
+            if now is None or now == before:
+                time.sleep(_LOOK_SECONDS)
+                continue
+            before, began = now, time.monotonic()
+            report = self._report()
+            self._verdicts(report, changed_only=True)
+            report.end()
+            self._remember(report)
+            console.print(Text(f"judged in {time.monotonic() - began:.1f} s", style="dim"))
+            sys.stdout.flush()
+
+    def _report(self) -> Report:
+        size, device = self.parent.size, self.parent.device
+        how = f"on {device}" if self.lab.one_process else f"{size} rank{'s' * (size > 1)} on {device}"
+        report = Report(self.lab, typed(self.script), size, json_file=self.args.json)
+        report.head(f"our solution, {how}" if self.args.solution else how)
+        return report
+
+    def _verdicts(self, report: Report, changed_only: bool) -> None:
+        command = {
+            "do": "judge",
+            "lab": self.lab.name,
+            "only": [exercise.number for exercise in self.exercises],
+            "solution": self.args.solution,
+            "changed_only": changed_only,
+        }
+        report.begin("starting" if not all(member.ready for member in self.parent.members) else "judging")
+        running: str | None = None
+        try:
+            for message in self.parent.ask(str(self.script.resolve()), **command):
+                if "begin" in message:
+                    running = message["begin"]
+                    report.begin(f"judging {running}")
+                elif "note" in message:
+                    report.note(message["note"])
+                elif "verdict" in message:
+                    report.show(Verdict(**message["verdict"]))
+                    running = None
+        except Stuck as stuck:
+            self.parent.end()
+            self._say_stuck(report, running, str(stuck))
+
+    def _say_stuck(self, report: Report, running: str | None, why: str) -> None:
+        """Make a verdict of a rank's end, for the exercise that it ended in, and say what is not judged."""
+        shown = {verdict.exercise for verdict in report.verdicts}
+        left = [exercise for exercise in self.exercises if exercise.number not in shown]
+        blamed = next((exercise for exercise in left if exercise.number == running), left[0] if left else None)
+        if blamed is None:
+            return
+        report.show(Verdict(blamed.number, blamed.function, WRONG, why))
+        for exercise in left:
+            if exercise is not blamed:
+                reason = f"not judged: {blamed.number} ended the ranks"
+                report.show(Verdict(exercise.number, exercise.function, TODO, reason))
+
+    def _measure(self, report: Report) -> None:
+        report.begin("measuring")
+        html = str(self.args.html.resolve()) if self.args.html else None
+        try:
+            for message in self.parent.ask(str(self.script.resolve()), do="measure", html=html):
+                report.note(message.get("note", ""))
+                if "reward" in message:
+                    report.reward = message["reward"]
+                    report.pause()
+                    if message["why"]:
+                        report.console.print(Text(message["why"]))
+        except Stuck as stuck:
+            report.pause()
+            report.console.print(Text(f"no measurement: {stuck}"))
+
+    def _remember(self, report: Report) -> None:
+        if self.args.solution:
+            return
+        progress = LearnerProgress(self.script)
+        progress.note(report.verdicts)
+        report.console.print(Text(progress.summary(), style="dim"), soft_wrap=True)
+        found = progress.next()
+        if found and found[0] is not self.lab and all(verdict.status == PASSED for verdict in report.verdicts):
+            lab, exercise = found
+            report.console.print(
+                Text(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}"), soft_wrap=True
+            )
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    """What changes when a file is saved; None while it isn't there."""
+    try:
+        state = path.stat()
+    except OSError:
+        return None
+    return state.st_mtime_ns, state.st_size
+
+
+def _size(lab: Lab, args) -> int:
+    """How many ranks.  Raises ConfigError if that doesn't fit to how this was started."""
+    if lab.one_process:
+        return 1
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        if args.ranks is not None:
+            raise ConfigError("ranks", "torchrun has started the ranks: leave one of them out")
+        return int(os.environ["WORLD_SIZE"])
+    return 2 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
+
+
+def _device(args, size: int) -> str:
+    """ "cpu" or "cuda".  Raises ConfigError without as many GPUs as ranks."""
+    if args.device == "cpu" or args.device == "auto" and not os.path.exists("/dev/nvidiactl"):
+        return "cpu"
+    import torch  # where there may be GPUs
+
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if args.device == "cuda" and not gpus:
+        raise ConfigError("device", "torch finds no CUDA GPU here")
+    if gpus and size > gpus:
+        raise ConfigError("device", f"{size} processes on this host but {gpus} GPUs: start {gpus}, or add --device cpu")
+    return "cuda" if gpus else "cpu"
+
+
+def _file(script: Path) -> Path:
+    """The learner's copy, if that is what should be judged instead of ``script``."""
     alone = "RANK" not in os.environ
     try:
         judged, remark = file_to_judge(script, may_write=alone)
     except OSError as error:  # a checkout that belongs to somebody else
         judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
-    if remark and (alone or "TORCHELASTIC_RUN_ID" in os.environ and os.environ["RANK"] == "0"):
+    if remark:
         print(remark, file=sys.stderr, flush=True)
-    if judged != script.resolve():
-        own = sys.orig_argv[1 : len(sys.orig_argv) - len(sys.argv)]  # Python's own options
-        os.execv(sys.executable, [sys.executable, *own, str(judged), *sys.argv[1:]])
+    return judged
 
 
 def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     parser = LabParser(prog=script, description=doc.partition("\n\n")[2] or lab.title)
     parser.add_argument("--hint", metavar="N", help="one more hint for exercise N, such as 2.1")
+    parser.add_argument("--watch", action="store_true", help="judge again at each save of the file, within a second")
     parser.add_argument(
         "--only", metavar="N", action="append", help="judge exercise N only (again, or N,M, for several)"
     )
     parser.add_argument("--solution", action="store_true", help="judge our solution instead of this file")
+    parser.add_argument("--verdicts-only", action="store_true", help="leave out the measurement that follows")
     add_json_argument(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the measurement as a figure (needs plotly)")
-    add_rank_arguments(parser, emulate=False, start=not lab.one_process)
+    if not lab.one_process:
+        parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 2)")
+    parser.add_argument(
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs if there are any"
+    )
     return parser
 
 
@@ -114,105 +255,11 @@ def _check_alone(args, parser: LabParser) -> None:
             raise ConfigError(name, "has no effect beside --hint: leave one of them out")
 
 
-def _hint(exercise: Exercise) -> int:
+def _hint(exercise: Exercise, script: Path) -> int:
     if int(os.environ.get("RANK", "0")) == 0:
         screen = lab_console(highlight=False, emoji=False)
         screen.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
-        for number, hint in enumerate(next_hints(exercise), 1):
+        hints: Sequence[str] = LearnerProgress(script).next_hints(exercise)
+        for number, hint in enumerate(hints, 1):
             screen.print(Text(f"{number} of {len(exercise.hints)}", style="dim"), Text(hint), sep="\n")
     return 0
-
-
-def _judge_here(
-    lab: Lab,
-    exercises: tuple[Exercise, ...],
-    args,
-    functions: dict,
-    script: Path,
-    here: Ranks,
-    store: RankStore,
-) -> int:
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        # When rank 0 ends with 1 the other ranks are ended: what a learner printed there must be out by then.
-        sys.stdout.reconfigure(line_buffering=True, write_through=False)
-    os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) ends with 0 and no verdict
-    if args.solution:
-        functions = solutions_of(lab.name)
-    report = Report(lab, typed(script), quiet=here.rank > 0, json_file=args.json)
-    b = Bench(functions, store, here.device)
-
-    def on_stuck(verdict: Verdict) -> None:
-        if here.rank:  # rank 0 is gone, so another one speaks
-            report.console.quiet = report.quiet = False
-        report.show(verdict)
-        judged = {shown.exercise for shown in report.verdicts}
-        for exercise in exercises:
-            if exercise.number not in judged:
-                reason = f"not judged: {verdict.exercise} ended the ranks"
-                report.show(Verdict(exercise.number, exercise.function, TODO, reason))
-        _end(report, script)
-
-    watchdog = Watchdog(connect("watchdog") if store.size > 1 else store, b.place, on_stuck)
-
-    def on_progress(text: str = "") -> None:
-        watchdog.progress()
-        report.note(text)
-
-    b.progress = on_progress
-    watchdog.start()
-    store.gather(None)  # nobody runs a learner's code before every rank can say what became of another
-    how = f"on {here.device}" if lab.one_process else f"{here.size} rank{'s' * (here.size > 1)} on {here.device}"
-    report.head(f"our solution, {how}" if args.solution else how)
-
-    def on_start(exercise: Exercise) -> None:
-        watchdog.begin(exercise)
-        report.begin(f"judging {exercise.number} {exercise.function}")
-
-    def on_verdict(verdict: Verdict) -> None:
-        watchdog.idle()
-        report.show(verdict)
-
-    verdicts = judge(lab, exercises, b, on_start, on_verdict)
-    passed = all(verdict.status == PASSED for verdict in verdicts)
-    _end(report, script)
-    if passed and lab.reward and exercises == lab.exercises:
-        _reward(lab.reward, b, report, watchdog, args)
-    watchdog.stop()
-    sys.stdout.flush()
-    return 0 if passed else 1
-
-
-def _reward(measure: Callable, b: Bench, report: Report, watchdog: Watchdog, args) -> None:
-    watchdog.begin(Exercise("", "the measurement", measure, (), seconds=300))
-    b.start("the measurement")
-    try:
-        report.begin("measuring")
-        reward = measure(b)
-    except Exception as error:  # all has passed; a failing measurement must not hide that
-        b.in_step.stop()
-        report.console.print(Text(f"no measurement: {type(error).__name__}: {error}"))
-        return
-    finally:
-        watchdog.idle()
-        report.pause()
-    if b.rank == 0:
-        reward.show(report.console)
-        if args.html:
-            with replacing(args.html) as beside:
-                reward.write_html(beside)
-
-
-def _device(args) -> str:
-    if args.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("device", "torch finds no CUDA GPU here")
-    return ("cuda" if torch.cuda.is_available() else "cpu") if args.device == "auto" else args.device
-
-
-def _end(report: Report, script: Path) -> None:
-    """The last of the verdicts.  Under torchrun, whose own report follows if something is left to do, say what that is."""
-    if "TORCHELASTIC_RUN_ID" not in os.environ:
-        report.end()
-        return
-    report.end(f"(torchrun reports exit code 1 below; python {typed(script)} ends without it)")
-    if any(verdict.status != PASSED for verdict in report.verdicts):
-        tell_torchrun("nothing failed but the lab: its verdicts are above")

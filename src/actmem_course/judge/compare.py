@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
+from itertools import islice
 
 import torch
 from torch import Tensor
@@ -34,13 +35,20 @@ def grad_of(tensor: Tensor) -> Tensor:
 
 
 def check_tensor(
-    what: str, found: object, expected: Tensor, mistakes: Mapping[str, Tensor] | None = None, t: int = 1
+    what: str,
+    found: object,
+    expected: Tensor,
+    mistakes: Mapping[str, Tensor] | None = None,
+    t: int = 1,
+    explain: Callable[[Tensor], list[str]] | None = None,
+    more: Iterable[tuple[str, Tensor]] = (),
 ) -> None:
     """Raise Wrong unless ``found`` is ``expected``.
 
     mistakes: diagnosis -> what a learner who makes that mistake gets.  The first that fits is
-    named; else the diagnosis says how ``found`` differs.  what: the subject of that sentence.
-    t: the number of ranks, for factors.
+    named; else what ``explain`` says of it ("is …"); else the first that fits of ``more`` mistakes, which
+    may take long to make; else the diagnosis says how ``found`` differs.
+    what: the subject of that sentence.  t: the number of ranks, for factors.
     """
     if found is None:
         raise Wrong(f"{what} is None" + (": is a return missing?" if "result" in what else ""))
@@ -53,10 +61,15 @@ def check_tensor(
         raise Wrong(f"{what} has dtype {_dtype(found)}; expected {_dtype(expected)}, as the input has")
     if close(found, expected):
         return
-    for diagnosis, value in (mistakes or {}).items():
-        # A hypothesis that equals the right answer (with one rank, say) explains nothing.
-        if close(found, value) and not close(value, expected):
-            raise Wrong(diagnosis)
+
+    # A hypothesis that equals the right answer (with one rank, say) explains nothing.
+    def fits(of: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
+        return (diagnosis for diagnosis, value in of if close(found, value) and not close(value, expected))
+
+    named = [*fits((mistakes or {}).items()), *(f"{what} {words}" for words in (explain(found) if explain else ()))]
+    named = named or list(islice(fits(more), 1))
+    if named:
+        raise Wrong(named[0], named[1:])
     raise Wrong(describe(what, found, expected, t))
 
 

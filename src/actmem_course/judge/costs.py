@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 from torch import Tensor
@@ -20,12 +21,16 @@ _SECONDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 10.0, 3, 15
 
 @dataclass(frozen=True)
 class Cost:
-    """What one call of a block costs a rank.  exchanged: payload bytes of forward and backward."""
+    """What one call of a block costs a rank.  exchanged: payload bytes of forward and backward.
+
+    milliseconds: of the fastest round.  noise: by which share of it the median round is slower.
+    """
 
     bytes: int
     collectives: int
     exchanged_bytes: int
     milliseconds: float
+    noise: float = 0.0
 
 
 def costs(
@@ -70,6 +75,7 @@ def costs(
             len(seen[name].collectives),
             sum(c.payload_bytes for c in seen[name].collectives),
             min(turn[name] for turn in turns),
+            median(turn[name] for turn in turns) / min(turn[name] for turn in turns) - 1,
         )
         for name in functions
     }
@@ -102,4 +108,5 @@ def compared(yours: Cost, ours: Cost, formula_bytes: int, exchanges: Sequence[Ex
 
 def time_measure(yours: Cost, ours: Cost) -> Measure:
     """How long a forward and a backward took."""
-    return Measure("forward + backward", "ms", {"yours": yours.milliseconds, "ours": ours.milliseconds})
+    times = {"yours": yours.milliseconds, "ours": ours.milliseconds}
+    return Measure("forward + backward", "ms", times, max(yours.noise, ours.noise))

@@ -1,43 +1,61 @@
-"""What a lab asks for."""
+"""What a lab asks for.  Loads no torch: a check is named here and loaded by the ranks."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from actmem.config import ConfigError
 
 
+def _named(place: str) -> Callable:
+    """The function that ``place`` names: "lab2_blocks:check_mlp" in lab_checks."""
+    module, _, function = place.partition(":")
+    return getattr(importlib.import_module(f"actmem_course.judge.lab_checks.{module}"), function)
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One function to write, and how it is judged.
 
-    check: called with a Bench; raises Wrong, or returns a remark or None.  hints: from a nudge to
-    nearly the answer.  seconds: a rank that works on it for longer is taken to be stuck.
-    takes_group: it is handed a process group, and is judged on several.
+    judged_by: where its check is.  hints: from a nudge to nearly the answer.  section: of the chapter to
+    read.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed
+    a process group, and is judged on several.
     """
 
     number: str
     function: str
-    check: Callable
+    judged_by: str
     hints: tuple[str, ...]
+    section: str = ""
     seconds: int = 30
     takes_group: bool = False
+
+    @property
+    def check(self) -> Callable:
+        """Called with a Bench; raises Wrong, or returns a remark or None."""
+        return _named(self.judged_by)
 
 
 @dataclass(frozen=True)
 class Lab:
     """A lab: its exercises in order, and what is measured once all are passed.
 
-    reward: called with a Bench on every rank, returns a Reward (see ``reward``).
-    one_process: it needs no ranks, so it is started without torchrun.
+    measured_by: where its reward is.  one_process: it needs no ranks.
     """
 
     name: str
     title: str
+    chapter: str
     exercises: tuple[Exercise, ...]
-    reward: Callable | None = None
+    measured_by: str
     one_process: bool = False
+
+    @property
+    def reward(self) -> Callable:
+        """Called with a Bench on every rank, returns a Reward (see ``reward``)."""
+        return _named(self.measured_by)
 
     def choose(self, numbers: list[str], argument: str) -> tuple[Exercise, ...]:
         """The exercises of these numbers, all if there are none.  Raises ConfigError on an unknown number."""

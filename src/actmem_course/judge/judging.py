@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actmem_course.judge.catalogue import solutions_of
 from actmem_course.judge.exercise import Exercise, Lab
@@ -23,14 +23,15 @@ def judge(
     b: Bench,
     on_start: Callable[[Exercise], None] = lambda exercise: None,
     on_verdict: Callable[[Verdict], None] = lambda verdict: None,
+    passed: set[str] | None = None,
 ) -> list[Verdict]:
-    """Verdicts of ``exercises`` in order; every rank gets the same.
+    """Verdicts of ``exercises`` in order; every rank gets the same.  passed: functions known to be right, added to.
 
     An exercise that fails is tried again with our own functions in place of the others that have
     not passed: what then passes only waits for them, and what fails is to blame itself.
     """
     verdicts: list[Verdict] = []
-    passed: set[str] = set()
+    passed = set() if passed is None else passed
     for exercise in exercises:
         on_start(exercise)
         verdict = judge_one(exercise, b)
@@ -70,6 +71,11 @@ def judge_one(exercise: Exercise, b: Bench) -> Verdict:
         return Verdict(exercise.number, exercise.function, ERROR, "every rank was waiting for another")
     blamed = [outcome for outcome in outcomes if outcome.status == worst.status]
     diagnosis = worst.diagnosis
+    if any(outcome.others for outcome in blamed):  # what fits on every rank is likelier than what fits on one
+        everywhere = [{outcome.diagnosis, *outcome.others} for outcome in blamed]
+        diagnosis = next(
+            (fit for fit in (diagnosis, *worst.others) if all(fit in fits for fits in everywhere)), diagnosis
+        )
     if worst.status in (WRONG, ERROR) and 0 < len(blamed) < b.size and not worst.everywhere:
         diagnosis = f"on rank {worst.rank}: {diagnosis}"
     return Verdict(exercise.number, exercise.function, worst.status, diagnosis, worst.where)
@@ -88,6 +94,7 @@ class _Outcome:
     diagnosis: str = ""
     where: str = ""
     everywhere: bool = False
+    others: list[str] = field(default_factory=list)
 
 
 def _outcome(exercise: Exercise, b: Bench) -> _Outcome | None:
@@ -104,7 +111,7 @@ def _outcome(exercise: Exercise, b: Bench) -> _Outcome | None:
     except OutOfStep as wrong:
         return _Outcome(b.rank, WRONG, str(wrong), everywhere=True)
     except Wrong as wrong:
-        return _Outcome(b.rank, WRONG, str(wrong))
+        return _Outcome(b.rank, WRONG, str(wrong), others=wrong.others)
     except (Exception, SystemExit) as error:
         return _from_error(exercise, b, error)
 
@@ -177,6 +184,18 @@ _OF_GLOO = re.compile(r"\[rank\d+\]:\[.*?\] ")
 
 def _short(message: str, limit: int = 200) -> str:
     return message if len(message) <= limit else message[: limit - 1] + "…"
+
+
+def names_used_by(function: object, functions: dict) -> set[str]:
+    """All names of the learner's file that a function uses, directly or not."""
+    used: set[str] = set()
+    pending = [function]
+    while pending:
+        for name in _names_in(pending.pop()):
+            if name in functions and name not in used:
+                used.add(name)
+                pending.append(functions[name])
+    return used
 
 
 def _used_by(function: object, names: Iterable[str], functions: dict) -> set[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -10,6 +10,7 @@ from torch import Tensor
 from actmem.measure.comms import Collective, count_collectives
 from actmem_course.judge.compare import check_tensor
 from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.watch import watching
 from actmem_course.judge.workbench import Bench, unchanged
 
 
@@ -18,8 +19,8 @@ class Passes:
     """gradients by the name that the learner knows; the collectives of both passes."""
 
     gradients: dict[str, Tensor | None]
-    forward: count_collectives
-    backward: count_collectives
+    forward: watching
+    backward: watching
 
 
 def run_passes(
@@ -31,10 +32,12 @@ def run_passes(
     expected: Tensor,
     mistakes: Mapping[str, Tensor] | None = None,
     upstream: Tensor,
+    explain: Callable[[Tensor], list[str]] | None = None,
+    more: Iterable[tuple[str, Tensor]] = (),
 ) -> Passes:
     """Run ``function(*arguments, *rest)``, compare the result, run backward from ``upstream``.
 
-    arguments: tensors that get gradients.  Raises Wrong on a wrong result (mistakes: see
+    arguments: tensors that get gradients.  Raises Wrong on a wrong result (mistakes, explain, more: see
     ``check_tensor``), a lost graph, or a write to a tensor of the caller.
     """
     leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in arguments.items()}
@@ -44,7 +47,11 @@ def run_passes(
         result = function(*inputs.values(), *rest)
     if result is None and forward.collectives:
         raise Wrong(f"the result is None: is a return missing, or {_assigned(forward)}")
-    check_tensor("the result", result, expected, mistakes, b.size)
+    try:
+        check_tensor("the result", result, expected, mistakes, b.size, explain, more)
+    except Wrong:
+        _check_waited(forward)
+        raise
     if not result.requires_grad:
         raise Wrong(
             "the result is right, but it has no graph, so nothing before it gets a gradient: autograd does not record "
@@ -59,11 +66,26 @@ def run_passes(
     gradient = upstream.clone()
     with unchanged(**{"the gradient that backward is given": gradient}), b.watching() as backward:
         result.backward(gradient)
+    _check_waited(forward, backward)
     return Passes({name: leaf.grad for name, leaf in leaves.items()}, forward, backward)
 
 
+def _check_waited(*seen: watching) -> None:
+    for one in seen:
+        if one.unwaited:
+            raise Wrong(
+                f"{one.unwaited[0]} is started with async_op=True, and its handle is never waited for, so its result is read "
+                "before it is there: call handle.wait() first"
+            )
+
+
 def check_gradient(
-    passes: Passes, name: str, expected: Tensor, mistakes: Mapping[str, Tensor] | None = None, t: int = 1
+    passes: Passes,
+    name: str,
+    expected: Tensor,
+    mistakes: Mapping[str, Tensor] | None = None,
+    t: int = 1,
+    explain: Callable[[Tensor], list[str]] | None = None,
 ) -> None:
     """Raise Wrong unless the gradient of the argument ``name`` is ``expected``."""
     found = passes.gradients[name]
@@ -73,7 +95,7 @@ def check_gradient(
             f"the forward is right, but {name} gets no gradient: backward returns None for it{why}, or it is detached on the way"
         )
     named = {f"the forward is right; {diagnosis}": value for diagnosis, value in (mistakes or {}).items()}
-    check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t)
+    check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t, explain)
 
 
 def _assigned(seen: count_collectives) -> str:

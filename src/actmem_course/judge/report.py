@@ -3,30 +3,35 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
+from actmem_course.console import lab_console
 from actmem_course.files import write_text
 from actmem_course.judge.exercise import Lab
+from actmem_course.judge.learner_progress import reading
 from actmem_course.judge.verdict import ERROR, PASSED, TODO, WRONG, Verdict
-from actmem_course.process import lab_console
 
 _STYLES = {PASSED: "bold green", TODO: "bold yellow", WRONG: "bold red", ERROR: "bold red"}
 
 
 class Report:
-    """Writes verdicts for a learner.  Quiet on every rank but the first.  script: the learner's file, as typed."""
+    """Writes verdicts for a learner.  script: the learner's file, as typed.  reward: what was measured, as JSON has it."""
 
-    def __init__(self, lab: Lab, script: str, quiet: bool = False, json_file: Path | None = None):
-        self.lab, self.script, self.json_file, self.quiet = lab, script, json_file, quiet
-        self.console = lab_console(quiet=quiet, highlight=False, emoji=False)
+    def __init__(self, lab: Lab, script: str, ranks: int = 1, json_file: Path | None = None):
+        self.lab, self.script, self.json_file, self.ranks = lab, script, json_file, ranks
+        self.console = lab_console(highlight=False, emoji=False)
         self.verdicts: list[Verdict] = []
+        self.reward: dict | None = None
+        self._what = ""
         # On a stream of its own, so that a file of the verdicts has no half-drawn lines in it.
-        self._status = Console(stderr=True, quiet=quiet).status("")
+        self._status = Console(stderr=True).status("")
 
     def head(self, how: str) -> None:
         """The lab's title, and on what it runs."""
@@ -76,12 +81,24 @@ class Report:
             self.console.print(Text(self._next_step()), soft_wrap=True)
             if farewell:
                 self.console.print(Text(farewell, style="dim"), soft_wrap=True)
-        if self.json_file and not self.quiet:
+        elif self.ranks == 2 and not self.lab.one_process and len(self.verdicts) == len(self.lab.exercises):
+            self.console.print(Text(f"on 2 ranks; now on 4: python {self.script} --ranks 4"), soft_wrap=True)
+
+    def write(self) -> None:
+        """The file, if one is asked for: verdicts, and what was measured, on what."""
+        if self.json_file:
             write_text(self.json_file, self.json())
 
     def json(self) -> str:
-        """All verdicts so far as a JSON list."""
-        return json.dumps([asdict(verdict) for verdict in self.verdicts], ensure_ascii=False, indent=1) + "\n"
+        """Lab, ranks, versions, verdicts so far, and the reward."""
+        found = {
+            "lab": self.lab.name,
+            "ranks": self.ranks,
+            "versions": _versions(),
+            "verdicts": [asdict(verdict) for verdict in self.verdicts],
+            "reward": self.reward,
+        }
+        return json.dumps(found, ensure_ascii=False, indent=1) + "\n"
 
     def _next_step(self) -> str:
         """What a learner does now: the first exercise that has not passed, and how to get a hint."""
@@ -89,4 +106,17 @@ class Report:
         left = [
             verdict for verdict in open_ones if not verdict.diagnosis.startswith(("blocked", "not judged"))
         ] or open_ones
-        return f"next: {left[0].exercise}, and for a hint: python {self.script} --hint {left[0].exercise}"
+        (exercise,) = (e for e in self.lab.exercises if e.number == left[0].exercise)
+        hint = f"and for a hint: python {self.script} --hint {exercise.number}"
+        return f"next: {exercise.number}, {hint}; read {reading(self.lab, exercise)}"
+
+
+def _versions() -> dict[str, str]:
+    """What judged: Python, torch and the course."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "actmem"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found

@@ -47,11 +47,15 @@ class Reward(ABC):
 
 @dataclass(frozen=True)
 class Measure:
-    """One quantity.  unit: ``B``, ``ms``, or nothing for a number.  values: by side, see SIDES."""
+    """One quantity.  unit: ``B``, ``ms``, or nothing for a number.  values: by side, see SIDES.
+
+    noise: of a time, by which share a median round is slower than the fastest, which is shown.
+    """
 
     name: str
     unit: str
     values: Mapping[str, float]
+    noise: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ class BarsReward(Reward):
         return table
 
     def lines(self) -> list[str]:
-        return [self.remark] if self.remark else []
+        noise = max((measure.noise for measure in self.measures), default=0.0)
+        said = f"Times are those of the fastest round; a median one took up to {noise:.0%} longer."
+        return [self.remark] * bool(self.remark) + [said] * (noise > 0)
 
     def _lines(self) -> Iterator[tuple[str, str, float, float, str]]:
         """Each bar: its measure's name, on the first; whose it is; its value; the longest bar's; words behind it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 PASSED, TODO, WRONG, ERROR = "passed", "todo", "wrong", "error"
@@ -24,7 +25,14 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """Raised by a check: the learner's code does something else than asked.  The message is the diagnosis."""
+    """Raised by a check: the learner's code does something else than asked.  The message is the diagnosis.
+
+    others: other diagnoses that fit on this rank as well.  One that fits on every rank is the likeliest.
+    """
+
+    def __init__(self, diagnosis: str, others: Sequence[str] = ()):
+        super().__init__(diagnosis)
+        self.others = list(others)
 
 
 class OutOfStep(Wrong):

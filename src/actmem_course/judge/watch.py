@@ -10,8 +10,10 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import wraps
 from types import FrameType
 
 import torch
@@ -37,6 +39,13 @@ class Place:
     file: str = ""
     exercise: str = ""
     collective: str = ""
+    #: Called when this rank begins to wait in a collective, and with "" when it is through.
+    on_collective: Callable[[str], None] = lambda kind: None
+
+    def wait_in(self, kind: str) -> None:
+        """From now on this rank waits in a collective of that kind; "": in none."""
+        self.collective = kind
+        self.on_collective(kind)
 
     def line(self, frame: FrameType | None = None) -> str:
         """File, line and function of the learner's innermost frame; "" outside the learner's file."""
@@ -91,9 +100,12 @@ class InStep:
         if self._store.size == 1:
             return [value]
         self._count += 1
-        self.place.collective = "" if step.do in (RETURNED, JUDGING) else step.do
+        quiet = step.do in (RETURNED, JUDGING)
+        if not quiet:
+            self.place.wait_in(step.do)
         said = self._store.exchange(f"{self._key}/{self._count}", (step, value))
-        self.place.collective = ""
+        if not quiet:
+            self.place.wait_in("")
         steps = [other for other, _ in said]
         if any(other.do == STOPPED for other in steps):
             raise PeerStopped
@@ -119,16 +131,59 @@ def _mismatch(steps: list[Step]) -> str:
     return "deadlock: " + "; ".join(parts)
 
 
+#: Functions of torch.distributed that give a handle with async_op=True.
+_ASYNC = (
+    "all_reduce", "all_gather", "all_gather_into_tensor", "all_gather_single", "reduce_scatter", "reduce_scatter_tensor",
+    "reduce_scatter_single", "reduce", "broadcast", "all_to_all", "all_to_all_single",
+)  # fmt: skip
+
+
+class Handle:
+    """A handle of torch's that says when it is waited for."""
+
+    def __init__(self, work: dist.Work, on_wait):
+        self._work, self._on_wait = work, on_wait
+
+    def wait(self, *args, **kwargs):
+        self._on_wait()
+        return self._work.wait(*args, **kwargs)
+
+    def __getattr__(self, name: str):
+        return getattr(self._work, name)
+
+
 class watching(count_collectives):
     """Counts collectives as ``count_collectives`` does, and announces each before it runs."""
 
     def __init__(self, in_step: InStep, members: list[int] | None = None):
         super().__init__()
         self._in_step, self._members = in_step, members
+        #: Collectives whose handles nobody has waited for.
+        self.unwaited: list[str] = []
         #: Where a collective ran on a tensor that autograd was following.
         self.unrecorded = ""
 
+    def __enter__(self):
+        self._before = {name: getattr(dist, name) for name in _ASYNC if hasattr(dist, name)}
+        for name, function in self._before.items():
+            setattr(dist, name, self._noting_handles(name, function))
+        return super().__enter__()
+
+    def _noting_handles(self, name: str, function):
+        @wraps(function)
+        def noting(*args, **kwargs):
+            work = function(*args, **kwargs)
+            if not hasattr(work, "wait"):
+                return work
+            said = f"dist.{name} ({self._in_step.place.line(sys._getframe(1)).split(',')[0]})"
+            self.unwaited.append(said)
+            return Handle(work, lambda: self.unwaited.remove(said) if said in self.unwaited else None)
+
+        return noting
+
     def __exit__(self, kind, error, trace):
+        for name, function in self._before.items():
+            setattr(dist, name, function)
         super().__exit__(kind, error, trace)
         if error is None:
             self._in_step.step(Step(RETURNED))

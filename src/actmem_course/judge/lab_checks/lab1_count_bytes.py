@@ -12,10 +12,8 @@ from actmem.measure.one_layer import measure_layer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
-from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.kept import Call
-from actmem_course.judge.lab_checks import lab1_hints as hints
-from actmem_course.judge.lab_checks.ratios import check_whole_number, explain_ratio
+from actmem_course.judge.lab_checks.ratios import check_whole_number, explain_difference, explain_ratio
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -53,13 +51,19 @@ def check_layer_bytes(b: Bench) -> None:
         found.append({term: check_whole_number(term, value) for term, value in answer.items()})
         true.append(measured(shape))
     faults = [
-        f"{term} {explain_ratio([(f[term], t[term]) for f, t in zip(found, true)], _SHAPES)}{_reason(term, found[0][term], true[0][term])}"
+        f"{term} {explain_ratio([(f[term], t[term]) for f, t in zip(found, true)], _SHAPES, _letters(term))}"
+        + _reason(term, found[0][term], true[0][term])
         for term in LAYER_TERMS
         if any(f[term] != t[term] for f, t in zip(found, true))
     ]
     if faults:
         more = f"; {len(faults) - 2} more terms are wrong" if len(faults) > 2 else ""
         raise Wrong("; ".join(faults[:2]) + more)
+
+
+def _letters(term: str) -> str:
+    """The letters in a term's size."""
+    return "abs" if "softmax" in term else "bhs"
 
 
 def _reason(term: str, found: int, true: int) -> str:
@@ -88,7 +92,16 @@ def check_rank_bytes(b: Bench) -> None:
         for mistake, value in _rank_mistakes(shape, t, sequence_parallel, recompute).items():
             if found == value and found != true:
                 raise Wrong(f"{case}: {mistake}")
-        raise Wrong(f"{case}: predicted {found:,} B, measured {true:,} B for s={s} b={micro_batch} h={h} a={heads}")
+        why = explain_difference(
+            found - true,
+            measured(shape, t, sequence_parallel, recompute),
+            measured(shape, t, sequence_parallel, "none"),
+            measured(shape) if t > 1 else {},
+            recompute,
+        )
+        raise Wrong(
+            f"{case}: predicted {found:,} B, measured {true:,} B for s={s} b={micro_batch} h={h} a={heads}{why and ': ' + why}"
+        )
 
 
 def _rank_mistakes(shape: ModelShape, t: int, sequence_parallel: bool, recompute: str) -> dict[str, int]:
@@ -131,10 +144,14 @@ def check_gated_mlp_bytes(b: Bench) -> None:
         true = _keeps(b, s, micro_batch, h, f)
         mistakes = {
             "x is counted twice: two linears read it, but it is one tensor in memory": true + 2 * s * micro_batch * h,
-            "the input of silu is left out, but its gradient needs it": true - 2 * s * micro_batch * f,
+            "a tensor of [s, b, f] is left out, one of four: the input of silu and its result, the other factor of the product, and "
+            "the input of the last linear; the gradients need all of them": true - 2 * s * micro_batch * f,
             "x is left out: the gradients of both first weights need it": true - 2 * s * micro_batch * h,
-            "the product and one of its factors are left out: multiplication keeps both factors, the last linear its input": true
-            - 4 * s * micro_batch * f,
+            "two tensors of [s, b, f] are left out, of four: the input of silu and its result, the other factor of the product, and "
+            "the input of the last linear": true - 4 * s * micro_batch * f,
+            "three tensors of [s, b, f] are left out, of four: the input of silu and its result, the other factor of the product, and "
+            "the input of the last linear": true - 6 * s * micro_batch * f,
+            "f is taken for 4h, but f is feed_forward_size": 2 * s * micro_batch * h + 32 * s * micro_batch * h,
             "elements are counted, not bytes": true // 2,
             "one tensor of [s, b, f] too many": true + 2 * s * micro_batch * f,
         }
@@ -160,6 +177,8 @@ def check_crossover(b: Bench) -> None:
         found = check_whole_number("the result", b["crossover_seq_length"](h, a))
         right = 34 * h // (5 * a) + 1
         mistakes = {
+            "34h/5a is rounded, and there the core attention keeps no more than the rest yet: the smallest s is the next whole number "
+            "above it": 34 * h // (5 * a),
             "h and a are swapped: wide heads make the core attention small beside the rest": 34 * a // (5 * h) + 1,
             "the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2": 34
             * h
@@ -217,17 +236,3 @@ def lab1_reward(b: Bench) -> Reward:
         remark,
         one_scale=True,
     )
-
-
-LAB = Lab(
-    "lab1_count_bytes",
-    "Lab 1: count bytes",
-    (
-        Exercise("1.1", "layer_bytes", check_layer_bytes, hints.LAYER_BYTES),
-        Exercise("1.2", "rank_bytes", check_rank_bytes, hints.RANK_BYTES),
-        Exercise("1.3", "gated_mlp_bytes", check_gated_mlp_bytes, hints.GATED_MLP_BYTES),
-        Exercise("1.4", "crossover_seq_length", check_crossover, hints.CROSSOVER),
-    ),
-    reward=lab1_reward,
-    one_process=True,
-)

@@ -7,6 +7,13 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.compare import TOLERANCE, close, summed
+from actmem_course.judge.lab_checks.blocks import Block, gradients_explained
+from actmem_course.judge.lab_checks.known_blocks import (
+    attention_program,
+    attention_variants,
+    mlp_program,
+    scaled_biases,
+)
 from actmem_course.judge.lab_checks.operators import ACTIVATIONS, check_bias_everywhere, size_of
 from actmem_course.judge.passes import Passes, check_exchanges, check_gradient, run_passes
 from actmem_course.judge.verdict import Wrong
@@ -146,6 +153,11 @@ def check_mlp(b: Bench) -> None:
         return F.linear(activation(F.linear(x, up, up_bias)), down, down_bias)
 
     whole = _gradients(dense, upstream, x, up, up_bias, down, down_bias)
+    everyone = [
+        {"up_weight": w, "up_bias": c, "down_weight": d, "down_bias": down_bias}
+        for w, c, d in zip(ups, up_biases, downs)
+    ]
+    block = Block([x] * t, everyone, [upstream] * t, mlp_program, scaled_biases("up_bias", "down_bias"))
     partial = sum(F.linear(F.linear(x, w, c), d) for w, c, d in zip(ups, up_biases, downs))
     own = {
         "x": x,
@@ -174,6 +186,7 @@ def check_mlp(b: Bench) -> None:
             "down_bias is missing": whole[0] - down_bias,
             "x is added to the result: this is the MLP alone; the layer adds x afterwards": whole[0] + x,
         },
+        more=block.mistakes(b.rank),
     )
     _check_block(
         b,
@@ -181,7 +194,7 @@ def check_mlp(b: Bench) -> None:
         whole,
         {"up_weight": b.shards(whole[2]), "up_bias": b.shards(whole[3]), "down_weight": b.shards(whole[4], 1)},
         "down_bias",
-        x,
+        block,
     )
 
 
@@ -213,6 +226,12 @@ def check_attention(b: Bench) -> None:
 
     own_parts = cut_qkv(qkv)[b.rank], cut_qkv(qkv_bias)[b.rank], b.shards(projection, 1)[b.rank]
     own = dict(zip(("x", "qkv_weight", "qkv_bias", "projection_weight", "projection_bias"), (x, *own_parts, bias)))
+    everyone = [
+        {"qkv_weight": w, "qkv_bias": c, "projection_weight": p, "projection_bias": bias}
+        for w, c, p in zip(cut_qkv(qkv), cut_qkv(qkv_bias), b.shards(projection, 1))
+    ]
+    program, variants = attention_program(heads), attention_variants(heads, _HEAD_SIZE)
+    block = Block([x] * t, everyone, [upstream] * t, program, variants)
     mistakes = {
         "the result holds projection_bias t times: it is added on every rank before the all-reduce": whole[0]
         + (t - 1) * bias,
@@ -236,20 +255,27 @@ def check_attention(b: Bench) -> None:
             "a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks"
         ] = all_heads + bias
     passes = run_passes(
-        b, b["attention"], own, (heads, b.group), expected=whole[0], upstream=upstream, mistakes=mistakes
+        b,
+        b["attention"],
+        own,
+        (heads, b.group),
+        expected=whole[0],
+        upstream=upstream,
+        mistakes=mistakes,
+        more=block.mistakes(b.rank),
     )
     parts = {"qkv_weight": cut_qkv(whole[2]), "qkv_bias": cut_qkv(whole[3]), "projection_weight": b.shards(whole[4], 1)}
-    _check_block(b, passes, whole, parts, "projection_bias", x)
+    _check_block(b, passes, whole, parts, "projection_bias", block)
 
 
 def _check_block(
-    b: Bench, passes: Passes, whole: list[Tensor], parts: dict[str, list[Tensor]], last_bias: str, x: Tensor
+    b: Bench, passes: Passes, whole: list[Tensor], parts: dict[str, list[Tensor]], last_bias: str, block: Block
 ) -> None:
     """Gradients and exchanges of a block that begins with f and ends with f_bar.
 
     whole: the unsharded block's result and gradients.  parts: every rank's part of a weight's gradient.
     """
-    t, found = b.size, b.gather(passes.gradients["x"])
+    t, x, found = b.size, block.x[b.rank], b.gather(passes.gradients["x"])
     if None not in found and close(sum(found), whole[1]) and not close(found[b.rank], whole[1]):
         raise Wrong("the forward is right; the gradient of x is this rank's own part only: x must enter through f")
     for name, of_rank in parts.items():
@@ -263,13 +289,8 @@ def _check_block(
             },
             t,
         )
-    check_gradient(
-        passes,
-        "x",
-        whole[1],
-        {"the gradient of x is t times what it should be: backward all-reduces once too often": t * whole[1]},
-        t,
-    )
+    with gradients_explained(block, b.rank, passes):
+        check_gradient(passes, "x", whole[1], t=t)
     check_bias_everywhere(b, passes.gradients[last_bias], last_bias)
     check_gradient(passes, last_bias, whole[5], t=t)
     check_exchanges(b, passes, {"all-reduce": size_of(x)}, {"all-reduce": size_of(x)})

@@ -5,13 +5,11 @@ from __future__ import annotations
 import torch
 
 from actmem_course.judge.compare import summed
-from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.kept import check_keeps
-from actmem_course.judge.lab_checks import lab2_hints as hints
-from actmem_course.judge.lab_checks.lab2_blocks import check_attention, check_mlp, check_split_attention
-from actmem_course.judge.lab_checks.lab2_vocabulary import check_cross_entropy
+from actmem_course.judge.lab_checks.blocks import Block, gradients_explained
+from actmem_course.judge.lab_checks.exchanged import explain_exchange, ran
+from actmem_course.judge.lab_checks.known_blocks import column_program, row_program, scaled_biases
 from actmem_course.judge.lab_checks.operators import check_bias_everywhere, check_keeps_nothing, size_of
-from actmem_course.judge.lab_checks.rewards import lab2_reward
 from actmem_course.judge.passes import check_exchanges, check_gradient, run_passes
 from actmem_course.judge.workbench import Bench
 
@@ -34,7 +32,11 @@ def check_f(b: Bench) -> None:
         "x",
         whole,
         {
-            "the gradient of x is this rank's own part only: f's backward must all-reduce": own,
+            **(
+                {}
+                if passes.backward.collectives
+                else {"the gradient of x is this rank's own part only: f's backward must all-reduce": own}
+            ),
             "the gradient of x is t times what it should be: f's backward all-reduces twice": t * whole,
             "the gradient of x is 1/t of what it should be: f's backward averages; the parts must be summed": whole / t,
             "the gradient of x is 1/t of this rank's own part: f's backward must all-reduce and not divide": own / t,
@@ -43,6 +45,9 @@ def check_f(b: Bench) -> None:
             ).amax(0),
         },
         t,
+        lambda found: explain_exchange(
+            found, whole, upstream, b.rank, "f's backward must all-reduce, with SUM", ran=ran(passes.backward)
+        ),
     )
     check_exchanges(b, passes, {}, {"all-reduce": size_of(x)})
     check_keeps_nothing(b, f, x)
@@ -64,6 +69,7 @@ def check_f_bar(b: Bench) -> None:
             "the result is 1/t of what it should be: f_bar sums the parts, it doesn't average them": whole / t,
             "the result is t times what it should be: f_bar's forward all-reduces twice": t * whole,
         },
+        explain=lambda found: explain_exchange(found, whole, parts, b.rank, "f_bar's forward all-reduces, with SUM"),
     )
     check_gradient(
         passes,
@@ -86,6 +92,8 @@ def check_column_parallel_linear(b: Bench) -> None:
     x, weight, bias = b.random(4, 3, 6, seed=5), b.random(5 * t, 6, seed=6), b.random(5 * t, seed=7)
     upstream = b.shards(b.random(4, 3, 5 * t, seed=8), dim=2)
     own_weight, own_bias, own = b.shards(weight)[b.rank], b.shards(bias)[b.rank], upstream[b.rank]
+    everyone = [{"weight": w, "bias": c} for w, c in zip(b.shards(weight), b.shards(bias))]
+    block = Block([x] * t, everyone, upstream, column_program, scaled_biases("bias"))
     y = x @ own_weight.t()
     passes = run_passes(
         b,
@@ -105,44 +113,46 @@ def check_column_parallel_linear(b: Bench) -> None:
             * y
             + own_bias,
         },
+        more=block.mistakes(b.rank),
     )
-    parts = [u @ w for u, w in zip(upstream, b.shards(weight))]
-    check_gradient(
-        passes,
-        "x",
-        summed(parts),
-        {
-            "the gradient of x is this rank's own part only: x must enter through f": parts[b.rank],
-            "the gradient of x is t times what it should be: it is all-reduced twice": t * summed(parts),
-            "the gradient of x is 1/t of what it should be: it is averaged over the ranks instead of summed": summed(
-                parts
-            )
-            / t,
-        },
-        t,
-    )
-    own_gradient = own.flatten(0, 1).t() @ x.flatten(0, 1)
-    all_gradients = summed(u.flatten(0, 1).t() @ x.flatten(0, 1) for u in upstream)
-    check_gradient(
-        passes,
-        "weight",
-        own_gradient,
-        {
-            "the gradient of weight is summed over the ranks: each rank's weight is its own, so its gradient needs no exchange": all_gradients,
-        },
-        t,
-    )
-    check_gradient(
-        passes,
-        "bias",
-        own.sum((0, 1)),
-        {
-            "the gradient of bias is summed over the ranks: each rank's bias is its own": summed(
-                u.sum((0, 1)) for u in upstream
-            ),
-        },
-        t,
-    )
+    with gradients_explained(block, b.rank, passes):
+        parts = [u @ w for u, w in zip(upstream, b.shards(weight))]
+        check_gradient(
+            passes,
+            "x",
+            summed(parts),
+            {
+                "the gradient of x is this rank's own part only: x must enter through f": parts[b.rank],
+                "the gradient of x is t times what it should be: it is all-reduced twice": t * summed(parts),
+                "the gradient of x is 1/t of what it should be: it is averaged over the ranks instead of summed": summed(
+                    parts
+                )
+                / t,
+            },
+            t,
+        )
+        own_gradient = own.flatten(0, 1).t() @ x.flatten(0, 1)
+        all_gradients = summed(u.flatten(0, 1).t() @ x.flatten(0, 1) for u in upstream)
+        check_gradient(
+            passes,
+            "weight",
+            own_gradient,
+            {
+                "the gradient of weight is summed over the ranks: each rank's weight is its own, so its gradient needs no exchange": all_gradients,
+            },
+            t,
+        )
+        check_gradient(
+            passes,
+            "bias",
+            own.sum((0, 1)),
+            {
+                "the gradient of bias is summed over the ranks: each rank's bias is its own": summed(
+                    u.sum((0, 1)) for u in upstream
+                ),
+            },
+            t,
+        )
     check_exchanges(b, passes, {}, {"all-reduce": size_of(x)})
     check_keeps(b, size_of(x), "x", lambda y, w, c: function(y, w, c, b.group), x, (own_weight, own_bias))
 
@@ -154,6 +164,9 @@ def check_row_parallel_linear(b: Bench) -> None:
     xs, weights = b.shards(full, dim=2), b.shards(weight, dim=1)
     x, own_weight = xs[b.rank], weights[b.rank]
     y = full @ weight.t()
+    block = Block(
+        xs, [{"weight": w, "bias": bias} for w in weights], [upstream] * t, row_program, scaled_biases("bias")
+    )
     passes = run_passes(
         b,
         function,
@@ -172,52 +185,37 @@ def check_row_parallel_linear(b: Bench) -> None:
             @ own_weight.t(),
             "the result is averaged over the ranks, not summed": y / t + bias,
         },
+        more=block.mistakes(b.rank),
     )
-    own_gradient = upstream @ own_weight
-    check_gradient(
-        passes,
-        "x",
-        own_gradient,
-        {
-            "the gradient of x is t times what it should be: the backward of the sum all-reduces again, but must pass the gradient on unchanged": t
-            * own_gradient,
-            "the gradient of x is 1/t of what it should be: the backward of the sum divides by t": own_gradient / t,
-            "the gradient of x is summed over the ranks: each rank's x holds other features, so its gradient needs no exchange "
-            "(no f at the entry)": summed(upstream @ w for w in weights),
-        },
-        t,
-    )
-    check_gradient(passes, "weight", upstream.flatten(0, 1).t() @ x.flatten(0, 1), t=t)
-    check_bias_everywhere(b, passes.gradients["bias"], "bias")
-    whole = upstream.sum((0, 1))
-    check_gradient(
-        passes,
-        "bias",
-        whole,
-        {
-            "the gradient of bias is 1/t of what it should be: the bias is divided among the ranks before the sum; add it whole, after": whole
-            / t,
-            "the gradient of bias is t times what it should be: every rank has the whole gradient already, so summing it counts it t times": t
-            * whole,
-        },
-        t,
-    )
+    with gradients_explained(block, b.rank, passes):
+        own_gradient = upstream @ own_weight
+        check_gradient(
+            passes,
+            "x",
+            own_gradient,
+            {
+                "the gradient of x is t times what it should be: the backward of the sum all-reduces again, but must pass the gradient on unchanged": t
+                * own_gradient,
+                "the gradient of x is 1/t of what it should be: the backward of the sum divides by t": own_gradient / t,
+                "the gradient of x is summed over the ranks: each rank's x holds other features, so its gradient needs no exchange "
+                "(no f at the entry)": summed(upstream @ w for w in weights),
+            },
+            t,
+        )
+        check_gradient(passes, "weight", upstream.flatten(0, 1).t() @ x.flatten(0, 1), t=t)
+        check_bias_everywhere(b, passes.gradients["bias"], "bias")
+        whole = upstream.sum((0, 1))
+        check_gradient(
+            passes,
+            "bias",
+            whole,
+            {
+                "the gradient of bias is 1/t of what it should be: the bias is divided among the ranks before the sum; add it whole, after": whole
+                / t,
+                "the gradient of bias is t times what it should be: every rank has the whole gradient already, so summing it counts it t times": t
+                * whole,
+            },
+            t,
+        )
     check_exchanges(b, passes, {"all-reduce": size_of(y)}, {})
     check_keeps(b, size_of(x), "x", lambda y, w, c: function(y, w, c, b.group), x, (own_weight, bias))
-
-
-LAB = Lab(
-    "lab2_tensor_parallel",
-    "Lab 2: tensor parallelism",
-    (
-        Exercise("2.1", "f", check_f, hints.F, takes_group=True),
-        Exercise("2.2", "f_bar", check_f_bar, hints.F_BAR, takes_group=True),
-        Exercise("2.3", "column_parallel_linear", check_column_parallel_linear, hints.COLUMN, takes_group=True),
-        Exercise("2.4", "row_parallel_linear", check_row_parallel_linear, hints.ROW, takes_group=True),
-        Exercise("2.5", "split_attention", check_split_attention, hints.SPLIT_ATTENTION, takes_group=True),
-        Exercise("2.6", "mlp", check_mlp, hints.MLP_BLOCK, takes_group=True),
-        Exercise("2.7", "attention", check_attention, hints.ATTENTION_BLOCK, takes_group=True),
-        Exercise("2.8", "vocab_parallel_cross_entropy", check_cross_entropy, hints.CROSS_ENTROPY, takes_group=True),
-    ),
-    reward=lab2_reward,
-)

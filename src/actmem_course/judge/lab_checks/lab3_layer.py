@@ -8,7 +8,16 @@ from torch import Tensor
 from actmem.measure.comms import Collective
 from actmem_course.judge.compare import check_tensor, close, grad_of
 from actmem_course.judge.kept import kept
-from actmem_course.judge.lab_checks.lab3_mistakes import HEAD_SIZE, Scaling, dense, layer_mistakes
+from actmem_course.judge.lab_checks.blocks import Block
+from actmem_course.judge.lab_checks.known_blocks import layer_program, layer_variants
+from actmem_course.judge.lab_checks.lab3_mistakes import (
+    BLOCK_FACTORS,
+    CORE_FACTOR,
+    HEAD_SIZE,
+    Scaling,
+    dense,
+    layer_mistakes,
+)
 from actmem_course.judge.lab_checks.operators import check_bias_everywhere
 from actmem_course.judge.passes import check_collectives, check_gradient, run_passes
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear, shard_keeping_linear
@@ -50,6 +59,9 @@ def check_parallel_layer(b: Bench) -> str | None:
             raise
 
     x = b.shards(full)[b.rank]
+    parts = [dict(whole.part(rank, t).named()) for rank in range(t)]
+    program, variants = layer_program(heads, CORE_FACTOR, BLOCK_FACTORS), layer_variants(CORE_FACTOR, BLOCK_FACTORS)
+    block = Block(b.shards(full), parts, b.shards(upstream), program, variants)
     passes = run_passes(
         b,
         function,
@@ -58,6 +70,7 @@ def check_parallel_layer(b: Bench) -> str | None:
         expected=b.shards(expected)[b.rank],
         upstream=b.shards(upstream)[b.rank],
         mistakes=layer_mistakes(b, full, whole, expected),
+        more=block.mistakes(b.rank),
     )
     if len(calls) != 2:
         raise Wrong(

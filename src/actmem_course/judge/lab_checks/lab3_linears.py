@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 
 from actmem.measure.comms import Collective
 from actmem_course.judge.compare import summed
 from actmem_course.judge.kept import check_keeps
+from actmem_course.judge.lab_checks.blocks import Block
+from actmem_course.judge.lab_checks.known_blocks import gathering_program, scaled_biases
 from actmem_course.judge.lab_checks.operators import size_of
 from actmem_course.judge.passes import Passes, check_collectives, check_exchanges, check_gradient, run_passes
 from actmem_course.judge.workbench import Bench
@@ -49,6 +52,8 @@ def _check_numbers(b: Bench, name: str, seed: int) -> tuple[Passes, torch.Tensor
     x, weight, bias, own = (values[b.rank] for values in (shards, weights, biases, upstream))
     full = torch.cat(shards)
     y = full @ weight.t()
+    everyone = [{"weight": w, "bias": c} for w, c in zip(weights, biases)]
+    block = Block(shards, everyone, upstream, gathering_program, scaled_biases("bias"))
     passes = run_passes(
         b,
         b[name],
@@ -60,7 +65,12 @@ def _check_numbers(b: Bench, name: str, seed: int) -> tuple[Passes, torch.Tensor
             "the result has this rank's tokens only: x must enter through g": x @ weight.t() + bias,
             "the result lacks the bias": y,
             "the result holds the bias t times": y + t * bias,
+            "the linear is applied before the gathering: the ranks' outputs of their own tokens and weights are joined, so most "
+            "tokens meet another rank's weight. Gather x first": torch.cat(
+                [F.linear(s, w, c) for s, w, c in zip(shards, weights, biases)]
+            ),
         },
+        more=block.mistakes(b.rank),
     )
     partial = [u @ w for u, w in zip(upstream, weights)]
     whole = summed(partial).chunk(t)[b.rank]

@@ -15,12 +15,14 @@ from actmem_course.pieces import LayerWeights, core_attention, gelu, layer_norm,
 
 #: Divisible by 2 and 4 ranks, so that a rank's part can be split into all heads by mistake, and be told.
 HEAD_SIZE = 4
+#: What stands for the two dropouts: factors, none of them 1/t, which a sum over the ranks could make up for.
+CORE_FACTOR, BLOCK_FACTORS = 0.6, (0.7, 0.3)
 
 
 class Scaling:
-    """In place of dropouts: core halves, block takes 3/4 the first time and 1/4 the second, so a missing call shows."""
+    """In place of dropouts: a factor for each call, so that a missing one shows."""
 
-    def __init__(self, core: float = 0.5, block: tuple[float, ...] = (0.75, 0.25)):
+    def __init__(self, core: float = CORE_FACTOR, block: tuple[float, ...] = BLOCK_FACTORS):
         self._core, self._block = core, block
         #: How often block was called, and the tokens that it was given last.
         self.blocks, self.tokens = 0, 0
@@ -94,7 +96,7 @@ def layer_mistakes(b: Bench, x: Tensor, w: LayerWeights, right: Tensor) -> dict[
             x, w, Scaling(block=(1,))
         ),
         "dropouts.block is used once: apply it to attention's result and to the MLP's": dense(
-            x, w, Scaling(block=(0.75, 1))
+            x, w, Scaling(block=(BLOCK_FACTORS[0], 1))
         ),
         "neither of the dropouts is used": dense(x, w, Scaling(core=1, block=(1,))),
         **{
@@ -170,7 +172,7 @@ def _of_order(x: Tensor, w: LayerWeights) -> dict[str, Tensor]:
             ends=(normed_after(w.norm1_weight, w.norm1_bias), normed_after(w.norm2_weight, w.norm2_bias)),
         ),
         "dropouts.core and dropouts.block are swapped: core is for the attention weights": dense(
-            x, w, Scaling(core=0.75, block=(0.5,))
+            x, w, Scaling(core=BLOCK_FACTORS[0], block=(CORE_FACTOR,))
         ),
         **{
             f"dropouts.block is applied to the sum with x{where}: apply it to what is added, then add x": dense(

@@ -5,13 +5,8 @@ from __future__ import annotations
 import torch
 
 from actmem_course.judge.compare import summed
-from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.lab_checks import lab3_hints as hints
-from actmem_course.judge.lab_checks.lab3_layer import check_parallel_layer
-from actmem_course.judge.lab_checks.lab3_linears import check_gathering_linear, check_shard_keeping_linear
-from actmem_course.judge.lab_checks.lab3_replicas import check_dropout_generators, check_sum_partial_gradients
+from actmem_course.judge.lab_checks.exchanged import explain_exchange, ran
 from actmem_course.judge.lab_checks.operators import check_keeps_nothing, size_of
-from actmem_course.judge.lab_checks.rewards import lab3_reward
 from actmem_course.judge.passes import check_exchanges, check_gradient, run_passes
 from actmem_course.judge.workbench import Bench
 
@@ -38,6 +33,7 @@ def check_g(b: Bench) -> None:
                 shards, 1
             ).flatten(0, 1),
         },
+        explain=lambda found: explain_exchange(found, full, shards, b.rank, "g's forward gathers along dimension 0"),
     )
     parts = [u.chunk(t)[b.rank] for u in upstream]
     own_part, whole = parts[b.rank], summed(parts)
@@ -57,6 +53,9 @@ def check_g(b: Bench) -> None:
             "the gradient of x belongs to another rank's tokens": summed(u.chunk(t)[b.rank - 1] for u in upstream),
         },
         t,
+        lambda found: explain_exchange(
+            found, whole, upstream, b.rank, "g's backward reduce-scatters, with SUM", ran=ran(passes.backward)
+        ),
     )
     check_exchanges(b, passes, {"all-gather": size_of(full)}, {"reduce-scatter": size_of(full)})
     check_keeps_nothing(b, g, own)
@@ -82,6 +81,9 @@ def check_g_bar(b: Bench) -> None:
             "every rank has the tokens of rank 0": total.chunk(t)[0],
             "the tokens are interleaved: this rank's tokens are contiguous, from r·s/t on": total[b.rank :: t],
         },
+        explain=lambda found: explain_exchange(
+            found, expected, full, b.rank, "g_bar's forward reduce-scatters, with SUM"
+        ),
     )
     whole = torch.cat(upstream)
     only_own = (
@@ -105,26 +107,9 @@ def check_g_bar(b: Bench) -> None:
             "the gradient of x has the ranks' tokens in the wrong order": torch.cat(upstream[::-1]),
         },
         t,
+        lambda found: explain_exchange(
+            found, whole, upstream, b.rank, "g_bar's backward gathers along dimension 0", ran=ran(passes.backward)
+        ),
     )
     check_exchanges(b, passes, {"reduce-scatter": size_of(own)}, {"all-gather": size_of(own)})
     check_keeps_nothing(b, g_bar, own)
-
-
-LAB = Lab(
-    "lab3_sequence_parallel",
-    "Lab 3: sequence parallelism",
-    (
-        Exercise("3.1", "g", check_g, hints.G, takes_group=True),
-        Exercise("3.2", "g_bar", check_g_bar, hints.G_BAR, takes_group=True),
-        Exercise("3.3", "gathering_linear", check_gathering_linear, hints.GATHERING_LINEAR, takes_group=True),
-        Exercise("3.4", "layer", check_parallel_layer, hints.LAYER, takes_group=True),
-        Exercise(
-            "3.5", "shard_keeping_linear", check_shard_keeping_linear, hints.SHARD_KEEPING_LINEAR, takes_group=True
-        ),
-        Exercise(
-            "3.6", "sum_partial_gradients", check_sum_partial_gradients, hints.SUM_PARTIAL_GRADIENTS, takes_group=True
-        ),
-        Exercise("3.7", "dropout_generators", check_dropout_generators, hints.DROPOUT_GENERATORS, takes_group=True),
-    ),
-    reward=lab3_reward,
-)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem_course.judge.compare import check_tensor
+from actmem_course.judge.compare import check_tensor, close
 from actmem_course.judge.kept import KeptBytes, kept
 from actmem_course.judge.lab_checks.operators import size_of
 from actmem_course.judge.verdict import Wrong
@@ -68,6 +68,7 @@ def check_numbers(b: Bench, name: str) -> None:
     with unchanged(**{"the gradient that backward is given": gradient}), reached_once(inputs.values()):
         result.backward(gradient)
     _check_runs(region.runs)
+    _check_order(b, checkpoint)
     found = {
         "the first input": leaves[0].grad,
         "the second input": leaves[1].grad,
@@ -93,6 +94,24 @@ def check_numbers(b: Bench, name: str) -> None:
             },
         )
     _check_bytes(b, checkpoint, x, gate, mask)
+
+
+def _check_order(b: Bench, checkpoint: Callable) -> None:
+    """Raise Wrong if each input gets the gradient of another."""
+    sizes = (3, 4, 5)
+    leaves = [b.random(*sizes, seed=seed).requires_grad_() for seed in (31, 32, 33)]
+    right = [leaves[1] * leaves[2], leaves[0] * leaves[2], leaves[0] * leaves[1]]
+    checkpoint(lambda x, y, z: x * y * z, *(leaf * 1 for leaf in leaves)).backward(
+        torch.ones(sizes, device=b.device).double()
+    )
+    found = [leaf.grad for leaf in leaves]
+    if any(grad is None or not close(grad, value) for grad, value in zip(found, right)) and all(
+        grad is not None and any(close(grad, value) for value in right) for grad in found
+    ):
+        raise Wrong(
+            "the gradients are right, but in another order than the inputs: backward returns None for function, and then the "
+            "gradients in the order in which forward was given the inputs"
+        )
 
 
 @contextmanager

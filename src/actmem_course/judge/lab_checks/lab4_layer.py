@@ -189,7 +189,14 @@ def lab4_reward(b: Bench) -> Reward:
         own, other = found[f"{mode} yours"], found[f"{mode} ours"]
         formula = total(layer_rows(shape, recompute=mode)) + _extra_bytes(shape, mode, b.device)
         kept_bytes.append(Measure(f"kept, {mode}", "B", {"formula": formula, "yours": own.bytes, "ours": other.bytes}))
-        times.append(Measure(f"time, {mode}", "ms", {"yours": own.milliseconds, "ours": other.milliseconds}))
+        times.append(
+            Measure(
+                f"time, {mode}",
+                "ms",
+                {"yours": own.milliseconds, "ours": other.milliseconds},
+                max(own.noise, other.noise),
+            )
+        )
         if mode != "none":
             notes.append(f"{mode} {100 * (_flops(b, yours, shape, dtype) / plain - 1):.1f}%")
     remark = (

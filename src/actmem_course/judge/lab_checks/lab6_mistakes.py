@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 from actmem_course.judge.compare import close, factor, summed
@@ -85,12 +86,35 @@ def _by_scale(step: TakenStep) -> str | None:
     alone = {name: g * min(1.0, step.max_norm / g.norm().item()) for name, g in right.items()}
     if all((step.found[name] - g).norm() <= 0.01 * g.norm() for name, g in alone.items()):
         return f"each parameter's gradient is scaled by its own norm; scale all of them down {whole}"
+    if not _along(step, step.gradients) and _along(step, _clipped_one_by_one(step)):
+        return "the gradient is clipped after each microbatch; clip once, after the last, what they add up to"
     own = math.sqrt(sum(gradient.square().sum().item() for gradient in right.values()))
     if step.model.tp.size > 1 and _moved(step, step.gradients, step.max_norm / own):
         return f"gradients are scaled by the norm of this rank's parameters, so ranks scale differently; scale {whole}"
     if ratio is not None:
         return f"steps are {ratio:.4g} times what they should be; scale gradients {whole}"
     return None
+
+
+def _along(step: TakenStep, gradients: dict[str, Tensor]) -> bool:
+    """Whether the complete parameters moved in the direction of these gradients, however far."""
+    parts = step.part(gradients)
+    return all(
+        torch.cosine_similarity(step.found[name].flatten(), parts[name].flatten(), 0) > 0.9999
+        for name in _complete(step)
+        if parts[name].any()
+    )
+
+
+def _clipped_one_by_one(step: TakenStep) -> dict[str, Tensor]:
+    """What remains if the gradient so far is clipped after every microbatch."""
+    so_far = {name: torch.zeros_like(gradient) for name, gradient in step.gradients.items()}
+    for microbatch in step.microbatches:
+        one, _ = gradients_of(step.dense, [microbatch])
+        so_far = {name: so_far[name] + gradient / len(step.microbatches) for name, gradient in one.items()}
+        norm = math.sqrt(sum(gradient.square().sum().item() for gradient in so_far.values()))
+        so_far = {name: gradient * min(1.0, step.max_norm / norm) for name, gradient in so_far.items()}
+    return so_far
 
 
 def _common_factor(step: TakenStep) -> float | None:

@@ -1,0 +1,161 @@
+"""``python -m actmem_course.judge FOLDER`` judges a class's files; ``… progress`` shows your own over all labs."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from actmem.config import ConfigError
+from actmem_course.arguments import LabParser
+from actmem_course.console import lab_console
+from actmem_course.files import replacing
+from actmem_course.judge.catalogue import lab_name, load_lab
+from actmem_course.judge.learner_progress import LearnerProgress, reading
+
+_RUN = "import sys; from actmem_course.judge import main; sys.argv = sys.argv[1:]; sys.exit(main({names}))"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One file of a class.  statuses: by exercise.  why: what ended it, if something did."""
+
+    file: Path
+    lab: str
+    statuses: dict[str, str]
+    why: str = ""
+
+
+def main() -> int:
+    """Judge a folder, or show or reset the progress.  Exit code 0, or 2 on wrong use."""
+    parser = LabParser(prog="actmem_course.judge", description=__doc__)
+    parser.add_argument("what", metavar="FOLDER|progress", help="a folder with files of learners, or the word progress")
+    parser.add_argument(
+        "--reset", action="store_true", help="progress: forget what has passed and which hints were given"
+    )
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="also write the folder's table to FILE")
+    parser.add_argument(
+        "--seconds", type=float, default=300, metavar="S", help="a file may take so long (default: 300)"
+    )
+    args = parser.parse_args()
+    with parser.refusing():
+        if args.what == "progress":
+            return _progress(args.reset)
+        folder = Path(args.what)
+        if not folder.is_dir():
+            raise ConfigError("what", f"must be a folder or the word progress, got {args.what}")
+        files = _files(folder)
+        if not files:
+            raise ConfigError("what", f"{folder} has no Python file that says which lab it is")
+    console = lab_console(highlight=False, emoji=False)
+    found = []
+    for file in files:
+        console.print(Text(f"judging {file.relative_to(folder)}", style="dim"))
+        found.append(judge_file(file, args.seconds))
+    console.print(_table(found, folder))
+    if args.csv:
+        _write_csv(found, folder, args.csv)
+    return 0
+
+
+def _files(folder: Path) -> list[Path]:
+    """The labs in a folder and below, by path."""
+    return [path for path in sorted(folder.rglob("*.py")) if _lab_of(path)]
+
+
+def _lab_of(path: Path) -> str:
+    try:
+        return lab_name(path, _docstring(path))
+    except ConfigError:
+        return ""
+
+
+def _docstring(path: Path) -> str:
+    try:
+        return ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    except (OSError, SyntaxError, ValueError):
+        return ""
+
+
+def judge_file(file: Path, seconds: float) -> Judged:
+    """Judge one file in a process of its own, which ends after ``seconds``."""
+    lab = load_lab(_lab_of(file))
+    names = {"__file__": str(file.resolve()), "__doc__": _docstring(file)}
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "verdicts.json"
+        command = [sys.executable, "-c", _RUN.format(names=names), file.name, "--verdicts-only", "--json", str(path)]
+        environment = {**os.environ, "XDG_CACHE_HOME": folder}  # a learner's progress is nobody else's
+        process = subprocess.Popen(
+            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+        )
+        why = ""
+        try:
+            process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            why = f"no end after {seconds:g} s"
+            process.send_signal(signal.SIGTERM)  # it ends its ranks, and itself
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        statuses = {}
+        if path.exists():
+            statuses = {v["exercise"]: v["status"] for v in json.loads(path.read_text(encoding="utf-8"))["verdicts"]}
+    why = why or ("" if statuses else f"ended with exit code {process.returncode}")
+    return Judged(file, lab.name, statuses, why)
+
+
+def _cells(judged: Judged) -> list[str]:
+    statuses = [judged.statuses.get(exercise.number, "") for exercise in load_lab(judged.lab).exercises]
+    return [f"{sum(status == 'passed' for status in statuses)} of {len(statuses)}", *statuses]
+
+
+def _table(found: list[Judged], folder: Path) -> Table:
+    """A line for each file: passed in all, and by exercise."""
+    table = Table("file", "lab", "passed", "not passed", box=None)
+    for judged in found:
+        count, *statuses = _cells(judged)
+        numbers = [exercise.number for exercise in load_lab(judged.lab).exercises]
+        left = ", ".join(f"{n} {status}" for n, status in zip(numbers, statuses) if status and status != "passed")
+        table.add_row(str(judged.file.relative_to(folder)), judged.lab[:4], count, judged.why or left)
+    return table
+
+
+def _write_csv(found: list[Judged], folder: Path, path: Path) -> None:
+    with replacing(path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["file", "lab", "exercise", "status", "why"])
+        for judged in found:
+            for exercise in load_lab(judged.lab).exercises:
+                status = judged.statuses.get(exercise.number, "")
+                writer.writerow([judged.file.relative_to(folder), judged.lab, exercise.number, status, judged.why])
+
+
+def _progress(reset: bool) -> int:
+    progress = LearnerProgress()
+    if reset:
+        progress.reset()
+    console = lab_console(highlight=False, emoji=False)
+    console.print(progress.table())
+    console.print(Text(progress.summary()), soft_wrap=True)
+    if found := progress.next():
+        lab, exercise = found
+        console.print(
+            Text(f"next: {exercise.number} in my/labs/{lab.name}.py; read {reading(lab, exercise)}"), soft_wrap=True
+        )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

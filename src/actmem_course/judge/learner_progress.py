@@ -1,0 +1,109 @@
+"""Which exercises have passed, over all labs, and which hints were given.  Loads no torch.
+
+It is kept beside the learner's copies, in ``my/.progress.json``: for each clone its own.  What is
+judged elsewhere is kept in the user's cache folder.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.table import Table
+from rich.text import Text
+
+from actmem_course.copies import MINE
+from actmem_course.files import write_text
+from actmem_course.judge.exercise import Exercise, Lab
+from actmem_course.judge.outline import ALL_LABS
+from actmem_course.judge.verdict import PASSED, Verdict
+
+
+class LearnerProgress:
+    """What a learner has done.  script: the file that is judged; it decides where this is kept."""
+
+    def __init__(self, script: Path | None = None):
+        mine = script is None or script.resolve().is_relative_to(MINE.resolve())
+        self.path = MINE / ".progress.json" if mine else cache_folder() / "progress.json"
+        found = _read(self.path)
+        self.passed = {number for number in found.get("passed", []) if isinstance(number, str)}
+        hints = found.get("hints", {})
+        self.hints = (
+            {n: count for n, count in hints.items() if isinstance(count, int)} if isinstance(hints, dict) else {}
+        )
+
+    def note(self, verdicts: Iterable[Verdict]) -> None:
+        """Remember what has passed, and what no longer does."""
+        for verdict in verdicts:
+            if verdict.status == PASSED:
+                self.passed.add(verdict.exercise)
+            else:
+                self.passed.discard(verdict.exercise)
+        self._write()
+
+    def next_hints(self, exercise: Exercise) -> list[str]:
+        """The hints of this exercise that were given before, and the next one."""
+        count = min(self.hints.get(exercise.number, 0) + 1, len(exercise.hints))
+        self.hints[exercise.number] = count
+        self._write()
+        return list(exercise.hints[:count])
+
+    def reset(self) -> None:
+        """Forget everything."""
+        self.passed, self.hints = set(), {}
+        self.path.unlink(missing_ok=True)
+
+    def table(self) -> Table:
+        """Every exercise of every lab."""
+        table = Table.grid(padding=(0, 2))
+        for lab in ALL_LABS:
+            table.add_row(Text(lab.title, style="bold"), "", Text(f"chapter {lab.chapter[:2]}", style="dim"))
+            for exercise in lab.exercises:
+                done = exercise.number in self.passed
+                mark = Text("passed", style="green") if done else Text("to do", style="yellow")
+                table.add_row(f"  {exercise.number} {exercise.function}", mark, Text(exercise.section, style="dim"))
+        return table
+
+    def summary(self) -> str:
+        """All labs in a line."""
+        counts = ", ".join(
+            f"{lab.name[3]}: {sum(e.number in self.passed for e in lab.exercises)}/{len(lab.exercises)}"
+            for lab in ALL_LABS
+        )
+        total = sum(len(lab.exercises) for lab in ALL_LABS)
+        return f"all labs: {len(self.passed & set(_numbers()))} of {total} exercises passed ({counts})"
+
+    def next(self) -> tuple[Lab, Exercise] | None:
+        """The first exercise that has not passed; None if all have."""
+        return next(((lab, e) for lab in ALL_LABS for e in lab.exercises if e.number not in self.passed), None)
+
+    def _write(self) -> None:
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(self.path, json.dumps({"passed": sorted(self.passed), "hints": self.hints}, indent=1) + "\n")
+        except OSError:
+            pass  # where nothing can be written, nothing is remembered
+
+
+def reading(lab: Lab, exercise: Exercise) -> str:
+    """Where an exercise's idea is explained."""
+    return f"notebooks/{lab.chapter}.ipynb, “{exercise.section}”"
+
+
+def cache_folder() -> Path:
+    """Where programs of this user keep what can be made again."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "actmem"
+
+
+def _numbers() -> Iterable[str]:
+    return (exercise.number for lab in ALL_LABS for exercise in lab.exercises)
+
+
+def _read(path: Path) -> dict:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,226 @@
+"""A rank of the judge: ``python -m actmem_course.judge.worker``, started by the parent, which tells it what to judge.
+
+It loads the learner's file, judges, and says on its line what it is doing.  It watches nobody: the
+parent sees whether it lives, how long it takes, and where it stands.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import faulthandler
+import os
+import queue
+import signal
+import socket
+import sys
+import threading
+import traceback
+import warnings
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from actmem.measure.comms import count_collectives
+from actmem_course.files import replacing
+from actmem_course.judge.catalogue import load_lab, solutions_of
+from actmem_course.judge.channel import RANKS_LINE, RANKS_STORE, RANKS_TRACE, Channel
+from actmem_course.judge.exercise import Exercise
+from actmem_course.judge.judging import judge, names_used_by
+from actmem_course.judge.verdict import ERROR, PASSED, Verdict
+from actmem_course.judge.workbench import Bench
+from actmem_course.process import lab_console
+from actmem_course.rank_store import RankStore, connect
+from actmem_course.ranks import TIMEOUT, stay_on_this_host
+
+_leave = os._exit  # a learner's code meets another one
+
+
+class Worker:
+    """This rank, and what it remembers between two judgements of a file."""
+
+    def __init__(self, channel: Channel, device: str):
+        self.channel, self.device = channel, device
+        self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
+        self.store = RankStore()
+        #: What each exercise's function and all it uses looked like when it was judged, and the verdict.
+        self.judged: dict[str, tuple[str, Verdict]] = {}
+        self.looks: dict[str, str] = {}
+
+    def listen(self) -> None:
+        """Take the parent's commands; end with it.  Runs in a thread of its own."""
+        while (commands := self.channel.receive()) is not None:
+            for command in commands:
+                self.commands.put(command)
+        _leave(0)
+
+    def join(self) -> None:
+        """Join the other ranks, where there are some."""
+        size = int(os.environ["WORLD_SIZE"])
+        if "MASTER_PORT" not in os.environ:
+            return
+        if RANKS_STORE in os.environ:  # rank 0 serves the store where all meet, on the loopback interface
+            self.served = dist.TCPStore(
+                os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, True, timedelta(seconds=50),
+                wait_for_workers=False, master_listen_fd=int(os.environ[RANKS_STORE]),
+            )  # fmt: skip
+        if self.device == "cuda":
+            gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+            torch.cuda.set_device(gpu)
+            dist.init_process_group("nccl", device_id=gpu, timeout=TIMEOUT)
+        else:
+            stay_on_this_host()
+            dist.init_process_group("gloo", timeout=TIMEOUT)
+        assert dist.get_world_size() == size
+        self.store = connect("judge")
+
+    def warm_up(self) -> None:
+        """Load what torch loads when it first sees an operation: seconds that are no learner's."""
+        with count_collectives():
+            x = torch.ones(2, device=self.device, requires_grad=True)
+            (x * 1).sum().backward()
+            if self.store.size > 1:
+                dist.all_reduce(x.detach().clone())
+
+    def run(self) -> None:
+        """Judge whenever the parent asks."""
+        while True:
+            command = self.commands.get()
+            if command["do"] == "judge":
+                self._judge(command)
+            else:
+                self._measure(command)
+            sys.stdout.flush()
+            self.channel.send(done=command["do"])
+
+    def _bench(self, functions: dict) -> Bench:
+        b = Bench(functions, self.store, self.device)
+        b.place.on_collective = lambda kind: self.channel.send(waits_in=kind)
+        b.progress = lambda text="": self.channel.send(note=text)
+        return b
+
+    def _judge(self, command: dict[str, Any]) -> None:
+        lab, path = load_lab(command["lab"]), Path(command["file"])
+        exercises = lab.choose(command["only"], "only")
+        try:
+            functions = solutions_of(lab.name) if command["solution"] else _names_in(path)
+        except Exception as error:
+            self.looks = {}
+            for exercise in exercises:
+                self._say(_unloadable(exercise, path, error))
+            return
+        self.bench, self.lab = self._bench(functions), lab
+        passed: set[str] = set()
+        for exercise in exercises:
+            if self._is_new(exercise, functions) or not command["changed_only"]:
+                judge(lab, [exercise], self.bench, self._begin, self._say, passed)
+                continue
+            verdict = self.judged[exercise.number][1]
+            if verdict.status == PASSED:
+                passed.add(exercise.function)
+            self._say(verdict)
+
+    def _begin(self, exercise: Exercise) -> None:
+        self.channel.send(begin=exercise.number, seconds=exercise.seconds)
+
+    def _is_new(self, exercise: Exercise, functions: dict) -> bool:
+        """Whether a function, or something of the file that it uses, looks otherwise than when it was judged."""
+        looks = _looks(exercise.function, functions)
+        before = self.judged.get(exercise.number)
+        self.looks[exercise.number] = looks
+        return before is None or before[0] != looks
+
+    def _say(self, verdict: Verdict) -> None:
+        self.judged[verdict.exercise] = (self.looks.get(verdict.exercise, ""), verdict)
+        sys.stdout.flush()
+        self.channel.send(verdict=dataclasses.asdict(verdict))
+
+    def _measure(self, command: dict[str, Any]) -> None:
+        b = self.bench
+        b.start("the measurement")
+        try:
+            reward = self.lab.reward(b)
+        except Exception as error:  # all has passed; a failing measurement must not hide that
+            b.in_step.stop()
+            self.channel.send(reward=None, why=f"no measurement: {type(error).__name__}: {error}")
+            return
+        finally:
+            b.in_step.stop()
+        if b.rank == 0:
+            reward.show(lab_console(highlight=False, emoji=False))
+            if command["html"]:
+                with replacing(Path(command["html"])) as beside:
+                    reward.write_html(beside)
+        self.channel.send(reward=dataclasses.asdict(reward), why="")
+
+
+def _names_in(path: Path) -> dict:
+    """The names of a learner's file, run afresh."""
+    import linecache
+
+    linecache.checkcache(str(path))
+    source = path.read_bytes()
+    names = {"__name__": "learner", "__file__": str(path)}
+    exec(compile(source, str(path), "exec"), names)
+    return names
+
+
+def _unloadable(exercise: Exercise, path: Path, error: Exception) -> Verdict:
+    line = error.lineno if isinstance(error, SyntaxError) else None
+    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = line or (own[-1].lineno if own else None)
+    what = f"the file can't be loaded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return Verdict(exercise.number, exercise.function, ERROR, what, f"{path.name}:{line}" if line else "")
+
+
+def _looks(function: str, functions: dict) -> str:
+    """What a function of the file does, and all that it uses of the file, in a word."""
+    import hashlib
+
+    used = sorted({function, *names_used_by(functions.get(function), functions)})
+    parts = []
+    for name in used:
+        value = functions.get(name)
+        code = getattr(value, "__code__", None)
+        parts.append(f"{name}={_code_text(code) if code else _class_text(value)}")
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def _code_text(code: Any) -> str:
+    constants = [_code_text(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
+    return f"{code.co_code.hex()}{code.co_names}{code.co_varnames}{constants}{code.co_flags}"
+
+
+def _class_text(value: Any) -> str:
+    if not isinstance(value, type):
+        return repr(value)[:200] if isinstance(value, (int, float, str, tuple, bool)) else type(value).__name__
+    members = (getattr(member, "__func__", member) for member in vars(value).values())
+    return "".join(_code_text(m.__code__) for m in members if hasattr(m, "__code__"))
+
+
+def main() -> None:
+    channel = Channel(socket.socket(fileno=int(os.environ[RANKS_LINE])))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its ranks
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, file=int(os.environ[RANKS_TRACE]), all_threads=False)
+    os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) ends with 0 and no verdict
+    # torch 2.13 has new names for two collectives; the old ones are right, and the only ones before it.
+    warnings.filterwarnings("ignore", category=FutureWarning, message=".*is deprecated. Please use .*_single")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(errors="replace", line_buffering=True)  # type: ignore[union-attr]
+    worker = Worker(channel, os.environ["ACTMEM_DEVICE"])
+    threading.Thread(target=worker.listen, name="line", daemon=True).start()
+    worker.join()
+    worker.warm_up()
+    channel.send(ready=True)
+    try:
+        worker.run()
+    except BaseException as error:
+        print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+        _leave(1)
+
+
+if __name__ == "__main__":
+    main()

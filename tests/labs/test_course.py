@@ -1,0 +1,107 @@
+"""One course: what has passed over all labs, a class's files, what --json carries."""
+
+import csv
+import json
+import subprocess
+import sys
+
+from actmem_course.judge import learner_progress
+from actmem_course.judge.catalogue import load_lab
+from actmem_course.judge.costs import Cost, time_measure
+from actmem_course.judge.learner_progress import LearnerProgress
+from actmem_course.judge.outline import ALL_LABS
+from actmem_course.judge.reward import BarsReward, Measure
+from actmem_course.judge.verdict import PASSED, WRONG, Verdict
+from actmem_course.launch import LABS
+from tests.labs.stuck import learner_file, start
+
+RIGHT = "return 34 * hidden_size // (5 * num_attention_heads) + 1"
+
+
+def test_progress_is_kept_and_reset(tmp_path, monkeypatch):
+    monkeypatch.setattr(learner_progress, "MINE", tmp_path / "my")
+    progress = LearnerProgress()
+    assert progress.next()[1].number == "1.1"
+    progress.note([Verdict("1.1", "layer_bytes", PASSED), Verdict("2.1", "f", PASSED), Verdict("2.2", "f_bar", WRONG)])
+    again = LearnerProgress(tmp_path / "my" / "labs" / "lab2_tensor_parallel.py")
+    assert again.passed == {"1.1", "2.1"} and again.next()[1].number == "1.2"
+    assert "2 of 34 exercises passed (1: 1/4, 2: 1/8" in again.summary()
+    again.note([Verdict("2.1", "f", WRONG)])
+    assert LearnerProgress().passed == {"1.1"}
+    LearnerProgress().reset()
+    assert not LearnerProgress().passed and not (tmp_path / "my" / ".progress.json").exists()
+
+
+def test_a_broken_file_of_progress_is_an_empty_one(tmp_path, monkeypatch):
+    monkeypatch.setattr(learner_progress, "MINE", tmp_path)
+    for text in ("", "[1]", '{"passed": [1, null, "1.1"], "hints": [2]}', "\0"):
+        (tmp_path / ".progress.json").write_text(text)
+        assert LearnerProgress().passed <= {"1.1"} and LearnerProgress().hints == {}
+
+
+def test_every_exercise_names_a_section_of_its_chapter():
+    for lab in ALL_LABS:
+        chapter = (LABS.parent / "notebooks" / "source" / f"{lab.chapter}.py").read_text(encoding="utf-8")
+        for exercise in lab.exercises:
+            assert f"# ## {exercise.section}\n" in chapter, (lab.name, exercise.number, exercise.section)
+
+
+def test_every_check_and_reward_is_there():
+    for lab in ALL_LABS:
+        assert callable(lab.reward) and all(callable(exercise.check) for exercise in lab.exercises)
+
+
+def test_json_says_what_judged(tmp_path):
+    path = tmp_path / "out.json"
+    done = start(
+        learner_file(tmp_path, "lab1_count_bytes"), "--solution", "--json", str(path), XDG_CACHE_HOME=str(tmp_path)
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(path.read_text())
+    assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1) and {"python", "torch", "actmem"} <= found[
+        "versions"
+    ].keys()
+    assert [v["status"] for v in found["verdicts"]] == ["passed"] * 4
+    assert found["reward"]["measures"][0]["values"]["yours"] == found["reward"]["measures"][0]["values"]["measured"]
+
+
+def test_a_class_is_judged_each_in_its_own_process(tmp_path):
+    for name, body in {"ada": RIGHT, "bob": "return 1", "eve": "while True:\n        pass"}.items():
+        (tmp_path / "class" / name).mkdir(parents=True)
+        learner_file(tmp_path / "class" / name, "lab1_count_bytes", seconds=15, crossover_seq_length=body)
+    (tmp_path / "class" / "notes.py").write_text("print('no lab')")
+    table = tmp_path / "class.csv"
+    done = subprocess.run(
+        [sys.executable, "-m", "actmem_course.judge", str(tmp_path / "class"), "--csv", str(table), "--seconds", "100"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert len(rows) == 3 * len(load_lab("lab1_count_bytes").exercises)
+    last = {row["file"].partition("/")[0]: row["status"] for row in rows if row["exercise"] == "1.4"}
+    assert last == {"ada": "passed", "bob": "wrong", "eve": "wrong"} and "1 of 4" in done.stdout
+
+
+def test_a_class_that_is_none_is_one_line(tmp_path):
+    for arguments, expected in (
+        ([str(tmp_path)], "no Python file"),
+        (["nowhere"], "must be a folder or the word progress"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "actmem_course.judge", *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and expected in done.stderr and len(done.stderr.splitlines()) == 1
+
+
+def test_a_hint_needs_no_torch(tmp_path):
+    (tmp_path / "torch.py").write_text("raise ImportError('a hint loads torch')")
+    file = learner_file(tmp_path, "lab2_tensor_parallel")
+    done = start(file, "--hint", "2.1", PYTHONPATH=f"{tmp_path}:{LABS.parent / 'src'}", XDG_CACHE_HOME=str(tmp_path))
+    assert done.returncode == 0 and "1 of" in done.stdout, done.stderr
+
+
+def test_a_reward_says_how_noisy_its_times_are():
+    times = {"yours": Cost(8, 1, 8, 2.0, 0.25), "ours": Cost(8, 1, 8, 1.0, 0.5)}
+    reward = BarsReward("a block", (time_measure(times["yours"], times["ours"]),))
+    assert reward.lines() == ["Times are those of the fastest round; a median one took up to 50% longer."]
+    assert BarsReward("bytes", (Measure("kept", "B", {"yours": 8}),)).lines() == []

@@ -244,3 +244,24 @@ def test_refuses(make, message):
     with pytest.raises(ConfigError) as error:
         make()
     assert str(error.value) == message
+
+
+@pytest.mark.parametrize("p", [2, 4, 8])
+@pytest.mark.parametrize("m", [2, 3, 4])
+@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+def test_a_short_warm_up_is_as_fast_while_sends_take_no_time(p, m, rounds):
+    n = p * rounds
+    long, short = interleaved(p, m, n), interleaved(p, m, n, short_warmup=True)
+    validate(short, n, m)
+    long_end, short_end = (max(span.end for span in timeline(ranks)) for ranks in (long, short))
+    assert long_end == short_end == 3 * n * m + 3 * (p - 1)
+    assert peak_in_flight(short)[0] == min(p * m, n * m)
+    if rounds > 1:
+        assert peak_in_flight(long)[0] == p * m + p - 1
+        long_end, short_end = (max(span.end for span in timeline(ranks, 4, 8, 1)) for ranks in (long, short))
+        assert long_end < short_end  # what the longer one is for: it hides the sends
+
+
+def test_a_send_comes_between_two_ranks_and_not_within_one():
+    assert max(span.end for span in timeline(one_forward_one_backward(2, 1), 1, 2, 5)) == 2 * (1 + 2) + 2 * 5
+    assert timeline(one_forward_one_backward(1, 3), send_time=5) == timeline(one_forward_one_backward(1, 3))

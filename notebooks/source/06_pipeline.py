@@ -32,6 +32,7 @@ from actmem_course.show.rank_memory import rank_memory
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
+from actmem_course.show.warm_up import warm_up_times
 
 GPT3 = model_shape("175B")
 CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
@@ -115,6 +116,19 @@ for name, model in PAPER_MODELS.items():
         f"{bubble:.2%}", f"{bubble / (1 + bubble):.2%}",
     ))  # fmt: skip
 print(text_table(("model", "p", "m", "n", "factor", "in flight", "counted", "idle / working", "idle / step"), lines, " rrrrrrrr"))
+
+# %% [markdown]
+# Why run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as 1F1B does? While sends take no time, the shorter warm-up of
+# `(p − r − 1) + (m − 1)p` is as fast, and rank 0 holds `pm` chunks in place of `pm + p − 1`. Move the slider: the extra
+# forwards hide the sends. Exercise 5.2 asks for the longer one, and then compares the two.
+
+# %%
+Panel(
+    lambda p, m, q: warm_up_times(p, m, 2 * p, q),
+    p=steps("p", "pipeline ranks", (2, 4, 8), 8),
+    m=steps("m", "chunks a rank", (2, 3, 4), 2),
+    q=steps("q", "a send, in quarters of a forward", (0, 1, 2, 3, 4), 0),
+)
 
 # %% [markdown]
 # In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and
@@ -327,8 +341,8 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 # <details><summary><b>4.</b> Interleaving with <code>m = 1</code> by the factor <code>1 + (p − 1)/(pm)</code> would give almost
 # twice equation 5. Why does 1F1B not hold that much?</summary>
 #
-# The interleaved order runs `2(p − r − 1)` forwards ahead where 1F1B runs `p − r − 1`, because a rank must feed the next
-# round while the earlier one is still under way. With one chunk there is no next round, so that order has no use.
+# The interleaved order runs `2(p − r − 1)` forwards ahead where 1F1B runs `p − r − 1`; the second half hides the sends, as the
+# slider above shows. The factor counts that longer warm-up, and 1F1B doesn't run it.
 # </details>
 #
 # ## What people get wrong here

@@ -16,6 +16,7 @@ from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course.show.moving_window import moving_window_chart
 from actmem_course.show.pipeline_schedule import measured_schedule, pipeline_schedule, schedule_of, with_pipeline
 from actmem_course.show.rank_memory import rank_memory
+from actmem_course.show.warm_up import warm_up_times
 
 GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
 CUT = Parallel(8, True)
@@ -33,6 +34,8 @@ DRAWINGS = [chart(*sizes) for sizes in SIZES] + [
     pipeline_schedule(TINY, Parallel(1, False, 2, 2), 4),
     rank_memory(MT.shape, MT.parallel, 280),
     rank_memory(MT.shape, with_pipeline(MT.parallel, 35, 1), 280),
+    warm_up_times(8, 2, 16, 0),
+    warm_up_times(4, 3, 8, 3),
 ]
 
 
@@ -160,3 +163,14 @@ def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
     )
     assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
     assert "15, 15, 16, 16" in drawing.alt
+
+
+def test_the_short_warm_up_saves_chunks_until_sends_cost_time():
+    free, dear = (warm_up_times(8, 2, 16, quarters) for quarters in (0, 4))
+    assert (
+        "takes no longer" in free.layout["title"]["text"]
+        and "16 chunks on rank 0, not 23" in free.layout["title"]["text"]
+    )
+    long, _, short, _ = (trace["y"] for trace in dear.traces)
+    assert long[0] == short[0] and all(a < b for a, b in zip(long[1:], short[1:]))
+    assert f"{short[-1] / long[-1] - 1:.0%} longer" in dear.layout["title"]["text"]

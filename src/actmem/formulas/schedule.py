@@ -57,8 +57,11 @@ def interleaved(
     num_model_chunks: int,
     num_microbatches: int,
     microbatches_per_round: int | None = None,
+    short_warmup: bool = False,
 ) -> Schedule:
     """Interleaved 1F1B in Megatron's order: rank r runs 2(p − r − 1) + (m − 1)g forwards first.
+
+    short_warmup: (p − r − 1) + (m − 1)g, which takes as long if sends take no time, and holds fewer.
 
     g microbatches (default p) go through one chunk, then the same g through the next.  Raises
     ConfigError if g does not divide num_microbatches.  torch's ScheduleInterleaved1F1B runs the
@@ -79,7 +82,7 @@ def interleaved(
     for rank in range(p):
         forwards = [Action("F", rank, chunk, i) for chunk, i in order]
         backwards = [Action("B", rank, m - 1 - chunk, i) for chunk, i in order]
-        ranks.append(_in_turn(forwards, backwards, warmup=2 * (p - rank - 1) + (m - 1) * g))
+        ranks.append(_in_turn(forwards, backwards, warmup=(2 - short_warmup) * (p - rank - 1) + (m - 1) * g))
     return ranks
 
 

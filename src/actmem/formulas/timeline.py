@@ -1,7 +1,7 @@
 """When each action of a pipeline schedule runs, if it can run at all, and what that costs.
 
-A simulation: every action starts as early as its rank and its inputs allow, and sending takes no
-time.  Idle time, the memory over time and the drawing are read off it.
+A simulation: every action starts as early as its rank and its inputs allow; sending takes no
+time unless one says so.  Idle time, the memory over time and the drawing are read off it.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ class Span:
 
 
 @checked
-def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2) -> list[Span]:
+def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2, send_time: int = 0) -> list[Span]:
     """Simulate the schedule: every action starts as early as its rank and its inputs allow.
 
-    The times are those of one chunk; sending takes none.  Spans are ordered by start.  Raises
-    ConfigError on a deadlock.
+    The times are those of one chunk.  send_time: from one rank to the next; it overlaps with what
+    both compute.  Spans are ordered by start.  Raises ConfigError on a deadlock.
     """
     p = len(ranks)
     num_model_chunks = 1 + max((a.chunk for actions in ranks for a in actions), default=0)
@@ -85,7 +85,7 @@ def timeline(ranks: Schedule, forward_time: int = 1, backward_time: int = 2) -> 
                 needs = _needs(action, action.chunk * p + rank, last_stage)
                 if not all(need in ends for need in needs):
                     break
-                start = max([free[rank], *(ends[need] for need in needs)])
+                start = max([free[rank], *(ends[need] + send_time * (need[1] % p != rank) for need in needs)])
                 free[rank] = start + (forward_time if action.kind == "F" else backward_time)
                 ends[action.kind, action.chunk * p + rank, action.microbatch] = free[rank]
                 spans.append(Span(rank, start, free[rank], action))

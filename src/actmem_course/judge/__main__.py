@@ -27,7 +27,7 @@ _RUN = "import sys; from actmem_course.judge import main; sys.argv = sys.argv[1:
 
 
 @dataclass(frozen=True)
-class Judged:
+class JudgedFile:
     """One file of a class.  statuses: by exercise.  why: what ended it, if something did."""
 
     file: Path
@@ -87,7 +87,7 @@ def _docstring(path: Path) -> str:
         return ""
 
 
-def judge_file(file: Path, seconds: float) -> Judged:
+def judge_file(file: Path, seconds: float) -> JudgedFile:
     """Judge one file in a process of its own, which ends after ``seconds``."""
     lab = load_lab(_lab_of(file))
     names = {"__file__": str(file.resolve()), "__doc__": _docstring(file)}
@@ -113,15 +113,15 @@ def judge_file(file: Path, seconds: float) -> Judged:
         if path.exists():
             statuses = {v["exercise"]: v["status"] for v in json.loads(path.read_text(encoding="utf-8"))["verdicts"]}
     why = why or ("" if statuses else f"ended with exit code {process.returncode}")
-    return Judged(file, lab.name, statuses, why)
+    return JudgedFile(file, lab.name, statuses, why)
 
 
-def _cells(judged: Judged) -> list[str]:
+def _cells(judged: JudgedFile) -> list[str]:
     statuses = [judged.statuses.get(exercise.number, "") for exercise in load_lab(judged.lab).exercises]
     return [f"{sum(status == 'passed' for status in statuses)} of {len(statuses)}", *statuses]
 
 
-def _table(found: list[Judged], folder: Path) -> Table:
+def _table(found: list[JudgedFile], folder: Path) -> Table:
     """A line for each file: passed in all, and by exercise."""
     table = Table("file", "lab", "passed", "not passed", box=None)
     for judged in found:
@@ -132,7 +132,7 @@ def _table(found: list[Judged], folder: Path) -> Table:
     return table
 
 
-def _write_csv(found: list[Judged], folder: Path, path: Path) -> None:
+def _write_csv(found: list[JudgedFile], folder: Path, path: Path) -> None:
     with replacing(path) as beside, open(beside, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["file", "lab", "exercise", "status", "why"])

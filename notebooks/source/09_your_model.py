@@ -1,0 +1,322 @@
+# %% [markdown]
+# # 9 · Your model
+#
+# So far you counted models that this course wrote. Now take one that it did not write. What does it keep, which of
+# that is waste, and what fills memory at the worst moment of a step?
+
+# %%
+import json
+from contextlib import redirect_stdout
+from io import StringIO
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import actmem
+from actmem.__main__ import main
+from actmem.measure.diagnosis import findings
+from actmem.measure.ledger_tables import readable_size
+from actmem.measure.solve import formula_text, solve_formula
+from actmem_course.show.predict import Prediction
+from actmem_course.show.text import text_table
+
+# %% [markdown]
+# *30 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb) and [05 Recomputation](05_recomputation.ipynb).
+# **You will** record a Llama layer, find its formula by machine, name its wastes, remove three of them, and read the bill of
+# a whole training step.
+#
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key/value heads, $f$ width of the MLP, $d = h/a$.
+#
+# ## A layer as many libraries write it
+#
+# The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
+# multiplies `silu(gate)` by `up`. This is the form of Hugging Face's Llama, with the biases and the cache left out.
+
+# %%
+class Norm(nn.Module):
+    def __init__(self, h):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(h))
+
+    def forward(self, x):
+        wide = x.float()
+        return self.weight * (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype)
+
+
+class Attention(nn.Module):
+    def __init__(self, h, a, k):
+        super().__init__()
+        self.a, self.k, d = a, k, h // a
+        self.q, self.out = nn.Linear(h, h, bias=False), nn.Linear(h, h, bias=False)
+        self.keys, self.values = nn.Linear(h, k * d, bias=False), nn.Linear(h, k * d, bias=False)
+
+    def heads(self, x, count):
+        return x.view(*x.shape[:2], count, -1).transpose(1, 2)
+
+    def repeat(self, x):  # [b, k, s, d] to [b, a, s, d]
+        b, k, s, d = x.shape
+        return x[:, :, None].expand(b, k, self.a // k, s, d).reshape(b, self.a, s, d)
+
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, self.repeat(k), self.repeat(v), is_causal=True)
+
+    def forward(self, x):
+        q, k, v = self.heads(self.q(x), self.a), self.heads(self.keys(x), self.k), self.heads(self.values(x), self.k)
+        return self.out(self.attend(q, k, v).transpose(1, 2).reshape(x.shape))
+
+
+class MLP(nn.Module):
+    def __init__(self, h, f):
+        super().__init__()
+        self.gate, self.up = nn.Linear(h, f, bias=False), nn.Linear(h, f, bias=False)
+        self.down = nn.Linear(f, h, bias=False)
+
+    def product(self, gate, up):
+        return F.silu(gate) * up
+
+    def forward(self, x):
+        return self.down(self.product(self.gate(x), self.up(x)))
+
+
+class Layer(nn.Module):
+    def __init__(self, h, a, k, f, norm=Norm, attention=Attention, mlp=MLP):
+        super().__init__()
+        self.norm1, self.norm2 = norm(h), norm(h)
+        self.attention, self.mlp = attention(h, a, k), mlp(h, f)
+
+    def forward(self, x):
+        x = x + self.attention(self.norm1(x))
+        return x + self.mlp(self.norm2(x))
+
+
+s, b, h, a, k, f = 64, 2, 128, 4, 2, 448
+
+
+def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
+    torch.manual_seed(0)
+    model = Layer(h, a, k, f, **parts).to(torch.bfloat16)
+    return model, torch.randn(b, s, h, dtype=torch.bfloat16, requires_grad=True)
+
+
+# %% [markdown]
+# ## Guess, then record
+#
+# The layer's input takes $2sbh$ bytes in bfloat16. Go through the operations as in chapter 2: what does each keep?
+
+# %%
+model, x = layer()
+with actmem.record(model) as ledger:
+    y = model(x)
+
+Prediction(
+    "How many times its input does this layer keep for backward?",
+    answer=ledger.total_bytes / (2 * s * b * h),
+    unit="times",
+    because="More than the paper's layer without its attention core: float32 copies in the norms, repeated heads, four tensors in the MLP.",
+)
+
+# %% [markdown]
+# `actmem.record` runs around any forward pass. It lists each stored tensor with the module and the operation that saved it.
+
+# %%
+ledger
+
+# %% [markdown]
+# ## The formula, found by machine
+#
+# Run the layer in a few sizes and solve for the coefficients. They come out exact, because every count is exact; two
+# further sizes check that no other term is missing.
+
+# %%
+def count(sizes):
+    model, x = layer(**sizes, a=2, k=1)
+    with actmem.record(model) as seen:
+        y = model(x)
+    assert y.requires_grad
+    return seen.total_bytes
+
+
+found = solve_formula(count, {"s": 16, "b": 1, "h": 32, "f": 48})
+print(formula_text(found, "sbhf"), "bytes, with a = 2 heads and k = 1")
+
+# %% [markdown]
+# Compare with the layer of chapter 2: $34sbh$ with $f = 4h$, dropout and biases. Each letter says where to look: the MLP is all
+# of the $sbf$, and the term without $h$ and $f$ holds what each token needs once: statistics and the log-sum-exp of each head.
+#
+# ## What could go
+#
+# The ledger knows a few wastes by their operations, shapes and dtypes.
+
+# %%
+for finding in findings(ledger.tensors):
+    print(f"{finding.waste}: {finding.bytes:,} B of {ledger.total_bytes:,} B could go, {finding.floor:,} B stay\n   {finding.text}\n")
+
+# %% [markdown]
+# ## The fix
+#
+# Three changes, none of which repeats a matrix product.
+#
+# - **Norm.** A function that keeps `x` in 16 bits and one float32 number a token, and computes the rest again in backward.
+# - **Attention.** `enable_gqa=True` lets the kernel read each key head for several query heads.
+# - **MLP.** A function that keeps `gate` and `up`, and makes `silu(gate)` again.
+
+# %%
+class NormFunction(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight):
+        scale = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)
+        ctx.save_for_backward(x, weight, scale)
+        return weight * (x.float() * scale).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, scale = ctx.saved_tensors
+        normed, grad = x.float() * scale, grad.float()
+        inner = grad * weight.float()
+        grad_x = scale * (inner - normed * (inner * normed).mean(-1, keepdim=True))
+        return grad_x.to(x.dtype), (grad * normed).flatten(0, -2).sum(0).to(weight.dtype)
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx, grad):
+        gate, up = ctx.saved_tensors
+        sigmoid = torch.sigmoid(gate)
+        return grad * up * sigmoid * (1 + gate * (1 - sigmoid)), grad * gate * sigmoid
+
+
+class LeanNorm(Norm):
+    def forward(self, x):
+        return NormFunction.apply(x, self.weight)
+
+
+class LeanAttention(Attention):
+    def attend(self, q, k, v):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+
+
+class LeanMLP(MLP):
+    def product(self, gate, up):
+        return Product.apply(gate, up)
+
+
+lean = {"norm": LeanNorm, "attention": LeanAttention, "mlp": LeanMLP}
+lean_model, _ = layer(**lean)
+with actmem.record(lean_model) as lean_ledger:
+    lean_y = lean_model(x)
+
+saved = ledger.total_bytes - lean_ledger.total_bytes
+print(f"{ledger.total_bytes:,} B before, {lean_ledger.total_bytes:,} B after: {saved:,} B less, {100 * saved / ledger.total_bytes:.0f}%")
+print("wastes left:", [finding.waste for finding in findings(lean_ledger.tensors)] or "none known")
+
+# %% [markdown]
+# Never trust a smaller number without the gradients. In float64 the two layers agree to rounding.
+
+# %%
+def gradients(**parts):
+    model, x = layer(**parts)
+    model, x = model.double(), x.detach().double().requires_grad_()
+    model(x).square().sum().backward()
+    return [x.grad, *(p.grad for _, p in sorted(model.named_parameters()))]
+
+
+class WideNorm(Norm):  # the same formula without the detour through float32
+    def forward(self, x):
+        return self.weight * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6))
+
+
+worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in zip(
+    gradients(norm=WideNorm, attention=LeanAttention, mlp=LeanMLP), gradients(norm=WideNorm)))
+print("largest relative difference below 1e-12:", worst < 1e-12)
+
+# %% [markdown]
+# ## The diff
+#
+# The command line does all of this for a model in a file, without a notebook. Name a function that returns the model and
+# its inputs: `python -m actmem record my_model.py:factory --json before.json`. Add `--fake` for sizes that no machine here could
+# hold, `--html page.html` for a page with a treemap. Then `python -m actmem diff before.json after.json` names what came, went and
+# stayed.
+
+# %%
+from actmem.measure.record_command import as_dict
+
+with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
+    files = [str(Path(folder) / name) for name in ("before.json", "after.json")]
+    for file, seen in zip(files, (ledger, lean_ledger)):
+        Path(file).write_text(json.dumps(as_dict(seen, None, {})))
+    main(["diff", *files])
+print(printed.getvalue())
+
+# %% [markdown]
+# ## The peak
+#
+# What runs out is not what is held after forward but the most that is alive at any moment. `actmem.step` runs one training step,
+# notes each storage's birth and death, and bills the highest point. The lines add up to it, to the byte.
+
+# %%
+optimizer = torch.optim.AdamW(model.parameters())
+actmem.step(model, x, optimizer=optimizer)  # from now on the optimizer's states are there
+optimizer.zero_grad()
+bill = actmem.step(model, x, optimizer=optimizer)
+assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
+print(f"peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}")
+print(text_table(["kind", "bytes"], [[kind, f"{size:,}"] for kind, size in bill.by_kind().items()]))
+
+# %% [markdown]
+# The layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
+
+# %%
+lines = []
+for length in (64, 256, 1024):
+    long_model, long_x = layer(s=length)
+    long_bill = actmem.step(long_model, long_x, optimizer=torch.optim.AdamW(long_model.parameters()))
+    kinds = long_bill.by_kind()
+    lines.append([length, f"{long_bill.peak_bytes:,}", f"{100 * kinds.get('activation', 0) / long_bill.peak_bytes:.0f}%", long_bill.peak_phase])
+print(text_table(["s", "peak bytes", "activations", "phase"], lines))
+
+# %% [markdown]
+# ## Yours
+#
+# Put your own model here: any module, and any arguments. If it has more parameters than your machine has memory, run the cell's
+# contents under `with fake_tensors():` from `actmem.torch_private`, or use the command with `--fake`.
+
+# %%
+your_model = nn.TransformerEncoderLayer(64, 4, 128, batch_first=True)
+your_inputs = (torch.randn(2, 16, 64),)
+
+with actmem.record(your_model) as yours:
+    output = your_model(*your_inputs)
+print(f"{yours.total_bytes:,} B")
+for finding in findings(yours.tensors):
+    print(f"- {finding.waste}: {finding.bytes:,} B")
+
+# %% [markdown]
+# ## Questions
+#
+# <details><summary><b>1.</b> A tensor is alive but autograd did not save it. Who can hold it?</summary>
+#
+# An attribute of `ctx`, a hook's closure, a cache of a selective checkpoint, a module's attribute. Hooks see none of these. The
+# ledger lists such tensors in rows of their own, with their holder where it can be found.
+# </details>
+#
+# <details><summary><b>2.</b> Recomputing the attention core saved little in your model. Why?</summary>
+#
+# With a flash kernel there is no core to drop: no tensor of $s^2$ is kept. Look at the diff: what stayed are the inputs of
+# linears and norms, and no recomputation of the core touches these.
+# </details>
+#
+# <details><summary><b>3.</b> The peak lies in the optimizer's step. Does recomputing activations help?</summary>
+#
+# No. By then the activations are gone. The bill names what is there: weights, gradients, states, and what the update makes.
+# </details>
+#
+# **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/measure/ledger.py`, `src/actmem/measure/origins.py`,
+# `src/actmem/measure/whole_step.py`, `src/actmem/measure/diagnosis.py`.

@@ -17,11 +17,38 @@ from torch import nn
 
 import actmem
 from actmem.__main__ import main
+from actmem.formulas.llama_terms import llama_rows
+from actmem.llama_shape import LLAMA_MODELS, LlamaShape
 from actmem.measure.diagnosis import findings
 from actmem.measure.ledger_tables import readable_size
+from actmem.measure.record_command import as_dict
 from actmem.measure.solve import formula_text, solve_formula
+from actmem.rows import total
+from actmem_course.show.choices import choice, slider
+from actmem_course.show.llama_bars import llama_bars
+from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
+from actmem_course.show.reveal import Reveal
 from actmem_course.show.text import text_table
+
+llama = LLAMA_MODELS["llama3-8b"]
+once = 2 * llama.seq_length * llama.micro_batch_size * llama.hidden_size
+
+question = Prediction(
+    "A layer of Llama 3 8B runs with flash attention, without dropout, in bfloat16. With nothing kept twice and nothing run "
+    "again, how many times its own input must it keep for backward?",
+    answer=total(llama_rows(llama)) / once,
+    unit="times",
+    because="No tensor of s² is left, and still the layer keeps many times what goes in: most of it in the MLP.",
+)
+Reveal(
+    question,
+    Panel(
+        lambda s, recompute: llama_bars(llama.with_sizes(seq_length=s), recompute),
+        s=slider("s", "tokens", 1024, 32768, 1024, start=llama.seq_length),
+        recompute=choice("recomputed", ["none", "elementwise"], "none"),
+    ),
+)
 
 # %% [markdown]
 # *30 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb) and [05 Recomputation](05_recomputation.ipynb).
@@ -102,21 +129,17 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 
 
 # %% [markdown]
-# ## Guess, then record
+# ## Record it
 #
-# The layer's input takes $2sbh$ bytes in bfloat16. Go through the operations as in chapter 2: what does each keep?
+# The formulas above are a floor. What does this form of the layer keep?
 
 # %%
 model, x = layer()
 with actmem.record(model) as ledger:
     y = model(x)
 
-Prediction(
-    "How many times its input does this layer keep for backward?",
-    answer=ledger.total_bytes / (2 * s * b * h),
-    unit="times",
-    because="More than the paper's layer without its attention core: float32 copies in the norms, repeated heads, four tensors in the MLP.",
-)
+floor = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
+print(f"{ledger.total_bytes:,} B, {ledger.total_bytes / (2 * s * b * h):.1f} times its input; the floor is {floor:,} B")
 
 # %% [markdown]
 # `actmem.record` runs around any forward pass. It lists each stored tensor with the module and the operation that saved it.
@@ -214,7 +237,8 @@ with actmem.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
 
 saved = ledger.total_bytes - lean_ledger.total_bytes
-print(f"{ledger.total_bytes:,} B before, {lean_ledger.total_bytes:,} B after: {saved:,} B less, {100 * saved / ledger.total_bytes:.0f}%")
+print(f"{ledger.total_bytes:,} B before, {lean_ledger.total_bytes:,} B after: {100 * saved / ledger.total_bytes:.0f}% less")
+print(f"the floor by formula: {floor:,} B, difference {lean_ledger.total_bytes - floor}")
 print("wastes left:", [finding.waste for finding in findings(lean_ledger.tensors)] or "none known")
 
 # %% [markdown]
@@ -246,8 +270,6 @@ print("largest relative difference below 1e-12:", worst < 1e-12)
 # stayed.
 
 # %%
-from actmem.measure.record_command import as_dict
-
 with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
     files = [str(Path(folder) / name) for name in ("before.json", "after.json")]
     for file, seen in zip(files, (ledger, lean_ledger)):

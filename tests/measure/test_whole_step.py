@@ -146,3 +146,45 @@ def test_emptied_storages_count_with_what_is_left():
     x = torch.zeros(10, requires_grad=True)
     assert step(Emptying(), x).peak_bytes == 40 + 4000
     assert "resize_" not in vars(torch.UntypedStorage)
+
+
+def same_on_this_rank(model, batch):
+    """The bill's sum, its peak, and the second count, of a step with AdamW."""
+    optimizer = torch.optim.AdamW(model.parameters())
+    one_step(model, batch, loss_of, optimizer)
+    bill = step(model, batch, loss_of, optimizer)
+    with Weak(*existing(model, batch, optimizer)) as second:
+        one_step(model, batch, loss_of, optimizer)
+    return sum(row.bytes for row in bill.peak), bill.peak_bytes, second.peak_bytes
+
+
+def tensor_parallel_bill():
+    from actmem.parallel.groups import tensor_parallel
+
+    tp = tensor_parallel(sequence_parallel=True)
+    model = TransformerLayer(SHAPE, tp, p=0.0, dtype=torch.float32, seed=1)
+    return same_on_this_rank(model, torch.randn(8, 2, 32, requires_grad=True))
+
+
+def test_two_ranks_of_tensor_and_sequence_parallelism(pools):
+    for billed, peak, _ in pools[2].run(tensor_parallel_bill):
+        assert billed == peak > 0
+
+
+def pipeline_bill():
+    from actmem.pipeline import Pipeline, make_mesh
+
+    shape = ModelShape(16, 1, 32, 4, num_layers=4, vocab_size=64)
+    pipeline = Pipeline(shape, make_mesh("cpu", 4, 1), num_microbatches=4, p=0.0, dtype=torch.float32)
+    tokens = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
+    pipeline.step(tokens, tokens)
+    with watch_step(pipeline.parts[0], batch=tokens) as bill:
+        pipeline.step(tokens, tokens)
+    return sum(row.bytes for row in bill.peak), bill.peak_bytes, bill.by_kind()["activation"]
+
+
+def test_four_ranks_of_a_pipeline(pools):
+    bills = pools[4].run(pipeline_bill)
+    assert all(billed == peak > 0 for billed, peak, _ in bills)
+    activations = [activation for _, _, activation in bills]
+    assert activations[0] > activations[2], "the first rank has the most microbatches in flight"

@@ -90,7 +90,9 @@ class Classifier:
 
     def is_weight(self, storage: torch.UntypedStorage) -> bool:
         """True for the storage of any parameter or buffer of this process."""
-        return storage in self._own or storage in self._seen or storage in self._live
+        if storage in self._own or storage in self._seen:
+            return True
+        return storage not in self._tracker.inputs and storage in self._live
 
 
 #: Bytes of the state of a CPU's generator and of a GPU's.

@@ -229,10 +229,15 @@ def _writes(func: Any) -> bool:
 def live_weights() -> WeakSet[torch.UntypedStorage]:
     """The storages of every parameter, and of every buffer of every module, that is alive in this process."""
     tensors: list[Tensor] = []
+    # There are a million objects of a thousand types.
+    wanted: dict[type, type | None] = {}
     for thing in gc.get_objects():
         kind = type(thing)
-        if issubclass(kind, nn.Parameter) or (issubclass(kind, Tensor) and getattr(thing, "_is_param", False)):
-            tensors.append(thing)
-        elif issubclass(kind, nn.Module):
+        if kind not in wanted:
+            wanted[kind] = next((base for base in (Tensor, nn.Module) if issubclass(kind, base)), None)
+        if wanted[kind] is Tensor:
+            if issubclass(kind, nn.Parameter) or getattr(thing, "_is_param", False):
+                tensors.append(thing)
+        elif wanted[kind] is nn.Module:
             tensors.extend(t for t in thing.__dict__.get("_buffers", {}).values() if isinstance(t, Tensor))
     return storages_of(*tensors)

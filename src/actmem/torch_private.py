@@ -2,9 +2,7 @@
 All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests on those versions again.
 
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
-- ``torch._subclasses``, ``torch.distributed._tools``: fake tensors, and collectives on them
-- ``torch.testing._internal``: the store of the fake backend
-- ``torch.ops._c10d_functional``: an all-to-all that an operator can return
+- ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
 - ``PipelineStage``: what it holds, sends and receives, below, and the methods that ``pipeline.Stage`` overrides
 """

@@ -44,7 +44,7 @@ NEARBY = ("", "formulas", "measure", "model", "parallel", "plan", "bench/peers",
 #: Tests of the repository, not of the library.
 APART = {"test_imports", "test_matrix", "test_mutants", "test_names", "test_project_files", "test_report", "test_setup", "test_torch_private"}  # fmt: skip
 #: What a test file costs if its text has one of these words; 1 without any.
-COSTS = {"torch": 2, "pools": 6, "subprocess": 12, "launch": 12, "torch.compile": 20, "memory_peak": 6}
+COSTS = {"torch": 2, "pools": 6, "subprocess": 12, "launch": 12, "reproduce": 12, "torch.compile": 20, "memory_peak": 6}
 #: Farther tests than this many imports are not near.
 FARTHEST = 4
 #: Seconds after which a single test counts as one that never ends, and the tests of one mutant end without a result.
@@ -54,6 +54,7 @@ LEFT_OUT: dict[str, str] = {
     "measure/peak.py: _on_cuda": "runs on a GPU",
     "parallel/rng.py: _draw_in_one_pass": "runs on a GPU",
     "parallel/rng.py: _drop: other dtype": "the same product, slower",
+    "plan/planned_model.py: PlannedModel.recomputed_rows: term dropped": "no mode keeps a part of a term",
 }
 
 

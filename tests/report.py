@@ -58,11 +58,11 @@ def cases_of(report: str) -> list[Case]:
 
 
 def run_marked() -> list[Case]:
-    """Run the marked tests.  They fill both cores already, so one after the other."""
+    """Run the marked tests, two at a time: most of them wait for processes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "marked.xml"
-        # Notebooks start no labs, and what a run in them proves is another command's.
-        arguments = ["-q", "-m", " or ".join(KINDS), f"--junitxml={path}", "tests"]
+        which = ["-m", " or ".join(KINDS), "tests"]
+        arguments = ["-q", "-n", "2", "--dist", "worksteal", f"--junitxml={path}", *which]
         subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
         return cases_of(path.read_text(encoding="utf-8"))
 

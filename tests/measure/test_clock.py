@@ -154,6 +154,7 @@ def test_what_slows_both_down_cancels_out():
 def test_only_what_stands_out_of_the_noise_is_real():
     noise = noise_of([0.99, 1.01, 1.0, 1.02, 0.98, 1.0])
     assert noise == pytest.approx(0.02)
+    assert noise_of([0.9, 1.0, 1.01]) == pytest.approx(0.1) == noise_of([1.1, 1.0, 0.99])  # the farther end
     steady = [1.05, 1.051, 1.049, 1.05, 1.05, 1.05]
     assert is_real(spread(steady), noise)
     assert is_real(spread([2 - ratio for ratio in steady]), noise)  # faster than the base is real too

@@ -23,7 +23,8 @@ def test_json_has_the_bill_line_by_line(capsys):
         chosen["seconds"]["total"]
     )
     assert [plan["seconds"]["total"] for plan in out["plans"]] == sorted(p["seconds"]["total"] for p in out["plans"])
-    assert all(refused["over_bytes"] > 0 for refused in out["refused"])
+    usable = 80 * 2**30 - bill["allowance_bytes"]
+    assert out["refused"] and all(r["over_bytes"] == r["bytes"] - usable > 0 for r in out["refused"])
     assert out["counted"] > 1000 and len(out["what_if"]) == 2
     assert set(out["settings"]) == {"Megatron-LM", "torchtitan", "Hugging Face"}
 

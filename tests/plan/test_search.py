@@ -11,7 +11,7 @@ from actmem.plan.hardware import DEVICES, GIBIBYTE, Cluster
 from actmem.plan.known_models import known_names, planned_model_of
 from actmem.plan.layout import Layout
 from actmem.plan.planned_gpt import PlannedGPT
-from actmem.plan.rank_bill import rank_bill, stage_layers
+from actmem.plan.rank_bill import rank_bill, stage_layers, static_lines
 from actmem.plan.search import bill_of, divisors, find_plans, layouts
 from actmem.rows import by_term, total
 
@@ -144,3 +144,14 @@ def test_more_memory_never_makes_the_best_plan_slower():
 
 def test_divisors():
     assert divisors(12, 5) == [1, 2, 3, 4]
+
+
+def test_zero_3_gathers_two_layers_and_the_ends_of_this_rank():
+    h, v, s = TINY.hidden_size, TINY.vocab_size, TINY.seq_length
+    layout = Layout(2, pipeline_parallel_size=4, zero_stage=3)
+    sizes = [
+        {term: size for _, term, size, _ in static_lines(PlannedGPT("tiny", TINY), layout, rank)}["gathered weights"]
+        for rank in range(4)
+    ]
+    two_layers = 2 * (12 * h * h + 13 * h)
+    assert sizes == [2 * (two_layers + end) for end in ((v + s) * h, 0, 0, v * h + 2 * h)]

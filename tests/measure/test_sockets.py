@@ -8,6 +8,7 @@ from actmem.config import ModelShape
 from actmem.formulas.communication import Exchange
 from actmem.formulas.gloo_headers import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
 from actmem.measure import sockets as wire
+from actmem.measure.emulate import emulated_rank
 from actmem.measure.sockets import bytes_sent_by, can_count
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
@@ -68,3 +69,9 @@ def test_headers_grow_with_the_pieces(n, pieces, pools):
     exchange = Exchange("all-reduce", "forward", "", 2, n * PIECE_BYTES)
     assert gloo_header_bytes(exchange) == pieces * 3 * HEADER_BYTES
     assert pools[2].run(sent_for_mebibytes, n) == [exchange.wire_bytes + gloo_header_bytes(exchange)] * 2
+
+
+def test_ranks_that_send_nothing_are_not_counted():
+    assert not can_count()
+    with emulated_rank(2):
+        assert not can_count()

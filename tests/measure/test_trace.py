@@ -5,6 +5,7 @@ import json
 import torch
 
 from actmem.config import ModelShape
+from actmem.measure.clock import Work
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.trace import write_trace
 from actmem.model.layer import TransformerLayer
@@ -48,3 +49,10 @@ def test_a_rank_without_a_path_writes_nothing(tmp_path):
     layer = TransformerLayer(SHAPE, dtype=torch.float32)
     write_trace({"one": Runner(layer, torch.randn(8, 1, 16, requires_grad=True)).work()}, None, "cpu")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_step_is_finished(tmp_path):
+    x, done = torch.ones(2, requires_grad=True), []
+    work = Work(lambda: x.sum(), lambda output: output.backward(), lambda: done.append("finished"))
+    write_trace({"one": work, "other": work}, tmp_path / "trace.json", "cpu")
+    assert len(done) == 4  # the first time and the recorded one

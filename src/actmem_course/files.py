@@ -48,7 +48,10 @@ def replacing(path: Path) -> Iterator[Path]:
     If the block fails, or the disk is full, the old file stays.  A device or a pipe is written itself.
     """
     if not _replaceable(path):
-        yield path
+        try:
+            yield path
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from None
         return
     beside = path_beside(path)
     try:

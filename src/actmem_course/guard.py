@@ -74,7 +74,7 @@ class Guard(threading.Thread):
             if self._over.is_set():
                 return
             if any(line in ready for line in self._to_start) or not self._to_start and os.getppid() != self._parent:
-                self.quit("what started the ranks is gone" if self.store.rank == 0 else None)
+                say_gone()
             try:
                 if self._wake in ready:
                     self.signalled(os.read(self._wake, 1)[0])
@@ -101,8 +101,7 @@ class Guard(threading.Thread):
     def lost(self) -> None:
         """The store is gone, and with it what started the ranks."""
         time.sleep(BEAT_SECONDS)
-        speaks = self._signs.speaks if self._signs.needed else self.store.rank == 0
-        self.quit("what started the ranks is gone" if speaks else None)
+        say_gone()
 
     def give_up(self, cause: str | None) -> NoReturn:
         """End this rank, and the others with it.  cause: None if it lies with another rank, or outside."""
@@ -157,6 +156,14 @@ def say(line: str) -> None:
         sys.stdout.flush()
     with suppress(OSError):
         os.write(2, f"{line}\n".encode(errors="replace"))
+
+
+def say_gone() -> NoReturn:
+    """End this rank because what started it is gone; the first rank of each host says so."""
+    if os.environ.get("LOCAL_RANK", "0") != "0":
+        leave(0)
+    say(f"{os.path.basename(sys.argv[0])}: what started the ranks is gone")
+    leave(1)
 
 
 def leave(code: int) -> NoReturn:

@@ -22,7 +22,7 @@ import torch.distributed.nn.functional  # noqa: F401
 
 from actmem.config import ConfigError, check_size
 from actmem.measure.emulate import emulated_rank
-from actmem_course.guard import LINE, Guard
+from actmem_course.guard import LINE, Guard, say_gone
 from actmem_course.rank_store import RankStore, connect
 from actmem_course.start import start_ranks
 
@@ -113,6 +113,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         return
     guard = Guard()
     guard.start()
+    _find_the_store()
     if device == "cuda":
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
@@ -128,6 +129,21 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         end_group()
     if Guard.current:  # after an error it stays, and ends the other ranks
         Guard.current.stop()
+
+
+def _find_the_store() -> None:
+    """End this rank if nobody serves the store: what started it is gone, and joining would wait for minutes.
+
+    Where torchrun serves it, as usual, it did so before it started any rank.
+    """
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
+        return
+    try:
+        socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=60).close()
+    except ConnectionRefusedError:
+        say_gone()
+    except OSError:
+        pass  # the process group says what is wrong
 
 
 def stay_on_this_host() -> None:

@@ -75,10 +75,8 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
             _end(ranks)
             say(f"{program}: ended by {signal.Signals(ended.args[0]).name}")
             return 128 + ended.args[0]
-    for rank in failed:
-        if rank.state() != "failed":
-            say(f"{program}: rank {rank.number} {rank.state()}")
-            break
+    if failed and failed[0].state() != "failed":
+        say(f"{program}: rank {failed[0].number} {failed[0].state()}")
     code = ranks[0].process.returncode
     return code if code in (1, 2, 130) else 1 if failed else code
 

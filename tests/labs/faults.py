@@ -18,8 +18,11 @@ FAULTS = {
     "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "raises": "raise ValueError('planted\\nsecond line')",
     "leaves": "os._exit(0)",
-    "loops": "Path(os.environ['ACTMEM_LOOPS']).touch(); time.sleep(10**6)",
+    "loops": "time.sleep(10**6)",
+    "has no memory": "import torch; torch.empty(2**60, dtype=torch.uint8)",
 }
+#: Each fault, and each signal, should have ended everything after so long; the time it took is on record.
+GOAL_SECONDS, LIMIT_SECONDS = 10, 60
 _SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
@@ -31,6 +34,7 @@ def planted(owner, name):
     before = getattr(owner, name)
     def run(*args, **kwargs):
         if os.environ.get("RANK") == "1":
+            Path(os.environ["ACTMEM_LOOPS"]).touch()
             {fault}
         return before(*args, **kwargs)
     setattr(owner, name, run if owner in (MLP, dist) else staticmethod(run))
@@ -47,6 +51,7 @@ class Started:
     def __init__(self, command, folder, **environment):
         self.mark = uuid.uuid4().hex
         self.looping = Path(folder) / "loops"
+        self.harmed, self.seconds = 0.0, 0.0
         environment = {
             "OMP_NUM_THREADS": "1",
             **environment,
@@ -70,6 +75,11 @@ class Started:
             assert time.monotonic() < end
             time.sleep(0.1)
 
+    def harm(self, number, group=False):
+        """Send a signal to what was started, or to its whole process group."""
+        self.harmed = time.time()
+        (os.killpg if group else os.kill)(self.process.pid, number)
+
     def end(self):
         """Wait for the end of the process; its code, its output, and the lines of its errors."""
         output, errors = self.process.communicate(timeout=SECONDS)
@@ -88,14 +98,19 @@ class Started:
         return found
 
     def nothing_is_left(self):
-        """Whether all processes are gone in time; those that are not are killed."""
+        """Whether all processes are gone in time; those that are not are killed.
+
+        seconds: how long they took from the fault, or the signal.
+        """
         end = time.monotonic() + SECONDS
         while self.alive() and time.monotonic() < end:
             time.sleep(0.1)
         left = self.alive()
+        harmed = self.harmed or (self.looping.stat().st_mtime if self.looping.exists() else time.time())
+        self.seconds = time.time() - harmed
         for number in left:
             os.kill(number, signal.SIGKILL)
-        return not left
+        return not left and self.seconds < LIMIT_SECONDS
 
 
 def planted(folder, fault, place="forward", torchrun=False, lab="measure_parity.py"):

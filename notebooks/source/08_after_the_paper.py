@@ -1,0 +1,286 @@
+# %% [markdown]
+# # 8 · After the paper
+#
+# Selective recomputation is on, and the memory hardly falls. Why? And what does today's layer have to keep?
+
+# %%
+import torch
+from torch import nn
+
+from actmem.config import Parallel
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.first_stage import layer_bytes
+from actmem.formulas.flops import layer_overhead
+from actmem.formulas.frontier import elementwise_bytes, frontier
+from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
+from actmem.models import PAPER_MODELS, model_shape
+from actmem.rows import compare, total
+from actmem_course.show.choices import steps
+from actmem_course.show.frontier_figure import frontier_figure
+from actmem_course.show.kept_today import kept_today
+from actmem_course.show.panel import Panel
+from actmem_course.show.predict import Prediction
+from actmem_course.show.reveal import Reveal
+from actmem_course.show.style import size_text
+from actmem_course.show.text import comparison_text, saved_text, text_table
+
+LLAMA = llama_shape("llama3-8b")
+
+
+def share_left(mode):
+    """Percent of a Llama layer's bytes that a mode still keeps."""
+    return 100 * total(llama_rows(LLAMA, recompute=mode)) / total(llama_rows(LLAMA))
+
+
+question = Prediction(
+    "A layer of Llama 3 8B with flash attention, 8,192 tokens. Someone turns selective recomputation of the attention core on. How many "
+    "percent of the layer's activation bytes go?",
+    100 - share_left("selective"),
+    "%",
+    "A flash kernel never stores the scores. All that the core keeps for itself is one number for each query and head: 4asb bytes.",
+)
+Reveal(
+    question,
+    Panel(
+        lambda s, k, f: kept_today(LlamaShape(s, 1, 4096, 32, k, f)),
+        s=steps("s", "tokens", (1024, 2048, 4096, 8192, 16384, 32768), 8192),
+        k=steps("k", "key and value heads", (1, 2, 4, 8, 16, 32), 8),
+        f=steps("f", "width of the MLP", (8192, 11008, 14336, 16384), 14336),
+    ),
+)
+
+# %% [markdown]
+# **What you need.** Chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 25 minutes.
+#
+# **Letters.** As before `s`, `b`, `h`, `a`, `t`; new: `k` key and value heads · `d = h/a` elements of a head · `f` width of
+# the MLP.
+
+# %% [markdown]
+# ## The layer changed
+#
+# Since 2022 models dropped layer norm's mean and biases (RMSNorm), rotate Q and K by position (RoPE), let several query heads
+# share a key and value head (grouped queries), gate the MLP (SwiGLU), and train without dropout. And attention runs in one
+# kernel that never writes the scores. So the two large terms of the paper's formula are gone: no `5as²b`, no masks. What is
+# left? Ask each operation what its gradient reads, as chapter 2 does:
+#
+# - **RMSNorm** reads its input and one number a token: `2sbh + 4sb`.
+# - **A product** reads its input: `2sbh` for Q, K, V together, and for gate and up together; `2sbh` for the projection; `2sbf`
+#   for the down product.
+# - **A rotation** is linear: its gradient is the rotation backwards. It reads the tables, and nothing of its input.
+# - **Flash attention** reads Q, K, V, its output and the log-sum-exp of each row: `2sbh + 4sbkd + 2sbh + 4asb`. Its output
+#   is the projection's input: one tensor, counted once.
+# - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
+
+# %%
+lines = [(row.term, row.bytes, size_text(row.bytes), row.source) for row in llama_rows(LLAMA)]
+whole = total(llama_rows(LLAMA))
+print(text_table(("Llama 3 8B, one layer", "bytes", "", "who reads it"), [*lines, ("together", whole, size_text(whole), "")], " rr", True))
+
+# %% [markdown]
+# ## Measured
+#
+# The layer in `src/actmem/today/llama.py` keeps exactly these, and a ledger of real autograd says so:
+
+# %%
+from actmem.measure.one_layer import measure_llama
+
+print(comparison_text(compare(llama_rows(TINY_LLAMA), measure_llama(TINY_LLAMA))))
+
+# %% [markdown]
+# At a real model's size an emulated rank does the same, with tensor and sequence parallelism. With `t <= k` everything is
+# divided by `t`. With `t > k` some ranks hold the same key and value head, so K and V are divided by `k` only:
+
+# %%
+from actmem.measure import emulated_rank
+from actmem.parallel.groups import tensor_parallel
+
+shape = llama_shape("llama3-70b")
+lines = []
+for t in (2, 8, 16):
+    with emulated_rank(t):
+        measured = measure_llama(shape, tensor_parallel(sequence_parallel=True))
+    predicted = llama_rows(shape, Parallel(t, True))
+    keys = next(row for row in predicted if row.term == "K")
+    lines.append((t, total(predicted), total(measured) - total(predicted), keys.bytes, keys.split_by))
+print(text_table(("t", "predicted", "difference", "K", "K is divided by"), lines, "rrrrr"))
+
+# %% [markdown]
+# ## What everyone keeps instead
+#
+# Write the same RMSNorm and the same gate out of torch's operators, as most models do, and autograd keeps what each
+# operator reads. In 16 bits, with the norm computed in float32:
+
+# %%
+from actmem.measure import record
+from actmem.today.fused import rms_norm, swiglu
+
+
+class PlainNorm(nn.Module):
+    def __init__(self, h):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(h, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)
+        return self.weight * wide.to(x.dtype)
+
+
+class FusedNorm(PlainNorm):
+    def forward(self, x):
+        return rms_norm(x, self.weight)
+
+
+class PlainGate(nn.Module):
+    def forward(self, gate, up):
+        return nn.functional.silu(gate) * up
+
+
+class FusedGate(nn.Module):
+    def forward(self, gate, up):
+        return swiglu(gate, up)
+
+
+s, b, h = 64, 2, 128
+
+
+def kept(module, inputs):
+    """Bytes for each element of one input."""
+    tensors = [torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True) for _ in range(inputs)]
+    with record(module) as ledger:
+        y = module(*tensors)  # it holds the graph, which holds the tensors
+        held = ledger
+    del y
+    return held.total_bytes / (s * b * h)
+
+
+norms = kept(PlainNorm(h), 1), kept(FusedNorm(h), 1)
+gates = kept(PlainGate(), 2), kept(FusedGate(), 2)
+lines = [("RMSNorm", *(f"{size:.2f}" for size in norms)), ("SwiGLU", *(f"{size:.2f}" for size in gates))]
+print(text_table(("bytes an element", "plain operators", "one function"), lines, " rr"))
+more = 2 * (norms[0] - norms[1]) + (gates[0] - gates[1]) * LLAMA.ffn_hidden_size / LLAMA.hidden_size
+tokens = LLAMA.seq_length * LLAMA.micro_batch_size
+print(f"\ntwo norms and a gate, in the proportions of Llama 3 8B: {more:.1f} sbh that no gradient needs;")
+print(f"the layer itself keeps {whole / (tokens * LLAMA.hidden_size):.1f} sbh")
+
+# %% [markdown]
+# ## What needs no product
+#
+# A norm's output is two operations away from its input, and so is `silu(gate) · up` from gate and up. Backward can make them
+# again without a single matrix product. That is the mode `elementwise`, and it is worth a third of the layer:
+
+# %%
+names = ("none", "selective", "elementwise", "full")
+forward = sum(llama_products(LLAMA).values())
+lines = [
+    (mode, size_text(total(llama_rows(LLAMA, recompute=mode))), f"{share_left(mode):.1f}",
+     f"{100 * llama_recomputed_flops(LLAMA, mode) / (3 * forward):.1f}")
+    for mode in names
+]  # fmt: skip
+print(text_table(("Llama 3 8B", "kept", "% of none", "FLOPs added, %"), lines, " rrr"))
+
+# %% [markdown]
+# The paper's own layer falls the same way. Of the `34sbh/t` that selective recomputation leaves, the two norm outputs, the
+# GeLU's output and the two dropout masks go: `20sbh/t`. Masks are drawn again from a seed.
+
+# %%
+lines = [
+    (name, *(size_text(layer_bytes(model.shape, model.parallel, mode)) for mode in names),
+     f"{float(100 * layer_overhead(model.shape, 'elementwise')):.2f}")
+    for name, model in PAPER_MODELS.items()
+]  # fmt: skip
+print(text_table(("model, t = 8", *names, "elementwise adds, % FLOPs"), lines, " rrrrr"))
+gpt3 = model_shape("175B")
+a, b, h, s = gpt3.letters()
+print(f"\nGPT-3, elementwise: {elementwise_bytes(gpt3, 8) * 8 / (s * b * h):g} sbh/t")
+
+# %% [markdown]
+# ## The frontier
+#
+# A layer is a table of terms, each with a recipe: from which other terms it is made, by which products. So *what to
+# recompute* is a set of terms, and every set has its bytes and its FLOPs. `recompute={"GeLU input", …}` runs any of them
+# (`src/actmem/drop.py`). The figure shows all choices for the paper's layer; the line joins those that none beats:
+
+# %%
+Panel(
+    lambda s: frontier_figure(gpt3.with_sizes(seq_length=s)),
+    s=steps("s", "tokens", (1024, 2048, 4096, 8192), 2048),
+)
+
+# %%
+lines = [
+    (", ".join(point.products) or "none", f"{point.bytes / (s * b * h):.1f}", f"{100 * point.flops / (72 * s * b * h * h + 12 * s * s * b * h):.2f}")
+    for point in frontier(gpt3)
+]
+print(text_table(("products run again", "sbh kept", "FLOPs added, %"), lines, " rr"))
+
+# %% [markdown]
+# A real layer and three sets. Whatever is dropped, the gradients are the same bit for bit:
+
+# %%
+from actmem.model.layer import TransformerLayer
+
+small = model_shape("tiny")
+
+
+def step(recompute):
+    """Gradients of one layer, and the bytes that it kept."""
+    layer = TransformerLayer(small, recompute=recompute, seed=1)
+    x = torch.randn(128, 2, 256, generator=torch.Generator().manual_seed(2)).requires_grad_()
+    with record(layer) as ledger:
+        y = layer(x)
+    y.square().sum().backward()
+    return ledger.total_bytes, [x.grad, *(p.grad for p in layer.parameters())]
+
+
+kept_bytes, wanted = step("none")
+for dropped in ("elementwise", {"GeLU input", "4h→h input"}, {"Q", "K", "V", "QKV projection input"}):
+    size, gradients = step(dropped)
+    same = all(torch.equal(x, y) for x, y in zip(gradients, wanted))
+    label = dropped if isinstance(dropped, str) else ", ".join(sorted(dropped))
+    print(f"{label}: {size / kept_bytes:.0%} of the bytes, gradients {'equal' if same else 'DIFFERENT'}")
+
+# %% [markdown]
+# ## Check your understanding
+#
+# **1.** A Llama layer with `k = a` (no grouped queries): which terms grow, and does the floor still have no `s²`?
+#
+# <details><summary>Answer</summary>
+#
+# K and V: `4sbh` in place of `4sbkd`. Nothing with `s²`: the kernel stores no scores, however many heads there are.
+#
+# </details>
+#
+# **2.** Why is full recomputation of this layer a worse trade than for the paper's?
+#
+# <details><summary>Answer</summary>
+#
+# The layer keeps less to begin with, so the same FLOPs free fewer bytes; and what was cheap to free, the scores, is gone
+# already.
+#
+# </details>
+#
+# **3.** The set {K} alone is refused for the paper's layer, but not for the Llama layer. Why?
+#
+# <details><summary>Answer</summary>
+#
+# In the paper's layer Q, K and V are three views of one product's result: the storage stays while one of them stays. The Llama
+# layer rotates Q and K into tensors of their own.
+#
+# </details>
+
+# %% [markdown]
+# ## What people get wrong here
+#
+# - **"Selective recomputation is on, so the `5as²b` is gone."** With a flash kernel it never was there.
+# - **Counting K and V like Q.** They have k heads, not a.
+# - **Counting silu(gate).** Only an implementation in two operations keeps it.
+#
+# ## Now measure it
+#
+# `python labs/measure_today.py --emulate 8 --model llama3-405b` makes this comparison in 12 configurations; `--paper-layer` for
+# the paper's layer.
+#
+# **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
+# 2205.14135 for flash attention · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/today/`.

@@ -1,0 +1,42 @@
+"""Chapter 8's figures show the formulas' numbers."""
+
+import pytest
+
+from actmem.config import Parallel
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.flops import layer_overhead
+from actmem.formulas.frontier import frontier
+from actmem.formulas.llama_terms import llama_rows
+from actmem.llama_shape import LLAMA_MODELS
+from actmem.models import PAPER_MODELS
+from actmem.rows import total
+from actmem_course.show.frontier_figure import frontier_figure
+from actmem_course.show.kept_today import kept_today
+from actmem_course.show.style import size_text
+
+
+@pytest.mark.parametrize("t", [1, 8])
+@pytest.mark.parametrize("model", LLAMA_MODELS)
+def test_bars_add_up_to_what_a_layer_keeps(model, t):
+    shape, parallel = LLAMA_MODELS[model], Parallel(t, True)
+    drawing = kept_today(shape, parallel)
+    for i, mode in enumerate(("none", "selective", "elementwise", "full")):
+        kept = total(llama_rows(shape, parallel, mode))
+        assert sum(trace["x"][i] for trace in drawing.traces) * drawing.axis.unit == pytest.approx(kept, rel=1e-12)
+        assert drawing.layout["annotations"][i]["text"].strip() == size_text(kept) and size_text(kept) in drawing.alt
+    assert max(sum(trace["x"][0] for trace in drawing.traces), 0) < drawing.axis.end
+
+
+@pytest.mark.parametrize("model", PAPER_MODELS)
+def test_the_frontier_and_the_named_modes(model):
+    shape = PAPER_MODELS[model].shape
+    a, b, h, s = shape.letters()
+    choices, line, named = frontier_figure(shape).traces
+    assert len(choices["x"]) == 32 and len(line["x"]) == len(frontier(shape))
+    assert line["y"] == sorted(line["y"], reverse=True) and line["x"] == sorted(line["x"])
+    for x, y, mode in zip(named["x"], named["y"], named["text"]):
+        assert x == float(100 * layer_overhead(shape, mode))
+        assert y * s * b * h == pytest.approx(total(layer_rows(shape, recompute=mode)), rel=1e-12)
+    # Elementwise and full lie on the line: nothing keeps less for as few FLOPs.
+    on_line = {(round(x, 9), round(y, 9)) for x, y in zip(line["x"], line["y"])}
+    assert {(round(named["x"][i], 9), round(named["y"][i], 9)) for i in (2, 3)} <= on_line

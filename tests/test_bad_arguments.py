@@ -26,6 +26,7 @@ from actmem.formulas.timeline import timeline
 from actmem.measure.clock import take_turns
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.rng import DropoutMask
+from actmem.llama_shape import LlamaShape
 from actmem.rows import Row
 
 MODULES = [config, models, rows] + [
@@ -98,6 +99,7 @@ GOOD: dict[str, Any] = {
 }
 #: Where a name means something else.
 SPECIAL = {
+    ("formulas.llama_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24),
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.timeline", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,

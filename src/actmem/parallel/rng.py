@@ -80,10 +80,8 @@ def _draw_on_cpu(shape: torch.Size, kept_share: float, seed: int) -> Tensor:
     return kept.to(torch.bool).view(shape)
 
 
-def _draw_in_one_pass(
-    shape, device, kept_share, generator: torch.Generator | None, state: list | None = None
-) -> Tensor:
-    if state is not None:
+def _draw_in_one_pass(shape, device, kept_share: float, generator, state: list | None = None) -> Tensor:
+    if state is not None and device.type != "meta":
         generator = torch.Generator(device)
         generator.set_state(torch.tensor(state, dtype=torch.uint8))
     # A GPU is limited by what it writes: 1 byte an element and no intermediate tensor.

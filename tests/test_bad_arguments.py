@@ -23,10 +23,10 @@ from actmem.formulas.roofline import Operation
 from actmem.formulas.schedule import Action, interleaved, one_forward_one_backward
 from actmem.formulas.table2 import TABLE2
 from actmem.formulas.timeline import timeline
+from actmem.llama_shape import LlamaShape
 from actmem.measure.clock import take_turns
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.rng import DropoutMask
-from actmem.llama_shape import LlamaShape
 from actmem.rows import Row
 
 MODULES = [config, models, rows] + [

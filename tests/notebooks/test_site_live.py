@@ -3,6 +3,7 @@
 The pages are built without JupyterLite, which takes longer and has its own tests.
 """
 
+import base64
 import functools
 import http.server
 import json
@@ -29,6 +30,7 @@ from playwright.sync_api import expect
 from tests.notebooks.reader import Files, Reader
 
 CHAPTERS = {path.stem: path for path in book.chapters()}
+AXE_CORE = "axe-core@4.10.3"
 #: Of a page and all it loads, uncompressed.
 LARGEST_PAGE = 20_000_000
 
@@ -251,3 +253,70 @@ WATCH = """
     .observe(document.querySelector(".actmem-plot .main-svg"), { childList: true, subtree: true, attributes: true });
 }
 """
+
+
+PAGES = ["index", *(f"notebooks/{name}" for name in CHAPTERS), "labs/lab1_count_bytes", "labs/measure_table2"]
+#: Rules of WCAG 2 A and AA, of which colour contrast and labels are parts; each breach with what it is about.
+AXE = """
+async () => (await axe.run(document, { runOnly: ["wcag2a", "wcag2aa"] })).violations
+  .flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 200)}`))
+"""
+#: Large areas of a page that are lighter than mid-grey, in what is on screen: their share of all points.
+WHITE = """
+async (shot) => {
+  const image = new Image();
+  image.src = `data:image/png;base64,${shot}`;
+  await image.decode();
+  const canvas = document.createElement("canvas");
+  [canvas.width, canvas.height] = [image.width, image.height];
+  const brush = canvas.getContext("2d");
+  brush.drawImage(image, 0, 0);
+  const { data } = brush.getImageData(0, 0, image.width, image.height);
+  let light = 0;
+  for (let at = 0; at < data.length; at += 4) light += data[at] > 200 && data[at + 1] > 200 && data[at + 2] > 200;
+  return light / (data.length / 4);
+}
+"""
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_axe_finds_nothing_and_a_dark_page_has_no_white_slabs(path, reader, shots):
+    opened = reader.open(f"{path}.html")
+    page = opened.page
+    for form in page.locator(".actmem-guess").all():
+        form.get_by_role("button", name="Show me").click()
+    for place in page.locator(".actmem-shown").all():
+        place.scroll_into_view_if_needed()
+        expect(place).to_have_attribute("data-drawn", "true")
+    assert opened.complaints == []  # of the page; axe-core looks for more than a page loads
+    page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
+    assert page.locator("article h1").count() == 1  # the page is there: a missing one has no breach either
+    for scheme in ("light", "dark"):
+        page.emulate_media(color_scheme=scheme)
+        assert page.evaluate(AXE) == [], scheme
+        for place in [page.locator("article h1"), *page.locator(".actmem-shown").all()]:
+            place.scroll_into_view_if_needed()
+            shot = base64.b64encode(page.screenshot()).decode()
+            assert (page.evaluate(WHITE, shot) > 0.3) == (scheme == "light")
+    page.screenshot(path=shots / f"dark-{path.replace('/', '-')}.png")
+
+
+def test_a_slider_plays_and_with_reduced_motion_only_steps(reader):
+    opened = reader.open("notebooks/05_recomputation.html")
+    page = opened.page
+    player = page.locator(".actmem-player")
+    player.scroll_into_view_if_needed()
+    slider = player.locator("input")
+    first = int(slider.input_value())
+    player.get_by_role("button", name="Play").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_function("([slider, first]) => Number(slider.value) >= first + 2", arg=[slider.element_handle(), first])
+    page.keyboard.press("Enter")
+    expect(player.get_by_role("button", name="Play")).to_be_visible()
+    page.emulate_media(reduced_motion="reduce")
+    expect(player.get_by_role("button", name="Play")).to_be_hidden()
+    before = int(slider.input_value())
+    player.get_by_role("button", name="one step on").click()
+    assert int(slider.input_value()) == before + 1
+    expect(page.locator(".actmem-shown:has(.actmem-player) .actmem-plot")).to_have_attribute("aria-label", re.compile(f"moment {before + 1} of"))
+    assert opened.complaints == []

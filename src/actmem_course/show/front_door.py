@@ -12,7 +12,7 @@ from actmem_course.show.memory_wall import PART_FILLS, stage_parts
 from actmem_course.show.style import CARD, GIB, INK, size_text
 
 #: Of the vertical axis, in bytes.  Bars that go on beyond it are cut off, and say so.
-TOP_BYTES = 9 * A100_BYTES // 4
+TOP_BYTES = 5 * A100_BYTES // 2
 PARTS_OF_GPU = ("parameters", "gradients and optimizer", "activations")
 
 

@@ -63,6 +63,8 @@ GOOD: dict[str, Any] = {
     "keep_gathered_input": True,
     "sharded_inputs": True,
     "free_outputs": False,
+    "short_warmup": True,
+    "send_time": 1,
     "exchange": Exchange("all-reduce", "forward", "", 2, 64),
     "exchanges": [Exchange("all-reduce", "forward", "", 2, 64)],
     "configuration": TABLE2[2],
@@ -116,7 +118,7 @@ BAD = {
 }
 MAY_BE_EMPTY = {"actions", "ranks", "exchanges", "operations", "rows", "predicted", "measured", "spans"}
 MAY_BE_ZERO = {"pipeline_rank", "rank", "microbatch", "capacity", "fixed_share", "flops", "budget_bytes"}
-MAY_BE_ZERO |= {"payload_bytes", "device_bytes"}
+MAY_BE_ZERO |= {"payload_bytes", "device_bytes", "send_time"}
 
 
 def good(where):

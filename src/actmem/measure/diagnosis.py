@@ -17,6 +17,7 @@ _ATTENTION = (
     "baddbmm",
     "softmax",
     "dropout",
+    "multi_head_attention_forward",
     "masked_fill",
     "where",
     "mul",

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
-from actmem.config import ModelShape
+from actmem.config import ConfigError, ModelShape
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.whole_step import loss_of, step, watch_step
 from actmem.model.gpt import GPT
@@ -188,3 +188,16 @@ def test_four_ranks_of_a_pipeline(pools):
     assert all(billed == peak > 0 for billed, peak, _ in bills)
     activations = [activation for _, _, activation in bills]
     assert activations[0] > activations[2], "the first rank has the most microbatches in flight"
+
+
+@pytest.mark.parametrize("loss", [lambda y: y, lambda y: y.sum().detach(), lambda y: 3])
+def test_a_loss_that_is_none_is_refused(loss):
+    with pytest.raises(ConfigError, match="loss: must be one number that needs a gradient"):
+        step(nn.Linear(4, 4), torch.ones(2, 4), loss)
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "full", "elementwise"])
+def test_the_papers_layer_in_sixteen_bits(recompute):
+    model = TransformerLayer(SHAPE, recompute=recompute, dtype=torch.bfloat16)
+    bill = step(model, torch.randn(16, 2, 32, dtype=torch.bfloat16, requires_grad=True))
+    assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == max(bill.curve)

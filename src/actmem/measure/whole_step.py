@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from actmem.checks import shown
+from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
 from actmem.measure.comms import KIND_OF_NAME
 from actmem.measure.kinds import Classifier
@@ -190,13 +192,22 @@ def step(
     batch: as for ``census``: one argument, a tuple of positional or a dict of keyword ones.  loss: of the
     model's output, a scalar; by default the output's ``loss`` if it has one, else the sum of its
     first tensor.  Gradients stay.  Run a step before if optimizer states are to be there from the start.
+    Raises ConfigError if the loss is not one number that needs a gradient.
     """
     args, kwargs = arguments_of(batch)
     with watch_step(model, optimizer, batch) as bill:
-        (loss or loss_of)(model(*args, **kwargs)).backward()  # the output isn't held any longer than the graph holds it
+        # The output isn't held any longer than the graph holds it.
+        _scalar((loss or loss_of)(model(*args, **kwargs))).backward()
         if optimizer is not None:
             optimizer.step()
     return bill
+
+
+def _scalar(loss: Any) -> Tensor:
+    if not isinstance(loss, Tensor) or loss.numel() != 1 or not loss.requires_grad:
+        got = f"shape {tuple(loss.shape)}" if isinstance(loss, Tensor) and loss.numel() != 1 else shown(loss)
+        raise ConfigError("loss", f"must be one number that needs a gradient, got {got}")
+    return loss
 
 
 def loss_of(output: Any) -> Tensor:

@@ -17,7 +17,8 @@ from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.bench.measure_runs import measure_runs, predict_rows, read_rows, result_of_row, step_time_results
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.show.published_runs import parts_table, reserved_table, runs_figure, runs_table, times_table
+from actmem_course.show.published_runs import parts_table, reserved_table, runs_table, times_table
+from actmem_course.show.runs_figure import runs_figure
 
 
 @lab

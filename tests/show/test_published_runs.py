@@ -5,7 +5,8 @@ import pytest
 from rich.console import Console
 
 from actmem_course.bench.measure_runs import measure_runs
-from actmem_course.show.published_runs import parts_table, runs_figure, runs_table
+from actmem_course.show.published_runs import parts_table, runs_table
+from actmem_course.show.runs_figure import runs_figure
 
 RESULTS = [result for result in measure_runs() if result.framework == "nanotron"]
 

@@ -11,7 +11,7 @@ from actmem.config import Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.first_stage import layer_bytes
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.frontier import elementwise_bytes, frontier
+from actmem.plan.frontier import frontier
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
@@ -175,10 +175,11 @@ names = ("none", "selective", "elementwise", "full")
 forward = sum(llama_products(LLAMA).values())
 lines = [
     (mode, size_text(total(llama_rows(LLAMA, recompute=mode))), f"{share_left(mode):.1f}",
-     f"{100 * llama_recomputed_flops(LLAMA, mode) / (3 * forward):.1f}")
+     llama_recomputed_flops(LLAMA, mode), f"{100 * llama_recomputed_flops(LLAMA, mode) / (3 * forward):.1f}")
     for mode in names
 ]  # fmt: skip
-print(text_table(("Llama 3 8B", "kept", "% of none", "FLOPs added, %"), lines, " rrr"))
+print(text_table(("Llama 3 8B", "kept", "% of none", "FLOPs added", "%"), lines, " rrrr"))
+print(f"\none layer's forward: {forward:,} FLOPs, backward twice as many")
 
 # %% [markdown]
 # The paper's own layer falls the same way. Of the `34sbh/t` that selective recomputation leaves, the two norm outputs, the
@@ -186,14 +187,14 @@ print(text_table(("Llama 3 8B", "kept", "% of none", "FLOPs added, %"), lines, "
 
 # %%
 lines = [
-    (name, *(size_text(layer_bytes(model.shape, model.parallel, mode)) for mode in names),
+    (name, *(layer_bytes(model.shape, model.parallel, mode) for mode in names[1:]),
      f"{float(100 * layer_overhead(model.shape, 'elementwise')):.2f}")
     for name, model in PAPER_MODELS.items()
 ]  # fmt: skip
-print(text_table(("model, t = 8", *names, "elementwise adds, % FLOPs"), lines, " rrrrr"))
+print(text_table(("bytes, t = 8", *names[1:], "elementwise adds, % FLOPs"), lines, " rrrr"))
 gpt3 = model_shape("175B")
 a, b, h, s = gpt3.letters()
-print(f"\nGPT-3, elementwise: {elementwise_bytes(gpt3, 8) * 8 / (s * b * h):g} sbh/t")
+print(f"\nGPT-3, elementwise: {layer_bytes(gpt3, Parallel(8, True), 'elementwise') * 8 / (s * b * h):g} sbh/t")
 
 # %% [markdown]
 # ## The frontier

@@ -29,7 +29,6 @@ ROWS = {
     "Exchange": (("kind", "phase", "where"), ("payload_bytes", "count")),
     "Operation": (("name",), ("flops", "bytes")),
     "Rebuild": (("name",), ("bytes", "flops")),
-    "FrontierPoint": (("products",), ("bytes", "flops")),
     "RingState": (("phase",), ("sent_bytes",)),
     "Value": (("label",), ("value",)),
     "Utilisation": (("model",), ("mfu_percent", "hfu_eq8_percent", "hfu_text_percent", "hfu_stopped_percent", "full_recompute_mfu_percent")),

@@ -5,10 +5,10 @@ import pytest
 from actmem.config import Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.frontier import frontier
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
+from actmem.plan.frontier import frontier
 from actmem.rows import total
 from actmem_course.show.frontier_figure import frontier_figure
 from actmem_course.show.kept_today import kept_today

@@ -14,7 +14,6 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import forward_products
 from actmem.recipes import PAPER_LAYER
-from actmem.rows import total
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,3 @@ def frontier(shape: ModelShape, parallel: Parallel = Parallel(), element_size: i
         if not best or choice.bytes < best[-1].bytes:
             best.append(choice)
     return best
-
-
-@checked
-def elementwise_bytes(shape: ModelShape, tensor_parallel_size: int = 1, element_size: int = 2) -> int:
-    """What *elementwise* keeps of the paper's layer under sequence parallelism: 20sbh/t in 16 bits."""
-    return total(layer_rows(shape, Parallel(tensor_parallel_size, True), "elementwise", element_size))

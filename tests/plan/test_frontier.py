@@ -5,8 +5,8 @@ from itertools import chain, combinations
 from actmem.config import Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import forward_products
-from actmem.formulas.frontier import all_choices, elementwise_bytes, frontier
 from actmem.models import TINY, model_shape
+from actmem.plan.frontier import all_choices, frontier
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import LAYER_TERMS, total
 
@@ -46,9 +46,3 @@ def test_the_modes_lie_where_they_should():
         last = list(points.values())[-1]
         assert last.dropped == set(LAYER_TERMS[1:]) and last.bytes == total(layer_rows(shape, parallel, "full"))
     assert len(all_choices(shape)) == 2**5
-
-
-def test_elementwise_is_20_sbh():
-    for t in (1, 2, 4, 8):
-        _, b, h, s = TINY.letters()
-        assert elementwise_bytes(TINY, t) == 20 * s * b * h // t

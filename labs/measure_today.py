@@ -1,6 +1,6 @@
 """torchrun --nproc-per-node 2 labs/measure_today.py
 
-Today's layer, measured: what one layer keeps for backward with nothing, the core, all that needs no
+What today's layer keeps, measured: one layer for backward with nothing, the core, all that needs no
 product, or everything recomputed; alone, with tensor and with sequence parallelism; by formula and by
 counting what autograd really holds.  --paper-layer: the same for the paper's layer.
 Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.

@@ -7,7 +7,10 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +37,33 @@ def npm_package(name: str) -> Path:
         return folder
     if shutil.which("npm") is None:
         raise SiteError(f"npm is missing, and {name} comes from the npm registry: install Node.js with npm (Debian: apt-get install npm)")
-    download = CACHE / "npm" / "download"
-    shutil.rmtree(download, ignore_errors=True)
-    download.mkdir(parents=True)
-    done = subprocess.run(["npm", "pack", "--silent", name], cwd=download, capture_output=True, text=True)
-    archives = list(download.glob("*.tgz"))
-    if done.returncode or len(archives) != 1:
-        raise SiteError(f"npm could not get {name} (no network?): {_last_line(done.stderr or done.stdout)}")
-    with tarfile.open(archives[0]) as archive:
-        safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # newer Pythons have it
-        archive.extractall(download, **safe)
-    (download / "package").rename(folder)
-    shutil.rmtree(download)
+    with _private_folder(folder.parent) as download:
+        done = subprocess.run(["npm", "pack", "--silent", name], cwd=download, capture_output=True, text=True)
+        archives = list(download.glob("*.tgz"))
+        if done.returncode or len(archives) != 1:
+            raise SiteError(f"npm could not get {name} (no network?): {_last_line(done.stderr or done.stdout)}")
+        with tarfile.open(archives[0]) as archive:
+            safe: dict[str, Any] = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # newer Pythons have it
+            archive.extractall(download, **safe)
+        _put(download / "package", folder)
     return folder
+
+
+@contextmanager
+def _private_folder(parent: Path) -> Iterator[Path]:
+    """A folder of this process alone: two builds may fetch the same thing at once."""
+    parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="download-", dir=parent) as folder:
+        yield Path(folder)
+
+
+def _put(made: Path, folder: Path) -> None:
+    """Rename to ``folder``, unless another process was first with the same contents."""
+    try:
+        made.rename(folder)
+    except OSError:
+        if not folder.exists():
+            raise
 
 
 def wheels(requirements: dict[str, str]) -> list[Path]:
@@ -57,11 +74,10 @@ def wheels(requirements: dict[str, str]) -> list[Path]:
     wanted = sorted(f"{name}=={version}" for name, version in requirements.items())
     folder = CACHE / "wheels" / hashlib.sha256("\n".join(wanted).encode()).hexdigest()[:16]
     if not folder.exists():
-        download = CACHE / "wheels" / "download"
-        shutil.rmtree(download, ignore_errors=True)
         pure = ["--no-deps", "--only-binary=:all:", "--implementation=py", "--abi=none", "--platform=any", f"--python-version={PYTHON}"]
-        _pip("download", *pure, "--dest", str(download), *wanted)
-        download.rename(folder)
+        with _private_folder(folder.parent) as download:
+            _pip("download", *pure, "--dest", str(download / "wheels"), *wanted)
+            _put(download / "wheels", folder)
     return sorted(folder.glob("*.whl"))
 
 

@@ -27,12 +27,7 @@ from actmem_course.show.text import comparison_text, saved_text, text_table
 
 LLAMA = llama_shape("llama3-8b")
 
-
-def share_left(mode):
-    """Percent of a Llama layer's bytes that a mode still keeps."""
-    return 100 * total(llama_rows(LLAMA, recompute=mode)) / total(llama_rows(LLAMA))
-
-
+share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / total(llama_rows(LLAMA))
 question = Prediction(
     "A layer of Llama 3 8B with flash attention, 8,192 tokens. Someone turns selective recomputation of the attention core on. How many "
     "percent of the layer's activation bytes go?",

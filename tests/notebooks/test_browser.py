@@ -95,7 +95,7 @@ def check_the_next_day(lab, browser, name, at_least):
         assert not any(WIDGET_MIME in output.get("data", {}) for cell in cells for output in cell["outputs"])
         assert WIDGET_MIME in (lab.folder / "notebooks" / name).read_text(encoding="utf-8")  # for a page that is loaded again
         pictured = [number for number, cell in enumerate(cells) if any("image/png" in o.get("data", {}) for o in cell["outputs"])]
-        assert len(pictured) >= at_least > 0
+        assert len(pictured) >= at_least  # a chapter whose figures all wait for a guess stores none
         for number in pictured:
             notebook.page.evaluate(SHOW_CELL, number)
             notebook.page.locator(".jp-mod-active .jp-RenderedImage img").first.wait_for()
@@ -167,7 +167,7 @@ def test_the_browser_keeps_a_guess(lab, browser):
         notebook.run_all()
         form = notebook.go_to(notebook.ask(PREDICTIONS)[0]).locator(".actmem-predict")
         form.locator("input").fill("42")
-        form.locator("button").click()
+        form.locator("button[type=submit]").click()
         expect(form.locator("output")).to_have_text(re.compile("^You said 42"))
         notebook.run_all()  # new widgets, which the kernel knows no guess of
         form = notebook.go_to(notebook.ask(PREDICTIONS)[-1]).locator(".actmem-predict")

@@ -205,6 +205,10 @@ class Terms:
 
     def _value(self, source: _Source) -> Tensor:
         """A recipe's source: rebuilt before and still needed, or kept, or rebuilt now."""
+        # The node that reads now may have read the source first: a kernel that keeps Q and its own result.
+        for read in self._alive(source.name):
+            if read.tensor is not None:
+                return source.view.on(read.tensor, read.view)
         if source.name not in self._rebuilt and (slot := self._kept(source.name)):
             return source.view.on(slot.kept[0].tensors()[0], slot.view)
         if source.name not in self._rebuilt:
@@ -220,7 +224,7 @@ class Terms:
     def _forget(self, recipe: _Recipe) -> None:
         """Let go of what the recipe made and no empty slot waits for (rule 4)."""
         for name in (*recipe.names, recipe.also):
-            if all(slot.was_read for slot in self._alive(name)):
+            if all(slot.was_read or slot.kept for slot in self._alive(name)):
                 self._rebuilt.pop(name, None)
 
 

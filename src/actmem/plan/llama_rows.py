@@ -11,6 +11,7 @@ from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
+from actmem.recipes import Recompute
 from actmem.rows import Row
 
 LLAMA_MODES = ("none", "elementwise", "full")
@@ -50,7 +51,7 @@ def llama_layer_rows(decoder: Decoder, layout: Layout, seq_length: int, recomput
     if recompute not in LLAMA_MODES:
         raise ConfigError("recompute", f"must be one of {', '.join(LLAMA_MODES)}, got {recompute!r}")
     rows = llama_rows(own_llama_shape(decoder, layout, seq_length), layout.within_layer, recompute)
-    if decoder.qk_norm and recompute != "full":
+    if decoder.qk_norm and Recompute.of(recompute).region != "layer":
         t, tokens = layout.tensor_parallel_size, own_tokens(layout, seq_length)
         query, key = 2 * tokens * decoder.query_size // t, 2 * tokens * own_key_value_size(decoder, layout)
         norms = 2 * (query + key) // decoder.head_size  # 4 bytes a head and token

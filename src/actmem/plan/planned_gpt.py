@@ -16,7 +16,7 @@ from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.plan.layout import Layout
 from actmem.plan.planned_model import PlannedModel, RankWork
-from actmem.recipes import PAPER_LAYER
+from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row, total
 
 #: Operations that aren't matrix products, by the modes that run them again; *full* runs all but the last.
@@ -136,7 +136,7 @@ class PlannedGPT(PlannedModel):
     def _in_mlp(self, layout: Layout, recompute: str, device_type: str) -> list[Row]:
         t, sbh = layout.tensor_parallel_size, self._whole_bytes(layout)
         again = self.recomputed_rows(layout, recompute, device_type)
-        if recompute != "full":  # terms are made again when backward comes to them
+        if Recompute.of(recompute).region != "layer":  # terms are made again when backward comes to them
             again = [row for row in again if row.term in _IN_MLP]
         return again + [
             Row("output gradient, gathered", sbh, 1, "backward of ḡ"),

@@ -9,6 +9,7 @@ from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
 from actmem.plan.llama_rows import LLAMA_MODES, check_llama_layer, llama_layer_rows, own_key_value_size, own_tokens
 from actmem.plan.planned_model import CONTEXT_EXCHANGE, PlannedModel, RankWork
+from actmem.recipes import Recompute
 from actmem.rows import Row
 
 
@@ -88,7 +89,7 @@ class PlannedLlama(PlannedModel):
         d, t, tokens = self.decoder, layout.tensor_parallel_size, own_tokens(layout, self.seq_length)
         if recompute == "none":
             return RankWork()
-        if recompute == "elementwise":
+        if Recompute.of(recompute).region == "terms":
             hidden = tokens * d.hidden_size // (t if layout.sequence_parallel else 1)
             return RankWork(0, 2 * (2 * 2 * hidden + 3 * tokens * d.ffn_hidden_size // t))
         # Backward doesn't read the output of the last product, down: the second run stops before it.
@@ -102,7 +103,7 @@ class PlannedLlama(PlannedModel):
         return RankWork(2 * tokens * self.width * own, moved)
 
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
-        mode = "full" if recompute == "full" else "none"
+        mode = "full" if Recompute.of(recompute).region == "layer" else "none"
         cp, d = layout.context_parallel_size, self.decoder
         shape = ModelShape(
             self.seq_length // cp, layout.micro_batch_size, d.hidden_size, d.num_attention_heads, vocab_size=1
@@ -112,7 +113,12 @@ class PlannedLlama(PlannedModel):
             size = 2 * 2 * self.seq_length * layout.micro_batch_size * own_key_value_size(d, layout)
             rows += [
                 Exchange(
-                    "all-gather", "forward", f"{CONTEXT_EXCHANGE}, gathered", cp, size, 2 if mode == "full" else 1
+                    "all-gather",
+                    "forward",
+                    f"{CONTEXT_EXCHANGE}, gathered",
+                    cp,
+                    size,
+                    2 if Recompute.of(mode).region == "layer" else 1,
                 ),
                 Exchange("all-gather", "backward", f"{CONTEXT_EXCHANGE}, gathered again", cp, size),
                 Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", cp, size),

@@ -28,8 +28,9 @@ class KeptBytes:
 
     @property
     def hidden_bytes(self) -> int:
-        """Bytes that stayed alive without the hooks seeing them."""
-        return self.census_bytes - self.ledger.saved_bytes
+        """Bytes that stayed alive without the hooks seeing them; torch's own checkpoint keeps random-number states so."""
+        states = sum(tensor.bytes for tensor in self.ledger.unsaved if tensor.kind == "generator state")
+        return self.census_bytes - self.ledger.saved_bytes - states
 
     def largest(self, count: int = 2) -> str:
         """The largest tensors kept, with who saved them."""

@@ -138,7 +138,8 @@ def test_the_front_page_is_the_readme_with_the_chapters(reader):
     text = opened.page.locator("article").inner_text()
     assert "make course" in text and "The chapters" in text
     for name in NAMES:
-        assert opened.page.locator(f'article a[href$="notebooks/{Path(name).stem}.html"]').count() == 1
+        # The front door's button leads to the first one as well.
+        assert opened.page.locator(f'article a[href$="notebooks/{Path(name).stem}.html"]').count() >= 1
     reader.nothing_missing()
     assert opened.complaints == []
     opened.page.close()
@@ -172,11 +173,11 @@ def test_a_chapter_runs_in_the_browser(name, reader, shots):
     for cell, expected in zip(cells, wanted, strict=True):
         assert cell["source"] == expected.source
         assert printed(cell["outputs"]) == printed(expected.outputs), cell["source"]
+    use_predictions(opened)  # with the answers come their figures
     panels = opened.ask(DESCRIBE)
     assert len(panels) == sum("Panel(" in cell.source for cell in stored(name).cells if cell.cell_type == "code")
     for number, panel in enumerate(panels):
         use_panel(opened, number, panel, shots / f"live-{Path(name).stem}-panel{number + 1}.png", controls=1)
-    use_predictions(opened)
     reader.nothing_missing()
     assert opened.complaints == []
     opened.page.close()

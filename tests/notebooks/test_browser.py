@@ -175,14 +175,19 @@ def test_the_browser_keeps_a_guess(lab, browser):
         expect(form.locator("output")).to_have_text("")
 
 
+#: The drawing's width on the page.  It is asked for anew each time: plotly may draw in a new element.
+DRAWN_WIDTH = "figure => figure.querySelector('.main-svg')?.getBoundingClientRect().width"
+
+
 def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):
     with lab.notebook(browser, NOTEBOOK, width=800) as notebook:
         box, figure = run_and_guess(notebook)
-        narrow = figure.locator(".main-svg").first.bounding_box()["width"]
-        assert narrow <= figure.bounding_box()["width"] + 1
+        page, node = notebook.page, figure.element_handle()
+        page.wait_for_function(f"figure => ({DRAWN_WIDTH})(figure) <= figure.clientWidth + 1", arg=node)
+        narrow = figure.evaluate(DRAWN_WIDTH)
         box.screenshot(path=shots / "narrow.png")
-        notebook.page.set_viewport_size({"width": 1280, "height": 1000})
-        notebook.page.wait_for_function("([svg, narrow]) => svg.getBoundingClientRect().width > narrow + 100", arg=[figure.locator(".main-svg").first.element_handle(), narrow])
+        page.set_viewport_size({"width": 1280, "height": 1000})
+        page.wait_for_function(f"([figure, narrow]) => ({DRAWN_WIDTH})(figure) > narrow + 100", arg=[node, narrow])
 
 
 def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):

@@ -99,3 +99,10 @@ def test_a_fingerprint_changes_with_the_drawing_only():
 def test_one_token_and_one_head_can_be_drawn():
     shape = ModelShape(1, 1, 1, 1)
     assert "39 bytes" in layer_bars(layer_rows(shape), shape).alt
+
+
+def test_a_page_written_by_plotly_leaves_the_next_drawing_alone(tmp_path):
+    before = crossover_lines(GPT3).fingerprint()
+    spec = crossover_lines(GPT3).spec()
+    go.Figure(spec["data"], spec["layout"]).write_html(tmp_path / "page.html", config=spec["config"])
+    assert crossover_lines(GPT3).fingerprint() == before

@@ -41,7 +41,8 @@ class Drawing:
     def spec(self) -> dict:
         """data, layout and config for plotly.js, in the course's style."""
         layout = {"template": TEMPLATE, "autosize": True, "height": 420, **self.layout}
-        return {"data": self.traces, "layout": layout, "config": CONFIG}
+        # Copies of what all drawings share: plotly.io writes its own entries into what it is given.
+        return {"data": self.traces, "layout": layout, "config": dict(CONFIG)}
 
     def fingerprint(self) -> str:
         """Changes if and only if the drawing does: shows whether a stored picture is up to date."""

@@ -11,10 +11,11 @@ from actmem.plan.decoder import Decoder
 from actmem.plan.hardware import GIBIBYTE, Cluster
 from actmem.plan.known_models import planned_model_of
 from actmem.plan.layout import Layout
+from actmem.plan.outcome import Plan
 from actmem.plan.planned_gpt import PlannedGPT
 from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.rank_bill import rank_bill
-from actmem.plan.search import Plan, find_plans
+from actmem.plan.search import find_plans
 from actmem.plan.seconds import StepSeconds
 from actmem.rows import compare
 from actmem.verify.verify_plan import chunks_of, count_peak, verify_plan

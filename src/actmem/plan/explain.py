@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actmem.checks import ConfigError
+from actmem.plan.every_layout import divisors
 from actmem.plan.hardware import GIBIBYTE, Cluster
 from actmem.plan.layout import Layout
+from actmem.plan.outcome import Found, Plan, Refused
 from actmem.plan.planned_model import PlannedModel
 from actmem.plan.rank_bill import rank_bill
-from actmem.plan.search import Found, Plan, Refused, divisors, find_plans
+from actmem.plan.search import find_plans
 from actmem.rows import total
 
 

@@ -18,8 +18,9 @@ from actmem.plan.explain import (
     twice_the_sequence,
 )
 from actmem.plan.hardware import GIBIBYTE, Cluster
+from actmem.plan.outcome import Found, Plan
 from actmem.plan.planned_model import PlannedModel
-from actmem.plan.search import Found, Plan, bill_of
+from actmem.plan.search import bill_of
 from actmem.plan.settings import FRAMEWORK_SETTINGS
 
 #: What each line of a plan's time is: counted, with an assumed rate.

@@ -24,11 +24,11 @@ from actmem.measure.stage_peak import measure_stage_peak
 from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.plan.llama_rows import own_llama_shape
+from actmem.plan.outcome import Plan
 from actmem.plan.planned_gpt import PlannedGPT
 from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.planned_model import PlannedModel
 from actmem.plan.rank_bill import rank_bill, stage_layers
-from actmem.plan.search import Plan
 from actmem.rows import Comparison, Row, compare, total
 from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 

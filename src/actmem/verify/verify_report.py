@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from actmem.plan.explain import plan_text
+from actmem.plan.outcome import Plan
 from actmem.plan.planned_model import PlannedModel
-from actmem.plan.search import Plan
 from actmem.rows import Match
 from actmem.verify.verify_plan import CountedPeak, count_peak, verify_plan
 

@@ -1,0 +1,53 @@
+"""Thousands of GPUs, a trillion parameters, a million tokens: quick on paper, and exact where one rank is emulated."""
+
+import json
+import time
+
+import pytest
+
+from actmem.plan.hardware import GIBIBYTE, Cluster
+from actmem.plan.known_models import planned_model_of
+from actmem.plan.layout import Layout
+from actmem.plan.outcome import Plan
+from actmem.plan.plan_command import main
+from actmem.plan.search import find_plans
+from actmem.plan.seconds import StepSeconds
+from actmem.verify.verify_plan import verify_plan
+
+MILLION = 2**20
+REQUESTS = {
+    "1T on 1,024 GPUs": (2, ["1t", "--gpus", "1024", "--global-batch", "512"]),
+    "1T on 16,384 GPUs": (10, ["1t", "--gpus", "16384", "--global-batch", "4096"]),
+    "405B on 16,384 GPUs": (10, ["llama3-405b", "--gpus", "16384", "--global-batch", "2048"]),
+    "405B, a million tokens": (
+        10, ["llama3-405b", "--gpus", "16384", "--global-batch", "256", "--seq-length", str(MILLION)]
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_whole_command_in_seconds_of_one_processor(name, capsys):
+    limit, arguments = REQUESTS[name]
+    # Seconds of this process, not of the clock: a busy machine must not fail this.
+    started = time.process_time()
+    assert main([*arguments, "--memory", "80", "--json"]) == 0
+    assert time.process_time() - started < limit
+    out = json.loads(capsys.readouterr().out)
+    assert out["counted"] > 1000 and out["plans"][0]["bytes"] == out["bill"]["bytes"]
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [(1024, 512), (16384, 4096)])
+def test_the_fullest_rank_of_a_trillion_parameters_emulated(gpus, batch):
+    model = planned_model_of("1t")
+    found = find_plans(model, Cluster(gpus, 80 * GIBIBYTE), batch, 1, {"num_model_chunks": 1})
+    comparison = verify_plan(model, found.plans[0])
+    assert comparison.exact and len(comparison.matched) > 20, comparison.describe()
+
+
+@pytest.mark.parametrize(("recompute", "rank"), [("full", 31), ("elementwise", 0)])
+def test_a_million_tokens_on_an_emulated_rank(recompute, rank):
+    model = planned_model_of("llama3-8b").with_sequence(MILLION)
+    no_time = StepSeconds(0, 0, 0, 0, 0, 0, 0)
+    plan = Plan(Layout(4, 8, 32, zero_stage=2), recompute, 0, 1.0, 16, rank, 0, no_time)
+    comparison = verify_plan(model, plan)
+    assert comparison.exact, comparison.describe()

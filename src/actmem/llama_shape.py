@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
-from actmem.checks import ConfigError, check_divides, check_size, checked, shown
+from actmem.checks import ConfigError, check_choice, check_divides, check_size, checked, shown
 from actmem.config import Parallel
 
 
@@ -14,7 +15,8 @@ class LlamaShape:
 
     seq_length (s), micro_batch_size (b), hidden_size (h), num_attention_heads (a),
     num_key_value_heads (k), ffn_hidden_size (f): width of the gated MLP; head_size (d), h/a if None.
-    Raises ConfigError on a size that no layer can have.
+    qk_norm: an RMSNorm over the query and the key of each head.  Raises ConfigError on a size that no
+    layer can have.
     """
 
     seq_length: int
@@ -24,10 +26,12 @@ class LlamaShape:
     num_key_value_heads: int
     ffn_hidden_size: int
     head_size: int | None = None
+    qk_norm: bool = False
 
     def __post_init__(self) -> None:
+        check_choice("qk_norm", self.qk_norm, (False, True))
         for name in self.__dataclass_fields__:
-            if name != "head_size" or self.head_size is not None:
+            if name != "qk_norm" and (name != "head_size" or self.head_size is not None):
                 check_size(name, getattr(self, name))
         a, k = self.num_attention_heads, self.num_key_value_heads
         check_divides("num_attention_heads", a, "num_key_value_heads", k)
@@ -41,21 +45,22 @@ class LlamaShape:
         """Elements of one head."""
         return self.head_size or self.hidden_size // self.num_attention_heads
 
-    def with_sizes(self, **sizes: int) -> LlamaShape:
+    def with_sizes(self, **sizes: Any) -> LlamaShape:
         """A copy with some sizes changed, checked again."""
         return replace(self, **sizes)
 
 
-def _decoder(h: int, f: int, a: int, k: int, d: int | None = None) -> LlamaShape:
-    return LlamaShape(8192, 1, h, a, k, f, d)
+def _decoder(h: int, f: int, a: int, k: int, d: int | None = None, qk_norm: bool = False) -> LlamaShape:
+    return LlamaShape(8192, 1, h, a, k, f, d, qk_norm)
 
 
 #: One layer of each model, at 8,192 tokens.  Sources: each model's published config.json
-#: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B), and 2407.21783 table 3.
+#: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B, Qwen/Qwen3-32B), and 2407.21783 table 3.
 LLAMA_MODELS = {
     "llama3-8b": _decoder(4096, 14336, 32, 8),
     "llama3-70b": _decoder(8192, 28672, 64, 8),
     "llama3-405b": _decoder(16384, 53248, 128, 8),
+    "qwen3-32b": _decoder(5120, 25600, 64, 8, d=128, qk_norm=True),
 }
 #: Small enough for two processes on a laptop; all sizes differ.
 TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)

@@ -166,25 +166,3 @@ PAPER_LAYER = LayerTerms(
     last_products={"core": "attention over V", "layer": "4h→h"},
     one_tensor=("Q", "K", "V"),
 )
-
-#: Today's layer: RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases.
-LLAMA_LAYER = LayerTerms(
-    "norm 1 input",
-    (
-        Recipe("QKV projection input", ("norm 1 input",)),
-        Recipe("Q", ("QKV projection input",), ("QKV projection",)),
-        Recipe("K", ("QKV projection input",), ("QKV projection",)),
-        Recipe("V", ("QKV projection input",), ("QKV projection",)),
-        Recipe("log-sum-exp", ("Q", "K", "V"), ("QKᵀ", "attention over V")),
-        Recipe("attention projection input", ("Q", "K", "V"), ("QKᵀ", "attention over V")),
-        Recipe("norm 2 input", ("norm 1 input", "attention projection input"), ("attention projection",)),
-        Recipe("gate and up input", ("norm 2 input",)),
-        Recipe("gate", ("gate and up input",), ("gate and up",)),
-        Recipe("up", ("gate and up input",), ("gate and up",)),
-        Recipe("down input", ("gate", "up")),
-    ),
-    core=frozenset({"log-sum-exp"}),
-    core_elementwise=False,
-    last_products={"layer": "down"},
-    statistics=("norm 1 statistics", "norm 2 statistics"),
-)

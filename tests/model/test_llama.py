@@ -12,20 +12,27 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem.llama_recipes import LLAMA_LAYER, QK_NORM_LAYER
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.one_layer import measure_llama
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.recipes import LLAMA_LAYER
 from actmem.rows import compare, total
 from actmem.today.llama import LlamaLayer, rotary_tables
 from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
+#: As Qwen3: a norm over each head's query and key, and heads that are wider than h/a.
+NORMALISED = LlamaShape(12, 3, 32, 8, 2, 40, 6, qk_norm=True)
+SHAPES = {"llama": SHAPE, "qwen3": NORMALISED}
+ALL_TERMS = {"llama": LLAMA_LAYER.recipes, "qwen3": QK_NORM_LAYER.recipes}
 MODES = ("none", "selective", "elementwise", "full")
-ALONE = [recipe.term for recipe in LLAMA_LAYER.recipes]
-SETS = st.sets(st.sampled_from(ALONE))
+kinds = pytest.mark.parametrize("kind", SHAPES)
+
+
+def sets(kind):
+    return st.sets(st.sampled_from([recipe.term for recipe in ALL_TERMS[kind]])) | st.sampled_from(MODES)
 
 
 def plain(x, weights, shape):
@@ -43,8 +50,10 @@ def plain(x, weights, shape):
         return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
 
     y = norm(x, weights["norm1.weight"])
-    q = turn((y @ weights["attention.q"].t()).view(s, b, a, d))
-    key = turn((y @ weights["attention.k"].t()).view(s, b, k, d)).repeat_interleave(a // k, 2)
+    q, key = (y @ weights["attention.q"].t()).view(s, b, a, d), (y @ weights["attention.k"].t()).view(s, b, k, d)
+    if shape.qk_norm:
+        q, key = norm(q, weights["attention.q_norm.weight"]), norm(key, weights["attention.k_norm.weight"])
+    q, key = turn(q), turn(key).repeat_interleave(a // k, 2)
     value = (y @ weights["attention.v"].t()).view(s, b, k, d).repeat_interleave(a // k, 2)
     scores = torch.einsum("sbad,ubad->basu", q, key) / d**0.5
     scores = scores + torch.full((s, s), float("-inf"), dtype=x.dtype).triu(1)
@@ -64,17 +73,17 @@ def whole_weights(shape):
     }
 
 
-def largest_error(recompute, sequence_parallel=False, group=None):
+def largest_error(shape, recompute, sequence_parallel=False, group=None):
     """Over the output and every gradient, against the plain layer, on this rank."""
     ranks = torch.distributed.is_initialized()
     tp = tensor_parallel(group, sequence_parallel=sequence_parallel) if ranks else TensorParallel()
-    whole = {name: value.requires_grad_() for name, value in whole_weights(SHAPE).items()}
+    whole = {name: value.requires_grad_() for name, value in whole_weights(shape).items()}
     full = torch.randn(12, 3, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64).requires_grad_()
     loss_weights = torch.linspace(-1, 1, full.numel(), dtype=torch.float64).view_as(full)
-    expected = plain(full, whole, SHAPE)
+    expected = plain(full, whole, shape)
     (expected * loss_weights).sum().backward()
 
-    layer = LlamaLayer(SHAPE, tp, recompute=recompute, dtype=torch.float64)
+    layer = LlamaLayer(shape, tp, recompute=recompute, dtype=torch.float64)
     load_whole(layer, {name: value.detach() for name, value in whole.items()}, tp)
     cut = (lambda z: z.chunk(tp.size)[tp.rank]) if tp.sequence_parallel else (lambda z: z)
     x = cut(full.detach()).clone().requires_grad_()
@@ -85,7 +94,7 @@ def largest_error(recompute, sequence_parallel=False, group=None):
     pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
     for name, parameter in layer.named_parameters():
         pairs.append((parameter.grad, own_part(whole[name].grad, parameter, tp)))
-    assert len(pairs) == 2 + 9
+    assert len(pairs) == 2 + 9 + 2 * shape.qk_norm
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 
 
@@ -95,31 +104,36 @@ def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16):
     return "" if comparison.exact else comparison.describe()
 
 
-@pytest.mark.parametrize("recompute", [*MODES, frozenset(ALONE)])
-def test_the_plain_layers_numbers(recompute):
-    assert largest_error(recompute) < 1e-12
+@kinds
+@pytest.mark.parametrize("recompute", [*MODES, "all terms"])
+def test_the_plain_layers_numbers(kind, recompute):
+    if recompute == "all terms":
+        recompute = {recipe.term for recipe in ALL_TERMS[kind]}
+    assert largest_error(SHAPES[kind], recompute) < 1e-12
 
 
-def on_ranks(sequence_parallel, members=None):
+def on_ranks(shape, sequence_parallel, members=None):
     group = torch.distributed.new_group(members) if members else None
     if members and torch.distributed.get_rank() not in members:
         return 0.0, ""
-    errors = [largest_error(recompute, sequence_parallel, group) for recompute in MODES]
+    errors = [largest_error(shape, recompute, sequence_parallel, group) for recompute in MODES]
     tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
-    wrong = [differences(SHAPE, mode, tp, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)]
+    wrong = [differences(shape, mode, tp, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)]
     return max(errors), "".join(wrong)
 
 
 # k = 2: with four ranks two hold the same key and value head.
+@kinds
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 @pytest.mark.parametrize("size", [2, 4])
-def test_on_ranks(pools, size, sequence_parallel):
-    for error, wrong in pools[size].run(on_ranks, sequence_parallel):
+def test_on_ranks(pools, size, sequence_parallel, kind):
+    for error, wrong in pools[size].run(on_ranks, SHAPES[kind], sequence_parallel):
         assert error < 1e-12 and wrong == ""
 
 
-def test_in_a_subgroup(pools):
-    for error, wrong in pools[4].run(on_ranks, True, [3, 1]):
+@kinds
+def test_in_a_subgroup(pools, kind):
+    for error, wrong in pools[4].run(on_ranks, SHAPES[kind], True, [3, 1]):
         assert error < 1e-12 and wrong == ""
 
 
@@ -127,12 +141,13 @@ def test_in_a_subgroup(pools):
 def llama_shapes(draw):
     k, groups, half = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 8))
     sizes = [draw(st.integers(1, top)) for top in (24, 3, 40, 60)]
-    return LlamaShape(sizes[0], sizes[1], sizes[2], k * groups, k, sizes[3], 2 * half)
+    return LlamaShape(sizes[0], sizes[1], sizes[2], k * groups, k, sizes[3], 2 * half, draw(st.booleans()))
 
 
 @settings(max_examples=30, deadline=None)
-@given(llama_shapes(), SETS | st.sampled_from(MODES), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
-def test_bytes_of_any_shape_and_set(shape, recompute, dtype):
+@given(llama_shapes(), st.data(), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
+def test_bytes_of_any_shape_and_set(shape, data, dtype):
+    recompute = data.draw(sets("qwen3" if shape.qk_norm else "llama"))
     assert differences(shape, recompute, dtype=dtype) == ""
 
 
@@ -145,12 +160,20 @@ def flash_flops(q, k, v, *rest, out_shape=None, **options):
     return 2 * (2 * b * a * s * k[2] * d)
 
 
-@settings(max_examples=20, deadline=None)
-@given(SETS | st.sampled_from(MODES))
-@example({"Q", "QKV projection input", "log-sum-exp"})  # one node reads Q, and what is made from Q
-def test_gradients_and_flops_of_any_set(recompute):
+def each_kind_with_a_set():
+    return st.sampled_from(list(SHAPES)).flatmap(lambda kind: st.tuples(st.just(kind), sets(kind)))
+
+
+@settings(max_examples=30, deadline=None)
+@given(each_kind_with_a_set())
+@example(("llama", {"Q", "QKV projection input", "log-sum-exp"}))  # one node reads Q, and what is made from Q
+@example(("qwen3", {"Q before its norm", "Q"}))
+def test_gradients_and_flops_of_any_set(kind_and_set):
+    kind, recompute = kind_and_set
+    shape = SHAPES[kind]
+
     def step(mode):
-        layer = LlamaLayer(SHAPE, recompute=mode, seed=2)
+        layer = LlamaLayer(shape, recompute=mode, seed=2)
         x = torch.randn(12, 3, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
         with FlopCounterMode(display=False, custom_mapping={FLASH: flash_flops}) as counter:
             layer(x).square().sum().backward()
@@ -159,18 +182,19 @@ def test_gradients_and_flops_of_any_set(recompute):
     base, wanted = step("none")
     flops, gradients = step(recompute)
     assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
-    assert flops - base == llama_recomputed_flops(SHAPE, recompute)
-    assert llama_recomputed_flops(SHAPE, "full") == sum(llama_products(SHAPE).values()) - llama_products(SHAPE)["down"]
+    assert flops - base == llama_recomputed_flops(shape, recompute)
+    assert llama_recomputed_flops(shape, "full") == sum(llama_products(shape).values()) - llama_products(shape)["down"]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 @pytest.mark.parametrize("model", LLAMA_MODELS)
-def test_named_shapes_are_exact_on_emulated_ranks(model):
+def test_named_shapes_are_exact_on_emulated_ranks(model, dtype):
     shape = llama_shape(model)
     for t in (1, 2, 4, 8, 16):
         with emulated_rank(t):
             for sequence_parallel, mode in itertools.product((False, True), MODES):
                 tp = tensor_parallel(sequence_parallel=sequence_parallel)
-                assert differences(shape, mode, tp) == "", (model, t, mode)
+                assert differences(shape, mode, tp, dtype) == "", (model, t, mode)
 
 
 def test_the_two_floors():
@@ -185,6 +209,16 @@ def test_the_two_floors():
     assert saved == 4 * a * s * b  # with a flash kernel the core's recomputation saves the log-sum-exp
 
 
+def test_norms_over_heads_add_bytes_that_elementwise_does_not_keep_twice():
+    s, b, a, k, d, e = 12, 3, 8, 2, 6, 2
+    without = NORMALISED.with_sizes(qk_norm=False)
+    added = e * s * b * (a + k) * d + 4 * s * b * (a + k)
+    assert total(llama_rows(NORMALISED)) - total(llama_rows(without)) == added
+    more = total(llama_rows(NORMALISED, recompute="elementwise")) - total(llama_rows(without, recompute="elementwise"))
+    assert more == 4 * s * b * (a + k)  # Q and K go, those before the norms stay
+    assert total(llama_rows(NORMALISED, recompute="full")) == e * s * b * 32
+
+
 @pytest.mark.parametrize(
     ("make", "rule"),
     [
@@ -193,6 +227,7 @@ def test_the_two_floors():
             "num_attention_heads: 8 must be divisible by num_key_value_heads = 3",
         ),
         (lambda: LlamaShape(12, 3, 24, 8, 2, 40), "head_size: 3 must be even"),
+        (lambda: SHAPE.with_sizes(qk_norm=1), "qk_norm: must be one of False, True, got 1"),
         (
             lambda: llama_rows(SHAPE, Parallel(3)),
             "num_attention_heads: 8 must be divisible by tensor_parallel_size = 3",
@@ -209,10 +244,11 @@ def test_refuses(make, rule):
         make()
 
 
-def test_t_ranks_draw_what_one_rank_draws():
-    whole = dict(LlamaLayer(SHAPE, seed=9).named_parameters())
+@kinds
+def test_t_ranks_draw_what_one_rank_draws(kind):
+    whole = dict(LlamaLayer(SHAPES[kind], seed=9).named_parameters())
     for t in (2, 4, 8):
         for rank in range(t):
             tp = TensorParallel(None, t, rank)
-            for name, parameter in LlamaLayer(SHAPE, tp, seed=9).named_parameters():
+            for name, parameter in LlamaLayer(SHAPES[kind], tp, seed=9).named_parameters():
                 assert torch.equal(parameter, own_part(whole[name], parameter, tp)), (t, rank, name)

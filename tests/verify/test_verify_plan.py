@@ -25,6 +25,8 @@ from actmem.verify.verify_report import report_verification
 SMALL = PlannedGPT("small", ModelShape(64, 1, 96, 8, num_layers=8, vocab_size=256))
 ODD = PlannedGPT("odd", ModelShape(64, 1, 96, 8, num_layers=7, vocab_size=256))
 LLAMA = PlannedLlama("llama", Decoder(128, 352, 4, 8, 4, 257), 64)
+QWEN3 = PlannedLlama("qwen3", Decoder(128, 352, 4, 8, 4, 257, head_size=24, qk_norm=True), 64)
+TIED = PlannedLlama("tied", Decoder(128, 352, 4, 8, 4, 257, tied_embeddings=True), 64)
 NO_TIME = StepSeconds(0, 0, 0, 0, 0, 0, 0)
 
 
@@ -58,6 +60,9 @@ CASES = {
     "llama, last": (LLAMA, plan(Layout(2, 2, 2), "elementwise", rank=1)),
     "llama, chunks": (LLAMA, plan(Layout(1, 4, 2, num_model_chunks=2), "none", rank=1)),
     "llama, appendix C": (LLAMA, plan(Layout(1, 2, 4), "elementwise", whole=2)),
+    "qwen3, more ranks than key heads": (QWEN3, plan(Layout(1, 8), "elementwise")),
+    "qwen3, last": (QWEN3, plan(Layout(2, 2, 2), "none", rank=1)),
+    "qwen3, tensor": (QWEN3, plan(Layout(1, 4, sequence_parallel=False), "full")),
     "llama, ZeRO-3": (LLAMA, plan(Layout(3, 2, zero_stage=3), "none")),
 }
 
@@ -104,16 +109,17 @@ def test_the_transient_is_counted_beside_its_estimate(case):
 
 
 def test_a_model_that_this_library_cannot_run():
-    with pytest.raises(ConfigError, match="verify: this library runs no stage of qwen3-32b yet"):
-        verify_plan(planned_model_of("qwen3-32b"), plan(Layout(8, zero_stage=3)))
+    with pytest.raises(ConfigError, match="verify: this library runs no stage of tied yet"):
+        verify_plan(TIED, plan(Layout(8, zero_stage=3)))
     with pytest.raises(ConfigError, match="verify: this library runs no context parallelism yet"):
         verify_plan(LLAMA, plan(Layout(context_parallel_size=2)))
 
 
-@pytest.mark.parametrize("name", ["llama3-8b", "llama3-70b", "llama3-405b"])
-def test_one_layer_a_rank_of_each_llama(name):
+@pytest.mark.parametrize(
+    ("name", "p"), [("llama3-8b", 32), ("llama3-70b", 80), ("llama3-405b", 126), ("qwen3-32b", 64)]
+)
+def test_one_layer_a_rank_of_each_decoder(name, p):
     model = planned_model_of(name)
-    p = {"llama3-8b": 32, "llama3-70b": 80, "llama3-405b": 126}[name]
     comparison = verify_plan(model, plan(Layout(1, 8, p), "elementwise", n=3, rank=p - 1))
     assert comparison.exact, comparison.describe()
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from actmem.checks import checked
 from actmem.config import Parallel
+from actmem.llama_recipes import llama_layer_terms
 from actmem.llama_shape import LlamaShape, check_llama_ranks
-from actmem.recipes import LLAMA_LAYER, Recompute
+from actmem.recipes import Recompute
 from actmem.rows import Row
 
 #: Bytes of a norm's statistic and of a log-sum-exp, which are float32 for every e up to 4.
@@ -25,22 +26,20 @@ def llama_rows(
     In 16 bits and without parallelism: 12sbh + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
     8sbh + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise).  Under sequence
     parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
-    K and V.  Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
+    K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
+    Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
     """
     check_llama_ranks(shape, parallel)
     s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
-    a, k, d, e = shape.num_attention_heads, shape.num_key_value_heads, shape.d, element_size
+    a, d, e = shape.num_attention_heads, shape.d, element_size
     t = parallel.tensor_parallel_size
     whole = t if parallel.sequence_parallel else 1
-    key_value_ranks = min(t, k)
     wide = max(e, FLOAT32)
     rows = [
         Row("norm 1 input", e * s * b * h // whole, whole, "RMSNorm"),
         Row("norm 1 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
         Row("QKV projection input", e * s * b * h // whole, whole, "Q, K, V products"),
-        Row("Q", e * s * b * a * d // t, t, "attention, rotated"),
-        Row("K", e * s * b * k * d // key_value_ranks, key_value_ranks, "attention, rotated"),
-        Row("V", e * s * b * k * d // key_value_ranks, key_value_ranks, "attention"),
+        *_head_rows(shape, t, e),
         Row("log-sum-exp", wide * a * s * b // t, t, "attention: one number a query"),
         Row("attention projection input", e * s * b * a * d // t, t, "attention and projection"),
         Row("norm 2 input", e * s * b * h // whole, whole, "RMSNorm"),
@@ -50,8 +49,26 @@ def llama_rows(
         Row("up", e * s * b * f // t, t, "SwiGLU"),
         Row("down input", e * s * b * f // t, t, "down product"),
     ]
-    dropped = LLAMA_LAYER.dropped(recompute)
+    dropped = llama_layer_terms(shape).dropped(recompute)
     return [row for row in rows if row.term not in dropped]
+
+
+def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
+    """Q, K and V, and what their norms keep if the model has them."""
+    tokens, d, wide = shape.seq_length * shape.micro_batch_size, shape.d, max(e, FLOAT32)
+    heads = {"Q": shape.num_attention_heads, "K": shape.num_key_value_heads}
+    ranks = {name: min(t, count) for name, count in heads.items()}
+    rows = []
+    for name, count in heads.items():
+        size = e * tokens * count * d // ranks[name]
+        if shape.qk_norm:
+            statistics = wide * tokens * count // ranks[name]
+            rows += [
+                Row(f"{name} before its norm", size, ranks[name], "RMSNorm over each head"),
+                Row(f"{name} norm statistics", statistics, ranks[name], "RMSNorm: 1/rms of each head"),
+            ]
+        rows.append(Row(name, size, ranks[name], "attention, rotated"))
+    return [*rows, Row("V", rows[-1].bytes, ranks["K"], "attention")]
 
 
 @checked
@@ -76,4 +93,4 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
 def llama_recomputed_flops(shape: LlamaShape, recompute: Recompute | str) -> int:
     """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
     products = llama_products(shape)
-    return sum(products[name] for name in LLAMA_LAYER.products_again(recompute))
+    return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))

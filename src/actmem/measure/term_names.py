@@ -93,6 +93,8 @@ _LLAMA_TERMS = {
     **{(f"norm{n}", _NORM, "0"): f"norm {n} input" for n in (1, 2)},
     **{(f"norm{n}", _NORM, ""): f"norm {n} statistics" for n in (1, 2)},
     ("attention", _COLUMNS, "0"): "QKV projection input",
+    **{(f"{name.lower()}_norm", _NORM, "0"): f"{name} before its norm" for name in "QK"},
+    **{(f"{name.lower()}_norm", _NORM, ""): f"{name} norm statistics" for name in "QK"},
     **{("attention", _ATTENTION, str(i)): name for i, name in enumerate("QKV")},
     ("attention", _ROWS, "0"): "attention projection input",
     ("mlp", _COLUMNS, "0"): "gate and up input",

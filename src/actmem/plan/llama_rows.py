@@ -1,7 +1,7 @@
 """Today's layer under every axis of a layout: ``formulas.llama_terms`` with the sequence cut by context parallelism.
 
 Context parallelism cuts everything along the sequence: K and V are gathered for attention, and again
-in backward.  Models that normalise each head's query and key keep those norms' inputs as well.
+in backward.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
-from actmem.recipes import Recompute
 from actmem.rows import Row
 
 LLAMA_MODES = ("none", "elementwise", "full")
@@ -23,7 +22,7 @@ def own_llama_shape(decoder: Decoder, layout: Layout, seq_length: int) -> LlamaS
     d = decoder
     own = check_divides("seq_length", seq_length, "context_parallel_size", layout.context_parallel_size)
     heads = d.num_attention_heads, d.num_key_value_heads
-    return LlamaShape(own, layout.micro_batch_size, d.hidden_size, *heads, d.ffn_hidden_size, d.head_size)
+    return LlamaShape(own, layout.micro_batch_size, d.hidden_size, *heads, d.ffn_hidden_size, d.head_size, d.qk_norm)
 
 
 @checked
@@ -50,14 +49,4 @@ def llama_layer_rows(decoder: Decoder, layout: Layout, seq_length: int, recomput
     """
     if recompute not in LLAMA_MODES:
         raise ConfigError("recompute", f"must be one of {', '.join(LLAMA_MODES)}, got {recompute!r}")
-    rows = llama_rows(own_llama_shape(decoder, layout, seq_length), layout.within_layer, recompute)
-    if decoder.qk_norm and Recompute.of(recompute).region != "layer":
-        t, tokens = layout.tensor_parallel_size, own_tokens(layout, seq_length)
-        query, key = 2 * tokens * decoder.query_size // t, 2 * tokens * own_key_value_size(decoder, layout)
-        norms = 2 * (query + key) // decoder.head_size  # 4 bytes a head and token
-        rows += [
-            Row("Q before its norm", query, t, "RMSNorm over each head"),
-            Row("K before its norm", key, t, "RMSNorm over each head"),
-            Row("Q and K norm statistics", norms, t, "1/rms of each head"),
-        ]
-    return rows
+    return llama_rows(own_llama_shape(decoder, layout, seq_length), layout.within_layer, recompute)

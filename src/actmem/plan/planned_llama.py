@@ -82,7 +82,7 @@ class PlannedLlama(PlannedModel):
         """Bytes of norms, rotation, SwiGLU and sums, each alone."""
         d, t, tokens = self.decoder, layout.tensor_parallel_size, own_tokens(layout, self.seq_length)
         hidden = tokens * d.hidden_size // (t if layout.sequence_parallel else 1)
-        turned = tokens * (d.query_size // t + own_key_value_size(d, layout))
+        turned = tokens * (d.query_size // t + own_key_value_size(d, layout)) * (1 + d.qk_norm)
         return 2 * (2 * 2 * hidden + 2 * 3 * hidden + 2 * turned + 3 * tokens * d.ffn_hidden_size // t)
 
     def added_work(self, layout: Layout, recompute: str) -> RankWork:
@@ -91,7 +91,8 @@ class PlannedLlama(PlannedModel):
             return RankWork()
         if Recompute.of(recompute).region == "terms":
             hidden = tokens * d.hidden_size // (t if layout.sequence_parallel else 1)
-            return RankWork(0, 2 * (2 * 2 * hidden + 3 * tokens * d.ffn_hidden_size // t))
+            heads = tokens * (d.query_size // t + own_key_value_size(d, layout)) if d.qk_norm else 0
+            return RankWork(0, 2 * (2 * 2 * hidden + 3 * tokens * d.ffn_hidden_size // t + 2 * 2 * heads))
         # Backward doesn't read the output of the last product, down: the second run stops before it.
         work, down = self.layer_work(layout), 2 * tokens * d.hidden_size * d.ffn_hidden_size // t
         return RankWork(work.product_flops - down, work.moved_bytes)

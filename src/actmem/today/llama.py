@@ -14,11 +14,12 @@ from torch import Tensor, nn
 from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.drop import KEEP_ALL, Terms
+from actmem.llama_recipes import llama_layer_terms
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed, mark_partial_gradient
-from actmem.recipes import LLAMA_LAYER, Recompute
+from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
 from actmem.today.fused import columns, rms_norm, rotate, rows, swiglu
 from actmem.today.replicas import key_value_group, mark_replicas
@@ -46,7 +47,7 @@ class LlamaLayer(nn.Module):
         super().__init__()
         check_llama_ranks(shape, Parallel(tp.size, tp.sequence_parallel))
         self.recompute = Recompute.of(recompute)
-        self.dropped = LLAMA_LAYER.dropped(self.recompute)
+        self.dropped = llama_layer_terms(shape).dropped(self.recompute)
         seed = fresh_seed() if seed is None else seed
         self.shape, self.tp = shape, tp
         self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)
@@ -73,12 +74,12 @@ class LlamaLayer(nn.Module):
 
 
 class RMSNorm(ParallelModule):
-    """Over h.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial."""
+    """Over the last dimension.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial."""
 
-    def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
+    def __init__(self, size: int, tp: TensorParallel, **factory):
         super().__init__()
         self.tp = tp
-        self.weight = nn.Parameter(torch.ones(hidden_size, **factory))
+        self.weight = nn.Parameter(torch.ones(size, **factory))
         self.mark_parameters()
 
     def mark_parameters(self) -> None:
@@ -86,6 +87,16 @@ class RMSNorm(ParallelModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight)
+
+
+class HeadNorm(RMSNorm):
+    """Over the d elements of each head, with one weight for all heads.
+
+    Every rank sees its own heads only, so the gradient is partial without sequence parallelism too.
+    """
+
+    def mark_parameters(self) -> None:
+        self.weight.partial_gradient = self.tp.size > 1  # type: ignore[attr-defined]
 
 
 class GroupedQueryAttention(ParallelModule):
@@ -105,6 +116,9 @@ class GroupedQueryAttention(ParallelModule):
         self.k = nn.Parameter(torch.empty(held * self.head_size, h, **factory))
         self.v = nn.Parameter(torch.empty(held * self.head_size, h, **factory))
         self.projection = nn.Parameter(torch.empty(h, own, **factory))
+        if shape.qk_norm:
+            self.q_norm, self.k_norm = (HeadNorm(self.head_size, tp, **factory) for _ in "qk")
+        self.qk_norm = shape.qk_norm
         self.mark_parameters()
         draw_normal(self.q, tp, child_seed(seed, "q"))
         for name, weight in (("k", self.k), ("v", self.v)):
@@ -120,17 +134,31 @@ class GroupedQueryAttention(ParallelModule):
             mark_replicas(weight, self.key_value_heads, self.tp)
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
-        q, k, v = terms(("Q", "K", "V"), self.heads, x)
+        if self.qk_norm:
+            q, k, v = terms(("Q before its norm", "K before its norm", "V"), self.heads, x)
+            q = terms("Q", self.turned, terms("Q after its norm", self.q_norm, q, also="Q norm statistics"))
+            k = terms("K", self.turned, terms("K after its norm", self.k_norm, k, also="K norm statistics"))
+        else:
+            q, k, v = terms(("Q", "K", "V"), self.turned_heads, x)
         y = terms("attention projection input", attend, q, k, v, also="log-sum-exp")
         leave = g_bar if self.tp.sequence_parallel else f_bar
         return terms("attention output", lambda y: leave(rows(y, self.projection), self.tp), y)
 
-    def heads(self, x: Tensor) -> tuple[Tensor, ...]:
-        """Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``: views of three tensors that lie as ``[s, b, heads, d]``."""
+    def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q ``[s, b, a/t, d]`` and K ``[s, b, k/t, d]`` before rotation, V ``[b, k/t, s, d]`` as attention reads it."""
         parts = columns(x, self.tp, self.q, self.k, self.v)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
-        cos, sin = self.cos[: len(q)], self.sin[: len(q)]  # type: ignore[index]
-        return tuple(part.permute(1, 2, 0, 3) for part in (rotate(q, cos, sin), rotate(k, cos, sin), v))
+        return q, k, v.permute(1, 2, 0, 3)
+
+    def turned(self, x: Tensor) -> Tensor:
+        """``[s, b, heads, d]``, rotated by position: a view ``[b, heads, s, d]`` of a tensor of its own."""
+        cos, sin = self.cos[: len(x)], self.sin[: len(x)]  # type: ignore[index]
+        return rotate(x, cos, sin).permute(1, 2, 0, 3)
+
+    def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``."""
+        q, k, v = self.heads(x)
+        return self.turned(q), self.turned(k), v
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

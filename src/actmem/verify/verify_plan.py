@@ -59,7 +59,7 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
 
 def _check_runs(model: PlannedModel, plan: Plan) -> None:
     """Raise ConfigError on what this library has no layer for."""
-    llama = isinstance(model, PlannedLlama) and not model.decoder.qk_norm and not model.decoder.tied_embeddings
+    llama = isinstance(model, PlannedLlama) and not model.decoder.tied_embeddings
     if not isinstance(model, PlannedGPT) and not llama:
         raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
     if plan.layout.context_parallel_size > 1:

@@ -25,7 +25,8 @@ _KINDS = {
     "Q, K, V": ("Q, K, V", ("Q", "K", "V")),
     "gate and up": ("GeLU input", ("gate", "up")),
     "log-sum-exp": ("softmax", ("log-sum-exp",)),
-    "statistics": ("extra", ("norm 1 statistics", "norm 2 statistics")),
+    "Q, K before their norms": ("layer-norm input", ("Q before its norm", "K before its norm")),
+    "statistics": ("extra", tuple(f"{name} statistics" for name in ("norm 1", "norm 2", "Q norm", "K norm"))),
 }
 
 
@@ -46,6 +47,7 @@ def kept_today(shape: LlamaShape, parallel: Parallel = Parallel()) -> Drawing:
             "hovertemplate": f"{kind}: %{{x:.3f}} {name}<extra></extra>",
         }
         for kind, (fill, terms) in _KINDS.items()
+        if rows["none"].keys() & set(terms)
     ]
     saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
     return Drawing(

@@ -35,8 +35,12 @@ def browser():
 
 
 @pytest.fixture(scope="module")
-def shots(tmp_path_factory):
-    """Where screenshots stay: pytest's folder, or the one that SCREENSHOTS names."""
-    folder = Path(os.environ.get("SCREENSHOTS") or tmp_path_factory.mktemp("screenshots"))
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+def shots():
+    """``shots(page, name)``: a screenshot in the folder that SCREENSHOTS names; nothing if it names none."""
+    folder = os.environ.get("SCREENSHOTS")
+
+    def take(place, name, **options):
+        if folder:
+            place.screenshot(path=Path(folder) / f"{name}.png", **options)
+
+    return take

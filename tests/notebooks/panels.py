@@ -51,7 +51,7 @@ def panel_in_page(notebook, number=0):
 
 
 def use_panel(notebook, number, panel, shot, controls=None):
-    """Move every control of a panel, or the first ``controls`` of them, one step and back."""
+    """Move every control of a panel, or the first ``controls`` of them, one step and back.  shot: gets the output."""
     page = notebook.page
     box, figures = panel_in_page(notebook, number)
     for figure in figures.all():
@@ -71,7 +71,7 @@ def use_panel(notebook, number, panel, shot, controls=None):
         # Back again, so that the next control starts from sizes that fit.
         press(page, box, index, panel, kind, "ArrowLeft" if key == "ArrowRight" else "ArrowRight")
         assert settle(notebook, number, box, figures, after) == before
-    box.screenshot(path=shot)
+    shot(box)
 
 
 def press(page, box, index, panel, kind, key):

@@ -1,10 +1,10 @@
 """The notebooks in JupyterLab and Chromium, used as a reader uses them: by keyboard.
 
 Every cell runs, every control changes its figure to the numbers that a new drawing has, wrong
-sizes are refused, guesses are answered, and the page has nothing to complain about.
+sizes are refused, guesses are answered, and the page has nothing to complain about.  A few chapters
+stand for all (kinds.py); nbval runs the cells of every one.
 """
 
-import json
 import re
 import statistics
 from pathlib import Path
@@ -15,14 +15,22 @@ import pytest
 from playwright.sync_api import expect
 
 from actmem_course.show.live import WIDGET_MIME
+from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
+from tests.notebooks.kinds import IN_JUPYTERLAB, stored
 from tests.notebooks.lab import Lab
 from tests.notebooks.opened import LOST, OUTPUTS
 from tests.notebooks.panels import DESCRIBE, SHOWN, panel_in_page, use_panel
 from tests.notebooks.predictions import PREDICTIONS, use_predictions
 
-NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
-
+#: The first panel of a chapter, with sliders for s, b, h and a, which comes with a guess; in a notebook of its own,
+#: whose kernel starts without torch.
+CHAPTER, BARS = "02_counting_bytes.ipynb", "bars.ipynb"
+WIDGETS = """
+from actmem_course.show.panel import Panel
+from actmem_course.show.predict import Prediction
+from actmem_course.show.reveal import Reveal
+"""
 #: A plotly.js that starts when the page says so, and then holds the page for five seconds, as on a slow machine.
 SLOW_PLOTLY = """
 from actmem_course.show import live
@@ -69,18 +77,26 @@ WATCH = """
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory):
     lab = Lab(tmp_path_factory.mktemp("lab"))
+    add(lab, BARS, WIDGETS, next(iter(figures(stored(CHAPTER)).values())))
     yield lab
     lab.stop()
 
 
-@pytest.mark.parametrize("name", NAMES)
+def add(lab, name, *cells):
+    """Write a notebook of a chapter's kind, with cells of one's own."""
+    notebook = stored(CHAPTER)
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in cells]
+    nbformat.write(notebook, lab.folder / "notebooks" / name)
+
+
+@pytest.mark.parametrize("name", IN_JUPYTERLAB)
 def test_a_reader_uses_it(name, lab, browser, shots):
     with lab.notebook(browser, name) as notebook:
         check_cells(notebook.run_all(), name)
         guessed = use_predictions(notebook)  # with the answers come their figures, which are not stored
         panels = notebook.ask(DESCRIBE)
         for number, panel in enumerate(panels):
-            use_panel(notebook, number, panel, shots / f"{Path(name).stem}-panel{number + 1}.png")
+            use_panel(notebook, number, panel, lambda box, number=number: shots(box, f"{Path(name).stem}-panel{number + 1}"))
         notebook.page.evaluate("() => window.jupyterapp.commands.execute('docmanager:save')")
         assert notebook.complaints == []
         assert notebook.page.locator(".Toastify__toast").all_inner_texts() == []  # JupyterLab asks the reader nothing
@@ -106,26 +122,21 @@ def check_the_next_day(lab, browser, name, at_least):
 
 def check_cells(cells, name):
     assert [cell["count"] for cell in cells] == list(range(1, len(cells) + 1))
-    stored = json.loads((NOTEBOOKS / name).read_text(encoding="utf-8"))
-    wanted = [bool(cell["outputs"]) for cell in stored["cells"] if cell["cell_type"] == "code"]
+    wanted = [bool(cell.outputs) for cell in stored(name).cells if cell.cell_type == "code"]
     for cell, has_output in zip(cells, wanted, strict=True):
         bad = [o for o in cell["outputs"] if o["output_type"] == "error" or o.get("name") == "stderr"]
         assert not bad, (cell["source"], bad)
         assert bool(cell["outputs"]) == has_output, cell["source"]
 
 
-#: A notebook, and its panel with sliders for s, b, h and a, which comes with a guess.
-NOTEBOOK, BARS = "02_counting_bytes.ipynb", 0
-
-
 def run_and_guess(notebook):
     notebook.run_all()
     notebook.go_to(notebook.ask(PREDICTIONS)[0]).get_by_role("button", name="Show me").click()
-    return panel_in_page(notebook, BARS)
+    return panel_in_page(notebook)
 
 
 def test_only_sizes_that_fit_are_offered(lab, browser, shots):
-    with lab.notebook(browser, NOTEBOOK) as notebook:
+    with lab.notebook(browser, BARS) as notebook:
         box, figure = run_and_guess(notebook)
         expect(box.locator(".actmem-predict output")).to_have_text(re.compile("^It is "))
         hidden, heads = box.locator(".noUi-handle").nth(2), box.locator(".noUi-handle").nth(3)
@@ -136,17 +147,17 @@ def test_only_sizes_that_fit_are_offered(lab, browser, shots):
         hidden.press("ArrowRight")
         expect(figure).to_have_attribute("aria-label", re.compile("h=14336, a=128"))
         expect(box.locator(".actmem-line")).to_have_text("")
-        box.screenshot(path=shots / "offered.png")
+        shots(box, "offered")
 
 
 def test_a_reloaded_page_shows_what_was_there(lab, browser):
-    with lab.notebook(browser, NOTEBOOK) as notebook:
+    with lab.notebook(browser, BARS) as notebook:
         box, figure = run_and_guess(notebook)
         box.locator(".noUi-handle").first.press("ArrowRight")
         expect(figure).to_have_attribute("aria-label", re.compile("s=2304"))
         shown = figure.evaluate(SHOWN)
         notebook.save_and_reload()
-        _, figure = panel_in_page(notebook, BARS)
+        _, figure = panel_in_page(notebook)
         assert figure.evaluate(SHOWN) == shown
         assert notebook.complaints == []
 
@@ -163,7 +174,7 @@ async (number) => {
 
 
 def test_the_browser_keeps_a_guess(lab, browser):
-    with lab.notebook(browser, NOTEBOOK) as notebook:
+    with lab.notebook(browser, BARS) as notebook:
         notebook.run_all()
         form = notebook.go_to(notebook.ask(PREDICTIONS)[0]).locator(".actmem-predict")
         form.locator("input").fill("42")
@@ -180,20 +191,18 @@ DRAWN_WIDTH = "figure => figure.querySelector('.main-svg')?.getBoundingClientRec
 
 
 def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):
-    with lab.notebook(browser, NOTEBOOK, width=800) as notebook:
+    with lab.notebook(browser, BARS, width=800) as notebook:
         box, figure = run_and_guess(notebook)
         page, node = notebook.page, figure.element_handle()
         page.wait_for_function(f"figure => ({DRAWN_WIDTH})(figure) <= figure.clientWidth + 1", arg=node)
         narrow = figure.evaluate(DRAWN_WIDTH)
-        box.screenshot(path=shots / "narrow.png")
+        shots(box, "narrow")
         page.set_viewport_size({"width": 1280, "height": 1000})
         page.wait_for_function(f"([figure, narrow]) => ({DRAWN_WIDTH})(figure) > narrow + 100", arg=[node, narrow])
 
 
 def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
-    notebook = nbformat.read(NOTEBOOKS / NOTEBOOK, as_version=4)
-    notebook.cells = [nbformat.v4.new_code_cell(FIGURES)]
-    nbformat.write(notebook, lab.folder / "notebooks" / "slow.ipynb")
+    add(lab, "slow.ipynb", FIGURES)
     with lab.notebook(browser, "slow.ipynb") as notebook:
         page = notebook.page
         notebook.ask(SLOW_PLOTLY)
@@ -210,7 +219,7 @@ def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
 
 def test_a_key_changes_the_figure_at_once(lab, browser, record_property):
     """The limit is loose, because other work runs beside this test; the numbers are in the report."""
-    with lab.notebook(browser, NOTEBOOK) as notebook:
+    with lab.notebook(browser, BARS) as notebook:
         box, figure = run_and_guess(notebook)
         figure.evaluate(WATCH)
         handle = box.locator(".noUi-handle").first

@@ -7,6 +7,7 @@ move.  Built once for all tests, from the cache in build/cache if it is there.
 
 import functools
 import http.server
+import inspect
 import os
 import threading
 import warnings
@@ -20,6 +21,8 @@ from notebooks.site.book import chapters, labs
 from notebooks.site.browser import for_browser
 from notebooks.site.build import build
 from notebooks.site.cache import SiteError
+from tests.notebooks.kinds import IN_JUPYTERLITE
+from tests.notebooks.mutate import run
 from tests.notebooks.opened import wait_for_kernel
 from tests.notebooks.panels import DESCRIBE, use_panel
 from tests.notebooks.predictions import use_predictions
@@ -112,7 +115,7 @@ def test_a_chapter_is_a_page(name, reader, shots):
             assert seen["page"][0] <= seen["page"][1], "the page scrolls sideways"
             texts, contrast, where = page.evaluate(CONTRAST)
             assert texts > 50 and contrast >= 4.5, where
-            page.screenshot(path=shots / f"page-{Path(name).stem}-{width}-{scheme}.png")
+            shots(page, f"page-{Path(name).stem}-{width}-{scheme}")
     assert seen["formulas"] or not any("$" in cell.source for cell in stored(name).cells if cell.cell_type == "markdown")
     assert page.locator(".actmem-live a").get_attribute("href") == f"../lite/notebooks/index.html?path=notebooks/{name}"
     reader.nothing_missing()
@@ -162,8 +165,17 @@ def test_no_link_is_broken(site):
                 assert (site / "lite" / "files" / inside).is_file(), where
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_chapter_runs_in_the_browser(name, reader, shots):
+#: For a kernel: how a cell is run, in names of its own, beside those of the open notebook.
+RUN = "import ast, contextlib, io, json\nfrom types import SimpleNamespace\nCell = object\n" + inspect.getsource(run)
+SAY = """
+names = {"__name__": "__main__"}
+print(json.dumps([run(SimpleNamespace(code=ast.parse(source)), names)[0] for source in SOURCES]))
+"""
+
+
+def test_chapters_run_in_the_browser(reader, shots):
+    """One as a reader uses it; then, in the Python that it has started, the cells of all others."""
+    name = IN_JUPYTERLITE
     opened = reader.open(f"lite/notebooks/index.html?path=notebooks/{name}")
     wait_for_kernel(opened.page)
     cells = opened.run_all()
@@ -177,7 +189,16 @@ def test_a_chapter_runs_in_the_browser(name, reader, shots):
     panels = opened.ask(DESCRIBE)
     assert len(panels) == sum("Panel(" in cell.source for cell in stored(name).cells if cell.cell_type == "code")
     for number, panel in enumerate(panels):
-        use_panel(opened, number, panel, shots / f"live-{Path(name).stem}-panel{number + 1}.png", controls=1)
+        use_panel(opened, number, panel, lambda box, number=number: shots(box, f"live-{Path(name).stem}-panel{number + 1}"), controls=1)
+    wrong = {}
+    for other in NAMES:
+        if other != name:
+            cells = [cell for cell in for_browser(stored(other)).cells if cell.cell_type == "code"]
+            said = opened.ask(f"{RUN}\nSOURCES = {[cell.source for cell in cells]!r}\n{SAY}")
+            wanted = ["".join(o.get("text") or o["data"]["text/plain"] for o in cell.outputs) for cell in cells]
+            assert any(wanted) and len(said) == len(wanted)
+            wrong |= {(other, cell.source): got for cell, got, text in zip(cells, said, wanted) if got != text}
+    assert wrong == {}
     reader.nothing_missing()
     assert opened.complaints == []
     opened.page.close()

@@ -158,7 +158,7 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     for words in ("Read the course", "Run it in your browser"):
         assert page.get_by_role("link", name=words).is_visible()
     no_sideways(page)
-    page.screenshot(path=shots / f"front-{width}.png")
+    shots(page, f"front-{width}")
     reader.nothing_missing()
     assert opened.complaints == []
 
@@ -199,7 +199,7 @@ def test_a_chapter_on_a_phone(name, reader, shots):
             for plot, drawing in zip(plots.all(), shown.moves.drawings, strict=True):
                 expect(plot).to_have_attribute("aria-label", drawing.alt)
     no_sideways(page)
-    page.screenshot(path=shots / f"phone-{name}.png", full_page=True)
+    shots(page, f"phone-{name}", full_page=True)
     reader.nothing_missing()
     assert opened.complaints == []
 
@@ -298,7 +298,7 @@ def test_axe_finds_nothing_and_a_dark_page_has_no_white_slabs(path, reader, shot
             place.scroll_into_view_if_needed()
             shot = base64.b64encode(page.screenshot()).decode()
             assert (page.evaluate(WHITE, shot) > 0.3) == (scheme == "light")
-    page.screenshot(path=shots / f"dark-{path.replace('/', '-')}.png")
+    shots(page, f"dark-{path.replace('/', '-')}")
 
 
 def test_a_slider_plays_and_with_reduced_motion_only_steps(reader):

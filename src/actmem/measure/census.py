@@ -70,10 +70,10 @@ def _settled(count: Callable[[], int]) -> int:
     """``count()``, once it no longer changes.
 
     gloo's threads release a tensor a moment after its exchange ends, so an immediate count can
-    include the last one.
+    include the last one.  It never misses one: a count of zero is right at once.
     """
     number = count()
-    if dist.is_initialized() and dist.get_backend() == "gloo":
+    if number and dist.is_initialized() and dist.get_backend() == "gloo":
         unchanged_since = time.monotonic()
         while time.monotonic() - unchanged_since < 0.1:
             time.sleep(0.005)

@@ -16,7 +16,7 @@ from actmem_course.judge.kept import kept
 from actmem_course.judge.reward import Measure
 from actmem_course.judge.workbench import Bench
 
-_SECONDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 10.0, 3, 15
+_SECONDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 4.0, 3, 15
 
 
 @dataclass(frozen=True)

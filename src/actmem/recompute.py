@@ -101,7 +101,8 @@ class _Region:
         self.function, self.generators, self.stop_early = function, tuple(generators), stop_early
         self.autocast = autocast_state()
         self.requires_grad = [x.requires_grad for x in inputs]
-        self.kept = keep(*inputs, *(generator.get_state() for generator in self.generators))
+        self.name = getattr(function, "__qualname__", type(function).__name__)
+        self.kept = keep(*inputs, *generator_states(self.generators))
         self.saved: list[tuple] = []  # shape and dtype of each saved tensor
         self.slots: list[weakref.ref[_Slot]] = []  # weak, so that a slot goes with its node
 
@@ -127,7 +128,7 @@ class _Region:
             nonlocal count
             if count == len(self.saved) or self.saved[count] != (tensor.shape, tensor.dtype):
                 raise RuntimeError(
-                    f"the second run of {_name(self.function)} saved {tuple(tensor.shape)} {tensor.dtype} "
+                    f"the second run of {self.name} saved {tuple(tensor.shape)} {tensor.dtype} "
                     f"as tensor {count + 1}; the first run saved {self._slot_text(count)}"
                 )
             slot = self.slots[count]()
@@ -148,9 +149,7 @@ class _Region:
             except _AllSlotsFilled:
                 pass
         if count != len(self.saved):
-            raise RuntimeError(
-                f"the second run of {_name(self.function)} saved {count} tensors, the first {len(self.saved)}"
-            )
+            raise RuntimeError(f"the second run of {self.name} saved {count} tensors, the first {len(self.saved)}")
 
     def _slot_text(self, index: int) -> str:
         if index == len(self.saved):
@@ -163,10 +162,6 @@ def _never(_: None) -> Tensor:
     raise RuntimeError("nothing reads the graph of the second run")
 
 
-def _name(function: Callable) -> str:
-    return getattr(function, "__qualname__", type(function).__name__)
-
-
 def autocast_state() -> list[dict]:
     """Arguments of ``torch.autocast`` that restore what holds now, a set for each kind of device."""
     return [
@@ -175,10 +170,15 @@ def autocast_state() -> list[dict]:
     ]
 
 
+def generator_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
+    """The present states: no operation makes them, so a tool that counts bytes replaces this function."""
+    return [generator.get_state() for generator in generators]
+
+
 @contextmanager
 def _generators_at(generators: Sequence[torch.Generator], states: Sequence[Tensor]):
     """Put each generator into a state, and back into its present one at the end (rule 5)."""
-    before = [generator.get_state() for generator in generators]
+    before = generator_states(generators)
     try:
         for generator, state in zip(generators, states):
             generator.set_state(state)

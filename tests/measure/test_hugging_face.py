@@ -1,6 +1,7 @@
 """Models that nobody here wrote: the ledger's total equals two other counts, for 15 architectures of transformers."""
 
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.measure.census import census
 from actmem.measure.ledger import record
-from actmem.measure.whole_step import step
+from actmem.measure.whole_step import loss_of, step
 from actmem.torch_private import fake_tensors
+from tests.measure.live_count import LiveCount, existing, one_step
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
 
@@ -114,6 +116,21 @@ def test_gradient_checkpointing_holds_what_its_closures_hold():
     del output
     assert ledger.total_bytes == census(model, lambda: inputs)
     assert {"generator state", "alive but not saved by autograd"} <= ledger.by_kind().keys()
+
+
+@pytest.mark.parametrize("fake", [False, True])
+def test_a_step_with_adamw_bills_the_independent_peak(fake):
+    with fake_tensors() if fake else nullcontext():
+        model, inputs = built("llama")
+        # Without positions the model looks at their values, and takes another path where there are none.
+        inputs["position_ids"] = torch.arange(8).expand(2, 8).contiguous()
+        optimizer = torch.optim.AdamW(model.parameters())
+        one_step(model, inputs, loss_of, optimizer)
+        bill = step(model, inputs, loss_of, optimizer)
+        with LiveCount(*existing(model, inputs, optimizer)) as second:
+            one_step(model, inputs, loss_of, optimizer)
+    assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == max(bill.curve) == second.peak_bytes
+    assert bill.by_kind()["activation"] > 0 and bill.by_kind()["optimizer state"] > bill.by_kind()["weight"]
 
 
 def test_a_step_bills_its_peak_real_and_fake():

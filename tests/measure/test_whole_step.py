@@ -1,12 +1,11 @@
 """The bill at the peak adds up to the peak, and the peak is the one that others count."""
 
-import weakref
+from contextlib import nullcontext
+from functools import partial
 
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError, ModelShape
@@ -14,57 +13,25 @@ from actmem.measure.emulate import emulated_rank
 from actmem.measure.whole_step import loss_of, step, watch_step
 from actmem.model.gpt import GPT
 from actmem.model.layer import TransformerLayer
+from actmem.recipes import RECOMPUTE_MODES
+from tests.measure.live_count import LiveCount, exchanges_on_copies, existing, one_step
 
 SHAPE = ModelShape(16, 2, 32, 4, num_layers=2, vocab_size=64)
 
 
-class Weak(TorchDispatchMode):
-    """The second count: adds up all storages that are alive after each operation, held weakly."""
-
-    def __init__(self, *known):
-        super().__init__()
-        self.alive, self.peak_bytes = weakref.WeakSet(), 0
-        self.note(known)
-
-    def note(self, values):
-        self.alive.update(t.untyped_storage() for t in tree_leaves(values) if isinstance(t, torch.Tensor))
-        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self.alive))
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self.note((args, kwargs, result))
-        return result
-
-
-def one_step(model, batch, loss, optimizer):
-    value = loss(model(batch))
-    value.backward()
-    if optimizer:
-        optimizer.step()
-
-
-def existing(model, batch, optimizer):
-    states = [state for state in optimizer.state.values()] if optimizer else []
-    return [
-        *model.parameters(),
-        *model.buffers(),
-        *(p.grad for p in model.parameters() if p.grad is not None),
-        batch,
-        states,
-    ]
-
-
 def layer(recompute):
-    # The shared count sees generator states only in the ledger, so dropout is off.
-    return TransformerLayer(SHAPE, recompute=recompute, p=0.0, dtype=torch.float32, seed=1)
+    return TransformerLayer(SHAPE, recompute=recompute, dtype=torch.float32, seed=1)
 
 
 def gpt():
-    return GPT(SHAPE, p=0.0, dtype=torch.float32)
+    return GPT(SHAPE, dtype=torch.float32)
 
 
-MODELS = {
-    "none": (lambda: layer("none"), lambda: torch.randn(16, 2, 32, requires_grad=True), loss_of),
+MODELS: dict[str, tuple] = {
+    **{
+        mode: (partial(layer, mode), lambda: torch.randn(16, 2, 32, requires_grad=True), loss_of)
+        for mode in RECOMPUTE_MODES
+    },
     "gpt": (gpt, lambda: torch.zeros(2, 16, dtype=torch.int64), loss_of),
     "linear": (lambda: nn.Linear(8, 8), lambda: torch.ones(4, 8), lambda y: y.square().mean()),
     "encoder": (lambda: nn.TransformerEncoderLayer(8, 2, 16), lambda: torch.ones(4, 2, 8), loss_of),
@@ -75,15 +42,13 @@ MODELS = {
 @pytest.mark.parametrize("fake", [False, True])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bill_adds_up_to_the_independent_peak(name, fake):
-    from contextlib import nullcontext
-
     with emulated_rank(1) if fake else nullcontext():
         make, inputs, loss = MODELS[name]
         model, batch = make(), inputs()
         optimizer = torch.optim.AdamW(model.parameters())
         one_step(model, batch, loss, optimizer)
         bill = step(model, batch, loss, optimizer)
-        with Weak(*existing(model, batch, optimizer)) as second:
+        with LiveCount(*existing(model, batch, optimizer)) as second:
             one_step(model, batch, loss, optimizer)
         assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == max(bill.curve) == second.peak_bytes
         assert sum(bill.by_kind().values()) == bill.peak_bytes
@@ -92,10 +57,9 @@ def test_the_bill_adds_up_to_the_independent_peak(name, fake):
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-def test_the_papers_layer_in_every_mode(recompute):
+def test_the_papers_layer_has_kinds(recompute):
     model, x = layer(recompute), torch.randn(16, 2, 32, requires_grad=True)
     bill = step(model, x)
-    assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
     kinds = bill.by_kind()
     assert ("recomputed activation" in kinds) == (recompute == "full") and kinds["weight"] > 0
     assert bill.peak_phase == "backward"
@@ -126,6 +90,18 @@ def test_a_checkpoints_second_run_is_recomputed_activations():
     assert sum(row.bytes for row in recomputed) > 3 * 100 * 64 * 4 * 0.9 and recomputed[0].module.startswith("inner.")
 
 
+def test_what_the_next_operation_makes_is_not_on_the_bill():
+    class Two(nn.Module):
+        def forward(self, x):
+            first = torch.zeros(1000)
+            del first
+            second = torch.zeros(500)
+            return x * 3 if second is not None else x
+
+    bill = step(Two(), torch.zeros(10, requires_grad=True))
+    assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == 4000 + 40
+
+
 def test_several_microbatches_in_one_step():
     model = nn.Linear(8, 8)
     with watch_step(model) as bill:
@@ -148,27 +124,27 @@ def test_emptied_storages_count_with_what_is_left():
     assert "resize_" not in vars(torch.UntypedStorage)
 
 
-def same_on_this_rank(model, batch):
-    """The bill's sum, its peak, and the second count, of a step with AdamW."""
+def tensor_parallel_bill(sequence_parallel, recompute):
+    """The bill's sum, its peak, and the second count, of a step with AdamW on this rank."""
+    from actmem.parallel.groups import tensor_parallel
+
+    tp = tensor_parallel(sequence_parallel=sequence_parallel)
+    model = TransformerLayer(SHAPE, tp, recompute=recompute, dtype=torch.float32, seed=1)
+    batch = torch.randn(8 if sequence_parallel else 16, 2, 32, requires_grad=True)
     optimizer = torch.optim.AdamW(model.parameters())
-    one_step(model, batch, loss_of, optimizer)
-    bill = step(model, batch, loss_of, optimizer)
-    with Weak(*existing(model, batch, optimizer)) as second:
+    with exchanges_on_copies():
         one_step(model, batch, loss_of, optimizer)
+        bill = step(model, batch, loss_of, optimizer)
+        with LiveCount(*existing(model, batch, optimizer)) as second:
+            one_step(model, batch, loss_of, optimizer)
     return sum(row.bytes for row in bill.peak), bill.peak_bytes, second.peak_bytes
 
 
-def tensor_parallel_bill():
-    from actmem.parallel.groups import tensor_parallel
-
-    tp = tensor_parallel(sequence_parallel=True)
-    model = TransformerLayer(SHAPE, tp, p=0.0, dtype=torch.float32, seed=1)
-    return same_on_this_rank(model, torch.randn(8, 2, 32, requires_grad=True))
-
-
-def test_two_ranks_of_tensor_and_sequence_parallelism(pools):
-    for billed, peak, _ in pools[2].run(tensor_parallel_bill):
-        assert billed == peak > 0
+@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_two_ranks_of_tensor_and_sequence_parallelism(pools, sequence_parallel, recompute):
+    for billed, peak, counted in pools[2].run(tensor_parallel_bill, sequence_parallel, recompute):
+        assert billed == peak == counted > 0
 
 
 def pipeline_bill():
@@ -178,15 +154,18 @@ def pipeline_bill():
     pipeline = Pipeline(shape, make_mesh("cpu", 4, 1), num_microbatches=4, p=0.0, dtype=torch.float32)
     tokens = torch.randint(0, 64, (4, 16), generator=torch.Generator().manual_seed(0))
     pipeline.step(tokens, tokens)
+    pipeline.step(tokens, tokens)
     with watch_step(pipeline.parts[0], batch=tokens) as bill:
         pipeline.step(tokens, tokens)
-    return sum(row.bytes for row in bill.peak), bill.peak_bytes, bill.by_kind()["activation"]
+    with LiveCount(*existing(pipeline.parts[0], tokens, None)) as second:
+        pipeline.step(tokens, tokens)
+    return sum(row.bytes for row in bill.peak), bill.peak_bytes, second.peak_bytes, bill.by_kind()["activation"]
 
 
 def test_four_ranks_of_a_pipeline(pools):
     bills = pools[4].run(pipeline_bill)
-    assert all(billed == peak > 0 for billed, peak, _ in bills)
-    activations = [activation for _, _, activation in bills]
+    assert all(billed == peak == counted > 0 for billed, peak, counted, _ in bills), bills
+    activations = [activation for *_, activation in bills]
     assert activations[0] > activations[2], "the first rank has the most microbatches in flight"
 
 

@@ -15,7 +15,8 @@ from actmem.measure import factories
 from actmem.measure.diagnosis import findings
 from actmem.measure.ledger import Ledger, SavedTensor, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, readable_size
-from actmem.measure.whole_step import StepBill, step
+from actmem.measure.step_bill import StepBill
+from actmem.measure.whole_step import step
 
 #: A fake run is checked against a real one if all of that fits into this.
 _CHECKED_BYTES = 256 << 20

@@ -1,184 +1,26 @@
-"""One training step: the curve of live bytes, and the bill at its highest point, by name.
-
-Every operation's results are noted from birth to death, below autograd, in forward, backward and
-the optimizer.  A storage's name is found out when the step is over: by then it is known whose
-gradient it became, or what autograd saved it for.  Memory that a kernel allocates and frees inside
-itself is not seen.
-"""
+"""One training step: the curve of live bytes, and the bill at its highest point, by name."""
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from actmem import recompute
 from actmem.checks import shown
 from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
-from actmem.measure.comms import KIND_OF_NAME
 from actmem.measure.kinds import Classifier
-from actmem.measure.leaves import plain_tensors, shape_of, storage_of, storages_in, storages_of, tensors_in
-from actmem.measure.ledger import SavedTensor
-from actmem.measure.origins import Origin, Origins
+from actmem.measure.leaves import storages_of, tensors_in
+from actmem.measure.lives import Lives
 from actmem.measure.replace import replaced
 from actmem.measure.savers import OperationTracker
+from actmem.measure.step_bill import StepBill, bill_lines
 from actmem.torch_private import top_saved_tensors_hooks
-
-#: What a storage can be at the peak, in the order in which a bill lists it.
-BILL_KINDS = (
-    "weight", "buffer", "gradient", "main gradient", "optimizer state", "input", "output", "activation", "recomputed activation",
-    "cast weight", "gathered weight", "constant", "generator state", "communication buffer", "made by forward",
-    "made by backward", "made by the optimizer", "from before",
-)  # fmt: skip
-
-
-@dataclass
-class _Life:
-    """One storage's life.  sizes: its bytes from each moment on; died: None while it lives."""
-
-    origin: Origin
-    phase: str
-    born: int
-    sizes: list[tuple[int, int]]
-    died: int | None = None
-    label: tuple[str, str, str] | None = None  # kind, name, operation
-    saved: tuple[str, str, str] | None = None  # module, operation, argument
-    kind: str = ""
-    reference: Any = None
-
-    def bytes_at(self, moment: int) -> int:
-        if moment < self.born or (self.died is not None and moment >= self.died):
-            return 0
-        return next(size for start, size in reversed(self.sizes) if start <= moment)
-
-
-@dataclass
-class StepBill:
-    """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to it.
-
-    curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
-    the optimizer begin, in order.
-    """
-
-    peak_bytes: int = 0
-    peak_at: int = 0
-    peak: list[SavedTensor] = field(default_factory=list)
-    curve: list[int] = field(default_factory=list)
-    phases: list[tuple[str, int]] = field(default_factory=list)
-
-    def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
-        sums = {kind: sum(row.bytes for row in self.peak if row.kind == kind) for kind in BILL_KINDS}
-        return {kind: size for kind, size in sums.items() if size}
-
-    @property
-    def peak_phase(self) -> str:
-        """The phase in which the peak lies."""
-        return next((name for name, start in reversed(self.phases) if start <= self.peak_at), "")
-
-    def __repr__(self) -> str:
-        from actmem.measure.ledger_tables import bill_text
-
-        return bill_text(self)
-
-    def _repr_html_(self) -> str:
-        from actmem.measure.ledger_tables import bill_html
-
-        return bill_html(self)
-
-
-class _Lives(Origins):
-    """Notes every storage's birth and death, and the live bytes after every operation."""
-
-    def __init__(self, tracker: OperationTracker):
-        super().__init__(tracker)
-        self.lives: list[_Life] = []
-        self.live_bytes = self.now = 0
-        self.curve: list[int] = [0]
-        self.phase = "before"
-        self.phases: list[tuple[str, int]] = []
-        self._life_of: weakref.WeakKeyDictionary[torch.UntypedStorage, _Life] = weakref.WeakKeyDictionary()
-
-    def enter(self, phase: str) -> None:
-        if phase != self.phase:
-            self.phase = phase
-            self.phases.append((phase, self.now))
-
-    def known(self, value: object, kind: str, name: str, op: str) -> None:
-        """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
-        for tensor in tensors_in(value):
-            for part in plain_tensors(tensor):
-                storage = storage_of(part)
-                if storage is None:
-                    continue
-                life = self._life_of.get(storage)
-                if life is None:
-                    origin = Origin(False, op, name, shape_of(part), part.dtype)
-                    life = self._begin(storage, origin)
-                if life.label is None:
-                    life.label = kind, name, op
-        self._count()
-
-    def saved(self, tensor: Tensor) -> None:
-        for part in plain_tensors(tensor):
-            life = self._life_of.get(storage) if (storage := storage_of(part)) is not None else None
-            if life is not None and life.saved is None:
-                op, argument, _ = self._tracker.saver_of(part)
-                life.saved = self._tracker.module, op, argument
-
-    def resized(self, storage: torch.UntypedStorage) -> None:
-        life = self._life_of.get(storage)
-        if life is not None and life.sizes[-1][1] != (size := storage.nbytes()):
-            self.live_bytes += size - life.sizes[-1][1]
-            life.sizes.append((self.now, size))
-
-    def classify(self, classifier: Classifier) -> None:
-        """Kinds of what is alive, which only a look at its storage tells."""
-        for storage, life in list(self._life_of.items()):
-            if life.origin.made and (life.origin.copied_from or life.origin.constant):
-                life.kind = classifier.kind_of(storage, life.origin.dtype, life.origin.operation)
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if not self.paused:
-            self.now += 1
-            for storage in storages_in([args, kwargs]):
-                if storage not in self._life_of:  # from before the step
-                    self._begin(storage, self.found.get(storage) or Origin(False, "", "", (), torch.uint8))
-                self.resized(storage)
-            for storage in storages_in(result):
-                self.resized(storage)
-            self._count()
-        return result
-
-    def _add(self, storage: torch.UntypedStorage, result: Tensor, origin: Origin) -> None:
-        super()._add(storage, result, origin)
-        if storage not in self._life_of:
-            self._begin(storage, origin)
-
-    def _begin(self, storage: torch.UntypedStorage, origin: Origin) -> _Life:
-        size = storage.nbytes()
-        life = _Life(origin, self.phase, self.now, [(self.now, size)])
-        life.reference = weakref.ref(storage, lambda _: self._end(life))
-        self._life_of[storage] = life
-        self.lives.append(life)
-        self.live_bytes += size
-        return life
-
-    def _end(self, life: _Life) -> None:
-        # It was alive when the last operation ended, and is not when the next one does.
-        life.died = self.now + 1
-        self.live_bytes -= life.sizes[-1][1]
-
-    def _count(self) -> None:
-        del self.curve[self.now :]
-        self.curve.extend([self.live_bytes] * (self.now + 1 - len(self.curve)))
 
 
 def step(
@@ -224,7 +66,7 @@ def watch_step(
 ) -> Iterator[StepBill]:
     """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
     bill, tracker = StepBill(), OperationTracker(model)
-    lives = _Lives(tracker)
+    lives = Lives(tracker)
     outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
 
     def pack(tensor: Tensor) -> object:
@@ -250,22 +92,25 @@ def watch_step(
             stack.enter_context(replaced(torch.autograd, function, _in_backward(lives)))
         for owner in (torch, torch.random):
             stack.enter_context(replaced(owner, "get_rng_state", _state_noted(lives)))
+        stack.enter_context(replaced(recompute, "generator_states", _state_noted(lives)))
         stack.enter_context(_resizes_noted(lives))
         stack.enter_context(tracker)
         stack.enter_context(lives)
         stack.enter_context(saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor)))
         lives.enter("forward")
+        lives.count()
         yield bill
     _note_what_exists(lives, model, optimizer, None)
     classifier = Classifier(tracker, lives, storages_of(*model.parameters(), *model.buffers()), storages_of())
     lives.classify(classifier)
-    bill.curve, bill.phases = lives.curve, lives.phases
+    bill.curve = lives.curve
+    bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
     bill.peak_bytes = max(lives.curve)
     bill.peak_at = lives.curve.index(bill.peak_bytes)
-    bill.peak = sorted(_bill(lives, tracker, bill.peak_at), key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
+    bill.peak = bill_lines(lives, tracker, bill.peak_at)
 
 
-def _note_what_exists(lives: _Lives, model: nn.Module, optimizer: Any, batch: Any) -> None:
+def _note_what_exists(lives: Lives, model: nn.Module, optimizer: Any, batch: Any) -> None:
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     for name, parameter in model.named_parameters():
         lives.known(parameter, "weight", name, "parameter")
@@ -282,41 +127,7 @@ def _note_what_exists(lives: _Lives, model: nn.Module, optimizer: Any, batch: An
     lives.known(batch, "input", "", "input")
 
 
-def _bill(lives: _Lives, tracker: OperationTracker, moment: int) -> Iterator[SavedTensor]:
-    outputs = {id(storage) for storage in tracker.outputs}
-    for life in lives.lives:
-        if size := life.bytes_at(moment):
-            storage, origin = life.reference(), life.origin
-            kind, module, op, argument = _named(life, storage is not None and id(storage) in outputs)
-            yield SavedTensor(module, op, argument, origin.shape, origin.dtype, size, "", kind)
-
-
-def _named(life: _Life, is_output: bool) -> tuple[str, str, str, str]:
-    """Kind, module, operation and argument of one line of the bill."""
-    origin = life.origin
-    if life.label is not None:
-        kind, name, op = life.label
-        return kind, name, op, ""
-    if life.kind in ("cast weight", "gathered weight"):
-        return life.kind, origin.module, origin.operation, ""
-    if origin.operation == "generator state":
-        return "generator state", origin.module, origin.operation, ""
-    if life.saved is not None:
-        kind = "recomputed activation" if life.phase == "backward" else life.kind or "activation"
-        return kind, *life.saved
-    if not origin.made:
-        return "from before", origin.module, origin.operation, ""
-    if is_output:
-        return "output", origin.module, origin.operation, ""
-    if origin.operation in KIND_OF_NAME:
-        return "communication buffer", origin.module, KIND_OF_NAME[origin.operation], ""
-    if life.phase == "backward" and origin.inside:
-        return "recomputed activation", origin.module, origin.operation, ""
-    makers = {"backward": "made by backward", "optimizer": "made by the optimizer"}
-    return makers.get(life.phase, "made by forward"), origin.module, origin.operation, ""
-
-
-def _in_backward(lives: _Lives) -> Callable[[Callable], Callable]:
+def _in_backward(lives: Lives) -> Callable[[Callable], Callable]:
     def make(original):
         def run(*args, **kwargs):
             before = lives.phase
@@ -331,11 +142,12 @@ def _in_backward(lives: _Lives) -> Callable[[Callable], Callable]:
     return make
 
 
-def _state_noted(lives: _Lives) -> Callable[[Callable], Callable]:
+def _state_noted(lives: Lives) -> Callable[[Callable], Callable]:
     def make(get_rng_state):
         def run(*args, **kwargs):
             state = get_rng_state(*args, **kwargs)
-            lives.note_state(state)
+            for one in tensors_in(state):
+                lives.note_state(one)
             return state
 
         return run
@@ -344,7 +156,7 @@ def _state_noted(lives: _Lives) -> Callable[[Callable], Callable]:
 
 
 @contextmanager
-def _resizes_noted(lives: _Lives) -> Iterator[None]:
+def _resizes_noted(lives: Lives) -> Iterator[None]:
     """Storages that are resized below all operations, as FSDP and pipeline stages do."""
     original = torch.UntypedStorage.resize_
 

@@ -2,6 +2,8 @@
 
 Lab 1: count the bytes that one transformer layer keeps for backward (2205.05198 section 4.1).
 
+Read notebooks/02_counting_bytes.ipynb first; each exercise names its section.
+
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them: what you predict is compared with what a real layer keeps.  For a hint,
 add --hint 1.1.
@@ -18,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 
-# 1.1
+# 1.1: read “One rule”
 def layer_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, num_attention_heads: int) -> dict[str, int]:
     """Bytes of each of the 15 tensors that a layer keeps, on one device, by the names below.
 
@@ -30,7 +32,7 @@ def layer_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, num_at
     raise NotImplementedError
 
 
-# 1.2
+# 1.2: read “The sum”
 def rank_bytes(
     seq_length: int,
     micro_batch_size: int,
@@ -49,7 +51,7 @@ def rank_bytes(
     raise NotImplementedError
 
 
-# 1.3
+# 1.3: read “On your own module”
 # given: the MLP of many models that came after the paper
 def gated_mlp(x: Tensor, gate_weight: Tensor, up_weight: Tensor, down_weight: Tensor) -> Tensor:
     """SwiGLU.  x: [s, b, h]; gate_weight and up_weight: [f, h]; down_weight: [h, f].  Returns [s, b, h]."""
@@ -64,7 +66,7 @@ def gated_mlp_bytes(seq_length: int, micro_batch_size: int, hidden_size: int, fe
     raise NotImplementedError
 
 
-# 1.4
+# 1.4: read “Where attention takes over”
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> int:
     """The smallest seq_length at which the core attention keeps more than the rest of the layer.
 

@@ -2,6 +2,8 @@
 
 Lab 2: tensor parallelism (2205.05198 section 4.2.1).
 
+Read notebooks/03_tensor_parallelism.ipynb first; each exercise names its section.
+
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 2.1.
 
@@ -24,7 +26,7 @@ from torch.autograd import Function
 from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
 
 
-# 2.1
+# 2.1: read “f and f̄”
 def f(x: Tensor, group) -> Tensor:
     """Enter a tensor-parallel block: from here on each rank computes a different part of the output.
 
@@ -35,7 +37,7 @@ def f(x: Tensor, group) -> Tensor:
     raise NotImplementedError
 
 
-# 2.2
+# 2.2: read “f and f̄”
 def f_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: the sum of the ranks' x.
 
@@ -46,7 +48,7 @@ def f_bar(x: Tensor, group) -> Tensor:
     raise NotImplementedError
 
 
-# 2.3
+# 2.3: read “Columns, then rows”
 def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     """This rank's part of the output of a linear whose output features are shared among the ranks.
 
@@ -56,7 +58,7 @@ def column_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Te
     raise NotImplementedError
 
 
-# 2.4
+# 2.4: read “Columns, then rows”
 def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     """The whole output of a linear whose input features are shared among the ranks.
 
@@ -66,7 +68,7 @@ def row_parallel_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tenso
     raise NotImplementedError
 
 
-# 2.5
+# 2.5: read “Attention: whole heads”
 def split_attention(
     qkv_weight: Tensor, projection_weight: Tensor, num_attention_heads: int, group
 ) -> tuple[Tensor, Tensor]:
@@ -79,7 +81,7 @@ def split_attention(
     raise NotImplementedError
 
 
-# 2.6
+# 2.6: read “Columns, then rows”
 def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down_bias: Tensor, group) -> Tensor:
     """h → 4h, gelu, 4h → h, with one all-reduce in forward and one in backward.
 
@@ -90,7 +92,7 @@ def mlp(x: Tensor, up_weight: Tensor, up_bias: Tensor, down_weight: Tensor, down
     raise NotImplementedError
 
 
-# 2.7
+# 2.7: read “Attention: whole heads”
 def attention(
     x: Tensor,
     qkv_weight: Tensor,
@@ -110,7 +112,7 @@ def attention(
     raise NotImplementedError
 
 
-# 2.8, advanced
+# 2.8, advanced: read “What divides and what does not”
 def vocab_parallel_cross_entropy(logits: Tensor, targets: Tensor, group) -> Tensor:
     """The cross entropy of each position, from logits whose vocabulary is shared among the ranks.
 

@@ -2,6 +2,8 @@
 
 Lab 3: sequence parallelism (2205.05198 section 4.2.2).
 
+Read notebooks/04_sequence_parallelism.ipynb first; each exercise names its section.
+
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 3.1.
 
@@ -24,7 +26,7 @@ from torch.autograd import Function
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, gelu, layer_norm, merge_heads, split_heads
 
 
-# 3.1
+# 3.1: read “An all-reduce, taken apart”
 def g(x: Tensor, group) -> Tensor:
     """Enter a tensor-parallel block: gather the tokens of all ranks.
 
@@ -35,7 +37,7 @@ def g(x: Tensor, group) -> Tensor:
     raise NotImplementedError
 
 
-# 3.2
+# 3.2: read “An all-reduce, taken apart”
 def g_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
 
@@ -46,7 +48,7 @@ def g_bar(x: Tensor, group) -> Tensor:
     raise NotImplementedError
 
 
-# 3.3
+# 3.3: read “What plain autograd keeps”
 def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     """A column-parallel linear that begins with g, the plain way: g, then F.linear.
 
@@ -56,7 +58,7 @@ def gathering_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     raise NotImplementedError
 
 
-# 3.4
+# 3.4: read “The ranks, before and after”
 def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tensor:
     """One transformer layer under tensor and sequence parallelism.
 
@@ -69,7 +71,7 @@ def layer(x: Tensor, w: LayerWeights, dropouts: Dropouts, linear, group) -> Tens
     raise NotImplementedError
 
 
-# 3.5
+# 3.5: read “What plain autograd keeps”
 def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tensor:
     """The same as gathering_linear, but keeps only x for backward: this rank's tokens.
 
@@ -79,7 +81,7 @@ def shard_keeping_linear(x: Tensor, weight: Tensor, bias: Tensor, group) -> Tens
     raise NotImplementedError
 
 
-# 3.6
+# 3.6: read “Partial gradients”
 def sum_partial_gradients(w: LayerWeights, group) -> None:
     """Complete every .grad in w after the backward of layer.
 
@@ -90,7 +92,7 @@ def sum_partial_gradients(w: LayerWeights, group) -> None:
     raise NotImplementedError
 
 
-# 3.7
+# 3.7: read “Between the blocks, tokens are independent”
 def dropout_generators(seed: int, sequence_parallel: bool, device, group) -> tuple[torch.Generator, torch.Generator]:
     """The two generators that a layer's dropouts draw from: for Dropouts.core, and for Dropouts.block.
 

@@ -2,6 +2,8 @@
 
 Lab 4: recomputation (2205.05198 section 5).
 
+Read notebooks/05_recomputation.ipynb first; each exercise names its section.
+
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 4.1.
 
@@ -24,7 +26,7 @@ from actmem.keep import keep
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, layer
 
 
-# 4.1 and 4.2
+# 4.1 and 4.2: read “How a checkpoint function works, in four steps”
 def checkpoint(function, *inputs: Tensor) -> Tensor:
     """function(*inputs), keeping only the inputs for backward; backward runs function again.
 
@@ -37,7 +39,7 @@ def checkpoint(function, *inputs: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-# 4.3
+# 4.3: read “The lopsided trade”
 def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     """layer(x, w, dropouts), recomputing the core attention, and nothing else, in backward.
 
@@ -47,7 +49,7 @@ def selective_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     raise NotImplementedError
 
 
-# 4.4
+# 4.4: read “The lopsided trade”
 def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     """layer(x, w, dropouts), keeping only x for backward.
 
@@ -56,7 +58,7 @@ def full_layer(x: Tensor, w: LayerWeights, dropouts: Dropouts) -> Tensor:
     raise NotImplementedError
 
 
-# 4.5, advanced
+# 4.5, advanced: read “Measured: three numbers for one overhead”
 def checkpoint_stopping_early(function, *inputs: Tensor) -> Tensor:
     """Like checkpoint, but the second run stops at the last tensor that backward reads.
 

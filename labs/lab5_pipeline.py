@@ -2,6 +2,8 @@
 
 Lab 5: the pipeline (2205.05198 section 4.2.3, appendices B and C).
 
+Read notebooks/06_pipeline.ipynb first; each exercise names its section.
+
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them: the orders that you write are simulated, with all the ranks that they
 are for.  For a hint, add --hint 5.1.
@@ -15,10 +17,10 @@ if __name__ == "__main__":
 
     raise SystemExit(main(globals()))
 
-from torch import Tensor
+import torch
 
 
-# 5.1
+# 5.1: read “One forward, one backward”
 def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microbatches: int) -> list[tuple[str, int]]:
     """What one rank does in a training step under 1F1B, in order.
 
@@ -30,7 +32,7 @@ def one_forward_one_backward(pipeline_parallel_size: int, rank: int, num_microba
     raise NotImplementedError
 
 
-# 5.2
+# 5.2: read “Interleaving: less idle time, more bytes”
 def interleaved(
     pipeline_parallel_size: int, rank: int, num_model_chunks: int, num_microbatches: int
 ) -> list[tuple[str, int, int]]:
@@ -43,8 +45,8 @@ def interleaved(
     raise NotImplementedError
 
 
-# 5.3
-def free_output(output: Tensor) -> None:
+# 5.3: read “Figure 9: every rank, and the outputs that nothing reads”
+def free_output(output: torch.Tensor) -> None:
     """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
 
     No operation has kept output for its backward.  Leave its graph, shape and dtype unchanged.
@@ -53,7 +55,7 @@ def free_output(output: Tensor) -> None:
     raise NotImplementedError
 
 
-# 5.4
+# 5.4: read “Appendix C: recompute only what does not fit”
 def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_bytes: int) -> int:
     """How many of the microbatches in flight can keep everything, if the others are recomputed.
 
@@ -64,7 +66,7 @@ def how_many_fit(budget_bytes: int, in_flight: int, full_bytes: int, recomputed_
     raise NotImplementedError
 
 
-# 5.5
+# 5.5: read “Appendix C: recompute only what does not fit”
 def microbatches_to_keep(pipeline_parallel_size: int, rank: int, num_microbatches: int, places: int) -> list[int]:
     """Which microbatches keep everything under 1F1B, if at most ``places`` may at any one time.
 

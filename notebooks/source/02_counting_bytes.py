@@ -218,6 +218,10 @@ with record(no_weights) as ledger:
 print(saved_text(ledger.saved))
 
 # %% [markdown]
+# **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
+# --only 1.1`.
+
+# %% [markdown]
 # ## The sum
 #
 # In the order of the forward pass:
@@ -251,6 +255,10 @@ predicted = layer_rows(shape)
 print(rows_text(predicted, shape))
 print()
 print(f"equation 1: {eq1(shape):,}")
+
+# %% [markdown]
+# **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`: `python my/labs/lab1_count_bytes.py
+# --only 1.2`.
 
 # %% [markdown]
 # ## At the size of GPT-3
@@ -325,6 +333,10 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "s", "crossover", "5as/h", "core's share", "bytes of one layer"), lines, " rrrrr"))
 
 # %% [markdown]
+# **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
+# my/labs/lab1_count_bytes.py --only 1.4`.
+
+# %% [markdown]
 # ## On your own module
 #
 # `record` takes any `nn.Module`. Before you optimise, look at what is kept. Here an MLP with GeLU, and one with ReLU:
@@ -341,6 +353,9 @@ for activation in (nn.GELU(), nn.ReLU()):
 # %% [markdown]
 # ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps
 # anyway: one storage, counted once. The second question of our rule saves $8sbh$.
+#
+# **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`: `python my/labs/lab1_count_bytes.py
+# --only 1.3`.
 #
 # ## Check yourself
 #

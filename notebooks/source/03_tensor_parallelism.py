@@ -128,6 +128,11 @@ print("rank 0's own term:", "equal" if torch.allclose(terms[0], dX) else "wrong"
 print("sum of all terms :", "equal" if torch.allclose(sum(terms), dX) else "wrong")
 
 # %% [markdown]
+# **Now write it:** [exercises 2.1, 2.2, 2.3, 2.4 and 2.6](../labs/lab2_tensor_parallel.py), `f`, `f_bar`,
+# `column_parallel_linear`, `row_parallel_linear` and `mlp`: `python my/labs/lab2_tensor_parallel.py --only
+# 2.1,2.2,2.3,2.4,2.6`.
+
+# %% [markdown]
 # ## Attention: whole heads
 #
 # Attention follows the same pattern. The projection to Q, K and V is the column-parallel product, heads are independent of
@@ -161,6 +166,10 @@ for term in ("Q", "K", "V", "softmax output"):
 print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_size}")
 
 # %% [markdown]
+# **Now write it:** [exercises 2.5 and 2.7](../labs/lab2_tensor_parallel.py), `split_attention` and `attention`: `python
+# my/labs/lab2_tensor_parallel.py --only 2.5,2.7`.
+
+# %% [markdown]
 # ## What divides and what does not
 #
 # Between the two blocks are layer norms, dropouts and residual additions. There every rank holds the same tensor, the
@@ -187,6 +196,9 @@ print(text_table(("t", "divided", "floor", "together", "equation 2", "floor's sh
 # %% [markdown]
 # Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
 # one machine has GPUs, every exchange below leaves the machine's fast links.
+#
+# **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
+# my/labs/lab2_tensor_parallel.py --only 2.8`.
 #
 # ## Measured: one rank of many
 #

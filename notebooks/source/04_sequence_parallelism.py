@@ -90,6 +90,10 @@ print("layer norm, cut along h:", "the same" if same(lambda part: F.layer_norm(p
 print("softmax over s, cut along s:", "the same" if same(lambda part: part.softmax(0), 0) else "not the same")
 
 # %% [markdown]
+# **Now write it:** [exercise 3.7](../labs/lab3_sequence_parallel.py), `dropout_generators`: `python
+# my/labs/lab3_sequence_parallel.py --only 3.7`.
+
+# %% [markdown]
 # ## The ranks, before and after
 #
 # In the figure at the top a frame is a whole tensor; the filled part is what that rank holds of it: a part along $s$ is a
@@ -144,6 +148,10 @@ for kind in ("all-reduce", "reduce-scatter", "all-gather"):
 print(text_table((f"{payload:,} B over {t} ranks", "steps", "sent, counted", "sent, closed form"), lines, " rrr"))
 print("reduce-scatter + all-gather − all-reduce:", lines[1][2] + lines[2][2] - lines[0][2], "bytes")
 print("four ranks, all-reduce, sent at the start and after each step:", "  ".join(f"{state.sent_bytes:,}" for state in ring("all-reduce", 4, payload)))
+
+# %% [markdown]
+# **Now write it:** [exercises 3.1, 3.2 and 3.4](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `layer`: `python
+# my/labs/lab3_sequence_parallel.py --only 3.1,3.2,3.4`.
 
 # %% [markdown]
 # ## What plain autograd keeps
@@ -231,6 +239,10 @@ for length in (128, 512, 2048, 8192):
 print(text_table(("s", "4 all-reduces", "4 + 4 halves", "more"), lines, "rrrr"))
 
 # %% [markdown]
+# **Now write it:** [exercises 3.3 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear` and
+# `shard_keeping_linear`: `python my/labs/lab3_sequence_parallel.py --only 3.3,3.5`.
+
+# %% [markdown]
 # ## The same bytes, on the wire
 #
 # So far the bytes sent were computed: counted exchanges times the ring's formula. They can also be observed. Processes on
@@ -300,6 +312,9 @@ print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%
 # %% [markdown]
 # What two real processes keep with sequence parallelism is in chapter 0's table, in the rows that begin with
 # *tensor+sequence*.
+#
+# **Now write it:** [exercise 3.6](../labs/lab3_sequence_parallel.py), `sum_partial_gradients`: `python
+# my/labs/lab3_sequence_parallel.py --only 3.6`.
 #
 # ## Questions
 #

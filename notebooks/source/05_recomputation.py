@@ -241,6 +241,9 @@ print(text_table(("the core", "bytes kept", "FLOPs", "products", "same gradient 
 # %% [markdown]
 # Two products in forward and four in backward make six; a second run adds two, or one if it stops early.
 #
+# **Now write it:** [exercises 4.1, 4.2, 4.3 and 4.4](../labs/lab4_recompute.py), `checkpoint`, `selective_layer` and
+# `full_layer`: `python my/labs/lab4_recompute.py --only 4.1,4.2,4.3,4.4`.
+#
 # ## What to drop, and why not the MLP
 #
 # The inside of the MLP is large too: `8sbh` before GeLU and `8sbh` after it. Why not drop that? For each group of tensors:
@@ -320,6 +323,9 @@ print(text_table(("FLOPs added, percent of the layer", "formula", "counted"), li
 # %% [markdown]
 # Equation 8 adds `12Bs²h` per layer: three forward passes of the core, where only one runs again. This strengthens the
 # paper's conclusion: the price is a third of the printed one, and a sixth if the second run stops early.
+#
+# **Now write it:** [exercise 4.5](../labs/lab4_recompute.py), `checkpoint_stopping_early`: `python
+# my/labs/lab4_recompute.py --only 4.5`.
 #
 # ## Recomputing less
 #

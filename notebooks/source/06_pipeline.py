@@ -95,6 +95,10 @@ for p in (1, 2, 4, 8, 16, 32):
 print(text_table(("p", "layers", "in flight", "layers' worth", "bytes on rank 0", "eq. 5"), lines, "rrrrr"))
 
 # %% [markdown]
+# **Now write it:** [exercise 5.1](../labs/lab5_pipeline.py), `one_forward_one_backward`: `python
+# my/labs/lab5_pipeline.py --only 5.1`.
+
+# %% [markdown]
 # ## Interleaving: less idle time, more bytes
 #
 # Give each rank `m` thin chunks instead of one thick one: the model goes around the ranks `m` times, and rank 0 gets the
@@ -144,6 +148,10 @@ for name, model in PAPER_MODELS.items():
     assert all(size.denominator == 1 for size in full)
     lines.append((name, eq5(model.shape, t), times_factor[0], eq6(model.shape, t), times_factor[1], *map(int, full), section43_extras(model.shape, t, p)))
 print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor", "full × factor", "cut × factor", "§4.3"), lines, " rrrrrrr"))
+
+# %% [markdown]
+# **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`: `python my/labs/lab5_pipeline.py --only
+# 5.2`.
 
 # %% [markdown]
 # ## Measured: four processes, one step
@@ -260,6 +268,9 @@ print(text_table(("rank", "in flight", "not freed, by formula", "held, measured"
 # One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing on; it holds
 # its logits, which are larger than an output. Run the lab without the option, and all outputs stay.
 #
+# **Now write it:** [exercise 5.3](../labs/lab5_pipeline.py), `free_output`: `python my/labs/lab5_pipeline.py --only
+# 5.3`.
+#
 # ## Appendix C: recompute only what does not fit
 #
 # With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
@@ -295,6 +306,10 @@ for name, model in PAPER_MODELS.items():
 print(text_table(("model", "rank", "bytes left for activations", "in flight", "can keep all", "passes to recompute"), lines, " rrrrr"))
 print()
 print(*(fill(str(place), 110) for place in disagreements() if place.where.startswith("Appendix C")))
+
+# %% [markdown]
+# **Now write it:** [exercises 5.4 and 5.5](../labs/lab5_pipeline.py), `how_many_fit` and `microbatches_to_keep`:
+# `python my/labs/lab5_pipeline.py --only 5.4,5.5`.
 
 # %% [markdown]
 # ## What a rank sends

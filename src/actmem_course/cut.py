@@ -9,11 +9,16 @@ after it: it writes labs/ anew, and leaves a file alone that somebody else has e
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from actmem_course.launch import LABS
+
+if TYPE_CHECKING:
+    from actmem_course.judge.exercise import Lab
 
 #: Above the imports: whoever runs the file is answered before torch is loaded, and the ranks load the file afresh.
 _JUDGE_LINES = """
@@ -33,7 +38,19 @@ def lab_names() -> list[str]:
 
 def lab_source(name: str) -> str:
     """The source of a lab as a learner gets it."""
-    return cut((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8"))
+    from actmem_course.judge.catalogue import load_lab  # the judge imports this module
+
+    return with_readings(load_lab(name), cut((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")))
+
+
+def with_readings(lab: Lab, source: str) -> str:
+    """A lab's source that says which chapter to read, and at each exercise which section of it."""
+    sections = {exercise.number: exercise.section for exercise in lab.exercises}
+    chapter = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"
+    source = re.sub(r"^(?=Write the functions below)", chapter, source, count=1, flags=re.MULTILINE)
+    return re.sub(
+        r"^# (\d+\.\d+)\b.*$", lambda line: f"{line[0]}: read “{sections[line[1]]}”", source, flags=re.MULTILINE
+    )
 
 
 def cut(solution: str) -> str:

@@ -2,12 +2,15 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 
+from actmem_course.cut import lab_source
 from actmem_course.judge import learner_progress
-from actmem_course.judge.catalogue import load_lab
+from actmem_course.judge.catalogue import load_lab, solutions_of
 from actmem_course.judge.costs import Cost, time_measure
+from actmem_course.judge.judging import names_used_by
 from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import ALL_LABS
 from actmem_course.judge.reward import BarsReward, Measure
@@ -44,6 +47,33 @@ def test_every_exercise_names_a_section_of_its_chapter():
         chapter = (LABS.parent / "notebooks" / "source" / f"{lab.chapter}.py").read_text(encoding="utf-8")
         for exercise in lab.exercises:
             assert f"# ## {exercise.section}\n" in chapter, (lab.name, exercise.number, exercise.section)
+
+
+def test_every_lab_file_names_its_chapter_and_at_each_exercise_its_section():
+    for lab in ALL_LABS:
+        source = lab_source(lab.name)
+        assert source.count(f"\n\nRead notebooks/{lab.chapter}.ipynb first;") == 1
+        for exercise in lab.exercises:
+            lines = re.findall(rf"^# .*\b{re.escape(exercise.number)}\b.*: read “(.*)”$", source, re.MULTILINE)
+            assert lines == [exercise.section]
+
+
+def test_chapters_send_to_each_exercise_once_its_idea_and_all_that_it_needs_are_there():
+    for lab in ALL_LABS[:-1]:  # the last one is for the end of the last chapter
+        source = (LABS.parent / "notebooks" / "source" / f"{lab.chapter}.py").read_text(encoding="utf-8")
+        chapter = re.sub("\n# ?", " ", source)
+        call = rf"\*\*Now write it:\*\* \[exercises? [^]]*\]\(\.\./labs/{lab.name}\.py\), .*? --only ([\d.,]+)`"
+        sent = [(place.start(), number) for place in re.finditer(call, chapter) for number in place[1].split(",")]
+        assert sorted(number for _, number in sent) == [exercise.number for exercise in lab.exercises]
+        places = {number: place for place, number in sent}
+        by_function = {exercise.function: places[exercise.number] for exercise in lab.exercises}
+        functions = solutions_of(lab.name)
+        questions = re.search(" ## (Questions|Check yourself) ", chapter).start()
+        for exercise in lab.exercises:
+            place = places[exercise.number]
+            assert chapter.index(f" ## {exercise.section} ") < place < questions
+            needed = names_used_by(functions[exercise.function], functions) & by_function.keys()
+            assert all(by_function[name] <= place for name in needed), (exercise.number, needed)
 
 
 def test_every_check_and_reward_is_there():

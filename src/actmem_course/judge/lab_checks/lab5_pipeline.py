@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from actmem.formulas import schedule
+from actmem.formulas.microbatches import moving_window
 from actmem.formulas.schedule import one_forward_one_backward, peak_in_flight
 from actmem.formulas.stage_terms import stage_output_rows
 from actmem.formulas.timeline import bubble_of, draw, timeline
@@ -196,6 +197,21 @@ def lab5_reward(b: Bench) -> Reward:
         Measure(f"in flight, rank {rank}", "", {"formula": min(p - rank, n), "yours": count})
         for rank, count in enumerate(peak_in_flight(plain))
     ]
+    places = 2
+    held += [
+        Measure(
+            f"whole, rank {rank}",
+            "",
+            {
+                "formula": len(moving_window(actions, places)),
+                "yours": len(list(b["microbatches_to_keep"](p, rank, n, places))),
+            },
+        )
+        for rank, actions in enumerate(one_forward_one_backward(p, n))
+    ]
+    whole = (
+        f"Whole: the microbatches that keep everything if {places} places are free for them; the others are recomputed."
+    )
     bubbles = ", ".join(
         f"{name} {bubble_of(timeline(ranks))}" for name, ranks in (("1F1B", plain), ("interleaved, m=2,", chunked))
     )
@@ -214,6 +230,6 @@ def lab5_reward(b: Bench) -> Reward:
     picture = draw(timeline(run_on_paper(b, p, p)))
     return BarsReward(
         f"Your 1F1B on {p} ranks, {n} microbatches", tuple(held),
-        f"Bubble (idle over working time): {bubbles}.\n{shorter}\nFreeing outputs saves {freed:,} B on rank 0 of the 530B model.\n\n{picture}",
+        f"Bubble (idle over working time): {bubbles}.\n{whole}\n{shorter}\nFreeing outputs saves {freed:,} B on rank 0 of the 530B model.\n\n{picture}",
         one_scale=True,
     )  # fmt: skip

@@ -10,7 +10,7 @@ Ranks, microbatches, and the model chunks of a rank count from 0.  Every rank ru
 order; an action waits until its input has arrived.  A backward takes as long as two forwards.
 """
 
-from torch import Tensor
+import torch
 
 
 # 5.1
@@ -51,7 +51,7 @@ def interleaved(
 
 
 # 5.3
-def free_output(output: Tensor) -> None:
+def free_output(output: torch.Tensor) -> None:
     """Free the memory of a stage's output once it is sent; output.backward(gradient) still works.
 
     No operation has kept output for its backward.  Leave its graph, shape and dtype unchanged.

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.checks import ConfigError
 from actmem.config import ModelShape, Parallel
-from actmem.drop import Terms, _Source
+from actmem.drop import Terms
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.extras import layer_extra_rows
@@ -20,6 +20,7 @@ from actmem.formulas.flops import hardware_flops
 from actmem.measure import census, count_collectives, layer_rows_of
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rebuilder import RecipeSource
 from actmem.recipes import PAPER_LAYER
 from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, total
@@ -142,7 +143,7 @@ def test_the_layer_s_recipes_are_those_of_the_table(monkeypatch):
 
     def sources(term):
         """Terms of the table, through tensors that have no row."""
-        found = {source.name for source in terms.recipes[term].sources if isinstance(source, _Source)}
+        found = {source.name for source in terms.rebuilder.recipes[term].sources if isinstance(source, RecipeSource)}
         return set().union(*({name} if name in named else sources(name) for name in found - {"causal mask"}))
 
     for recipe in PAPER_LAYER.recipes:
@@ -167,7 +168,7 @@ def test_nothing_is_left_after_backward(dropped):
 def slots():
     """Identities of all that the engine keeps."""
     gc.collect()
-    return {id(o) for o in gc.get_objects() if type(o).__name__ in ("_Slot", "Kept")}
+    return {id(o) for o in gc.get_objects() if type(o).__name__ in ("Slot", "Kept")}
 
 
 @pytest.mark.parametrize("dropped", ["elementwise", set(LAYER_TERMS[1:])], ids=["elementwise", "all"])

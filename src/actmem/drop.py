@@ -15,23 +15,22 @@ how each is made.  How it works, in five rules:
 5. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
 
 Gradients equal those without recomputation bit for bit: recipes run the functions of the forward
-pass on the same values.
+pass on the same values.  This file is the forward side, rules 1 and 2; ``rebuilder`` is the backward side.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.keep import Kept, keep, released_by_reader
+from actmem.keep import keep
+from actmem.rebuilder import Rebuilder, RecipeSource, RepeatableCall, Slot, TensorView, as_tuple, open_slot
 from actmem.recompute import autocast_state
-from actmem.torch_private import graph_is_retained
 
 
 class Terms:
@@ -45,18 +44,16 @@ class Terms:
 
     def __init__(self, dropped: Iterable[str] = ()):
         self.dropped = frozenset(dropped)
-        self.recipes: dict[str, _Recipe] = {}
+        self.rebuilder = Rebuilder(self.dropped)
         # By storage, then by offset: Q, K and V are views of one tensor.
         self._names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakref.WeakKeyDictionary()
         self._inputs: dict[str, Tensor] = {}  # until the forward pass ends
-        self._undecided: list[tuple[_Slot, Tensor]] = []  # saved by a call that has not ended
-        self._slots: dict[str, list[weakref.ref[_Slot]]] = {}
-        self._rebuilt: dict[str, list[Tensor]] = {}  # one tensor a name; of by-products, several
+        self._undecided: list[tuple[Slot, Tensor]] = []  # saved by a call that has not ended
 
     def __enter__(self) -> Terms:
         if self.dropped:
-            self._autocast = autocast_state()
-            self._hooks = saved_tensors_hooks(self._pack, _open)
+            self.rebuilder.autocast = autocast_state()
+            self._hooks = saved_tensors_hooks(self._pack, open_slot)
             self._hooks.__enter__()
         return self
 
@@ -85,12 +82,13 @@ class Terms:
     def add(self, names: str | tuple[str, ...], values: Any, function: Callable, *sources: Any, also: str = "") -> Any:
         """Note that ``function(*sources)``, which may run without autograd, makes ``values`` again; returns them."""
         if self.dropped:
-            names, made = (names,) if isinstance(names, str) else names, _as_tuple(values)
+            names, made = as_tuple(names), as_tuple(values)
             # Sources first: a result can be a view of one, and then takes over its place.
-            recipe = _Recipe(names, list(map(_View.of, made)), function, list(map(self._source, sources)), also)
+            views, read = [TensorView.of(value) for value in made], [self._source(source) for source in sources]
+            recipe = RepeatableCall(names, views, function, read, also)
             for name, value in zip(names, made):
                 self._note(name, value)
-            self.recipes.update(dict.fromkeys((*names, also), recipe))
+            self.rebuilder.recipes.update(dict.fromkeys((*names, also), recipe))
             self._decide_rest(also)
         return values
 
@@ -100,7 +98,7 @@ class Terms:
         name = self._name_of(value)
         if not name:
             raise RuntimeError(f"a recipe reads a tensor of shape {tuple(value.shape)} that has no name")
-        return _Source(name, _View.of(value), value.requires_grad)
+        return RecipeSource(name, TensorView.of(value), value.requires_grad)
 
     def _note(self, name: str, value: Tensor) -> None:
         self._names.setdefault(value.untyped_storage(), {})[int(value.storage_offset())] = name
@@ -109,8 +107,8 @@ class Terms:
         names = self._names.get(tensor.untyped_storage(), {})
         return names.get(int(tensor.storage_offset()), "") or (next(iter(names.values())) if len(names) == 1 else "")
 
-    def _pack(self, tensor: Tensor) -> _Slot:
-        slot = _Slot(self, _View.of(tensor), tensor.is_leaf and tensor.requires_grad)
+    def _pack(self, tensor: Tensor) -> Slot:
+        slot = Slot(self.rebuilder, TensorView.of(tensor), tensor.is_leaf and tensor.requires_grad)
         if name := self._name_of(tensor):
             self._decide(slot, tensor, name)
         else:  # a result, saved before its call ends and gives it a name; or a by-product; or a weight
@@ -126,10 +124,10 @@ class Terms:
             self._decide(slot, tensor, name)
         self._undecided.clear()
 
-    def _decide(self, slot: _Slot, tensor: Tensor, name: str) -> None:
+    def _decide(self, slot: Slot, tensor: Tensor, name: str) -> None:
         """Leave the slot of a dropped name empty, and keep the tensor of any other (rule 2)."""
         slot.name = name
-        self._slots.setdefault(name, []).append(weakref.ref(slot))
+        self.rebuilder.slots.setdefault(name, []).append(weakref.ref(slot))
         if name not in self.dropped:
             self._hooks.__exit__()  # what is kept is the business of the hooks outside
             try:
@@ -139,166 +137,23 @@ class Terms:
 
     def _keep_inputs(self) -> None:
         """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""
-        for name, slots in list(self._slots.items()):
+        for name, slots in list(self.rebuilder.slots.items()):
             for needed in self._inputs_of(name) if name in self.dropped else ():
-                source = _Slot(self, _View.of(self._inputs[needed]))
+                source = Slot(self.rebuilder, TensorView.of(self._inputs[needed]))
                 source.name = needed
                 source.kept.append(keep(self._inputs[needed].detach(), name=needed))
-                self._slots.setdefault(needed, []).append(weakref.ref(source))
+                self.rebuilder.slots.setdefault(needed, []).append(weakref.ref(source))
                 for slot in filter(None, (reference() for reference in slots)):
                     slot.holds.append(source)
 
     def _inputs_of(self, name: str) -> set[str]:
         """The inputs that the recipe of ``name`` reads, at first or second hand, and that nothing keeps."""
-        if self._kept(name) or name not in self.recipes:
-            return {name} & self._inputs.keys() if not self._kept(name) else set()
-        sources = [source.name for source in self.recipes[name].sources if isinstance(source, _Source)]
+        recipes = self.rebuilder.recipes
+        if self.rebuilder.kept(name) or name not in recipes:
+            return {name} & self._inputs.keys() if not self.rebuilder.kept(name) else set()
+        sources = [source.name for source in recipes[name].sources if isinstance(source, RecipeSource)]
         return {needed for source in sources for needed in self._inputs_of(source)}
-
-    def _alive(self, name: str) -> list[_Slot]:
-        return [slot for slot in (reference() for reference in self._slots.get(name, ())) if slot is not None]
-
-    def _kept(self, name: str) -> _Slot | None:
-        return next((slot for slot in self._alive(name) if slot.kept), None)
-
-    def read(self, slot: _Slot) -> Tensor:
-        """The tensor of a slot whose name is dropped (rules 3 and 4)."""
-        if slot.name not in self._rebuilt:
-            self._rebuild(self.recipes[slot.name])
-        if slot.index is None:
-            tensor = slot.view.on(self._rebuilt[slot.name][0], self._view_of(slot.name))
-        else:
-            tensor = self._rebuilt[slot.name][slot.index]
-        slot.was_read = True
-        self._forget(self.recipes[slot.name])
-        if graph_is_retained() and all(other.was_read for other in self._alive(slot.name)):
-            for other in self._alive(slot.name):
-                other.was_read = False  # for the next backward pass
-        return tensor
-
-    def _rebuild(self, recipe: _Recipe) -> None:
-        sources = [self._value(source) if isinstance(source, _Source) else source for source in recipe.sources]
-        saved: list[Tensor] = []
-        with ExitStack() as stack:
-            for arguments in self._autocast:
-                stack.enter_context(torch.autocast(**arguments))
-            if recipe.also in self.dropped:  # autograd must save again what it saved then
-                for i, source in enumerate(recipe.sources):
-                    if isinstance(source, _Source):
-                        sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
-                stack.enter_context(torch.enable_grad())
-                stack.enter_context(saved_tensors_hooks(saved.append, _never))
-            else:
-                stack.enter_context(torch.no_grad())
-            values = _as_tuple(recipe.function(*sources))
-        for name, view, value in zip(recipe.names, recipe.views, values):
-            if (value.shape, value.stride()) != (view.size, view.stride):
-                raise RuntimeError(f"{name}: the second run made {_View.of(value)}, the first {view}")
-            self._rebuilt[name] = [value.detach()]
-        if recipe.also in self.dropped:
-            known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
-            self._rebuilt[recipe.also] = [
-                tensor.detach()
-                for tensor in saved
-                if id(tensor.untyped_storage()) not in known and not (tensor.is_leaf and tensor.requires_grad)
-            ]
-
-    def _value(self, source: _Source) -> Tensor:
-        """A recipe's source: rebuilt before and still needed, or kept, or rebuilt now."""
-        # The node that reads now may have read the source first: a kernel that keeps Q and its own result.
-        for read in self._alive(source.name):
-            if read.tensor is not None:
-                return source.view.on(read.tensor, read.view)
-        if source.name not in self._rebuilt and (slot := self._kept(source.name)):
-            return source.view.on(slot.kept[0].tensors()[0], slot.view)
-        if source.name not in self._rebuilt:
-            self._rebuild(self.recipes[source.name])
-        tensor = source.view.on(self._rebuilt[source.name][0], self._view_of(source.name))
-        self._forget(self.recipes[source.name])
-        return tensor
-
-    def _view_of(self, name: str) -> _View:
-        recipe = self.recipes[name]
-        return recipe.views[recipe.names.index(name)]
-
-    def _forget(self, recipe: _Recipe) -> None:
-        """Let go of what the recipe made and no empty slot waits for (rule 4)."""
-        for name in (*recipe.names, recipe.also):
-            if all(slot.was_read or slot.kept for slot in self._alive(name)):
-                self._rebuilt.pop(name, None)
 
 
 #: Names nothing and drops nothing.
 KEEP_ALL = Terms()
-
-
-def _open(slot: _Slot) -> Tensor:
-    if slot.kept:
-        return slot.kept[0].tensors()[0]
-    if slot.tensor is not None:
-        return slot.tensor
-    empties = released_by_reader() or graph_is_retained()
-    tensor = slot.terms.read(slot)
-    if not empties:
-        slot.tensor = tensor
-    return tensor
-
-
-def _never(_: Any) -> Tensor:
-    raise RuntimeError("nothing reads the graph of a second run")
-
-
-class _Slot:
-    """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
-
-    index: which of a call's by-products; None for a tensor with a name of its own.  holds: slots of
-    inputs that this one's recipe reads.
-    """
-
-    def __init__(self, terms: Terms, view: _View, is_weight: bool = False):
-        self.terms, self.view, self.is_weight = terms, view, is_weight
-        self.name, self.was_read = "", False
-        self.index: int | None = None
-        self.kept: list[Kept] = []
-        self.holds: list[_Slot] = []
-        self.tensor: Tensor | None = None
-
-
-class _View(NamedTuple):
-    """How a tensor lies in its storage."""
-
-    size: torch.Size
-    stride: tuple[int, ...]
-    offset: int
-
-    @staticmethod
-    def of(tensor: Tensor) -> _View:
-        return _View(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
-
-    def on(self, tensor: Tensor, had: _View) -> Tensor:
-        """This view of the storage of ``tensor``, which had the view ``had`` in the first run."""
-        if self == had:
-            return tensor
-        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset - had.offset)
-
-
-class _Source(NamedTuple):
-    """A tensor that a recipe reads."""
-
-    name: str
-    view: _View
-    requires_grad: bool
-
-
-class _Recipe(NamedTuple):
-    """A call that can be repeated.  names and views: of its results.  also: name of its by-products."""
-
-    names: tuple[str, ...]
-    views: list[_View]
-    function: Callable
-    sources: list
-    also: str
-
-
-def _as_tuple(values: Any) -> tuple:
-    return values if isinstance(values, tuple) else (values,)

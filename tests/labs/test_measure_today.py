@@ -4,8 +4,10 @@ import json
 
 import pytest
 
+from actmem.config import ConfigError, ModelShape
+from actmem.llama_shape import TINY_LLAMA
 from actmem_course import launch
-from actmem_course.bench.measure_today import CONFIGURATIONS
+from actmem_course.bench.measure_today import CONFIGURATIONS, check_room
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_today.py"
@@ -39,6 +41,9 @@ def test_emulated(options, tmp_path):
     done = launch.run(SCRIPT, "--emulate", 8, *options, "--json", path)
     assert done.returncode == 0, done.stderr
     assert "12 of 12 measurements agree with the formulas to the byte" in done.stdout
+    # The paper's formula leaves bytes out, and the table says why they are kept; today's leaves out none.
+    reasons = ("layer-norm 1 statistics", "causal mask", "random-number state")
+    assert [f"\n {term} " in done.stdout for term in reasons] == 3 * ["--paper-layer" in options]
     assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
     results = {result["configuration"]: result for result in json.loads(path.read_text())}
     assert results.keys() == NAMES and all(result["difference_bytes"] == 0 for result in results.values())
@@ -61,3 +66,21 @@ def test_bad_input_is_one_line(case, monkeypatch, capsys):
     options, rule = BAD[case]
     code, out, (line,) = lab_exit(SCRIPT, ["--emulate", 2, *options], monkeypatch, capsys)
     assert (code, out) == (2, "") and rule in line
+
+
+def test_room_counts_the_scores_that_the_papers_layer_needs_for_a_moment():
+    shape = ModelShape(4096, 1, 64, 8, vocab_size=1)
+    scores = 8 * 4096**2
+    kept = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
+    check_room(shape, 2, 1, kept + 4 * scores)
+    with pytest.raises(ConfigError, match="^model shape: 1 ranks need about 1.1 GiB"):
+        check_room(shape, 2, 1, kept + 4 * scores - 1)
+
+
+def test_room_of_todays_layer_is_what_it_keeps_and_its_weights():
+    s, b, h, a, k, f = 64, 2, 128, 8, 4, 352
+    kept = 12 * s * b * h + 4 * s * b * k * 16 + 6 * s * b * f + 4 * a * s * b + 8 * s * b
+    weights = 2 * h * (2 * (a + k) * 16 + 3 * f)
+    check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights))
+    with pytest.raises(ConfigError, match="^model shape: 3 ranks need"):
+        check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights) - 1)

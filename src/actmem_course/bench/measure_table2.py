@@ -31,7 +31,13 @@ def check_memory(shape: ModelShape, element_size: int, ranks_here: int, memory_b
     and two score tensors (as²b each) that are needed for a moment.
     """
     a, b, h, s = shape.letters()
-    needed = (eq1(shape, element_size) + 12 * h * h * element_size + 2 * element_size * a * s * s * b) * ranks_here
+    each = eq1(shape, element_size) + 12 * h * h * element_size + 2 * element_size * a * s * s * b
+    check_fits(each, ranks_here, memory_bytes)
+
+
+def check_fits(bytes_of_a_rank: int, ranks_here: int, memory_bytes: int) -> None:
+    """Raise ConfigError if that many ranks do not fit into this machine's memory."""
+    needed = bytes_of_a_rank * ranks_here
     if needed > memory_bytes:
         raise ConfigError(
             "model shape",
@@ -92,17 +98,3 @@ def extras_of_table2(shape: ModelShape, ranks: Ranks, element_size: int) -> list
             shape, configuration.parallel(ranks.size), configuration.recompute, element_size, ranks.device
         )
     ]
-
-
-def worst_by_configuration(results: list[Table2Result]) -> list[Table2Result]:
-    """For each configuration the rank that is furthest off, or else the one that holds most."""
-    worst: dict[str, Table2Result] = {}
-    for result in results:
-        kept = worst.setdefault(result.configuration, result)
-        if _badness(result) > _badness(kept):
-            worst[result.configuration] = result
-    return list(worst.values())
-
-
-def _badness(result: Table2Result) -> tuple:
-    return not result.exact, abs(result.difference_bytes), result.measured_bytes

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.llama_terms import llama_rows
@@ -16,6 +16,7 @@ from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.measure.one_layer import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 from actmem.rows import Row, compare, total
+from actmem_course.bench.measure_table2 import check_fits, check_memory
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
 
@@ -58,21 +59,27 @@ def check_today(shape: ModelShape | LlamaShape, tensor_parallel_size: int) -> No
 def check_room(shape: ModelShape | LlamaShape, element_size: int, ranks_here: int, memory_bytes: int) -> None:
     """Raise ConfigError if real tensors of the largest configuration cannot fit into memory.
 
-    The largest is the first, with its weights, on every rank at once.
+    The largest is the first, with its weights, on every rank at once.  The paper's layer needs its
+    scores for a moment as well; a flash kernel makes none.
     """
-    predicted, extra = predictions(shape, Parallel(), "none", element_size, "cpu")
-    h = shape.hidden_size
-    weights = 12 * h * h
-    if isinstance(shape, LlamaShape):
-        heads = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.d
-        weights = h * (heads + 3 * shape.ffn_hidden_size)
-    needed = (total(predicted) + total(extra) + element_size * weights) * ranks_here
-    if needed > memory_bytes:
-        raise ConfigError(
-            "model shape",
-            f"{ranks_here} ranks need about {needed / 2**30:.1f} GiB, this machine has {memory_bytes / 2**30:.1f} GiB; "
-            "use --emulate, or smaller sizes",
-        )
+    if isinstance(shape, ModelShape):
+        check_memory(shape, element_size, ranks_here, memory_bytes)
+        return
+    heads = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.d
+    weights = shape.hidden_size * (heads + 3 * shape.ffn_hidden_size)
+    each = total(llama_rows(shape, element_size=element_size)) + element_size * weights
+    check_fits(each, ranks_here, memory_bytes)
+
+
+def extras_of_today(shape: ModelShape | LlamaShape, ranks: Ranks, element_size: int) -> list[Row]:
+    """The extra rows of all configurations, for the list of reasons."""
+    return [
+        row
+        for configuration in CONFIGURATIONS
+        for row in predictions(
+            shape, configuration.parallel(ranks.size), configuration.recompute, element_size, ranks.device
+        )[1]
+    ]
 
 
 def predictions(

@@ -18,6 +18,7 @@ from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
 from actmem_course.show.choices import slider, steps
+from actmem_course.show.keep_game import keep_controls, keep_game
 from actmem_course.show.layer_bars import layer_bars
 from actmem_course.show.layer_drawing import layer_drawing
 from actmem_course.show.panel import Panel
@@ -67,6 +68,14 @@ Reveal(
 #
 # Weights don't count. They stay in memory anyway.
 #
+# Play it as a game. The layer has eight kinds of operation. What must backward have of each? A right answer earns its bytes,
+# a wrong one nothing, and you can change your mind. ("Attention over V" is the product of the attention probabilities, after
+# their dropout, with V.)
+
+# %%
+Panel(partial(keep_game, gpt3), **keep_controls())
+
+# %% [markdown]
 # This is the whole layer: its operations from top to bottom, first the attention block, then the MLP, and beside each
 # operation what it keeps, as wide as its bytes. Follow the forward pass with the arrow keys, one tensor at a
 # time. Before each step, ask the two questions above. Point at a tensor to see the gradient that reads it.

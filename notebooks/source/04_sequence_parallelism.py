@@ -29,7 +29,7 @@ from actmem_course.show.predict import Prediction
 from actmem_course.show.progress import Progress
 from actmem_course.show.rank_parts import MODES, TENSOR, rank_parts
 from actmem_course.show.reveal import Reveal
-from actmem_course.show.ring_figure import RANKS, ring_step, steps_of_ring
+from actmem_course.show.ring_figure import FORWARD_EXCHANGE, RANKS, operator_ring, ring_step, steps_of_operator
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
 
@@ -120,14 +120,16 @@ print("softmax over s, cut along s:", "the same" if same(lambda part: part.softm
 # A reduce-scatter and an all-gather have replaced one all-reduce. Is that twice the communication? Look at how a ring of
 # ranks adds up a tensor. The tensor is cut into $t$ chunks; in each step every rank sends one chunk to its neighbour. A box
 # shows how many of the $t$ terms its sum has; an arrow goes from the rank that has just sent to the one that has received.
-# Play it, or move `step` with the arrow keys:
+# Play it, or move `step` with the arrow keys. It begins with $\bar f$, whose forward is an all-reduce. Then choose another
+# operator: after its forward it goes on to its backward, which is its conjugate's exchange:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 Panel(
-    lambda t, step: ring_step(t, step, payload),
+    lambda operator, t, step: operator_ring(operator, t, step, payload),
+    operator=choice("operator", tuple(FORWARD_EXCHANGE), "f̄"),
     t=steps("t", "ranks", RANKS, 4),
-    step=play("step", "of the ring", lambda t: steps_of_ring(t), 2),
+    step=play("step", "forward, then backward", lambda operator, t: steps_of_operator(operator, t), 2),
 )
 
 # %%

@@ -21,11 +21,11 @@ from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
 from actmem.formulas.timeline import draw, timeline
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
-from actmem_course.show.choices import slider, steps
+from actmem_course.show.choices import play, slider, steps
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.moving_window import least_budget_bytes, moving_window_chart
 from actmem_course.show.panel import Panel
-from actmem_course.show.pipeline_schedule import chunks_that_fit, measured_schedule, microbatches_that_fit, pipeline_schedule, ranks_that_fit, with_pipeline
+from actmem_course.show.pipeline_schedule import chunks_that_fit, measured_schedule, microbatches_that_fit, moments_of, pipeline_schedule, ranks_that_fit, with_pipeline
 from actmem_course.show.predict import Prediction
 from actmem_course.show.progress import Progress
 from actmem_course.show.rank_memory import rank_memory
@@ -47,10 +47,11 @@ question = Prediction(
 Reveal(
     question,
     Panel(
-        lambda p, m, n: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n),
+        lambda p, m, n, moment: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, moment),
         p=steps("p", "pipeline ranks", ranks_that_fit(GPT3.num_layers, 8), 8),
         m=steps("m", "chunks a rank", lambda p: chunks_that_fit(GPT3.num_layers, p, 4), 1),
         n=steps("n", "microbatches", lambda p, m: microbatches_that_fit(p, m, 16), 8),
+        moment=play("time", "played so far (0: the whole step)", moments_of, 0),
     ),
 )
 

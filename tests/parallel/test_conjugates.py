@@ -4,10 +4,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter
 from actmem.parallel.conjugates import f, f_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem_course.show.ring_figure import CONJUGATE_OF, FORWARD_EXCHANGE
 
 
 def random(*shape):
@@ -90,6 +92,27 @@ def bytes_kept():
 
 def test_they_keep_nothing(pools):
     assert pools[2].run(bytes_kept) == [[0] * 4] * 2
+
+
+def exchanges():
+    """The kinds of collective that each operator's forward and backward start."""
+    found = {}
+    for name, operator in (("f", f), ("f̄", f_bar), ("g", g), ("ḡ", g_bar)):
+        x = torch.ones(4, 2, requires_grad=True)
+        with count_collectives() as forward:
+            y = operator(x, tensor_parallel())
+        with count_collectives() as backward:
+            y.sum().backward()
+        found[name] = [[one.kind for one in seen.collectives] for seen in (forward, backward)]
+    return found
+
+
+def test_the_drawn_operators_exchange_what_these_do(pools):
+    drawn = {
+        operator: [[kind] if (kind := FORWARD_EXCHANGE[one]) else [] for one in (operator, CONJUGATE_OF[operator])]
+        for operator in FORWARD_EXCHANGE
+    }
+    assert pools[2].run(exchanges) == [drawn] * 2
 
 
 def test_one_rank_exchanges_nothing():

@@ -18,7 +18,7 @@ from actmem_course.show.pipeline_schedule import (
     ranks_that_fit,
     with_pipeline,
 )
-from actmem_course.show.ring_figure import RANKS, ring_step, steps_of_ring
+from actmem_course.show.ring_figure import FORWARD_EXCHANGE, RANKS, operator_ring, steps_of_operator
 
 GPT3, CUT = model_shape("175B"), Parallel(8, True)
 
@@ -111,11 +111,12 @@ def test_every_position_of_the_pipelines_sliders_is_drawn():
 
 
 @pytest.mark.parametrize("t", RANKS)
-def test_the_rings_slider_ends_with_the_ring(t):
-    last = steps_of_ring(t)[-1]
-    assert "the all-gather is done" in ring_step(t, last, 1024).alt
+@pytest.mark.parametrize("operator", FORWARD_EXCHANGE)
+def test_the_rings_slider_ends_with_backward(operator, t):
+    last = steps_of_operator(operator, t)[-1]
+    assert "backward" in operator_ring(operator, t, last, 1024).alt
     with pytest.raises(IndexError):
-        ring_step(t, last + 1, 1024)
+        operator_ring(operator, t, last + 1, 1024)
 
 
 def test_the_least_memory_is_drawn_and_a_byte_less_is_refused():

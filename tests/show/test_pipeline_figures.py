@@ -14,7 +14,13 @@ from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.formulas.timeline import memory_curve, timeline
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course.show.moving_window import moving_window_chart
-from actmem_course.show.pipeline_schedule import measured_schedule, pipeline_schedule, schedule_of, with_pipeline
+from actmem_course.show.pipeline_schedule import (
+    measured_schedule,
+    moments_of,
+    pipeline_schedule,
+    schedule_of,
+    with_pipeline,
+)
 from actmem_course.show.rank_memory import rank_memory
 from actmem_course.show.warm_up import warm_up_times
 
@@ -174,3 +180,29 @@ def test_the_short_warm_up_saves_chunks_until_sends_cost_time():
     long, _, short, _ = (trace["y"] for trace in dear.traces)
     assert long[0] == short[0] and all(a < b for a, b in zip(long[1:], short[1:]))
     assert f"{short[-1] / long[-1] - 1:.0%} longer" in dear.layout["title"]["text"]
+
+
+@pytest.mark.parametrize(("p", "m", "n"), SIZES)
+def test_a_schedule_on_its_way_shows_what_has_happened_and_what_is_held(p, m, n):
+    spans = timeline(schedule_of(p, m, n))
+    each = eq5(GPT3, 8) // (p * m)
+    for moment in moments_of(p, m, n)[1:]:
+        drawing = pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, moment)
+        drawn = sorted(
+            (rank, start, width)
+            for bar in bars(drawing)
+            for rank, start, width in zip(bar["y"], bar["base"], bar["x"], strict=True)
+        )
+        assert drawn == sorted((s.rank, s.start, min(s.end, moment) - s.start) for s in spans if s.start < moment)
+        for rank, curve in enumerate(curves(drawing)):
+            done = [s for s in spans if s.rank == rank]
+            held = sum(s.action.kind == "F" and s.start <= moment for s in done) - sum(
+                s.action.kind == "B" and s.end <= moment for s in done
+            )
+            assert curve[-3] == (moment, held * each), "before the outline closes"
+            assert f"{held * each:,} bytes" in drawing.alt
+    assert [len(bar["x"]) for bar in bars(drawing)] == [len(bar["x"]) for bar in bars(chart(p, m, n))]
+    assert [bar["name"] for bar in bars(pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, 1))] == [
+        bar["name"] for bar in bars(drawing)
+    ]
+    assert all(len(line) <= 75 for line in drawing.layout["title"]["text"].split("<br>"))

@@ -13,7 +13,14 @@ from actmem.rows import LAYER_TERMS
 from actmem_course.show.boxes import EMPTY, Box, box_traces
 from actmem_course.show.gathered import GATHERED_FORMS, coefficients, gathered_lines
 from actmem_course.show.rank_parts import EXCHANGES_AFTER, MODES, SEQUENCE, TENSOR, parts, rank_parts
-from actmem_course.show.ring_figure import RANKS, ring_step
+from actmem_course.show.ring_figure import (
+    CONJUGATE_OF,
+    FORWARD_EXCHANGE,
+    RANKS,
+    operator_ring,
+    operator_states,
+    ring_step,
+)
 from actmem_course.show.style import FILLS, size_text
 
 GPT3 = model_shape("175B")
@@ -124,3 +131,27 @@ def test_the_three_curves(t):
     assert list(coefficients(GPT3, t).values()) == pytest.approx([10 + 24 / t, 4 + 30 / t, 34 / t])
     for form, trace in zip(GATHERED_FORMS, gathered_lines(GPT3, t).traces, strict=True):
         assert trace["name"] == form and trace["y"][trace["x"].index(t)] == coefficients(GPT3, t)[form]
+
+
+@pytest.mark.parametrize("t", RANKS)
+@pytest.mark.parametrize("operator", FORWARD_EXCHANGE)
+def test_an_operator_sends_what_the_closed_form_says_and_its_conjugates_exchange_in_backward(operator, t):
+    states = operator_states(operator, t, PAYLOAD)
+    kinds = {pass_: kind for pass_, kind, _ in states}
+    assert kinds == {"forward": FORWARD_EXCHANGE[operator], "backward": FORWARD_EXCHANGE[CONJUGATE_OF[operator]]}
+    wire = [Exchange(kind, "forward", "", t, PAYLOAD).wire_bytes for kind in kinds.values() if kind]
+    assert states[-1][2].sent_bytes == sum(wire)
+    drawings = [operator_ring(operator, t, moment, PAYLOAD) for moment in range(len(states))]
+    assert len({drawing.alt for drawing in drawings}) == len(states)
+    for drawing, (pass_, _, state) in zip(drawings, states, strict=True):
+        go.Figure(data=drawing.spec()["data"], layout=drawing.spec()["layout"])
+        assert len(arrows(drawing)) == (t if state.step else 0)
+        assert f"{operator}, {pass_}" in drawing.alt and f"{state.sent_bytes:,} bytes" in drawing.alt
+
+
+@pytest.mark.parametrize("t", RANKS)
+def test_gathering_begins_with_one_chunk_a_rank_and_ends_with_all(t):
+    forward = [moment for moment, (pass_, _, _) in enumerate(operator_states("g", t, PAYLOAD)) if pass_ == "forward"]
+    first, last = (words_of(operator_ring("g", t, moment, PAYLOAD))["text"] for moment in (forward[0], forward[-1]))
+    assert sorted(first) == sorted([*map(str, range(t)), *[""] * (t * t - t)])
+    assert sorted(last) == sorted([str(chunk) for chunk in range(t)] * t)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from actmem.formulas.schedule import Action
 from actmem.formulas.timeline import Span
@@ -38,6 +39,7 @@ def gantt(
     limit: tuple[str, int] | None = None,
     fill_of: Callable[[Action], tuple[str, Fill]] | None = None,
     top: int = 0,
+    now: int | None = None,
 ) -> tuple[list[dict], dict]:
     """Traces and layout, without a title.
 
@@ -45,10 +47,13 @@ def gantt(
     share the passes of a pipeline rank, there are more curves than ranks in the chart.  limit: a
     dashed line above each curve's foot, its name and bytes.  fill_of: name and fill of an action's
     bar, to show something other than kind and chunk.  top: bytes that fit into every curve's height, so that it
-    stays the same while a slider moves.
+    stays the same while a slider moves.  now: passes and bytes up to this time only, on the axes of the whole step.
     """
     ranks, end = 1 + max(span.rank for span in spans), max(span.end for span in spans)
     peaks = [max(size for _, size in curve) for curve in curves]
+    until = end if now is None else now
+    so_far = [[(time, size) for time, size in curve if time <= until] for curve in curves]
+    named = peaks if now is None else [curve[-1][1] for curve in so_far]
     # All curves share one pair of axes, each with a baseline of its own: axes take most of the time to draw.
     step = 1.2 * max([*peaks, limit[1] if limit else 0, top])
     unit, unit_name = axis_unit(max(peaks))
@@ -70,10 +75,10 @@ def gantt(
         "yaxis2": {
             "domain": [0, _CURVE * len(curves) / inside], "range": [feet[-1], 0.98 * step], "showgrid": False, "anchor": "x2",
             "tickvals": [foot + 0.45 * step for foot in feet], "tickfont": {"size": 12},
-            "ticktext": [f"rank {rank}<br>{three_digits(peak / unit)} {unit_name}" for rank, peak in enumerate(peaks)],
+            "ticktext": [f"rank {rank}<br>{three_digits(peak / unit)} {unit_name}" for rank, peak in enumerate(named)],
         },
     }  # fmt: skip
-    traces = _bars(spans, fill_of or _by_kind(spans)) + [_areas(curves, feet, end)]
+    traces = _bars(spans, fill_of or _by_kind(spans), until) + [_areas(so_far, feet, until)]
     if limit:
         traces.append(_limits(*limit, feet, end))
     return traces, layout
@@ -89,11 +94,14 @@ def _by_kind(spans: Sequence[Span]) -> Callable[[Action], tuple[str, Fill]]:
     return fill_of
 
 
-def _bars(spans: Sequence[Span], fill_of: Callable[[Action], tuple[str, Fill]]) -> list[dict]:
+def _bars(spans: Sequence[Span], fill_of: Callable[[Action], tuple[str, Fill]], until: int) -> list[dict]:
+    """What has begun before ``until``, cut there.  Every kind of pass has its place in the legend from the start."""
     groups: dict[str, tuple[Fill, list[Span]]] = {}
     for span in spans:
         name, fill = fill_of(span.action)
-        groups.setdefault(name, (fill, []))[1].append(span)
+        group = groups.setdefault(name, (fill, []))[1]
+        if span.start < until:
+            group.append(replace(span, end=min(span.end, until)))
     labels = len(spans) <= _MOST_LABELS
     return [
         {

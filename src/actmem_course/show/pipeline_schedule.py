@@ -37,10 +37,16 @@ def microbatches_that_fit(p: int, m: int, largest: int) -> list[int]:
     return [n for n in range(p if m > 1 else 1, min(largest, LARGEST_CHART // (2 * p * m)) + 1) if m == 1 or n % p == 0]
 
 
-def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
+def moments_of(p: int, m: int, n: int) -> range:
+    """Times at which a schedule can be looked at, in forward passes of one chunk; 0 is for the whole step."""
+    return range(1 + max(span.end for span in timeline(schedule_of(p, m, n))))
+
+
+def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int = 0) -> Drawing:
     """The schedule, and each rank's bytes over time: its layers only, without recomputation.
 
-    The dashed line is equation 5: L layers of one microbatch.  Raises ConfigError where p·m does
+    The dashed line is equation 5: L layers of one microbatch.  moment: one of ``moments_of``; all that has happened by
+    then, and what each rank holds at that time.  Raises ConfigError where p·m does
     not divide L, or p the microbatches of an interleaved schedule.
     """
     p, m, n = parallel.pipeline_parallel_size, parallel.num_model_chunks, num_microbatches
@@ -54,7 +60,9 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
     curves = [memory_curve(spans, rank, lambda action: each) for rank in range(p)]
     equation = eq5(shape, parallel.tensor_parallel_size)
     # Interleaving multiplies equation 5 by less than 1 + 1/m.
-    traces, layout = gantt(spans, curves, ("eq. 5", equation), top=3 * equation // 2)
+    traces, layout = gantt(spans, curves, ("eq. 5", equation), top=3 * equation // 2, now=moment or None)
+    if moment:
+        return _moment(traces, layout, spans, curves, moment)
     held = peak_in_flight(ranks)
     most, least = held[0] * each, held[-1] * each
     times = f"{three_digits(most / equation)} times eq. 5" if most != equation else "eq. 5 exactly"
@@ -69,6 +77,20 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
         f"their fullest the ranks hold {', '.join(map(str, held))} chunk-microbatches; rank 0 holds {most:,} bytes, {times}; "
         f"idle {idle / (1 + idle):.1%} of the step, {idle:.1%} of the working time.",
     )
+
+
+def _moment(
+    traces: list[dict], layout: dict, spans: Sequence[Span], curves: Sequence[Sequence[tuple[int, int]]], moment: int
+) -> Drawing:
+    """The schedule on its way.  A rank without a pass at this time is idle."""
+    now = [[size for time, size in curve if time <= moment][-1] for curve in curves]
+    busy = {span.rank: span.action for span in spans if span.start < moment <= span.end}
+    ranks = range(len(curves))
+    says = f"Time {moment} of {max(span.end for span in spans)}: {len(busy)} of {len(curves)} ranks work"
+    holds = f"rank 0 holds {size_text(now[0])}, rank {ranks[-1]} {size_text(now[-1])}"
+    layout["title"] = {"text": f"{says};<br>{holds}"}
+    does = ", ".join(f"rank {rank} {busy.get(rank, 'idle')} {now[rank]:,} bytes" for rank in ranks)
+    return Drawing(traces, layout, f"Gantt chart on its way. {says}: {does}.")
 
 
 def measured_schedule(ranks: Schedule, results: Sequence[dict]) -> Drawing:

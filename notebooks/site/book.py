@@ -125,6 +125,10 @@ def page(notebook: NotebookNode, name: str) -> NotebookNode:
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
             cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
+        for output in cell.outputs:
+            if "text/html" in output.get("data", {}):
+                # A wide table scrolls, so the keyboard must reach it.
+                output.data["text/html"] = output.data["text/html"].replace("<table", '<table tabindex="0"')
         pictures = [output for output in cell.outputs if "image/png" in output.get("data", {})]
         if len(pictures) > 1:
             raise ValueError(f"{name}: one cell with {len(pictures)} pictures: {cell.source[:80]}")

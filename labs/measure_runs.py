@@ -2,7 +2,8 @@
 
 GPU runs that others published, with the peak that each logged, beside the peak that we predict from what
 the framework's code keeps: 18 runs of a 1.1B Llama under nanotron, and of torchtitan's table what we can
-count. No constant is fitted to them. Then published step times beside those of the planner's time model.
+count. No constant is fitted to them. Then published step times beside those of the planner's time model, and
+the paper's own plans beside the fastest of wider and wider searches.
 Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. No GPU needed.
 """
 
@@ -14,10 +15,17 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem_course.arguments import LabParser, add_json_argument
-from actmem_course.bench.measure_runs import measure_runs, predict_rows, read_rows, result_of_row, step_time_results
+from actmem_course.bench.measure_runs import (
+    measure_runs,
+    paper_choice_results,
+    predict_rows,
+    read_rows,
+    result_of_row,
+    step_time_results,
+)
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.show.published_runs import parts_table, reserved_table, runs_table, times_table
+from actmem_course.show.published_runs import choices_table, parts_table, reserved_table, runs_table, times_table
 from actmem_course.show.runs_figure import runs_figure
 
 
@@ -37,14 +45,15 @@ def main() -> int:
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             raise ConfigError("started by torchrun", f"needs a single process: python labs/{parser.prog}")
         check_files(args, "json", "html")
-        times = []
+        times, choices = [], []
         if args.rows:
             predicted = predict_rows(read_rows(args.rows))
             results = [result for row in predicted if (result := result_of_row(row))]
         else:
             results = measure_runs()
             times = step_time_results()
-            predicted = [as_json(result) for result in results + times]
+            choices = paper_choice_results()
+            predicted = [as_json(result) for result in results + times] + [asdict(result) for result in choices]
 
     console = lab_console()
     judged = [result for result in results if result.within_limit is not None]
@@ -55,6 +64,7 @@ def main() -> int:
         console.print(reserved_table(reserved))
     if times:
         console.print(times_table(times))
+        console.print(choices_table(choices))
     if args.json:
         write_text(args.json, json.dumps(predicted, ensure_ascii=False, indent=1) + "\n")
     if args.html and judged:

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from actmem.models import PAPER_MODELS
+from actmem.plan.paper_choices import SEARCHES
 from actmem.plan.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from actmem_course import launch
 from tests.labs.in_process import lab_exit
@@ -21,6 +22,10 @@ def test_all_runs_as_a_table_json_and_a_page(tmp_path):
     nanotron = [result for result in results if result.get("framework") == "nanotron"]
     titan = [result for result in results if result.get("framework") == "torchtitan"]
     times = [result for result in results if "source" in result]
+    choices = [result for result in results if "behind_percent" in result]
+    assert len(choices) == len(PAPER_MODELS) * len(SEARCHES)
+    code = next(iter(SEARCHES))
+    assert all(0 <= result["behind_percent"] <= 5 for result in choices if result["search"] == code)
     assert len(titan) == len(TITAN_RUNS) and all(result["note"] for result in titan)
     assert len(times) >= 2 * len(PAPER_MODELS) + len(LLAMA3_RUNS)
     assert len(nanotron) == len(NANOTRON_RUNS) == 18

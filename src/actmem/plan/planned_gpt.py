@@ -14,18 +14,15 @@ from actmem.formulas.flops import eq7, forward_products, recomputed_products
 from actmem.formulas.roofline import forward_operations
 from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.states import num_parameters, parameter_counts
+from actmem.plan.gpt_backward import GPTBackward
 from actmem.plan.layout import Layout
 from actmem.plan.planned_model import PlannedModel, RankWork
-from actmem.recipes import PAPER_LAYER, Recompute
-from actmem.rows import Row, total
+from actmem.recipes import PAPER_LAYER
+from actmem.rows import Row
 
 #: Operations that aren't matrix products, by the modes that run them again; *full* runs all but the last.
 _CORE = ("softmax", "softmax dropout")
 _ELEMENTWISE = ("layer norm 1", "layer norm 2", "GeLU")
-
-#: Terms by where backward is done with them.
-_IN_MLP = ("h→4h input", "GeLU input", "4h→h input", "MLP dropout mask")
-_AFTER_CORE = (*_IN_MLP, "attention projection input", "layer-norm 2 input", "layer-norm 2 statistics")
 
 
 class PlannedGPT(PlannedModel):
@@ -118,48 +115,19 @@ class PlannedGPT(PlannedModel):
         shape, parallel = self._one_layer(layout)
         return layer_exchanges(shape, parallel, recompute)
 
-    def transient_rows(self, layout: Layout, recompute: str, last: bool, device_type: str = "cuda") -> list[Row]:
-        """The fuller of two moments in the last layer's backward: in the MLP, and where the scores' gradient is made.
+    def last_layer_backward(
+        self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
+    ) -> list[Row]:
+        ends = self.last_rows(layout, device_type) if last else []
+        layer = self.layer_rows(layout, recompute, device_type)
+        return self._backward(layout, recompute, device_type).last_layer(layer, ends, first and last).transient_rows()
 
-        On the last rank the loss's backward too, while the logits are still there.  An estimate: what
-        kernels and autograd hold for a moment differs from version to version.
-        """
-        moments = [self._in_mlp(layout, recompute, device_type), self._in_attention(layout, recompute, device_type)]
-        if last:
-            gone = -sum(row.bytes for row in self.last_rows(layout, device_type))
-            moments = [[*rows, Row("logits and loss, freed by then", gone)] for rows in moments]
-            t = layout.tensor_parallel_size
-            size = 2 * self.seq_length * layout.micro_batch_size * self.shape.vocab_size // t
-            moments.append([Row("logits, 16-bit, or their gradient", size, t, "cross entropy")])
-        return max(moments, key=total)
+    def embedding_backward(self, layout: Layout, last: bool, device_type: str = "cuda") -> list[Row]:
+        return self._backward(layout, "none", device_type).embedding(self.first_rows(layout), last).transient_rows()
 
-    def _in_mlp(self, layout: Layout, recompute: str, device_type: str) -> list[Row]:
-        t, sbh = layout.tensor_parallel_size, self._whole_bytes(layout)
-        again = self.recomputed_rows(layout, recompute, device_type)
-        if Recompute.of(recompute).region != "layer":  # terms are made again when backward comes to them
-            again = [row for row in again if row.term in _IN_MLP]
-        return again + [
-            Row("output gradient, gathered", sbh, 1, "backward of ḡ"),
-            Row("gradients of GeLU's output and input", 2 * 4 * sbh // t, t, "backward of GeLU"),
-            Row("weight gradient of 4h→h", 2 * 4 * self.shape.hidden_size**2 // t, t, "16-bit, before it is added"),
-        ]
-
-    def _in_attention(self, layout: Layout, recompute: str, device_type: str) -> list[Row]:
-        shape, t = self.shape, layout.tensor_parallel_size
-        cut = t if layout.sequence_parallel else 1
-        kept = self.layer_rows(layout, recompute, device_type)
-        again = [row for row in self.recomputed_rows(layout, recompute, device_type) if row.term not in _AFTER_CORE]
-        scores = 2 * shape.num_attention_heads * self.seq_length**2 * layout.micro_batch_size // t
-        return again + [
-            Row("gradient of the scores", scores, t, "backward of attention over V"),
-            Row("gradients of the context and of V", 2 * self._whole_bytes(layout) // t, t, "attention"),
-            Row("gradient of the residual stream", self._whole_bytes(layout) // cut, cut, "sum"),
-            Row("what follows attention, freed by then", -sum(r.bytes for r in kept if r.term in _AFTER_CORE), t),
-        ]
-
-    def _whole_bytes(self, layout: Layout) -> int:
-        """2sbh."""
-        return 2 * self.seq_length * layout.micro_batch_size * self.shape.hidden_size
+    def _backward(self, layout: Layout, recompute: str, device_type: str) -> GPTBackward:
+        shape, parallel = self._one_layer(layout)
+        return GPTBackward(shape, parallel, recompute, device_type)
 
     def model_flops(self, global_batch_size: int) -> int:
         return eq7(self.shape, global_batch_size)

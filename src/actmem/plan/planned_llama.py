@@ -126,7 +126,12 @@ class PlannedLlama(PlannedModel):
             ]
         return rows
 
-    def transient_rows(self, layout: Layout, recompute: str, last: bool, device_type: str = "cuda") -> list[Row]:
+    def embedding_backward(self, layout: Layout, last: bool, device_type: str = "cuda") -> list[Row]:
+        return []
+
+    def last_layer_backward(
+        self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
+    ) -> list[Row]:
         d, t, tokens = self.decoder, layout.tensor_parallel_size, own_tokens(layout, self.seq_length)
         wide = 2 * tokens * d.ffn_hidden_size // t
         rows = [

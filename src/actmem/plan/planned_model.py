@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from actmem.checks import check_choice
 from actmem.formulas.communication import Exchange
 from actmem.plan.layout import Layout
-from actmem.rows import Row, by_term
+from actmem.rows import Row, by_term, total
 
 #: What ``where`` begins with in exchanges among context-parallel ranks.
 CONTEXT_EXCHANGE = "K and V"
@@ -106,8 +106,37 @@ class PlannedModel(ABC):
         ]
 
     @abstractmethod
-    def transient_rows(self, layout: Layout, recompute: str, last: bool, device_type: str = "cuda") -> list[Row]:
-        """What the fullest operation of backward makes and frees again, beside what is kept."""
+    def last_layer_backward(
+        self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
+    ) -> list[Row]:
+        """What backward has made at its fullest moment up to a stage's last layer, less what it has freed by then.
+
+        first, last: whether the stage has the model's ends.
+        """
+
+    @abstractmethod
+    def embedding_backward(self, layout: Layout, last: bool, device_type: str = "cuda") -> list[Row]:
+        """The same in the embedding's backward, after all layers; what they kept is not among the rows."""
+
+    def transient_rows(
+        self, layout: Layout, recompute: str, first: bool, last: bool, layers: int, device_type: str = "cuda"
+    ) -> list[Row]:
+        """What a microbatch's backward has made at its fullest moment beside what is kept, less what it has freed by then.
+
+        layers: of the stage, or of the chunk whose backward comes next.  A random-number state counts as held to the end.
+        """
+        rows = self.last_layer_backward(layout, recompute, first, last, device_type)
+        if not first:
+            return rows
+        held = layers * self.freed_by_layer(layout, recompute, device_type)
+        held += total(self.last_rows(layout, device_type)) if last else 0
+        gone = Row("layers, freed by then", -held, source="backward is done with them")
+        return max(rows, [*self.embedding_backward(layout, last, device_type), gone], key=total)
+
+    def freed_by_layer(self, layout: Layout, recompute: str, device_type: str = "cuda") -> int:
+        """Bytes that one layer's backward frees: all that it kept but random-number states."""
+        rows = self.layer_rows(layout, recompute, device_type)
+        return sum(row.bytes for row in rows if row.term != "random-number state")
 
     @abstractmethod
     def model_flops(self, global_batch_size: int) -> int:

@@ -137,5 +137,8 @@ def rank_bill(
         parts[part].append(Row(term, size, source=source))
     parts["activations"] = rows
     parts["logits and loss"] = model.last_rows(layout, device_type) if last else []
-    parts["transient"] = model.transient_rows(layout, recompute, last, device_type)
+    # With several chunks the next backward is that of the last one, which has no embedding.
+    parts["transient"] = model.transient_rows(
+        layout, recompute, pipeline_rank == 0 and m == 1, last, layers, device_type
+    )
     return Bill(f"pipeline rank {pipeline_rank} of {p}, {flight} microbatches in flight", parts)

@@ -59,7 +59,8 @@ class _Search:
         self._ends = cache(self._end_bytes)
         self._times = cache(self._layer_seconds)
         self._static = cache(self._static_bytes)
-        self._transient = cache(self._transient_bytes)
+        self._last_layer = cache(self._last_layer_bytes)
+        self._embedding = cache(self._embedding_bytes)
         self._elements = cache(self._elements_on_rank_0)
         self._refusal = cache(self._reason)
         self._spread = cache(self._layers)
@@ -126,12 +127,26 @@ class _Search:
     def _held(self, layout: Layout, inner: tuple, recompute: str, n: int, rank: int) -> int:
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
         flight, layers, in_first = flights(self.model.num_layers, p, m, n, rank)
-        held = flight * layers * self._kept(inner, recompute) + self._transient(inner, recompute, rank == p - 1)
+        held = flight * layers * self._kept(inner, recompute)
         first, last = self._ends(inner)
-        return held + (in_first * first if rank == 0 else 0) + (last if rank == p - 1 else 0)
+        held += (in_first * first if rank == 0 else 0) + (last if rank == p - 1 else 0)
+        return held + self._transient(inner, recompute, rank == 0 and m == 1, rank == p - 1, layers)
 
-    def _transient_bytes(self, inner: tuple, recompute: str, last: bool) -> int:
-        return total(self.model.transient_rows(self._of[inner], recompute, last))
+    def _transient(self, inner: tuple, recompute: str, first: bool, last: bool, layers: int) -> int:
+        """Bytes of the model's ``transient_rows``."""
+        of_layers, freed = self._last_layer(inner, recompute, first and last, last)
+        if not first:
+            return of_layers
+        freed = layers * freed + (self._ends(inner)[1] if last else 0)
+        return max(of_layers, self._embedding(inner, last) - freed)
+
+    def _last_layer_bytes(self, inner: tuple, recompute: str, tied: bool, last: bool) -> tuple[int, int]:
+        layout = self._of[inner]
+        rows = self.model.last_layer_backward(layout, recompute, tied, last)
+        return total(rows), self.model.freed_by_layer(layout, recompute)
+
+    def _embedding_bytes(self, inner: tuple, last: bool) -> int:
+        return total(self.model.embedding_backward(self._of[inner], last))
 
     def _static_bytes(self, inner: tuple, p: int, dp: int, zero: int, rank: int) -> int:
         layout = replace(

@@ -90,28 +90,34 @@ def _counted(
 
 @dataclass(frozen=True)
 class CountedPeak:
-    """Bytes beyond what is held, at the peak of the next backward pass: the bill's estimate, and counted."""
+    """Bytes beyond what is held, at the peak of the next backward pass: as the bill has them, and counted."""
 
     predicted_bytes: int
     counted_bytes: int
 
+    @property
+    def exact(self) -> bool:
+        """Whether the two are equal."""
+        return self.predicted_bytes == self.counted_bytes
+
 
 def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak | None:
-    """The transient of the plan's fullest rank, counted on an emulated rank; None with several chunks.
+    """The transient of the plan's fullest rank: the bill's, and counted in the next backward pass of an emulated rank.
 
-    The bill's is an estimate, so the two differ.
+    Of a microbatch that recomputes as the plan says.  None for a Llama, whose transient is an estimate.
     """
-    layout, rank = plan.layout, plan.pipeline_rank
-    if not isinstance(model, PlannedGPT) or layout.num_model_chunks > 1:
+    if not isinstance(model, PlannedGPT):
         return None
-    last = rank == layout.pipeline_parallel_size - 1
-    (layers,) = chunks_of(model, plan)
+    layout, rank, chunks = plan.layout, plan.pipeline_rank, chunks_of(model, plan)
+    bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, device_type="cpu")
+    # The fullest moment ends warm-up, so backward begins with the last chunk.
+    layers = chunks[-1]
     shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
     with emulated_rank(layout.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=layout.sequence_parallel)
         # What a backward pass makes doesn't depend on the microbatches that wait.
         kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=plan.recompute)
-    return CountedPeak(total(model.transient_rows(layout, plan.recompute, last, "cpu")), peak - kept)
+    return CountedPeak(total(bill.parts["transient"]), peak - kept)
 
 
 def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:

@@ -14,7 +14,7 @@ from actmem.verify.verify_plan import CountedPeak, count_peak, verify_plan
 
 
 def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
-    """Verify the plan, print each line of its bill beside the counted one; True if all are equal."""
+    """Verify the plan, print each line of its bill beside the counted one, and the peak; True if all are equal."""
     comparison = verify_plan(model, plan)
     matches = comparison.matched + comparison.changed + comparison.missing + comparison.extra
     console.print(f"\n[bold]Verified:[/] {plan_text(plan)}", highlight=False)
@@ -23,8 +23,9 @@ def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bo
     console.print(verdict if comparison.exact else f"[bold red]{verdict}", highlight=False)
     peak = count_peak(model, plan)
     if peak:
-        console.print(_peak_text(peak), highlight=False)
-    return comparison.exact
+        text = _peak_text(peak)
+        console.print(text if peak.exact else f"[bold red]{text}", highlight=False)
+    return comparison.exact and (peak is None or peak.exact)
 
 
 def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
@@ -42,8 +43,7 @@ def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
 
 
 def _peak_text(peak: CountedPeak) -> str:
-    off = peak.counted_bytes - peak.predicted_bytes
     return (
-        f"Beyond that, at the peak of the next backward pass: the bill estimates {peak.predicted_bytes:,} B, "
-        f"counted {peak.counted_bytes:,} B, {off:+,}"
+        f"Beyond that, at the peak of the next backward pass: bill {peak.predicted_bytes:,} B, "
+        f"counted {peak.counted_bytes:,} B, difference {peak.counted_bytes - peak.predicted_bytes:,}"
     )

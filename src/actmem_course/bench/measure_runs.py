@@ -10,9 +10,11 @@ from actmem.checks import ConfigError, check_size, shown
 from actmem.formulas.paper import TABLE5
 from actmem.models import PAPER_MODELS
 from actmem.plan.bill import Bill
+from actmem.plan.explain import plan_text
 from actmem.plan.known_models import known_decoder, planned_model_of
 from actmem.plan.layout import Layout
 from actmem.plan.nanotron import nanotron_peak
+from actmem.plan.paper_choices import SEARCHES, paper_choice
 from actmem.plan.published import (
     LLAMA3_RUNS,
     NANOTRON_GLOBAL_BATCH,
@@ -25,7 +27,7 @@ from actmem.plan.published import (
 )
 from actmem.plan.step_times import predicted_seconds
 from actmem.plan.titan import titan_bill
-from actmem_course.results import RunResult, StepTimeResult
+from actmem_course.results import PaperChoiceResult, RunResult, StepTimeResult
 
 MIB = 2**20
 #: How far apart a nanotron run's printed and predicted peak may be.
@@ -145,6 +147,25 @@ def step_time_results() -> list[StepTimeResult]:
             setting = f"8B, {titan.gpus} GPUs, FSDP, elementwise for selective"
             results.append(StepTimeResult("torchtitan", setting, "tokens/s", titan.tokens_per_second, rate))
     return results
+
+
+def paper_choice_results() -> list[PaperChoiceResult]:
+    """The paper's plans beside the fastest of each search, for all four models."""
+    return [
+        PaperChoiceResult(
+            name,
+            search,
+            plan_text(choice.plan),
+            choice.plan.seconds.total,
+            plan_text(choice.best[search]),
+            choice.best[search].seconds.total,
+            100 * choice.behind(search),
+            choice.hidden_seconds(search),
+        )
+        for name in PAPER_MODELS
+        for choice in (paper_choice(name),)
+        for search in SEARCHES
+    ]
 
 
 def read_rows(path: Path) -> list[dict]:

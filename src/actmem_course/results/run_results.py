@@ -41,6 +41,24 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class PaperChoiceResult:
+    """The paper's plan for one of its models beside the fastest of one search, by predicted time.
+
+    behind_percent: how much longer the paper's takes.  hidden_seconds: data-parallel traffic of the fastest that is
+    assumed to hide behind its computation.
+    """
+
+    model: str
+    search: str
+    paper_plan: str
+    paper_seconds: float
+    best_plan: str
+    best_seconds: float
+    behind_percent: float
+    hidden_seconds: float
+
+
+@dataclass(frozen=True)
 class StepTimeResult:
     """One published step time, in the unit of its source, and ours.  unit: "s", "TFLOP/s" of a GPU, or "tokens/s" of a GPU."""
 

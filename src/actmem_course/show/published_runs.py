@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from actmem_course.results import RunResult, StepTimeResult
+from actmem_course.results import PaperChoiceResult, RunResult, StepTimeResult
 from actmem_course.show.speed_table import plain_table
 
 _MIB_IN_GIB = 1024
@@ -55,6 +55,20 @@ def times_table(results: Sequence[StepTimeResult]) -> Table:
     for r in results:
         cells = (r.unit, f"{r.printed:,.2f}", f"{r.predicted:,.2f}", f"{r.difference_percent:+.1f}")
         table.add_row(f"{r.source}: {r.setting}", *cells)
+    return table
+
+
+def choices_table(results: Sequence[PaperChoiceResult]) -> Table:
+    """The paper's plans beside the fastest of wider and wider searches, by predicted time."""
+    table = plain_table("The paper's plans: how much longer a step takes than by the fastest plan")
+    for name in ("model", "may use"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("the fastest", overflow="fold")
+    for name in ("%", "s hidden"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for r in results:
+        best = "the paper's" if r.best_plan == r.paper_plan else r.best_plan
+        table.add_row(r.model, r.search, best, f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}")
     return table
 
 

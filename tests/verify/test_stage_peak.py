@@ -1,0 +1,59 @@
+"""The peak of a stage's backward pass, replayed on paper and counted on an emulated rank: equal to the byte."""
+
+import pytest
+
+from actmem.config import ModelShape
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.stage_peak import measure_stage_peak
+from actmem.parallel.groups import tensor_parallel
+from actmem.plan.layout import Layout
+from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.replay import Replay
+from actmem.rows import Row, total
+
+#: All sizes differ.  The second one's vocabulary is so large that the embedding's gradient is the fullest moment.
+SHAPES = {
+    "small": ModelShape(48, 3, 80, 4, num_layers=4, vocab_size=512),
+    "many words": ModelShape(16, 2, 64, 4, num_layers=4, vocab_size=8192),
+    "one head a rank": ModelShape(64, 1, 96, 4, num_layers=4, vocab_size=256),
+}
+STAGES = {"middle": range(1, 3), "first": range(0, 1), "last": range(3, 4), "whole model": range(0, 4)}
+RANKS = {"one device": (1, False), "tensor": (2, False), "tensor and sequence": (4, True)}
+
+
+def replayed(shape, t, sequence_parallel, layers, recompute):
+    layout = Layout(1, t, micro_batch_size=shape.micro_batch_size, sequence_parallel=sequence_parallel)
+    first, last = layers.start == 0, layers.stop == shape.num_layers
+    return PlannedGPT("small", shape).transient_rows(layout, recompute, first, last, len(layers), "cpu")
+
+
+@pytest.mark.parametrize("recompute", ["none", "selective", "elementwise", "full"])
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", SHAPES)
+def test_the_transient_is_what_is_counted(name, stage, ranks, recompute):
+    shape, layers, (t, sequence_parallel) = SHAPES[name], STAGES[stage], RANKS[ranks]
+    with emulated_rank(t):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+        kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=recompute)
+    assert total(replayed(shape, t, sequence_parallel, layers, recompute)) == peak - kept
+
+
+def test_the_embedding_can_be_the_fullest():
+    rows = replayed(SHAPES["many words"], 1, False, STAGES["first"], "none")
+    assert "gradient of the embedding's weight" in {row.term for row in rows}
+    rows = replayed(SHAPES["small"], 1, False, STAGES["first"], "none")
+    assert "gradient of the embedding's weight" not in {row.term for row in rows}
+
+
+def test_a_replay_remembers_its_fullest_moment():
+    replay = Replay([Row("kept", 10), Row("more", 5)])
+    replay.make("a", 3)
+    replay.free("kept")
+    replay.make("b", 20)
+    replay.free("a", "b")
+    replay.make("a", 4)
+    assert replay.transient_bytes == total(replay.transient_rows()) == 13
+    assert {row.term: row.bytes for row in replay.transient_rows()} == {"a": 3, "b": 20, "kept, freed by then": -10}
+    with pytest.raises(KeyError, match="kept"):
+        replay.free("kept")

@@ -28,7 +28,7 @@ START, END = "<!-- make matrix writes from here -->", "<!-- make matrix writes t
 #: What runs on each version: a part passes if some of its tests pass and none fails.
 PARTS = {
     "formulas": ["tests/formulas", "tests/test_schedule.py"],
-    "layer": ["tests/model", "tests/parallel", "tests/test_recompute.py"],
+    "layer": ["tests/model", "tests/parallel", "tests/test_recompute.py", "tests/test_drop.py"],
     "ledger": [f"tests/measure/test_{name}.py" for name in ("ledger", "peak", "table2_exact", "trace")],
     "emulation": ["tests/measure/test_emulate.py"],
     "pipeline": ["tests/test_pipeline.py", "tests/labs/test_measure_pipeline.py"],

@@ -76,3 +76,23 @@ def test_contributing_names_files_and_modules_that_exist():
     assert [name for name in named if not any(ROOT.glob(name.rstrip("/").replace("NN_name", "[0-9][0-9]_*")))] == []
     modules = re.findall(r"python -m ([\w.]+)", text)
     assert modules and all(importlib.util.find_spec(module) for module in modules)
+
+
+def test_what_the_readme_runs_is_there():
+    """Modules behind ``python -m`` are programs, and paths of labs, tests and notebooks exist."""
+    readme = read("README.md")
+    modules = {
+        name for name in re.findall(r"python -m ([\w.]+)", readme) if name.partition(".")[0] not in ("http", "pip")
+    }
+    assert {"actmem", "actmem_course.judge", "actmem_course.make_copies", "tests.notebooks.mutate"} <= modules
+    for name in modules:
+        spec = importlib.util.find_spec(name)
+        program = (
+            Path(spec.submodule_search_locations[0]) / "__main__.py"
+            if spec.submodule_search_locations
+            else Path(spec.origin)
+        )
+        assert program.name == "__main__.py" or '__name__ == "__main__"' in program.read_text(encoding="utf-8"), name
+    paths = set(re.findall(r"\b(?:labs|tests|notebooks)/[\w/]+\.(?:py|ipynb|sbatch)\b", readme))
+    assert len(paths) > 20
+    assert not [path for path in paths if not (ROOT / path).exists()]

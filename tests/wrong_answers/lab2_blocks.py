@@ -60,7 +60,7 @@ def split_inside_heads(qkv_weight, projection_weight, num_attention_heads, group
     return torch.cat([part[rank::t] for part in qkv_weight.chunk(3)]), projection_weight[:, rank::t]
 
 
-@planted(LAB, "2.6", r"down_bias t times")
+@planted(LAB, "2.6", r"down_bias comes before f_bar: it belongs after the sum over the ranks, once")
 def mlp_with_bias_on_every_rank(x, up_weight, up_bias, down_weight, down_bias, group):
     return f_bar(F.linear(gelu(column_parallel_linear(x, up_weight, up_bias, group)), down_weight, down_bias), group)
 
@@ -71,17 +71,17 @@ def mlp_with_bias_on_rank_0(x, up_weight, up_bias, down_weight, down_bias, group
     return f_bar(F.linear(y, down_weight, down_bias if dist.get_rank(group) == 0 else None), group)
 
 
-@planted(LAB, "2.6", r"own part only: x must enter through f")
+@planted(LAB, "2.6", r"the gradients are not: f is missing: it belongs at the entry, once")
 def mlp_without_f(x, up_weight, up_bias, down_weight, down_bias, group):
     return row_parallel_linear(gelu(F.linear(x, up_weight, up_bias)), down_weight, down_bias, group)
 
 
-@planted(LAB, "2.6", r"no gelu")
+@planted(LAB, "2.6", r"the gelu is missing: it belongs between the two linears")
 def mlp_without_gelu(x, up_weight, up_bias, down_weight, down_bias, group):
     return row_parallel_linear(column_parallel_linear(x, up_weight, up_bias, group), down_weight, down_bias, group)
 
 
-@planted(LAB, "2.6", r"gelu comes after the sum")
+@planted(LAB, "2.6", r"the gelu comes after down_bias: it belongs between the two linears")
 def mlp_with_gelu_at_the_end(x, up_weight, up_bias, down_weight, down_bias, group):
     return gelu(
         row_parallel_linear(column_parallel_linear(x, up_weight, up_bias, group), down_weight, down_bias, group)
@@ -125,7 +125,7 @@ def mlp_that_adds_x(x, up_weight, up_bias, down_weight, down_bias, group):
     )
 
 
-@planted(LAB, "2.7", r"own part only: x must enter through f")
+@planted(LAB, "2.7", r"the gradients are not: f is missing: it belongs at the entry, once")
 def attention_without_f(x, qkv_weight, qkv_bias, projection_weight, projection_bias, num_attention_heads, group):
     q, k, v = split_heads(F.linear(x, qkv_weight, qkv_bias), num_attention_heads // dist.get_world_size(group))
     return row_parallel_linear(
@@ -133,7 +133,7 @@ def attention_without_f(x, qkv_weight, qkv_bias, projection_weight, projection_b
     )
 
 
-@planted(LAB, "2.7", r"projection must leave through f_bar")
+@planted(LAB, "2.7", r"f_bar is missing: it belongs right after the row-parallel product")
 def attention_without_f_bar(x, qkv_weight, qkv_bias, projection_weight, projection_bias, num_attention_heads, group):
     q, k, v = split_heads(
         column_parallel_linear(x, qkv_weight, qkv_bias, group), num_attention_heads // dist.get_world_size(group)

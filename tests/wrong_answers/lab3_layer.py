@@ -70,7 +70,7 @@ def layer_with_biases_on_rank_0(x, w, dropouts, linear, group):
     return faulty(bias="on rank 0")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"biases of the projection and of 4h → h are missing")
+@planted(LAB, "3.4", r"the bias after g_bar is missing, in all places where it belongs")
 def layer_without_biases(x, w, dropouts, linear, group):
     return faulty(bias="none")(x, w, dropouts, linear, group)
 
@@ -80,7 +80,7 @@ def layer_that_leaves_through_f_bar(x, w, dropouts, linear, group):
     return faulty(leave="f_bar")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"dropouts.block is not used")
+@planted(LAB, "3.4", r"dropouts\.block is missing, in all places where it belongs")
 def layer_without_block_dropout(x, w, dropouts, linear, group):
     return faulty(block="none")(x, w, dropouts, linear, group)
 

@@ -14,6 +14,7 @@ from actmem_course.judge.compare import close, summed
 from actmem_course.judge.lab_checks.steps import (
     Program,
     StepOf,
+    Variants,
     f_bar_of_all,
     f_of_all,
     g_bar_of_all,
@@ -26,7 +27,6 @@ from actmem_course.judge.passes import Passes
 from actmem_course.judge.verdict import Wrong
 
 Weights = Mapping[str, Tensor]
-Variants = Mapping[str, Sequence[StepOf]]
 
 F_STEP = StepOf("f", f_of_all, place="at the entry, once")
 F_BAR_STEP = StepOf("f_bar", f_bar_of_all, place="right after the row-parallel product")
@@ -36,7 +36,7 @@ G_BAR_STEP = StepOf("g_bar", g_bar_of_all, "g_bar", place="right after the row-p
 
 @dataclass(frozen=True)
 class Block:
-    """x, weights and upstream by rank.  make: the right steps from every rank's weights.  variants: see ``mutations``."""
+    """x, weights and upstream by rank.  make: the right steps from every rank's weights."""
 
     x: Sequence[Tensor]
     weights: Sequence[Weights]
@@ -44,18 +44,21 @@ class Block:
     make: Callable[[Sequence[Weights]], Program]
     variants: Callable[[Sequence[Weights]], Variants] = lambda weights: {}
 
-    def run(self, rank: int, change: Callable[[Program, Variants], Program]) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """A rank's result and gradients, by the names of its weights and "x"; ``change`` makes the mistake."""
+    def run(self, change: Callable[[Program, Variants], Program]) -> list[tuple[Tensor, dict[str, Tensor | None]]]:
+        """Each rank's result and gradients, by the names of its weights and "x"; ``change`` makes the mistake."""
         xs = [x.detach().clone().requires_grad_() for x in self.x]
         leaves = [{name: w.detach().clone().requires_grad_() for name, w in own.items()} for own in self.weights]
         results = run_steps(change(self.make(leaves), self.variants(leaves)), xs)
         torch.autograd.backward(summed((y * u).sum() for y, u in zip(results, self.upstream)))
-        own = {"x": xs[rank].grad, **{name: leaf.grad for name, leaf in leaves[rank].items()}}
-        return results[rank].detach(), own
+        return [
+            (y.detach(), {"x": x.grad, **{name: leaf.grad for name, leaf in own.items()}})
+            for y, x, own in zip(results, xs, leaves)
+        ]
 
-    def right(self, rank: int) -> tuple[Tensor, dict[str, Tensor | None]]:
-        """A rank's right result and gradients."""
-        return self.run(rank, lambda program, variants: program)
+    def right(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
+        """Each rank's right result and gradients."""
+        found = self.run(lambda program, variants: program)
+        return [(y, {name: g for name, g in own.items() if g is not None}) for y, own in found]
 
     def mistakes(self, rank: int) -> Iterator[tuple[str, Tensor]]:
         """Diagnosis and a rank's wrong result, of every mistake whose shapes fit together."""
@@ -68,11 +71,11 @@ class Block:
 
     def explain(self, rank: int, passes: Passes) -> str | None:
         """The mistake with the right result that gives these gradients; None if there is none."""
-        result, _ = self.right(rank)
+        result, _ = self.right()[rank]
         names = [diagnosis for diagnosis, _ in mutations(self.make(self.weights), self.variants(self.weights))]
         for number, diagnosis in enumerate(names):
             try:
-                found, gradients = self.run(rank, lambda p, v, k=number: list(mutations(p, v))[k][1])  # type: ignore[misc]
+                found, gradients = self.run(lambda p, v, k=number: list(mutations(p, v))[k][1])[rank]  # type: ignore[misc]
             except RuntimeError:
                 continue
             if close(found, result) and all(_alike(passes.gradients[name], g) for name, g in gradients.items()):

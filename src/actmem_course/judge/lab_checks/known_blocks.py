@@ -1,23 +1,27 @@
-"""The blocks of labs 2 and 3 as steps: the column- and row-parallel linear, attention, the MLP, the layer."""
+"""The blocks of labs 2 and 3 as steps, and what may come out wrong of them: the linears, attention, the MLP."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.lab_checks.blocks import (
     F_BAR_STEP,
     F_STEP,
-    G_BAR_STEP,
     G_STEP,
     Weights,
     added_bias,
     product,
 )
-from actmem_course.judge.lab_checks.steps import Program, Running, StepOf, add_residual, keep_residual, on_each
-from actmem_course.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
+from actmem_course.judge.lab_checks.operators import ACTIVATIONS
+from actmem_course.judge.lab_checks.steps import Do, Program, Running, StepOf, Variants, on_each
+from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
+
+CORE = "the core attention"
+Dropout = Callable[[Tensor], Tensor]
 
 
 def column_program(weights: Sequence[Weights], entry: StepOf = F_STEP) -> Program:
@@ -35,24 +39,42 @@ def row_program(weights: Sequence[Weights]) -> Program:
     return [product("the linear", "weight", weights), F_BAR_STEP, added_bias("bias", weights)]
 
 
-def scaled_biases(*names: str) -> Callable[[Sequence[Weights]], dict[str, list[StepOf]]]:
-    """A bias that a rank adds t times, or a t-th of, in place of the bias."""
+def repeated_biases(*names: str) -> Callable[[Sequence[Weights]], Variants]:
+    """A bias that a rank adds t times."""
+    return lambda weights: {
+        f"{name} is added t times: add it once": {name: _times(name, len(weights), weights)} for name in names
+    }
 
-    def variants(weights: Sequence[Weights]) -> dict[str, list[StepOf]]:
-        t = len(weights)
 
-        def times(name: str, factor: float, words: str) -> StepOf:
-            return StepOf(f"{name} is {words}", on_each(lambda y, rank: y + factor * weights[rank][name]))
+def divided_biases(*names: str) -> Callable[[Sequence[Weights]], Variants]:
+    """A bias of which a rank adds a t-th."""
+    return lambda weights: {
+        f"{name} is divided by t: each rank adds the whole of it": {name: _times(name, 1 / len(weights), weights)}
+        for name in names
+    }
 
-        return {
-            name: [
-                times(name, t, "added t times: add it once"),
-                times(name, 1 / t, "divided by t: each rank adds the whole of it"),
-            ]
-            for name in names
-        }
 
-    return variants
+def scaled_biases(*names: str) -> Callable[[Sequence[Weights]], Variants]:
+    """Both."""
+    return lambda weights: {**repeated_biases(*names)(weights), **divided_biases(*names)(weights)}
+
+
+def _times(name: str, factor: float, weights: Sequence[Weights]) -> Do:
+    return on_each(lambda y, rank: y + factor * weights[rank][name])
+
+
+def other_activations() -> Variants:
+    """What is taken for the course's gelu."""
+    return {words: {"the gelu": on_each(lambda y, rank, f=f: f(y))} for words, f in ACTIVATIONS.items()}  # type: ignore[misc]
+
+
+def with_x(what: str, bias: str, weights: Sequence[Weights]) -> Variants:
+    """x added to a block that ends with the bias of that name."""
+
+    def do(state: Running) -> None:
+        state.y = [y + weights[rank][bias] + x for rank, (y, x) in enumerate(zip(state.y, state.start))]
+
+    return {f"x is added to the result: this is {what} alone; the layer adds x afterwards": {bias: do}}
 
 
 def mlp_program(weights: Sequence[Weights]) -> Program:
@@ -68,17 +90,46 @@ def mlp_program(weights: Sequence[Weights]) -> Program:
     ]
 
 
-def heads_of(heads: int, scale: float = 1.0, dropout: Callable[[Tensor], Tensor] = lambda weights: weights):
-    """A step: the core attention of a rank's heads.  scale: of Q."""
+def mlp_variants(weights: Sequence[Weights]) -> Variants:
+    """Lab 2's MLP with another gelu, with x, with other biases."""
+    return {
+        **other_activations(),
+        **with_x("the MLP", "down_bias", weights),
+        **repeated_biases("up_bias")(weights),
+        **divided_biases("up_bias", "down_bias")(weights),
+    }
 
-    def do(state: Running) -> None:
-        def attended(y: Tensor, rank: int) -> Tensor:
-            q, k, v = split_heads(y, heads)
-            return merge_heads(core_attention(q * scale, k, v, dropout), y.shape[1])
 
-        on_each(attended)(state)
+def heads_of(
+    heads: int, core: Callable[..., Tensor] = core_attention, dropout: Dropout = lambda weights: weights
+) -> Do:
+    """The attention of ``heads`` heads on each rank."""
 
-    return do
+    def attended(y: Tensor, rank: int) -> Tensor:
+        return merge_heads(core(*split_heads(y, heads), dropout), y.shape[1])
+
+    return on_each(attended)
+
+
+def other_cores(heads: int, t: int, head_size: int, dropout: Dropout = lambda weights: weights) -> Variants:
+    """Other core attentions.  dropout: a factor, which may come before or after the product with V."""
+    order = "split_heads gives Q, K, V, and core_attention takes them in this order"
+    cores: dict[str, Callable[..., Tensor]] = {
+        "there is no causal mask, so a token attends to later ones: use core_attention":
+            lambda q, k, v, dropout: dropout(F.scaled_dot_product_attention(q, k, v)),
+        f"Q and K are swapped: {order}": lambda q, k, v, dropout: core_attention(k, q, v, dropout),
+        f"K and V are swapped: {order}": lambda q, k, v, dropout: core_attention(q, v, k, dropout),
+        "the scores are not divided by the root of the head size: use core_attention":
+            lambda q, k, v, dropout: core_attention(q * head_size**0.5, k, v, dropout),
+        "the scores are divided by the root of the head size twice: core_attention does it":
+            lambda q, k, v, dropout: core_attention(q * head_size**-0.5, k, v, dropout),
+        "the scores are divided by the root of h, not of the head size: use core_attention":
+            lambda q, k, v, dropout: core_attention(q * heads**-0.5, k, v, dropout),
+    }  # fmt: skip
+    all_heads = "a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks"
+    return {words: {CORE: heads_of(heads // t, core, dropout)} for words, core in cores.items()} | {
+        all_heads: {CORE: heads_of(heads, core_attention, dropout)}
+    }
 
 
 def attention_program(heads: int) -> Callable[[Sequence[Weights]], Program]:
@@ -87,100 +138,18 @@ def attention_program(heads: int) -> Callable[[Sequence[Weights]], Program]:
         F_STEP,
         product("the product with qkv_weight", "qkv_weight", weights),
         replace(added_bias("qkv_bias", weights), place="before the core attention"),
-        StepOf("the core attention", heads_of(heads // len(weights))),
+        StepOf(CORE, heads_of(heads // len(weights))),
         product("the product with projection_weight", "projection_weight", weights),
         F_BAR_STEP,
         added_bias("projection_bias", weights),
     ]
 
 
-def attention_variants(heads: int, head_size: int) -> Callable[[Sequence[Weights]], dict[str, list[StepOf]]]:
-    """The core attention with scores that are scaled twice, or by another size."""
-
-    def variants(weights: Sequence[Weights]) -> dict[str, list[StepOf]]:
-        here, h = heads // len(weights), heads * head_size
-        return {
-            "the core attention": [
-                StepOf("the scores are divided by the root of the head size twice: core_attention does it", heads_of(here, head_size**-0.5)),
-                StepOf("the scores are divided by the head size, not by its root: core_attention does it", heads_of(here, head_size**-0.5)),
-                StepOf("the scores are divided by the root of h, not of the head size: use core_attention", heads_of(here, (head_size / h) ** 0.5)),
-            ],
-            **scaled_biases("qkv_bias", "projection_bias")(weights),
-        }  # fmt: skip
-
-    return variants
-
-
-def layer_program(heads: int, core: float, blocks: Sequence[float]) -> Callable[[Sequence[Weights]], Program]:
-    """Lab 3's.  heads: a.  core, blocks: what stands for the dropouts, a factor for each call."""
-
-    def make(weights: Sequence[Weights]) -> Program:
-        t, calls = len(weights), [0]
-
-        def norm(number: int) -> Callable[[Tensor, int], Tensor]:
-            return lambda y, rank: layer_norm(
-                y, weights[rank][f"norm{number}_weight"], weights[rank][f"norm{number}_bias"]
-            )
-
-        def first(state: Running) -> None:
-            calls[0] = 0
-            keep_residual(state)
-
-        def dropout(state: Running) -> None:
-            calls[0] += 1
-            on_each(lambda y, rank: y * blocks[(calls[0] - 1) % len(blocks)])(state)
-
-        def add(state: Running) -> None:
-            add_residual(state)
-            keep_residual(state)
-
-        def leave_to(name: str) -> StepOf:
-            return replace(G_BAR_STEP, name=f"{name}'s g_bar")
-
-        def end(name: str, weight: str, bias: str) -> list[StepOf]:
-            return [
-                product(f"the product with {weight}", weight, weights),
-                leave_to(name),
-                added_bias(bias, weights, family="the bias after g_bar"),
-                StepOf(f"dropouts.block after {name}", dropout, "dropouts.block", "after the bias, before x is added"),
-                StepOf(
-                    f"the addition of x to {name}'s result", add, "the addition of x", "at the end of the block, once"
-                ),
-            ]
-
-        return [
-            StepOf("the residual", first),
-            StepOf("the first layer norm", on_each(norm(1)), "the layer norm", "before attention"),
-            replace(G_STEP, name="attention's g"),
-            product("the product with qkv_weight", "qkv_weight", weights, "qkv_bias"),
-            StepOf("the core attention", heads_of(heads // t, dropout=lambda weights: weights * core)),
-            *end("attention", "projection_weight", "projection_bias"),
-            StepOf("the second layer norm", on_each(norm(2)), "the layer norm", "before the MLP"),
-            replace(G_STEP, name="the MLP's g"),
-            product("the product with up_weight", "up_weight", weights, "up_bias"),
-            StepOf("the gelu", on_each(lambda y, rank: gelu(y)), place="between the two linears"),
-            *end("the MLP", "down_weight", "down_bias"),
-        ]
-
-    return make
-
-
-def layer_variants(core: float, blocks: Sequence[float]) -> Callable[[Sequence[Weights]], dict[str, list[StepOf]]]:
-    """dropouts.core where dropouts.block belongs."""
-
-    def variants(weights: Sequence[Weights]) -> dict[str, list[StepOf]]:
-        def scaled(words: str) -> StepOf:
-            return StepOf(words, on_each(lambda y, rank: y * core))
-
-        def add_twice(state: Running) -> None:
-            state.y = [2 * x + y for x, y in zip(state.x, state.y)]
-            keep_residual(state)
-
-        found = {}
-        for name in ("attention", "the MLP"):
-            words = f"dropouts.core is applied to {name}'s result: that is for the attention weights, dropouts.block for what is added to x"
-            found[f"dropouts.block after {name}"] = [scaled(words)]
-            found[f"the addition of x to {name}'s result"] = [StepOf(f"x is added twice to {name}'s result", add_twice)]
-        return found
-
-    return variants
+def attention_variants(heads: int, head_size: int) -> Callable[[Sequence[Weights]], Variants]:
+    """Lab 2's attention with other cores, with x, with other biases."""
+    return lambda weights: {
+        **other_cores(heads, len(weights), head_size),
+        **with_x("attention", "projection_bias", weights),
+        **repeated_biases("qkv_bias")(weights),
+        **divided_biases("qkv_bias", "projection_bias")(weights),
+    }

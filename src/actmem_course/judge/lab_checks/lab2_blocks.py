@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -12,13 +14,13 @@ from actmem_course.judge.lab_checks.known_blocks import (
     attention_program,
     attention_variants,
     mlp_program,
-    scaled_biases,
+    mlp_variants,
 )
-from actmem_course.judge.lab_checks.operators import ACTIVATIONS, check_bias_everywhere, size_of
-from actmem_course.judge.passes import Passes, check_exchanges, check_gradient, run_passes
+from actmem_course.judge.lab_checks.operators import check_bias_everywhere, size_of
+from actmem_course.judge.passes import check_exchanges, check_gradient, run_passes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench, unchanged
-from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
+from actmem_course.pieces import core_attention, merge_heads, split_heads
 
 #: Divisible by 2 and 4 ranks, so that a rank's part can be split into all heads by mistake, and be told.
 _HEAD_SIZE = 4
@@ -37,12 +39,10 @@ def attention_weights(b: Bench, seed: int) -> tuple[int, Tensor, Tensor, Tensor,
     )
 
 
-def dense_attention(
-    x: Tensor, qkv_weight: Tensor, qkv_bias: Tensor, projection_weight: Tensor, heads: int, core=core_attention
-) -> Tensor:
+def dense_attention(x: Tensor, qkv_weight: Tensor, qkv_bias: Tensor, projection_weight: Tensor, heads: int) -> Tensor:
     """Self-attention without the projection's bias."""
     q, k, v = split_heads(F.linear(x, qkv_weight, qkv_bias), heads)
-    return F.linear(merge_heads(core(q, k, v), x.shape[1]), projection_weight)
+    return F.linear(merge_heads(core_attention(q, k, v), x.shape[1]), projection_weight)
 
 
 def rows_of_rank(b: Bench, full: Tensor, rank: int) -> Tensor:
@@ -141,164 +141,51 @@ def _numbers(numbers: set[int]) -> str:
 def check_mlp(b: Bench) -> None:
     h, t = 4, b.size
     x, upstream = b.random(4, 3, h, seed=30), b.random(4, 3, h, seed=31)
-    up, up_bias, down, down_bias = (
-        b.random(4 * h * t, h, seed=32),
-        b.random(4 * h * t, seed=33),
-        b.random(h, 4 * h * t, seed=34),
-        b.random(h, seed=35),
-    )
-    ups, up_biases, downs = b.shards(up), b.shards(up_bias), b.shards(down, dim=1)
-
-    def dense(x: Tensor, up: Tensor, up_bias: Tensor, down: Tensor, down_bias: Tensor, activation=gelu) -> Tensor:
-        return F.linear(activation(F.linear(x, up, up_bias)), down, down_bias)
-
-    whole = _gradients(dense, upstream, x, up, up_bias, down, down_bias)
-    everyone = [
+    ups, up_biases = b.shards(b.random(4 * h * t, h, seed=32)), b.shards(b.random(4 * h * t, seed=33))
+    downs, down_bias = b.shards(b.random(h, 4 * h * t, seed=34), dim=1), b.random(h, seed=35)
+    weights = [
         {"up_weight": w, "up_bias": c, "down_weight": d, "down_bias": down_bias}
         for w, c, d in zip(ups, up_biases, downs)
     ]
-    block = Block([x] * t, everyone, [upstream] * t, mlp_program, scaled_biases("up_bias", "down_bias"))
-    partial = sum(F.linear(F.linear(x, w, c), d) for w, c, d in zip(ups, up_biases, downs))
-    own = {
-        "x": x,
-        "up_weight": ups[b.rank],
-        "up_bias": up_biases[b.rank],
-        "down_weight": downs[b.rank],
-        "down_bias": down_bias,
-    }
-    passes = run_passes(
-        b,
-        b["mlp"],
-        own,
-        (b.group,),
-        expected=whole[0],
-        upstream=upstream,
-        mistakes={
-            "the result holds down_bias t times: it is added on every rank before the all-reduce": whole[0]
-            + (t - 1) * down_bias,
-            "the result is this rank's part only: the down product must leave through f_bar": F.linear(
-                gelu(F.linear(x, ups[b.rank], up_biases[b.rank])), downs[b.rank], down_bias
-            ),
-            "there is no gelu between the two linears": partial + down_bias,
-            "the gelu comes after the sum; it belongs between the two linears": gelu(partial + down_bias),
-            **{diagnosis: dense(x, up, up_bias, down, down_bias, other) for diagnosis, other in ACTIVATIONS.items()},
-            "up_bias is missing": dense(x, up, 0 * up_bias, down, down_bias),
-            "down_bias is missing": whole[0] - down_bias,
-            "x is added to the result: this is the MLP alone; the layer adds x afterwards": whole[0] + x,
-        },
-        more=block.mistakes(b.rank),
-    )
-    _check_block(
-        b,
-        passes,
-        whole,
-        {"up_weight": b.shards(whole[2]), "up_bias": b.shards(whole[3]), "down_weight": b.shards(whole[4], 1)},
-        "down_bias",
-        block,
-    )
-
-
-#: Other cores of attention, and what to say of them.
-_CORES = {
-    "there is no causal mask, so a token attends to later ones: use core_attention": F.scaled_dot_product_attention,
-    "Q and K are swapped: split_heads gives Q, K, V, and core_attention takes them in this order": lambda q, k, v: (
-        core_attention(k, q, v)
-    ),
-    "K and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order": lambda q, k, v: (
-        core_attention(q, v, k)
-    ),
-    "the scores are not divided by the root of the head size: use core_attention": lambda q, k, v: core_attention(
-        q * q.shape[-1] ** 0.5, k, v
-    ),
-}
+    _check_block(b, "mlp", (b.group,), Block([x] * t, weights, [upstream] * t, mlp_program, mlp_variants))
 
 
 def check_attention(b: Bench) -> None:
     heads, qkv, qkv_bias, projection, bias = attention_weights(b, seed=40)
     h, t = qkv.shape[1], b.size
     x, upstream = b.random(5, 3, h, seed=45), b.random(5, 3, h, seed=46)
-    whole = _gradients(
-        lambda x, *w: dense_attention(x, w[0], w[1], w[2], heads) + w[3], upstream, x, qkv, qkv_bias, projection, bias
-    )
-
-    def cut_qkv(full: Tensor) -> list[Tensor]:
-        return [rows_of_rank(b, full, rank) for rank in range(t)]
-
-    own_parts = cut_qkv(qkv)[b.rank], cut_qkv(qkv_bias)[b.rank], b.shards(projection, 1)[b.rank]
-    own = dict(zip(("x", "qkv_weight", "qkv_bias", "projection_weight", "projection_bias"), (x, *own_parts, bias)))
-    everyone = [
-        {"qkv_weight": w, "qkv_bias": c, "projection_weight": p, "projection_bias": bias}
-        for w, c, p in zip(cut_qkv(qkv), cut_qkv(qkv_bias), b.shards(projection, 1))
+    weights = [
+        {
+            "qkv_weight": rows_of_rank(b, qkv, rank),
+            "qkv_bias": rows_of_rank(b, qkv_bias, rank),
+            "projection_weight": own,
+            "projection_bias": bias,
+        }
+        for rank, own in enumerate(b.shards(projection, 1))
     ]
     program, variants = attention_program(heads), attention_variants(heads, _HEAD_SIZE)
-    block = Block([x] * t, everyone, [upstream] * t, program, variants)
-    mistakes = {
-        "the result holds projection_bias t times: it is added on every rank before the all-reduce": whole[0]
-        + (t - 1) * bias,
-        "the result is this rank's part only: the projection must leave through f_bar": dense_attention(
-            x, *own_parts, heads // t
-        )
-        + bias,
-        "projection_bias is missing": whole[0] - bias,
-        "x is added to the result: this is attention alone; the layer adds x afterwards": whole[0] + x,
-        **{
-            diagnosis: dense_attention(x, qkv, qkv_bias, projection, heads, core) + bias
-            for diagnosis, core in _CORES.items()
-        },
-    }
-    if own_parts[0].shape[0] % (3 * heads) == 0:
-        all_heads = sum(
-            dense_attention(x, w, c, p, heads)
-            for w, c, p in zip(cut_qkv(qkv), cut_qkv(qkv_bias), b.shards(projection, 1))
-        )
-        mistakes[
-            "a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks"
-        ] = all_heads + bias
+    _check_block(b, "attention", (heads, b.group), Block([x] * t, weights, [upstream] * t, program, variants))
+
+
+def _check_block(b: Bench, name: str, rest: Sequence, block: Block) -> None:
+    """Result, gradients and exchanges of a block that begins with f and ends with f_bar and a bias."""
+    t, x, own = b.size, block.x[b.rank], block.weights[b.rank]
+    result, gradients = block.right()[b.rank]
     passes = run_passes(
         b,
-        b["attention"],
-        own,
-        (heads, b.group),
-        expected=whole[0],
-        upstream=upstream,
-        mistakes=mistakes,
+        b[name],
+        {"x": x, **own},
+        rest,
+        expected=result,
+        upstream=block.upstream[b.rank],
         more=block.mistakes(b.rank),
     )
-    parts = {"qkv_weight": cut_qkv(whole[2]), "qkv_bias": cut_qkv(whole[3]), "projection_weight": b.shards(whole[4], 1)}
-    _check_block(b, passes, whole, parts, "projection_bias", block)
-
-
-def _check_block(
-    b: Bench, passes: Passes, whole: list[Tensor], parts: dict[str, list[Tensor]], last_bias: str, block: Block
-) -> None:
-    """Gradients and exchanges of a block that begins with f and ends with f_bar.
-
-    whole: the unsharded block's result and gradients.  parts: every rank's part of a weight's gradient.
-    """
-    t, x, found = b.size, block.x[b.rank], b.gather(passes.gradients["x"])
-    if None not in found and close(sum(found), whole[1]) and not close(found[b.rank], whole[1]):
-        raise Wrong("the forward is right; the gradient of x is this rank's own part only: x must enter through f")
-    for name, of_rank in parts.items():
-        check_gradient(
-            passes,
-            name,
-            of_rank[b.rank],
-            {
-                f"the gradient of {name} is t times what it should be: the backward of the sum at the end all-reduces": t
-                * of_rank[b.rank],
-            },
-            t,
-        )
+    *cut, last_bias = own
+    for weight in cut:
+        twice = f"the gradient of {weight} is t times what it should be: the backward of the sum at the end all-reduces"
+        check_gradient(passes, weight, gradients[weight], {twice: t * gradients[weight]}, t)
     with gradients_explained(block, b.rank, passes):
-        check_gradient(passes, "x", whole[1], t=t)
+        check_gradient(passes, "x", gradients["x"], t=t)
     check_bias_everywhere(b, passes.gradients[last_bias], last_bias)
-    check_gradient(passes, last_bias, whole[5], t=t)
+    check_gradient(passes, last_bias, gradients[last_bias], t=t)
     check_exchanges(b, passes, {"all-reduce": size_of(x)}, {"all-reduce": size_of(x)})
-
-
-def _gradients(function, upstream: Tensor, *arguments: Tensor) -> list[Tensor]:
-    """The result of ``function``, then the gradient of each argument."""
-    leaves = [argument.detach().clone().requires_grad_() for argument in arguments]
-    result = function(*leaves)
-    result.backward(upstream)
-    return [result.detach(), *(leaf.grad for leaf in leaves)]

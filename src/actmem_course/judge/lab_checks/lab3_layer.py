@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from actmem.measure.comms import Collective
-from actmem_course.judge.compare import check_tensor, close, grad_of
+from actmem_course.judge.compare import check_tensor, close, summed
 from actmem_course.judge.kept import kept
 from actmem_course.judge.lab_checks.blocks import Block
-from actmem_course.judge.lab_checks.known_blocks import layer_program, layer_variants
-from actmem_course.judge.lab_checks.lab3_mistakes import (
-    BLOCK_FACTORS,
-    CORE_FACTOR,
-    HEAD_SIZE,
-    Scaling,
-    dense,
-    layer_mistakes,
-)
+from actmem_course.judge.lab_checks.known_layer import KnownLayer
 from actmem_course.judge.lab_checks.operators import check_bias_everywhere
-from actmem_course.judge.passes import check_collectives, check_gradient, run_passes
+from actmem_course.judge.passes import Passes, check_collectives, check_gradient, run_passes
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear, shard_keeping_linear
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -28,6 +22,26 @@ from actmem_course.pieces import Dropouts, LayerWeights, random_weights
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
 
+#: Divisible by 2 and 4 ranks, so that a rank's part can be split into all heads by mistake, and be told.
+HEAD_SIZE = 4
+#: What stands for the two dropouts: factors, none of them 1/t, which a sum over the ranks could make up for.
+CORE_FACTOR, BLOCK_FACTORS = 0.6, (0.7, 0.3)
+
+
+class Scaling:
+    """In place of dropouts: a factor for each call, so that a missing one shows."""
+
+    def __init__(self) -> None:
+        #: How often block was called, and the tokens that it was given last.
+        self.blocks, self.tokens = 0, 0
+
+    def core(self, weights: Tensor) -> Tensor:
+        return weights * CORE_FACTOR
+
+    def block(self, x: Tensor) -> Tensor:
+        self.blocks, self.tokens = self.blocks + 1, x.shape[0]
+        return x * BLOCK_FACTORS[(self.blocks - 1) % len(BLOCK_FACTORS)]
+
 
 def check_parallel_layer(b: Bench) -> str | None:
     t = b.size
@@ -35,7 +49,6 @@ def check_parallel_layer(b: Bench) -> str | None:
     h = HEAD_SIZE * heads
     whole = random_weights(h, heads, seed=30, device=b.device)
     full, upstream = b.random(s, 2, h, seed=31), b.random(s, 2, h, seed=32)
-    expected, gradients = _gradients(full, whole, upstream)
     own = whole.part(b.rank, t)
     calls = []
 
@@ -60,16 +73,21 @@ def check_parallel_layer(b: Bench) -> str | None:
 
     x = b.shards(full)[b.rank]
     parts = [dict(whole.part(rank, t).named()) for rank in range(t)]
-    program, variants = layer_program(heads, CORE_FACTOR, BLOCK_FACTORS), layer_variants(CORE_FACTOR, BLOCK_FACTORS)
-    block = Block(b.shards(full), parts, b.shards(upstream), program, variants)
+    known = KnownLayer(heads, HEAD_SIZE, CORE_FACTOR, BLOCK_FACTORS)
+    block = Block(b.shards(full), parts, b.shards(upstream), known.program, known.variants)
+    right = block.right()
     passes = run_passes(
         b,
         function,
         {"x": x, **own.named()},
         (),
-        expected=b.shards(expected)[b.rank],
+        expected=right[b.rank][0],
         upstream=b.shards(upstream)[b.rank],
-        mistakes=layer_mistakes(b, full, whole, expected),
+        mistakes={
+            "the result has all tokens: leave each block through g_bar, which keeps this rank's": torch.cat(
+                [y for y, _ in right]
+            )
+        },
         more=block.mistakes(b.rank),
     )
     if len(calls) != 2:
@@ -79,41 +97,25 @@ def check_parallel_layer(b: Bench) -> str | None:
     exchanged = [Collective("all-gather", full.numel() * 8)] * 2 + [Collective("reduce-scatter", full.numel() * 8)] * 2
     if t > 1:  # first, because a wrong way out of a block shows here before it shows in a gradient
         check_collectives("forward", passes.forward.collectives, exchanged)
-    _check_gradients(b, passes, gradients)
+    _check_gradients(b, passes, [gradients for _, gradients in right])
     if t > 1:
         check_collectives("backward", passes.backward.collectives, exchanged)
     return _remark(b) if t > 1 and not b.group_name else None
 
 
-def _gradients(x: Tensor, w: LayerWeights, upstream: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-    """The unsharded layer's result, and the gradients of x and of each parameter."""
-    x = x.clone().requires_grad_()
-    w = w.map(lambda name, tensor: tensor.clone().requires_grad_())
-    y = dense(x, w, Scaling())
-    y.backward(upstream)
-    return y.detach(), {"x": grad_of(x), **{name: grad_of(tensor) for name, tensor in w.named().items()}}
-
-
-def _check_gradients(b: Bench, passes, gradients: dict[str, Tensor]) -> None:
-    parts = (
-        LayerWeights(0, **{name: tensor for name, tensor in gradients.items() if name != "x"})
-        .part(b.rank, b.size)
-        .named()
-    )
-    check_gradient(passes, "x", b.shards(gradients["x"])[b.rank], t=b.size)
-    for name, part in parts.items():
+def _check_gradients(b: Bench, passes: Passes, gradients: Sequence[dict[str, Tensor]]) -> None:
+    """gradients: every rank's, by name."""
+    for name, right in gradients[b.rank].items():
         if name not in PARTIAL:
-            check_gradient(passes, name, part, t=b.size)
+            check_gradient(passes, name, right, t=b.size)
     for name in PARTIAL:
-        found = b.gather(passes.gradients[name])
+        found, whole = b.gather(passes.gradients[name]), summed(of_rank[name] for of_rank in gradients)
         if any(gradient is None for gradient in found):
             check_bias_everywhere(b, passes.gradients[name], name)
             raise Wrong(f"the forward is right, but {name} gets no gradient")
-        if b.size > 1 and close(found[b.rank], gradients[name]):
+        if b.size > 1 and close(found[b.rank], whole):
             continue  # complete already: more than is asked for here
-        check_tensor(
-            f"the forward is right; the ranks' gradients of {name}, added up,", sum(found), gradients[name], t=b.size
-        )
+        check_tensor(f"the forward is right; the ranks' gradients of {name}, added up,", sum(found), whole, t=b.size)
 
 
 def _remark(b: Bench) -> str:

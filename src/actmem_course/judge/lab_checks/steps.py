@@ -7,7 +7,7 @@ that they should have, by ordinary autograd over all ranks, so one backward give
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,14 +15,24 @@ from torch import Tensor
 
 @dataclass
 class Running:
-    """The ranks' tensors between two steps.  y: what is worked on; x: the residual."""
+    """The ranks' tensors between two steps.
+
+    y: what is worked on; x: the residual; start: what came in; normed: what the last layer norm gave.
+    dropped: how often dropouts.block has run.
+    """
 
     y: list[Tensor]
     x: list[Tensor]
+    start: list[Tensor]
+    normed: list[Tensor]
+    dropped: int = 0
 
     @property
     def t(self) -> int:
         return len(self.y)
+
+
+Do = Callable[[Running], None]
 
 
 @dataclass(frozen=True)
@@ -30,15 +40,17 @@ class StepOf:
     """One step.  name: with its article, if it has one.  family: the same in all blocks of a layer.  place: where it belongs."""
 
     name: str
-    do: Callable[[Running], None]
+    do: Do
     family: str = ""
     place: str = ""
 
 
 Program = Sequence[StepOf]
+#: Diagnosis -> what the steps of these names do instead; None: nothing.
+Variants = Mapping[str, Mapping[str, Do | None]]
 
 
-def on_each(function: Callable[[Tensor, int], Tensor]) -> Callable[[Running], None]:
+def on_each(function: Callable[[Tensor, int], Tensor]) -> Do:
     """A step that every rank does by itself, with its number."""
 
     def do(state: Running) -> None:
@@ -81,26 +93,35 @@ def keep_residual(state: Running) -> None:
 
 def add_residual(state: Running) -> None:
     state.y = [x + y for x, y in zip(state.x, state.y)]
+    keep_residual(state)
+
+
+def one_after_another(*parts: Do) -> Do:
+    """Several steps as one."""
+
+    def do(state: Running) -> None:
+        for part in parts:
+            part(state)
+
+    return do
 
 
 def run_steps(program: Program, x: Sequence[Tensor]) -> list[Tensor]:
     """What comes out on every rank, of every rank's x."""
-    state = Running(list(x), list(x))
+    state = Running(list(x), list(x), list(x), list(x))
     for step in program:
         step.do(state)
     return state.y
 
 
-def mutations(program: Program, variants: Mapping[str, Sequence[StepOf]]) -> Iterator[tuple[str, Program]]:
-    """Diagnosis and program for every mistake of one step; where a family has several, for all of them too.
-
-    variants: other steps that a learner may write in place of the one of that name; their names say what is wrong.
-    """
+def mutations(program: Program, variants: Variants) -> Iterator[tuple[str, Program]]:
+    """Diagnosis and program for the variants, and for every mistake of one step; where a family has several, for all of them too."""
     steps = list(program)
+    for diagnosis, changes in variants.items():
+        changed = ((step, changes.get(step.name, step.do)) for step in steps)
+        yield diagnosis, [replace(step, do=do) for step, do in changed if do is not None]
     for i, step in enumerate(steps):
         yield f"{step.name} is missing{_belongs(step)}", steps[:i] + steps[i + 1 :]
-        for other in variants.get(step.name, ()):
-            yield other.name, [*steps[:i], other, *steps[i + 1 :]]
     families = sorted({step.family for step in steps if step.family})
     families = [family for family in families if sum(step.family == family for step in steps) > 1]
     for family in families:

@@ -1,0 +1,92 @@
+"""The judge's right answers: a block's steps on all ranks together give the uncut block's result and gradients."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from actmem_course.judge.lab_checks import lab3_layer
+from actmem_course.judge.lab_checks.blocks import Block
+from actmem_course.judge.lab_checks.known_blocks import attention_program, attention_variants, mlp_program, mlp_variants
+from actmem_course.judge.lab_checks.known_layer import KnownLayer
+from actmem_course.judge.lab_checks.lab3_layer import BLOCK_FACTORS, CORE_FACTOR, HEAD_SIZE, Scaling
+from actmem_course.pieces import LayerWeights, core_attention, gelu, layer, merge_heads, random_weights, split_heads
+
+S, B, HEADS = 8, 2, 8
+H = HEADS * HEAD_SIZE
+
+
+def uncut(function, w, x, upstream):
+    """Result, gradient of x, and every weight's gradient, without ranks."""
+    x, w = x.clone().requires_grad_(), w.map(lambda name, tensor: tensor.clone().requires_grad_())
+    y = function(x, w)
+    y.backward(upstream)
+    grads = {name: tensor.grad for name, tensor in w.named().items() if tensor.grad is not None}
+    return y.detach(), x.grad, grads
+
+
+def mlp(x, w):
+    return F.linear(gelu(F.linear(x, w.up_weight, w.up_bias)), w.down_weight, w.down_bias)
+
+
+def attention(x, w):
+    q, k, v = split_heads(F.linear(x, w.qkv_weight, w.qkv_bias), HEADS)
+    return F.linear(merge_heads(core_attention(q, k, v), B), w.projection_weight, w.projection_bias)
+
+
+def whole_layer(x, w):
+    return layer(x, w, Scaling())
+
+
+KNOWN = KnownLayer(HEADS, HEAD_SIZE, CORE_FACTOR, BLOCK_FACTORS)
+#: The uncut function, the steps, the weights, whether tokens are cut.
+CASES = {
+    "mlp": (mlp, mlp_program, mlp_variants, False),
+    "attention": (attention, attention_program(HEADS), attention_variants(HEADS, HEAD_SIZE), False),
+    "layer": (whole_layer, KNOWN.program, KNOWN.variants, True),
+}
+
+
+def block_of(case, t):
+    function, program, variants, cut = CASES[case]
+    torch.manual_seed(3)
+    w = random_weights(H, HEADS, seed=4).map(lambda name, tensor: tensor + 0.1 * torch.randn_like(tensor))
+    x, upstream = torch.randn(2, S, B, H, dtype=torch.float64)
+    expected = uncut(function, w, x, upstream)
+    parts = [
+        {name: tensor for name, tensor in w.part(rank, t).named().items() if name in expected[2]} for rank in range(t)
+    ]
+    inputs, above = (tensor.chunk(t) if cut else [tensor] * t for tensor in (x, upstream))
+    return Block(inputs, parts, above, program, variants), expected, cut
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_the_ranks_steps_together_are_the_uncut_block(case, t):
+    block, (y, x_grad, grads), cut = block_of(case, t)
+    found = block.right()
+    join = torch.cat if cut else lambda parts: parts[0]
+    torch.testing.assert_close(join([result for result, _ in found]), y, rtol=0, atol=1e-10)
+    torch.testing.assert_close(join([own["x"] for _, own in found]), x_grad, rtol=0, atol=1e-9)
+    for rank, wanted in enumerate(LayerWeights(HEADS, **grads_of_all(grads)).part(rank, t) for rank in range(t)):
+        for name, part in wanted.named().items():
+            if name in grads and not (cut and name in lab3_layer.PARTIAL):
+                torch.testing.assert_close(found[rank][1][name], part, rtol=0, atol=1e-9)
+    for name in lab3_layer.PARTIAL if cut else ():
+        torch.testing.assert_close(sum(own[name] for _, own in found), grads[name], rtol=0, atol=1e-9)
+
+
+def grads_of_all(grads):
+    """Every weight's gradient; zeros for those that the block doesn't have."""
+    return {name: grads.get(name, torch.zeros_like(w)) for name, w in random_weights(H, HEADS).named().items()}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_variant_changes_a_step_that_is_there_and_the_result(case):
+    block, *_ = block_of(case, 2)
+    names = {step.name for step in block.make(block.weights)}
+    variants = block.variants(block.weights)
+    assert len(variants) > 5 and all(changes.keys() <= names for changes in variants.values())
+    made = dict(block.mistakes(0))
+    right = block.right()[0][0]
+    for diagnosis in variants:
+        assert made[diagnosis].shape == right.shape and not torch.allclose(made[diagnosis], right), diagnosis

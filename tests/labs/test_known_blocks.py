@@ -1,5 +1,7 @@
 """The judge's right answers: a block's steps on all ranks together give the uncut block's result and gradients."""
 
+from typing import cast
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -9,7 +11,16 @@ from actmem_course.judge.lab_checks.blocks import Block
 from actmem_course.judge.lab_checks.known_blocks import attention_program, attention_variants, mlp_program, mlp_variants
 from actmem_course.judge.lab_checks.known_layer import KnownLayer
 from actmem_course.judge.lab_checks.lab3_layer import BLOCK_FACTORS, CORE_FACTOR, HEAD_SIZE, Scaling
-from actmem_course.pieces import LayerWeights, core_attention, gelu, layer, merge_heads, random_weights, split_heads
+from actmem_course.pieces import (
+    Dropouts,
+    LayerWeights,
+    core_attention,
+    gelu,
+    layer,
+    merge_heads,
+    random_weights,
+    split_heads,
+)
 
 S, B, HEADS = 8, 2, 8
 H = HEADS * HEAD_SIZE
@@ -34,7 +45,7 @@ def attention(x, w):
 
 
 def whole_layer(x, w):
-    return layer(x, w, Scaling())
+    return layer(x, w, cast(Dropouts, Scaling()))
 
 
 KNOWN = KnownLayer(HEADS, HEAD_SIZE, CORE_FACTOR, BLOCK_FACTORS)

@@ -20,7 +20,7 @@ from actmem_course.judge.lab_checks.operators import ACTIVATIONS
 from actmem_course.judge.lab_checks.steps import Do, Program, Running, StepOf, Variants, on_each
 from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
 
-CORE = "the core attention"
+CORE_STEP = "the core attention"
 Dropout = Callable[[Tensor], Tensor]
 
 
@@ -127,8 +127,8 @@ def other_cores(heads: int, t: int, head_size: int, dropout: Dropout = lambda we
             lambda q, k, v, dropout: core_attention(q * heads**-0.5, k, v, dropout),
     }  # fmt: skip
     all_heads = "a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks"
-    return {words: {CORE: heads_of(heads // t, core, dropout)} for words, core in cores.items()} | {
-        all_heads: {CORE: heads_of(heads, core_attention, dropout)}
+    return {words: {CORE_STEP: heads_of(heads // t, core, dropout)} for words, core in cores.items()} | {
+        all_heads: {CORE_STEP: heads_of(heads, core_attention, dropout)}
     }
 
 
@@ -138,7 +138,7 @@ def attention_program(heads: int) -> Callable[[Sequence[Weights]], Program]:
         F_STEP,
         product("the product with qkv_weight", "qkv_weight", weights),
         replace(added_bias("qkv_bias", weights), place="before the core attention"),
-        StepOf(CORE, heads_of(heads // len(weights))),
+        StepOf(CORE_STEP, heads_of(heads // len(weights))),
         product("the product with projection_weight", "projection_weight", weights),
         F_BAR_STEP,
         added_bias("projection_bias", weights),

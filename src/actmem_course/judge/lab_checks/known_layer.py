@@ -6,7 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actmem_course.judge.lab_checks.blocks import G_BAR_STEP, G_STEP, Weights, added_bias, product
-from actmem_course.judge.lab_checks.known_blocks import CORE, heads_of, other_activations, other_cores, repeated_biases
+from actmem_course.judge.lab_checks.known_blocks import (
+    CORE_STEP,
+    heads_of,
+    other_activations,
+    other_cores,
+    repeated_biases,
+)
 from actmem_course.judge.lab_checks.steps import (
     Do,
     Program,
@@ -49,7 +55,7 @@ class KnownLayer:
             StepOf(_NORMS[0], norm(weights, 1), "the layer norm", "before attention"),
             replace(G_STEP, name="attention's g"),
             product("the product with qkv_weight", "qkv_weight", weights, "qkv_bias"),
-            StepOf(CORE, self.attention(len(weights), self.core)),
+            StepOf(CORE_STEP, self.attention(len(weights), self.core)),
             *end("attention", "projection_weight", "projection_bias"),
             StepOf(_NORMS[1], norm(weights, 2), "the layer norm", "before the MLP"),
             replace(G_STEP, name="the MLP's g"),
@@ -71,7 +77,7 @@ class KnownLayer:
     def variants(self, weights: Sequence[Weights]) -> Variants:
         """Mistakes of more than one step, or with another step."""
         t = len(weights)
-        no_dropout: dict[str, Do | None] = {CORE: self.attention(t, 1.0)}
+        no_dropout: dict[str, Do | None] = {CORE_STEP: self.attention(t, 1.0)}
         as_core = on_each(lambda y, rank: y * self.core)
         both_as_core = {_drop(name): as_core for name in _BLOCKS}
         biases = repeated_biases("projection_bias", "down_bias")(weights)
@@ -85,7 +91,7 @@ class KnownLayer:
             "dropouts.core is not used: it is core_attention's fourth argument": no_dropout,
             "neither of the dropouts is used": no_dropout | dict.fromkeys(map(_drop, _BLOCKS)),
             "dropouts.core and dropouts.block are swapped: core is for the attention weights": {
-                CORE: self.attention(t, self.block[0]),
+                CORE_STEP: self.attention(t, self.block[0]),
                 **both_as_core,
             },
             **{f"dropouts.core is applied to {name}'s result: {of_core}": {_drop(name): as_core} for name in _BLOCKS},

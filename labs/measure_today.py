@@ -22,9 +22,11 @@ SIZES = {
     "hidden_size": "hidden size (h)",
     "num_attention_heads": "query heads (a)",
     "num_key_value_heads": "key and value heads (k)",
-    "ffn_hidden_size": "width of the gated MLP (f)",
+    "ffn_hidden_size": "width of the gated MLP, or of one expert (f)",
+    "num_experts": "experts (E)",
+    "experts_per_token": "experts that each token takes (κ)",
 }
-ONLY_TODAY = ("num_key_value_heads", "ffn_hidden_size")
+ONLY_TODAY = tuple(SIZES)[4:]
 
 
 @lab
@@ -35,9 +37,18 @@ def main() -> int:
     parser.add_argument("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
     for name, meaning in SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
-    return run_layer_table(
-        parser, LayerTable(shape_from, title, check_today, check_room, measure_today, extras_of_today)
+    parser.add_argument(
+        "--routing",
+        choices=("even", "one-sided"),
+        default="even",
+        help="of a mixture of experts: all alike (default), or every token to the first κ: rank 0 is the fullest",
     )
+    return run_layer_table(parser, LayerTable(shape_from, title, check_today, check_room, measure, extras_of_today))
+
+
+def measure(args, shape, ranks, dtype, on_configuration):
+    """Measure with the routing that the arguments name."""
+    return measure_today(shape, ranks, dtype, on_configuration, args.routing)
 
 
 def shape_from(args):
@@ -54,9 +65,12 @@ def shape_from(args):
 def title(args, shape) -> str:
     """Says what is measured, with the sizes."""
     letters = {"seq_length": "s", "micro_batch_size": "b", "hidden_size": "h", "num_attention_heads": "a",
-               "num_key_value_heads": "k", "ffn_hidden_size": "f"}  # fmt: skip
-    sizes = " ".join(f"{letter}={getattr(shape, name)}" for name, letter in letters.items() if hasattr(shape, name))
-    return f"{'The paper' if args.paper_layer else 'Today'}'s layer: {sizes}"
+               "num_key_value_heads": "k", "ffn_hidden_size": "f", "num_experts": "E", "experts_per_token": "κ"}  # fmt: skip
+    sizes = " ".join(
+        f"{letter}={getattr(shape, name)}" for name, letter in letters.items() if getattr(shape, name, None)
+    )
+    routing = f", {args.routing} routing" if getattr(shape, "num_experts", None) else ""
+    return f"{'The paper' if args.paper_layer else 'Today'}'s layer: {sizes}{routing}"
 
 
 if __name__ == "__main__":

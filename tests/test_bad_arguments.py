@@ -65,6 +65,8 @@ GOOD: dict[str, Any] = {
     "free_outputs": False,
     "short_warmup": True,
     "send_time": 1,
+    "routing": "even",
+    "routed_tokens": 16,
     "exchange": Exchange("all-reduce", "forward", "", 2, 64),
     "exchanges": [Exchange("all-reduce", "forward", "", 2, 64)],
     "configuration": TABLE2[2],
@@ -102,6 +104,8 @@ GOOD: dict[str, Any] = {
 #: Where a name means something else.
 SPECIAL = {
     ("formulas.llama_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24),
+    ("formulas.llama_terms", "routed_tokens"): None,
+    ("formulas.expert_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24, num_experts=4, experts_per_token=2),
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.timeline", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,
@@ -118,7 +122,7 @@ BAD = {
 }
 MAY_BE_EMPTY = {"actions", "ranks", "exchanges", "operations", "rows", "predicted", "measured", "spans"}
 MAY_BE_ZERO = {"pipeline_rank", "rank", "microbatch", "capacity", "fixed_share", "flops", "budget_bytes"}
-MAY_BE_ZERO |= {"payload_bytes", "device_bytes", "send_time"}
+MAY_BE_ZERO |= {"payload_bytes", "device_bytes", "send_time", "routed_tokens"}
 
 
 def good(where):

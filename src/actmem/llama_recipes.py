@@ -1,6 +1,7 @@
 """The tables of today's layers: RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases.
 
-A model that normalises the query and key of each head (Qwen3) keeps them before that norm as well.
+A model that normalises the query and key of each head (Qwen3) keeps them before that norm as well;
+a model with experts keeps who goes to which expert, and the experts' tensors in place of one MLP's.
 Nothing in this file needs torch.
 """
 
@@ -31,6 +32,16 @@ _GATED_MLP = (
     Recipe("up", ("gate and up input",), ("gate and up",)),
     Recipe("down input", ("gate", "up")),
 )
+_EXPERTS = (
+    Recipe("router input", ("norm 2 input",)),
+    Recipe("chosen experts", ("router input",), ("router",)),
+    Recipe("routing weights", ("router input",), ("router",)),
+    Recipe("dispatch order", ("chosen experts",)),
+    Recipe("dispatched weights", ("routing weights", "dispatch order")),
+    Recipe("gate", ("router input", "dispatch order"), ("gate and up",)),
+    Recipe("up", ("router input", "dispatch order"), ("gate and up",)),
+    Recipe("down input", ("gate", "up", "dispatched weights")),
+)
 
 
 def _layer(heads: tuple[Recipe, ...], mlp: tuple[Recipe, ...], statistics: tuple[str, ...]) -> LayerTerms:
@@ -51,12 +62,18 @@ def _layer(heads: tuple[Recipe, ...], mlp: tuple[Recipe, ...], statistics: tuple
     )
 
 
+_HEAD_NORMS = (*_NORMS, "Q norm statistics", "K norm statistics")
 #: Llama's.
 LLAMA_LAYER = _layer(_ROTATED, _GATED_MLP, _NORMS)
 #: Qwen3's.  *elementwise* drops Q and K, which are a norm and a rotation away from what the product made.
-QK_NORM_LAYER = _layer(_NORMALISED, _GATED_MLP, (*_NORMS, "Q norm statistics", "K norm statistics"))
+QK_NORM_LAYER = _layer(_NORMALISED, _GATED_MLP, _HEAD_NORMS)
+#: Mixtral's, and Qwen3's with experts.
+EXPERT_LAYER = _layer(_ROTATED, _EXPERTS, _NORMS)
+QK_NORM_EXPERT_LAYER = _layer(_NORMALISED, _EXPERTS, _HEAD_NORMS)
 
 
 def llama_layer_terms(shape: LlamaShape) -> LayerTerms:
     """The table of the layer of this shape."""
+    if shape.num_experts:
+        return QK_NORM_EXPERT_LAYER if shape.qk_norm else EXPERT_LAYER
     return QK_NORM_LAYER if shape.qk_norm else LLAMA_LAYER

@@ -8,6 +8,8 @@ from typing import Any
 from actmem.checks import ConfigError, check_choice, check_divides, check_size, checked, shown
 from actmem.config import Parallel
 
+_MAY_BE_NONE = ("head_size", "num_experts", "experts_per_token")
+
 
 @dataclass(frozen=True)
 class LlamaShape:
@@ -15,8 +17,8 @@ class LlamaShape:
 
     seq_length (s), micro_batch_size (b), hidden_size (h), num_attention_heads (a),
     num_key_value_heads (k), ffn_hidden_size (f): width of the gated MLP; head_size (d), h/a if None.
-    qk_norm: an RMSNorm over the query and the key of each head.  Raises ConfigError on a size that no
-    layer can have.
+    qk_norm: an RMSNorm over the query and the key of each head.  num_experts (E): MLPs of which each token
+    takes experts_per_token (κ); None: one for all.  Raises ConfigError on a size that no layer can have.
     """
 
     seq_length: int
@@ -27,12 +29,18 @@ class LlamaShape:
     ffn_hidden_size: int
     head_size: int | None = None
     qk_norm: bool = False
+    num_experts: int | None = None
+    experts_per_token: int | None = None
 
     def __post_init__(self) -> None:
         check_choice("qk_norm", self.qk_norm, (False, True))
         for name in self.__dataclass_fields__:
-            if name != "qk_norm" and (name != "head_size" or self.head_size is not None):
+            if name != "qk_norm" and (name not in _MAY_BE_NONE or getattr(self, name) is not None):
                 check_size(name, getattr(self, name))
+        if (self.num_experts is None) != (self.experts_per_token is None):
+            raise ConfigError("experts_per_token", "goes with num_experts: give both or none")
+        if (self.experts_per_token or 0) > (self.num_experts or 0):
+            raise ConfigError("experts_per_token", f"must be at most num_experts = {self.num_experts}")
         a, k = self.num_attention_heads, self.num_key_value_heads
         check_divides("num_attention_heads", a, "num_key_value_heads", k)
         if self.head_size is None:
@@ -50,17 +58,20 @@ class LlamaShape:
         return replace(self, **sizes)
 
 
-def _decoder(h: int, f: int, a: int, k: int, d: int | None = None, qk_norm: bool = False) -> LlamaShape:
-    return LlamaShape(8192, 1, h, a, k, f, d, qk_norm)
+def _decoder(h: int, f: int, a: int, k: int, **options: Any) -> LlamaShape:
+    return LlamaShape(8192, 1, h, a, k, f, **options)
 
 
 #: One layer of each model, at 8,192 tokens.  Sources: each model's published config.json
-#: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B, Qwen/Qwen3-32B), and 2407.21783 table 3.
+#: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B, Qwen/Qwen3-32B and Qwen3-30B-A3B,
+#: mistralai/Mixtral-8x7B-v0.1), and 2407.21783 table 3.
 LLAMA_MODELS = {
     "llama3-8b": _decoder(4096, 14336, 32, 8),
     "llama3-70b": _decoder(8192, 28672, 64, 8),
     "llama3-405b": _decoder(16384, 53248, 128, 8),
-    "qwen3-32b": _decoder(5120, 25600, 64, 8, d=128, qk_norm=True),
+    "qwen3-32b": _decoder(5120, 25600, 64, 8, head_size=128, qk_norm=True),
+    "qwen3-30b-a3b": _decoder(2048, 768, 32, 4, head_size=128, qk_norm=True, num_experts=128, experts_per_token=8),
+    "mixtral-8x7b": _decoder(4096, 14336, 32, 8, num_experts=8, experts_per_token=2),
 }
 #: Small enough for two processes on a laptop; all sizes differ.
 TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)
@@ -80,12 +91,13 @@ def llama_shape(model: str) -> LlamaShape:
 def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
-    t must divide a and f, and s under sequence parallelism.  Of t and k one must divide the other:
+    t must divide a, f or else the number of experts, and s under sequence parallelism.  Of t and k one must divide the other:
     with t > k, t/k ranks hold the same key and value head.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
-    check_divides("ffn_hidden_size", shape.ffn_hidden_size, "tensor_parallel_size", t)
+    shared = "num_experts" if shape.num_experts else "ffn_hidden_size"
+    check_divides(shared, getattr(shape, shared), "tensor_parallel_size", t)
     k = shape.num_key_value_heads
     if k % t and t % k:
         raise ConfigError("num_key_value_heads", f"{k} must divide tensor_parallel_size = {t}, or be divisible by it")

@@ -31,6 +31,7 @@ def test_under_torchrun():
     [
         ["--model", "llama3-405b"],
         ["--model", "qwen3-32b", "--dtype", "float32"],
+        ["--model", "qwen3-30b-a3b", "--routing", "one-sided"],
         ["--paper-layer", "--model", "1T", "--dtype", "float32"],
         ["--seq-length", 64, "--micro-batch-size", 3, "--hidden-size", 48, "--num-attention-heads", 8,
          "--num-key-value-heads", 2, "--ffn-hidden-size", 88],

@@ -11,8 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.checks import ConfigError
 from actmem.config import Parallel
+from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
-from actmem.llama_recipes import LLAMA_LAYER, QK_NORM_LAYER
+from actmem.llama_recipes import llama_layer_terms
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.one_layer import measure_llama
@@ -25,14 +26,21 @@ from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
 #: As Qwen3: a norm over each head's query and key, and heads that are wider than h/a.
 NORMALISED = LlamaShape(12, 3, 32, 8, 2, 40, 6, qk_norm=True)
-SHAPES = {"llama": SHAPE, "qwen3": NORMALISED}
-ALL_TERMS = {"llama": LLAMA_LAYER.recipes, "qwen3": QK_NORM_LAYER.recipes}
+EXPERTS = LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3)
+SHAPES = {
+    "llama": SHAPE,
+    "qwen3": NORMALISED,
+    "mixtral": EXPERTS,
+    "qwen3 with experts": NORMALISED.with_sizes(num_experts=8, experts_per_token=8),
+}
+ALL_TERMS = {kind: llama_layer_terms(shape).recipes for kind, shape in SHAPES.items()}
 MODES = ("none", "selective", "elementwise", "full")
 kinds = pytest.mark.parametrize("kind", SHAPES)
 
 
-def sets(kind):
-    return st.sets(st.sampled_from([recipe.term for recipe in ALL_TERMS[kind]])) | st.sampled_from(MODES)
+def sets(shape):
+    terms = [recipe.term for recipe in llama_layer_terms(shape).recipes]
+    return st.sets(st.sampled_from(terms)) | st.sampled_from(MODES)
 
 
 def plain(x, weights, shape):
@@ -60,8 +68,19 @@ def plain(x, weights, shape):
     context = torch.einsum("basu,ubad->sbad", scores.softmax(-1), value).reshape(s, b, a * d)
     x = x + context @ weights["attention.projection"].t()
     y = norm(x, weights["norm2.weight"])
-    gated = F.silu(y @ weights["mlp.gate"].t()) * (y @ weights["mlp.up"].t())
-    return x + gated @ weights["mlp.down"].t()
+
+    def mlp(gate, up, down):
+        return (F.silu(y @ gate.t()) * (y @ up.t())) @ down.t()
+
+    three = [weights[f"mlp.{name}"] for name in ("gate", "up", "down")]
+    if not shape.num_experts:
+        return x + mlp(*three)
+    scores, experts = (y @ weights["mlp.router.weight"].t()).topk(shape.experts_per_token, -1)
+    shares = scores.softmax(-1)
+    for expert in range(shape.num_experts):  # every expert on every token
+        share = (shares * (experts == expert)).sum(-1, keepdim=True)
+        x = x + share * mlp(*(weight[expert] for weight in three))
+    return x
 
 
 def whole_weights(shape):
@@ -94,13 +113,15 @@ def largest_error(shape, recompute, sequence_parallel=False, group=None):
     pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
     for name, parameter in layer.named_parameters():
         pairs.append((parameter.grad, own_part(whole[name].grad, parameter, tp)))
-    assert len(pairs) == 2 + 9 + 2 * shape.qk_norm
+    assert len(pairs) == 2 + 9 + 2 * shape.qk_norm + bool(shape.num_experts)
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 
 
-def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16):
-    predicted = llama_rows(shape, Parallel(tp.size, tp.sequence_parallel), recompute, dtype.itemsize)
-    comparison = compare(predicted, measure_llama(shape, tp, recompute, dtype=dtype))
+def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, routing="even"):
+    parallel = Parallel(tp.size, tp.sequence_parallel)
+    routed = forced_routed_tokens(shape, parallel, routing, tp.rank) if shape.num_experts else None
+    predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed)
+    comparison = compare(predicted, measure_llama(shape, tp, recompute, dtype=dtype, routing=routing))
     return "" if comparison.exact else comparison.describe()
 
 
@@ -141,13 +162,16 @@ def test_in_a_subgroup(pools, kind):
 def llama_shapes(draw):
     k, groups, half = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 8))
     sizes = [draw(st.integers(1, top)) for top in (24, 3, 40, 60)]
-    return LlamaShape(sizes[0], sizes[1], sizes[2], k * groups, k, sizes[3], 2 * half, draw(st.booleans()))
+    experts = draw(st.none() | st.integers(1, 6))
+    taken = None if experts is None else draw(st.integers(1, experts))
+    s, b, h, f = sizes
+    return LlamaShape(s, b, h, k * groups, k, f, 2 * half, draw(st.booleans()), experts, taken)
 
 
 @settings(max_examples=30, deadline=None)
 @given(llama_shapes(), st.data(), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
 def test_bytes_of_any_shape_and_set(shape, data, dtype):
-    recompute = data.draw(sets("qwen3" if shape.qk_norm else "llama"))
+    recompute = data.draw(sets(shape))
     assert differences(shape, recompute, dtype=dtype) == ""
 
 
@@ -161,7 +185,7 @@ def flash_flops(q, k, v, *rest, out_shape=None, **options):
 
 
 def each_kind_with_a_set():
-    return st.sampled_from(list(SHAPES)).flatmap(lambda kind: st.tuples(st.just(kind), sets(kind)))
+    return st.sampled_from(list(SHAPES)).flatmap(lambda kind: st.tuples(st.just(kind), sets(SHAPES[kind])))
 
 
 @settings(max_examples=30, deadline=None)
@@ -190,11 +214,14 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
 @pytest.mark.parametrize("model", LLAMA_MODELS)
 def test_named_shapes_are_exact_on_emulated_ranks(model, dtype):
     shape = llama_shape(model)
-    for t in (1, 2, 4, 8, 16):
+    routings = ("even", "one-sided") if shape.num_experts else ("even",)
+    sizes = [t for t in (1, 2, 4, 8, 16) if (shape.num_experts or t) % t == 0]
+    assert sizes[3:] == ([8] if model == "mixtral-8x7b" else [8, 16])
+    for t in sizes:
         with emulated_rank(t):
-            for sequence_parallel, mode in itertools.product((False, True), MODES):
+            for sequence_parallel, mode, routing in itertools.product((False, True), MODES, routings):
                 tp = tensor_parallel(sequence_parallel=sequence_parallel)
-                assert differences(shape, mode, tp, dtype) == "", (model, t, mode)
+                assert differences(shape, mode, tp, dtype, routing) == "", (model, t, mode, routing)
 
 
 def test_the_two_floors():

@@ -6,8 +6,9 @@ and with them the reason for selective recomputation.  ``e`` is the size of one 
 
 from __future__ import annotations
 
-from actmem.checks import checked
+from actmem.checks import ConfigError, checked
 from actmem.config import Parallel
+from actmem.formulas.expert_terms import expert_mlp_rows
 from actmem.llama_recipes import llama_layer_terms
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.recipes import Recompute
@@ -19,7 +20,11 @@ FLOAT32 = 4
 
 @checked
 def llama_rows(
-    shape: LlamaShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
+    shape: LlamaShape,
+    parallel: Parallel = Parallel(),
+    recompute: Recompute | str = "none",
+    element_size: int = 2,
+    routed_tokens: int | None = None,
 ) -> list[Row]:
     """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.
 
@@ -27,6 +32,7 @@ def llama_rows(
     8sbh + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise).  Under sequence
     parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
+    routed_tokens: of experts, see ``expert_mlp_rows``.
     Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
     """
     check_llama_ranks(shape, parallel)
@@ -44,11 +50,18 @@ def llama_rows(
         Row("attention projection input", e * s * b * a * d // t, t, "attention and projection"),
         Row("norm 2 input", e * s * b * h // whole, whole, "RMSNorm"),
         Row("norm 2 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
-        Row("gate and up input", e * s * b * h // whole, whole, "gate and up products"),
-        Row("gate", e * s * b * f // t, t, "SwiGLU"),
-        Row("up", e * s * b * f // t, t, "SwiGLU"),
-        Row("down input", e * s * b * f // t, t, "down product"),
     ]
+    if shape.num_experts:
+        rows += expert_mlp_rows(shape, parallel, element_size, routed_tokens)
+    elif routed_tokens is not None:
+        raise ConfigError("routed_tokens", "this layer has no experts")
+    else:
+        rows += [
+            Row("gate and up input", e * s * b * h // whole, whole, "gate and up products"),
+            Row("gate", e * s * b * f // t, t, "SwiGLU"),
+            Row("up", e * s * b * f // t, t, "SwiGLU"),
+            Row("down input", e * s * b * f // t, t, "down product"),
+        ]
     dropped = llama_layer_terms(shape).dropped(recompute)
     return [row for row in rows if row.term not in dropped]
 
@@ -75,17 +88,21 @@ def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
 def llama_products(shape: LlamaShape) -> dict[str, int]:
     """FLOPs of each product of one layer's forward pass over all ranks, named as in ``recipes``.
 
-    Attention counts all s² scores, as 2205.05198 appendix A does.
+    Attention counts all s² scores, as 2205.05198 appendix A does.  The router's counts once, also where every
+    rank runs it on every token.
     """
     tokens, h, a, d = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads, shape.d
     pairs = 2 * tokens * shape.seq_length * a * d
+    f, taken = shape.ffn_hidden_size, shape.experts_per_token or 1
+    router = {"router": 2 * tokens * h * shape.num_experts} if shape.num_experts else {}
     return {
         "QKV projection": 2 * tokens * h * (a + 2 * shape.num_key_value_heads) * d,
         "QKᵀ": pairs,
         "attention over V": pairs,
         "attention projection": 2 * tokens * a * d * h,
-        "gate and up": 4 * tokens * h * shape.ffn_hidden_size,
-        "down": 2 * tokens * h * shape.ffn_hidden_size,
+        **router,
+        "gate and up": 4 * tokens * taken * h * f,
+        "down": 2 * tokens * taken * h * f,
     }
 
 

@@ -17,6 +17,7 @@ from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
 from actmem.today.llama import LlamaLayer
+from actmem.today.moe import Routing
 
 
 class LedgerMismatch(RuntimeError):
@@ -61,9 +62,10 @@ def measure_llama(
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
+    routing: Routing = "even",
 ) -> list[Row]:
-    """The same for one of today's layers."""
-    layer = LlamaLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    """The same for one of today's layers.  routing: of its experts, without their router's scores by default."""
+    layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, device=device, dtype=dtype)
     return _confirmed(layer, lambda: layer_input(shape, tp, device, dtype), llama_term_name)
 
 

@@ -15,7 +15,7 @@ from actmem import keep
 from actmem.measure.ledger import SavedTensor
 from actmem.parallel import linear, vocab
 from actmem.rows import Row
-from actmem.today import fused
+from actmem.today import expert_ops, fused
 
 _LINEAR_INPUT = (linear.FUNCTIONS["column_parallel"].__name__, "linear")
 _KEEP = keep.FUNCTIONS["keep"].__name__
@@ -87,6 +87,8 @@ def _core_term(op: str, argument: str) -> str:
 
 
 _NORM, _COLUMNS, _ROWS, _SWIGLU = (fused.FUNCTIONS[name].__name__ for name in ("rms_norm", "columns", "rows", "swiglu"))
+_WEIGHTS, _TO_EXPERTS = (expert_ops.FUNCTIONS[name].__name__ for name in ("routing_weights", "to_experts"))
+_EXPERT_SWIGLU, _EXPERT_ROWS = (expert_ops.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
 _ATTENTION = "scaled_dot_product_attention"
 #: Today's layer: module, operation, argument (none: made by the operation) → term.
 _LLAMA_TERMS = {
@@ -101,6 +103,14 @@ _LLAMA_TERMS = {
     ("mlp", _SWIGLU, "0"): "gate",
     ("mlp", _SWIGLU, "1"): "up",
     ("mlp", _ROWS, "0"): "down input",
+    ("router", _ROWS, "0"): "router input",
+    ("mlp", _WEIGHTS, ""): "routing weights",
+    ("mlp", _WEIGHTS, "1"): "chosen experts",
+    ("mlp", _TO_EXPERTS, "1"): "dispatch order",
+    ("mlp", _EXPERT_SWIGLU, "0"): "gate",
+    ("mlp", _EXPERT_SWIGLU, "1"): "up",
+    ("mlp", _EXPERT_SWIGLU, "2"): "dispatched weights",
+    ("mlp", _EXPERT_ROWS, "0"): "down input",
     ("", _KEEP, "1"): "norm 1 input",  # a checkpoint of the whole layer
 }
 

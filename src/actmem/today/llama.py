@@ -22,16 +22,17 @@ from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fre
 from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
 from actmem.today.fused import columns, rms_norm, rotate, rows, swiglu
+from actmem.today.moe import ExpertMLP, Routing
 from actmem.today.replicas import key_value_group, mark_replicas
 
 
 class LlamaLayer(nn.Module):
-    """x + attention(norm(x)), then the same with the gated MLP.
+    """x + attention(norm(x)), then the same with the gated MLP, or several as experts.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
     formulas.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
-    the weights; as for model.layer.TransformerLayer.  Raises ConfigError if t ranks can't share the
+    the weights; as for model.layer.TransformerLayer.  routing: of the experts, see ``moe``.  Raises ConfigError if t ranks can't share the
     layer, or on a longer sequence.
     """
 
@@ -42,6 +43,7 @@ class LlamaLayer(nn.Module):
         *,
         recompute: Recompute | str | Iterable[str] = "none",
         seed: int | None = None,
+        routing: Routing = "learned",
         **factory,
     ):
         super().__init__()
@@ -53,7 +55,13 @@ class LlamaLayer(nn.Module):
         self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)
         self.attention = GroupedQueryAttention(shape, tp, seed=child_seed(seed, "attention"), **factory)
         self.norm2 = RMSNorm(shape.hidden_size, tp, **factory)
-        self.mlp = GatedMLP(shape, tp, seed=child_seed(seed, "mlp"), **factory)
+        seed = child_seed(seed, "mlp")
+        self.mlp: GatedMLP | ExpertMLP
+        if shape.num_experts:
+            self.mlp = ExpertMLP(shape, tp, seed=seed, routing=routing, **factory)
+        else:
+            self.mlp = GatedMLP(shape, tp, seed=seed, **factory)
+        self.mlp_input = "router input" if shape.num_experts else "gate and up input"
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1)
@@ -69,7 +77,7 @@ class LlamaLayer(nn.Module):
             x = terms.input("norm 1 input", x)
             y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
             x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
-            y = terms("gate and up input", self.norm2, x, also="norm 2 statistics")
+            y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
             return x + self.mlp(y, terms)
 
 

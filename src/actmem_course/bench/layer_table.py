@@ -28,7 +28,7 @@ class LayerTable:
 
     shape_from(args), title(args, shape): of the command line.  check(shape, t): raises ConfigError if t
     ranks can't measure it.  check_memory(shape, element_size, ranks_here, memory_bytes): raises it if
-    real tensors don't fit.  measure(shape, ranks, dtype, on_configuration): this rank's results.
+    real tensors don't fit.  measure(args, shape, ranks, dtype, on_configuration): this rank's results.
     extras(shape, ranks, element_size): the rows that the formulas leave out, with their reasons.
     """
 
@@ -36,7 +36,7 @@ class LayerTable:
     title: Callable[[argparse.Namespace, Any], str]
     check: Callable[[Any, int], None]
     check_memory: Callable[[Any, int, int, int], None]
-    measure: Callable[[Any, Ranks, torch.dtype, Callable], list[Table2Result]]
+    measure: Callable[[argparse.Namespace, Any, Ranks, torch.dtype, Callable], list[Table2Result]]
     extras: Callable[[Any, Ranks, int], list[Row]]
 
 
@@ -62,7 +62,7 @@ def run_layer_table(parser: LabParser, table: LayerTable) -> int:
         screen = Console(stderr=True, quiet=here.rank > 0)
         with screen.status("measuring") as status:
             own = table.measure(
-                shape, here, getattr(torch, args.dtype), lambda row: status.update(f"measuring {row.name}")
+                args, shape, here, getattr(torch, args.dtype), lambda row: status.update(f"measuring {row.name}")
             )
         results = [result for of_rank in here.gather(own) for result in of_rank]
         if here.rank == 0:

@@ -10,12 +10,14 @@ import torch.distributed as dist
 
 from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.activations import layer_rows
+from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.measure.one_layer import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 from actmem.rows import Row, compare, total
+from actmem.today.moe import Routing
 from actmem_course.bench.measure_table2 import check_fits, check_memory
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
@@ -66,7 +68,8 @@ def check_room(shape: ModelShape | LlamaShape, element_size: int, ranks_here: in
         check_memory(shape, element_size, ranks_here, memory_bytes)
         return
     heads = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.d
-    weights = shape.hidden_size * (heads + 3 * shape.ffn_hidden_size)
+    experts = shape.num_experts or 1
+    weights = shape.hidden_size * (heads + 3 * shape.ffn_hidden_size * experts + experts * (experts > 1))
     each = total(llama_rows(shape, element_size=element_size)) + element_size * weights
     check_fits(each, ranks_here, memory_bytes)
 
@@ -83,11 +86,18 @@ def extras_of_today(shape: ModelShape | LlamaShape, ranks: Ranks, element_size: 
 
 
 def predictions(
-    shape: ModelShape | LlamaShape, parallel: Parallel, recompute: str, element_size: int, device_type: str
+    shape: ModelShape | LlamaShape,
+    parallel: Parallel,
+    recompute: str,
+    element_size: int,
+    device_type: str,
+    routing: Routing = "even",
+    rank: int = 0,
 ) -> tuple[list[Row], list[Row]]:
-    """The formula's rows, and those that it leaves out."""
+    """The formula's rows, and those that it leaves out.  rank: of the ranks that share the layer's experts."""
     if isinstance(shape, LlamaShape):
-        return llama_rows(shape, parallel, recompute, element_size), []
+        routed = forced_routed_tokens(shape, parallel, routing, rank) if shape.num_experts else None
+        return llama_rows(shape, parallel, recompute, element_size, routed), []
     rows = layer_rows(shape, parallel, recompute, element_size)
     return rows, layer_extra_rows(shape, parallel, recompute, element_size, device_type)
 
@@ -97,8 +107,9 @@ def measure_today(
     ranks: Ranks,
     dtype: torch.dtype,
     on_configuration: Callable[[TodayConfiguration], None] = lambda configuration: None,
+    routing: Routing = "even",
 ) -> list[Table2Result]:
-    """This rank's results, in the order of CONFIGURATIONS.  Every rank must call it."""
+    """This rank's results, in the order of CONFIGURATIONS.  Every rank must call it.  routing: of experts, forced."""
     results = []
     for configuration in CONFIGURATIONS:
         on_configuration(configuration)
@@ -106,10 +117,14 @@ def measure_today(
         form = FORMS.get(configuration.sharing, {})
         tp = TensorParallel(**form) if parallel.tensor_parallel_size == 1 else tensor_parallel(dist.group.WORLD, **form)
         if isinstance(shape, LlamaShape):
-            measured = measure_llama(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
+            measured = measure_llama(
+                shape, tp, configuration.recompute, device=ranks.device, dtype=dtype, routing=routing
+            )
         else:
             measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
-        predicted, extra = predictions(shape, parallel, configuration.recompute, dtype.itemsize, ranks.device)
+        predicted, extra = predictions(
+            shape, parallel, configuration.recompute, dtype.itemsize, ranks.device, routing, tp.rank
+        )
         comparison = compare(predicted + extra, measured)
         sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
         results.append(

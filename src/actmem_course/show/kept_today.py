@@ -20,12 +20,16 @@ _KINDS = {
     "norm inputs": ("layer-norm input", ("norm 1 input", "norm 2 input")),
     "inputs of linears": (
         "input of a linear",
-        ("QKV projection input", "attention projection input", "gate and up input", "down input"),
+        ("QKV projection input", "attention projection input", "gate and up input", "router input", "down input"),
     ),
     "Q, K, V": ("Q, K, V", ("Q", "K", "V")),
     "gate and up": ("GeLU input", ("gate", "up")),
     "log-sum-exp": ("softmax", ("log-sum-exp",)),
     "Q, K before their norms": ("layer-norm input", ("Q before its norm", "K before its norm")),
+    "who goes to which expert": (
+        "dropout mask",
+        ("chosen experts", "routing weights", "dispatch order", "dispatched weights"),
+    ),
     "statistics": ("extra", tuple(f"{name} statistics" for name in ("norm 1", "norm 2", "Q norm", "K norm"))),
 }
 

@@ -9,7 +9,7 @@ from actmem_course.show.drawing import Axis, Drawing
 from actmem_course.show.style import BLUE, GREEN, VERMILION, Fill, axis_end, size_text
 
 _FILLS = {"norm": Fill(GREEN, "/"), "attention": Fill(BLUE, ""), "MLP": Fill(VERMILION, "x")}
-_MLP = ("gate", "up", "down")
+_MLP = ("gate", "up", "down", "router", "chosen", "routing", "dispatch", "dispatched")
 
 
 def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:

@@ -1,0 +1,100 @@
+"""Experts: what a real router sends where, bytes on the fullest rank, and the wrong sizes."""
+
+import pytest
+import torch
+
+from actmem.checks import ConfigError
+from actmem.config import Parallel
+from actmem.formulas.expert_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
+from actmem.formulas.llama_terms import llama_rows
+from actmem.llama_shape import LlamaShape, llama_shape
+from actmem.measure.census import census
+from actmem.measure.one_layer import layer_rows_of
+from actmem.measure.term_names import llama_term_name
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import by_term, compare, total
+from actmem.today.llama import LlamaLayer
+from actmem.today.moe import ExpertMLP
+
+SHAPE = LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3)
+
+
+def learned(recompute, sequence_parallel, members=None):
+    """What differs from the formula with the router's own choice, and the pairs that this rank's experts took."""
+    group = torch.distributed.new_group(members) if members else None
+    if members and torch.distributed.get_rank() not in members:
+        return "", 0, 0
+    tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
+    layer = LlamaLayer(SHAPE, tp, recompute=recompute, seed=4, dtype=torch.bfloat16)
+    assert isinstance(layer.mlp, ExpertMLP)
+    s = 12 // tp.size if sequence_parallel else 12
+    generator = torch.Generator().manual_seed(6 + tp.rank * sequence_parallel)
+    x = torch.randn(s, 3, 32, generator=generator).to(torch.bfloat16).requires_grad_()
+    measured = layer_rows_of(layer, x, llama_term_name)
+    predicted = llama_rows(SHAPE, Parallel(tp.size, sequence_parallel), recompute, 2, layer.mlp.routed_tokens)
+    comparison = compare(predicted, measured)
+    assert census(layer, lambda: x) == total(measured)
+    before = layer.mlp.routed_tokens
+    layer(x).sum().backward()
+    assert torch.isfinite(layer.mlp.gate.grad).all() and x.grad.abs().sum() > 0
+    return "" if comparison.exact else comparison.describe(), before, total(measured)
+
+
+@pytest.mark.parametrize("recompute", ["none", "elementwise"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("size", "members"), [(2, None), (4, None), (4, [3, 1])])
+def test_the_routers_own_choice(pools, size, members, sequence_parallel, recompute):
+    found = pools[size].run(learned, recompute, sequence_parallel, members)
+    assert [wrong for wrong, _, _ in found] == [""] * size
+    routed = [pairs for _, pairs, _ in found]
+    assert sum(routed) == 12 * 3 * 3 and len(set(routed)) > 1  # none dropped, and not even
+    held = [kept for _, _, kept in found]
+    assert held.index(max(held)) == routed.index(max(routed))
+
+
+def test_the_fullest_rank_of_a_named_shape():
+    shape = llama_shape("mixtral-8x7b")
+    tokens, parallel = 8192, Parallel(8, True)
+    even = by_term(expert_mlp_rows(shape, parallel))
+    worst = by_term(expert_mlp_rows(shape, parallel, routed_tokens=most_routed_tokens(shape, parallel)))
+    assert most_routed_tokens(shape, parallel) == tokens  # one expert a rank
+    assert worst["gate"] == 4 * even["gate"] == 2 * tokens * 14336  # two experts of eight: R = sb, not sb/4
+    assert {term for term in even if even[term] != worst[term]} == {"gate", "up", "down input", "dispatched weights"}
+    assert forced_routed_tokens(shape, parallel, "one-sided", 0) == tokens
+    assert forced_routed_tokens(shape, parallel, "one-sided", 2) == 0
+
+
+def test_the_ranks_shares_add_up():
+    for t, sequence_parallel in [(1, False), (2, True), (4, False), (4, True)]:
+        parallel = Parallel(t, sequence_parallel)
+        for routing in ("even", "one-sided"):
+            shares = [forced_routed_tokens(SHAPE, parallel, routing, rank) for rank in range(t)]
+            assert sum(shares) == 12 * 3 * 3 and max(shares) <= most_routed_tokens(SHAPE, parallel)
+
+
+def test_closed_form():
+    s, b, h, f, taken = 12, 3, 32, 40, 3
+    pairs = s * b * taken
+    for t in (1, 2, 4):
+        whole = 2 * s * b * h + 20 * pairs + 4 * pairs + 6 * pairs * f
+        assert total(expert_mlp_rows(SHAPE, Parallel(t, True))) == whole // t
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: SHAPE.with_sizes(experts_per_token=9), "experts_per_token: must be at most num_experts = 8"),
+        (lambda: SHAPE.with_sizes(num_experts=None), "experts_per_token: goes with num_experts"),
+        (lambda: SHAPE.with_sizes(num_experts=0), "num_experts: must be at least 1, got 0"),
+        (
+            lambda: LlamaLayer(SHAPE.with_sizes(num_experts=6), TensorParallel(None, 4, 0)),
+            "num_experts: 6 must be divisible by tensor_parallel_size = 4",
+        ),
+        (lambda: expert_mlp_rows(SHAPE, routed_tokens=109), "routed_tokens: must be at most 108, got 109"),
+        (lambda: llama_rows(llama_shape("llama3-8b"), routed_tokens=1), "routed_tokens: this layer has no experts"),
+        (lambda: LlamaLayer(SHAPE, recompute={"gate and up input"}), "recompute: 'gate and up input' is no term"),
+    ],
+)
+def test_refuses(make, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        make()

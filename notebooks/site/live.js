@@ -22,6 +22,37 @@ const make = (tag, attributes = {}, ...children) => {
   return node;
 };
 
+const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ").reduce((lines, word) => {
+  const last = lines.at(-1);
+  if (last !== undefined && `${last} ${word}`.length <= letters) lines[lines.length - 1] = `${last} ${word}`;
+  else lines.push(word);
+  return lines;
+}, []).join("<br>")).join("<br>");
+// Plotly neither wraps nor shrinks words beside an axis: on a narrow page they leave no room, or run out of it.
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 130;
+const fitted = (data, layout, width) => {
+  if (width >= NARROW) return layout;
+  const fit = { ...layout };
+  const names = [...new Set(data.flatMap(({ orientation, y }) => orientation === "h" ? y ?? [] : []))].filter((name) => typeof name === "string");
+  let left = layout.margin?.l ?? 60;
+  if (names.length && !layout.yaxis?.ticktext) {
+    const room = (layout.height - SIDES) / names.length;  // of one bar: two lines of words or one
+    const words = names.map((name) => room < 2 * LINE ? name : wrap(name, 16));
+    left = LETTER * Math.max(...words.flatMap((text) => text.split("<br>")).map((line) => line.length));
+    fit.yaxis = { ...layout.yaxis, tickmode: "array", tickvals: names, ticktext: words };
+  }
+  let lines = 1;
+  for (const [name, axis] of Object.entries(layout)) {
+    if (!/^xaxis\d*$/.test(name) || !axis.title?.text) continue;
+    const [from, to] = axis.domain ?? [0, 1];
+    const text = wrap(axis.title.text, Math.max(12, Math.floor((width - Math.max(left, 60)) * (to - from) / LETTER)));
+    fit[name] = { ...axis, title: { ...axis.title, text } };
+    lines = Math.max(lines, text.split("<br>").length);
+  }
+  const more = LINE * (lines - 1);
+  return { ...fit, height: layout.height + more, margin: { ...layout.margin, b: (layout.margin?.b ?? layout.template.layout.margin.b) + more } };
+};
+
 // One worker for the page; answers come in the order of the questions.
 class Python {
   constructor(cells) {
@@ -96,7 +127,8 @@ class Figure {
       title.innerHTML = lines.replaceAll("<br>", " ");
       plot.setAttribute("aria-label", alt);
       const top = 24, cut = (layout.margin?.t ?? layout.template.layout.margin.t) - top;
-      await Plotly.react(plot, data, { ...layout, title: undefined, height: layout.height - cut, margin: { ...layout.margin, t: top } }, config);
+      const bare = { ...layout, title: undefined, height: layout.height - cut, margin: { ...layout.margin, t: top } };
+      await Plotly.react(plot, data, fitted(data, bare, this.place.clientWidth), config);
       if (first) new ResizeObserver(() => this.resize()).observe(plot.parentElement);
     }
     if (this.nodes.length) this.place.dataset.drawn = "true";

@@ -135,6 +135,17 @@ def reader(browser, address):
     reader.context.close()
 
 
+#: Axis titles that end outside of their figure, where nobody can read them.
+CUT = """
+() => [...document.querySelectorAll(".actmem-plot")].flatMap((plot) => {
+  const box = plot.getBoundingClientRect();
+  return [...plot.querySelectorAll("[class^=g-x] text")]
+    .filter((text) => text.getBoundingClientRect().right > box.right + 1 || text.getBoundingClientRect().left < box.left - 1)
+    .map((text) => text.textContent);
+})
+"""
+
+
 def no_sideways(page):
     width, inner = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
     assert width <= inner, "the page scrolls sideways"

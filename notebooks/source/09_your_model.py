@@ -17,12 +17,16 @@ from torch import nn
 
 import actmem
 from actmem.__main__ import main
+from actmem.config import ModelShape
+from actmem.formulas.layer_peak import layer_moments, layer_peak_rows
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape
 from actmem.measure.diagnosis import findings
 from actmem.measure.ledger_tables import readable_size
+from actmem.measure.one_layer import measure_layer_peak
 from actmem.measure.record_command import as_dict
 from actmem.measure.solve import formula_text, solve_formula
+from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
 from actmem_course.show.choices import choice, slider
 from actmem_course.show.llama_bars import llama_bars
@@ -293,7 +297,27 @@ print(f"peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}")
 print(text_table(["kind", "bytes"], [[kind, f"{size:,}"] for kind, size in bill.by_kind().items()]))
 
 # %% [markdown]
-# The layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
+# Can the peak be predicted too? For the paper's layer of chapters 2 to 5 it can, in every mode: write down what each operation of
+# forward and backward makes, and what is freed after it, and take the fullest moment. **Predict:** which modes lower the peak of
+# this one layer?
+
+# %%
+paper = ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
+lines = []
+for mode in RECOMPUTE_MODES:
+    moments = layer_moments(paper, recompute=mode)
+    fullest, _ = max(moments, key=lambda moment: total(moment[1]))
+    predicted, measured = total(layer_peak_rows(paper, recompute=mode)), measure_layer_peak(paper, recompute=mode).peak_bytes
+    assert predicted == measured
+    mean = sum(total(rows) for _, rows in moments) / len(moments)
+    lines.append([mode, f"{predicted:,}", measured - predicted, fullest, f"{mean:,.3f}"])
+print(text_table(["mode", "peak bytes", "difference", "fullest operation", "mean bytes"], lines))
+
+# %% [markdown]
+# Full recomputation makes everything again before backward begins, so one layer alone peaks no lower: it pays when many layers
+# wait. The others make the core again only after the MLP's tensors are gone.
+#
+# The Llama layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
 
 # %%
 lines = []

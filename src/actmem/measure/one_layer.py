@@ -11,7 +11,9 @@ from actmem.config import ModelShape
 from actmem.llama_shape import LlamaShape
 from actmem.measure.census import census
 from actmem.measure.ledger import SavedTensor, record
+from actmem.measure.step_bill import StepBill
 from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
+from actmem.measure.whole_step import watch_step
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
@@ -75,3 +77,37 @@ def _confirmed(layer: nn.Module, make_input: Callable[[], Tensor], name: Callabl
     if counted != total(rows):
         raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")
     return rows
+
+
+def measure_layer_peak(
+    shape: ModelShape,
+    tp: TensorParallel = TensorParallel(),
+    recompute: Recompute | str = "none",
+    *,
+    device: str = "cpu",
+    dtype: torch.dtype = torch.bfloat16,
+) -> StepBill:
+    """The bill of one layer's forward and backward, as between two others.
+
+    Its input is the caller's, and so is the gradient of its input at the end.  The gradient of its
+    output comes when backward begins, and goes when nothing reads it any more.
+    """
+    layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    x = layer_input(shape, tp, device, dtype)
+    with watch_step(layer, None, x) as bill:
+        end = _NextLayer.apply(layer(x))
+        end.backward(end.detach())
+    return bill
+
+
+class _NextLayer(torch.autograd.Function):
+    """Holds nothing, and gives back a gradient."""
+
+    @staticmethod
+    def forward(ctx, y: Tensor) -> Tensor:
+        ctx.shape = y.shape
+        return y.new_empty(0)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        return grad.new_empty(ctx.shape)

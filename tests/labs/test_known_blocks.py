@@ -8,7 +8,14 @@ import torch.nn.functional as F
 
 from actmem_course.judge.lab_checks import lab3_layer
 from actmem_course.judge.lab_checks.blocks import Block
-from actmem_course.judge.lab_checks.known_blocks import attention_program, attention_variants, mlp_program, mlp_variants
+from actmem_course.judge.lab_checks.known_blocks import (
+    attention_program,
+    attention_variants,
+    column_program,
+    mlp_program,
+    mlp_variants,
+    row_program,
+)
 from actmem_course.judge.lab_checks.known_layer import KnownLayer
 from actmem_course.judge.lab_checks.lab3_layer import BLOCK_FACTORS, CORE_FACTOR, HEAD_SIZE, Scaling
 from actmem_course.pieces import (
@@ -101,3 +108,28 @@ def test_every_variant_changes_a_step_that_is_there_and_the_result(case):
     right = block.right()[0][0]
     for diagnosis in variants:
         assert made[diagnosis].shape == right.shape and not torch.allclose(made[diagnosis], right), diagnosis
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize("rows", [False, True])
+def test_the_ranks_steps_together_are_the_uncut_linear(rows, t):
+    torch.manual_seed(5)
+    x, w, bias = (torch.randn(*sizes, dtype=torch.float64).requires_grad_() for sizes in ((S, B, 8), (12, 8), (12,)))
+    upstream = torch.randn(S, B, 12, dtype=torch.float64)
+    y = F.linear(x, w, bias)
+    y.backward(upstream)
+    if rows:
+        parts = [{"weight": own, "bias": bias} for own in w.chunk(t, 1)]
+        block = Block(x.chunk(t, -1), parts, [upstream] * t, row_program)
+    else:
+        parts = [{"weight": own, "bias": c} for own, c in zip(w.chunk(t), bias.chunk(t))]
+        block = Block([x] * t, parts, upstream.chunk(t, -1), column_program)
+    results, gradients = zip(*block.right())
+    of = {name: [own[name] for own in gradients] for name in ("x", "weight", "bias")}
+    found = (
+        (results[-1], torch.cat(of["x"], -1), torch.cat(of["weight"], 1), of["bias"][-1])
+        if rows
+        else (torch.cat(results, -1), of["x"][-1], torch.cat(of["weight"]), torch.cat(of["bias"]))
+    )
+    for one, wanted in zip(found, (y.detach(), x.grad, w.grad, bias.grad)):
+        torch.testing.assert_close(one, wanted, rtol=0, atol=1e-10)

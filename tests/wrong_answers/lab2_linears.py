@@ -21,7 +21,7 @@ def column_with_f_bar(x, weight, bias, group):
     return F.linear(f_bar(x, group), weight, bias)
 
 
-@planted(LAB, "2.3", r"lacks the bias")
+@planted(LAB, "2.3", r"bias is missing: it belongs after the linear, once")
 def column_without_bias(x, weight, bias, group):
     return F.linear(f(x, group), weight)
 
@@ -57,12 +57,12 @@ def row_with_bias_on_every_rank(x, weight, bias, group):
     return f_bar(F.linear(x, weight, bias), group)
 
 
-@planted(LAB, "2.4", r"this rank's part only: .*f_bar")
+@planted(LAB, "2.4", r"f_bar is missing: it belongs right after the row-parallel product")
 def row_without_f_bar(x, weight, bias, group):
     return F.linear(x, weight, bias)
 
 
-@planted(LAB, "2.4", r"lacks the bias")
+@planted(LAB, "2.4", r"bias is missing: it belongs after the sum over the ranks, once")
 def row_without_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight), group)
 

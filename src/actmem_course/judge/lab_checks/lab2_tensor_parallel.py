@@ -91,131 +91,93 @@ def check_column_parallel_linear(b: Bench) -> None:
     function, t = b["column_parallel_linear"], b.size
     x, weight, bias = b.random(4, 3, 6, seed=5), b.random(5 * t, 6, seed=6), b.random(5 * t, seed=7)
     upstream = b.shards(b.random(4, 3, 5 * t, seed=8), dim=2)
-    own_weight, own_bias, own = b.shards(weight)[b.rank], b.shards(bias)[b.rank], upstream[b.rank]
-    everyone = [{"weight": w, "bias": c} for w, c in zip(b.shards(weight), b.shards(bias))]
-    block = Block([x] * t, everyone, upstream, column_program, scaled_biases("bias"))
-    y = x @ own_weight.t()
+    weights = [{"weight": w, "bias": c} for w, c in zip(b.shards(weight), b.shards(bias))]
+    block = Block([x] * t, weights, upstream, column_program, scaled_biases("bias"))
+    own, right = weights[b.rank], block.right()
+    result, gradients = right[b.rank]
     passes = run_passes(
         b,
         function,
-        {"x": x, "weight": own_weight, "bias": own_bias},
+        {"x": x, **own},
         (b.group,),
-        expected=y + own_bias,
-        upstream=own,
+        expected=result,
+        upstream=upstream[b.rank],
         mistakes={
-            "the result lacks the bias": y,
             "the result is gathered from all ranks: return this rank's [s, b, out/t], which is just what the "
-            "row-parallel linear after it takes": x @ weight.t() + bias,
+            "row-parallel linear after it takes": torch.cat([y for y, _ in right], -1),
             "the result is summed over the ranks: they hold different output features, so there is nothing to add up": summed(
-                x @ w.t() + c for w, c in zip(b.shards(weight), b.shards(bias))
+                y for y, _ in right
             ),
             "x is summed over the ranks on its way in: every rank holds the same x, so it must enter through f, not f_bar": t
-            * y
-            + own_bias,
+            * (result - own["bias"])
+            + own["bias"],
         },
         more=block.mistakes(b.rank),
     )
     with gradients_explained(block, b.rank, passes):
-        parts = [u @ w for u, w in zip(upstream, b.shards(weight))]
-        check_gradient(
-            passes,
-            "x",
-            summed(parts),
-            {
-                "the gradient of x is this rank's own part only: x must enter through f": parts[b.rank],
-                "the gradient of x is t times what it should be: it is all-reduced twice": t * summed(parts),
-                "the gradient of x is 1/t of what it should be: it is averaged over the ranks instead of summed": summed(
-                    parts
-                )
-                / t,
-            },
-            t,
-        )
-        own_gradient = own.flatten(0, 1).t() @ x.flatten(0, 1)
-        all_gradients = summed(u.flatten(0, 1).t() @ x.flatten(0, 1) for u in upstream)
-        check_gradient(
-            passes,
-            "weight",
-            own_gradient,
-            {
-                "the gradient of weight is summed over the ranks: each rank's weight is its own, so its gradient needs no exchange": all_gradients,
-            },
-            t,
-        )
-        check_gradient(
-            passes,
-            "bias",
-            own.sum((0, 1)),
-            {
-                "the gradient of bias is summed over the ranks: each rank's bias is its own": summed(
-                    u.sum((0, 1)) for u in upstream
-                ),
-            },
-            t,
-        )
+        averaged = "the gradient of x is 1/t of what it should be: it is averaged over the ranks instead of summed"
+        check_gradient(passes, "x", gradients["x"], {averaged: gradients["x"] / t}, t)
+        for name in own:
+            exchanged = f"the gradient of {name} is summed over the ranks: each rank's {name} is its own, so its gradient needs no exchange"
+            check_gradient(passes, name, gradients[name], {exchanged: summed(of_rank[name] for _, of_rank in right)}, t)
     check_exchanges(b, passes, {}, {"all-reduce": size_of(x)})
-    check_keeps(b, size_of(x), "x", lambda y, w, c: function(y, w, c, b.group), x, (own_weight, own_bias))
+    check_keeps(b, size_of(x), "x", lambda y, w, c: function(y, w, c, b.group), x, tuple(own.values()))
 
 
 def check_row_parallel_linear(b: Bench) -> None:
     function, t = b["row_parallel_linear"], b.size
-    full, weight, bias = b.random(4, 3, 5 * t, seed=9), b.random(6, 5 * t, seed=10), b.random(6, seed=11)
+    xs, bias = b.shards(b.random(4, 3, 5 * t, seed=9), dim=2), b.random(6, seed=11)
+    weights = [{"weight": w, "bias": bias} for w in b.shards(b.random(6, 5 * t, seed=10), dim=1)]
     upstream = b.random(4, 3, 6, seed=12)
-    xs, weights = b.shards(full, dim=2), b.shards(weight, dim=1)
-    x, own_weight = xs[b.rank], weights[b.rank]
-    y = full @ weight.t()
-    block = Block(
-        xs, [{"weight": w, "bias": bias} for w in weights], [upstream] * t, row_program, scaled_biases("bias")
-    )
+    block = Block(xs, weights, [upstream] * t, row_program, scaled_biases("bias"))
+    x, own, right = xs[b.rank], weights[b.rank], block.right()
+    result, gradients = right[b.rank]
     passes = run_passes(
         b,
         function,
-        {"x": x, "weight": own_weight, "bias": bias},
+        {"x": x, **own},
         (b.group,),
-        expected=y + bias,
+        expected=result,
         upstream=upstream,
         mistakes={
-            "the result holds the bias t times: every rank adds it before the all-reduce; add it once, after": y
-            + t * bias,
-            "the result lacks the bias": y,
-            "the result is this rank's part only: the ranks' products are partial sums and must leave through f_bar": x
-            @ own_weight.t()
-            + bias,
+            "the result holds the bias t times: every rank adds it before the all-reduce; add it once, after": result
+            + (t - 1) * bias,
             "the result is this rank's part only, without the bias: the ranks' products must leave through f_bar": x
-            @ own_weight.t(),
-            "the result is averaged over the ranks, not summed": y / t + bias,
+            @ own["weight"].t(),
+            "the result is averaged over the ranks, not summed": (result - bias) / t + bias,
         },
         more=block.mistakes(b.rank),
     )
     with gradients_explained(block, b.rank, passes):
-        own_gradient = upstream @ own_weight
         check_gradient(
             passes,
             "x",
-            own_gradient,
+            gradients["x"],
             {
                 "the gradient of x is t times what it should be: the backward of the sum all-reduces again, but must pass the gradient on unchanged": t
-                * own_gradient,
-                "the gradient of x is 1/t of what it should be: the backward of the sum divides by t": own_gradient / t,
+                * gradients["x"],
+                "the gradient of x is 1/t of what it should be: the backward of the sum divides by t": gradients["x"]
+                / t,
                 "the gradient of x is summed over the ranks: each rank's x holds other features, so its gradient needs no exchange "
-                "(no f at the entry)": summed(upstream @ w for w in weights),
+                "(no f at the entry)": summed(of_rank["x"] for _, of_rank in right),
             },
             t,
         )
-        check_gradient(passes, "weight", upstream.flatten(0, 1).t() @ x.flatten(0, 1), t=t)
+        check_gradient(passes, "weight", gradients["weight"], t=t)
         check_bias_everywhere(b, passes.gradients["bias"], "bias")
-        whole = upstream.sum((0, 1))
         check_gradient(
             passes,
             "bias",
-            whole,
+            gradients["bias"],
             {
-                "the gradient of bias is 1/t of what it should be: the bias is divided among the ranks before the sum; add it whole, after": whole
+                "the gradient of bias is 1/t of what it should be: the bias is divided among the ranks before the sum; add it whole, after": gradients[
+                    "bias"
+                ]
                 / t,
                 "the gradient of bias is t times what it should be: every rank has the whole gradient already, so summing it counts it t times": t
-                * whole,
+                * gradients["bias"],
             },
             t,
         )
-    check_exchanges(b, passes, {"all-reduce": size_of(y)}, {})
-    check_keeps(b, size_of(x), "x", lambda y, w, c: function(y, w, c, b.group), x, (own_weight, bias))
+    check_exchanges(b, passes, {"all-reduce": size_of(result)}, {})
+    check_keeps(b, size_of(x), "x", lambda y, w, c: function(y, w, c, b.group), x, tuple(own.values()))

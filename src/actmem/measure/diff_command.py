@@ -6,12 +6,14 @@ import argparse
 import json
 import sys
 from collections import Counter
+from math import prod
 from pathlib import Path
 from typing import Any
 
 from actmem.config import ConfigError
 from actmem.measure.fold import fold
 from actmem.measure.ledger_tables import HEADINGS, aligned, lines_of
+from actmem.measure.stay_reasons import reason_of, runs_again
 
 
 class _Row:
@@ -75,11 +77,37 @@ def changes(before: list[_Row], after: list[_Row]) -> dict[str, list[_Row]]:
 
 
 def diff_text(before: list[_Row], after: list[_Row]) -> str:
-    """The three lists, each with its bytes and why what stayed is there."""
+    """The three lists, each with its bytes; of what stayed, why it is still there, tensor by tensor."""
     sizes = [sum(row.bytes for row in rows) for rows in (before, after)]
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
-    for name, rows in changes(before, after).items():
-        head = f"{name}: {len(rows)} tensors, {sum(row.bytes for row in rows):,} B"
-        because = ", because these operations still save them" if name == "stayed" and rows else ""
-        parts.append(head + because + (f"\n{aligned(HEADINGS, lines_of(fold(rows)))}" if rows else ""))
+    lists = changes(before, after)
+    for name in ("went", "came"):
+        rows = lists[name]
+        parts.append(_head(name, rows) + (f"\n{_table(rows)}" if rows else ""))
+    stayed = lists["stayed"]
+    parts.append(_head("stayed", stayed) + _in_inputs(stayed))
+    if stayed:
+        on = "recomputation is on, and these are still there because" if runs_again(after) else "still there because"
+        parts[-1] += f": {on}"
+    by_reason: dict[str, list[_Row]] = {}
+    for row in stayed:
+        by_reason.setdefault(reason_of(row), []).append(row)
+    for reason, rows in sorted(by_reason.items(), key=lambda item: -sum(row.bytes for row in item[1])):
+        parts[-1] += f"\n… {reason}: {sum(row.bytes for row in rows):,} B\n{_table(rows)}"
     return "\n\n".join(parts)
+
+
+def _head(name: str, rows: list[_Row]) -> str:
+    return f"{name}: {len(rows)} tensors, {sum(row.bytes for row in rows):,} B"
+
+
+def _table(rows: list[_Row]) -> str:
+    return aligned(HEADINGS, lines_of(fold(rows)))
+
+
+def _in_inputs(rows: list[_Row]) -> str:
+    """The bytes in the paper's unit, where an input ``[s, b, h]`` is among the rows: bytes for each of its elements."""
+    shape = next((row.shape for row in rows if row.kind == "input" and len(row.shape) == 3), None)
+    if shape is None or not prod(shape):
+        return ""
+    return f" = {sum(row.bytes for row in rows) / prod(shape):.4g} sbh"

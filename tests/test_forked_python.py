@@ -1,0 +1,101 @@
+"""A forked Python is the process that it stands for: same output, same end, same signals, nothing left."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.forked_python import ForkedPython
+from tests.patience import SECONDS
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+SCRIPT = """
+import os, signal, subprocess, sys
+print(sys.argv[1:], os.getcwd(), __name__, os.path.basename(__file__), sys.path[0], os.environ.get("ODD"), sorted(os.listdir("/proc/self/fd"))[:4])
+print("said", file=sys.stderr, flush=True)
+print(sys.stdin.read(), flush=True)
+exec({what!r})
+"""
+ENDS = {
+    "comes to its end": "",
+    "exits with a number": "sys.exit(3)",
+    "exits with a word": "sys.exit('word')",
+    "leaves": "os._exit(4)",
+    "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
+    "is told to end": "os.kill(os.getpid(), signal.SIGTERM)",
+    "starts another": "subprocess.run([sys.executable, __file__.replace('a.py', 'b.py')], check=True)",
+    "has a thread": "import threading; threading.Thread(target=lambda: print('late')).start()",
+    "has a last word": "import atexit; atexit.register(print, 'last')",
+}
+
+
+@pytest.fixture(scope="module")
+def forked(tmp_path_factory):
+    python = ForkedPython(tmp_path_factory.mktemp("a folder with spaces"))
+    yield python.path
+    python.stop()
+
+
+def started(python, *arguments, **options):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "ODD": " ü\n", **options.pop("environment", {})}
+    pipe = subprocess.PIPE
+    command = [python, *arguments]
+    return subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=pipe, **options)
+
+
+def ended(python, *arguments, **options):
+    run = started(python, *arguments, **options)
+    return *run.communicate("heard", timeout=SECONDS), run.returncode
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_it_is_as_the_real_one(case, forked, tmp_path):
+    (tmp_path / "a.py").write_text(SCRIPT.format(what=ENDS[case]))
+    (tmp_path / "b.py").write_text("print('the other')")
+    files = ("a.py", "one", "two words", "")
+    assert ended(forked, *files, cwd=tmp_path) == ended(sys.executable, *files, cwd=tmp_path)
+
+
+def test_an_error_has_its_traceback(forked, tmp_path):
+    (tmp_path / "a.py").write_text("def f():\n    1 / 0\nf()")
+    _, errors, code = ended(forked, str(tmp_path / "a.py"))
+    assert (
+        code == 1 and errors.endswith("ZeroDivisionError: division by zero\n") and f'{tmp_path}/a.py", line 2' in errors
+    )
+
+
+FROM = "import sys, torch; print('torch' in open('/proc/self/cmdline').read(), 'forked_python' in open('/proc/self/cmdline').read())"
+
+
+def test_what_it_can_not_be_gets_the_real_python(forked, tmp_path):
+    (tmp_path / "a.py").write_text(FROM)
+    script = str(tmp_path / "a.py")
+    assert ended(forked, script)[0] == "False True\n"
+    assert ended(forked, script, environment={"OMP_NUM_THREADS": "2"})[0] == "False False\n"
+    assert ended(forked, script, environment={"PYTHONPATH": "/elsewhere"})[0] == "False False\n"
+    assert ended(forked, "-c", "print(7)")[0] == "7\n"
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
+def test_signals_reach_it(name, forked, tmp_path):
+    number = getattr(signal, name)
+    (tmp_path / "a.py").write_text(
+        "import os, signal, sys, time\nfor n in (2, 15): signal.signal(n, lambda n, f: sys.exit(40 + n))\n"
+        "print(os.getpid(), flush=True)\ntime.sleep(10**4)"
+    )
+    run = started(forked, str(tmp_path / "a.py"))
+    pid = int(run.stdout.readline())
+    run.send_signal(number)
+    assert run.wait(SECONDS) == (-9 if name == "SIGKILL" else 40 + number)
+    run.communicate()
+    while os.path.exists(f"/proc/{pid}"):  # until the server has seen its end
+        time.sleep(0.05)
+
+
+def test_forty_at_once(forked, tmp_path):
+    (tmp_path / "a.py").write_text("import sys; print(sys.argv[1]); sys.exit(int(sys.argv[1]))")
+    runs = [started(forked, str(tmp_path / "a.py"), str(number)) for number in range(40)]
+    assert [(run.communicate(timeout=SECONDS)[0], run.returncode) for run in runs] == [(f"{n}\n", n) for n in range(40)]

@@ -4,10 +4,12 @@ The same transformer layer by this course, by torch's DTensor plan, by megatron-
 FSDP2, in one run: time of forward and backward in turns, bytes held by one ledger, bytes at the
 peak. A peer that is not installed, or cannot run here, is named and left out.
 On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
-Exit code 0, or 2 on wrong use.
+What Hugging Face's blocks keep beside ours, on one process: python labs/measure_peers.py --today
+Exit code 0, 1 if --today finds other bytes than its formulas, or 2 on wrong use.
 """
 
 import json
+import os
 import sys
 import warnings
 from dataclasses import asdict
@@ -21,6 +23,7 @@ from actmem_course.arguments import (
     add_shape_arguments,
     shape_from,
 )
+from actmem_course.bench.measure_others import measure_others
 from actmem_course.bench.measure_peers import (
     COMPILED,
     LITERAL,
@@ -38,6 +41,7 @@ from actmem_course.files import check_files, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
 from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
+from actmem_course.show.tables import others_table, why_lines
 
 
 @lab
@@ -69,7 +73,14 @@ def main() -> int:
     parser.add_argument(
         "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
     )
+    parser.add_argument(
+        "--today", action="store_true", help="instead: bytes of Hugging Face's blocks and of ours, each by a formula"
+    )
     args = parser.parse_args()
+    if args.today:
+        with parser.refusing():
+            check_files(args, "json")
+        return report_today(args)
     with parser.refusing():
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
@@ -96,6 +107,27 @@ def main() -> int:
         if here.rank == 0:
             report(args, lines, setting(shape, here, dtype), clock_name(args, here.device), here)
     return 0
+
+
+def report_today(args) -> int:
+    """Print what each layer keeps, why, and how to lose it; the exit code."""
+    if int(os.environ.get("RANK", "0")):
+        return 0
+    warnings.filterwarnings("ignore")
+    torch.manual_seed(1234)
+    lines = measure_others()
+    console = lab_console()
+    console.print(others_table(lines))
+    for why, names in why_lines(lines):
+        console.print(f"{names}: {why}.", highlight=False)
+    for reason in dict.fromkeys(line.unavailable for line in lines if line.unavailable):
+        console.print(f"Left out: {reason}.", highlight=False)
+    ran = [line for line in lines if line.measured_bytes is not None]
+    agree = sum(line.measured_bytes == line.predicted_bytes for line in ran)
+    console.print(f"{agree} of {len(ran)} measurements agree with the formulas to the byte", highlight=False)
+    if args.json:
+        write_text(args.json, json.dumps([asdict(line) for line in lines], indent=1) + "\n")
+    return 0 if agree == len(ran) else 1
 
 
 def report(args, lines, where, clock, here) -> None:

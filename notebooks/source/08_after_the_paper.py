@@ -49,7 +49,7 @@ Reveal(
 # **What you need.** Chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 25 minutes.
 #
 # **Letters.** As before `s`, `b`, `h`, `a`, `t`; new: `k` key and value heads · `d = h/a` elements of a head · `f` width of
-# the MLP.
+# the MLP, or of one expert · `E` experts, of which each token takes `κ`.
 
 # %% [markdown]
 # ## The layer changed
@@ -158,6 +158,63 @@ more = 2 * (norms[0] - norms[1]) + (gates[0] - gates[1]) * LLAMA.ffn_hidden_size
 tokens = LLAMA.seq_length * LLAMA.micro_batch_size
 print(f"\ntwo norms and a gate, in the proportions of Llama 3 8B: {more:.1f} sbh that no gradient needs;")
 print(f"the layer itself keeps {whole / (tokens * LLAMA.hidden_size):.1f} sbh")
+
+# %% [markdown]
+# The same in Hugging Face's blocks and in ours, each read off its operators. `python labs/measure_peers.py --today` builds them
+# and counts: every formula holds to the byte at two shapes in which all sizes differ. Here they are at the size of Llama 3 8B,
+# in 16 bits:
+
+# %%
+from actmem.plan.others_keep import OTHERS, bytes_of_other
+
+lines = [
+    (layer.name + ", dropout" * layer.dropout, layer.formula, bytes_of_other(layer, LLAMA), f"{bytes_of_other(layer, LLAMA) / (tokens * LLAMA.hidden_size):.1f}")
+    for layer in OTHERS
+    if layer.dtype == "bfloat16" and "experts" not in layer.name
+]
+print(text_table(("one layer", "formula", "bytes", "sbh"), lines, "  rr"))
+for layer in OTHERS:
+    if layer.dtype == "bfloat16" and "experts" not in layer.name:
+        print(f"\n{layer.name}: {layer.why}.")
+
+# %% [markdown]
+# ## Norms over heads, and experts
+#
+# Two more changes. Qwen3 normalises the query and the key of each head before it rotates them, so the layer keeps them once
+# more, before the norm. And many models send each token to a few of many MLPs: `κ` of `E` **experts**. A router scores the
+# experts, the tokens are sorted by expert and dispatched, and the results are weighed and added up.
+#
+# What does backward read? Per pair of a token and an expert: gate, up and the down product's input (`6sbκf`), as in one MLP.
+# Not the dispatched token: backward dispatches it again, as sequence parallelism gathers again. Not the expert's output either:
+# the down product is linear, so the weight may multiply before it. What is left of the routing is who goes where, a few bytes a pair.
+
+# %%
+EXPERTS = llama_shape("qwen3-30b-a3b")
+rows = llama_rows(EXPERTS)
+lines = [(row.term, row.bytes, size_text(row.bytes), row.source) for row in rows]
+print(text_table(("Qwen3-30B-A3B, one layer", "bytes", "", "who reads it"), [*lines, ("together", total(rows), size_text(total(rows)), "")], " rr", True))
+print()
+products = llama_products(EXPERTS)
+print(text_table(("product", "FLOPs"), [*products.items(), ("together", sum(products.values()))], " r", True))
+
+# %% [markdown]
+# The ranks of the layer share the experts, whole. Under sequence parallelism each routes its own tokens, and an all-to-all
+# brings every pair to its expert's rank. So a rank holds as much as the routers send to it: with an even router `sbκ/t` pairs;
+# if every token wants the same experts, one rank gets all of them. Every rank must have room for that, or drop tokens:
+
+# %%
+from actmem.formulas.expert_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
+
+lines = []
+for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
+    parallel = Parallel(t, True)
+    pairs = forced_routed_tokens(EXPERTS, parallel, routing, 0)
+    predicted = llama_rows(EXPERTS, parallel, routed_tokens=pairs)
+    with emulated_rank(t):
+        measured = measure_llama(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing)
+    experts = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=pairs))
+    lines.append((t, routing, pairs, most_routed_tokens(EXPERTS, parallel), experts, total(predicted), total(measured) - total(predicted)))
+print(text_table(("t", "routing", "pairs", "at most", "experts' bytes", "layer", "difference"), lines, "r rrrrr"))
 
 # %% [markdown]
 # ## What needs no product

@@ -31,6 +31,20 @@ class Table2Result:
 
 
 @dataclass(frozen=True)
+class OtherLine:
+    """What another implementation's layer keeps at one shape, by its formula and counted; None and why if it isn't installed."""
+
+    name: str
+    dtype: str
+    sizes: str
+    formula: str
+    predicted_bytes: int
+    measured_bytes: int | None
+    why: str
+    unavailable: str
+
+
+@dataclass(frozen=True)
 class PipelineResult:
     """One rank's pipeline step.  measured_bytes: held by graphs when the rank held most, so predicted + extra.
 

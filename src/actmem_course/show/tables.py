@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from actmem.rows import Row
-from actmem_course.results import PipelineResult, Table2Result
+from actmem_course.results import OtherLine, PipelineResult, Table2Result
 
 
 def table2_table(results: Iterable[Table2Result], title: str) -> Table:
@@ -25,6 +25,32 @@ def table2_table(results: Iterable[Table2Result], title: str) -> Table:
         numbers = (r.predicted_bytes, r.extra_bytes, r.measured_bytes, r.difference_bytes)
         table.add_row(label, *(f"{number:,}" for number in numbers), style="" if r.exact else "bold red")
     return table
+
+
+def others_table(lines: Iterable[OtherLine]) -> Table:
+    """What others' layers keep: a formula, and below it the bytes at each shape, predicted and counted."""
+    table = _plain_table("What everyone keeps: bytes of one layer, no parallelism")
+    table.add_column("layer")
+    for name in ("predicted", "measured", "diff."):
+        table.add_column(name, justify="right", no_wrap=True)
+    last: tuple[str, ...] = ()
+    for line in lines:
+        head = f"{line.name}, {line.dtype}", line.formula
+        for text in head if head != last else ():
+            table.add_row(text)
+        last = head
+        measured = "-" if line.measured_bytes is None else f"{line.measured_bytes:,}"
+        apart = "-" if line.measured_bytes is None else f"{line.measured_bytes - line.predicted_bytes:,}"
+        table.add_row(Text(f"  {line.sizes}", style="dim"), f"{line.predicted_bytes:,}", measured, apart)
+    return table
+
+
+def why_lines(lines: Iterable[OtherLine]) -> list[tuple[str, str]]:
+    """Each reason once, with the layers that it is about."""
+    about: dict[str, dict[str, None]] = {}
+    for line in lines:
+        about.setdefault(line.why, {})[f"{line.name} ({line.dtype})"] = None
+    return [(why, ", ".join(names)) for why, names in about.items()]
 
 
 def pipeline_table(results: Iterable[PipelineResult]) -> Table:

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import weakref
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.flops import hardware_flops
+from actmem.llama_shape import LlamaShape
 from actmem.measure import census, count_collectives, layer_rows_of
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
@@ -24,6 +26,8 @@ from actmem.rebuilder import RecipeSource
 from actmem.recipes import PAPER_LAYER
 from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, total
+from actmem.today.llama import LlamaLayer
+from actmem.torch_private import TorchDispatchMode, tree_leaves
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)
 ONE_TENSOR = frozenset(PAPER_LAYER.one_tensor)
@@ -223,6 +227,29 @@ def test_microbatches_in_flight_do_not_mix():
             y.square().sum().backward()
         results.append([x.grad for x in inputs] + [p.grad for p in one.parameters()])
     assert equal(*results)
+
+
+@pytest.mark.parametrize("recompute", ["elementwise", "full", {"attention projection input", "log-sum-exp"}])
+def test_nothing_made_again_outlives_its_layer(recompute):
+    """What a second run saves must not hold the graph that saved it: such a cycle nobody collects."""
+    made: list[weakref.ref] = []
+
+    class Made(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            made.extend(weakref.ref(x.untyped_storage()) for x in tree_leaves(result) if isinstance(x, torch.Tensor))
+            return result
+
+    layer = LlamaLayer(LlamaShape(12, 3, 24, 4, 2, 40), recompute=recompute, seed=5)
+    x = random_input()
+    y = layer(x)
+    with Made():
+        y.backward(torch.ones_like(y))
+    del y
+    left = {storage().data_ptr() for storage in made if storage() is not None}
+    there = [x, *layer.parameters()]
+    there += [tensor.grad for tensor in there] + list(layer.buffers())  # operations return views of these too
+    assert len(made) > len(there) and left <= {tensor.untyped_storage().data_ptr() for tensor in there}
 
 
 def test_elementwise_keeps_20_sbh():

@@ -164,8 +164,8 @@ for name, settings in FRAMEWORK_SETTINGS.items():
 #
 # <details><summary><b>2.</b> A plan fits with 0.2 GiB to spare beyond the allowance. Would you run it?</summary>
 #
-# Its held bytes are sure. Its transient is an estimate, and the allocator's share differs from run to run. Take the next plan if
-# it costs a percent, or watch the first steps.
+# Its held bytes are counted, and so is the transient of the code that this course runs. Another code's transient differs, and the
+# allocator's share differs from run to run. Take the next plan if it costs a percent, or watch the first steps.
 # </details>
 #
 # ## What people get wrong here

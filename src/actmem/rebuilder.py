@@ -57,7 +57,7 @@ class Rebuilder:
 
     def _rebuild(self, recipe: RepeatableCall) -> None:
         sources = [self._value(source) if isinstance(source, RecipeSource) else source for source in recipe.sources]
-        saved: list[Tensor] = []
+        saved: list[tuple[Tensor, bool]] = []  # each without its graph, which holds the hook that holds this list
         with ExitStack() as stack:
             for arguments in self.autocast:
                 stack.enter_context(torch.autocast(**arguments))
@@ -66,7 +66,9 @@ class Rebuilder:
                     if isinstance(source, RecipeSource):
                         sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
                 stack.enter_context(torch.enable_grad())
-                stack.enter_context(saved_tensors_hooks(saved.append, _never))
+                stack.enter_context(
+                    saved_tensors_hooks(lambda x: saved.append((x.detach(), x.is_leaf and x.requires_grad)), _never)
+                )
             else:
                 stack.enter_context(torch.no_grad())
             values = as_tuple(recipe.function(*sources))
@@ -77,9 +79,7 @@ class Rebuilder:
         if recipe.also in self.dropped:
             known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
             self._rebuilt[recipe.also] = [
-                tensor.detach()
-                for tensor in saved
-                if id(tensor.untyped_storage()) not in known and not (tensor.is_leaf and tensor.requires_grad)
+                tensor for tensor, is_weight in saved if id(tensor.untyped_storage()) not in known and not is_weight
             ]
 
     def _value(self, source: RecipeSource) -> Tensor:

@@ -1,15 +1,20 @@
 """The peak of a stage's backward pass, replayed on paper and counted on an emulated rank: equal to the byte."""
 
 import pytest
+import torch
 
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.stage_peak import measure_stage_peak
+from actmem.measure.stage_peak import measure_part_peak, measure_stage_peak
 from actmem.parallel.groups import tensor_parallel
+from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
+from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.replay import Replay
 from actmem.rows import Row, total
+from actmem.verify.llama_stage import LlamaStage
 
 #: All sizes differ.  The second one's vocabulary is so large that the embedding's gradient is the fullest moment.
 SHAPES = {
@@ -37,6 +42,30 @@ def test_the_transient_is_what_is_counted(name, stage, ranks, recompute):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=recompute)
     assert total(replayed(shape, t, sequence_parallel, layers, recompute)) == peak - kept
+
+
+DECODERS = {
+    "small": (Decoder(80, 112, 4, 4, 2, 512), 48, 3),
+    "many words": (Decoder(64, 96, 4, 4, 4, 8192), 16, 2),
+    "one key head": (Decoder(128, 352, 4, 8, 1, 264), 64, 1),
+}
+
+
+@pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("stage", STAGES)
+@pytest.mark.parametrize("name", DECODERS)
+def test_the_transient_of_a_llama_is_what_is_counted(name, stage, ranks, recompute):
+    (decoder, s, b), layers, (t, sequence_parallel) = DECODERS[name], STAGES[stage], RANKS[ranks]
+    layout = Layout(1, t, micro_batch_size=b, sequence_parallel=sequence_parallel)
+    with emulated_rank(t):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+        shape = own_llama_shape(decoder, layout, s)
+        part = LlamaStage(shape, 4, decoder.vocab_size, layers, tp, recompute, dtype=torch.bfloat16)
+        kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, part.is_last)
+    ends = layers.start == 0, layers.stop == 4
+    rows = PlannedLlama("small", decoder, s).transient_rows(layout, recompute, *ends, len(layers), "cpu")
+    assert total(rows) == peak - kept
 
 
 def test_the_embedding_can_be_the_fullest():

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actmem.config import ModelShape
 from actmem.main_grad import gradient_of, use_main_gradients
@@ -60,29 +60,44 @@ def measure_stage_peak(
     appendix B).  For one chunk on an emulated rank.
     """
     part = GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
-    use_main_gradients(part)
     s, b, h = shape.seq_length, shape.micro_batch_size, shape.hidden_size
     own = s // tp.size if tp.sequence_parallel else s
+
+    def arrives() -> Tensor:
+        if part.is_first:
+            return torch.randint(0, shape.vocab_size, (b, s))
+        return torch.randn(own, b, h, dtype=dtype, requires_grad=True)
+
+    def forward(x: Tensor) -> Tensor:
+        y = part(x)
+        return part.loss(y, torch.randint(0, shape.vocab_size, (b, s))) if part.is_last else y
+
+    return measure_part_peak(part, arrives, forward, part.is_last, num_microbatches)
+
+
+def measure_part_peak(
+    part: nn.Module,
+    arrives: Callable[[], Tensor],
+    forward: Callable[[Tensor], Tensor],
+    is_last: bool,
+    num_microbatches: int = 1,
+) -> tuple[int, int]:
+    """As ``measure_stage_peak``, for any part of a model.  arrives: makes its input.  forward: its output, or the loss if is_last."""
+    use_main_gradients(part)
     alive = _Alive()
     alive.ignore(tensor for p in part.parameters() for tensor in (p, gradient_of(p)) if tensor is not None)
     alive.ignore(part.buffers())
     outputs: list[Tensor] = []
     with alive:
         for _ in range(num_microbatches):
-            if part.is_first:
-                x = torch.randint(0, shape.vocab_size, (b, s))
-            else:
-                x = torch.randn(own, b, h, dtype=dtype, requires_grad=True)
-            y = part(x)
-            if part.is_last:
-                y = part.loss(y, torch.randint(0, shape.vocab_size, (b, s)))
-            else:
+            y = forward(arrives())
+            if not is_last:
                 y.untyped_storage().resize_(0)
             outputs.append(y)
-            del x, y
+            del y
         kept = alive.bytes
         first = outputs.pop(0)
-        gradient = None if part.is_last else torch.empty_like(first)
+        gradient = None if is_last else torch.empty_like(first)
         alive.peak_bytes = 0
         first.backward(gradient)
     return kept, alive.peak_bytes

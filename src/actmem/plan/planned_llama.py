@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from actmem.checks import ConfigError, check_size
 from actmem.config import ModelShape, padded_vocab_size
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
-from actmem.plan.llama_rows import LLAMA_MODES, check_llama_layer, llama_layer_rows, own_key_value_size, own_tokens
+from actmem.plan.llama_backward import LlamaBackward
+from actmem.plan.llama_rows import (
+    LLAMA_MODES,
+    check_llama_layer,
+    llama_layer_rows,
+    own_key_value_size,
+    own_llama_shape,
+    own_tokens,
+)
 from actmem.plan.planned_model import CONTEXT_EXCHANGE, PlannedModel, RankWork
 from actmem.recipes import Recompute
 from actmem.rows import Row
@@ -127,22 +137,25 @@ class PlannedLlama(PlannedModel):
         return rows
 
     def embedding_backward(self, layout: Layout, last: bool, device_type: str = "cuda") -> list[Row]:
-        return []
+        tied = last and self.decoder.tied_embeddings
+        return self._backward(layout, "none").embedding(self.first_rows(layout), last, tied).transient_rows()
 
     def last_layer_backward(
         self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
     ) -> list[Row]:
-        d, t, tokens = self.decoder, layout.tensor_parallel_size, own_tokens(layout, self.seq_length)
-        wide = 2 * tokens * d.ffn_hidden_size // t
-        rows = [
-            Row("output gradient, gathered", 2 * tokens * d.hidden_size, 1, "backward of ḡ"),
-            Row("gradients of gate, up and their product", 3 * wide, t, "backward of SwiGLU"),
-            Row("weight gradient of down", 2 * d.hidden_size * d.ffn_hidden_size // t, t, "16-bit, before it is added"),
-        ]
+        """Exact, but for estimates: K and V gathered among context-parallel ranks, and norms of Q and K left out."""
+        ends = self.last_rows(layout, device_type) if last else []
+        layer = llama_layer_rows(replace(self.decoder, qk_norm=False), layout, self.seq_length, recompute)
+        tied = first and last and self.decoder.tied_embeddings
+        rows = self._backward(layout, recompute).last_layer(layer, ends, tied).transient_rows()
         if layout.context_parallel_size > 1:
-            size = 2 * 2 * self.seq_length * layout.micro_batch_size * own_key_value_size(d, layout)
+            size = 2 * 2 * self.seq_length * layout.micro_batch_size * own_key_value_size(self.decoder, layout)
             rows.append(Row("K and V, gathered", size, 1, "context parallelism"))
-        return self.recomputed_rows(layout, recompute, device_type) + rows
+        return rows
+
+    def _backward(self, layout: Layout, recompute: str) -> LlamaBackward:
+        shape = own_llama_shape(replace(self.decoder, qk_norm=False), layout, self.seq_length)
+        return LlamaBackward(shape, layout.within_layer, self._own_vocabulary(layout), recompute)
 
     def model_flops(self, global_batch_size: int) -> int:
         layout = Layout(micro_batch_size=global_batch_size, sequence_parallel=False)

@@ -30,6 +30,10 @@ class Replay:
         for name in names:
             self._bytes -= self._alive.pop(name)
 
+    def rename(self, name: str, new_name: str) -> None:
+        """The same tensor under another name."""
+        self._alive[new_name] = self._alive.pop(name)
+
     def pass_by(self, name: str, size: int) -> None:
         """A tensor that is freed before the next one is made."""
         self.make(name, size)

@@ -20,7 +20,7 @@ from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.one_stage import measure_stage
 from actmem.measure.rank_states import measure_states
-from actmem.measure.stage_peak import measure_stage_peak
+from actmem.measure.stage_peak import measure_part_peak, measure_stage_peak
 from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.plan.llama_rows import own_llama_shape
@@ -75,17 +75,16 @@ def _counted(
         shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
         measured = measure_stage(shape, tp, chunks, steps, recompute=plan.recompute, whole=window)
         return measured, measure_states([GPT(shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks])
+    parts = [_llama_stage(model, plan, tp, layers, plan.recompute) for layers in chunks]
+    whole_parts = [_llama_stage(model, plan, tp, layers, "none") for layers in chunks] if window else []
+    return measure_llama_stage(parts, whole_parts, steps, window), measure_states(parts)
+
+
+def _llama_stage(model: PlannedModel, plan: Plan, tp: TensorParallel, layers: range, recompute: str) -> LlamaStage:
     assert isinstance(model, PlannedLlama)
-    llama = own_llama_shape(model.decoder, layout, model.seq_length)
+    shape = own_llama_shape(model.decoder, plan.layout, model.seq_length)
     vocab_size = padded_vocab_size(model.decoder.vocab_size, tp.size, multiple=1)
-
-    def parts_of(mode: str) -> list[LlamaStage]:
-        sizes = llama, model.num_layers, vocab_size
-        return [LlamaStage(*sizes, layers, tp, mode, dtype=torch.bfloat16) for layers in chunks]
-
-    parts = parts_of(plan.recompute)
-    measured = measure_llama_stage(parts, parts_of("none") if window else [], steps, window)
-    return measured, measure_states(parts)
+    return LlamaStage(shape, model.num_layers, vocab_size, layers, tp, recompute, dtype=torch.bfloat16)
 
 
 @dataclass(frozen=True)
@@ -104,19 +103,24 @@ class CountedPeak:
 def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak | None:
     """The transient of the plan's fullest rank: the bill's, and counted in the next backward pass of an emulated rank.
 
-    Of a microbatch that recomputes as the plan says.  None for a Llama, whose transient is an estimate.
+    Of a microbatch that recomputes as the plan says.  None for norms over each head's query and key, where it is an estimate.
     """
-    if not isinstance(model, PlannedGPT):
+    if isinstance(model, PlannedLlama) and model.decoder.qk_norm:
         return None
+    _check_runs(model, plan)
     layout, rank, chunks = plan.layout, plan.pipeline_rank, chunks_of(model, plan)
     bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, device_type="cpu")
     # The fullest moment ends warm-up, so backward begins with the last chunk.
     layers = chunks[-1]
-    shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
     with emulated_rank(layout.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=layout.sequence_parallel)
         # What a backward pass makes doesn't depend on the microbatches that wait.
-        kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=plan.recompute)
+        if isinstance(model, PlannedGPT):
+            shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
+            kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=plan.recompute)
+        else:
+            part = _llama_stage(model, plan, tp, layers, plan.recompute)
+            kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, part.is_last)
     return CountedPeak(total(bill.parts["transient"]), peak - kept)
 
 

@@ -1,0 +1,245 @@
+"""One of today's layers' backward, operation by operation, as our code runs it: what each makes and frees.
+
+As ``layer_backward`` for the paper's layer.  Norms and rotations compute in float32, so their own
+temporaries, twice the size of what they keep, can be the fullest moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actmem.config import Parallel
+from actmem.llama_shape import LlamaShape
+from actmem.plan.ends_backward import EndsBackward
+from actmem.plan.replay import Replay
+from actmem.recipes import Recompute
+from actmem.rows import Row
+
+
+class LlamaLayerBackward:
+    """Sizes of one layer on one rank, in 16 bits.  ``run`` replays the backward pass of the layer in one mode."""
+
+    def __init__(self, shape: LlamaShape, parallel: Parallel, recompute: str):
+        s, b, h, f, d = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size, shape.d
+        self.t, self.vector = parallel.tensor_parallel_size, 2 * h
+        self.gathers = parallel.sequence_parallel and self.t > 1
+        cut = self.t if self.gathers else 1
+        key_heads = max(shape.num_key_value_heads // self.t, 1)
+        self.hidden, self.whole, self.wide = 2 * s * b * h // cut, 2 * s * b * h, 2 * s * b * f // self.t
+        self.query, self.key = 2 * s * b * shape.num_attention_heads * d // self.t, 2 * s * b * key_heads * d
+        self.statistic, self.table, self.log_sum = 4 * s * b // cut, 2 * s * d, 2 * self.query // d
+        # A weight's gradient has as many bytes as its product's output has for h tokens.
+        self.weights = {size: size * h // (s * b) for size in (self.query, self.key, self.wide)}
+        self.copies_value = b * key_heads > 1
+        self.region = Recompute.of(recompute).region
+
+    def run(self, r: Replay, gradient: str, stays: bool = False) -> None:
+        """Backward of the layer whose output's gradient is ``gradient``.  stays: the caller holds it."""
+        entering = self._entering(r, gradient)
+        if self.region == "layer":
+            self._second_run(r)
+        self._mlp(r, entering)
+        between = self._norm(r, 2)
+        if not stays:
+            r.free(gradient)
+        self._attention(r, self._entering(r, between))
+        self._norm(r, 1)
+
+    def _entering(self, r: Replay, gradient: str) -> str:
+        """The gradient as the block's last product takes it."""
+        if not self.gathers:
+            return gradient
+        r.make("gradient, gathered", self.whole)
+        return "gradient, gathered"
+
+    def _row_product(self, r: Replay, result: str, size: int, entering: str, *read: str) -> None:
+        r.make(result, size)
+        r.pass_by("gradient of a weight", self.weights[size])
+        r.free(*read, *[entering] * self.gathers)
+
+    def _mlp(self, r: Replay, entering: str) -> None:
+        if self.region == "terms":
+            r.make("down input", self.wide)
+        self._row_product(r, "gradient of the product", self.wide, entering, "down input")
+        for name in ("sigmoid", "SiLU", "gradient of SiLU's output"):
+            r.make(name, self.wide)
+        r.make("1 − sigmoid", self.wide)
+        r.make("SiLU · (1 − sigmoid)", self.wide)
+        r.free("1 − sigmoid")
+        r.make("slope of SiLU", self.wide)
+        r.free("SiLU · (1 − sigmoid)")
+        r.make("gradient of gate", self.wide)
+        r.free("gradient of SiLU's output", "slope of SiLU")
+        r.make("gradient of up", self.wide)
+        r.free("gradient of the product", "sigmoid", "SiLU", "gate", "up")
+        if self.region == "terms":
+            self._norm_again(r, "gate and up input", "")
+        gradients = {"gradient of gate": self.wide, "gradient of up": self.wide}
+        self._columns(r, "gate and up input", gradients)
+
+    def _attention(self, r: Replay, entering: str) -> None:
+        self._row_product(r, "gradient of the context", self.query, entering)
+        r.make("gradient of Q, rotated", self.query)
+        r.make("gradient of K, rotated", self.key)
+        r.make("gradient of V", self.key)
+        r.free("Q", "K", "V", "attention projection input", "log-sum-exp", "gradient of the context")
+        for name, size in (("K", self.key), ("Q", self.query)):
+            r.make("table, turned back", self.table)
+            self._rotate(r, f"gradient of {name}", size)
+            r.free(f"gradient of {name}, rotated", "table, turned back", "both halves, float32")
+        if self.region == "terms":
+            self._norm_again(r, "QKV projection input", "")
+        gradients = {"gradient of Q": self.query, "gradient of K": self.key, "gradient of V": self.key}
+        self._columns(r, "QKV projection input", gradients)
+
+    def _rotate(self, r: Replay, result: str, size: int) -> None:
+        """Each half of a head in float32 has as many bytes as the whole head in 16 bits; both halves stay."""
+        for half in ("first half", "second half"):
+            r.make("products with cos and sin", 2 * size)
+            r.make(half, size)
+            r.free("products with cos and sin")
+        r.make("both halves, float32", 2 * size)
+        r.free("first half", "second half")
+        r.make(result, size)
+
+    def _columns(self, r: Replay, kept: str, gradients: dict[str, int]) -> None:
+        """Column-parallel products of one input: makes "gradient of the block's input"."""
+        if self.gathers:
+            r.make("linear's input, gathered again", self.whole)
+        for number, name in enumerate(gradients):
+            self._value_copy(r, name, gradients[name])
+            r.make("gradient of the input by one weight", self.whole)
+            self._free_copy(r, name)
+            r.make(f"sum of {number + 1}", self.whole)
+            r.free("gradient of the input by one weight", *[f"sum of {number}"] * (number > 0))
+        total = f"sum of {len(gradients)}"
+        if self.t > 1:
+            r.make("gradient of the block's input", self.hidden)
+        for name, size in gradients.items():
+            self._value_copy(r, name, size)
+            r.make("gradients of weights", self.weights[size])
+        self._free_copy(r, list(gradients)[-1])
+        r.free(*gradients, kept, "gradients of weights", *["linear's input, gathered again"] * self.gathers)
+        if self.t > 1:
+            r.free(total)
+        else:
+            r.rename(total, "gradient of the block's input")
+
+    def _value_copy(self, r: Replay, name: str, size: int) -> None:
+        # Attention lays V's gradient out by heads; Q's and K's come out of the rotation in order.
+        if name == "gradient of V" and self.copies_value:
+            r.make("copy of V's gradient", size)
+
+    def _free_copy(self, r: Replay, name: str) -> None:
+        if name == "gradient of V" and self.copies_value:
+            r.free("copy of V's gradient")
+
+    def _norm(self, r: Replay, number: int) -> str:
+        norm_backward(r, f"norm {number} input", f"norm {number} statistics", self.hidden, self.statistic, self.vector)
+        result = f"gradient of the residual stream, {number}"
+        r.make(result, self.hidden)
+        r.free("gradient of the norm's input", "gradient of the norm's weight")
+        return result
+
+    def _norm_again(self, r: Replay, output: str, statistics: str) -> None:
+        """Forward.  statistics: the name under which they stay; empty if they are kept already."""
+        r.make("norm's input, float32", 2 * self.hidden)
+        r.make("squares", 2 * self.hidden)
+        r.make("mean of squares", self.statistic)
+        r.free("squares")
+        r.make("mean of squares + ε", self.statistic)
+        r.free("mean of squares")
+        inverse = statistics or "1/rms"
+        r.make(inverse, self.statistic)
+        r.free("mean of squares + ε")
+        r.make("norm's output, float32", 2 * self.hidden)
+        r.pass_by("norm's weight, float32", 2 * self.vector)
+        r.make(output, self.hidden)
+        r.free("norm's input, float32", "norm's output, float32", *[inverse] * (not statistics))
+
+    def _gathered(self, r: Replay, outputs: Sequence[tuple[str, int]]) -> None:
+        if self.gathers:
+            r.make("linear's input, gathered", self.whole)
+        for name, size in outputs:
+            r.make(name, size)
+        if self.gathers:
+            r.free("linear's input, gathered")
+
+    def _second_run(self, r: Replay) -> None:
+        """All terms again from the layer's input."""
+        self._norm_again(r, "QKV projection input", "norm 1 statistics")
+        self._gathered(r, (("Q before its rotation", self.query), ("K before its rotation", self.key), ("V", self.key)))
+        for name, size in (("Q", self.query), ("K", self.key)):
+            self._rotate(r, name, size)
+            r.free("both halves, float32")
+        r.free("Q before its rotation", "K before its rotation")
+        r.make("attention projection input", self.query)
+        r.make("log-sum-exp", self.log_sum)
+        r.make("projection, partial", self.whole)
+        last = "projection, partial"
+        if self.t > 1:
+            last = "projection, summed"
+            r.make(last, self.hidden)
+            r.free("projection, partial")
+        r.make("norm 2 input", self.hidden)
+        r.free(last)
+        self._norm_again(r, "gate and up input", "norm 2 statistics")
+        self._gathered(r, (("gate", self.wide), ("up", self.wide)))
+        r.make("down input", self.wide)
+
+
+def norm_backward(r: Replay, kept: str, statistics: str, hidden: int, statistic: int, vector: int) -> None:
+    """Backward of an RMSNorm that computes in float32: makes "gradient of the norm's input" and "… weight"."""
+    wide = 2 * hidden
+    r.make("norm's input, float32", wide)
+    r.make("normed, float32", wide)
+    r.free("norm's input, float32")
+    r.make("gradient, float32", wide)
+    r.make("gradient · normed", wide)
+    r.make("gradient of the weight, float32", 2 * vector)
+    r.free("gradient · normed")
+    r.make("gradient of the norm's weight", vector)
+    r.free("gradient of the weight, float32")
+    r.make("norm's weight, float32", 2 * vector)
+    r.make("gradient · weight", wide)
+    r.free("gradient, float32", "norm's weight, float32")
+    r.make("gradient · weight · normed", wide)
+    r.make("its mean", statistic)
+    r.free("gradient · weight · normed")
+    r.make("normed · mean", wide)
+    r.free("its mean")
+    r.make("difference", wide)
+    r.free("normed · mean")
+    r.make("gradient of the norm's input", hidden)
+    r.free("normed, float32", "gradient · weight", "difference", kept, statistics, "gradient of the block's input")
+
+
+class LlamaBackward:
+    """The backward pass of one pipeline stage of today's decoder at its fullest moments.  words: of the vocabulary on this rank."""
+
+    def __init__(self, shape: LlamaShape, parallel: Parallel, words: int, recompute: str):
+        self.layer = LlamaLayerBackward(shape, parallel, recompute)
+        tokens, t = shape.seq_length * shape.micro_batch_size, parallel.tensor_parallel_size
+        self.ends = EndsBackward(tokens, words, shape.hidden_size, self.layer.gathers, t)
+
+    def last_layer(self, layer_rows: Sequence[Row], end_rows: Sequence[Row], tied: bool) -> Replay:
+        """From the beginning of backward through the stage's last layer; arguments as of ``GPTBackward.last_layer``."""
+        r, layer = Replay([*layer_rows, *end_rows]), self.layer
+        if end_rows:
+            self.ends.loss_and_output(r, tied)
+            names = "final RMSNorm input", "final RMSNorm statistic"
+            norm_backward(r, *names, layer.hidden, layer.statistic, layer.vector)
+            r.free("gradient of the norm's weight")
+            r.rename("gradient of the norm's input", "gradient of the final norm's input")
+            layer.run(r, "gradient of the final norm's input")
+        else:
+            r.make("gradient received", layer.hidden)
+            layer.run(r, "gradient received", stays=True)
+        return r
+
+    def embedding(self, first_rows: Sequence[Row], last: bool, tied: bool) -> Replay:
+        """The embedding's backward, when nothing else of this microbatch is kept."""
+        r = Replay(first_rows)
+        self.ends.start_of_embedding(r, last, tied)
+        self.ends.lookup(r, "gradient of the embedding's output", tied)
+        return r

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass  # noqa: F401
 from torch.utils._pytree import tree_leaves  # noqa: F401
 
+flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
+from actmem.measure.no_device import cuda_without_device
 from actmem.torch_private import fake_tensors
 
 #: What a size may be called in a factory, the paper's letter first.
@@ -88,12 +89,13 @@ def built_model(
     and batch_size, cut or repeat the inputs.  Raises ConfigError on anything else, and if the factory fails.
     """
     taken, left = _keywords(factory, sizes)
+    there = {"device": device} if device != "cpu" and keyword_of(factory, "device") else {}
     before = torch.get_default_dtype()
     try:
         if dtype:
             torch.set_default_dtype(DTYPES[dtype])
         with _quiet():
-            made = factory(**taken)
+            made = factory(**taken, **there)
     except Exception as error:
         raise ConfigError("target", f"the factory raised {one_line(error)}") from error
     finally:
@@ -105,25 +107,33 @@ def built_model(
     for name, size in left.items():
         inputs = _resized(inputs, name, size)
     if dtype:
-        _cast(model, DTYPES[dtype])
+        _convert(model, DTYPES[dtype], None)
         inputs = _mapped(
             inputs,
             lambda t: t.detach().to(DTYPES[dtype]).requires_grad_(t.requires_grad) if t.is_floating_point() else t,
         )
     if device != "cpu":
-        model, inputs = model.to(device), _mapped(inputs, lambda t: t.to(device))
+        _convert(model, None, device)
+        inputs = _mapped(inputs, lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
     return model, inputs
 
 
-def _cast(model: nn.Module, dtype: torch.dtype) -> None:
-    """``model.to(dtype)``, which fails on fake tensors, parameter by parameter."""
+def _convert(model: nn.Module, dtype: torch.dtype | None, device: str | None) -> None:
+    """``model.to(…)``, which fails on fake tensors, parameter by parameter; a dtype is for floating ones.  Ties stay."""
+    new: dict[int, nn.Parameter] = {}
+
+    def converted(tensor: Tensor) -> Tensor:
+        return tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None)
+
     for module in model.modules():
         for name, parameter in list(module._parameters.items()):
-            if parameter is not None and parameter.is_floating_point() and parameter.dtype != dtype:
-                module._parameters[name] = nn.Parameter(parameter.detach().to(dtype), parameter.requires_grad)
+            if parameter is not None:
+                if id(parameter) not in new:
+                    new[id(parameter)] = nn.Parameter(converted(parameter), parameter.requires_grad)
+                module._parameters[name] = new[id(parameter)]
         for name, buffer in list(module._buffers.items()):
-            if buffer is not None and buffer.is_floating_point():
-                module._buffers[name] = buffer.to(dtype)
+            if buffer is not None:
+                module._buffers[name] = converted(buffer)
 
 
 def run_forward(model: nn.Module, inputs: Any) -> Any:
@@ -137,10 +147,12 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def tensors_for(fake: bool) -> Iterator[None]:
-    """Fake tensors in the block if asked for."""
+def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
+    """Fake tensors in the block if asked for; on ``cuda`` without a GPU too."""
     with fake_tensors() if fake else contextlib.nullcontext():
-        yield
+        without = fake and device == "cuda" and not torch.cuda.is_available()
+        with cuda_without_device() if without else contextlib.nullcontext():
+            yield
 
 
 def one_line(error: BaseException) -> str:

@@ -72,6 +72,11 @@ def _run(options: argparse.Namespace) -> int:
         raise ConfigError("target", "must be pkg.module:factory or file.py:factory")
     if options.device == "cuda" and torch.version.cuda is None:
         raise ConfigError("device", CPU_BUILD)
+    if options.device == "cuda" and not torch.cuda.is_available():
+        if not options.fake:
+            raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
+        if options.step:
+            raise ConfigError("step", "backward does not run on CUDA tensors without a GPU")
     factory = factories.load_factory(options.target)
     sizes = {name: value for name in factories.SIZE_NAMES if (value := getattr(options, name)) is not None}
     for name, value in sizes.items():
@@ -100,7 +105,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) -> tuple[Ledger, StepBill | None, int]:
-    with factories.tensors_for(options.fake):
+    with factories.tensors_for(options.fake, options.device):
         model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         with record(model) as ledger:

@@ -5,6 +5,7 @@ sizes are refused, guesses are answered, and the page has nothing to complain ab
 stand for all (kinds.py); nbval runs the cells of every one.
 """
 
+import base64
 import re
 import statistics
 from pathlib import Path
@@ -19,7 +20,7 @@ from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.kinds import IN_JUPYTERLAB, stored
 from tests.notebooks.lab import Lab
-from tests.notebooks.opened import LOST, OUTPUTS
+from tests.notebooks.opened import LIGHT_SHARE, LOST, OUTPUTS
 from tests.notebooks.panels import DESCRIBE, SHOWN, panel_in_page, use_panel
 from tests.notebooks.predictions import PREDICTIONS, use_predictions
 
@@ -199,6 +200,20 @@ def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):
         shots(box, "narrow")
         page.set_viewport_size({"width": 1280, "height": 1000})
         page.wait_for_function(f"([figure, narrow]) => ({DRAWN_WIDTH})(figure) > narrow + 100", arg=[node, narrow])
+
+
+def test_a_dark_theme_has_no_white_slabs(lab, browser, shots):
+    with lab.notebook(browser, BARS) as notebook:
+        box, figure = run_and_guess(notebook)
+        page = notebook.page
+        for theme, light in (("Light", True), ("Dark", False)):
+            page.evaluate("(theme) => { window.jupyterapp.commands.execute('apputils:change-theme', { theme }); }", f"JupyterLab {theme}")
+            page.wait_for_selector(f"body[data-jp-theme-light='{str(light).lower()}']", state="attached")
+            for part in (figure, box.locator(".actmem-predict")):
+                part.scroll_into_view_if_needed()
+                shot = base64.b64encode(part.screenshot()).decode()
+                assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == light
+        shots(page, "dark-theme")
 
 
 def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):

@@ -27,6 +27,7 @@ from notebooks.site import book, cache, live
 from notebooks.site.runtime import PYTHON_FILES
 from notebooks.site.slices import figures
 from playwright.sync_api import expect
+from tests.notebooks.opened import LIGHT_SHARE
 from tests.notebooks.reader import Files, Reader
 
 CHAPTERS = {path.stem: path for path in book.chapters()}
@@ -277,22 +278,6 @@ AXE = """
 async () => (await axe.run(document, { runOnly: ["wcag2a", "wcag2aa"] })).violations
   .flatMap(({ id, nodes }) => nodes.map(({ html }) => `${id}: ${html.slice(0, 200)}`))
 """
-#: Large areas of a page that are lighter than mid-grey, in what is on screen: their share of all points.
-WHITE = """
-async (shot) => {
-  const image = new Image();
-  image.src = `data:image/png;base64,${shot}`;
-  await image.decode();
-  const canvas = document.createElement("canvas");
-  [canvas.width, canvas.height] = [image.width, image.height];
-  const brush = canvas.getContext("2d");
-  brush.drawImage(image, 0, 0);
-  const { data } = brush.getImageData(0, 0, image.width, image.height);
-  let light = 0;
-  for (let at = 0; at < data.length; at += 4) light += data[at] > 200 && data[at + 1] > 200 && data[at + 2] > 200;
-  return light / (data.length / 4);
-}
-"""
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -314,7 +299,7 @@ def test_axe_finds_nothing_and_a_dark_page_has_no_white_slabs(path, reader, shot
         for place in [page.locator("article h1"), *page.locator(".actmem-shown").all()]:
             place.scroll_into_view_if_needed()
             shot = base64.b64encode(page.screenshot()).decode()
-            assert (page.evaluate(WHITE, shot) > 0.3) == (scheme == "light")
+            assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == (scheme == "light")
     shots(page, f"dark-{path.replace('/', '-')}")
 
 

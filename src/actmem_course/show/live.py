@@ -105,6 +105,12 @@ export default { render };
 )
 
 
+#: In JupyterLab's dark theme a figure is its own negative, with the hues that it had: nothing white is left.
+DARK = """
+[data-jp-theme-light="false"] .actmem-figure, [data-jp-theme-light="false"] .actmem-predict { filter: invert(0.9) hue-rotate(180deg); }
+"""
+
+
 class PlotlyScript(anywidget.AnyWidget):
     """Holds plotly.js for all figures of this kernel; made by the first of them, never displayed.
 
@@ -141,6 +147,7 @@ class LiveFigure(Carried):
     """One figure on screen.  ``draw`` changes it in place."""
 
     _esm = _FIGURE
+    _css = DARK
 
     def __init__(self, drawing: Drawing):
         PlotlyScript.send()

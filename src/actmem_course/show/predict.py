@@ -8,7 +8,7 @@ import traitlets
 
 from actmem_course.show.carried import CARRIED, Carried
 from actmem_course.show.guess import SHOW_ME, judged
-from actmem_course.show.live import mime_bundle
+from actmem_course.show.live import DARK, mime_bundle
 from actmem_course.show.style import INK, WARNING
 
 # A form: Enter in the field answers as well as the button, and the label belongs to the field.
@@ -82,7 +82,7 @@ class Prediction(Carried):
     """
 
     _esm = _FORM
-    _css = _STYLE
+    _css = _STYLE + DARK
     question = traitlets.Unicode().tag(sync=True)
     unit = traitlets.Unicode().tag(sync=True)
     guess = traitlets.Unicode().tag(sync=True)

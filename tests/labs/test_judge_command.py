@@ -135,10 +135,14 @@ def test_unfinished_code_gets_no_traceback_of_ours(body, expected, tmp_path):
     assert "actmem/" not in said and ("SyntaxError" in expected or "Traceback" not in said)
 
 
-def test_what_a_learner_prints_is_seen_once_for_each_rank(tmp_path):
-    path = learner_file(tmp_path, LAB3, g="print('shape', tuple(x.shape))\n    return x")
-    done = start(path, "--only", "3.1")
-    assert done.stdout.count("shape (") >= 2 and "3.1  g" in done.stdout
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_what_a_learner_prints_is_seen_once_for_each_rank_in_whole_lines(unbuffered, tmp_path):
+    body = "for number in range(300):\n        print('line', number, 'of', tuple(x.shape))\n    return x"
+    done = start(learner_file(tmp_path, LAB3, g=body), "--only", "3.1", PYTHONUNBUFFERED=unbuffered)
+    assert "3.1  g" in done.stdout
+    lines = [line for line in done.stdout.splitlines() if "line" in line or " of (" in line]
+    assert all(re.fullmatch(r"line \d+ of \(\d.*\)", line) for line in lines)
+    assert {line.split()[1] for line in lines} == set(map(str, range(300))) and len(lines) % 600 == 0
 
 
 def test_one_rank_alone_raises(tmp_path):

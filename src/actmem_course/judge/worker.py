@@ -224,7 +224,8 @@ def main() -> None:
     # torch 2.13 has new names for two collectives; the old ones are right, and the only ones before it.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*is deprecated. Please use .*_single")
     for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace", line_buffering=True)  # type: ignore[union-attr]
+        # Ranks share the screen, and PYTHONUNBUFFERED would mix the parts of their lines.
+        stream.reconfigure(errors="replace", line_buffering=True, write_through=False)  # type: ignore[union-attr]
     worker = Worker(channel, os.environ["ACTMEM_DEVICE"])
     threading.Thread(target=worker.listen, name="line", daemon=True).start()
     worker.join()

@@ -30,6 +30,14 @@ def pytest_collection_modifyitems(items):
         item.user_properties += [("kind", kind) for kind in ("fault", "bad_input") if item.get_closest_marker(kind)]
 
 
+@pytest.fixture(scope="session", autouse=True)
+def cache_of_its_own(tmp_path_factory):
+    """What labs note in the user's cache folder stays there: a test has no say in what a learner has passed."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
 @pytest.fixture(scope="session")
 def pools():
     """``pools[2].run(function, *args)``: ranks that stay alive for the whole test run."""

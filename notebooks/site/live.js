@@ -97,7 +97,9 @@ class Figure {
     this.update();
     await seen(this.place);
     await this.draw();
-    this.place.replaceChildren(...this.parts);
+    // What is there stays in its place: a control that is moved in the page loses the focus.
+    for (const child of [...this.place.childNodes]) if (!this.parts.includes(child)) child.remove();
+    this.place.append(...this.parts.filter((part) => !part.isConnected));
     this.resize();
   }
 

@@ -175,6 +175,20 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     assert opened.complaints == []
 
 
+def test_a_figure_that_arrives_leaves_the_focus_where_it_is(reader):
+    held = []
+    reader.context.route("**/plotly.min.js", lambda route: held.append(route))
+    page = reader.open("index.html").page
+    switch = page.get_by_label("full recomputation")
+    switch.focus()
+    while not held:
+        page.wait_for_timeout(50)
+    held.pop().continue_()
+    expect(page.locator(".actmem-plot .main-svg").first).to_be_visible()
+    expect(page.locator(".actmem-still, .actmem-picture")).to_have_count(0)
+    assert switch.evaluate("(node) => node === document.activeElement")
+
+
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_a_chapter_on_a_phone(name, reader, shots):
     """A guess by keyboard brings its figure; then the last control of each figure moves by keyboard."""

@@ -60,6 +60,8 @@ SENTENCE = (
 LIVE = "lite/notebooks/index.html?path=notebooks/{}"
 
 
+_ICON_SCRIPT = re.compile(r'<script[^>]*/fontawesome\.js[^>]*></script>')
+
 def chapters() -> list[Path]:
     """The stored notebooks, in the order of the course."""
     return sorted((ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb"))
@@ -195,3 +197,6 @@ def build_pages(sources: Path, target: Path) -> None:
         said = [line for line in (done.stdout + done.stderr).splitlines() if "WARNING" in line or "ERROR" in line]
         raise cache.SiteError(f"jupyter-book failed, see {cache.CACHE / 'jupyter-book.log'}: {' | '.join(said[:3])}")
     shutil.copytree(sources / "_build" / "html", target)
+    for path in target.rglob("*.html"):
+        # The theme's icons are there twice, as a font and as a script of 1.5 MB: the font is enough.
+        path.write_text(_ICON_SCRIPT.sub("", path.read_text(encoding="utf-8")), encoding="utf-8")

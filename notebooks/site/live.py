@@ -55,10 +55,18 @@ def write_cells(folder: Path, page: str, cells: dict[str, str]) -> None:
     (folder / f"{page}.json").write_text(json.dumps(known), encoding="utf-8")
 
 
+#: A browser loads no module from a file, so nothing else of a page could say this.
+FROM_A_FILE = (
+    '<script>if (location.protocol === "file:") document.currentScript.insertAdjacentHTML("beforebegin", '
+    '"<p class=actmem-message role=status>This figure stands still, because browsers run no modules from files. '
+    'It moves where a server shows the page: python3 -m http.server</p>");</script>'
+)
+
+
 def place(page: str, cell: str, still: str, up: str = "") -> str:
     """Where a figure stands in a page.  still: what is there without JavaScript, and before the figure is drawn."""
     script = f'<script type="module" src="{up}live/live.js"></script>'
-    return f'<div class="actmem-shown" data-page="{page}" data-cell="{cell}">{still}</div>{script}'
+    return f'<div class="actmem-shown" data-page="{page}" data-cell="{cell}">{still}</div>{FROM_A_FILE}{script}'
 
 
 def put_figures(notebook: NotebookNode, page: str, folder: Path) -> None:

@@ -148,6 +148,20 @@ CUT = """
 """
 
 
+#: Colours fade from one scheme to the other: half way, nothing has the contrast of either.
+FADED = """
+async () => {
+  for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);
+  await Promise.allSettled(document.getAnimations().map((animation) => animation.finished));
+}
+"""
+
+
+def show_in(page, scheme):
+    page.emulate_media(color_scheme=scheme)
+    page.evaluate(FADED)
+
+
 def no_sideways(page):
     width, inner = page.evaluate("() => [document.documentElement.scrollWidth, innerWidth]")
     assert width <= inner, "the page scrolls sideways"
@@ -231,7 +245,7 @@ def test_a_chapter_on_a_phone(name, reader, shots):
     assert opened.complaints == []  # of the page; axe-core looks for more than a page loads
     page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
+        show_in(page, scheme)
         assert page.evaluate(AXE) == [], scheme
 
 
@@ -290,7 +304,7 @@ WATCH = """
 """
 
 
-PAGES = ["index", "notebooks/05_recomputation", "labs/lab1_count_bytes"]  # of each kind; every chapter is looked at on a phone
+PAGES = ["index", "notebooks/05_recomputation", "labs/lab1_count_bytes"]  # of each kind; of all: on a phone, and below
 #: Rules of WCAG 2 A and AA, of which colour contrast and labels are parts; each breach with what it is about.
 AXE = """
 async () => (await axe.run(document, { runOnly: ["wcag2a", "wcag2aa"] })).violations
@@ -312,13 +326,34 @@ def test_axe_finds_nothing_and_a_dark_page_has_no_white_slabs(path, reader, shot
     page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
     assert page.locator("article h1").count() == 1  # the page is there: a missing one has no breach either
     for scheme in ("light", "dark"):
-        page.emulate_media(color_scheme=scheme)
+        show_in(page, scheme)
         assert page.evaluate(AXE) == [], scheme
         for place in [page.locator("article h1"), *page.locator(".actmem-shown").all()]:
             place.scroll_into_view_if_needed()
             shot = base64.b64encode(page.screenshot()).decode()
             assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == (scheme == "light")
     shots(page, f"dark-{path.replace('/', '-')}")
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_on_the_page_of_any_lab(scheme, reader, site):
+    page = reader.open("index.html").page
+    page.emulate_media(color_scheme=scheme)
+    for path in sorted((site / "labs").glob("*.html")):
+        page.goto(f"{reader.address}/labs/{path.name}")
+        page.add_script_tag(path=cache.npm_package(AXE_CORE) / "axe.min.js")
+        assert page.locator("article h1").count() == 1
+        page.evaluate(FADED)
+        assert page.evaluate(AXE) == [], path.name
+
+
+def test_a_page_opened_as_a_file_says_why_its_figures_stand_still(browser, site):
+    page = browser.new_page()
+    for name, figures_there in (("index", 1), ("notebooks/05_recomputation", len(figures(stored("05_recomputation"))))):
+        page.goto((site / f"{name}.html").as_uri())
+        expect(page.locator(".actmem-shown + .actmem-message")).to_have_count(figures_there)
+        assert page.locator(".actmem-shown + .actmem-message").first.is_visible()
+    page.close()
 
 
 def test_a_slider_plays_and_with_reduced_motion_only_steps(reader):

@@ -152,7 +152,8 @@ CUT = """
 FADED = """
 async () => {
   for (let frame = 0; frame < 2; frame += 1) await new Promise(requestAnimationFrame);
-  await Promise.allSettled(document.getAnimations().map((animation) => animation.finished));
+  const ending = document.getAnimations().filter(({ effect }) => effect?.getComputedTiming().endTime < 5000);
+  await Promise.allSettled(ending.map((animation) => animation.finished));
 }
 """
 

@@ -214,8 +214,10 @@ def test_a_chapter_on_a_phone(name, reader, shots):
     for cell in found:
         place = page.locator(f".actmem-shown[data-cell='{cell}']")
         place.scroll_into_view_if_needed()
-        form = place.locator(".actmem-guess")
-        if form.count():
+        shown = run_cell(found[cell])
+        if shown.question:  # the form comes when the page's script has run, which may be later than now
+            form = place.locator(".actmem-guess")
+            form.wait_for()
             assert not place.locator(".actmem-plot").count()
             form.locator("input").fill("seven")
             page.keyboard.press("Enter")
@@ -224,7 +226,6 @@ def test_a_chapter_on_a_phone(name, reader, shots):
             page.keyboard.press("Enter")
             expect(form.locator("output")).to_have_text(re.compile("^You said 7"))
         expect(place).to_have_attribute("data-drawn", "true")
-        shown = run_cell(found[cell])
         wanted = [drawing.alt for drawing in shown.moves.drawings]
         plots = place.locator(".actmem-plot")
         assert [plot.get_attribute("aria-label") for plot in plots.all()] == wanted

@@ -3,7 +3,8 @@
 GPU runs that others published, with the peak that each logged, beside the peak that we predict from what
 the framework's code keeps: 18 runs of a 1.1B Llama under nanotron, and of torchtitan's table what we can
 count. No constant is fitted to them. Then published step times beside those of the planner's time model, and
-the paper's own plans beside the fastest of wider and wider searches.
+the paper's own plans beside the fastest of wider and wider searches. --calculators: what public memory
+calculators print instead, beside counted bytes.
 Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. No GPU needed.
 """
 
@@ -15,6 +16,7 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem_course.arguments import LabParser, add_json_argument
+from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import (
     measure_runs,
     paper_choice_results,
@@ -25,7 +27,14 @@ from actmem_course.bench.measure_runs import (
 )
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.show.published_runs import choices_table, parts_table, reserved_table, runs_table, times_table
+from actmem_course.show.published_runs import (
+    calculators_table,
+    choices_table,
+    parts_table,
+    reserved_table,
+    runs_table,
+    times_table,
+)
 from actmem_course.show.runs_figure import runs_figure
 
 
@@ -39,12 +48,21 @@ def main() -> int:
         metavar="FILE",
         help="predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib",
     )
+    parser.add_argument(
+        "--calculators",
+        action="store_true",
+        help="instead of runs: what public calculators print for table 2 and one of the runs, beside counted bytes",
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the figure (needs plotly)")
     args = parser.parse_args()
     with parser.refusing():
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             raise ConfigError("started by torchrun", f"needs a single process: python labs/{parser.prog}")
+        if args.calculators and (args.rows or args.html):
+            raise ConfigError("calculators", "it has no rows and no page of its own: leave out --rows and --html")
         check_files(args, "json", "html")
+        if args.calculators:
+            return show_calculators(args.json)
         times, choices = [], []
         if args.rows:
             predicted = predict_rows(read_rows(args.rows))
@@ -84,6 +102,24 @@ def main() -> int:
     else:
         console.print(f"{len(predicted)} runs predicted, none with a peak to compare with", highlight=False)
     return 0 if len(good) == len(judged) else 1
+
+
+def show_calculators(json_file: Path | None) -> int:
+    """The table of calculators, how many rows each has right, and the file if one is asked for."""
+    rows, sequences = measure_calculators(), sequence_results()
+    console = lab_console()
+    for results, what in ((rows, "one layer of the 22B model"), (sequences, "one more sequence, counted by GPUs")):
+        console.print(calculators_table(results, f"Public calculators: {what}"))
+    for name, (source, why) in {result.calculator: (result.source, result.why) for result in rows}.items():
+        own = [result for result in rows if result.calculator == name]
+        right = sum(result.difference_bytes == 0 for result in own)
+        console.print(f"{name}: {right} of {len(own)} rows to the byte; {why} ({source})", highlight=False)
+    for result in sequences:
+        console.print(f"{result.calculator}: {result.difference_percent:+.2f}%; {result.why}", highlight=False)
+    if json_file:
+        objects = [asdict(r) | {"difference_bytes": r.difference_bytes} for r in rows + sequences]
+        write_text(json_file, json.dumps(objects, ensure_ascii=False, indent=1) + "\n")
+    return 0
 
 
 def as_json(result) -> dict:

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from actmem.formulas.table2 import TABLE2
 from actmem.models import PAPER_MODELS
 from actmem.plan.paper_choices import SEARCHES
 from actmem.plan.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
@@ -45,6 +46,26 @@ def test_rows_of_ones_own_come_back_with_a_prediction(tmp_path):
     found = json.loads(out.read_text())
     assert [{k: v for k, v in one.items() if k != "predicted_mib"} for one in found] == given
     assert abs(found[0]["predicted_mib"] / 22941.07 - 1) < 0.001 and found[1]["predicted_mib"] > 0
+
+
+def test_public_calculators_beside_counted_bytes(tmp_path):
+    out = tmp_path / "out.json"
+    done = launch.run(SCRIPT, "--calculators", "--json", out)
+    assert done.returncode == 0, done.stderr
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    found = json.loads(out.read_text(encoding="utf-8"))
+    for name in {one["calculator"] for one in found} - {"ours"}:
+        own = [one for one in found if one["calculator"] == name and one["row"] in {row.name for row in TABLE2}]
+        assert len(own) == len(TABLE2)
+        right = sum(one["printed_bytes"] == one["counted_bytes"] for one in own)
+        assert f"{name}: {right} of {len(TABLE2)} rows to the byte" in done.stdout
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("other", ["--rows", "--html"])
+def test_calculators_take_no_rows_and_no_page(other, tmp_path, monkeypatch, capsys):
+    code, out, lines = lab_exit(SCRIPT, ["--calculators", other, tmp_path / "file"], monkeypatch, capsys)
+    assert (code, out, len(lines)) == (2, "", 1) and "--calculators: it has no rows and no page" in lines[0]
 
 
 def test_a_run_that_is_far_off_is_exit_code_1(tmp_path):

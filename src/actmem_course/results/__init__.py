@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from actmem_course.results.exchange_results import ExchangeCount, ParityResult, SocketCount
 from actmem_course.results.memory_results import ModeCost, Number, OtherLine, PaperEntry, PipelineResult, Table2Result
-from actmem_course.results.run_results import PaperChoiceResult, RunResult, StepTimeResult
+from actmem_course.results.run_results import CalculatorResult, PaperChoiceResult, RunResult, StepTimeResult
 from actmem_course.results.speed_results import (
     Claim,
     Overhead,
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
 __all__ = [
-    "Claim", "ExchangeCount", "ModeCost", "Number", "OtherLine", "Overhead", "PaperChoiceResult", "PaperEntry", "ParityResult", "PeerLine", "PipelineResult", "RunResult", "ScalingPoint",
+    "CalculatorResult", "Claim", "ExchangeCount", "ModeCost", "Number", "OtherLine", "Overhead", "PaperChoiceResult", "PaperEntry", "ParityResult", "PeerLine", "PipelineResult", "RunResult", "ScalingPoint",
     "ScalingSlopes", "SocketCount", "SpeedLine", "StepTimeResult", "Table2Result", "TimedPair", "read",
 ]  # fmt: skip
 

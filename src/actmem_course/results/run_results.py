@@ -1,4 +1,4 @@
-"""Training runs that others published, beside the bytes that we predict for them."""
+"""Training runs that others published beside what we predict, and what public calculators print beside what was counted."""
 
 from __future__ import annotations
 
@@ -56,6 +56,28 @@ class PaperChoiceResult:
     best_seconds: float
     behind_percent: float
     hidden_seconds: float
+
+
+@dataclass(frozen=True)
+class CalculatorResult:
+    """What one public calculator prints beside the bytes that were counted.  source: its file; why: why it is off, if it is."""
+
+    calculator: str
+    source: str
+    row: str
+    printed_bytes: int
+    counted_bytes: int
+    why: str
+
+    @property
+    def difference_bytes(self) -> int:
+        """Printed minus counted."""
+        return self.printed_bytes - self.counted_bytes
+
+    @property
+    def difference_percent(self) -> float:
+        """The same in percent of the counted bytes."""
+        return 100 * self.difference_bytes / self.counted_bytes
 
 
 @dataclass(frozen=True)

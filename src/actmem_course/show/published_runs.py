@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.table import Table
 
-from actmem_course.results import PaperChoiceResult, RunResult, StepTimeResult
+from actmem_course.results import CalculatorResult, PaperChoiceResult, RunResult, StepTimeResult
 from actmem_course.show.speed_table import plain_table
 
 _MIB_IN_GIB = 1024
@@ -69,6 +69,21 @@ def choices_table(results: Sequence[PaperChoiceResult]) -> Table:
     for r in results:
         best = "the paper's" if r.best_plan == r.paper_plan else r.best_plan
         table.add_row(r.model, r.search, best, f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}")
+    return table
+
+
+def calculators_table(results: Sequence[CalculatorResult], title: str) -> Table:
+    """What public calculators print beside counted bytes: a block of rows for each calculator."""
+    table = plain_table(title)
+    table.add_column("bytes of one rank", no_wrap=True)
+    for name in ("printed", "counted", "difference"):
+        table.add_column(name, justify="right", no_wrap=True)
+    last = ""
+    for r in results:
+        if r.calculator != last:
+            table.add_row(r.calculator, style="bold")
+        last = r.calculator
+        table.add_row(f"  {r.row}", f"{r.printed_bytes:,}", f"{r.counted_bytes:,}", f"{r.difference_bytes:+,}")
     return table
 
 

@@ -48,6 +48,8 @@ DECODERS = {
     "small": (Decoder(80, 112, 4, 4, 2, 512), 48, 3),
     "many words": (Decoder(64, 96, 4, 4, 4, 8192), 16, 2),
     "one key head": (Decoder(128, 352, 4, 8, 1, 264), 64, 1),
+    "norms of query and key": (Decoder(80, 112, 4, 4, 2, 512, head_size=24, qk_norm=True), 48, 3),
+    "large heads": (Decoder(32, 40, 4, 4, 4, 128, head_size=64, qk_norm=True), 16, 1),
 }
 
 

@@ -1,16 +1,17 @@
 """One of today's layers' backward, operation by operation, as our code runs it: what each makes and frees.
 
-As ``layer_backward`` for the paper's layer.  Norms and rotations compute in float32, so their own
-temporaries, twice the size of what they keep, can be the fullest moment.
+As ``layer_backward`` for the paper's layer; norms and rotations are in ``fused_replay``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from actmem.config import Parallel
 from actmem.llama_shape import LlamaShape
 from actmem.plan.ends_backward import EndsBackward
+from actmem.plan.fused_replay import WEIGHT_GRADIENT, NormReplay, replay_rotation
 from actmem.plan.replay import Replay
 from actmem.recipes import Recompute
 from actmem.rows import Row
@@ -21,13 +22,24 @@ class LlamaLayerBackward:
 
     def __init__(self, shape: LlamaShape, parallel: Parallel, recompute: str):
         s, b, h, f, d = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size, shape.d
-        self.t, self.vector = parallel.tensor_parallel_size, 2 * h
+        self.t = parallel.tensor_parallel_size
         self.gathers = parallel.sequence_parallel and self.t > 1
         cut = self.t if self.gathers else 1
         key_heads = max(shape.num_key_value_heads // self.t, 1)
         self.hidden, self.whole, self.wide = 2 * s * b * h // cut, 2 * s * b * h, 2 * s * b * f // self.t
         self.query, self.key = 2 * s * b * shape.num_attention_heads * d // self.t, 2 * s * b * key_heads * d
-        self.statistic, self.table, self.log_sum = 4 * s * b // cut, 2 * s * d, 2 * self.query // d
+        self.table, self.log_sum = 2 * s * d, 2 * self.query // d
+        self.norms = [
+            NormReplay(f"norm {number} input", f"norm {number} statistics", self.hidden, 4 * s * b // cut, 2 * h)
+            for number in (1, 2)
+        ]
+        self.heads = {"Q": self.query, "K": self.key}
+        # By name; a head's statistic is float32.
+        self.head_norms = {
+            name: NormReplay(f"{name} before its norm", f"{name} norm statistics", size, 2 * size // d, 2 * d)
+            for name, size in self.heads.items()
+            if shape.qk_norm
+        }
         # A weight's gradient has as many bytes as its product's output has for h tokens.
         self.weights = {size: size * h // (s * b) for size in (self.query, self.key, self.wide)}
         self.copies_value = b * key_heads > 1
@@ -73,34 +85,30 @@ class LlamaLayerBackward:
         r.make("gradient of up", self.wide)
         r.free("gradient of the product", "sigmoid", "SiLU", "gate", "up")
         if self.region == "terms":
-            self._norm_again(r, "gate and up input", "")
+            self.norms[1].forward(r, "gate and up input")
         gradients = {"gradient of gate": self.wide, "gradient of up": self.wide}
         self._columns(r, "gate and up input", gradients)
 
     def _attention(self, r: Replay, entering: str) -> None:
         self._row_product(r, "gradient of the context", self.query, entering)
+        if self.region == "terms" and self.head_norms:
+            for name in self.heads:
+                self._head_again(r, name, keeps_statistics=False)
         r.make("gradient of Q, rotated", self.query)
         r.make("gradient of K, rotated", self.key)
         r.make("gradient of V", self.key)
         r.free("Q", "K", "V", "attention projection input", "log-sum-exp", "gradient of the context")
-        for name, size in (("K", self.key), ("Q", self.query)):
-            r.make("table, turned back", self.table)
-            self._rotate(r, f"gradient of {name}", size)
-            r.free(f"gradient of {name}, rotated", "table, turned back", "both halves, float32")
+        for name in ("K", "Q"):
+            norm, size = self.head_norms.get(name), self.heads[name]
+            turned = f"gradient of {name} after its norm" if norm else f"gradient of {name}"
+            replay_rotation(r, f"gradient of {name}, rotated", turned, size, self.table)
+            if norm:
+                norm.backward(r, turned, f"gradient of {name}")
+                r.free(WEIGHT_GRADIENT)
         if self.region == "terms":
-            self._norm_again(r, "QKV projection input", "")
+            self.norms[0].forward(r, "QKV projection input")
         gradients = {"gradient of Q": self.query, "gradient of K": self.key, "gradient of V": self.key}
         self._columns(r, "QKV projection input", gradients)
-
-    def _rotate(self, r: Replay, result: str, size: int) -> None:
-        """Each half of a head in float32 has as many bytes as the whole head in 16 bits; both halves stay."""
-        for half in ("first half", "second half"):
-            r.make("products with cos and sin", 2 * size)
-            r.make(half, size)
-            r.free("products with cos and sin")
-        r.make("both halves, float32", 2 * size)
-        r.free("first half", "second half")
-        r.make(result, size)
 
     def _columns(self, r: Replay, kept: str, gradients: dict[str, int]) -> None:
         """Column-parallel products of one input: makes "gradient of the block's input"."""
@@ -135,27 +143,18 @@ class LlamaLayerBackward:
             r.free("copy of V's gradient")
 
     def _norm(self, r: Replay, number: int) -> str:
-        norm_backward(r, f"norm {number} input", f"norm {number} statistics", self.hidden, self.statistic, self.vector)
+        self.norms[number - 1].backward(r, "gradient of the block's input", "gradient of the norm's input")
         result = f"gradient of the residual stream, {number}"
         r.make(result, self.hidden)
-        r.free("gradient of the norm's input", "gradient of the norm's weight")
+        r.free("gradient of the norm's input", WEIGHT_GRADIENT)
         return result
 
-    def _norm_again(self, r: Replay, output: str, statistics: str) -> None:
-        """Forward.  statistics: the name under which they stay; empty if they are kept already."""
-        r.make("norm's input, float32", 2 * self.hidden)
-        r.make("squares", 2 * self.hidden)
-        r.make("mean of squares", self.statistic)
-        r.free("squares")
-        r.make("mean of squares + ε", self.statistic)
-        r.free("mean of squares")
-        inverse = statistics or "1/rms"
-        r.make(inverse, self.statistic)
-        r.free("mean of squares + ε")
-        r.make("norm's output, float32", 2 * self.hidden)
-        r.pass_by("norm's weight, float32", 2 * self.vector)
-        r.make(output, self.hidden)
-        r.free("norm's input, float32", "norm's output, float32", *[inverse] * (not statistics))
+    def _head_again(self, r: Replay, name: str, keeps_statistics: bool) -> None:
+        """Q or K, from what its product made."""
+        before = f"{name} before its rotation"
+        if norm := self.head_norms.get(name):
+            norm.forward(r, before, keeps_statistics)
+        replay_rotation(r, before, name, self.heads[name])
 
     def _gathered(self, r: Replay, outputs: Sequence[tuple[str, int]]) -> None:
         if self.gathers:
@@ -167,12 +166,11 @@ class LlamaLayerBackward:
 
     def _second_run(self, r: Replay) -> None:
         """All terms again from the layer's input."""
-        self._norm_again(r, "QKV projection input", "norm 1 statistics")
-        self._gathered(r, (("Q before its rotation", self.query), ("K before its rotation", self.key), ("V", self.key)))
-        for name, size in (("Q", self.query), ("K", self.key)):
-            self._rotate(r, name, size)
-            r.free("both halves, float32")
-        r.free("Q before its rotation", "K before its rotation")
+        self.norms[0].forward(r, "QKV projection input", keeps_statistics=True)
+        sizes = [(f"{name} before its {'norm' if self.head_norms else 'rotation'}", self.heads[name]) for name in "QK"]
+        self._gathered(r, (*sizes, ("V", self.key)))
+        for name in self.heads:
+            self._head_again(r, name, keeps_statistics=True)
         r.make("attention projection input", self.query)
         r.make("log-sum-exp", self.log_sum)
         r.make("projection, partial", self.whole)
@@ -183,35 +181,9 @@ class LlamaLayerBackward:
             r.free("projection, partial")
         r.make("norm 2 input", self.hidden)
         r.free(last)
-        self._norm_again(r, "gate and up input", "norm 2 statistics")
+        self.norms[1].forward(r, "gate and up input", keeps_statistics=True)
         self._gathered(r, (("gate", self.wide), ("up", self.wide)))
         r.make("down input", self.wide)
-
-
-def norm_backward(r: Replay, kept: str, statistics: str, hidden: int, statistic: int, vector: int) -> None:
-    """Backward of an RMSNorm that computes in float32: makes "gradient of the norm's input" and "… weight"."""
-    wide = 2 * hidden
-    r.make("norm's input, float32", wide)
-    r.make("normed, float32", wide)
-    r.free("norm's input, float32")
-    r.make("gradient, float32", wide)
-    r.make("gradient · normed", wide)
-    r.make("gradient of the weight, float32", 2 * vector)
-    r.free("gradient · normed")
-    r.make("gradient of the norm's weight", vector)
-    r.free("gradient of the weight, float32")
-    r.make("norm's weight, float32", 2 * vector)
-    r.make("gradient · weight", wide)
-    r.free("gradient, float32", "norm's weight, float32")
-    r.make("gradient · weight · normed", wide)
-    r.make("its mean", statistic)
-    r.free("gradient · weight · normed")
-    r.make("normed · mean", wide)
-    r.free("its mean")
-    r.make("difference", wide)
-    r.free("normed · mean")
-    r.make("gradient of the norm's input", hidden)
-    r.free("normed, float32", "gradient · weight", "difference", kept, statistics, "gradient of the block's input")
 
 
 class LlamaBackward:
@@ -220,6 +192,7 @@ class LlamaBackward:
     def __init__(self, shape: LlamaShape, parallel: Parallel, words: int, recompute: str):
         self.layer = LlamaLayerBackward(shape, parallel, recompute)
         tokens, t = shape.seq_length * shape.micro_batch_size, parallel.tensor_parallel_size
+        self.final_norm = replace(self.layer.norms[0], kept="final RMSNorm input", statistics="final RMSNorm statistic")
         self.ends = EndsBackward(tokens, words, shape.hidden_size, self.layer.gathers, t)
 
     def last_layer(self, layer_rows: Sequence[Row], end_rows: Sequence[Row], tied: bool) -> Replay:
@@ -227,10 +200,8 @@ class LlamaBackward:
         r, layer = Replay([*layer_rows, *end_rows]), self.layer
         if end_rows:
             self.ends.loss_and_output(r, tied)
-            names = "final RMSNorm input", "final RMSNorm statistic"
-            norm_backward(r, *names, layer.hidden, layer.statistic, layer.vector)
-            r.free("gradient of the norm's weight")
-            r.rename("gradient of the norm's input", "gradient of the final norm's input")
+            self.final_norm.backward(r, "gradient of the block's input", "gradient of the final norm's input")
+            r.free(WEIGHT_GRADIENT)
             layer.run(r, "gradient of the final norm's input")
         else:
             r.make("gradient received", layer.hidden)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from actmem.checks import ConfigError, check_size
 from actmem.config import ModelShape, padded_vocab_size
 from actmem.formulas.communication import Exchange, layer_exchanges
@@ -143,9 +141,9 @@ class PlannedLlama(PlannedModel):
     def last_layer_backward(
         self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
     ) -> list[Row]:
-        """Exact, but for estimates: K and V gathered among context-parallel ranks, and norms of Q and K left out."""
+        """Exact, but for an estimate: K and V gathered among context-parallel ranks."""
         ends = self.last_rows(layout, device_type) if last else []
-        layer = llama_layer_rows(replace(self.decoder, qk_norm=False), layout, self.seq_length, recompute)
+        layer = self.layer_rows(layout, recompute)
         tied = first and last and self.decoder.tied_embeddings
         rows = self._backward(layout, recompute).last_layer(layer, ends, tied).transient_rows()
         if layout.context_parallel_size > 1:
@@ -154,7 +152,7 @@ class PlannedLlama(PlannedModel):
         return rows
 
     def _backward(self, layout: Layout, recompute: str) -> LlamaBackward:
-        shape = own_llama_shape(replace(self.decoder, qk_norm=False), layout, self.seq_length)
+        shape = own_llama_shape(self.decoder, layout, self.seq_length)
         return LlamaBackward(shape, layout.within_layer, self._own_vocabulary(layout), recompute)
 
     def model_flops(self, global_batch_size: int) -> int:

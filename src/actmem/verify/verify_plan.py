@@ -100,13 +100,11 @@ class CountedPeak:
         return self.predicted_bytes == self.counted_bytes
 
 
-def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak | None:
+def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak:
     """The transient of the plan's fullest rank: the bill's, and counted in the next backward pass of an emulated rank.
 
-    Of a microbatch that recomputes as the plan says.  None for norms over each head's query and key, where it is an estimate.
+    Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run.
     """
-    if isinstance(model, PlannedLlama) and model.decoder.qk_norm:
-        return None
     _check_runs(model, plan)
     layout, rank, chunks = plan.layout, plan.pipeline_rank, chunks_of(model, plan)
     bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, device_type="cpu")

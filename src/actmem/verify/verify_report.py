@@ -22,10 +22,9 @@ def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bo
     verdict = f"{len(comparison.matched)} of {len(matches)} lines equal what is counted, to the byte"
     console.print(verdict if comparison.exact else f"[bold red]{verdict}", highlight=False)
     peak = count_peak(model, plan)
-    if peak:
-        text = _peak_text(peak)
-        console.print(text if peak.exact else f"[bold red]{text}", highlight=False)
-    return comparison.exact and (peak is None or peak.exact)
+    text = _peak_text(peak)
+    console.print(text if peak.exact else f"[bold red]{text}", highlight=False)
+    return comparison.exact and peak.exact
 
 
 def _table(matches: tuple[Match, ...], plan: Plan) -> Table:

@@ -308,7 +308,7 @@ for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence paral
 #
 # ## The lab
 #
-# [Lab 6](../labs/lab6_train.py), the last one, combines everything: `python my/labs/lab6_train.py` trains
+# [Lab 6](../labs/lab6_train.py) combines all of it: `python my/labs/lab6_train.py` trains
 # a small GPT in every mode and compares memory and speed. To measure: `labs/measure_speed.py` for table 4 on your own
 # device, `labs/measure_paper.py` for every table and figure of the paper at once.
 #

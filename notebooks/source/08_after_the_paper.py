@@ -84,7 +84,7 @@ print(comparison_text(compare(llama_rows(TINY_LLAMA), measure_llama(TINY_LLAMA))
 
 # %% [markdown]
 # At a real model's size an emulated rank does the same, with tensor and sequence parallelism. With `t <= k` everything is
-# divided by `t`. With `t > k` some ranks hold the same key and value head, so K and V are divided by `k` only:
+# divided by `t`. With `t > k` K and V are divided by `k` only:
 
 # %%
 from actmem.measure import emulated_rank
@@ -99,6 +99,20 @@ for t in (2, 8, 16):
     keys = next(row for row in predicted if row.term == "K")
     lines.append((t, total(predicted), total(measured) - total(predicted), keys.bytes, keys.split_by))
 print(text_table(("t", "predicted", "difference", "K", "K is divided by"), lines, "rrrrr"))
+
+# %% [markdown]
+# ## More ranks than key heads
+#
+# A head is never cut: its queries need whole keys. So with `t > k` neighbouring ranks, `t/k` of them, hold the same key and
+# value head, and the same rows of the K and V weights. Rank `r` reads head `r·k // t`.
+#
+# What of the gradients? Each rank's query heads give a part of the gradient of their key head. The gradient that goes on to
+# `x` needs nothing new: f (or g) sums it over all `t` ranks anyway. But the weight that makes the head is a replica on `t/k`
+# ranks, and each has only its own part of the gradient. Those ranks must add theirs up after backward, as all ranks do with
+# the norms' weights under sequence parallelism. Who forgets it trains `t/k` different copies of one head.
+#
+# **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
+# `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
 
 # %% [markdown]
 # ## What everyone keeps instead
@@ -160,6 +174,9 @@ print(f"\ntwo norms and a gate, in the proportions of Llama 3 8B: {more:.1f} sbh
 print(f"the layer itself keeps {whole / (tokens * LLAMA.hidden_size):.1f} sbh")
 
 # %% [markdown]
+# **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
+# my/labs/lab7_todays_layer.py --only 7.2,7.3`.
+#
 # The same in Hugging Face's blocks and in ours, each read off its operators. `python labs/measure_peers.py --today` builds them
 # and counts: every formula holds to the byte at two shapes in which all sizes differ. Here they are at the size of Llama 3 8B,
 # in 16 bits:
@@ -234,6 +251,12 @@ print(text_table(("Llama 3 8B", "kept", "% of none", "FLOPs added", "%"), lines,
 print(f"\none layer's forward: {forward:,} FLOPs, backward twice as many")
 
 # %% [markdown]
+# What is dropped is always the input of a linear. So one function is enough for it: a linear that keeps what its input is made
+# from, and makes the input again when backward needs it, for the gradient of its weight.
+#
+# **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`: `python my/labs/lab7_todays_layer.py
+# --only 7.4`.
+#
 # The paper's own layer falls the same way. Of the `34sbh/t` that selective recomputation leaves, the two norm outputs, the
 # GeLU's output and the two dropout masks go: `20sbh/t`. Masks are drawn again from a seed.
 

@@ -28,7 +28,7 @@ def test_progress_is_kept_and_reset(tmp_path, monkeypatch):
     progress.note([Verdict("1.1", "layer_bytes", PASSED), Verdict("2.1", "f", PASSED), Verdict("2.2", "f_bar", WRONG)])
     again = LearnerProgress(tmp_path / "my" / "labs" / "lab2_tensor_parallel.py")
     assert again.passed == {"1.1", "2.1"} and again.next()[1].number == "1.2"
-    assert "2 of 34 exercises passed (1: 1/4, 2: 1/8" in again.summary()
+    assert "2 of 40 exercises passed (1: 1/4, 2: 1/8" in again.summary()
     again.note([Verdict("2.1", "f", WRONG)])
     assert LearnerProgress().passed == {"1.1"}
     LearnerProgress().reset()
@@ -59,7 +59,9 @@ def test_every_lab_file_names_its_chapter_and_at_each_exercise_its_section():
 
 
 def test_chapters_send_to_each_exercise_once_its_idea_and_all_that_it_needs_are_there():
-    for lab in ALL_LABS[:-1]:  # the last one is for the end of the last chapter
+    for lab in ALL_LABS:
+        if lab.name == "lab6_train":  # it puts together what five chapters teach, and chapter 7 sends to it at its end
+            continue
         source = (LABS.parent / "notebooks" / "source" / f"{lab.chapter}.py").read_text(encoding="utf-8")
         chapter = re.sub("\n# ?", " ", source)
         call = rf"\*\*Now write it:\*\* \[exercises? [^]]*\]\(\.\./labs/{lab.name}\.py\), .*? --only ([\d.,]+)`"
@@ -68,7 +70,7 @@ def test_chapters_send_to_each_exercise_once_its_idea_and_all_that_it_needs_are_
         places = {number: place for place, number in sent}
         by_function = {exercise.function: places[exercise.number] for exercise in lab.exercises}
         functions = solutions_of(lab.name)
-        questions = re.search(" ## (Questions|Check yourself) ", chapter).start()
+        questions = re.search(" ## (Questions|Check yourself|Check your understanding) ", chapter).start()
         for exercise in lab.exercises:
             place = places[exercise.number]
             assert chapter.index(f" ## {exercise.section} ") < place < questions

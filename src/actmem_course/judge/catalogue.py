@@ -1,4 +1,4 @@
-"""The six labs: which a file is, its exercises, and our solutions."""
+"""The labs: which a file is, its exercises, and our solutions."""
 
 from __future__ import annotations
 

@@ -77,11 +77,17 @@ def kept(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence
 
 
 def check_keeps(
-    b: Bench, at_most: int, what: str, function, x: Tensor, weights: Sequence[Tensor] = (), more: str = ""
+    b: Bench,
+    at_most: int,
+    what: str,
+    function,
+    x: Tensor,
+    weights: Sequence[Tensor] = (),
+    more: str | Callable[[KeptBytes], str] = "",
 ) -> None:
     """Raise Wrong if the function keeps more than ``at_most`` bytes, or keeps some out of sight.
 
-    what: what those bytes are, for the diagnosis.  more: what to say about too many.  On groups that
+    what: what those bytes are, for the diagnosis.  more: what to say about too many, of what was found.  On groups that
     are not all ranks nothing is counted again: the bytes are those of all ranks, for another t.
     """
     if b.group_name:
@@ -94,6 +100,7 @@ def check_keeps(
             "closure): pass tensors to ctx.save_for_backward"
         )
     if found.bytes > at_most:
+        more = more if isinstance(more, str) else more(found)
         enough = f"where {at_most:,} B are enough ({what})" if at_most else "and needs to keep nothing"
         raise Wrong(
             f"it keeps {found.bytes:,} B for backward {enough}{more and ': ' + more}. The largest: {found.largest()}"

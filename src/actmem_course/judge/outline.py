@@ -3,7 +3,15 @@
 from __future__ import annotations
 
 from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.lab_checks import lab1_hints, lab2_hints, lab3_hints, lab4_hints, lab5_hints, lab6_hints
+from actmem_course.judge.lab_checks import (
+    lab1_hints,
+    lab2_hints,
+    lab3_hints,
+    lab4_hints,
+    lab5_hints,
+    lab6_hints,
+    lab7_hints,
+)
 
 ALL_LABS = (
     Lab("lab1_count_bytes", "Lab 1: count bytes", "02_counting_bytes", (
@@ -52,4 +60,12 @@ ALL_LABS = (
         Exercise("6.4", "training_step", "lab6_step:check_training_step", lab6_hints.TRAINING_STEP, "Real processes: the same numbers as one GPU", takes_group=True),
         Exercise("6.5", "train", "lab6_curves:check_train", lab6_hints.TRAIN, "Real processes: the same numbers as one GPU"),
     ), "lab6_reward:lab6_reward"),
+    Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (
+        Exercise("7.1", "llama_layer_bytes", "lab7_bytes:check_llama_layer_bytes", lab7_hints.LLAMA_LAYER_BYTES, "The layer changed"),
+        Exercise("7.2", "rms_norm", "lab7_operators:check_rms_norm", lab7_hints.RMS_NORM, "What everyone keeps instead"),
+        Exercise("7.3", "swiglu", "lab7_operators:check_swiglu", lab7_hints.SWIGLU, "What everyone keeps instead"),
+        Exercise("7.4", "recipe_linear", "lab7_operators:check_recipe_linear", lab7_hints.RECIPE_LINEAR, "What needs no product"),
+        Exercise("7.5", "split_grouped_heads", "lab7_grouped:check_split_grouped_heads", lab7_hints.SPLIT_GROUPED_HEADS, "More ranks than key heads", takes_group=True),
+        Exercise("7.6", "sum_shared_gradients", "lab7_grouped:check_sum_shared_gradients", lab7_hints.SUM_SHARED_GRADIENTS, "More ranks than key heads", takes_group=True),
+    ), "lab7_reward:lab7_reward"),
 )  # fmt: skip

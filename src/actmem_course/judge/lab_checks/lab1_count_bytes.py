@@ -50,8 +50,9 @@ def check_layer_bytes(b: Bench) -> None:
             raise Wrong("expected exactly the 15 names: " + "; ".join(parts))
         found.append({term: check_whole_number(term, value) for term, value in answer.items()})
         true.append(measured(shape))
+    sizes = [dict(zip("abhs", shape.letters())) for shape in _SHAPES]
     faults = [
-        f"{term} {explain_ratio([(f[term], t[term]) for f, t in zip(found, true)], _SHAPES, _letters(term))}"
+        f"{term} {explain_ratio([(f[term], t[term]) for f, t in zip(found, true)], sizes, _letters(term))}"
         + _reason(term, found[0][term], true[0][term])
         for term in LAYER_TERMS
         if any(f[term] != t[term] for f, t in zip(found, true))

@@ -1,4 +1,4 @@
-"""By which powers of s, b, h, a is a prediction off?"""
+"""By which powers of a layer's sizes is a prediction off?"""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
-from actmem.config import ModelShape
 from actmem_course.judge.verdict import Wrong
 
-_LETTERS = "abhs"  # the order of ModelShape.letters
-_CONSTANTS = (1, 2, 4, 8, 16, 3, 6)
+_CONSTANTS = {Fraction(n) for n in (1, 2, 4, 8, 16, 3, 6)} | {Fraction(1, n) for n in (1, 2, 4, 8, 16, 3, 6)}
+#: No more letters than this are wrong at once, a square counting as two.
+_MOST_LETTERS = 4
 
 
 def check_whole_number(what: str, value: Any) -> int:
@@ -29,34 +29,33 @@ def check_whole_number(what: str, value: Any) -> int:
         raise Wrong(f"{what} must be a whole number, not {value!r}{hint}") from None
 
 
-def explain_ratio(pairs: Sequence[tuple[int, int]], shapes: Sequence[ModelShape], has: str = _LETTERS) -> str:
+def explain_ratio(pairs: Sequence[tuple[int, int]], sizes: Sequence[Mapping[str, int]], has: str) -> str:
     """How found values relate to true ones, as a product of small powers of the letters: ``lacks the factor a``.
 
-    pairs: found and true for each shape.  has: the letters of the true one: what it lacks is one of them.
+    pairs: found and true for each case.  sizes: the value of each letter in it.  has: the letters of the
+    true value: what the found one lacks is one of them.
     """
-    for exponents in sorted(itertools.product(range(-2, 3), repeat=4), key=lambda e: sum(map(abs, e))):
-        for constant in (c for n in _CONSTANTS for c in (Fraction(n), Fraction(1, n))):
-            if all(
-                found == true * constant * _product(exponents, shape) for (found, true), shape in zip(pairs, shapes)
-            ):
-                return _words(constant, exponents, has)
+    powers = itertools.product(range(-2, 3), repeat=len(sizes[0]))
+    near = [exponents for exponents in powers if sum(map(abs, exponents)) <= _MOST_LETTERS]
+    for exponents in sorted(near, key=lambda e: sum(map(abs, e))):
+        constants = {Fraction(f, t) / _product(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
+        if len(constants) == 1 and constants <= _CONSTANTS:
+            return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
     found, true = pairs[0]
-    a, b, h, s = shapes[0].letters()
-    return f"is {found:,} B where {true:,} B are kept (s={s} b={b} h={h} a={a})"
+    return f"is {found:,} B where {true:,} B are kept ({' '.join(f'{name}={n}' for name, n in sizes[0].items())})"
 
 
-def _product(exponents: Sequence[int], shape: ModelShape) -> Fraction:
+def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
     result = Fraction(1)
-    for letter, exponent in zip(shape.letters(), exponents):
-        result *= Fraction(letter) ** exponent
+    for size, exponent in zip(letters.values(), exponents):
+        result *= Fraction(size) ** exponent
     return result
 
 
-def _words(constant: Fraction, exponents: Sequence[int], has: str) -> str:
-    powers = dict(zip(_LETTERS, exponents))
+def _words(constant: Fraction, powers: Mapping[str, int], has: str) -> str:
     lacking = [f"{letter}{'²' * (e == -2)}" for letter, e in powers.items() if e < 0 and letter in has]
     divided = [f"{letter}{'²' * (e == -2)}" for letter, e in powers.items() if e < 0 and letter not in has]
-    surplus = [f"{letter}{'²' * (e == 2)}" for letter, e in zip(_LETTERS, exponents) if e > 0]
+    surplus = [f"{letter}{'²' * (e == 2)}" for letter, e in powers.items() if e > 0]
     parts = []
     if lacking:
         parts.append(f"lacks the factor {'·'.join(lacking)}")

@@ -1,0 +1,119 @@
+"""python my/labs/lab7_todays_layer.py
+
+Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and the least that it must keep.
+
+Read notebooks/08_after_the_paper.ipynb first; each exercise names its section.
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 7.1.
+
+Letters as in 2205.05198, and k key and value heads, d elements of a head, f width of the MLP.
+Weights are as torch stores them, [out, in].  Keep tensors for backward with ctx.save_for_backward;
+what is held in any other way escapes the count.  No function may write to a tensor that it was given.
+"""
+
+if __name__ == "__main__":
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+# 7.1: read “The layer changed”
+def llama_layer_bytes(
+    seq_length: int,
+    micro_batch_size: int,
+    hidden_size: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    ffn_hidden_size: int,
+    tensor_parallel_size: int,
+) -> dict[str, int]:
+    """Bytes of each of the 14 tensors that a Llama layer keeps on one of t ranks, by the names below.
+
+    "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V", "log-sum-exp",
+    "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input", "gate",
+    "up", "down input".
+
+    Tensor and sequence parallelism, a flash kernel, nothing recomputed, nothing kept twice.  Activations
+    have 16 bits; the statistics of a norm (a number a token) and the log-sum-exp (a number a query and
+    head) have 32.  Of t and k one divides the other; with t > k each rank holds one key and value head.
+    What 2205.05198 section 4 does for the layer of its day.
+    """
+    raise NotImplementedError
+
+
+# given: the dtype to compute in
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+# 7.2: read “What everyone keeps instead”
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
+
+    x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
+    wide number a token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 10sbh.
+    2205.05198 section 4.1 counts the layer norm in the same way.
+    """
+    raise NotImplementedError
+
+
+# 7.3: read “What everyone keeps instead”
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up, where silu(x) = x · sigmoid(x).
+
+    gate, up: [s, b, f].  Returns [s, b, f].  Keeps gate and up: 4sbf bytes in 16 bits, where two
+    operators of torch keep 6sbf.  2205.05198 section 4.1 counts the GeLU in the same way.
+    """
+    raise NotImplementedError
+
+
+# 7.4: read “What needs no product”
+def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
+    """F.linear(recipe(*sources), weight), keeping the sources in place of the linear's own input.
+
+    recipe: a function without a matrix product, such as a norm of (x, its weight) or swiglu of (gate,
+    up).  It returns [s, b, in]; weight: [out, in].  All sources get gradients.  Backward runs recipe
+    once, to make the linear's input again, and no product but the two of a linear's backward.  Results and
+    gradients are bit for bit the plain ones.  2205.05198 section 5 drops the core attention in the same way.
+    """
+    raise NotImplementedError
+
+
+# 7.5: read “More ranks than key heads”
+def split_grouped_heads(
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    projection_weight: Tensor,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    group,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """This rank's q_weight, k_weight, v_weight and projection_weight, for grouped-query attention.
+
+    q_weight: [ad, h], k_weight and v_weight: [kd, h], head after head; projection_weight: [h, ad].  Query
+    head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t and up, and the
+    key and value heads that these read, no others: of t and k one divides the other, so with t > k
+    several ranks take the same head.  2205.05198 section 4.2.1 cuts whole heads.
+    """
+    raise NotImplementedError
+
+
+# 7.6: read “More ranks than key heads”
+def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads: int, group) -> None:
+    """Complete k_weight.grad and v_weight.grad after the backward of grouped-query attention.
+
+    k_weight, v_weight: this rank's, as split_grouped_heads gives them, [kd/min(t, k), h].  Each rank found
+    its .grad from its own query heads.  Where several ranks hold the same head, its gradient is the sum of
+    theirs.  Make no process group: all ranks of group call this, so exchange within group.  2205.05198
+    section 4.2.2 sums the norms' gradients in the same way, over all ranks.
+    """
+    raise NotImplementedError

@@ -1,0 +1,63 @@
+"""Lab 7: the bytes of a Llama layer, predicted, and counted on the ranks at hand."""
+
+from __future__ import annotations
+
+from actmem.llama_shape import LlamaShape
+from actmem.measure.one_layer import measure_llama
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.rows import by_term
+from actmem_course.judge.lab_checks.ratios import check_whole_number, explain_ratio
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.workbench import Bench
+
+#: By the end of a term's name: the letters in its size, and what many forget.
+_SIZES = {
+    "statistics": ("sbt", " (one number a token, in 4 bytes)"),
+    "log-sum-exp": ("sbat", " (one number a query and head, in 4 bytes)"),
+    "gate": ("sbft", " (it is f wide)"),
+    "up": ("sbft", " (it is f wide)"),
+    "down input": ("sbft", " (it is f wide)"),
+    "": ("sbht", ""),
+}
+#: Diagnosis of K and V -> what they are then, from what they should be.
+_HEADS = {
+    "is divided by t where there are fewer heads than ranks: no head is cut, several ranks hold the same one; divide by "
+    "min(t, k)": lambda true, a, k, t: true * min(t, k) // t,
+    "is counted with all a heads; there are k key and value heads": lambda true, a, k, t: (
+        true * min(t, k) * a // (k * t)
+    ),
+    "is not divided: with t <= k each rank has k/t of the heads": lambda true, a, k, t: true * min(t, k),
+}
+
+
+def check_llama_layer_bytes(b: Bench) -> None:
+    found, true, sizes = [], [], []
+    for t in sorted({1, b.size}):
+        tp = tensor_parallel(b.group, sequence_parallel=True) if t > 1 else TensorParallel()
+        # Few common factors, so that a wrong power of a letter shows; more heads than ranks, fewer, as many.
+        for s, micro_batch, a, k, d, f in ((11, 3, 6, 3, 4, 26), (7, 2, 5, 0, 6, 34), (5, 4, 3, 1, 14, 38)):
+            letters = (s * t, micro_batch, a * t * d, a * t, k * t or 1, f * t)
+            true.append(by_term(measure_llama(LlamaShape(*letters), tp, device=b.device)))
+            found.append(_checked_names(b["llama_layer_bytes"](*letters, t), list(true[0])))
+            sizes.append(dict(zip("sbhakft", (*letters, t))))
+    wrong = [term for term in true[0] if any(f[term] != right[term] for f, right in zip(found, true))]
+    faults = [_fault(term, [(f[term], right[term]) for f, right in zip(found, true)], sizes) for term in wrong[:2]]
+    if wrong:
+        raise Wrong("; ".join(faults) + f"; {len(wrong) - 2} more terms are wrong" * (len(wrong) > 2))
+
+
+def _checked_names(answer: object, names: list[str]) -> dict[str, int]:
+    if not isinstance(answer, dict):
+        missing = ": is a return missing?" * (answer is None)
+        raise Wrong(f"expected a dict of bytes by name, got {type(answer).__name__}{missing}")
+    if wrong := sorted(map(str, answer.keys() ^ set(names))):
+        raise Wrong(f"expected exactly the {len(names)} names; missing or not among them: {', '.join(wrong)}")
+    return {term: check_whole_number(term, value) for term, value in answer.items()}
+
+
+def _fault(term: str, pairs: list[tuple[int, int]], sizes: list[dict[str, int]]) -> str:
+    for words, value in _HEADS.items() if term in ("K", "V") else ():
+        if all(found == value(true, z["a"], z["k"], z["t"]) for (found, true), z in zip(pairs, sizes)):
+            return f"{term} {words}"
+    has, forgotten = next(words for ending, words in _SIZES.items() if term.endswith(ending))
+    return f"{term} {explain_ratio(pairs, sizes, has)}{forgotten}"

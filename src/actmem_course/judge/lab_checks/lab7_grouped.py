@@ -1,0 +1,126 @@
+"""Lab 7: key and value heads that several ranks hold: who holds which, and whose gradients add up."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from actmem.measure.replace import replaced
+from actmem_course.judge.compare import check_tensor, summed
+from actmem_course.judge.lab_checks.blocks import Weights
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.workbench import Bench
+from actmem_course.pieces import core_attention, merge_heads
+
+#: d and h; every number of ranks that is judged divides them.
+_HEAD_SIZE, _HIDDEN_SIZE = 4, 8
+_NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
+
+
+def _cases(b: Bench) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
+    """In words, a, k, and unsharded weights: fewer key and value heads than ranks, as many, more."""
+    a, h, d = 4 * b.size, _HIDDEN_SIZE, _HEAD_SIZE
+    for k in sorted({1, max(1, b.size // 2), b.size, 2 * b.size}):
+        sizes = ((a * d, h), (k * d, h), (k * d, h), (h, a * d))
+        words = f"{k} key and value head{'s' * (k > 1)} on {b.size} rank{'s' * (b.size > 1)}"
+        yield words, a, k, {name: b.random(*size, seed=20 + i) for i, (name, size) in enumerate(zip(_NAMES, sizes))}
+
+
+def _part(whole: Weights, k: int, rank: int, t: int) -> dict[str, Tensor]:
+    """Rank's part of the weights, or of their gradients."""
+    held = {"q_weight": (t, 0), "k_weight": (min(t, k), 0), "v_weight": (min(t, k), 0), "projection_weight": (t, 1)}
+    return {name: whole[name].chunk(parts, dim)[rank * parts // t] for name, (parts, dim) in held.items()}
+
+
+def check_split_grouped_heads(b: Bench) -> None:
+    for words, a, k, whole in _cases(b):
+        with b.watching():
+            answer = b["split_grouped_heads"](*whole.values(), a, k, b.group)
+        if not isinstance(answer, (tuple, list)) or len(answer) != 4:
+            raise Wrong(f"expected four tensors: this rank's {', '.join(_NAMES)}")
+        for (name, right), found in zip(_part(whole, k, b.rank, b.size).items(), answer):
+            mistakes = _wrong_heads(name, whole[name], k, b.rank, b.size) if name in ("k_weight", "v_weight") else {}
+            check_tensor(
+                f"{words}: this rank's {name}", found, right, {f"{words}: {m}": v for m, v in mistakes.items()}
+            )
+
+
+def _wrong_heads(name: str, full: Tensor, k: int, rank: int, t: int) -> dict[str, Tensor]:
+    parts = min(t, k)
+    read = f"its query heads read part {rank * parts // t}: neighbours share a head, so it is rank · k // t"
+    return {
+        f"{name} is cut into t parts, and so is the head: no query finds its whole key. With t > k a rank takes one whole head, "
+        "the same as its neighbours": full.chunk(t)[rank],
+        f"every rank has all heads of {name}; it needs those that its own query heads read": full,
+        f"of min(t, k) parts of {name} this rank has part {rank % parts} (rank % k), and {read}": full.chunk(parts)[rank % parts],
+        f"of min(t, k) parts of {name} every rank has part 0, and {read}": full.chunk(parts)[0],
+    }  # fmt: skip
+
+
+def check_sum_shared_gradients(b: Bench) -> None:
+    x, upstream = (b.random(5, 2, _HIDDEN_SIZE, seed=seed) for seed in (30, 31))
+    for words, _, k, whole in _cases(b):
+        right = _part(_gradients(x, upstream, whole), k, b.rank, b.size)
+        ranks = [_gradients(x, upstream, _part(whole, k, rank, b.size)) for rank in range(b.size)]
+        own = _part(whole, k, b.rank, b.size)
+        weights = {name: own[name].clone().requires_grad_() for name in ("k_weight", "v_weight")}
+        for name, weight in weights.items():
+            weight.grad = ranks[b.rank][name].clone()
+        with replaced(dist, "new_group", _refuse), b.watching():
+            b["sum_shared_gradients"](*weights.values(), k, b.group)
+        for name, weight in weights.items():
+            if not torch.equal(weight.detach(), own[name]):
+                raise Wrong(f"{name} itself is changed; only its .grad may be")
+            mistakes = _wrong_sums([of_rank[name] for of_rank in ranks], k, b.rank)
+            named = {f"{words}: {name}.grad {mistake}": value for mistake, value in mistakes.items()}
+            check_tensor(f"{words}: {name}.grad", weight.grad, right[name], named, b.size)
+
+
+def _refuse(new_group):
+    def refuse(*args, **kwargs):
+        raise Wrong(
+            "it makes a process group: all ranks must make it together, at each call. Exchange within group: a place for each "
+            "head, with zeros for the others', and one all-reduce"
+        )
+
+    return refuse
+
+
+def _gradients(x: Tensor, upstream: Tensor, weights: Weights) -> dict[str, Tensor]:
+    """Of plain attention with as many heads as the weights have: each group of queries reads a copy of its key and value."""
+    leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
+
+    def heads(name: str, copies: int) -> Tensor:
+        y = F.linear(x, leaves[name]).unflatten(-1, (-1, _HEAD_SIZE)).repeat_interleave(copies, 2)  # [s, b, heads, d]
+        return y.flatten(1, 2).transpose(0, 1)
+
+    group = len(weights["q_weight"]) // len(weights["k_weight"])
+    context = core_attention(heads("q_weight", 1), heads("k_weight", group), heads("v_weight", group))
+    y = F.linear(merge_heads(context, x.shape[1]), leaves["projection_weight"])
+    return dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), upstream)))
+
+
+def _wrong_sums(parts: list[Tensor], k: int, rank: int) -> dict[str, Tensor]:
+    t = len(parts)
+    share = max(1, t // k)
+    if share == 1:
+        return {
+            "is summed over the ranks, but with t <= k no two hold the same head: it is complete as it is": summed(
+                parts
+            )
+        }
+    first = rank // share * share
+    total = summed(parts[first : first + share])
+    return {
+        f"is this rank's own part: backward must sum over the {share} ranks that share a key head, because each found it from its own query heads": parts[rank],
+        f"is summed over all {t} ranks; only {share} neighbours hold the same head": summed(parts),
+        f"is averaged over the {share} ranks that share a head; each has a part of the gradient, so add up": total / share,
+        f"is divided by t; add up what the {share} ranks that share a head have found": total / t,
+        "is summed over the ranks rank % k, rank % k + k, …; neighbours share a head, rank · k // t": summed(parts[rank % k :: k]),
+        f"is counted {share} times": share * total,
+        f"is the part of rank {first} alone, the first that holds this head": parts[first],
+    }  # fmt: skip

@@ -1,0 +1,195 @@
+"""python my/labs/lab7_todays_layer.py
+
+Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and the least that it must keep.
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 7.1.
+
+Letters as in 2205.05198, and k key and value heads, d elements of a head, f width of the MLP.
+Weights are as torch stores them, [out, in].  Keep tensors for backward with ctx.save_for_backward;
+what is held in any other way escapes the count.  No function may write to a tensor that it was given.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+# 7.1
+def llama_layer_bytes(
+    seq_length: int,
+    micro_batch_size: int,
+    hidden_size: int,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    ffn_hidden_size: int,
+    tensor_parallel_size: int,
+) -> dict[str, int]:
+    """Bytes of each of the 14 tensors that a Llama layer keeps on one of t ranks, by the names below.
+
+    "norm 1 input", "norm 1 statistics", "QKV projection input", "Q", "K", "V", "log-sum-exp",
+    "attention projection input", "norm 2 input", "norm 2 statistics", "gate and up input", "gate",
+    "up", "down input".
+
+    Tensor and sequence parallelism, a flash kernel, nothing recomputed, nothing kept twice.  Activations
+    have 16 bits; the statistics of a norm (a number a token) and the log-sum-exp (a number a query and
+    head) have 32.  Of t and k one divides the other; with t > k each rank holds one key and value head.
+    What 2205.05198 section 4 does for the layer of its day.
+    """
+    s, b, h, f, t = seq_length, micro_batch_size, hidden_size, ffn_hidden_size, tensor_parallel_size
+    a, k = num_attention_heads, num_key_value_heads
+    token, head = 2 * s * b * h // t, 2 * s * b * k * (h // a) // min(t, k)
+    statistics, wide = 4 * s * b // t, 2 * s * b * f // t
+    return {
+        "norm 1 input": token,
+        "norm 1 statistics": statistics,
+        "QKV projection input": token,
+        "Q": token,
+        "K": head,
+        "V": head,
+        "log-sum-exp": 4 * a * s * b // t,
+        "attention projection input": token,
+        "norm 2 input": token,
+        "norm 2 statistics": statistics,
+        "gate and up input": token,
+        "gate": wide,
+        "up": wide,
+        "down input": wide,
+    }
+
+
+# given: the dtype to compute in
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+# 7.2
+def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
+
+    x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
+    wide number a token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 10sbh.
+    2205.05198 section 4.1 counts the layer norm in the same way.
+    """
+    return _RMSNorm.apply(x, weight, eps)
+
+
+class _RMSNorm(Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        inverse = torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(x, weight, inverse)
+        return (wide(x) * inverse * wide(weight)).to(x.dtype)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, inverse = ctx.saved_tensors
+        normed = wide(x) * inverse
+        grad_weight = (wide(grad) * normed).flatten(0, -2).sum(0)
+        grad = wide(grad) * wide(weight)
+        grad_x = inverse * (grad - normed * (grad * normed).mean(-1, keepdim=True))
+        return grad_x.to(x.dtype), grad_weight.to(weight.dtype), None
+
+
+# 7.3
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up, where silu(x) = x · sigmoid(x).
+
+    gate, up: [s, b, f].  Returns [s, b, f].  Keeps gate and up: 4sbf bytes in 16 bits, where two
+    operators of torch keep 6sbf.  2205.05198 section 4.1 counts the GeLU in the same way.
+    """
+    return _SwiGLU.apply(gate, up)
+
+
+class _SwiGLU(Function):
+    @staticmethod
+    def forward(ctx, gate, up):
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate) * up
+
+    @staticmethod
+    def backward(ctx, grad):
+        gate, up = ctx.saved_tensors
+        sigmoid = torch.sigmoid(gate)
+        slope = sigmoid * (1 + gate * (1 - sigmoid))
+        return grad * up * slope, grad * gate * sigmoid
+
+
+# 7.4
+def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
+    """F.linear(recipe(*sources), weight), keeping the sources in place of the linear's own input.
+
+    recipe: a function without a matrix product, such as a norm of (x, its weight) or swiglu of (gate,
+    up).  It returns [s, b, in]; weight: [out, in].  All sources get gradients.  Backward runs recipe
+    once, to make the linear's input again, and no product but the two of a linear's backward.  Results and
+    gradients are bit for bit the plain ones.  2205.05198 section 5 drops the core attention in the same way.
+    """
+    return _RecipeLinear.apply(recipe, weight, *sources)
+
+
+class _RecipeLinear(Function):
+    @staticmethod
+    def forward(ctx, recipe, weight, *sources):
+        ctx.recipe = recipe
+        ctx.save_for_backward(weight, *sources)
+        return F.linear(recipe(*sources), weight)
+
+    @staticmethod
+    def backward(ctx, grad):
+        weight, *sources = ctx.saved_tensors
+        leaves = [source.detach().requires_grad_() for source in sources]
+        with torch.enable_grad():
+            x = ctx.recipe(*leaves)
+        grad_weight = grad.flatten(0, -2).t() @ x.detach().flatten(0, -2)
+        return None, grad_weight, *torch.autograd.grad(x, leaves, grad @ weight)
+
+
+# 7.5
+def split_grouped_heads(
+    q_weight: Tensor,
+    k_weight: Tensor,
+    v_weight: Tensor,
+    projection_weight: Tensor,
+    num_attention_heads: int,
+    num_key_value_heads: int,
+    group,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """This rank's q_weight, k_weight, v_weight and projection_weight, for grouped-query attention.
+
+    q_weight: [ad, h], k_weight and v_weight: [kd, h], head after head; projection_weight: [h, ad].  Query
+    head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t and up, and the
+    key and value heads that these read, no others: of t and k one divides the other, so with t > k
+    several ranks take the same head.  2205.05198 section 4.2.1 cuts whole heads.
+    """
+    t, rank = dist.get_world_size(group), dist.get_rank(group)
+    parts = min(t, num_key_value_heads)
+    own = rank * parts // t
+    return (
+        q_weight.chunk(t)[rank],
+        k_weight.chunk(parts)[own],
+        v_weight.chunk(parts)[own],
+        projection_weight.chunk(t, dim=1)[rank],
+    )
+
+
+# 7.6
+def sum_shared_gradients(k_weight: Tensor, v_weight: Tensor, num_key_value_heads: int, group) -> None:
+    """Complete k_weight.grad and v_weight.grad after the backward of grouped-query attention.
+
+    k_weight, v_weight: this rank's, as split_grouped_heads gives them, [kd/min(t, k), h].  Each rank found
+    its .grad from its own query heads.  Where several ranks hold the same head, its gradient is the sum of
+    theirs.  Make no process group: all ranks of group call this, so exchange within group.  2205.05198
+    section 4.2.2 sums the norms' gradients in the same way, over all ranks.
+    """
+    t, rank = dist.get_world_size(group), dist.get_rank(group)
+    if t <= num_key_value_heads:
+        return
+    own = rank * num_key_value_heads // t
+    for weight in (k_weight, v_weight):
+        heads = weight.grad.new_zeros(num_key_value_heads, *weight.grad.shape)
+        heads[own] = weight.grad
+        dist.all_reduce(heads, group=group)
+        weight.grad.copy_(heads[own])

@@ -88,7 +88,7 @@ def mlp_with_gelu_at_the_end(x, up_weight, up_bias, down_weight, down_bias, grou
     )
 
 
-@planted(LAB, "2.6", r"gradient of up_weight is t times .* the sum at the end all-reduces")
+@planted(LAB, "2.6", r"the gradients are not: f_bar gives in backward (the sum|t .* times) .* without an all-reduce")
 def mlp_with_torchs_differentiable_all_reduce(x, up_weight, up_bias, down_weight, down_bias, group):
     y = gelu(column_parallel_linear(x, up_weight, up_bias, group))
     return differentiable.all_reduce(F.linear(y, down_weight), group=group) + down_bias

@@ -16,7 +16,7 @@ def column_without_f(x, weight, bias, group):
     return F.linear(x, weight, bias)
 
 
-@planted(LAB, "2.3", r"x is summed over the ranks on its way in: .* f, not f_bar")
+@planted(LAB, "2.3", r"^f belongs where f_bar is called: f's forward must return x as it is")
 def column_with_f_bar(x, weight, bias, group):
     return F.linear(f_bar(x, group), weight, bias)
 
@@ -26,17 +26,19 @@ def column_without_bias(x, weight, bias, group):
     return F.linear(f(x, group), weight)
 
 
-@planted(LAB, "2.3", r"gathered from all ranks")
+@planted(LAB, "2.3", r"the ranks' parts joined along dimension 2; .*return this rank's own output features")
 def column_gathers_its_output(x, weight, bias, group):
     return torch.cat(differentiable.all_gather(F.linear(f(x, group), weight, bias), group=group), -1)
 
 
-@planted(LAB, "2.3", r"different output features")
+@planted(
+    LAB, "2.3", r"is the sum of the ranks' parts; .* different features on every rank, so there is nothing to add up"
+)
 def column_sums_its_output(x, weight, bias, group):
     return f_bar(F.linear(f(x, group), weight, bias), group)
 
 
-@planted(LAB, "2.3", r"gradient of weight is summed over the ranks")
+@planted(LAB, "2.3", r"gradient of weight is the sum of the ranks' parts; .* each rank's weight is its own")
 def column_with_f_on_the_weight(x, weight, bias, group):
     return F.linear(f(x, group), f(weight, group), bias)
 
@@ -52,7 +54,7 @@ def column_keeps_a_second_copy(x, weight, bias, group):
     return F.linear(y.clone(), weight, bias) + 0 * (y * y).sum()
 
 
-@planted(LAB, "2.4", r"holds the bias t times")
+@planted(LAB, "2.4", r"^bias comes before f_bar: it belongs after the sum over the ranks, once")
 def row_with_bias_on_every_rank(x, weight, bias, group):
     return f_bar(F.linear(x, weight, bias), group)
 
@@ -67,22 +69,26 @@ def row_without_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight), group)
 
 
-@planted(LAB, "2.4", r"gradient of bias is 1/t .* divided among the ranks")
+@planted(LAB, "2.4", r"the gradients are not: bias is divided by t and comes before f_bar: it belongs after the sum")
 def row_with_a_divided_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group)
 
 
-@planted(LAB, "2.4", r"gradient of x is t times .* all-reduces again")
+@planted(LAB, "2.4", r"the gradients are not: f_bar gives in backward (the sum|t .* times) .* without an all-reduce")
 def row_by_torchs_differentiable_all_reduce(x, weight, bias, group):
     return differentiable.all_reduce(F.linear(x, weight), group=group) + bias
 
 
-@planted(LAB, "2.4", r"averaged over the ranks")
+@planted(LAB, "2.4", r"^f_bar gives 1/t \(here .*\) of the sum .* with SUM")
 def row_averages(x, weight, bias, group):
     return f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias
 
 
-@planted(LAB, "2.4", r"gradient of bias is t times")
+@planted(
+    LAB,
+    "2.4",
+    r"gradient of bias is t \(here .*\) times what it should be: every rank has the whole gradient of bias already",
+)
 def row_with_f_on_the_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight), group) + f(bias, group)
 
@@ -102,6 +108,6 @@ def row_with_bias_times_0_on_the_others(x, weight, bias, group):
     return f_bar(F.linear(x, weight, bias * (dist.get_rank(group) == 0)), group)
 
 
-@planted(LAB, "2.4", r"gradient of x is summed over the ranks: .*no f at the entry")
+@planted(LAB, "2.4", r"the gradients are not: f is called before the linear, where nothing is to be exchanged")
 def row_with_f_at_the_entry(x, weight, bias, group):
     return f_bar(F.linear(f(x, group), weight), group) + bias

@@ -83,7 +83,11 @@ def mismatched(x, group):
     return gather_and_add(x, group)
 
 
-@planted(LAB, "2.1", r"own part only: f's backward must all-reduce")
+@planted(
+    LAB,
+    "2.1",
+    r"gradient of x is this rank's own part; it should be the sum of the ranks' parts: f's backward must all-reduce",
+)
 def f_without_all_reduce(x, group):
     return x
 
@@ -112,27 +116,27 @@ def f_bar_assigns_the_all_reduce(x, group):
     return operator(assigned, same)(x, group)
 
 
-@planted(LAB, "2.1", r"forward must return x as it is; here it already sums")
+@planted(LAB, "2.1", r"result is the sum of the ranks' parts; .*f's forward must return x as it is")
 def f_and_f_bar_swapped(x, group):
     return operator(summed, same)(x, group)
 
 
-@planted(LAB, "2.1", r"t times .* all-reduces twice")
+@planted(LAB, "2.1", r"gradient of x is t \(here .*\) times the sum .* must all-reduce once")
 def f_all_reduces_twice(x, group):
     return operator(same, twice)(x, group)
 
 
-@planted(LAB, "2.1", r"1/t .* averages")
+@planted(LAB, "2.1", r"1/t \(here 1/.*\) of the sum .* with SUM")
 def f_averages(x, group):
     return operator(same, averaged)(x, group)
 
 
-@planted(LAB, "2.1", r"1/t of this rank's own part")
+@planted(LAB, "2.1", r"1/t \(here 1/.*\) of this rank's own part; .* must all-reduce once, with SUM")
 def f_divides(x, group):
     return operator(same, divided)(x, group)
 
 
-@planted(LAB, "2.1", r"SUM, not MAX")
+@planted(LAB, "2.1", r"the largest of the ranks' parts \(MAX\); .* must all-reduce once, with SUM")
 def f_takes_the_largest(x, group):
     return operator(same, largest)(x, group)
 
@@ -201,12 +205,12 @@ def f_detaches(x, group):
     return x.detach()
 
 
-@planted(LAB, "2.2", r"this rank's own x: f_bar's forward must all-reduce")
+@planted(LAB, "2.2", r"result is this rank's own part; .* f_bar's forward must all-reduce")
 def f_bar_without_all_reduce(x, group):
     return operator(same, same)(x, group)
 
 
-@planted(LAB, "2.2", r"t times .* backward must not all-reduce")
+@planted(LAB, "2.2", r"is the sum of the ranks' parts; .* backward must pass .* without an all-reduce")
 def f_bar_by_torchs_differentiable_all_reduce(x, group):
     return differentiable.all_reduce(x.clone(), group=group)
 
@@ -216,17 +220,19 @@ def f_bar_in_place(x, group):
     return operator(in_place, same)(x, group)
 
 
-@planted(LAB, "2.2", r"f_bar sums the parts, it doesn't average")
+@planted(LAB, "2.2", r"1/t \(here 1/.*\) of the sum .* f_bar's forward must all-reduce once, with SUM")
 def f_bar_averages(x, group):
     return operator(averaged, same)(x, group)
 
 
-@planted(LAB, "2.2", r"backward divides by t")
+@planted(
+    LAB, "2.2", r"1/t \(here 1/.*\) of this rank's own part; .* f_bar's backward must pass the gradient on unchanged"
+)
 def f_bar_divides_in_backward(x, group):
     return operator(summed, divided)(x, group)
 
 
-@planted(LAB, "2.2", r"forward all-reduces twice")
+@planted(LAB, "2.2", r"result is t \(here .*\) times the sum .* forward must all-reduce once")
 def f_bar_sums_twice(x, group):
     return operator(twice, same)(x, group)
 

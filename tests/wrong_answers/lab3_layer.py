@@ -60,7 +60,11 @@ def faulty(**faults):
     return layer
 
 
-@planted(LAB, "3.4", r"holds them t times")
+@planted(
+    LAB,
+    "3.4",
+    r"^the row-parallel linear's bias comes before g_bar, in all places: it belongs after the sum over the ranks, once",
+)
 def layer_with_biases_before_g_bar(x, w, dropouts, linear, group):
     return faulty(bias="before")(x, w, dropouts, linear, group)
 
@@ -70,7 +74,7 @@ def layer_with_biases_on_rank_0(x, w, dropouts, linear, group):
     return faulty(bias="on rank 0")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"the bias after g_bar is missing, in all places where it belongs")
+@planted(LAB, "3.4", r"the row-parallel linear's bias is missing, in all places: it belongs after the sum")
 def layer_without_biases(x, w, dropouts, linear, group):
     return faulty(bias="none")(x, w, dropouts, linear, group)
 
@@ -80,7 +84,7 @@ def layer_that_leaves_through_f_bar(x, w, dropouts, linear, group):
     return faulty(leave="f_bar")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"dropouts\.block is missing, in all places where it belongs")
+@planted(LAB, "3.4", r"dropouts\.block is missing, in all places: it belongs after the bias, before x is added")
 def layer_without_block_dropout(x, w, dropouts, linear, group):
     return faulty(block="none")(x, w, dropouts, linear, group)
 
@@ -90,7 +94,7 @@ def layer_without_core_dropout(x, w, dropouts, linear, group):
     return faulty(core="none")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"not added to attention's result")
+@planted(LAB, "3.4", r"the addition of x to attention's result is missing")
 def layer_without_the_first_addition(x, w, dropouts, linear, group):
     return faulty(residual="attention")(x, w, dropouts, linear, group)
 
@@ -122,7 +126,7 @@ def layer_with_the_second_norm_of_the_old_x(x, w, dropouts, linear, group):
     return faulty(norm="old x")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"weights of the two layer norms are swapped")
+@planted(LAB, "3.4", r"norm1's and norm2's weight and bias are swapped: norm1's come first")
 def layer_with_the_norms_weights_exchanged(x, w, dropouts, linear, group):
     w = replace(
         w, norm1_weight=w.norm2_weight, norm1_bias=w.norm2_bias, norm2_weight=w.norm1_weight, norm2_bias=w.norm1_bias
@@ -130,12 +134,12 @@ def layer_with_the_norms_weights_exchanged(x, w, dropouts, linear, group):
     return faulty()(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"norm1 is used before the MLP too")
+@planted(LAB, "3.4", r"norm1's weight and bias also stand where norm2's belong")
 def layer_with_the_first_norms_weights_twice(x, w, dropouts, linear, group):
     return faulty()(x, replace(w, norm2_weight=w.norm1_weight, norm2_bias=w.norm1_bias), dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"layer norms come after the additions")
+@planted(LAB, "3.4", r"the layer norm comes after the addition of x, in all places: .*x from before the norm")
 def layer_with_norms_at_the_end(x, w, dropouts, linear, group):
     heads = w.num_attention_heads // dist.get_world_size(group)
     context = merge_heads(
@@ -152,17 +156,17 @@ def layer_with_the_dropouts_exchanged(x, w, dropouts, linear, group):
     return faulty()(x, w, SimpleNamespace(core=dropouts.block, block=dropouts.core), linear, group)
 
 
-@planted(LAB, "3.4", r"the MLP's result is this rank's part only")
+@planted(LAB, "3.4", r"the MLP's g_bar gives this rank's share of its own part; .*must reduce-scatter")
 def layer_that_keeps_its_part_of_the_mlp(x, w, dropouts, linear, group):
     return faulty(leave="mlp")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"attention's result is this rank's part only")
+@planted(LAB, "3.4", r"attention's g_bar gives this rank's share of its own part; .*must reduce-scatter")
 def layer_that_keeps_its_part_of_attention(x, w, dropouts, linear, group):
     return faulty(leave="attention")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"the results of attention and the MLP are this rank's part only")
+@planted(LAB, "3.4", r"^every g_bar gives this rank's share of its own part; .*must reduce-scatter")
 def layer_without_g_bar(x, w, dropouts, linear, group):
     return faulty(leave="none")(x, w, dropouts, linear, group)
 
@@ -177,27 +181,33 @@ def layer_that_adds_all_tokens_of_attention(x, w, dropouts, linear, group):
     return faulty(leave="attention, all tokens")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"not added to the MLP's result")
+@planted(LAB, "3.4", r"the addition of x to the MLP's result is missing")
 def layer_without_the_second_addition(x, w, dropouts, linear, group):
     return faulty(residual="mlp")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"applied to the sum with x: apply it to what is added")
+@planted(LAB, "3.4", r"^dropouts\.block comes after the addition of x, in all places: it belongs .* before x is added")
 def layer_that_drops_x_too(x, w, dropouts, linear, group):
     return faulty(drop_sum="both")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"applied to the sum with x in attention: apply")
+@planted(
+    LAB,
+    "3.4",
+    r"^attention's dropouts\.block comes after the addition of x to attention's result: .* before x is added",
+)
 def layer_that_drops_x_too_in_attention(x, w, dropouts, linear, group):
     return faulty(drop_sum="attention")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"applied to the sum with x in the MLP: apply")
+@planted(
+    LAB, "3.4", r"^the MLP's dropouts\.block comes after the addition of x to the MLP's result: .* before x is added"
+)
 def layer_that_drops_x_too_in_the_mlp(x, w, dropouts, linear, group):
     return faulty(drop_sum="mlp")(x, w, dropouts, linear, group)
 
 
-@planted(LAB, "3.4", r"the sum is with the layer norm's result: add to x")
+@planted(LAB, "3.4", r"the layer norm comes before the residual branch, in all places: .* x from before the norm")
 def layer_that_adds_to_the_norms_result(x, w, dropouts, linear, group):
     return faulty(add_to_normed="both")(x, w, dropouts, linear, group)
 

@@ -86,12 +86,12 @@ def g_assigns_the_all_gather(x, group):
     return operator(assigned, scattered)(x, group)
 
 
-@planted(LAB, "3.1", r"along dimension 1, the batch")
+@planted(LAB, "3.1", r"joined along dimension 1; it should be .* joined along dimension 0: g's forward gathers")
 def g_along_the_batch(x, group):
     return gathered_along_the_batch(x, group)
 
 
-@planted(LAB, "3.1", r"taken from this rank's gradient alone.*reduce-scatter")
+@planted(LAB, "3.1", r"gradient of x is this rank's share of its own part; .* must reduce-scatter once, with SUM")
 def g_without_a_sum_in_backward(x, group):
     return operator(gathered, own_part)(x, group)
 
@@ -101,17 +101,17 @@ def g_with_an_all_reduce_in_backward(x, group):
     return operator(gathered, reduced_part)(x, group)
 
 
-@planted(LAB, "3.1", r"1/t of .* averaged, and must be summed")
+@planted(LAB, "3.1", r"1/t \(here .*\) of this rank's share of the sum .* with SUM")
 def g_averages_in_backward(x, group):
     return operator(gathered, averaged_part)(x, group)
 
 
-@planted(LAB, "3.1", r"largest of the ranks' gradients: reduce-scatter with SUM, not MAX")
+@planted(LAB, "3.1", r"share of the largest of the ranks' parts \(MAX\); .*reduce-scatter once, with SUM")
 def g_takes_the_largest_in_backward(x, group):
     return operator(gathered, largest_part)(x, group)
 
 
-@planted(LAB, "3.1", r"wrong order")
+@planted(LAB, "3.1", r"the last rank first; .* rank 0's first")
 def g_joins_backwards(x, group):
     return operator(gathered_backwards, scattered)(x, group)
 
@@ -131,7 +131,7 @@ def g_without_autograd(x, group):
     return gathered(x.detach(), group)
 
 
-@planted(LAB, "3.1", r"shards are added up")
+@planted(LAB, "3.1", r"is the sum of the ranks' parts; it should be the ranks' parts joined")
 def g_all_reduces(x, group):
     return operator(summed, scattered)(x, group)
 
@@ -146,22 +146,22 @@ def g_of_the_world(x, group):
     return operator(lambda y, _: gathered(y, dist.group.WORLD), lambda y, _: scattered(y, dist.group.WORLD))(x, group)
 
 
-@planted(LAB, "3.2", r"has all tokens")
+@planted(LAB, "3.2", r"result is the sum of the ranks' parts; .* leaves this rank's tokens")
 def g_bar_all_reduces(x, group):
     return operator(summed, lambda grad, group: grad)(x, group)
 
 
-@planted(LAB, "3.2", r"this rank's tokens of its own x")
+@planted(LAB, "3.2", r"this rank's share of its own part; .*reduce-scatter once, with SUM")
 def g_bar_only_splits(x, group):
     return operator(own_part, gathered)(x, group)
 
 
-@planted(LAB, "3.2", r"zero at the other ranks' tokens")
+@planted(LAB, "3.2", r"own part in its place, and zero in the others'; .* needs the gradients of all ranks")
 def g_bar_without_a_gather_in_backward(x, group):
     return operator(scattered, in_the_own_place)(x, group)
 
 
-@planted(LAB, "3.2", r"repeats this rank's gradient")
+@planted(LAB, "3.2", r"own part t times, joined .* needs the gradients of all ranks")
 def g_bar_repeats_in_backward(x, group):
     return operator(scattered, repeated)(x, group)
 
@@ -171,7 +171,7 @@ def g_bar_reduces_everything(x, group):
     return operator(reduced_part, gathered)(x, group)
 
 
-@planted(LAB, "3.2", r"averaged, and must be summed")
+@planted(LAB, "3.2", r"1/t \(here .*\) of this rank's share of the sum .* with SUM")
 def g_bar_averages(x, group):
     return operator(averaged_part, gathered)(x, group)
 
@@ -181,17 +181,19 @@ def g_bar_returns_a_part_in_backward(x, group):
     return operator(scattered, lambda grad, group: averaged(grad, group))(x, group)
 
 
-@planted(LAB, "3.3", r"this rank's tokens only: x must enter through g")
+@planted(LAB, "3.3", r"^g is missing: it belongs at the entry, once, so that this rank's weight meets all tokens")
 def linear_without_g(x, weight, bias, group):
     return F.linear(x, weight, bias)
 
 
-@planted(LAB, "3.3", r"taken from this rank's gradient alone")
+@planted(
+    LAB, "3.3", r"the gradients are not: g gives in backward this rank's share of its own part; .*reduce-scatter once"
+)
 def linear_with_a_split_in_backward(x, weight, bias, group):
     return F.linear(operator(gathered, own_part)(x, group), weight, bias)
 
 
-@planted(LAB, "3.3", r"lacks the bias")
+@planted(LAB, "3.3", r"^bias is missing: it belongs after the linear")
 def linear_without_bias(x, weight, bias, group):
     return F.linear(g(x, group), weight)
 
@@ -249,7 +251,9 @@ def weight_gradient_from_the_shard(x, weight, bias, group):
     return shard_keeping(backward_x=lambda x, grad, group: (x, own_part(grad, group)))(x, weight, bias, group)
 
 
-@planted(LAB, "3.5", r"gradient of x is taken from this rank's gradient alone")
+@planted(
+    LAB, "3.5", r"the gradients are not: g gives in backward this rank's share of its own part; .*reduce-scatter once"
+)
 def input_gradient_only_split(x, weight, bias, group):
     return shard_keeping(scatter=own_part)(x, weight, bias, group)
 
@@ -264,11 +268,11 @@ def input_gradient_all_reduced(x, weight, bias, group):
     return shard_keeping(scatter=reduced_part)(x, weight, bias, group)
 
 
-@planted(LAB, "3.3", r"gradient of bias is summed over the ranks")
+@planted(LAB, "3.3", r"gradient of bias is the sum of the ranks' parts; .* each rank's bias is its own")
 def linear_with_a_summed_bias(x, weight, bias, group):
     return F.linear(g(x, group), weight) + operator(lambda y, _: y.view_as(y), summed)(bias, group)
 
 
-@planted(LAB, "3.2", r"result is 1/t|averaged|has all tokens")
+@planted(LAB, "3.2", r"result is the sum of the ranks' parts; .* leaves this rank's tokens")
 def g_bar_by_torchs_differentiable_all_reduce(x, group):
     return differentiable.all_reduce(x.clone(), group=group)

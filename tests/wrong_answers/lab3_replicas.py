@@ -16,23 +16,25 @@ def all_reduce_gradients(w, names, group):
 
 
 @planted(
-    LAB, "3.6", r"summed, but must not be: qkv_weight, qkv_bias, projection_weight, up_weight, up_bias, down_weight"
+    LAB,
+    "3.6",
+    r"^\.grad is the sum of the ranks' parts: qkv_weight, qkv_bias, projection_weight, up_weight, up_bias, down_weight\. .*leave it as it is$",
 )
 def sums_all_gradients(w, group):
     all_reduce_gradients(w, w.named(), group)
 
 
-@planted(LAB, "3.6", r"still this rank's part only: projection_bias, down_bias")
+@planted(LAB, "3.6", r"^\.grad is this rank's own part: projection_bias, down_bias\. .*the gradient is the sum")
 def forgets_the_biases(w, group):
     all_reduce_gradients(w, [name for name in PARTIAL if "norm" in name], group)
 
 
-@planted(LAB, "3.6", r"summed, but must not be: qkv_bias, up_bias")
+@planted(LAB, "3.6", r"^\.grad is the sum of the ranks' parts: qkv_bias, up_bias\. .*leave it as it is$")
 def sums_all_biases(w, group):
     all_reduce_gradients(w, [name for name in w.named() if "norm" in name or name.endswith("bias")], group)
 
 
-@planted(LAB, "3.6", r"averaged over the ranks: norm1_weight")
+@planted(LAB, "3.6", r"^\.grad is 1/t \(here .*\) of the sum of the ranks' parts: norm1_weight, .*down_bias\. ")
 def averages_gradients(w, group):
     all_reduce_gradients(w, PARTIAL, group)
     for name in PARTIAL:

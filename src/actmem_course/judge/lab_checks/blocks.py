@@ -1,118 +1,95 @@
-"""The linears and blocks of labs 2 and 3 as steps, and a search for the mistake that gives a learner's numbers."""
+"""A linear, a block or a layer: the right numbers on all ranks, and the mistakes that one makes in it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from itertools import takewhile
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
+from actmem.measure.comms import Collective
 from actmem_course.judge.compare import close, summed
-from actmem_course.judge.lab_checks.steps import (
-    Program,
-    StepOf,
-    Variants,
-    f_bar_of_all,
-    f_of_all,
-    g_bar_of_all,
-    g_of_all,
-    mutations,
-    on_each,
-    run_steps,
-)
+from actmem_course.judge.lab_checks.mutations import Variants, mutations
+from actmem_course.judge.lab_checks.steps import Program, Running, Weights, run_steps
 from actmem_course.judge.passes import Passes
-from actmem_course.judge.verdict import Wrong
 
-Weights = Mapping[str, Tensor]
-
-F_STEP = StepOf("f", f_of_all, place="at the entry, once")
-F_BAR_STEP = StepOf("f_bar", f_bar_of_all, place="right after the row-parallel product")
-G_STEP = StepOf("g", g_of_all, place="at the entry, once")
-G_BAR_STEP = StepOf("g_bar", g_bar_of_all, "g_bar", place="right after the row-parallel product")
+Gradients = dict[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Block:
-    """x, weights and upstream by rank.  make: the right steps from every rank's weights."""
+    """x, weights and upstream by rank.  returns: what a rank's result is, for whoever returns another's."""
 
     x: Sequence[Tensor]
     weights: Sequence[Weights]
     upstream: Sequence[Tensor]
-    make: Callable[[Sequence[Weights]], Program]
-    variants: Callable[[Sequence[Weights]], Variants] = lambda weights: {}
+    program: Program
+    variants: Variants = field(default_factory=dict)
+    returns: str = ""
 
-    def run(self, change: Callable[[Program, Variants], Program]) -> list[tuple[Tensor, dict[str, Tensor | None]]]:
-        """Each rank's result and gradients, by the names of its weights and "x"; ``change`` makes the mistake."""
+    def run(self, program: Program = (), upstream: Sequence[Tensor] = ()) -> list[tuple[Tensor, Gradients]]:
+        """Each rank's result and gradients, by the names of its weights and "x"; zero where there is none."""
         xs = [x.detach().clone().requires_grad_() for x in self.x]
         leaves = [{name: w.detach().clone().requires_grad_() for name, w in own.items()} for own in self.weights]
-        results = run_steps(change(self.make(leaves), self.variants(leaves)), xs)
-        torch.autograd.backward(summed((y * u).sum() for y, u in zip(results, self.upstream)))
-        return [
-            (y.detach(), {"x": x.grad, **{name: leaf.grad for name, leaf in own.items()}})
-            for y, x, own in zip(results, xs, leaves)
-        ]
+        results = run_steps(program or self.program, Running(xs, leaves)).y
+        torch.autograd.backward(summed((y * u).sum() for y, u in zip(results, upstream or self.upstream)))
 
-    def right(self) -> list[tuple[Tensor, dict[str, Tensor]]]:
-        """Each rank's right result and gradients."""
-        found = self.run(lambda program, variants: program)
-        return [(y, {name: g for name, g in own.items() if g is not None}) for y, own in found]
+        def gradients(own: Weights) -> Gradients:
+            return {name: torch.zeros_like(leaf) if leaf.grad is None else leaf.grad for name, leaf in own.items()}
 
-    def mistakes(self, rank: int) -> Iterator[tuple[str, Tensor]]:
-        """Diagnosis and a rank's wrong result, of every mistake whose shapes fit together."""
-        for diagnosis, wrong in mutations(self.make(self.weights), self.variants(self.weights)):
+        return [(y.detach(), gradients({"x": x, **own})) for y, x, own in zip(results, xs, leaves)]
+
+    def exchanges(self) -> tuple[list[Collective], list[Collective]]:
+        """What forward and backward exchange."""
+        with torch.no_grad():
+            return run_steps(self.program, Running(list(self.x), self.weights)).exchanges
+
+    def inside(self) -> Block:
+        """This without the operator at its entry."""
+        assert self.program[0].operator
+        return replace(self, x=self.program[0].operator(self.x), program=self.program[1:])
+
+    def seen_by(self, rank: int) -> list[Tensor]:
+        """The upstream at a rank's own tokens, zero elsewhere."""
+        parts = [torch.zeros_like(part) for part in self.upstream[rank].chunk(len(self.x))]
+        parts[rank] = self.upstream[rank].chunk(len(self.x))[rank]
+        return [torch.cat(parts) if k == rank else torch.zeros_like(u) for k, u in enumerate(self.upstream)]
+
+    def mutants(self, rank: int, backward: bool = False) -> Iterator[tuple[str, Program, Tensor]]:
+        """Diagnosis, steps and this rank's result of every mistake whose shapes fit together.  backward: see mutations."""
+        after = [
+            Running(list(self.x), self.weights)
+        ]  # what is there after each right step, so that mistakes go on from it
+        with torch.no_grad():
+            for step in self.program:
+                after.append(run_steps([step], copy(after[-1])))
+        for diagnosis, program in mutations(self.program, self.variants, self.weights[rank], len(self.x), backward):
+            right = sum(1 for _ in takewhile(lambda pair: pair[0] is pair[1], zip(program, self.program)))
             try:
                 with torch.no_grad():
-                    yield diagnosis, run_steps(wrong, self.x)[rank]
-            except RuntimeError:  # its shapes don't
+                    result = run_steps(program[right:], copy(after[right])).y[rank]
+            except (RuntimeError, IndexError):  # its shapes don't
                 continue
+            yield diagnosis, program, result
+
+    def mistakes(self, rank: int) -> Iterator[tuple[str, Tensor]]:
+        """Diagnosis and this rank's wrong result."""
+        return ((diagnosis, result) for diagnosis, _, result in self.mutants(rank))
 
     def explain(self, rank: int, passes: Passes) -> str | None:
         """The mistake with the right result that gives these gradients; None if there is none."""
-        result, _ = self.right()[rank]
-        names = [diagnosis for diagnosis, _ in mutations(self.make(self.weights), self.variants(self.weights))]
-        for number, diagnosis in enumerate(names):
+        right = self.run()[rank][0]
+        for diagnosis, program, result in self.mutants(rank, backward=True):
+            if not close(result, right):
+                continue
             try:
-                found, gradients = self.run(lambda p, v, k=number: list(mutations(p, v))[k][1])[rank]  # type: ignore[misc]
+                _, gradients = self.run(program)[rank]
             except RuntimeError:
                 continue
-            if close(found, result) and all(_alike(passes.gradients[name], g) for name, g in gradients.items()):
+            found = [(passes.gradients[name], gradient) for name, gradient in gradients.items()]
+            if all(not g.any() if f is None else close(f, g) for f, g in found):
                 return diagnosis
         return None
-
-
-def _alike(found: Tensor | None, value: Tensor | None) -> bool:
-    return found is None and value is None or found is not None and value is not None and close(found, value)
-
-
-@contextmanager
-def gradients_explained(block: Block, rank: int, passes: Passes) -> Iterator[None]:
-    """Where the block of code finds a wrong gradient, say which step makes all of them, if one does."""
-    try:
-        yield
-    except Wrong as wrong:
-        diagnosis = block.explain(rank, passes)
-        if diagnosis is None:
-            raise
-        raise Wrong(f"the forward is right, the gradients are not: {diagnosis}", [str(wrong)]) from None
-
-
-def product(name: str, weight: str, weights: Sequence[Weights], bias: str = "") -> StepOf:
-    """Every rank's y · Wᵀ, with its bias if that has a name."""
-
-    def linear(y: Tensor, rank: int) -> Tensor:
-        return F.linear(y, weights[rank][weight], weights[rank][bias] if bias else None)
-
-    return StepOf(name, on_each(linear))
-
-
-def added_bias(name: str, weights: Sequence[Weights], words: str = "", family: str = "") -> StepOf:
-    """Every rank adds its copy of a bias."""
-    return StepOf(
-        words or name,
-        on_each(lambda y, rank: y + weights[rank][name]),
-        family,
-        place="after the sum over the ranks, once",
-    )

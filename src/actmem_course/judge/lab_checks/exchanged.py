@@ -1,83 +1,133 @@
-"""What can come of an exchange: operators over the ranks' parts, factors, roundings, each with its words."""
+"""What can come of an exchange: everything that one rank may make of every rank's part, in words."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from actmem.measure.comms import count_collectives
 from actmem_course.judge.compare import close, factor, summed, times
 
-_BIAS_COUNTS = (
-    "without the bias",
-    "with the bias",
-    "with the bias t times",
-    "with 1/t of the bias",
-    "with the bias twice",
+Parts = Sequence[Tensor]
+
+
+@dataclass(frozen=True)
+class Made:
+    """make: a rank's tensor, from every rank's part and its number.  kind: the collective that it takes, "" if none."""
+
+    words: str
+    make: Callable[[Parts, int], Tensor]
+    kind: str = ""
+
+    def on_all(self, parts: Parts) -> list[Tensor]:
+        """Every rank's."""
+        return [self.make(parts, rank) for rank in range(len(parts))]
+
+    def scaled(self, ratio: float, t: int) -> Made:
+        """This, times a number."""
+        if ratio == 1:
+            return self
+        return Made(f"{times(ratio, t)} {self.words}", lambda parts, rank: ratio * self.make(parts, rank))
+
+
+OWN_PART = Made("this rank's own part", lambda parts, rank: parts[rank])
+SUM = Made("the sum of the ranks' parts", lambda parts, rank: summed(parts), "all-reduce")
+
+
+def _share_of(whole: Made, dim: int = 0, of: int | None = None, kind: str = "") -> Made:
+    """One rank's contiguous share.  of: whose; None: this rank's."""
+    words = f"{'this rank' if of is None else f'rank {of}'}'s share of {'its own part' if whole is OWN_PART else whole.words}"
+    words += f", along dimension {dim}" if dim else ""
+    return Made(words, lambda p, rank: whole.make(p, rank).tensor_split(len(p), dim)[rank if of is None else of], kind)
+
+
+def _joined(dim: int = 0, kind: str = "") -> Made:
+    return Made(f"the ranks' parts joined along dimension {dim}", lambda p, rank: torch.cat(list(p), dim), kind)
+
+
+JOINED, SHARE = _joined(kind="all-gather"), _share_of(SUM, kind="reduce-scatter")
+
+
+def _alone(parts: Parts, rank: int) -> Tensor:
+    return torch.cat([part if number == rank else torch.zeros_like(part) for number, part in enumerate(parts)])
+
+
+#: What stands for a pass of an operator by mistake, the likelier first.
+USUAL = (
+    OWN_PART,
+    SUM,
+    Made("the largest of the ranks' parts (MAX)", lambda p, rank: torch.stack(list(p)).amax(0)),
+    Made("the smallest of the ranks' parts (MIN)", lambda p, rank: torch.stack(list(p)).amin(0)),
+    Made("rank 0's part", lambda p, rank: p[0]),
+    JOINED,
+    SHARE,
+    _share_of(OWN_PART),
+    Made("this rank's own part in its place, and zero in the others'", _alone),
+    Made("this rank's own part t times, joined along dimension 0", lambda p, rank: torch.cat([p[rank]] * len(p))),
 )
 
 
-def combined(parts: Sequence[Tensor], rank: int) -> Iterator[tuple[str, Tensor]]:
-    """What a learner may make of every rank's part, in words; the likelier first."""
-    t, own, total = len(parts), parts[rank], summed(parts)
-    yield "the sum of the ranks' parts", total
-    yield "this rank's own part", own
-    stacked = torch.stack(list(parts))
-    yield "the largest of the ranks' parts (MAX)", stacked.amax(0)
-    yield "the smallest of the ranks' parts (MIN)", stacked.amin(0)
-    yield "the product of the ranks' parts (PRODUCT)", stacked.prod(0)
-    for other in range(t):
-        yield f"rank {other}'s part", parts[other]
-    for dim in range(own.dim()):
-        yield f"the ranks' parts joined along dimension {dim}", torch.cat(list(parts), dim)
-        yield f"the ranks' parts joined along dimension {dim}, the last rank first", torch.cat(list(parts[::-1]), dim)
-    for dim in range(own.dim()):
-        if own.shape[dim] % t == 0:
-            yield f"this rank's share of its own part, along dimension {dim}", own.chunk(t, dim)[rank]
-            yield f"this rank's share of the sum, along dimension {dim}", total.chunk(t, dim)[rank]
-            for other in range(t):
-                if other != rank:
-                    yield f"rank {other}'s share of the sum, along dimension {dim}", total.chunk(t, dim)[other]
-            for name, value in (("largest", stacked.amax(0)), ("smallest", stacked.amin(0))):
-                yield (
-                    f"this rank's share of the {name} of the ranks' parts, along dimension {dim}",
-                    value.chunk(t, dim)[rank],
-                )
+def everything_made(t: int, dims: int) -> Iterator[Made]:
+    """All that a rank may make of ``t`` parts of so many dimensions: reduced, joined, cut, and all of these in turn."""
+    yield from USUAL
+    wholes = [
+        *USUAL[1:4],
+        OWN_PART,
+        Made("the product of the ranks' parts (PRODUCT)", lambda p, rank: torch.stack(list(p)).prod(0)),
+    ]
+    others = [Made(f"rank {k}'s part", lambda p, rank, k=k: p[k]) for k in range(t)]  # type: ignore[misc]
+    yield from (*wholes, *others)
+    yield Made("the ranks' parts stacked in a new dimension", lambda p, rank: torch.stack(list(p)))
+    for dim in range(dims):
+        yield _joined(dim)
+        in_turn = f"the ranks' parts interleaved along dimension {dim}, one of each rank in turn"
+        yield Made(
+            f"{_joined(dim).words}, the last rank first",
+            lambda p, rank, d=dim: torch.cat(list(p[::-1]), d),  # type: ignore[misc]
+        )
+        yield Made(in_turn, lambda p, rank, d=dim: torch.stack(list(p), d + 1).flatten(d, d + 1))  # type: ignore[misc]
+        for whole in (*wholes, *others):
+            yield _share_of(whole, dim)
+            yield from (_share_of(whole, dim, of) for of in range(t))
+            yield Made(
+                f"every t-th of {whole.words}, along dimension {dim}",
+                lambda p, rank, w=whole, d=dim: w.make(p, rank).transpose(0, d)[rank :: len(p)].transpose(0, d),  # type: ignore[misc]
+            )
 
 
-def explain_exchange(
-    found: Tensor, expected: Tensor, parts: Sequence[Tensor], rank: int, remedy: str, ran: str = ""
-) -> list[str]:
-    """How ``found`` comes of the ranks' parts, in words; nothing if no operator makes it.
-
-    remedy: what to do instead.  ran: the collective that the pass ran, if it ran one that sums or joins.
-    """
-    t, fits = len(parts), list[str]()
-    if t == 1:
-        return fits
-    should = next((words for words, value in combined(parts, rank) if close(value, expected)), "")
-    for words, value in combined(parts, rank):
+def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
+    """How ``found`` comes of the ranks' parts, in words, the likelier first; nothing if no operator makes it."""
+    same, scaled = dict[str, Made](), dict[str, Made]()
+    if len(parts) == 1 or found.numel() < 2 or not found.isfinite().all():
+        return []
+    for made in everything_made(len(parts), parts[0].dim()):
+        value = made.make(parts, rank)
         ratio = factor(found, value) if value.shape == found.shape else None
-        if ratio is None or not value.any() or close(value * ratio, expected):
-            continue
-        what = f"{times(ratio, t)} {words}" if abs(ratio - 1) > 1e-9 else words
-        should_be = f"; it should be {should}" if should else ""
-        instead = f"{ran} ran, but what is returned is not its result" if ran and "own part" in words else remedy
-        fits.append(f"is {what}{should_be}: {instead}")
+        if ratio and abs(ratio - 1) < 1e-9:
+            same[made.words] = made
+        elif ratio:
+            scaled[f"{times(ratio, len(parts))} {made.words}"] = made
+    return [*same.items(), *scaled.items()]
+
+
+def explain_exchange(found: Tensor, parts: Parts, rank: int, right: Made, remedy: str, ran: str = "") -> list[str]:
+    """The same in sentences, with what it should be.
+
+    right: what it should be.  remedy: what to do.  ran: the collective that the pass ran, if it ran one that sums or joins.
+    """
+    returned = f"{ran} ran, but what is returned is not its result"
+    fits = [
+        f"is {words}; it should be {right.words}: {returned if ran and made is OWN_PART else remedy}"
+        for words, made in made_of(found, parts, rank)
+    ]
+    expected = right.make(parts, rank)
+    if fits or found.shape != expected.shape:
+        return fits
     for dtype in (torch.bfloat16, torch.float16, torch.float32):  # each holds less than the next
-        if (
-            not fits
-            and found.equal(found.to(dtype).to(found.dtype))
-            and close(found, expected, 8 * t * torch.finfo(dtype).eps)
-        ):
+        rounded = found.equal(found.to(dtype).to(found.dtype))
+        if rounded and close(found, expected, 8 * len(parts) * torch.finfo(dtype).eps):
             name = str(dtype).removeprefix("torch.")
-            fits.append(f"is right but for its digits, which are those of {name}: exchange it in the dtype that it has")
-    return fits
-
-
-def ran(seen: count_collectives) -> str:
-    """The collective of a pass in words, if it ran one that sums or joins; "" otherwise."""
-    kinds = [kind for kind in seen.counts if kind in ("all-reduce", "reduce-scatter", "all-gather")]
-    return f"the {kinds[0]}" if len(kinds) == 1 else ""
+            return [f"is right but for its digits, which are those of {name}: exchange it in the dtype that it has"]
+    return []

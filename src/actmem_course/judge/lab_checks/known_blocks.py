@@ -1,155 +1,186 @@
-"""The blocks of labs 2 and 3 as steps, and what may come out wrong of them: the linears, attention, the MLP."""
+"""The blocks of labs 2 and 3 as steps, and mistakes that no change of the steps' order makes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from actmem_course.judge.lab_checks.blocks import (
-    F_BAR_STEP,
-    F_STEP,
-    G_STEP,
-    Weights,
+from actmem_course.judge.lab_checks import operators
+from actmem_course.judge.lab_checks.mutations import Variants
+from actmem_course.judge.lab_checks.steps import (
+    Do,
+    Program,
+    Running,
+    StepOf,
+    add_residual,
     added_bias,
+    enter_block,
+    exchanging,
+    on_each,
     product,
 )
-from actmem_course.judge.lab_checks.operators import ACTIVATIONS
-from actmem_course.judge.lab_checks.steps import Do, Program, Running, StepOf, Variants, on_each
-from actmem_course.pieces import core_attention, gelu, merge_heads, split_heads
+from actmem_course.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
 
-CORE_STEP = "the core attention"
-Dropout = Callable[[Tensor], Tensor]
+_AFTER_SUM = "after the sum over the ranks, once (the sum would hold it t times)"
+_CORE, _GELU, _ATTENTION, _MLP = "the core attention", "the gelu", "attention", "the MLP"
+_NORMS = ("the first layer norm", "the second layer norm")
+_QKV_ORDER = "split_heads gives Q, K, V, and core_attention takes them in this order"
 
 
-def column_program(weights: Sequence[Weights], entry: StepOf = F_STEP) -> Program:
+def column_program(entry: operators.Operator) -> Program:
     """f or g, the linear, this rank's bias."""
-    bias = replace(added_bias("bias", weights), place="after the linear, once")
-    return [entry, product("the linear", "weight", weights), bias]
+    return [exchanging(entry), product("weight", "the linear"), added_bias("bias", "after the linear, once")]
 
 
-def gathering_program(weights: Sequence[Weights]) -> Program:
-    return column_program(weights, G_STEP)
+ROW_PROGRAM: Program = [
+    product("weight", "the linear"), exchanging(operators.F_BAR_OPERATOR), added_bias("bias", _AFTER_SUM),
+]  # fmt: skip
+_GELU_STEP = StepOf(_GELU, on_each(lambda y, w: gelu(y)), place="between the two linears")
+MLP_PROGRAM: Program = [
+    exchanging(operators.F_OPERATOR),
+    product("up_weight"),
+    added_bias("up_bias", "before the gelu"),
+    _GELU_STEP,
+    product("down_weight"),
+    exchanging(operators.F_BAR_OPERATOR),
+    added_bias("down_bias", _AFTER_SUM),
+]
 
 
-def row_program(weights: Sequence[Weights]) -> Program:
-    """The linear, f_bar, the bias."""
-    return [product("the linear", "weight", weights), F_BAR_STEP, added_bias("bias", weights)]
+def attention_program(heads: int) -> Program:
+    """Lab 2's.  heads: those of one rank."""
+    return [
+        exchanging(operators.F_OPERATOR),
+        product("qkv_weight"),
+        added_bias("qkv_bias", "before the core attention"),
+        StepOf(_CORE, _attended(heads)),
+        product("projection_weight"),
+        exchanging(operators.F_BAR_OPERATOR),
+        added_bias("projection_bias", _AFTER_SUM),
+    ]
 
 
-def repeated_biases(*names: str) -> Callable[[Sequence[Weights]], Variants]:
-    """A bias that a rank adds t times."""
-    return lambda weights: {
-        f"{name} is added t times: add it once": {name: _times(name, len(weights), weights)} for name in names
-    }
+def _attended(heads: int, core: Callable[..., Tensor] = core_attention, dropout: float = 1) -> Do:
+    """The attention of ``heads`` heads on each rank.  dropout: the factor that stands for it."""
+    return on_each(lambda y, w: merge_heads(core(*split_heads(y, heads), lambda x: x * dropout), y.shape[1]))
 
 
-def divided_biases(*names: str) -> Callable[[Sequence[Weights]], Variants]:
-    """A bias of which a rank adds a t-th."""
-    return lambda weights: {
-        f"{name} is divided by t: each rank adds the whole of it": {name: _times(name, 1 / len(weights), weights)}
-        for name in names
-    }
-
-
-def scaled_biases(*names: str) -> Callable[[Sequence[Weights]], Variants]:
-    """Both."""
-    return lambda weights: {**repeated_biases(*names)(weights), **divided_biases(*names)(weights)}
-
-
-def _times(name: str, factor: float, weights: Sequence[Weights]) -> Do:
-    return on_each(lambda y, rank: y + factor * weights[rank][name])
-
-
-def other_activations() -> Variants:
+def other_gelus() -> Variants:
     """What is taken for the course's gelu."""
-    return {words: {"the gelu": on_each(lambda y, rank, f=f: f(y))} for words, f in ACTIVATIONS.items()}  # type: ignore[misc]
+    tanh = 'F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula'
+    return {
+        tanh: {_GELU: on_each(lambda y, w: F.gelu(y))},
+        "relu is used instead of gelu": {_GELU: on_each(lambda y, w: F.relu(y))},
+    }
 
 
-def with_x(what: str, bias: str, weights: Sequence[Weights]) -> Variants:
+def other_cores(heads: int, t: int, head_size: int, dropout: float = 1) -> Variants:
+    """Other core attentions.  heads: of all ranks."""
+
+    def scaled(ratio: float) -> Callable[..., Tensor]:
+        return lambda q, k, v, drop: core_attention(ratio * q, k, v, drop)
+
+    root = "the scores are{} by the root of the head size{}: {}core_attention{}"
+    cores: dict[str, Callable[..., Tensor]] = {
+        "there is no causal mask, so a token attends to later ones: use core_attention":
+            lambda q, k, v, drop: drop(F.scaled_dot_product_attention(q, k, v)),
+        f"Q and K are swapped: {_QKV_ORDER}": lambda q, k, v, drop: core_attention(k, q, v, drop),
+        f"K and V are swapped: {_QKV_ORDER}": lambda q, k, v, drop: core_attention(q, v, k, drop),
+        f"Q and V are swapped: {_QKV_ORDER}": lambda q, k, v, drop: core_attention(v, k, q, drop),
+        f"Q, K and V come in the order K, V, Q: {_QKV_ORDER}": lambda q, k, v, drop: core_attention(k, v, q, drop),
+        f"Q, K and V come in the order V, Q, K: {_QKV_ORDER}": lambda q, k, v, drop: core_attention(v, q, k, drop),
+        root.format(" not divided", "", "use ", ""): scaled(head_size**0.5),
+        root.format(" divided", " twice", "", " does it"): scaled(head_size**-0.5),
+        "the scores are divided by the root of h, not of the head size: use core_attention": scaled(heads**-0.5),
+    }  # fmt: skip
+    all_heads = "a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks"
+    return {words: {_CORE: _attended(heads // t, core, dropout)} for words, core in cores.items()} | {
+        all_heads: {_CORE: _attended(heads, dropout=dropout)}
+    }
+
+
+def with_x(what: str, bias: str) -> Variants:
     """x added to a block that ends with the bias of that name."""
 
     def do(state: Running) -> None:
-        state.y = [y + weights[rank][bias] + x for rank, (y, x) in enumerate(zip(state.y, state.start))]
+        state.y = [x + y + own[bias] for x, y, own in zip(state.start, state.y, state.w)]
 
     return {f"x is added to the result: this is {what} alone; the layer adds x afterwards": {bias: do}}
 
 
-def mlp_program(weights: Sequence[Weights]) -> Program:
-    """Lab 2's: from f to f_bar and the bias."""
-    return [
-        F_STEP,
-        product("the product with up_weight", "up_weight", weights),
-        replace(added_bias("up_bias", weights), place="before the gelu"),
-        StepOf("the gelu", on_each(lambda y, rank: gelu(y)), place="between the two linears"),
-        product("the product with down_weight", "down_weight", weights),
-        F_BAR_STEP,
-        added_bias("down_bias", weights),
-    ]
+@dataclass(frozen=True)
+class KnownLayer:
+    """Lab 3's.  heads: of all ranks.  core, block: factors for the dropouts; block has one for each call."""
+
+    heads: int
+    head_size: int
+    t: int
+    core: float
+    block: Sequence[float]
+
+    def program(self) -> Program:
+        """From the first layer norm to the second addition."""
+        core = StepOf(_CORE, self._core(self.core))
+        return [
+            *self._block(_ATTENTION, "norm1", "qkv", core, "projection"),
+            *self._block(_MLP, "norm2", "up", _GELU_STEP, "down"),
+        ]
+
+    def _core(self, factor: float) -> Do:
+        return _attended(self.heads // self.t, dropout=factor)
+
+    def _block(self, what: str, norm: str, enter: str, middle: StepOf, leave: str) -> Program:
+        branch = f"the residual branch around {what}"
+        inside = "inside the residual branch, before g: what is added at the end is x from before the norm"
+        return [
+            StepOf(branch, enter_block, "the residual branch", "before the layer norm, with the x that comes into this block"),
+            StepOf(_NORMS[what == _MLP], _norm(norm), "the layer norm", inside),
+            exchanging(operators.G_OPERATOR, f"{what}'s"),
+            product(f"{enter}_weight"),
+            added_bias(f"{enter}_bias", "right after the product"),
+            middle,
+            product(f"{leave}_weight"),
+            exchanging(operators.G_BAR_OPERATOR, f"{what}'s"),
+            added_bias(f"{leave}_bias", _AFTER_SUM, "the row-parallel linear's bias"),
+            StepOf(_drop(what), self._dropped, "dropouts.block", "after the bias, before x is added"),
+            StepOf(f"the addition of x to {what}'s result", add_residual, "the addition of x", "at the block's end, once"),
+        ]  # fmt: skip
+
+    def _dropped(self, state: Running) -> None:
+        factor = self.block[state.dropped % len(self.block)]
+        state.dropped += 1
+        state.y = [factor * y for y in state.y]
+
+    def variants(self) -> Variants:
+        """With the dropouts exchanged, or a layer norm of another x."""
+        as_core, of_start = on_each(lambda y, w: self.core * y), _norm("norm2")
+        block = {what: _drop(what) for what in (_ATTENTION, _MLP)}
+        no_core: dict[str, Do | None] = {_CORE: self._core(1)}
+
+        def norm_of_start(state: Running) -> None:
+            state.y = state.start
+            of_start(state)
+
+        return {
+            **other_gelus(),
+            **other_cores(self.heads, self.t, self.head_size, self.core),
+            "dropouts.core is not used: it is core_attention's fourth argument": no_core,
+            "neither of the dropouts is used": no_core | dict.fromkeys(block.values()),
+            "dropouts.core and dropouts.block are swapped: core is for the attention weights":
+                {_CORE: self._core(self.block[0]), **dict.fromkeys(block.values(), as_core)},
+            **{f"dropouts.core is applied to {what}'s result: that is for the attention weights, dropouts.block for what is added to x":
+                {drop: as_core} for what, drop in block.items()},
+            "the second layer norm is applied to the layer's input; apply it to x after attention's result is added":
+                {_NORMS[1]: norm_of_start},
+        }  # fmt: skip
 
 
-def mlp_variants(weights: Sequence[Weights]) -> Variants:
-    """Lab 2's MLP with another gelu, with x, with other biases."""
-    return {
-        **other_activations(),
-        **with_x("the MLP", "down_bias", weights),
-        **repeated_biases("up_bias")(weights),
-        **divided_biases("up_bias", "down_bias")(weights),
-    }
+def _drop(what: str) -> str:
+    return f"{what}'s dropouts.block"
 
 
-def heads_of(
-    heads: int, core: Callable[..., Tensor] = core_attention, dropout: Dropout = lambda weights: weights
-) -> Do:
-    """The attention of ``heads`` heads on each rank."""
-
-    def attended(y: Tensor, rank: int) -> Tensor:
-        return merge_heads(core(*split_heads(y, heads), dropout), y.shape[1])
-
-    return on_each(attended)
-
-
-def other_cores(heads: int, t: int, head_size: int, dropout: Dropout = lambda weights: weights) -> Variants:
-    """Other core attentions.  dropout: a factor, which may come before or after the product with V."""
-    order = "split_heads gives Q, K, V, and core_attention takes them in this order"
-    cores: dict[str, Callable[..., Tensor]] = {
-        "there is no causal mask, so a token attends to later ones: use core_attention":
-            lambda q, k, v, dropout: dropout(F.scaled_dot_product_attention(q, k, v)),
-        f"Q and K are swapped: {order}": lambda q, k, v, dropout: core_attention(k, q, v, dropout),
-        f"K and V are swapped: {order}": lambda q, k, v, dropout: core_attention(q, v, k, dropout),
-        "the scores are not divided by the root of the head size: use core_attention":
-            lambda q, k, v, dropout: core_attention(q * head_size**0.5, k, v, dropout),
-        "the scores are divided by the root of the head size twice: core_attention does it":
-            lambda q, k, v, dropout: core_attention(q * head_size**-0.5, k, v, dropout),
-        "the scores are divided by the root of h, not of the head size: use core_attention":
-            lambda q, k, v, dropout: core_attention(q * heads**-0.5, k, v, dropout),
-    }  # fmt: skip
-    all_heads = "a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks"
-    return {words: {CORE_STEP: heads_of(heads // t, core, dropout)} for words, core in cores.items()} | {
-        all_heads: {CORE_STEP: heads_of(heads, core_attention, dropout)}
-    }
-
-
-def attention_program(heads: int) -> Callable[[Sequence[Weights]], Program]:
-    """Lab 2's: from f to f_bar and the bias.  heads: a, of all ranks."""
-    return lambda weights: [
-        F_STEP,
-        product("the product with qkv_weight", "qkv_weight", weights),
-        replace(added_bias("qkv_bias", weights), place="before the core attention"),
-        StepOf(CORE_STEP, heads_of(heads // len(weights))),
-        product("the product with projection_weight", "projection_weight", weights),
-        F_BAR_STEP,
-        added_bias("projection_bias", weights),
-    ]
-
-
-def attention_variants(heads: int, head_size: int) -> Callable[[Sequence[Weights]], Variants]:
-    """Lab 2's attention with other cores, with x, with other biases."""
-    return lambda weights: {
-        **other_cores(heads, len(weights), head_size),
-        **with_x("attention", "projection_bias", weights),
-        **repeated_biases("qkv_bias")(weights),
-        **divided_biases("qkv_bias", "projection_bias")(weights),
-    }
+def _norm(name: str) -> Do:
+    return on_each(lambda y, w: layer_norm(y, w[f"{name}_weight"], w[f"{name}_bias"]))

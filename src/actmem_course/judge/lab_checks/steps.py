@@ -1,35 +1,40 @@
-"""A block as a list of named steps on all ranks at once, so that its mistakes can be made: drop, repeat, move, replace one.
+"""A block as a list of named steps on all ranks at once: every step maps the ranks' tensors to the ranks' tensors.
 
-Every step maps the ranks' tensors to the ranks' tensors.  The four operators have the gradients
-that they should have, by ordinary autograd over all ranks, so one backward gives every rank's.
+The operators have the gradients that they should have, by autograd over all ranks, so one backward
+gives every rank's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
-import torch
+import torch.nn.functional as F
 from torch import Tensor
+
+from actmem.measure.comms import Collective
+from actmem_course.judge.lab_checks.operators import Operator, exchange_of
+
+Weights = Mapping[str, Tensor]
 
 
 @dataclass
 class Running:
     """The ranks' tensors between two steps.
 
-    y: what is worked on; x: the residual; start: what came in; normed: what the last layer norm gave.
-    dropped: how often dropouts.block has run.
+    y: what is worked on; w: the weights; x: the residual; start: what came in.
+    dropped: how often dropouts.block has run.  exchanges: what forward and backward exchange, so far.
     """
 
     y: list[Tensor]
-    x: list[Tensor]
-    start: list[Tensor]
-    normed: list[Tensor]
+    w: Sequence[Weights]
+    x: list[Tensor] = field(init=False)
+    start: list[Tensor] = field(init=False)
     dropped: int = 0
+    exchanges: tuple[list[Collective], list[Collective]] = field(default_factory=lambda: ([], []))
 
-    @property
-    def t(self) -> int:
-        return len(self.y)
+    def __post_init__(self) -> None:
+        self.start = self.x = self.y
 
 
 Do = Callable[[Running], None]
@@ -37,134 +42,65 @@ Do = Callable[[Running], None]
 
 @dataclass(frozen=True)
 class StepOf:
-    """One step.  name: with its article, if it has one.  family: the same in all blocks of a layer.  place: where it belongs."""
+    """One step.
+
+    family: the same in all blocks of a layer.  place: where it belongs.  operator: what it exchanges.
+    bias: what it adds.
+    """
 
     name: str
     do: Do
     family: str = ""
     place: str = ""
+    operator: Operator | None = None
+    bias: str = ""
 
 
 Program = Sequence[StepOf]
-#: Diagnosis -> what the steps of these names do instead; None: nothing.
-Variants = Mapping[str, Mapping[str, Do | None]]
 
 
-def on_each(function: Callable[[Tensor, int], Tensor]) -> Do:
-    """A step that every rank does by itself, with its number."""
+def run_steps(program: Program, state: Running) -> Running:
+    """``state`` after all steps."""
+    for step in program:
+        step.do(state)
+    return state
+
+
+def on_each(function: Callable[[Tensor, Weights], Tensor]) -> Do:
+    """A step that every rank does by itself, with its weights."""
 
     def do(state: Running) -> None:
-        state.y = [function(y, rank) for rank, y in enumerate(state.y)]
+        state.y = [function(y, own) for y, own in zip(state.y, state.w)]
 
     return do
 
 
-def f_of_all(state: Running) -> None:
-    """f: nothing in forward, the sum over the ranks in backward."""
-    state.y = [
-        y + sum(other - other.detach() for k, other in enumerate(state.y) if k != rank)
-        for rank, y in enumerate(state.y)
-    ]
+def product(weight: str, name: str = "") -> StepOf:
+    """Every rank's y · Wᵀ."""
+    return StepOf(name or f"the product with {weight}", on_each(lambda y, w: F.linear(y, w[weight])))
 
 
-def f_bar_of_all(state: Running) -> None:
-    """f_bar: the sum in forward, nothing in backward."""
-    state.y = [
-        y + sum(other.detach() for k, other in enumerate(state.y) if k != rank) for rank, y in enumerate(state.y)
-    ]
+def added_bias(bias: str, place: str, family: str = "", times: float = 1) -> StepOf:
+    """Every rank adds its copy of a bias."""
+    return StepOf(bias, on_each(lambda y, w: y + times * w[bias]), family, place, bias=bias)
 
 
-def g_of_all(state: Running) -> None:
-    """g."""
-    state.y = [torch.cat(state.y)] * state.t
+def exchanging(operator: Operator, of: str = "") -> StepOf:
+    """One of the four operators.  of: "attention's", where a layer has several."""
+
+    def do(state: Running) -> None:
+        before, state.y = state.y[0], operator(state.y)
+        for made, seen in zip((operator.forward, operator.backward), state.exchanges):
+            seen += exchange_of(made, before, state.y[0])
+
+    return StepOf(f"{of} {operator.name}".lstrip(), do, operator.name if of else "", operator.place, operator)
 
 
-def g_bar_of_all(state: Running) -> None:
-    """g_bar."""
-    if state.y[0].shape[0] % state.t:
-        raise RuntimeError("the ranks can't share these tokens")
-    state.y = list(sum(state.y[1:], state.y[0]).chunk(state.t))
-
-
-def keep_residual(state: Running) -> None:
-    """What is added at the block's end."""
+def enter_block(state: Running) -> None:
+    """The residual branches off: what comes in now is added at the block's end."""
     state.x = state.y
 
 
 def add_residual(state: Running) -> None:
+    """The block's end."""
     state.y = [x + y for x, y in zip(state.x, state.y)]
-    keep_residual(state)
-
-
-def one_after_another(*parts: Do) -> Do:
-    """Several steps as one."""
-
-    def do(state: Running) -> None:
-        for part in parts:
-            part(state)
-
-    return do
-
-
-def run_steps(program: Program, x: Sequence[Tensor]) -> list[Tensor]:
-    """What comes out on every rank, of every rank's x."""
-    state = Running(list(x), list(x), list(x), list(x))
-    for step in program:
-        step.do(state)
-    return state.y
-
-
-def mutations(program: Program, variants: Variants) -> Iterator[tuple[str, Program]]:
-    """Diagnosis and program for the variants, and for every mistake of one step; where a family has several, for all of them too."""
-    steps = list(program)
-    for diagnosis, changes in variants.items():
-        changed = ((step, changes.get(step.name, step.do)) for step in steps)
-        yield diagnosis, [replace(step, do=do) for step, do in changed if do is not None]
-    for i, step in enumerate(steps):
-        yield f"{step.name} is missing{_belongs(step)}", steps[:i] + steps[i + 1 :]
-    families = sorted({step.family for step in steps if step.family})
-    families = [family for family in families if sum(step.family == family for step in steps) > 1]
-    for family in families:
-        yield f"{family} is missing, in all places where it belongs", [s for s in steps if s.family != family]
-    yield from _moves(steps, across=True)  # the likelier mistake, where two moves make the same numbers
-    for family in families:  # the same move in every block
-        for distance in (-1, 1, -2, 2, -3, 3):
-            moved = _all_moved(steps, family, distance)
-            if moved:
-                over = steps[next(i for i, step in enumerate(steps) if step.family == family) + distance]
-                where = f"{'before' if distance < 0 else 'after'} {over.family or over.name}"
-                yield f"{family} comes {where}, in all places", moved
-    for i, step in enumerate(steps):
-        yield f"{step.name} comes twice", [*steps[: i + 1], step, *steps[i + 1 :]]
-    for family in families:
-        twice = [s for step in steps for s in (step, step)[: 1 + (step.family == family)]]
-        yield f"{family} comes twice, in all places", twice
-    yield from _moves(steps, across=False)
-
-
-def _moves(steps: list[StepOf], across: bool) -> Iterator[tuple[str, Program]]:
-    """One step elsewhere: across an exchange between the ranks, or not."""
-    together = (f_of_all, f_bar_of_all, g_of_all, g_bar_of_all)
-    for i, step in sorted(enumerate(steps), key=lambda numbered: numbered[1].do in together):
-        rest = steps[:i] + steps[i + 1 :]
-        for place in sorted((k for k in range(len(steps)) if k != i), key=lambda k: abs(k - i)):
-            between = rest[min(place, i) : max(place, i)]
-            if any(other.do in together for other in (step, *between)) == across:
-                where = f"before {rest[place].name}" if place < i else f"after {rest[place - 1].name}"
-                yield f"{step.name} comes {where}{_belongs(step)}", [*rest[:place], step, *rest[place:]]
-
-
-def _belongs(step: StepOf) -> str:
-    return f": it belongs {step.place}" if step.place else ""
-
-
-def _all_moved(steps: list[StepOf], family: str, distance: int) -> list[StepOf] | None:
-    moved = list(steps)
-    mine = [i for i, step in enumerate(steps) if step.family == family]
-    if len(mine) < 2:
-        return None
-    for i in reversed(mine) if distance > 0 else mine:
-        if not 0 <= i + distance < len(moved):
-            return None
-        moved.insert(i + distance, moved.pop(i))
-    return moved

@@ -64,6 +64,9 @@ GOOD: dict[str, Any] = {
     "sharded_inputs": True,
     "free_outputs": False,
     "short_warmup": True,
+    "v_shaped": False,
+    "passes": 8,
+    "chunk": 1,
     "send_time": 1,
     "routing": "even",
     "routed_tokens": 16,
@@ -94,6 +97,8 @@ GOOD: dict[str, Any] = {
     "spans": timeline(ORDER),
     "rank": 1,
     "weight": lambda action: 1,
+    "until_weight": lambda action: 1,
+    "weight_time": 1,
     "forward_time": 1,
     "backward_time": 2,
     "model": "tiny",
@@ -122,7 +127,7 @@ BAD = {
 }
 MAY_BE_EMPTY = {"actions", "ranks", "exchanges", "operations", "rows", "predicted", "measured", "spans"}
 MAY_BE_ZERO = {"pipeline_rank", "rank", "microbatch", "capacity", "fixed_share", "flops", "budget_bytes"}
-MAY_BE_ZERO |= {"payload_bytes", "device_bytes", "send_time", "routed_tokens"}
+MAY_BE_ZERO |= {"payload_bytes", "device_bytes", "send_time", "routed_tokens", "chunk"}
 
 
 def good(where):

@@ -22,7 +22,7 @@ LARGEST_PARALLEL_SIZE = 2**16
 LARGEST_AMOUNT = 10**30
 
 #: Names whose values may be 0, and endings of names that are amounts, not sizes.
-_FROM_ZERO = ("rank", "microbatch", "capacity", "fixed_share", "send_time", "routed_tokens")
+_FROM_ZERO = ("rank", "microbatch", "capacity", "fixed_share", "send_time", "routed_tokens", "chunk")
 _COUNTS = ("bytes", "flops")
 _AMOUNTS = (*_COUNTS, "per_second")
 #: A whole number whose range the function itself knows.

@@ -59,6 +59,28 @@ def layer_rows(
 
 
 @checked
+def weight_gradient_rows(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
+    """What one layer must keep from its "B" to its "W": 32sbh bytes in 16 bits, 32sbh/t with sequence parallelism.
+
+    A pipeline schedule with a split backward ("formulas.zero_bubble") needs the inputs of the four linears, 7esbh, and
+    the gradients of their outputs, 9esbh.  With sequence parallelism the gradients of the row-parallel outputs are shards,
+    gathered again as the inputs of the other two are; without it, they are whole on every rank.  Layer norms and biases
+    need nothing: their gradients are ready with "B".  Source: 2401.10241 table 1 (M_W), for t = 1.
+    """
+    _, b, h, s = shape.letters()
+    e, t = element_size, parallel.tensor_parallel_size
+    linears = ("QKV projection input", "attention projection input", "h→4h input", "4h→h input")
+    inputs = [row for row in layer_rows(shape, parallel, "none", e) if row.term in linears]
+    whole = t if parallel.sequence_parallel else 1
+    return inputs + [
+        Row("gradient of Q, K and V", 3 * e * s * b * h // t, t, "2401.10241 table 1"),
+        Row("gradient of the attention projection's output", e * s * b * h // whole, whole, "2401.10241 table 1"),
+        Row("gradient of the GeLU input", 4 * e * s * b * h // t, t, "2401.10241 table 1"),
+        Row("gradient of the 4h→h output", e * s * b * h // whole, whole, "2401.10241 table 1"),
+    ]
+
+
+@checked
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
     """Bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.  2205.05198 eq. 1."""
     a, b, h, s = shape.letters()

@@ -1,4 +1,4 @@
-"""Pipeline schedules as plain lists of actions: 1F1B and interleaved 1F1B.
+"""Pipeline schedules as plain lists of actions: 1F1B and interleaved 1F1B (``formulas.zero_bubble``: later ones).
 
 A schedule is one list of actions for each pipeline rank, in the order in which the rank runs
 them.  Everything else follows from these lists: how much is in flight (below), whether the schedule
@@ -21,7 +21,11 @@ LARGEST_SCHEDULE = 250_000
 
 @dataclass(frozen=True)
 class Action:
-    """One forward (kind "F") or backward (kind "B") pass of one microbatch through one chunk."""
+    """One forward (kind "F") or backward (kind "B") pass of one microbatch through one chunk.
+
+    A schedule may split a backward: then "B" computes the gradients of the inputs only, and a later "W" those of
+    the weights.  A "B" that no "W" of its chunk and microbatch follows is a whole backward.
+    """
 
     kind: str
     rank: int
@@ -36,13 +40,20 @@ Schedule = list[list[Action]]
 
 
 @checked
+def stage_at(rank: int, chunk: int, pipeline_parallel_size: int, v_shaped: bool = False) -> int:
+    """The stage of a rank's chunk: c·p + r; v_shaped: in every second chunk c·p + (p − 1 − r)."""
+    p = pipeline_parallel_size
+    return chunk * p + (p - 1 - rank if v_shaped and chunk % 2 else rank)
+
+
+@checked
 def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     """1F1B: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
 
     With fewer microbatches than that, all forwards come first.  Source: section 4.2.3.
     """
     p, n = pipeline_parallel_size, num_microbatches
-    _check_length(p * n)
+    check_schedule_length(p * n)
     ranks = []
     for rank in range(p):
         forwards = [Action("F", rank, 0, i) for i in range(n)]
@@ -70,7 +81,7 @@ def interleaved(
     """
     p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)
-    _check_length(p * m * n)
+    check_schedule_length(p * m * n)
     if microbatches_per_round is None:
         check_divides("num_microbatches", n, "pipeline_parallel_size", p)
         g = p
@@ -97,7 +108,8 @@ def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: 
     return check_divides("num_microbatches", n, "the number of rounds", rounds)
 
 
-def _check_length(passes: int) -> None:
+@checked
+def check_schedule_length(passes: int) -> None:
     """Every pass is listed, so their number has a limit."""
     if passes > LARGEST_SCHEDULE:
         raise ConfigError(
@@ -113,16 +125,37 @@ def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> li
 
 
 @checked
-def held(actions: list[Action], weight: Callable[[Action], int] = lambda action: 1) -> list[int]:
+def held(
+    actions: list[Action],
+    weight: Callable[[Action], int] = lambda action: 1,
+    until_weight: Callable[[Action], int] | None = None,
+) -> list[int]:
     """What one rank holds after each of its actions.
 
     weight: what a forward adds and its backward removes; the default, 1, counts microbatches in
-    flight, of all chunks together.
+    flight, of all chunks together.  until_weight: what of it, or instead of it, stays from a split backward's "B"
+    until its "W"; by default all.
     """
-    return list(accumulate(weight(a) if a.kind == "F" else -weight(a) for a in actions))
+    return list(accumulate(held_changes(actions, weight, until_weight)))
+
+
+@checked
+def held_changes(
+    actions: list[Action],
+    weight: Callable[[Action], int] = lambda action: 1,
+    until_weight: Callable[[Action], int] | None = None,
+) -> list[int]:
+    """By how much each action of one rank changes what the rank holds; the arguments are those of ``held``."""
+    stays = until_weight or weight
+    split = {(action.chunk, action.microbatch) for action in actions if action.kind == "W"}
+    found = []
+    for action in actions:
+        kept = stays(action) if (action.chunk, action.microbatch) in split else 0
+        found.append({"F": weight(action), "B": kept - weight(action), "W": -kept}[action.kind])
+    return found
 
 
 @checked
 def peak_in_flight(ranks: Schedule) -> list[int]:
-    """For each rank, the most chunk-microbatches that it holds at once."""
+    """For each rank, the most chunk-microbatches that it holds at once, each until its last action."""
     return [max(held(actions), default=0) for actions in ranks]

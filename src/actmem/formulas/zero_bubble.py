@@ -1,0 +1,125 @@
+"""Pipeline schedules that split the backward pass: ZB-H1, ZB-V and DualPipeV, as lists of actions.
+
+A linear's backward has two products: the gradient of its input, which the previous stage waits for, and the gradient
+of its weight, which nobody waits for.  These schedules run the second ("W") later, where the rank would idle.
+ZB-V and DualPipeV also lay the stages as a V: two chunks a rank, chunk 1 of rank r is stage 2p − 1 − r, so that
+rank 0 has both ends of the model.  Their timelines need ``v_shaped=True``.
+``activations.weight_gradient_rows`` says what "W" needs of what a layer keeps.
+Sources: 2401.10241 for ZB-H1 (section 3.1) and ZB-V (section 6); DeepSeek's DualPipe, 2412.19437 section 3.2.1.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from actmem.checks import checked
+from actmem.config import ConfigError
+from actmem.formulas.schedule import (
+    Action,
+    Schedule,
+    check_schedule_length,
+    interleaved,
+    one_forward_one_backward,
+)
+
+
+@checked
+def zero_bubble_h1(
+    pipeline_parallel_size: int,
+    num_microbatches: int,
+    num_model_chunks: int = 1,
+    microbatches_per_round: int | None = None,
+) -> Schedule:
+    """ZB-H1: 1F1B's forwards and backwards, each "W" delayed by r backwards on rank r.
+
+    Rank r has p − r microbatches between forward and backward, and r more that wait for their "W": p on every rank,
+    what 1F1B holds on rank 0.  Idle time (p − 1)(F + B − W) in place of (p − 1)(F + B + W).  num_model_chunks: more
+    than one delays the interleaved order's with the short warm-up in the same way, as torch's ScheduleInterleavedZeroBubble
+    does.
+    """
+    p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
+    if m == 1:
+        ranks = one_forward_one_backward(p, n)
+    else:
+        ranks = interleaved(p, m, n, microbatches_per_round, short_warmup=True)
+    return [_delay_weights(actions, delay=rank) for rank, actions in enumerate(ranks)]
+
+
+def _delay_weights(actions: list[Action], delay: int) -> list[Action]:
+    """After every backward the "W" of the backward ``delay`` before it, and at the end the rest."""
+    weights = [Action("W", a.rank, a.chunk, a.microbatch) for a in actions if a.kind == "B"]
+    done, found = 0, []
+    for action in actions:
+        found.append(action)
+        if action.kind == "B":
+            done += 1
+            found += weights[done - 1 - delay : done - delay] if done > delay else []
+    return found + weights[max(0, done - delay) :]
+
+
+@checked
+def zero_bubble_v(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
+    """ZB-V: two chunks a rank laid as a V, no idle time between a rank's first and last action if F = B = W.
+
+    That needs n ≥ 2p − 1 microbatches; with fewer, the order is that of 2p − 1 without the others.  Every rank holds up
+    to 2p chunk-microbatches: as many bytes as 1F1B's rank 0.
+    """
+    p, n = pipeline_parallel_size, num_microbatches
+    check_schedule_length(2 * p * n)
+    full = max(n, 2 * p - 1)
+    ranks = []
+    for r in range(p):
+        script = "F0 " * (2 * (p - r) - 1) + "F1 F0 " * r + "F1 I1 W1 " * (p - r)
+        both = full - (2 * p - r - 1)  # forwards of chunk 0 that are left
+        script += "F0 I0 W0 F1 I1 W1 " * both + "I0 W0 F1 I1 W1 " * (full - p - both)
+        script += "I0 I1 " * r + "I0 W0 " * (p - r) + "W1 " * r + "W0 " * r
+        ranks.append([action for action in _acted(r, script) if action.microbatch < n])
+    return ranks
+
+
+@checked
+def dual_pipe_v(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
+    """DualPipeV: on a V, a forward of one chunk beside a whole backward of the other; "W" only at both ends.
+
+    A forward and the backward after it may run at once, to hide their communication; here they run in turn.  Holds up to
+    2p + 1 chunk-microbatches.  Raises ConfigError unless n ≥ 2p, as torch does.
+    """
+    p, n = pipeline_parallel_size, num_microbatches
+    check_schedule_length(2 * p * n)
+    if n < 2 * p:
+        raise ConfigError("num_microbatches", f"DualPipeV needs at least one a stage, 2p = {2 * p}, got {n}")
+    ranks = []
+    for r in range(p):
+        after = p - r - 1  # ranks below in the V
+        script = "F0 " * (2 * after) + "F0 F1 " * (r + 1) + "I1 W F1 " * after
+        script += "F0 B1 F1 B0 " * (n - 2 * p + r + 1) + "B1 F1 B0 " * after
+        # Of the next 2(r + 1) backwards, by turns of chunk 1 and 0, the first half is whole.
+        script += " ".join("BI"[turn > r] + "10"[turn % 2] for turn in range(2 * (r + 1))) + " "
+        script += "W I0 " * after + "W " * (r + 1)
+        ranks.append(_acted(r, script))
+    return ranks
+
+
+def _acted(rank: int, script: str) -> list[Action]:
+    """The actions of a script, microbatches counted up.
+
+    "F1": a forward of chunk 1.  "B1": a whole backward, "I1": one without its "W".  "W1": the longest waiting "W" of
+    chunk 1, "W": of any chunk.
+    """
+    count: Counter[str] = Counter()
+    waiting: list[Action] = []
+    actions = []
+    for word in script.split():
+        letter, digit = word[0], word[1:]
+        if letter == "W":
+            weight = next(one for one in waiting if digit in ("", str(one.chunk)))
+            waiting.remove(weight)
+            actions.append(weight)
+            continue
+        kind = "F" if letter == "F" else "B"
+        microbatch = count[kind + digit]
+        count[kind + digit] += 1
+        actions.append(Action(kind, rank, int(digit), microbatch))
+        if letter == "I":
+            waiting.append(Action("W", rank, int(digit), microbatch))
+    return actions

@@ -48,7 +48,7 @@ COSTS = {"torch": 2, "pools": 6, "subprocess": 12, "launch": 12, "reproduce": 12
 #: Farther tests than this many imports are not near.
 FARTHEST = 4
 #: Seconds after which a single test counts as one that never ends, and the tests of one mutant end without a result.
-NEVER_ENDS, LIMIT = 300, 1800
+NEVER_ENDS, LIMIT = 900, 3600
 #: How the names of changes begin that leave every result as it is, or that only a GPU can tell: why.
 LEFT_OUT: dict[str, str] = {
     "measure/peak.py: _on_cuda": "runs on a GPU",

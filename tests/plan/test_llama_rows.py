@@ -21,6 +21,8 @@ LLAMA: Any = planned_model_of("llama3-8b")
         ("llama3-70b", 70_553_706_496),
         ("llama3-405b", 405_853_388_800),
         ("qwen3-32b", 32_762_123_264),
+        ("qwen3-30b-a3b", 30_532_122_624),
+        ("mixtral-8x7b", 46_702_792_704),
     ],
 )
 def test_parameters_are_the_published_count(name, count):

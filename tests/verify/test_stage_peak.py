@@ -70,6 +70,32 @@ def test_the_transient_of_a_llama_is_what_is_counted(name, stage, ranks, recompu
     assert total(rows) == peak - kept
 
 
+#: The experts' weights fill the first, the dispatched rows the second.
+WITH_EXPERTS = {
+    "large experts": (Decoder(64, 256, 4, 8, 4, 512, num_experts=8, experts_per_token=3), 16, 1),
+    "small experts, norms": (
+        Decoder(128, 24, 4, 8, 4, 512, head_size=24, qk_norm=True, num_experts=16, experts_per_token=4), 64, 2
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
+@pytest.mark.parametrize("ranks", RANKS)
+@pytest.mark.parametrize("routing", ["even", "one-sided"])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recompute):
+    (decoder, s, b), (t, sequence_parallel) = WITH_EXPERTS[name], RANKS[ranks]
+    layout = Layout(1, t, micro_batch_size=b, sequence_parallel=sequence_parallel)
+    model = PlannedLlama("small", decoder, s).with_routing(routing)
+    with emulated_rank(t):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+        shape = own_llama_shape(decoder, layout, s)
+        part = LlamaStage(shape, 4, decoder.vocab_size, range(1, 2), tp, recompute, routing, dtype=torch.bfloat16)
+        kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, False)
+    assert total(model.layer_rows(layout, recompute)) == kept
+    assert total(model.transient_rows(layout, recompute, False, False, 1, "cpu")) == peak - kept
+
+
 def test_the_embedding_can_be_the_fullest():
     rows = replayed(SHAPES["many words"], 1, False, STAGES["first"], "none")
     assert "gradient of the embedding's weight" in {row.term for row in rows}

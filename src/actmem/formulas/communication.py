@@ -29,15 +29,16 @@ from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 from actmem.recipes import PAPER_LAYER, Recompute
 
 #: How often each rank sends its share, payload / ranks, to its neighbour: once a step around the ring.
-_RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1}
+_RING_ROUNDS = {"all-reduce": 2, "all-gather": 1, "reduce-scatter": 1, "all-to-all": 1}
 
 
 @dataclass(frozen=True)
 class Exchange:
     """A number of equal exchanges that one rank takes part in.
 
-    kind: "all-reduce", "all-gather", "reduce-scatter" or "send".  ranks: how many take part.
-    payload_bytes: of one exchange; the whole tensor, all ranks' shards together.
+    kind: "all-reduce", "all-gather", "reduce-scatter", "all-to-all" or "send".  ranks: how many take part.
+    payload_bytes: of one exchange; the whole tensor, all ranks' shards together.  Of an all-to-all: what one
+    rank has for all ranks, itself too, as much for each.
     phase: "forward", "recompute", "backward" or "step" (once an iteration).
     """
 
@@ -57,7 +58,7 @@ class Exchange:
     @property
     def wire_bytes(self) -> int:
         """Bytes that one rank sends for all ``count``: all-reduce 2(t − 1)/t of the payload,
-        all-gather and reduce-scatter (t − 1)/t, a send all of it.
+        all-gather, reduce-scatter and all-to-all (t − 1)/t, a send all of it.
 
         A payload that t does not divide is rounded up to t equal shares.
         """

@@ -12,7 +12,8 @@ class Decoder:
     """Sizes, with the letters of formulas in brackets: h, f, L, a, k, v.
 
     tied_embeddings: the output layer uses the word embedding's weight.  head_size (d): h/a unless it is given.
-    qk_norm: an RMSNorm over each head's query and key.  Raises ConfigError on a size that no model can have.
+    qk_norm: an RMSNorm over each head's query and key.  num_experts (E), experts_per_token (κ): None for one MLP for all;
+    ffn_hidden_size is then one expert's.  Raises ConfigError on a size that no model can have.
     """
 
     hidden_size: int
@@ -24,6 +25,8 @@ class Decoder:
     tied_embeddings: bool = False
     head_size: int = 0
     qk_norm: bool = False
+    num_experts: int | None = None
+    experts_per_token: int | None = None
 
     def __post_init__(self) -> None:
         for name in ("hidden_size", "ffn_hidden_size", "num_layers", "num_attention_heads", "num_key_value_heads"):
@@ -46,7 +49,11 @@ class Decoder:
         return self.num_key_value_heads * self.head_size
 
     @property
-    def layer_weights(self) -> int:
-        """Elements of one layer's matrices: Q and output 2h·ad, K and V 2h·kd, gate, up and down 3hf."""
-        h = self.hidden_size
-        return 2 * h * self.query_size + 2 * h * self.key_value_size + 3 * h * self.ffn_hidden_size
+    def attention_weights(self) -> int:
+        """Elements of one layer's matrices around attention: Q and output 2h·ad, K and V 2h·kd."""
+        return 2 * self.hidden_size * (self.query_size + self.key_value_size)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Elements of one gated MLP, of which a layer with experts has E: gate, up and down 3hf."""
+        return 3 * self.hidden_size * self.ffn_hidden_size

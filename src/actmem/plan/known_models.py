@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable
+from dataclasses import asdict, fields
 
 from actmem.checks import ConfigError, shown
+from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
 from actmem.plan.decoder import Decoder
 from actmem.plan.planned_gpt import PlannedGPT
@@ -17,18 +19,20 @@ def _paper(name: str) -> Callable[[], PlannedModel]:
     return lambda: PlannedGPT(name, PAPER_MODELS[name].shape)
 
 
-#: From the published config.json of meta-llama/Llama-3.1-8B, -70B and -405B, and of Qwen/Qwen3-32B; the sequence
-#: lengths are those of their first stage of training, and Qwen3's of its config.
+#: Layers, vocabulary and sequence length; the layer itself is in LLAMA_MODELS, with sources.  Lengths are those of the
+#: first stage of training (2407.21783, 2505.09388), and Mixtral's only one (2401.04088).
 _DECODERS = {
-    "llama3-8b": (Decoder(4096, 14336, 32, 32, 8, 128256), 8192),
-    "llama3-70b": (Decoder(8192, 28672, 80, 64, 8, 128256), 8192),
-    "llama3-405b": (Decoder(16384, 53248, 126, 128, 8, 128256), 8192),
-    "qwen3-32b": (Decoder(5120, 25600, 64, 64, 8, 151936, head_size=128, qk_norm=True), 4096),
+    "llama3-8b": (32, 128256, 8192),
+    "llama3-70b": (80, 128256, 8192),
+    "llama3-405b": (126, 128256, 8192),
+    "qwen3-32b": (64, 151936, 4096),
+    "qwen3-30b-a3b": (48, 151936, 4096),
+    "mixtral-8x7b": (32, 32000, 32768),
 }
 
 
 def _decoder(name: str) -> Callable[[], PlannedModel]:
-    return lambda: PlannedLlama(name, *_DECODERS[name])
+    return lambda: PlannedLlama(name, known_decoder(name), _DECODERS[name][2])
 
 
 #: Makes the model, by its name in lower case.
@@ -40,7 +44,10 @@ _MAKERS: dict[str, Callable[[], PlannedModel]] = {
 
 def known_decoder(name: str) -> Decoder:
     """The sizes of a decoder by its name in ``known_names``."""
-    return _DECODERS[name][0]
+    layer, (num_layers, vocab_size, _) = LLAMA_MODELS[name], _DECODERS[name]
+    wanted = {field.name for field in fields(Decoder)}
+    sizes = {size: value for size, value in asdict(layer).items() if size in wanted and value is not None}
+    return Decoder(num_layers=num_layers, vocab_size=vocab_size, **sizes)
 
 
 def known_names() -> list[str]:

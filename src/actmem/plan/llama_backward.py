@@ -11,6 +11,7 @@ from dataclasses import replace
 from actmem.config import Parallel
 from actmem.llama_shape import LlamaShape
 from actmem.plan.ends_backward import EndsBackward
+from actmem.plan.expert_replay import ExpertReplay
 from actmem.plan.fused_replay import WEIGHT_GRADIENT, NormReplay, replay_rotation
 from actmem.plan.replay import Replay
 from actmem.recipes import Recompute
@@ -20,7 +21,7 @@ from actmem.rows import Row
 class LlamaLayerBackward:
     """Sizes of one layer on one rank, in 16 bits.  ``run`` replays the backward pass of the layer in one mode."""
 
-    def __init__(self, shape: LlamaShape, parallel: Parallel, recompute: str):
+    def __init__(self, shape: LlamaShape, parallel: Parallel, recompute: str, routed_tokens: int = 0):
         s, b, h, f, d = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size, shape.d
         self.t = parallel.tensor_parallel_size
         self.gathers = parallel.sequence_parallel and self.t > 1
@@ -44,13 +45,14 @@ class LlamaLayerBackward:
         self.weights = {size: size * h // (s * b) for size in (self.query, self.key, self.wide)}
         self.copies_value = b * key_heads > 1
         self.region = Recompute.of(recompute).region
+        self.experts = ExpertReplay(shape, parallel, routed_tokens) if shape.num_experts else None
 
     def run(self, r: Replay, gradient: str, stays: bool = False) -> None:
         """Backward of the layer whose output's gradient is ``gradient``.  stays: the caller holds it."""
-        entering = self._entering(r, gradient)
-        if self.region == "layer":
-            self._second_run(r)
-        self._mlp(r, entering)
+        if self.experts:
+            self._expert_mlp(r, self.experts)
+        else:
+            self._mlp(r, self._entering(r, gradient))
         between = self._norm(r, 2)
         if not stays:
             r.free(gradient)
@@ -69,7 +71,19 @@ class LlamaLayerBackward:
         r.pass_by("gradient of a weight", self.weights[size])
         r.free(*read, *[entering] * self.gathers)
 
+    def _expert_mlp(self, r: Replay, experts: ExpertReplay) -> None:
+        if self.region == "layer":
+            self._second_run(r)
+        if self.region == "terms":
+            experts.forward(r, keeps_routing=True)
+        experts.down_and_swiglu(r)
+        if self.region == "terms":
+            self.norms[1].forward(r, "router input")
+        experts.gate_up_and_router(r)
+
     def _mlp(self, r: Replay, entering: str) -> None:
+        if self.region == "layer":
+            self._second_run(r)
         if self.region == "terms":
             r.make("down input", self.wide)
         self._row_product(r, "gradient of the product", self.wide, entering, "down input")
@@ -181,6 +195,10 @@ class LlamaLayerBackward:
             r.free("projection, partial")
         r.make("norm 2 input", self.hidden)
         r.free(last)
+        if self.experts:
+            self.norms[1].forward(r, "router input", keeps_statistics=True)
+            self.experts.forward(r, keeps_routing=False)
+            return
         self.norms[1].forward(r, "gate and up input", keeps_statistics=True)
         self._gathered(r, (("gate", self.wide), ("up", self.wide)))
         r.make("down input", self.wide)
@@ -189,8 +207,8 @@ class LlamaLayerBackward:
 class LlamaBackward:
     """The backward pass of one pipeline stage of today's decoder at its fullest moments.  words: of the vocabulary on this rank."""
 
-    def __init__(self, shape: LlamaShape, parallel: Parallel, words: int, recompute: str):
-        self.layer = LlamaLayerBackward(shape, parallel, recompute)
+    def __init__(self, shape: LlamaShape, parallel: Parallel, words: int, recompute: str, routed_tokens: int = 0):
+        self.layer = LlamaLayerBackward(shape, parallel, recompute, routed_tokens)
         tokens, t = shape.seq_length * shape.micro_batch_size, parallel.tensor_parallel_size
         self.final_norm = replace(self.layer.norms[0], kept="final RMSNorm input", statistics="final RMSNorm statistic")
         self.ends = EndsBackward(tokens, words, shape.hidden_size, self.layer.gathers, t)

@@ -7,6 +7,7 @@ in backward.
 from __future__ import annotations
 
 from actmem.checks import ConfigError, check_divides, checked
+from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.plan.decoder import Decoder
@@ -22,7 +23,10 @@ def own_llama_shape(decoder: Decoder, layout: Layout, seq_length: int) -> LlamaS
     d = decoder
     own = check_divides("seq_length", seq_length, "context_parallel_size", layout.context_parallel_size)
     heads = d.num_attention_heads, d.num_key_value_heads
-    return LlamaShape(own, layout.micro_batch_size, d.hidden_size, *heads, d.ffn_hidden_size, d.head_size, d.qk_norm)
+    shape = LlamaShape(own, layout.micro_batch_size, d.hidden_size, *heads, d.ffn_hidden_size, d.head_size, d.qk_norm)
+    return (
+        shape.with_sizes(num_experts=d.num_experts, experts_per_token=d.experts_per_token) if d.num_experts else shape
+    )
 
 
 @checked
@@ -42,11 +46,27 @@ def own_key_value_size(decoder: Decoder, layout: Layout) -> int:
 
 
 @checked
-def llama_layer_rows(decoder: Decoder, layout: Layout, seq_length: int, recompute: str = "none") -> list[Row]:
+def own_routed_tokens(decoder: Decoder, layout: Layout, seq_length: int, routing: str) -> int | None:
+    """Pairs of a token and an expert on the rank that takes most of them (R); None without experts.
+
+    routing: as of ``forced_routed_tokens``; of both the first rank takes most.
+    """
+    if decoder.num_experts is None:
+        return None
+    return forced_routed_tokens(own_llama_shape(decoder, layout, seq_length), layout.within_layer, routing, 0)
+
+
+@checked
+def llama_layer_rows(
+    decoder: Decoder, layout: Layout, seq_length: int, recompute: str = "none", routing: str = "even"
+) -> list[Row]:
     """The tensors that one layer keeps of one microbatch on one rank: those of ``llama_rows``.
 
+    routing: see ``own_routed_tokens``.
     Raises ConfigError on another mode than LLAMA_MODES, or if ranks can't share the layer.
     """
     if recompute not in LLAMA_MODES:
         raise ConfigError("recompute", f"must be one of {', '.join(LLAMA_MODES)}, got {recompute!r}")
-    return llama_rows(own_llama_shape(decoder, layout, seq_length), layout.within_layer, recompute)
+    routed = own_routed_tokens(decoder, layout, seq_length, routing)
+    shape = own_llama_shape(decoder, layout, seq_length)
+    return llama_rows(shape, layout.within_layer, recompute, routed_tokens=routed)

@@ -101,7 +101,7 @@ def nanotron_layer_rows(
 
 def _parameters(decoder: Decoder, stage: NanotronStage, t: int, vocab_size: int) -> int:
     h = decoder.hidden_size
-    layers = stage.num_layers * (decoder.layer_weights // t + 2 * h)
+    layers = stage.num_layers * ((decoder.attention_weights + decoder.mlp_weights) // t + 2 * h)
     # The tied head has a weight of its own only where the embedding is on another rank.
     tables = stage.has_embedding + (stage.has_head and not (decoder.tied_embeddings and stage.has_embedding))
     return layers + tables * vocab_size * h // t + h * stage.has_final_norm

@@ -77,6 +77,11 @@ def make_parser() -> argparse.ArgumentParser:
         help="only this mode; may be repeated (default: all of the model's)",
     )
     parser.add_argument(
+        "--routing",
+        metavar="WHAT",
+        help="of experts: even (the default), or one-sided: every token goes to the same ones, the worst case",
+    )
+    parser.add_argument(
         "--verify",
         action="store_true",
         help="run the fastest plan's fullest rank, emulated, and compare each line of its bill",
@@ -107,6 +112,8 @@ def request_of(args: argparse.Namespace) -> Request:
     check_size("top", args.top, largest=10_000)
     if args.seq_length is not None:
         model = model.with_sequence(args.seq_length)
+    if args.routing:
+        model = model.with_routing(args.routing)
     if args.recompute:
         model = model.with_modes(args.recompute)
     return Request(model, cluster, args.global_batch)

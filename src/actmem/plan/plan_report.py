@@ -53,6 +53,7 @@ def as_object(request: Request, found: Found) -> dict:
             "model": model.name,
             "num_parameters": model.num_parameters,
             "seq_length": model.seq_length,
+            "routing": model.routing,
             "global_batch_size": request.global_batch_size,
             "gpus": cluster.gpus,
             "per_node": cluster.per_node,
@@ -131,6 +132,7 @@ def print_plans(console: Console, request: Request, found: Found) -> None:
     model, cluster = request.model, request.cluster
     console.print(
         f"[bold]{model.name}[/], {model.num_parameters / 1e9:,.1f} billion parameters, s = {model.seq_length:,}, "
+        f"{f'{model.routing} routing, ' if model.routing else ''}"
         f"{request.global_batch_size:,} sequences a step\n{cluster.gpus:,} × {cluster.device.name}, "
         f"{cluster.per_node} a node, {cluster.memory_bytes / GIBIBYTE:g} GiB each, {cluster.allowance_bytes / GIBIBYTE:g} GiB of it "
         "left free for CUDA, NCCL and the allocator",

@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass
 
-from actmem.checks import check_choice
+from actmem.checks import ConfigError, check_choice
 from actmem.formulas.communication import Exchange
 from actmem.plan.layout import Layout
 from actmem.rows import Row, by_term, total
 
 #: What ``where`` begins with in exchanges among context-parallel ranks.
 CONTEXT_EXCHANGE = "K and V"
+#: The same among the ranks that share experts.
+EXPERT_EXCHANGE = "tokens of experts"
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,7 @@ class PlannedModel(ABC):
     """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
 
     name, num_layers, seq_length.  recompute_modes: names from the least recomputed to the most, each slower and
-    smaller than the one before.
+    smaller than the one before.  num_experts: that data-parallel ranks can share.  routing: of experts, "even" or "one-sided"; empty without them.
     """
 
     name: str
@@ -47,6 +49,7 @@ class PlannedModel(ABC):
     recompute_modes: Sequence[str]
     num_experts: int = 1
     context_parallel: bool = False
+    routing: str = ""
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
         """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
@@ -55,6 +58,19 @@ class PlannedModel(ABC):
         fewer = copy(self)
         fewer.recompute_modes = tuple(mode for mode in self.recompute_modes if mode in modes)
         return fewer
+
+    def with_routing(self, routing: str) -> PlannedModel:
+        """The same model with another routing of its experts.  Raises ConfigError if it has none."""
+        raise ConfigError("routing", f"{self.name} has no experts")
+
+    def missing_axis(self, name: str) -> str:
+        """Why no layout of this model has more than one rank on that axis of Layout; empty if some may."""
+        if name == "context_parallel_size" and not self.context_parallel:
+            return f"{self.name}'s layer has no context parallelism"
+        if name == "expert_parallel_size" and self.num_experts == 1:
+            shared = "'s experts are shared by the tensor-parallel ranks alone" if self.routing else " has no experts"
+            return f"{self.name}{shared}"
+        return ""
 
     @abstractmethod
     def refusal(self, layout: Layout) -> str:

@@ -43,9 +43,12 @@ def find_plans(
 
     windows: whether microbatches may keep everything where there is room (appendix C).
 
-    Deterministic.  Raises ConfigError if no layout has the given GPUs and batch.
+    Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
     """
     check_size("global_batch_size", global_batch_size)
+    for name, size in fixed.items():
+        if size > 1 and (reason := model.missing_axis(name)):
+            raise ConfigError(name, reason)
     return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from actmem.formulas.communication import Exchange
 from actmem.plan.hardware import LATENCY_SECONDS, Cluster
 from actmem.plan.layout import Layout
-from actmem.plan.planned_model import CONTEXT_EXCHANGE, PlannedModel, RankWork
+from actmem.plan.planned_model import CONTEXT_EXCHANGE, EXPERT_EXCHANGE, PlannedModel, RankWork
 
 #: Bytes that Adam's step reads and writes for each element of a rank's share: gradient, copy and both moments
 #: read, the last three written back, and the 16-bit weight.
@@ -56,9 +56,9 @@ def exposed(exchanges: Iterable[Exchange]) -> list[Exchange]:
     """The exchanges of a layer during which a tensor-parallel rank computes nothing.
 
     Forward's and recomputation's, and of backward's those outside the column-parallel products: an
-    all-gather (ḡ) and those among context-parallel ranks.  The others run beside a product (2205.05198 section 4.2.2).
+    all-gather (ḡ), the experts' and those among context-parallel ranks.  The others run beside a product (2205.05198 section 4.2.2).
     """
-    waiting = ("ḡ", CONTEXT_EXCHANGE)
+    waiting = ("ḡ", CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
     return [each for each in exchanges if each.phase != "backward" or each.where.startswith(waiting)]
 
 

@@ -39,8 +39,12 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         )
     if layout.context_parallel_size > 1:
         flags.append(f"--context-parallel-size {layout.context_parallel_size}")
-    if layout.expert_parallel_size > 1:
-        flags.append(f"--expert-model-parallel-size {layout.expert_parallel_size}")
+    if "num_experts" in sizes:
+        flags += [f"--num-experts {sizes['num_experts']}", f"--moe-router-topk {sizes['experts_per_token']}"]
+        flags += [f"--expert-model-parallel-size {layout.tensor_parallel_size}", "--expert-tensor-parallel-size 1"]
+        flags.append("--moe-token-dispatcher-type alltoall")
+        if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
+            flags.append("# it has no tensor parallelism with experts unless the sequence is cut too")
     if layout.zero_stage == 1:
         flags.append("--use-distributed-optimizer")
     if layout.zero_stage in _MEGATRON_FSDP:
@@ -76,8 +80,8 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         f"context_parallel_degree = {layout.context_parallel_size}",
         f"pipeline_parallel_degree = {layout.pipeline_parallel_size}",
     ]
-    if layout.expert_parallel_size > 1:
-        lines.append(f"expert_parallel_degree = {layout.expert_parallel_size}")
+    if model.routing:
+        lines += [f"expert_parallel_degree = {layout.tensor_parallel_size}", "expert_tensor_parallel_degree = 1"]
     if layout.pipeline_parallel_size > 1:
         schedule = "Interleaved1F1B" if layout.num_model_chunks > 1 else "1F1B"
         lines += [
@@ -120,6 +124,8 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
         lines.append(
             f"parallelism_config=ParallelismConfig({', '.join(sizes)}, dp_shard_size={layout.data_parallel_size})"
         )
+    if model.routing and layout.tensor_parallel_size > 1:
+        lines.append("# it shares experts among ranks only if the model's plan says so")
     if layout.sequence_parallel:
         lines.append("# its tensor parallelism leaves norms whole unless the model's plan says otherwise")
     if plan.recompute not in ("none", "full"):

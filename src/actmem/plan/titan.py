@@ -43,7 +43,7 @@ def titan_bill(decoder: Decoder, layout: Layout, seq_length: int, recompute: str
     d, t = decoder, layout.tensor_parallel_size
     ranks = layout.data_parallel_size * layout.context_parallel_size
     tokens = seq_length // layout.context_parallel_size * layout.micro_batch_size
-    layer = d.layer_weights // t + 2 * d.hidden_size
+    layer = (d.attention_weights + d.mlp_weights) // t + 2 * d.hidden_size
     ends = 2 * d.vocab_size * d.hidden_size // t + d.hidden_size
     parameters = d.num_layers * layer + ends
     logits = tokens * d.vocab_size // t

@@ -17,12 +17,13 @@ from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge
 from actmem.today.llama import LlamaLayer, RMSNorm
+from actmem.today.moe import Routing
 
 
 class LlamaStage(ParallelModule):
     """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
 
-    The output layer has a weight of its own.  Token ids ``[b, s]`` or activations come in; activations,
+    The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  Token ids ``[b, s]`` or activations come in; activations,
     or on the last part the loss, go out.
     """
 
@@ -34,6 +35,7 @@ class LlamaStage(ParallelModule):
         layers: range,
         tp: TensorParallel,
         recompute: Recompute | str = "none",
+        routing: Routing = "even",
         **factory,
     ):
         super().__init__()
@@ -41,7 +43,7 @@ class LlamaStage(ParallelModule):
         self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
         if self.is_first:
             self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
-        made = (LlamaLayer(shape, tp, recompute=recompute, seed=i, **factory) for i in layers)
+        made = (LlamaLayer(shape, tp, recompute=recompute, seed=i, routing=routing, **factory) for i in layers)
         self.layers = nn.ModuleList(made)
         if self.is_last:
             self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)

@@ -10,7 +10,7 @@ from actmem.plan.explain import plan_text
 from actmem.plan.outcome import Plan
 from actmem.plan.planned_model import PlannedModel
 from actmem.rows import Match
-from actmem.verify.verify_plan import CountedPeak, count_peak, verify_plan
+from actmem.verify.verify_plan import NOT_RUN, CountedPeak, count_peak, verify_plan
 
 
 def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
@@ -24,6 +24,7 @@ def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bo
     peak = count_peak(model, plan)
     text = _peak_text(peak)
     console.print(text if peak.exact else f"[bold red]{text}", highlight=False)
+    console.print(NOT_RUN, highlight=False)
     return comparison.exact and peak.exact
 
 

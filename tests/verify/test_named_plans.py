@@ -1,0 +1,122 @@
+"""Plans of every named shape over every axis that this library runs: each line and the peak are what is counted.
+
+A rank's bytes depend on the model's depth only by how many layers it holds, so every model has a few
+layers here; sizes of the layer, of the vocabulary and of the sequence are its own.
+"""
+
+from copy import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from actmem.config import ConfigError
+from actmem.plan.hardware import GIBIBYTE, Cluster
+from actmem.plan.known_models import known_names, planned_model_of
+from actmem.plan.layout import ZERO_STAGES, Layout
+from actmem.plan.outcome import Plan
+from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.search import find_plans
+from actmem.plan.seconds import StepSeconds
+from actmem.verify.verify_plan import count_peak, verify_plan
+
+LAYERS = 4
+TENSOR = [(1, False), (2, True), (4, False), (8, True)]
+#: Pipeline ranks, chunks of each, and the rank that is run.
+PIPELINE = [(1, 1, 0), (2, 1, 1), (4, 1, 0), (2, 2, 0), (2, 2, 1), (4, 1, 2)]
+MICRO_BATCHES = [1, 2]
+ROUTING = ["even", "one-sided"]
+PLANS_OF_EACH = 3
+
+
+def of_few_layers(name):
+    model = planned_model_of(name)
+    if isinstance(model, PlannedGPT):
+        return PlannedGPT(model.name, model.shape.with_sizes(num_layers=LAYERS))
+    few: Any = copy(model)
+    few.decoder, few.num_layers = replace(few.decoder, num_layers=LAYERS), LAYERS
+    return few
+
+
+def nth(values, number):
+    return values[number % len(values)]
+
+
+def cases():
+    """Three plans of each model.  Each axis walks through its values at its own pace."""
+    for number, name in enumerate(name for name in known_names() for _ in range(PLANS_OF_EACH)):
+        model = of_few_layers(name)
+        t, sequence_parallel = nth(TENSOR, number)
+        p, m, rank = nth(PIPELINE, number + number // len(PIPELINE))
+        zero = nth(ZERO_STAGES, number // 2)
+        layout = Layout(1 if zero == 0 else 3, t, p, nth(MICRO_BATCHES, number // 3), m,
+                        sequence_parallel=sequence_parallel, zero_stage=zero)  # fmt: skip
+        if model.routing:
+            model = model.with_routing(nth(ROUTING, number))
+        recompute = nth(model.recompute_modes, number)
+        whole = 1 if rank == 0 and m == 1 and recompute != "none" else 0
+        yield model, Plan(layout, recompute, whole, 1.0, 2 * p, rank, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
+
+
+CASES = list(cases())
+
+
+def text(case):
+    model, plan = case
+    layout = plan.layout
+    ranks = f"t{layout.tensor_parallel_size}p{layout.pipeline_parallel_size}m{layout.num_model_chunks}"
+    return f"{model.name}-{ranks}-zero{layout.zero_stage}-{plan.recompute}{model.routing and '-' + model.routing}"
+
+
+@pytest.mark.parametrize("case", CASES, ids=text)
+def test_every_line_and_the_peak_are_what_is_counted(case):
+    model, plan = case
+    comparison, peak = verify_plan(model, plan), count_peak(model, plan)
+    assert comparison.exact, comparison.describe()
+    assert peak.counted_bytes > 10**6 and peak.exact, peak
+
+
+def test_the_plans_cover_every_axis():
+    layouts = [plan.layout for _, plan in CASES]
+    assert {model.name for model, _ in CASES} == {planned_model_of(name).name for name in known_names()}
+    assert {(each.tensor_parallel_size, each.sequence_parallel) for each in layouts} == set(TENSOR)
+    pipeline = {
+        (plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks, plan.pipeline_rank) for _, plan in CASES
+    }
+    assert pipeline == set(PIPELINE)
+    assert {each.zero_stage for each in layouts} == set(ZERO_STAGES)
+    assert {each.micro_batch_size for each in layouts} == set(MICRO_BATCHES)
+    modes = {(type(model), plan.recompute) for model, plan in CASES}
+    assert modes == {(type(model), mode) for model, _ in CASES for mode in model.recompute_modes}
+    assert {model.routing for model, _ in CASES} == {"", *ROUTING}
+    assert any(plan.whole_microbatches for _, plan in CASES)
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_an_axis_that_a_model_lacks_is_one_line(name):
+    model = planned_model_of(name)
+    lacking = [axis for axis in ("context_parallel_size", "expert_parallel_size") if model.missing_axis(axis)]
+    assert "expert_parallel_size" in lacking
+    for axis in lacking:
+        with pytest.raises(ConfigError, match=f"{axis}: {model.name}"):
+            find_plans(model, Cluster(64, 80 * GIBIBYTE), 64, 1, {axis: 2})
+    if "context_parallel_size" not in lacking:
+        layout = Layout(context_parallel_size=2)
+        with pytest.raises(ConfigError, match="verify: this library runs no context parallelism yet"):
+            verify_plan(model, Plan(layout, "none", 0, 1.0, 1, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("name", known_names())
+def test_only_experts_have_a_routing(name):
+    model = planned_model_of(name)
+    if not model.routing:
+        with pytest.raises(ConfigError, match="routing: .* has no experts"):
+            model.with_routing("one-sided")
+        return
+    worst = model.with_routing("one-sided")
+    layout = Layout(tensor_parallel_size=4)
+    assert sum(row.bytes for row in worst.layer_rows(layout, "none")) > sum(
+        row.bytes for row in model.layer_rows(layout, "none")
+    )
+    with pytest.raises(ConfigError, match="routing: must be one of even, one-sided"):
+        model.with_routing("learned")

@@ -9,11 +9,18 @@ from tests.labs.judged import judged, judged_alone
 from tests.right_answers import lab1, lab2, lab3, lab4, lab5, lab6, lab7  # noqa: F401  they register
 from tests.right_answers.register import RIGHT
 
+CASES = [
+    (*case, size)
+    for case in RIGHT
+    for size in ((1,) if load_lab(case[0]).one_process else (2, 4) if case[0][3] in "23" else (2,))
+]
 
-@pytest.mark.parametrize(("lab", "number", "function"), RIGHT, ids=lambda value: getattr(value, "__name__", value))
-def test_passes(pools, lab, number, function):
-    alone = load_lab(lab).one_process
-    for verdict in [judged_alone(lab, number, function)] if alone else pools[2].run(judged, lab, number, function):
+
+@pytest.mark.parametrize(("lab", "number", "function", "size"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))
+def test_passes(pools, lab, number, function, size):
+    for verdict in (
+        pools[size].run(judged, lab, number, function) if size > 1 else [judged_alone(lab, number, function)]
+    ):
         assert verdict.status == "passed", verdict.diagnosis
 
 

@@ -80,6 +80,10 @@ def everything_made(t: int, dims: int) -> Iterator[Made]:
     others = [Made(f"rank {k}'s part", lambda p, rank, k=k: p[k]) for k in range(t)]  # type: ignore[misc]
     yield from (*wholes, *others)
     yield Made("the ranks' parts stacked in a new dimension", lambda p, rank: torch.stack(list(p)))
+    yield Made(
+        "the ranks' parts joined along dimension 0, this rank's first",
+        lambda p, rank: torch.cat([p[rank], *p[:rank], *p[rank + 1 :]]),
+    )
     for dim in range(dims):
         yield _joined(dim)
         in_turn = f"the ranks' parts interleaved along dimension {dim}, one of each rank in turn"

@@ -1,10 +1,10 @@
-"""Every mistake that one makes in a list of steps: drop, move, repeat or replace one, or the same in all blocks of a layer."""
+"""Every mistake that one makes in a list of steps: drop, move, repeat or replace one, or the same in all blocks; drop two."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from itertools import permutations
+from itertools import combinations, permutations
 
 from actmem_course.judge.compare import times
 from actmem_course.judge.lab_checks.exchanged import USUAL
@@ -37,6 +37,8 @@ def mutations(program: Program, variants: Variants, weights: Weights, t: int, ba
     yield from _inserted_operators(steps)
     yield from _other_weights(steps, weights)
     yield from _moves(steps, across=False)
+    for one, other in combinations(steps, 2):
+        yield f"{one.name} and {other.name} are missing", [step for step in steps if step not in (one, other)]
 
 
 def _everywhere(

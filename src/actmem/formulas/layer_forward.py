@@ -1,7 +1,7 @@
 """What is alive while one layer's forward pass runs: what each operation makes, and what is freed after it.
 
-``layer_peak`` goes on with the backward pass.  On a CPU: a dropout mask is drawn as random numbers
-of 16 bits each, and applied by a copy.
+``layer_peak`` goes on with the backward pass.  A CPU draws a dropout mask as random numbers of 16 bits
+each; the mask is applied by a copy.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import RNG_STATE_BYTES, layer_extra_rows
 from actmem.recipes import PAPER_LAYER, Recompute
-from actmem.rows import Row
 
 QKV_TERMS = ("Q", "K", "V")
 
@@ -18,13 +17,16 @@ QKV_TERMS = ("Q", "K", "V")
 class LayerForward:
     """One layer on one rank of t.  live: bytes by name; moments: what was alive after each operation."""
 
-    def __init__(self, shape: ModelShape, parallel: Parallel, mode: Recompute, element_size: int):
+    def __init__(
+        self, shape: ModelShape, parallel: Parallel, mode: Recompute, element_size: int, device_type: str = "cpu"
+    ):
         a, b, h, s = shape.letters()
         t, e = parallel.tensor_parallel_size, element_size
         self.t, self.e, self.sequence_parallel = t, e, parallel.sequence_parallel and t > 1
         self.mode, self.dropped = mode, PAPER_LAYER.dropped(mode)
         self.live: dict[str, int] = {}
-        every = layer_rows(shape, parallel, "none", e) + layer_extra_rows(shape, parallel, "none", e)
+        self.draws_numbers = device_type == "cpu"
+        every = layer_rows(shape, parallel, "none", e) + layer_extra_rows(shape, parallel, "none", e, device_type)
         self.term = {row.term: row.bytes for row in every}
         self.block, self.whole = self.term["layer-norm 1 input"], e * s * b * h
         self.scores, self.mask = self.term["softmax output"], s * s
@@ -38,11 +40,11 @@ class LayerForward:
         # The layer's input belongs to the layer before it, which keeps it in any case.
         self.live["layer-norm 1 input"] = self.block
         self.live["weights"] = sum(map(sum, self.weight.values())) + sum(self.weight["layer norm"])
-        self.moments: list[tuple[str, list[Row]]] = []
+        self.moments: list[tuple[str, dict[str, int]]] = []
 
     def make(self, operation: str, name: str, size: int) -> None:
         self.live[name] = size
-        self.moments.append((operation, [Row(term, bytes) for term, bytes in self.live.items() if bytes]))
+        self.moments.append((operation, dict(self.live)))
 
     def free(self, *names: str) -> None:
         for name in names:
@@ -109,7 +111,8 @@ class LayerForward:
 
     def draw(self, mask: str) -> None:
         size = self.term[mask]
-        self.make("random numbers, 16 bits each", "random numbers", -(-size // 4) * 8)
+        if self.draws_numbers:
+            self.make("random numbers, 16 bits each", "random numbers", -(-size // 4) * 8)
         self.make("dropout mask", mask, size)
         self.free("random numbers")
 

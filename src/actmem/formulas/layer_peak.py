@@ -16,7 +16,10 @@ from actmem.recipes import Recompute
 from actmem.rows import Row, total
 
 _STATES = "random-number states before the second run"
-_GIVEN = "gradient of the layer's output"
+_BETWEEN = "backward of the next layer"
+GIVEN_GRADIENT = "gradient of the layer's output"
+#: Weights; in a stage the mask too, which all layers share; and states of generators, which no operation makes.
+_OUTLIVE_THE_LAYER = ("weights", "causal mask", "random-number state", _STATES)
 
 
 @checked
@@ -39,13 +42,30 @@ def layer_moments(
     mode = Recompute.of(recompute)
     if mode.terms is not None:
         raise ConfigError("recompute", "the peak is known for the named modes, not for a set of terms")
-    both = _Backward(shape, parallel, mode, element_size)
+    both = LayerBackward(shape, parallel, mode, element_size)
     both.run()
-    return both.moments
+    return [(name, [Row(term, size) for term, size in live.items() if size]) for name, live in both.moments]
 
 
-class _Backward(LayerForward):
-    """Forward, and backward after it."""
+class LayerBackward(LayerForward):
+    """Forward, and backward after it.  main_gradients: a weight's gradient is added to the main one once its node is done."""
+
+    main_gradients = False
+
+    def stage_moments(self) -> list[dict[str, int]]:
+        """What is alive in backward as a layer of a stage with main gradients: bytes by name, without what outlives the layer."""
+        self.main_gradients = True
+        self.run()
+        first = [name for name, _ in self.moments].index(_BETWEEN)
+        return [
+            {name: size for name, size in live.items() if name not in _OUTLIVE_THE_LAYER}
+            for _, live in self.moments[first:]
+        ]
+
+    def done(self, *gradients: str) -> None:
+        """The node that made these gradients of weights is done."""
+        if self.main_gradients:
+            self.free(*gradients)
 
     def run(self) -> None:
         whole_layer = self.mode.region == "layer"
@@ -55,13 +75,13 @@ class _Backward(LayerForward):
         self.forward(self.dropped | statistics, to_the_end=True)
         if "softmax output" not in self.dropped or whole_layer:
             self.free("causal mask")
-        self.make("backward of the next layer", _GIVEN, self.block)
+        self.make(_BETWEEN, GIVEN_GRADIENT, self.block)
         if whole_layer:
             self.live[_STATES] = 2 * RNG_STATE_BYTES["cpu"]
             self.forward(frozenset(), to_the_end=not self.mode.stop_early)
             self.free(_STATES, "causal mask")
         self.mlp()
-        self.norm("2", _GIVEN)
+        self.norm("2", GIVEN_GRADIENT)
         self.attention()
         self.norm("1", "gradient of the middle of the layer")
 
@@ -110,6 +130,7 @@ class _Backward(LayerForward):
             self.free(mask)  # else it goes with the node that saved it, further down
         weight, bias = self.weight[linear]
         self.make("sum over the tokens", f"gradient of the {linear} bias", bias)
+        self.done(f"gradient of the {linear} bias")
         if self.sequence_parallel:
             self.make("backward of ḡ: all-gather", f"{grad}, gathered", self.whole)
             self.free(grad)
@@ -118,6 +139,7 @@ class _Backward(LayerForward):
         self.make(f"backward of {linear}", f"gradient of the {linear} weight", weight)
         self.make(f"backward of {linear}", f"gradient of the {source}", self.term[source])
         self.free(source, grad, f"{grad}, gathered")
+        self.done(f"gradient of the {linear} weight")
 
     def column_parallel(self, linear: str, source: str, grad: str, statistics: str) -> None:
         """Backward of f or g and its linear, which gathers its input again."""
@@ -134,6 +156,7 @@ class _Backward(LayerForward):
         self.make(f"backward of {linear}", f"gradient of the {linear} weight", weight)
         self.make("sum over the tokens", f"gradient of the {linear} bias", bias)
         self.free(grad, f"{source}, gathered", source)
+        self.done(f"gradient of the {linear} weight", f"gradient of the {linear} bias")
         if self.sequence_parallel:
             self.free(f"gradient of the {source}, partial")
 
@@ -148,5 +171,6 @@ class _Backward(LayerForward):
             self.free("layer-norm 2 input")
         self.make("sum of two gradients", f"gradient of the {below}", self.block)
         self.free(residual, f"gradient through layer norm {number}")
+        self.done(f"gradient of layer norm {number}'s weight", f"gradient of layer norm {number}'s bias")
         if number == "2":
             self.free("MLP dropout mask")

@@ -10,19 +10,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actmem.config import ModelShape, Parallel
+from actmem.formulas.layer_peak import GIVEN_GRADIENT, LayerBackward
 from actmem.plan.ends_backward import EndsBackward
-from actmem.plan.layer_backward import LayerBackward
 from actmem.plan.replay import Replay
+from actmem.recipes import Recompute
 from actmem.rows import Row
 
 
 class GPTBackward:
-    """shape: with the microbatch's size; one layer of it is replayed."""
+    """shape: with the microbatch's size; ``layer_peak`` has the moments of one layer of it."""
 
     def __init__(self, shape: ModelShape, parallel: Parallel, recompute: str, device_type: str = "cpu"):
-        self.layer = LayerBackward(shape, parallel, recompute, device_type)
+        self.layer = LayerBackward(shape, parallel, Recompute.of(recompute), 2, device_type)
         t, tokens = parallel.tensor_parallel_size, shape.seq_length * shape.micro_batch_size
-        self.ends = EndsBackward(tokens, shape.vocab_size // t, shape.hidden_size, self.layer.gathers, t)
+        self.ends = EndsBackward(tokens, shape.vocab_size // t, shape.hidden_size, self.layer.sequence_parallel, t)
         self.adds_positions = shape.micro_batch_size > 1
         self.positions = 2 * shape.seq_length * shape.hidden_size
 
@@ -35,16 +36,21 @@ class GPTBackward:
         r = Replay([*layer_rows, *end_rows])
         if end_rows:
             self._last_end(r, tied)
-            self.layer.run(r, "gradient of the final norm's input")
         else:
-            r.make("gradient received", self.layer.hidden)
-            self.layer.run(r, "gradient received", stays=True)
+            r.make(GIVEN_GRADIENT, self.layer.block)
+        own = {row.term for row in layer_rows if row.term != "random-number state"}
+        moments = self.layer.stage_moments()
+        if end_rows:
+            own.add(GIVEN_GRADIENT)
+        else:  # the caller holds what arrived
+            moments = [moment | {GIVEN_GRADIENT: 0} for moment in moments]
+        r.go_through(moments, own)
         return r
 
     def _last_end(self, r: Replay, tied: bool) -> None:
         self.ends.loss_and_output(r, tied)
-        r.make("gradient of the final norm's input", self.layer.hidden)
-        r.make("gradients of a layer norm's weights", 2 * self.layer.vector)
+        r.make(GIVEN_GRADIENT, self.layer.block)
+        r.make("gradients of a layer norm's weights", sum(self.layer.weight["layer norm"]))
         r.free("final layer-norm input", "final layer-norm statistics", "gradient of the block's input")
         r.free("gradients of a layer norm's weights")
 
@@ -55,9 +61,9 @@ class GPTBackward:
         """
         r = Replay(first_rows)
         self.ends.start_of_embedding(r, last, tied=last)
-        r.make("gradient before dropout", self.layer.hidden)
+        r.make("gradient before dropout", self.layer.block)
         r.free("gradient of the embedding's output", "embedding dropout mask")
-        cut = self.layer.t if self.layer.gathers else 1
+        cut = self.layer.t if self.layer.sequence_parallel else 1
         summed = ["gradient of this rank's positions"] * self.adds_positions
         for name in summed:
             r.make(name, self.positions // cut)

@@ -1,6 +1,6 @@
 """One of today's layers' backward, operation by operation, as our code runs it: what each makes and frees.
 
-As ``layer_backward`` for the paper's layer; norms and rotations are in ``fused_replay``.
+As ``formulas.layer_peak`` for the paper's layer; norms and rotations are in ``fused_replay``.
 """
 
 from __future__ import annotations

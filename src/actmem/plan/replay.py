@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 
 from actmem.rows import Row
 
@@ -38,6 +38,14 @@ class Replay:
         """A tensor that is freed before the next one is made."""
         self.make(name, size)
         self.free(name)
+
+    def go_through(self, moments: Iterable[Mapping[str, int]], own: Collection[str]) -> None:
+        """Moments that are known as a whole: what was alive at each.  own: the names of now that they have or free themselves."""
+        others = {name: size for name, size in self._alive.items() if name not in own}
+        for moment in moments:
+            size = sum(others.values()) + sum(moment.values())
+            if size > self._most:
+                self._most, self._at_most = size, {**moment, **others}
 
     @property
     def transient_bytes(self) -> int:

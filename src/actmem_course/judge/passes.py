@@ -54,8 +54,13 @@ def run_passes(
         raise
     if not result.requires_grad:
         raise Wrong(
-            "the result is right, but it has no graph, so nothing before it gets a gradient: autograd does not record "
-            "the collectives of torch.distributed, so write a torch.autograd.Function with a forward and a backward"
+            "the result is right, but it has no graph, so nothing before it gets a gradient: "
+            + (
+                "autograd does not record the collectives of torch.distributed, so write a torch.autograd.Function with a forward "
+                "and a backward"
+                if forward.collectives
+                else "is it computed under no_grad, or detached?"
+            )
         )
     if forward.unrecorded:
         raise Wrong(

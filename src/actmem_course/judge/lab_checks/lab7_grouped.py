@@ -16,18 +16,23 @@ from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 from actmem_course.pieces import core_attention, merge_heads
 
-#: d and h; every number of ranks that is judged divides them.
-_HEAD_SIZE, _HIDDEN_SIZE = 4, 8
+#: d and h for each rank, so that whoever cuts a head or the wrong dimension gets a part, too.
+_HEAD_SIZE, _HIDDEN_SIZE = 2, 3
 _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
 def _cases(b: Bench) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
     """In words, a, k, and unsharded weights: fewer key and value heads than ranks, as many, more."""
-    a, h, d = 4 * b.size, _HIDDEN_SIZE, _HEAD_SIZE
-    for k in sorted({1, max(1, b.size // 2), b.size, 2 * b.size}):
+    a, h, d = 4 * b.size, _HIDDEN_SIZE * b.size, _HEAD_SIZE * b.size
+    for k in sorted({1, most_shared(b.size), b.size, 2 * b.size}):
         sizes = ((a * d, h), (k * d, h), (k * d, h), (h, a * d))
         words = f"{k} key and value head{'s' * (k > 1)} on {b.size} rank{'s' * (b.size > 1)}"
         yield words, a, k, {name: b.random(*size, seed=20 + i) for i, (name, size) in enumerate(zip(_NAMES, sizes))}
+
+
+def most_shared(t: int) -> int:
+    """The largest number of key and value heads that t ranks have to share; 1 on one rank."""
+    return max(k for k in range(1, max(2, t)) if t % k == 0)
 
 
 def _part(whole: Weights, k: int, rank: int, t: int) -> dict[str, Tensor]:
@@ -62,10 +67,10 @@ def _wrong_heads(name: str, full: Tensor, k: int, rank: int, t: int) -> dict[str
 
 
 def check_sum_shared_gradients(b: Bench) -> None:
-    x, upstream = (b.random(5, 2, _HIDDEN_SIZE, seed=seed) for seed in (30, 31))
+    x, upstream = (b.random(5, 2, _HIDDEN_SIZE * b.size, seed=seed) for seed in (30, 31))
     for words, _, k, whole in _cases(b):
-        right = _part(_gradients(x, upstream, whole), k, b.rank, b.size)
-        ranks = [_gradients(x, upstream, _part(whole, k, rank, b.size)) for rank in range(b.size)]
+        right = _part(_gradients(x, upstream, whole, b.size), k, b.rank, b.size)
+        ranks = [_gradients(x, upstream, _part(whole, k, rank, b.size), b.size) for rank in range(b.size)]
         own = _part(whole, k, b.rank, b.size)
         weights = {name: own[name].clone().requires_grad_() for name in ("k_weight", "v_weight")}
         for name, weight in weights.items():
@@ -90,12 +95,14 @@ def _refuse(new_group):
     return refuse
 
 
-def _gradients(x: Tensor, upstream: Tensor, weights: Weights) -> dict[str, Tensor]:
+def _gradients(x: Tensor, upstream: Tensor, weights: Weights, t: int) -> dict[str, Tensor]:
     """Of plain attention with as many heads as the weights have: each group of queries reads a copy of its key and value."""
     leaves = {name: weight.detach().clone().requires_grad_() for name, weight in weights.items()}
 
     def heads(name: str, copies: int) -> Tensor:
-        y = F.linear(x, leaves[name]).unflatten(-1, (-1, _HEAD_SIZE)).repeat_interleave(copies, 2)  # [s, b, heads, d]
+        y = (
+            F.linear(x, leaves[name]).unflatten(-1, (-1, _HEAD_SIZE * t)).repeat_interleave(copies, 2)
+        )  # [s, b, heads, d]
         return y.flatten(1, 2).transpose(0, 1)
 
     group = len(weights["q_weight"]) // len(weights["k_weight"])

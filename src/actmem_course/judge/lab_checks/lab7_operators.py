@@ -11,6 +11,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.judge.compare import check_tensor, close, grad_of
 from actmem_course.judge.kept import KeptBytes, check_keeps
+from actmem_course.judge.lab_checks.blocks import Weights
+from actmem_course.judge.lab_checks.lab4_checkpoint import reached_once
 from actmem_course.judge.lab_checks.operators import size_of
 from actmem_course.judge.passes import check_gradient, run_passes
 from actmem_course.judge.verdict import Wrong
@@ -18,7 +20,6 @@ from actmem_course.judge.workbench import Bench
 
 #: So large that a wrong place for it shows.
 _EPS = 0.25
-Tensors = Mapping[str, Tensor]
 
 
 def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
@@ -92,23 +93,20 @@ def check_swiglu(b: Bench) -> None:
 
 
 def check_recipe_linear(b: Bench) -> None:
-    for recipe, names, second in (
-        (plain_norm, ("x", "the norm's weight"), b.random(8, seed=8)),
-        (plain_gate, ("gate", "up"), b.random(5, 3, 8, seed=8)),
-        (torch.mul, ("the first factor", "the second factor"), b.random(5, 3, 8, seed=8)),
-    ):
-        first, weight, upstream = b.random(5, 3, 8, seed=7), b.random(4, 8, seed=9), b.random(5, 3, 4, seed=10)
-        if recipe is torch.mul:  # whole numbers, so that no order of a sum changes a bit
-            first, second, weight, upstream = (torch.round(4 * tensor) for tensor in (first, second, weight, upstream))
-        _check_recipe(b, recipe, {"weight": weight, names[0]: first, names[1]: second}, upstream)
-    x, norm, weight = (b.random(*sizes, seed=11).bfloat16() for sizes in ((5, 3, 8), (8,), (4, 8)))
+    x, norm, up, weight = (b.random(*size, seed=7) for size in ((5, 3, 8), (8,), (5, 3, 8), (4, 8)))
+    _check_recipe(b, plain_norm, {"weight": weight, "x": x, "the norm's weight": norm})
+    _check_recipe(b, plain_gate, {"weight": weight, "gate": x, "up": up.flip(0)})
+    # Whole numbers, so that no order of a sum changes a bit.
+    factors = {"weight": weight, "the first factor": x, "the second factor": up.flip(0)}
+    _check_recipe(b, torch.mul, {name: torch.round(4 * tensor) for name, tensor in factors.items()}, exact=True)
+    short, weights = x.bfloat16(), (weight.bfloat16(), norm.bfloat16())
     own = lambda y, w, n: b["recipe_linear"](plain_norm, w, y, n)  # noqa: E731
-    _check_keeps(b, "the recipe's sources", own, x, (weight, norm), (x,))
+    _check_keeps(b, "the recipe's sources", own, short, weights, (short,))
 
 
-def _check_recipe(b: Bench, recipe: Callable[..., Tensor], arguments: Tensors, upstream: Tensor) -> None:
-    """Numbers, to the bit where they are whole; products; how often the recipe runs."""
-    weight, first, _ = arguments.values()
+def _check_recipe(b: Bench, recipe: Callable[..., Tensor], arguments: Weights, exact: bool = False) -> None:
+    """Numbers, to the bit if ``exact``; products; how often the recipe runs."""
+    (weight, first, _), upstream = arguments.values(), torch.round(4 * b.random(5, 3, 4, seed=10))
     runs = []
 
     def counted(*sources: Tensor) -> Tensor:
@@ -128,21 +126,27 @@ def _check_recipe(b: Bench, recipe: Callable[..., Tensor], arguments: Tensors, u
         "weight": {from_source: upstream.flatten(0, 1).t() @ first.flatten(0, 1)},
         list(arguments)[1]: {not_through: upstream @ weight},
     }
-    _check_numbers(b, own, plain, arguments, upstream, results, gradients, exact=recipe is torch.mul)
+    inputs = [tensor.clone().requires_grad_() * 1 for tensor in arguments.values()]
+    with b.watching():
+        result = own(*inputs)
+        if isinstance(result, Tensor) and result.shape == upstream.shape and result.requires_grad:
+            with reached_once(inputs):
+                result.backward(upstream)
+    _check_numbers(b, own, plain, arguments, upstream, results, gradients)
     runs.clear()
     with b.watching(), FlopCounterMode(display=False) as flops:
-        _run(own, arguments, upstream)
-    one = 2 * first[..., 0].numel() * weight.numel()
-    if (products := flops.get_total_flops() // one) > 3:
-        raise Wrong(
-            f"forward and backward run {products} matrix products where 3 are enough: backward runs the linear again, and nobody "
-            "reads its result. Run the recipe alone again"
-        )
+        _, found = _run(own, arguments, upstream)
+    for name, right in _run(plain, arguments, upstream)[1].items() if exact else ():
+        if not torch.equal(found[name], right):
+            raise Wrong(f"the gradient of {name} is right up to rounding, but not bit for bit: use the same numbers")
+    if (products := flops.get_total_flops() // (2 * first[..., 0].numel() * weight.numel())) > 3:
+        again = "backward runs the linear again, and nobody reads its result. Run the recipe alone again"
+        raise Wrong(f"forward and backward run {products} matrix products where 3 are enough: {again}")
     if len(runs) > 2:
         raise Wrong(f"the recipe runs {len(runs)} times; once in forward and once in backward are enough")
 
 
-def _run(function: Callable[..., Tensor], arguments: Tensors, upstream: Tensor) -> tuple[Tensor, Tensors]:
+def _run(function: Callable[..., Tensor], arguments: Weights, upstream: Tensor) -> tuple[Tensor, Weights]:
     leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in arguments.items()}
     result = function(*leaves.values())
     result.backward(upstream)
@@ -150,43 +154,31 @@ def _run(function: Callable[..., Tensor], arguments: Tensors, upstream: Tensor) 
 
 
 def _check_numbers(
-    b: Bench, own: Callable[..., Tensor], plain: Callable[..., Tensor], arguments: Tensors, upstream: Tensor,
-    results: Tensors, gradients: Mapping[str, Tensors], factors: Tensors | None = None, exact: bool = False,
+    b: Bench, own: Callable[..., Tensor], plain: Callable[..., Tensor], arguments: Weights, upstream: Tensor,
+    results: Weights, gradients: Mapping[str, Weights], factors: Weights | None = None,
 ) -> None:  # fmt: skip
     """Result and gradients are those of ``plain``, what torch's operators find.
 
     results, gradients: diagnosis -> what a mistake makes.  factors: what may be missing, or there twice.
     """
 
-    def explain(expected: Tensor) -> Callable[[Tensor], list[str]]:
-        def words(found: Tensor) -> list[str]:
-            if found.shape != expected.shape:
-                return []
-            named = (factors or {}).items()
-            fits = [f"lacks the factor {name}" for name, factor in named if _alike(found, factor, expected)]
-            return fits + [
-                f"has the factor {name} once too often" for name, factor in named if _alike(expected, factor, found)
-            ]
-
-        return words
+    def explain(found: Tensor, right: Tensor) -> list[str]:
+        named = {name: factor.expand_as(right) for name, factor in (factors or {}).items() if right.dim() == 3}
+        fits = ["has the digits of float32: compute in wide(x), which leaves float64 as it is"] * close(
+            found, right, 1e-5
+        )
+        fits += [f"lacks the factor {name}" for name, factor in named.items() if close(found * factor, right)]
+        return fits + [f"has the factor {name} twice" for name, factor in named.items() if close(found, right * factor)]
 
     expected, right = _run(plain, arguments, upstream)
     passes = run_passes(
-        b, own, arguments, expected=expected, upstream=upstream, mistakes=results, explain=explain(expected)
-    )
+        b, own, arguments, expected=expected, upstream=upstream, mistakes=results, explain=lambda y: explain(y, expected)
+    )  # fmt: skip
     for name, value in right.items():
-        check_gradient(passes, name, value, gradients.get(name), explain=explain(value))
-        if exact and not torch.equal(passes.gradients[name], value):  # type: ignore[arg-type]
-            raise Wrong(
-                f"the gradient of {name} is right up to rounding, but not bit for bit: run the recipe in its own dtype"
-            )
-
-
-def _alike(less: Tensor, factor: Tensor, more: Tensor) -> bool:
-    """Whether ``more`` is ``less`` times the factor, one of several: not where both are the same."""
-    return (
-        less.dim() == more.dim() >= factor.dim() and (less * factor).shape == more.shape and close(less * factor, more)
-    )
+        as_it_came = {f"the gradient of {name} is the one that backward was given, as it came": upstream}
+        check_gradient(
+            passes, name, value, {**gradients.get(name, {}), **as_it_came}, explain=lambda y: explain(y, value)
+        )
 
 
 def _check_half(b: Bench, own: Callable[..., Tensor], x: Tensor, weight: Tensor, upstream: Tensor) -> None:
@@ -194,17 +186,16 @@ def _check_half(b: Bench, own: Callable[..., Tensor], x: Tensor, weight: Tensor,
     expected, right = _run(plain_norm, {"x": x, "weight": weight}, upstream)
     with b.watching():
         result, found = _run(own, {"x": x.half(), "weight": weight.half()}, upstream.half())
-    for name, value, wanted in (
-        ("the result", result, expected),
-        *((f"the gradient of {n}", found[n], right[n]) for n in right),
-    ):
-        if value.dtype is not torch.float16:
-            check_tensor(f"for a float16 x, {name}", value, wanted.half())
-        if not close(value.double() / wanted.abs().max(), wanted / wanted.abs().max(), 1e-2):
-            raise Wrong(
-                f"right in float64, but for a float16 x {name} is not: the square of 300 is no float16 number any more, so "
-                "compute in wide(x), in forward and in backward"
+    for name, value in (("the result", expected), *right.items()):
+        half = found.get(name, result)
+        if half.dtype is not torch.float16:
+            check_tensor(f"for a float16 x, {name}", half, value.half())
+        if not close(half.double() / value.abs().max(), value / value.abs().max(), 1e-2):
+            which = f"the gradient of {name}" if name in right else name
+            square = (
+                "the square of 300 is no float16 number any more, so compute in wide(x), in forward and in backward"
             )
+            raise Wrong(f"right in float64, but for a float16 x {which} is not: {square}")
 
 
 def _check_keeps(
@@ -213,18 +204,14 @@ def _check_keeps(
     """Raise Wrong if the function keeps more than ``needed``, and say which tensors."""
 
     def beside(found: KeptBytes) -> str:
-        left = [(tensor.dtype, tensor.shape) for tensor in needed]
-        words = []
+        left, words = [(tensor.dtype, tuple(tensor.shape)) for tensor in needed], []
         for saved in sorted(found.ledger.saved, key=lambda saved: -saved.bytes):
-            if (saved.dtype, saved.shape) in left:
-                left.remove((saved.dtype, torch.Size(saved.shape)))
+            if (saved.dtype, tuple(saved.shape)) in left:
+                left.remove((saved.dtype, tuple(saved.shape)))
                 continue
-            how = (
-                "a wider copy: widen again in backward"
-                if saved.dtype.itemsize > x.dtype.itemsize
-                else "make it again in backward"
-            )
-            words.append(f"{str(saved.dtype).removeprefix('torch.')} {list(saved.shape)} of {saved.bytes:,} B ({how})")
-        return "not needed: " + "; ".join(words) if words else ""
+            how = "a wider copy: widen again" if saved.dtype.itemsize > x.dtype.itemsize else "make it again"
+            size = f"{str(saved.dtype).removeprefix('torch.')} {list(saved.shape)} of {saved.bytes:,} B"
+            words.append(f"{size} ({how} in backward)")
+        return "not needed: " + "; ".join(words)
 
     check_keeps(b, sum(map(size_of, needed)), what, own, x, weights, more=beside)

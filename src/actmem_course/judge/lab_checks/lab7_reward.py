@@ -18,6 +18,7 @@ from actmem.today.fused import rows
 from actmem.today.llama import attend
 from actmem_course.judge.costs import costs, time_measure
 from actmem_course.judge.kept import kept
+from actmem_course.judge.lab_checks.lab7_grouped import most_shared
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.solutions import lab7_todays_layer as ours
 from actmem_course.judge.workbench import Bench
@@ -29,7 +30,8 @@ Functions = Mapping[str, Callable[..., Tensor]]
 def lab7_reward(b: Bench) -> Reward:
     """The layer with its linears' inputs kept, and with their recipes' sources in place of them."""
     t = b.size
-    shape = LlamaShape(128, 2, 64 * max(4, t), 2 * max(4, t), max(1, t // 2), 160 * max(4, t))
+    a = 2 * t * max(1, 4 // t)
+    shape = LlamaShape(128, 2, 32 * a, a, most_shared(t), 80 * a)
     tp = tensor_parallel(b.group) if t > 1 else TensorParallel()
     x, weights = b.random(128, 2, shape.hidden_size, seed=40).bfloat16(), _weights(b, shape)
     sides: dict[str, Functions] = {"yours": b.functions, "ours": vars(ours)}

@@ -12,7 +12,7 @@ from tests.right_answers.register import RIGHT
 CASES = [
     (*case, size)
     for case in RIGHT
-    for size in ((1,) if load_lab(case[0]).one_process else (2, 4) if case[0][3] in "23" else (2,))
+    for size in ((1,) if load_lab(case[0]).one_process else (2, 4) if case[0][3] in "237" else (2,))
 ]
 
 

@@ -29,7 +29,12 @@ def sums(choose):
     return function
 
 
-@planted(LAB, "7.6", r"summed over all 4 ranks; only 2 neighbours hold the same head", size=4)
+@planted(
+    LAB,
+    "7.6",
+    r"is the sum of the ranks. parts; it should be the sum of those of ranks \d to \d: .* share a key head",
+    size=4,
+)
 def sums_over_all_ranks(*arguments):
     sums(lambda t, rank, k: [rank] if t <= k else range(t))(*arguments)
 
@@ -39,12 +44,17 @@ def sums_over_ranks_in_turn(*arguments):
     sums(lambda t, rank, k: [rank] if t <= k else range(rank % k, t, k))(*arguments)
 
 
-@planted(LAB, "7.6", r"is the part of rank \d alone, the first that holds this head", size=4)
+@planted(LAB, "7.6", r"is rank \d's part; it should be the sum of those", size=4)
 def takes_the_first_part(*arguments):
     sums(lambda t, rank, k: [rank] if t <= k else [rank * k // t * (t // k)])(*arguments)
 
 
-@planted(LAB, "7.6", r"is counted \d times", size=4)
+@planted(
+    LAB,
+    "7.6",
+    r"is t .here 4. times the sum of the ranks. parts; it should be the sum of those of ranks 0 to 3",
+    size=4,
+)
 def counts_each_twice(*arguments):
     def twice(t, rank, k):
         first = rank * k // t * (t // k) if t > k else rank

@@ -10,8 +10,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.measure.replace import replaced
-from actmem_course.judge.compare import check_tensor, summed
-from actmem_course.judge.lab_checks.blocks import Weights
+from actmem_course.judge.compare import check_tensor, close, summed
+from actmem_course.judge.lab_checks.exchanged import OWN_PART, Made, explain_exchange
+from actmem_course.judge.lab_checks.steps import Weights
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 from actmem_course.pieces import core_attention, merge_heads
@@ -80,9 +81,9 @@ def check_sum_shared_gradients(b: Bench) -> None:
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
                 raise Wrong(f"{name} itself is changed; only its .grad may be")
-            mistakes = _wrong_sums([of_rank[name] for of_rank in ranks], k, b.rank)
-            named = {f"{words}: {name}.grad {mistake}": value for mistake, value in mistakes.items()}
-            check_tensor(f"{words}: {name}.grad", weight.grad, right[name], named, b.size)
+            parts = [of_rank[name] for of_rank in ranks]
+            what = f"{words}: {name}.grad"
+            check_tensor(what, weight.grad, right[name], t=b.size, explain=lambda y: _explain(y, parts, k, b.rank))
 
 
 def _refuse(new_group):
@@ -111,23 +112,16 @@ def _gradients(x: Tensor, upstream: Tensor, weights: Weights, t: int) -> dict[st
     return dict(zip(leaves, torch.autograd.grad(y, list(leaves.values()), upstream)))
 
 
-def _wrong_sums(parts: list[Tensor], k: int, rank: int) -> dict[str, Tensor]:
-    t = len(parts)
-    share = max(1, t // k)
-    if share == 1:
-        return {
-            "is summed over the ranks, but with t <= k no two hold the same head: it is complete as it is": summed(
-                parts
-            )
-        }
+def _explain(found: Tensor, parts: list[Tensor], k: int, rank: int) -> list[str]:
+    """How a gradient comes of every rank's part, and what to do."""
+    share = max(1, len(parts) // k)
     first = rank // share * share
-    total = summed(parts[first : first + share])
-    return {
-        f"is this rank's own part: backward must sum over the {share} ranks that share a key head, because each found it from its own query heads": parts[rank],
-        f"is summed over all {t} ranks; only {share} neighbours hold the same head": summed(parts),
-        f"is averaged over the {share} ranks that share a head; each has a part of the gradient, so add up": total / share,
-        f"is divided by t; add up what the {share} ranks that share a head have found": total / t,
-        "is summed over the ranks rank % k, rank % k + k, …; neighbours share a head, rank · k // t": summed(parts[rank % k :: k]),
-        f"is counted {share} times": share * total,
-        f"is the part of rank {first} alone, the first that holds this head": parts[first],
-    }  # fmt: skip
+    alike = Made(
+        f"the sum of those of ranks {first} to {first + share - 1}", lambda p, _: summed(p[first : first + share])
+    )
+    if share == 1:
+        return explain_exchange(found, parts, rank, OWN_PART, "with t <= k no two ranks hold the same head")
+    must = f"backward must sum over the {share} ranks that share a key head, because each found it from its own query heads"
+    if close(found, summed(parts[rank % k :: k])):
+        return [f"is summed over the ranks rank % k, rank % k + k, …; neighbours share a head, rank · k // t: {must}"]
+    return explain_exchange(found, parts, rank, alike, must)

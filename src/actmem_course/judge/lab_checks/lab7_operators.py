@@ -11,9 +11,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.judge.compare import check_tensor, close, grad_of
 from actmem_course.judge.kept import KeptBytes, check_keeps
-from actmem_course.judge.lab_checks.blocks import Weights
 from actmem_course.judge.lab_checks.lab4_checkpoint import reached_once
 from actmem_course.judge.lab_checks.operators import size_of
+from actmem_course.judge.lab_checks.steps import Weights
 from actmem_course.judge.passes import check_gradient, run_passes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench

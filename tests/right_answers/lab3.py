@@ -48,6 +48,24 @@ def g_by_torchs_differentiable_all_gather(x, group):
 
 
 @right(LAB, "3.2")
+def g_bar_by_all_to_all(x, group):
+    class GBar(Function):
+        @staticmethod
+        def forward(ctx, x):
+            shares = torch.empty_like(x, memory_format=torch.contiguous_format)
+            dist.all_to_all_single(shares, x.contiguous(), group=group)
+            return shares.view(dist.get_world_size(group), -1, *x.shape[1:]).sum(0)
+
+        @staticmethod
+        def backward(ctx, grad):
+            parts = [torch.empty_like(grad) for _ in range(dist.get_world_size(group))]
+            dist.all_gather(parts, grad.contiguous(), group=group)
+            return torch.cat(parts)
+
+    return GBar.apply(x)
+
+
+@right(LAB, "3.2")
 def g_bar_by_dtensor(x, group):
     partial = DTensor.from_local(x, mesh_of(group), [Partial()], run_check=False)
     return partial.redistribute(placements=[Shard(0)]).to_local(grad_placements=[Shard(0)])

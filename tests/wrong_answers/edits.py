@@ -10,6 +10,11 @@ OUTSIDE = r"outside group: pass group=group to every call"
 ANOTHER_GROUP = r"right with group=WORLD, but not on a group of"
 STATES = "        ctx.save_for_backward(*inputs, *_states(inputs[0]))\n"
 SAVED = "ctx.saved_tensors[:count], ctx.saved_tensors[count:]"
+#: The loss with the target's logit taken from what the largest is subtracted from.
+SHIFTED = (
+    "target = logits.gather", "target = (logits - largest.unsqueeze(-1)).gather",
+    "sums[0].log() + largest - sums[1]", "sums[0].log() - sums[1]",
+)  # fmt: skip
 
 EDITS = [
     ("2.1", OUTSIDE, "_summed(grad, ctx.group), None", "_summed(grad, None), None"),
@@ -123,6 +128,21 @@ EDITS = [
     ("6.5", r"gradients with a norm of [\d.]+ reach the optimizer: pass MAX_NORM", "microbatches, MAX_NORM))", "microbatches, 1e9))"),
     ("6.5", r"microbatches of a step share sequences", "list(zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)))",
      "[(tokens[i : i + 2], targets[i : i + 2]) for i in range(2)]"),
+    ("2.2", r"forward runs 1 reduce; expected 1 all-reduce|own part", "return _summed(x, group)\n", "y = x.clone()\n        dist.reduce(y, dist.get_global_rank(group, 0), group=group)\n        return y\n"),
+    ("2.4", r"bias is subtracted: add it", "f_bar(F.linear(x, weight), group) + bias", "f_bar(F.linear(x, weight), group) - bias"),
+    ("2.5", r"cut from projection_weight's transpose", "projection_weight.chunk(t, dim=1)[rank]", "projection_weight.t().chunk(t, dim=1)[rank]"),
+    ("2.6", r"the gelu comes at the end as well: it belongs between", "return row_parallel_linear(y, down_weight, down_bias, group)", "return gelu(row_parallel_linear(y, down_weight, down_bias, group))"),
+    ("2.8", r"^each rank subtracts the largest of its own logits", "        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n", "", *SHIFTED),
+    ("2.8", r"^no rank adds the logit of the first id of its own: compare with >=", "(index >= 0)", "(index > 0)", *SHIFTED),
+    ("2.8", r"^ranks that do not hold the target's logit add another", "squeeze(-1) * mine", "squeeze(-1)", *SHIFTED),
+    ("2.8", r"^the target's logit is known only to the rank that holds it.*own part$", *SHIFTED, "- sums[1]", "- target"),
+    ("2.8", r"the ranks' logarithms are added up", "(exponentials.sum(-1), target)", "(logits.logsumexp(-1), target)", "sums[0].log() + largest", "sums[0]"),
+    ("2.8", r"target's logit alone: none comes back", "(softmax - onehot)", "(0 * softmax - onehot)"),
+    ("3.5", r"gradient of weight comes of x as .*the last rank first; it should come of the ranks' parts joined", "full = _gathered(x, ctx.group)\n", "full = torch.cat(_gathered(x, ctx.group).chunk(dist.get_world_size(ctx.group))[::-1])\n"),
+    ("3.7", r"the first generator draws what the second should", "return core, block", "return block, core"),
+    ("5.4", r"/ makes a float, which is rounded.* 3 fit, not 4", "left // more", "int(left / more)"),
+    ("6.5", r"weight_decay is 0.0; expected AdamW's own, 0.01", "lr=LEARNING_RATE)", "lr=LEARNING_RATE, weight_decay=0.0)"),
+    ("6.5", r"scaled down to a norm of 0\.5: pass MAX_NORM", "microbatches, MAX_NORM))", "microbatches, MAX_NORM / 2))"),
     ("7.1", r"K is divided by t where there are fewer heads than ranks: no head is cut.*; V is", "// min(t, k)", "// t"),
     ("7.1", r"K is counted with all a heads; there are k key and value heads", "2 * s * b * k * (h // a) // min(t, k)", "2 * s * b * h // t"),
     ("7.1", r"K is not divided: with t <= k each rank has k/t", " // min(t, k)", ""),

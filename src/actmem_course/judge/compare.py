@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.verdict import Unexplained, Wrong
 
 #: In float64 the order of summation changes the last digits only.
 TOLERANCE = 1e-9
@@ -70,7 +70,7 @@ def check_tensor(
     named = named or list(islice(fits(more), 1))
     if named:
         raise Wrong(named[0], named[1:])
-    raise Wrong(describe(what, found, expected, t))
+    raise Unexplained(describe(what, found, expected, t))
 
 
 def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from actmem.measure.comms import Collective, count_collectives
 from actmem_course.judge.compare import check_tensor
-from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.verdict import Unexplained, Wrong
 from actmem_course.judge.watch import watching
 from actmem_course.judge.workbench import Bench, unchanged
 
@@ -34,11 +34,13 @@ def run_passes(
     upstream: Tensor,
     explain: Callable[[Tensor], list[str]] | None = None,
     more: Iterable[tuple[str, Tensor]] = (),
+    exchanges: Sequence[Collective] | None = None,
 ) -> Passes:
     """Run ``function(*arguments, *rest)``, compare the result, run backward from ``upstream``.
 
     arguments: tensors that get gradients.  Raises Wrong on a wrong result (mistakes, explain, more: see
     ``check_tensor``), a lost graph, or a write to a tensor of the caller.
+    exchanges: forward's; others are named where no mistake explains a wrong result.
     """
     leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in arguments.items()}
     # Not leaves: an in-place operation on a leaf is refused by autograd before we could name it.
@@ -49,8 +51,12 @@ def run_passes(
         raise Wrong(f"the result is None: is a return missing, or {_assigned(forward)}")
     try:
         check_tensor("the result", result, expected, mistakes, b.size, explain, more)
-    except Wrong:
+    except Wrong as wrong:
         _check_waited(forward)
+        if isinstance(wrong, Unexplained) and b.size > 1 and exchanges is not None:
+            runs, wanted = _text(forward.collectives), _text(exchanges)
+            if runs != wanted:
+                raise Wrong(f"forward runs {runs}; expected {wanted}. And {wrong}") from None
         raise
     if not result.requires_grad:
         raise Wrong(
@@ -123,7 +129,11 @@ def check_exchanges(b: Bench, passes: Passes, forward: Mapping[str, int], backwa
 
 def check_collectives(when: str, found: Sequence[Collective], wanted: Sequence[Collective]) -> None:
     """Raise Wrong unless ``found`` are the ``wanted`` collectives, in any order."""
-    found = _joined(found) if not any(c.kind == "reduce-scatter" for c in wanted) else list(found)
+    if any(c.kind == "reduce-scatter" for c in wanted):
+        # Every rank's share to that rank, which adds them up itself: the same bytes.
+        found = [Collective("reduce-scatter", c.payload_bytes) if c.kind == "all-to-all" else c for c in found]
+    else:
+        found = _joined(found)
     if sorted(map(str, found)) == sorted(map(str, wanted)):
         return
     if sorted(c.kind for c in found) == sorted(c.kind for c in wanted):

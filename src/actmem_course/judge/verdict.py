@@ -35,6 +35,10 @@ class Wrong(Exception):
         self.others = list(others)
 
 
+class Unexplained(Wrong):
+    """Other numbers, and no known mistake that makes them."""
+
+
 class OutOfStep(Wrong):
     """The ranks are about to do different things.  Every rank finds the same message."""
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
 from actmem.measure.comms import Collective
 from actmem_course.judge.compare import check_tensor, close, factor, summed, times
 from actmem_course.judge.lab_checks.blocks import Block, Gradients
-from actmem_course.judge.lab_checks.exchanged import OWN_PART, Parts, explain_exchange
+from actmem_course.judge.lab_checks.exchanged import OWN_PART, Parts, everything_made, explain_exchange
+from actmem_course.judge.lab_checks.steps import exchanging
 from actmem_course.judge.passes import Passes, check_collectives, check_gradient, run_passes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -34,6 +36,7 @@ def check_result(b: Bench, block: Block, function: Callable, *rest: object) -> P
         upstream=block.upstream[b.rank],
         explain=lambda found: _explain(found, results, b.rank, block.returns, "the result is the same on every rank"),
         more=block.mistakes(b.rank),
+        exchanges=block.exchanges()[0],
     )
     if b.size > 1:  # before gradients: a wrong way out of a block shows here first
         check_collectives("forward", passes.forward.collectives, block.exchanges()[0])
@@ -80,9 +83,25 @@ def _check_each(b: Bench, block: Block, passes: Passes, right: Sequence[Gradient
                 before = [gradients["x"] for _, gradients in block.inside().run()]
                 return explain_exchange(found, before, b.rank, entry.backward, entry.in_backward)
             alone = f"each rank's {name} is its own, so its gradient needs no exchange"
-            return _explain(found, parts, b.rank, alone, f"every rank has the whole gradient of {name} already")
+            words = _explain(found, parts, b.rank, alone, f"every rank has the whole gradient of {name} already")
+            return words or _explain_gathered(block, b.rank, name, found)
 
         check_gradient(passes, name, own, mistakes, b.size, explain)
+
+
+def _explain_gathered(block: Block, rank: int, name: str, found: Tensor) -> list[str]:
+    """A gradient of a weight from another x than the one that the operator at the entry gives."""
+    entry, fits = block.program[0].operator, list[str]()
+    if not entry or not entry.forward.kind:
+        return fits
+    for made in everything_made(len(block.x), block.x[0].dim()):
+        try:
+            gradients = block.run([exchanging(replace(entry, forward=made)), *block.program[1:]])[rank][1]
+        except (RuntimeError, IndexError):  # its shapes don't fit
+            continue
+        if close(gradients[name], found):
+            fits.append(f"comes of x as {made.words}; it should come of {entry.forward.words}")
+    return fits
 
 
 def _explain(found: Tensor, parts: Parts, rank: int, cut: str, replicated: str) -> list[str]:

@@ -84,6 +84,10 @@ def _fault(b: Bench, own_qkv: Tensor, own_projection: Tensor, qkv: Tensor, proje
     if b.rank and 0 in q:
         return f"every rank takes heads {_numbers(q)}: which heads are a rank's follows from dist.get_rank(group)"
     columns = _sources(own_projection.t(), projection.t())
+    if columns is None and _sources(own_projection.t(), projection) is not None:
+        return (
+            "the projection part is cut from projection_weight's transpose: take columns of projection_weight as it is"
+        )
     if columns is None:
         return "some columns of the projection part are not columns of projection_weight"
     of_projection = set((columns // HEAD_SIZE).tolist())

@@ -74,8 +74,28 @@ def _choices(*axes: Mapping[str, Tensor]) -> Iterator[tuple[str, tuple[Tensor, .
 
 def _losses(b: Bench, shards: list[Tensor], targets: Tensor) -> Iterator[tuple[str, Tensor]]:
     """What comes out as the loss of every mistake in its two parts, log Σ exp and the target's logit, and of two at once."""
-    logits, own = torch.cat(shards, -1), shards[b.rank]
-    whole, largest = logits.logsumexp(-1), logits.amax(-1)
+    tops = [part.amax(-1, keepdim=True) for part in shards]
+    own_tops = "each rank subtracts the largest of its own logits, and these differ: all-reduce the largest first (MAX)"
+    largest, found = torch.stack(tops).amax(0), []
+    for shift, taken in (("", [0 * largest] * b.size), ("", [largest] * b.size), (own_tops, tops)):
+        shifted = [part - top for part, top in zip(shards, taken)]
+        found += [
+            ("; and ".join(filter(None, (shift, words))), value)
+            for words, value in _losses_of(b, shifted, targets, largest.squeeze(-1))
+            if shift or words
+        ]
+    yield from sorted(found, key=lambda pair: pair[0].count("; and "))  # the fewest mistakes first
+    right = torch.cat(shards, -1).logsumexp(-1) - summed(
+        _picked(part, targets - rank * _ROWS, 0, _ROWS) for rank, part in enumerate(shards)
+    )
+    yield "the result has the wrong sign", -right
+    yield "the result is the mean over all positions; expected one loss per position", right.mean()
+    yield "the result is the sum over all positions; expected one loss per position", right.sum()
+
+
+def _losses_of(b: Bench, shards: list[Tensor], targets: Tensor, largest: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The same from logits from which something is subtracted already."""
+    own, whole = shards[b.rank], torch.cat(shards, -1).logsumexp(-1)
     own_scaled = summed((part - part.amax(-1, keepdim=True)).exp().sum(-1) for part in shards).log()
     logarithms = {
         "": whole,
@@ -85,6 +105,9 @@ def _losses(b: Bench, shards: list[Tensor], targets: Tensor) -> Iterator[tuple[s
         "the largest logit is subtracted and not added back: subtract it from the target's logit too, or add it to the logarithm":
             whole - largest,
         "the largest logit is added back twice": whole + largest,
+        "the ranks' logarithms are added up: add the sums of the exponentials, and take one logarithm": summed(
+            part.logsumexp(-1) for part in shards
+        ),
         "the logarithm of the sum is missing": whole.exp(),
         "the sum of the exponentials is averaged over the ranks: all-reduce with SUM, and divide by nothing": whole - torch.tensor(b.size).log(),
     }  # fmt: skip
@@ -99,12 +122,7 @@ def _losses(b: Bench, shards: list[Tensor], targets: Tensor) -> Iterator[tuple[s
     unshifted = summed(_picked(part, targets, 0, _ROWS) for part in shards)
     picked["the target ids are not shifted by the first id of this rank"] = unshifted
     for words, (logarithm, target) in _choices(logarithms, picked):
-        if words:
-            yield words, logarithm - target
-    right = whole - picked[""]
-    yield "the result has the wrong sign", -right
-    yield "the result is the mean over all positions; expected one loss per position", right.mean()
-    yield "the result is the sum over all positions; expected one loss per position", right.sum()
+        yield words, logarithm - target
 
 
 def _picked(part: Tensor, ids: Tensor, first: int, beyond: int) -> Tensor:
@@ -120,6 +138,8 @@ def _gradients(b: Bench, logits: Tensor, targets: Tensor, upstream: Tensor) -> I
     softmaxes = {
         "": b.shards(logits.softmax(-1), dim=2)[b.rank],
         "the gradient of logits is that of this rank's own softmax: divide by the sum over all ranks": own.softmax(-1),
+        "the gradient of logits is that of the target's logit alone: none comes back through the sum of the exponentials, so its "
+        "all-reduce needs a backward": torch.zeros_like(own),
     }
     ones = {
         "": onehot,

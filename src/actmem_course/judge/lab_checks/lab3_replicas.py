@@ -94,6 +94,8 @@ def check_dropout_generators(b: Bench) -> None:
             raise Wrong("another seed gives the same numbers: derive each generator's seed from the argument seed")
         cores, blocks = zip(*b.gather(draws))
         faults = {
+            "the first generator draws what the second should, and the other way round: core comes first, then block":
+                not parallel and b.size > 1 and not _alike(blocks) and all(torch.equal(cores[0], draw) for draw in cores),
             "ranks draw the same for core: each holds different heads, so every rank must drop differently there": _alike(cores),
             "ranks draw the same for block: each holds different tokens, and would repeat one pattern of drops":
                 parallel and _alike(blocks),

@@ -80,6 +80,7 @@ _BUDGETS = (
     (85, 3, 40, 7),
     (100, 4, 10, 10),
     (30, 4, 10, 10),
+    (2**62 + 39, 4, 2**60 + 10, 10),  # one byte too few for four, which a float can't tell
 )
 
 
@@ -130,6 +131,8 @@ def _explain_fit(wrong: list[tuple[tuple[int, ...], int, int]]) -> str:
         return "budget // full_bytes leaves no room for what the recomputed ones keep"
     if explained_by(lambda budget, flight, full, recomputed: (budget - flight * recomputed) // full):
         return "one that keeps everything takes full_bytes − recomputed_bytes more than when it is recomputed, not full_bytes"
+    if explained_by(lambda budget, flight, full, recomputed: int((budget - flight * recomputed) / (full - recomputed))):
+        return f"/ makes a float, which is rounded where numbers are large: {right} fit, not {found}; divide with //"
     used = found * full + (flight - found) * recomputed
     return f"with {found} that keep everything {used} B are kept; {right} is the most that fits"
 

@@ -119,6 +119,11 @@ def _check_mode(b: Bench, mode: Configuration, seen: Seen) -> None:
 def _check_norms(seen: Seen) -> None:
     """AdamW takes nearly the same steps from gradients of any length, so that a limit left out hardly shows in the losses."""
     longest = max(seen.norms)
+    clipped = sum(math.isclose(norm, longest, rel_tol=1e-5) for norm in seen.norms) > 1
+    if any(model.tp.size == 1 for model in seen.models) and clipped and longest < MAX_NORM * (1 - 1e-3):
+        raise Wrong(
+            f"gradients are scaled down to a norm of {longest:.3g}: pass MAX_NORM ({MAX_NORM}) to training_step as it is"
+        )
     if any(model.tp.size == 1 for model in seen.models) and longest > MAX_NORM * (1 + 1e-5):
         raise Wrong(
             f"gradients with a norm of {longest:.3g} reach the optimizer: pass MAX_NORM ({MAX_NORM}) to training_step"
@@ -140,6 +145,12 @@ def _check_steps(shape: ModelShape, seen: Seen) -> None:
         raise Wrong(
             f"the learning rate is {', '.join(map(str, sorted(rates)))}; expected lr=LEARNING_RATE ({LEARNING_RATE})"
         )
+    usual = torch.optim.AdamW([torch.zeros(1)]).defaults
+    for name in ("weight_decay", "betas", "eps", "amsgrad", "maximize"):
+        if any(group[name] != usual[name] for group in optimizer.param_groups):
+            raise Wrong(
+                f"{name} is {optimizer.param_groups[0][name]}; expected AdamW's own, {usual[name]}: give it the learning rate only"
+            )
     size = shape.micro_batch_size
     for microbatches in seen.tokens[:_NUM_STEPS]:
         found = [len(tokens) for tokens in microbatches]

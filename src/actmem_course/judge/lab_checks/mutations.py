@@ -39,6 +39,7 @@ def mutations(program: Program, variants: Variants, weights: Weights, t: int, ba
     yield from _moves(steps, across=False)
     for one, other in combinations(steps, 2):
         yield f"{one.name} and {other.name} are missing", [step for step in steps if step not in (one, other)]
+    yield from _copies(steps)
 
 
 def _everywhere(
@@ -69,6 +70,14 @@ def _moves(steps: list[StepOf], across: bool) -> Mutants:
             if any(other.operator for other in (step, *between)) == across:
                 where = f"before {rest[place].name}" if place < i else f"after {rest[place - 1].name}"
                 yield f"{step.name} comes {where}{_belongs(step)}", [*rest[:place], step, *rest[place:]]
+
+
+def _copies(steps: list[StepOf]) -> Mutants:
+    """One step that stays where it is and comes elsewhere as well."""
+    for step in (step for step in steps if not step.operator):
+        for place in range(len(steps) + 1):
+            where = f"before {steps[place].name}" if place < len(steps) else "at the end"
+            yield f"{step.name} comes {where} as well{_belongs(step)}", [*steps[:place], step, *steps[place:]]
 
 
 def _family_moves(steps: list[StepOf], families: list[str]) -> Mutants:
@@ -113,6 +122,7 @@ def _scaled_biases(steps: list[StepOf], t: int) -> Mutants:
     for words, factor in (
         (f"is added {times(t, t)}: add it once", t),
         ("is divided by t: each rank adds the whole of it", 1 / t),
+        ("is subtracted: add it", -1),
     ):
         scaled = [replace(s, do=added_bias(s.bias, "", times=factor).do) if s.bias else s for s in steps]
         for i, step in enumerate(steps):

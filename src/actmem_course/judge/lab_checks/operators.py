@@ -87,6 +87,7 @@ def check_operator(b: Bench, right: Operator, parts: Parts, upstream: Parts) -> 
     passes = run_passes(
         b, function, {"x": x}, (b.group,), expected=result, upstream=upstream[b.rank],
         explain=lambda found: explain_exchange(found, parts, b.rank, right.forward, right.in_forward),
+        exchanges=exchange_of(right.forward, x, result),
     )  # fmt: skip
     returned = _ran(passes.backward) if right.backward.kind else ""
     check_gradient(

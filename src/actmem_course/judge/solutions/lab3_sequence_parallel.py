@@ -25,7 +25,7 @@ def g(x: Tensor, group) -> Tensor:
 
     x: [s/t, b, h], this rank's tokens.  Returns [s, b, h].  The incoming gradient differs from
     rank to rank; the one passed on must be that of the whole output.  One collective in each
-    pass.  Keeps nothing for backward.  2205.05198 section 4.2.2.
+    pass, of no more bytes than it takes.  Keeps nothing for backward.  2205.05198 section 4.2.2.
     """
     return _G.apply(x, group)
 
@@ -58,8 +58,8 @@ def g_bar(x: Tensor, group) -> Tensor:
     """Leave a tensor-parallel block: this rank's tokens of the sum of the ranks' x.
 
     x: [s, b, h], different on every rank.  Returns [s/t, b, h].  The incoming gradient is that
-    of this rank's tokens.  One collective in each pass.  Keeps nothing for backward.
-    2205.05198 section 4.2.2.
+    of this rank's tokens.  One collective in each pass, of no more bytes than it takes.  Keeps
+    nothing for backward.  2205.05198 section 4.2.2.
     """
     return _GBar.apply(x, group)
 

@@ -41,6 +41,7 @@ class PlannedModel(ABC):
 
     name, num_layers, seq_length.  recompute_modes: names from the least recomputed to the most, each slower and
     smaller than the one before.  num_experts: that data-parallel ranks can share.  routing: of experts, "even" or "one-sided"; empty without them.
+    numbers: what searches have computed of it.
     """
 
     name: str
@@ -50,6 +51,7 @@ class PlannedModel(ABC):
     num_experts: int = 1
     context_parallel: bool = False
     routing: str = ""
+    numbers: object = None
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
         """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""

@@ -1,14 +1,12 @@
 """The search: every layout of a job is counted; what fits is ranked by predicted time, what doesn't says by how much.
 
-Two layouts that differ in one axis share most of their numbers, so each number is computed once for
-the axes that it depends on.  ``rank_bill`` has the same bytes line by line.
+``model_numbers`` computes what layouts share once.  ``rank_bill`` has the same bytes line by line.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import cache
 
 from actmem.checks import ConfigError, check_size
@@ -17,9 +15,10 @@ from actmem.plan.bill import Bill
 from actmem.plan.every_layout import layouts
 from actmem.plan.hardware import Cluster
 from actmem.plan.layout import Layout
+from actmem.plan.model_numbers import numbers_of
 from actmem.plan.outcome import Found, Plan, Refused
 from actmem.plan.planned_model import PlannedModel
-from actmem.plan.rank_bill import flights, parameters_on_rank, rank_bill, share, stage_layers, static_lines
+from actmem.plan.rank_bill import flights, rank_bill, share
 from actmem.plan.seconds import (
     StepSeconds,
     data_seconds,
@@ -28,7 +27,6 @@ from actmem.plan.seconds import (
     tensor_seconds,
     work_seconds,
 )
-from actmem.rows import total
 
 
 def find_plans(
@@ -57,17 +55,12 @@ class _Search:
         self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows
         self.counted = 0
         self.unfit: dict[str, int] = {}
-        # Keyed by what each depends on; the layout itself is looked up in ``self._of``.
-        self._kept = cache(self._kept_bytes)
-        self._ends = cache(self._end_bytes)
+        numbers = numbers_of(model)
+        self._kept, self._ends, self._static = numbers.kept, numbers.ends, numbers.static
+        self._last_layer, self._embedding = numbers.last_layer, numbers.embedding
+        self._elements, self._refusal, self._spread = numbers.elements, numbers.refusal, numbers.spread
+        self._of = numbers.of
         self._times = cache(self._layer_seconds)
-        self._static = cache(self._static_bytes)
-        self._last_layer = cache(self._last_layer_bytes)
-        self._embedding = cache(self._embedding_bytes)
-        self._elements = cache(self._elements_on_rank_0)
-        self._refusal = cache(self._reason)
-        self._spread = cache(self._layers)
-        self._of: dict[tuple, Layout] = {}
 
     def run(self, keep: int, fixed: Mapping[str, int]) -> Found:
         plans: list[Plan] = []
@@ -101,22 +94,6 @@ class _Search:
         self._of.setdefault(key, layout)
         return key
 
-    def _reason(self, inner: tuple) -> str:
-        return self.model.refusal(self._of[inner])
-
-    def _layers(self, p: int, m: int) -> list[int] | str:
-        try:
-            return stage_layers(self.model.num_layers, Layout(pipeline_parallel_size=p, num_model_chunks=m))
-        except ConfigError as error:
-            return str(error)
-
-    def _kept_bytes(self, inner: tuple, recompute: str) -> int:
-        return total(self.model.layer_rows(self._of[inner], recompute))
-
-    def _end_bytes(self, inner: tuple) -> tuple[int, int]:
-        layout = self._of[inner]
-        return total(self.model.first_rows(layout)), total(self.model.last_rows(layout))
-
     def _layer_seconds(self, inner: tuple, recompute: str) -> tuple[float, float, float, float]:
         """One layer: forward, recomputation, exposed exchanges; and the output layer's forward."""
         layout, cluster = self._of[inner], self.cluster
@@ -143,24 +120,6 @@ class _Search:
         freed = layers * freed + (self._ends(inner)[1] if last else 0)
         return max(of_layers, self._embedding(inner, last) - freed)
 
-    def _last_layer_bytes(self, inner: tuple, recompute: str, tied: bool, last: bool) -> tuple[int, int]:
-        layout = self._of[inner]
-        rows = self.model.last_layer_backward(layout, recompute, tied, last)
-        return total(rows), self.model.freed_by_layer(layout, recompute)
-
-    def _embedding_bytes(self, inner: tuple, last: bool) -> int:
-        return total(self.model.embedding_backward(self._of[inner], last))
-
-    def _static_bytes(self, inner: tuple, p: int, dp: int, zero: int, rank: int) -> int:
-        layout = replace(
-            self._of[inner], pipeline_parallel_size=p, num_model_chunks=1, data_parallel_size=dp, zero_stage=zero
-        )
-        return sum(line[2] for line in static_lines(self.model, layout, rank))
-
-    def _elements_on_rank_0(self, inner: tuple, p: int) -> tuple[int, int]:
-        layout = replace(self._of[inner], pipeline_parallel_size=p, num_model_chunks=1)
-        return parameters_on_rank(self.model, layout, 0)
-
     def _best(self, layout: Layout, inner: tuple) -> Plan | Refused:
         """With the least recomputation that fits; refused if none does."""
         self.counted += 1
@@ -171,7 +130,9 @@ class _Search:
         static = {rank: self._static(inner, p, dp, layout.zero_stage, rank) for rank in ranks}
         room = self.cluster.usable_bytes
         sizes: dict[int, int] = {}
-        for recompute in self.model.recompute_modes:
+        # Where not even the states fit, only the smallest sizes are of interest.
+        hopeless = max(static.values()) > room
+        for recompute in self.model.recompute_modes[-1:] if hopeless else self.model.recompute_modes:
             sizes = {rank: static[rank] + self._held(layout, inner, recompute, n, rank) for rank in ranks}
             if max(sizes.values()) <= room:
                 break

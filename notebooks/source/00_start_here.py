@@ -76,7 +76,7 @@ Reveal(question, Panel(front_door, **front_door_controls()))
 # | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to recompute | 30 | [6](../labs/lab6_train.py) |
 # | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 25 | [7](../labs/lab7_todays_layer.py) |
 # | [09 Your model](09_your_model.ipynb) | record a model that the course didn't write: its formula, its wastes, the bill of its peak | 30 | |
-# | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | |
+# | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
 #
 # In a lab you write the functions of its chapter; a judge runs them on real processes and says in a sentence what is wrong.
 # `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.

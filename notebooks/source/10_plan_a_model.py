@@ -12,7 +12,8 @@ from actmem.plan.search import bill_of, find_plans
 from actmem.plan.explain import half_the_gpus, plan_text, refusal_text, twice_the_sequence
 from actmem.plan.settings import FRAMEWORK_SETTINGS
 from actmem.verify.verify_plan import verify_plan
-from actmem_course.bench.measure_runs import measure_runs, step_time_results
+from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
+from actmem_course.bench.measure_runs import measure_runs, paper_choice_results, step_time_results
 from actmem_course.show.choices import choice
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.panel import Panel
@@ -77,6 +78,8 @@ Panel(
 
 # %% [markdown]
 # ## The bill, line by line
+#
+# The fullest rank of the fastest plan, at the moment when it holds most:
 
 # %%
 chosen = found.plans[0]
@@ -95,6 +98,9 @@ print(f"left for CUDA, NCCL and the allocator: {size_text(cluster.memory_bytes -
 # %% [markdown]
 # The last line is not hidden in the others: the allocator reserves more than it hands out, and how much more nobody can
 # derive from sizes. The planner leaves 4 GiB.
+#
+# **Now write it:** [exercises 8.1 and 8.2](../labs/lab8_plan.py), `rank_state_bytes` and `largest_micro_batch_size`: what ZeRO
+# leaves of the states, and the largest microbatch that still fits: `python my/labs/lab8_plan.py --only 8.1,8.2`.
 #
 # ## Is the bill true?
 #
@@ -123,7 +129,45 @@ print(
 )
 
 # %% [markdown]
-# Step times are another matter:
+# ## What public calculators print
+#
+# Most people ask a calculator. Here are four, restated from what their code computes, each with the settings that suit it
+# best, for one layer of the 22B model on one of eight ranks. Counted is what an emulated rank keeps, without the statistics and
+# states that the paper leaves out too. A calculator's column is how far it is off, in bytes.
+
+# %%
+printed = measure_calculators()
+names = list(dict.fromkeys(result.calculator for result in printed))
+rows = {result.row: result.counted_bytes for result in printed}
+apart = {(result.row, result.calculator): result.difference_bytes for result in printed}
+print(
+    text_table(
+        ("table 2", "counted", *names),
+        [(row, counted, *(f"{apart[row, name]:+,}" if apart[row, name] else "0" for name in names)) for row, counted in rows.items()],
+        " rrrrr",
+    )
+)
+for name in names:
+    why = next(result.why for result in printed if result.calculator == name)
+    print(f"\n{name}: {sum(not apart[row, name] for row in rows)} of {len(rows)} rows right; {why}.")
+
+# %% [markdown]
+# And a Llama? Two of the runs above differ only in their microbatch, so their peaks say what one more sequence takes on a GPU:
+
+# %%
+print(
+    text_table(
+        ("prints", "bytes", "GPUs took", "%", "why"),
+        [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}", r.why) for r in sequence_results()],
+        " rrr",
+    )
+)
+
+# %% [markdown]
+# None of them is careless. Each is a formula for one code, asked about another, which gathers its inputs, keeps its logits
+# twice in float32 and has a gated MLP. A count knows which code it counts.
+#
+# ## How long does a step take?
 
 # %%
 print(
@@ -138,7 +182,29 @@ print(
 # The paper's own runs come out well, Llama 3's too pessimistic (plain 1F1B here, chunks there), and an eager 8B twice too
 # fast: its small operations aren't counted one by one. A time model that is right for one code is wrong for another.
 #
+# What does the planner say to the paper's own plans? Its code had three ways to recompute and no ZeRO. How much longer a step
+# takes than by the fastest plan, in wider and wider searches:
+
+# %%
+print(
+    text_table(
+        ("model", "the fastest may use", "%", "s hidden", "the fastest"),
+        [
+            (r.model, r.search, f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}", "the paper's" if r.best_plan == r.paper_plan else r.best_plan)
+            for r in paper_choice_results()
+        ],
+        "  rr",
+    )
+)
+
+# %% [markdown]
+# Among the plans that its code could run, the paper's are within 5% of the fastest, and none of those recomputes everything, as
+# everyone did then. What came later is faster, on an assumption: *s hidden* are the seconds of ZeRO's traffic that must hide
+# behind computation.
+#
 # ## What if
+#
+# What would half the GPUs do, or twice the sequence? And what did the nearest of the refused layouts lack?
 
 # %%
 print(half_the_gpus(model, cluster, 512))
@@ -147,6 +213,9 @@ for refused in found.nearest[:3]:
     print("refused:", refusal_text(model, refused, cluster))
 
 # %% [markdown]
+# **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one doesn't
+# fit, the judge says at which line of the bill, and by how much: `python my/labs/lab8_plan.py --only 8.3`.
+#
 # ## Settings
 
 # %%
@@ -168,6 +237,9 @@ for name, settings in FRAMEWORK_SETTINGS.items():
 # allocator's share differs from run to run. Take the next plan if it costs a percent, or watch the first steps.
 # </details>
 #
+# **Lab 8** is the end of the course: with all three exercises passed, your first plan runs on an emulated rank, and its bill's
+# lines stand beside the counted ones: `python my/labs/lab8_plan.py`.
+#
 # ## What people get wrong here
 #
 # - **"It fits on average."** One GPU that runs out ends the job: plan for the fullest rank, first or last.
@@ -175,4 +247,5 @@ for name, settings in FRAMEWORK_SETTINGS.items():
 # - **Optimizing memory to the last byte.** What isn't used trains nothing: spend it on less recomputation.
 #
 # **Sources.** 2205.05198 sections 4 to 6 and appendices B and C · Rajbhandari et al., *ZeRO*, 1910.02054 · *The Llama 3 Herd of Models*,
-# 2407.21783, table 4 · huggingface/nanotron and its published logs · code: `src/actmem/plan/`, `src/actmem/verify/`.
+# 2407.21783, table 4 · huggingface/nanotron and its published logs · calculators: nanotron/ultrascale-playbook, EleutherAI/cookbook,
+# NVIDIA/Megatron-LM, cli99/llm-analysis · code: `src/actmem/plan/`, `src/actmem/verify/`.

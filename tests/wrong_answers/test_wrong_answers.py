@@ -24,6 +24,7 @@ from tests.wrong_answers import (  # noqa: F401  they register
     lab6_data,
     lab6_training,
     lab7,
+    lab8,
 )
 from tests.wrong_answers.edits import EDITS, edited, lab_of
 from tests.wrong_answers.planted import PLANTED

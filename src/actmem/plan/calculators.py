@@ -85,7 +85,7 @@ def _llm_analysis_llama(llama: Decoder, s: int, t: int) -> int:
     return (llama.num_layers * s * (21 * h + 4 * f + 8 * a) + 2 * s * v) // t
 
 
-_GATHERED = "the gathered inputs that this code keeps, and a float32 copy of the logits"
+_TWO_OF_FOUR = "counts two tensors of the gated MLP, which keeps four; lacks the gathered inputs"
 
 CALCULATORS = (
     Calculator(
@@ -94,7 +94,7 @@ CALCULATORS = (
         _playbook,
         "with sequence parallelism on, it forgets that the attention scores are divided by t",
         _playbook_llama,
-        f"lacks {_GATHERED}",
+        "lacks the gathered inputs, and one of two float32 copies of the logits",
     ),
     Calculator(
         "cookbook",
@@ -102,7 +102,7 @@ CALCULATORS = (
         _cookbook,
         "t divides everything or nothing, and its checkpointing is the selective case, 34sbh",
         _cookbook_llama,
-        f"takes the MLP of 2205.05198 for every other, and has no logits; lacks {_GATHERED}",
+        "takes every MLP for the paper's; lacks the gathered inputs and the logits",
     ),
     Calculator(
         "Megatron-LM",
@@ -110,7 +110,7 @@ CALCULATORS = (
         _megatron,
         "assumes selective recomputation always, and sequence parallelism only together with it",
         _megatron_llama,
-        f"counts two tensors of the MLP where a gated one keeps four; lacks {_GATHERED}",
+        _TWO_OF_FOUR,
     ),
     Calculator(
         "llm-analysis",
@@ -118,7 +118,7 @@ CALCULATORS = (
         _llm_analysis,
         "leaves out the MLP's dropout mask; divides full recomputation's input by t, which nothing scatters",
         _llm_analysis_llama,
-        f"counts two tensors of the MLP where a gated one keeps four; lacks {_GATHERED}",
+        _TWO_OF_FOUR,
     ),
 )
 

@@ -72,6 +72,6 @@ def sequence_results() -> list[CalculatorResult]:
         )
         for calculator in CALCULATORS
     ]
-    why = "what chapter 10's planner counts of that code, row by row"
+    why = "counted row by row from that code"
     difference = (ours[1] - ours[0]) // more
     return [*lines, CalculatorResult("ours", "src/actmem/plan/nanotron.py", what, difference, counted, why)]

@@ -1,0 +1,263 @@
+"""Lab 8: predictions and plans, judged by the planner's bill."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+from actmem.checks import ConfigError
+from actmem.plan.hardware import DEVICES, GIBIBYTE, Cluster
+from actmem.plan.known_models import planned_model_of
+from actmem.plan.layout import Layout
+from actmem.plan.outcome import Plan, Refused
+from actmem.plan.planned_model import PlannedModel
+from actmem.plan.rank_bill import rank_bill, static_lines
+from actmem.plan.search import bill_of, find_plans
+from actmem.verify.verify_plan import COUNTED_PARTS, verify_plan
+from actmem_course.judge.lab_checks.ratios import check_whole_number
+from actmem_course.judge.reward import BarsReward, Measure, Reward
+from actmem_course.judge.solutions.lab8_plan import JOBS, largest_micro_batch_size
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.workbench import Bench
+
+#: A plan that takes longer than the fastest by more than this is no answer.
+MOST_BEHIND = 0.15
+_STATES = ("weights", "gradients", "optimizer states")
+#: What a plan of the lab doesn't choose.
+_FIXED = {"num_model_chunks": 1, "context_parallel_size": 1, "expert_parallel_size": 1}
+
+
+def bill_states(layout: Layout, model: PlannedModel) -> tuple[int, dict[str, int]]:
+    """Parameters of pipeline rank 0, and its bill's bytes of weights, gradients and optimizer states."""
+    alone = static_lines(model, Layout(1, layout.tensor_parallel_size, zero_stage=0), 0)
+    parameters = sum(size for part, _, size, _ in alone if part == "weights") // 2
+    sizes = dict.fromkeys(_STATES, 0)
+    for part, _, size, _ in static_lines(model, layout, 0):
+        if part in sizes:
+            sizes[part] += size
+    return parameters, sizes
+
+
+def check_rank_state_bytes(b: Bench) -> None:
+    model = planned_model_of("22b")
+    for t, dp, stage in ((1, 1, 0), (1, 7, 0), (8, 7, 1), (8, 7, 2), (8, 7, 3), (2, 64, 1), (4, 3, 3)):
+        n, true = bill_states(Layout(dp, t, zero_stage=stage), model)
+        answer = b["rank_state_bytes"](n, dp, stage)
+        if not isinstance(answer, Mapping):
+            missing = ": is a return missing?" if answer is None else ""
+            raise Wrong(f"expected a dict of bytes by name, got {type(answer).__name__}{missing}")
+        if set(answer) != set(_STATES):
+            raise Wrong(f"expected exactly the names {', '.join(_STATES)}, got {', '.join(map(str, answer)) or 'none'}")
+        case = f"{n:,} parameters, {dp} data-parallel ranks, ZeRO stage {stage}"
+        for part in _STATES:
+            found = check_whole_number(part, answer[part])
+            if found != true[part]:
+                why = _explain_state(part, found, true[part], n, dp, stage)
+                raise Wrong(f"{case}: {part} take {true[part]:,} B in the bill, not {found:,} B{why}")
+
+
+def _explain_state(part: str, found: int, true: int, n: int, dp: int, stage: int) -> str:
+    each = true // (n if true % n == 0 else -(-n // dp))
+    share, from_stage = -(-n // dp), {"weights": 3, "gradients": 2, "optimizer states": 1}[part]
+    mistakes = {
+        f": stage {stage} leaves them whole on every rank; they are divided from stage {from_stage} on": each * share,
+        f": from stage {from_stage} on they are divided among the data-parallel ranks": each * n,
+        ": the fullest rank has one parameter more where they don't divide evenly: round the share up": each * (n // dp),
+        ": divide the parameters and round up; then multiply by the bytes of each": -(-each * n // dp),
+        ": gradients are added up in float32, 4 bytes each": true // 2 if part == "gradients" else -1,
+        ": Adam keeps a float32 copy of the weights besides its two averages": true * 2 // 3 if part == _STATES[2] else -1,
+        ": weights have 16 bits; the float32 copy belongs to the optimizer": 2 * true if part == "weights" else -1,
+    }  # fmt: skip
+    return next((why for why, value in mistakes.items() if value == found), "")
+
+
+def check_largest_micro_batch_size(b: Bench) -> None:
+    cases = (
+        (100, 20, 10, 1, 8), (100, 20, 10, 2, 8), (100, 20, 10, 4, 8), (90, 20, 10, 4, 12), (100, 20, 5, 8, 16), (30, 20, 11, 2, 4),
+        (10, 20, 1, 1, 4), (60, 20, 10, 4, 4), (100, 0, 10, 3, 10), (100, 0, 12, 1, 10),
+    )  # fmt: skip
+    wrong: list[tuple[tuple[int, ...], int]] = []
+    for case in cases:
+        found = check_whole_number("the result", b["largest_micro_batch_size"](*case))
+        if found != largest_micro_batch_size(*case):
+            wrong.append((case, found))
+    if wrong:
+        (memory, fixed, each, p, sequences), found = wrong[0]
+        raise Wrong(
+            f"{memory} B of memory, {fixed} B fixed, {each} B a sequence, p={p}, {sequences} sequences: {_explain_micro_batch(wrong)}"
+        )
+
+
+def _explain_micro_batch(wrong: list[tuple[tuple[int, ...], int]]) -> str:
+    """The mistake in the first case that came out wrong, and that fits in the others."""
+    (memory, fixed, each, p, sequences), found = wrong[0]
+    right = largest_micro_batch_size(memory, fixed, each, p, sequences)
+
+    def largest(limit) -> bool:
+        """Would the largest b under another limit give every wrong answer?"""
+        return all(
+            result == max((b for b in range(1, case[4] + 1) if case[4] % b == 0 and limit(*case, b)), default=0)
+            for case, result in wrong
+        )
+
+    if right == 0:
+        return f"not even a microbatch of one sequence fits, so the result must be 0, not {found}"
+    if found < 1:
+        return f"a microbatch of {right} fits, so the result must not be {found}"
+    if sequences % found:
+        return f"{sequences} sequences can't be split into whole microbatches of {found}"
+    if largest(lambda m, x, e, p, n, b: x + b * e <= m):
+        return f"the stage holds min(p, n) microbatches at once, not one: {found} doesn't fit"
+    if largest(lambda m, x, e, p, n, b: x + p * b * e <= m):
+        return f"with a microbatch of {right} there are only {sequences // right} of them, so fewer than p are in flight: {right} fits"
+    if largest(lambda m, x, e, p, n, b: x + min(p, n // b) * b * e < m):
+        return f"{right} takes exactly the memory, and that fits: compare with <="
+    if largest(lambda m, x, e, p, n, b: min(p, n // b) * b * e <= m):
+        return "fixed_bytes takes memory too"
+    taken = fixed + min(p, -(-sequences // found)) * found * each
+    return f"{found} takes {taken} B; {right} is the largest that fits"
+
+
+def check_plan_of(b: Bench) -> str:
+    """Raises Wrong for the first job whose plan doesn't fit or is slow; how far each is behind the fastest."""
+    remarks = []
+    for job in JOBS:
+        plan, best = judged_plan(job, b["plan_of"](job)), fastest_plan(job)
+        behind = plan.seconds.total / best.seconds.total - 1
+        spent, least = asdict(plan.seconds), asdict(best.seconds)
+        if behind > MOST_BEHIND:
+            part = max(spent, key=lambda name: spent[name] - least[name])
+            raise Wrong(
+                f"{job}: it fits, with {_gib(_cluster(job).usable_bytes - plan.bytes)} to spare, but a step takes {plan.seconds.total:.1f} s, {behind:.0%} longer "
+                f"than by the fastest plan; at most {MOST_BEHIND:.0%} are allowed. Most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s"
+            )
+        remarks.append(
+            f"{job} {plan.seconds.total:.1f} s a step, "
+            + (f"{behind:.1%} behind the fastest" if behind else "the fastest")
+        )
+    return "; ".join(remarks)
+
+
+def judged_plan(job: str, answer: Any) -> Plan:
+    """The plan that an answer describes.  Raises Wrong if it is none, or if its bill doesn't fit."""
+    model, cluster, recompute, sizes = *_asked(job), *_sizes(job, answer)
+    batch = JOBS[job]["global_batch_size"]
+    try:
+        found = find_plans(model.with_modes([recompute]), cluster, batch, 1, {**sizes, **_FIXED}, windows=False)
+    except ConfigError as error:
+        raise Wrong(f"{job}: {error.rule if error.argument == 'gpus' else error}") from None
+    if not found.plans:
+        raise Wrong(f"{job}: {overflow_text(model, found.nearest[0], cluster)}")
+    return found.plans[0]
+
+
+@cache
+def fastest_plan(job: str) -> Plan:
+    """The fastest plan among those that an answer can describe."""
+    model, cluster = _asked(job)
+    return find_plans(model, cluster, JOBS[job]["global_batch_size"], 1, _FIXED, windows=False).plans[0]
+
+
+def overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
+    """The line of the bill at which the memory is full, by how much the bill ends above it, and its three largest lines."""
+    bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
+    lines = [
+        (f"{part}, {row.term}" if part != row.term else part, row.bytes)
+        for part, rows in bill.parts.items()
+        for row in rows
+    ]
+    so_far, full_at = 0, ""
+    for name, size in lines:
+        so_far += size
+        if so_far > cluster.usable_bytes:
+            full_at = name
+            break
+    largest = ", ".join(f"{name} {_gib(size)}" for name, size in sorted(lines, key=lambda line: -line[1])[:3])
+    return (
+        f"it doesn't fit: rank {refused.pipeline_rank}'s bill passes {_gib(cluster.usable_bytes)} at the line “{full_at}” and ends "
+        f"{_gib(bill.bytes - cluster.usable_bytes)} above it. Its largest lines: {largest}"
+    )
+
+
+def _asked(job: str) -> tuple[PlannedModel, Cluster]:
+    wanted = JOBS[job]
+    cluster = Cluster(wanted["gpus"], wanted["memory_gib"] * GIBIBYTE, device=DEVICES[wanted["device"]])
+    return planned_model_of(wanted["model"]), cluster
+
+
+def _cluster(job: str) -> Cluster:
+    return _asked(job)[1]
+
+
+def _sizes(job: str, answer: Any) -> tuple[str, dict[str, int]]:
+    """The recomputation and the sizes of an answer.  Raises Wrong unless they can be a plan of the job."""
+    names = ("tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage", "micro_batch_size")
+    if not isinstance(answer, Mapping):
+        missing = ": is a return missing?" if answer is None else ""
+        raise Wrong(f"{job}: expected a dict, got {type(answer).__name__}{missing}")
+    for name in (*names, "recompute"):
+        if name not in answer:
+            raise Wrong(f"{job}: the plan has no {name!r}")
+    if unknown := [name for name in answer if name not in (*names, "recompute")]:
+        raise Wrong(f"{job}: a plan has no {unknown[0]!r} here")
+    sizes = {name: check_whole_number(f"{job}: {name}", answer[name]) for name in names if name != "sequence_parallel"}
+    try:
+        sizes["sequence_parallel"] = operator.index(answer["sequence_parallel"])
+        assert sizes["sequence_parallel"] in (0, 1)
+    except (TypeError, AssertionError):
+        raise Wrong(f"{job}: sequence_parallel must be True or False, not {answer['sequence_parallel']!r}") from None
+    model, cluster = _asked(job)
+    t, p, b = (sizes[name] for name in (names[0], names[2], names[4]))
+    if min(t, p, b) < 1:
+        raise Wrong(f"{job}: sizes are at least 1")
+    if t > cluster.per_node or cluster.per_node % t:
+        raise Wrong(f"{job}: tensor_parallel_size must divide the {cluster.per_node} GPUs of a node, got {t}")
+    if cluster.gpus % (t * p):
+        raise Wrong(f"{job}: t · p = {t} · {p} must divide the {cluster.gpus} GPUs")
+    dp, batch = cluster.gpus // (t * p), JOBS[job]["global_batch_size"]
+    if batch % (dp * b):
+        raise Wrong(
+            f"{job}: {dp} data-parallel ranks with microbatches of {b} must divide the {batch} sequences of a step"
+        )
+    if sizes["zero_stage"] not in range(4):
+        raise Wrong(f"{job}: zero_stage must be 0, 1, 2 or 3, not {sizes['zero_stage']}")
+    if answer["recompute"] not in model.recompute_modes:
+        raise Wrong(f"{job}: recompute must be one of {', '.join(model.recompute_modes)}, not {answer['recompute']!r}")
+    # One rank alone has nothing to divide: any answer means the same.
+    if t == 1:
+        sizes["sequence_parallel"] = 0
+    if dp == 1:
+        sizes["zero_stage"] = 0
+    return answer["recompute"], sizes
+
+
+def _gib(size: int) -> str:
+    return f"{size / GIBIBYTE:.1f} GiB"
+
+
+def lab8_reward(b: Bench) -> Reward:
+    """The learner's plan of the first job, run on an emulated rank: its bill's lines beside the counted ones."""
+    job = next(iter(JOBS))
+    model, cluster = _asked(job)
+    plan = judged_plan(job, b["plan_of"](job))
+    b.progress("one emulated rank runs your plan")
+    compared = verify_plan(model, plan)
+    lines = [*compared.matched, *compared.changed, *compared.missing, *compared.extra]
+    largest = sorted(lines, key=lambda line: -(line.predicted or 0))[:8]
+    measures = [
+        Measure(line.term, "B", {"formula": line.predicted or 0, "measured": line.measured or 0}) for line in largest
+    ]
+    rest = [line for line in lines if line not in largest]
+    sums = [sum(getattr(line, side) or 0 for line in rest) for side in ("predicted", "measured")]
+    measures.append(Measure(f"{len(rest)} more lines", "B", dict(zip(("formula", "measured"), sums))))
+    parts = bill_of(model, plan).by_part()
+    remark = (
+        f"Of {_gib(cluster.usable_bytes)} the plan takes {_gib(plan.bytes)}; weights, gradients and optimizer states are "
+        f"{_gib(sum(parts[part] for part in _STATES))} of them. Counted: {', '.join(COUNTED_PARTS)}; buffers and the transient come on top."
+    )
+    return BarsReward(
+        f"Your plan of the {job} model, run on one emulated rank", tuple(measures), remark, one_scale=True
+    )

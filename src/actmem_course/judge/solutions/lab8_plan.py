@@ -1,0 +1,77 @@
+"""python my/labs/lab8_plan.py
+
+Lab 8: plan three models under limits (2205.05198 sections 4 to 6, and ZeRO, 1910.02054).
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them by the bill of the fullest rank: what doesn't fit is shown line by line.
+For a hint, add --hint 8.1.
+
+Weights have 2 bytes a parameter.  Gradients are added up in float32, and Adam keeps a float32 copy
+of the weights and two float32 averages.  Results are whole numbers.
+"""
+
+from typing import Any
+
+#: What 8.3 plans for: the planner's name of the model, the GPUs, GiB of memory on each, and the
+#: sequences of one step.  The judge has a copy of its own.
+JOBS: dict[str, dict[str, Any]] = {
+    "8B": {"model": "llama3-8b", "gpus": 8, "device": "a100", "memory_gib": 40, "global_batch_size": 64},
+    "22B": {"model": "22b", "gpus": 16, "device": "a100", "memory_gib": 80, "global_batch_size": 64},
+    "175B": {"model": "175b", "gpus": 64, "device": "a100", "memory_gib": 80, "global_batch_size": 64},
+}
+
+
+# 8.1
+def rank_state_bytes(num_parameters: int, data_parallel_size: int, zero_stage: int) -> dict[str, int]:
+    """Bytes that the fullest rank holds from step to step: "weights", "gradients", "optimizer states".
+
+    num_parameters: of one rank after tensor and pipeline parallelism.  zero_stage: 0 divides nothing
+    among the data-parallel ranks, 1 the optimizer states, 2 gradients as well, 3 weights as well.
+    Where they don't divide evenly, the fullest rank has one parameter more.  Stage 0 is what
+    2205.05198 figure 1 shows; the others are 1910.02054 section 5.
+    """
+    share = -(-num_parameters // data_parallel_size)
+    return {
+        "weights": 2 * (share if zero_stage >= 3 else num_parameters),
+        "gradients": 4 * (share if zero_stage >= 2 else num_parameters),
+        "optimizer states": 12 * (share if zero_stage >= 1 else num_parameters),
+    }
+
+
+# 8.2
+def largest_micro_batch_size(
+    memory_bytes: int, fixed_bytes: int, bytes_per_sequence: int, pipeline_parallel_size: int, sequences: int
+) -> int:
+    """The largest microbatch that fits on the first of p stages under 1F1B; 0 if none does.
+
+    fixed_bytes: what doesn't grow with the microbatch.  bytes_per_sequence: what the stage's layers
+    keep of one sequence until its backward.  sequences: of one step, on this rank; they are split
+    into whole microbatches of one size.  Exactly memory_bytes fits.  2205.05198 section 4.2.3.
+    """
+    fitting = 0
+    for b in range(1, sequences + 1):
+        if sequences % b:
+            continue
+        in_flight = min(pipeline_parallel_size, sequences // b)
+        if fixed_bytes + in_flight * b * bytes_per_sequence <= memory_bytes:
+            fitting = b
+    return fitting
+
+
+# 8.3
+def plan_of(job: str) -> dict:
+    """How to train one of JOBS: it fits, and a step takes at most 15% longer than by the fastest plan.
+
+    Returns "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage",
+    "micro_batch_size", and "recompute": "none", "selective", "elementwise" (all that needs no matrix
+    product) or "full".  The GPUs that are left over are data-parallel.  4 GiB of each GPU stay free
+    for CUDA and the allocator.  A node has 8 GPUs.  A Llama has no "selective": there are no scores
+    to drop.  2205.05198 sections 4 to 6.
+    """
+    names = ("tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage", "micro_batch_size")
+    sizes, recompute = {
+        "8B": ((2, True, 1, 3, 1), "elementwise"),
+        "22B": ((4, True, 1, 2, 2), "none"),
+        "175B": ((8, True, 1, 3, 4), "elementwise"),
+    }[job]
+    return {**dict(zip(names, sizes)), "recompute": recompute}

@@ -70,7 +70,8 @@ def test_stand_ins_leave_the_cpu_alone_and_go_again():
     with cuda_without_device():
         on_cpu, on_cuda = torch.Generator("cpu").manual_seed(3), torch.Generator("cuda").manual_seed(3)
         assert torch.equal(torch.rand(3, generator=on_cpu), torch.rand(3, generator=before[0]().manual_seed(3)))
-        assert on_cuda.get_state().numel() == 16 and on_cuda.set_state(on_cuda.get_state()) is on_cuda
+        assert (on_cuda.get_state().numel(), on_cuda.get_state().dtype) == (16, torch.uint8)
+        assert on_cuda.set_state(on_cuda.get_state()) is on_cuda
         assert torch.equal(F.scaled_dot_product_attention(q, q, q), plain)
     assert (torch.Generator, F.scaled_dot_product_attention) == before
 

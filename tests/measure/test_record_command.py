@@ -11,10 +11,12 @@ import pytest
 
 from actmem.__main__ import main
 from actmem.config import ConfigError
+from actmem.measure import record_command
 from actmem.measure.fold import folded_name
 from actmem.measure.ledger import SavedTensor
 from actmem.measure.solve import formula_text, solve_formula
 from actmem.measure.stay_reasons import reason_of, runs_again
+from tests.measure import factories_for_tests
 
 HERE = "tests.measure.factories_for_tests"
 
@@ -73,6 +75,16 @@ def test_a_fake_run_says_whether_real_tensors_agree(capsys):
     assert json_of(capsys, f"{HERE}:gpt", "--fake")["notes"] == ["checked: real tensors keep the same bytes"]
     (note,) = json_of(capsys, f"{HERE}:other_when_fake", "--fake")["notes"]
     assert "takes another path: 256 B instead of 384 B" in note
+
+
+def test_real_tensors_are_tried_where_weights_and_what_is_kept_are_small_together(capsys, monkeypatch):
+    model, _ = factories_for_tests.gpt()
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    together = weights + json_of(capsys, f"{HERE}:gpt", "--fake")["total_bytes"]
+    for limit, tried in ((together, True), (together - 1, False)):
+        monkeypatch.setattr(record_command, "_CHECKED_BYTES", limit)
+        (note,) = json_of(capsys, f"{HERE}:gpt", "--fake")["notes"]
+        assert note.startswith("checked:" if tried else "fake tensors only: too large")
 
 
 BAD = {

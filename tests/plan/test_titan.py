@@ -29,6 +29,11 @@ def test_context_parallelism_leaves_a_ranks_bytes_as_they_are():
     assert len({bill.bytes for bill in bills}) == 1
 
 
+def test_its_weights_are_the_planned_models():
+    parts = titan_bill(LLAMA, Layout(1, sequence_parallel=False), 8192, "full").parts
+    assert total(parts["weights"]) == 4 * planned_model_of("llama3-8b").num_parameters
+
+
 def test_nothing_is_counted_that_was_not_reserved():
     results = [titan_result(run) for run in TITAN_RUNS]
     counted = [result for result in results if result.predicted_mib]

@@ -69,7 +69,7 @@ def row_without_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight), group)
 
 
-@planted(LAB, "2.4", r"the gradients are not: bias is divided by t and comes before f_bar: it belongs after the sum")
+@planted(LAB, "2.4", r"the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum")
 def row_with_a_divided_bias(x, weight, bias, group):
     return f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group)
 

@@ -115,20 +115,11 @@ def _assigned(seen: count_collectives) -> str:
     return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"
 
 
-def check_exchanges(b: Bench, passes: Passes, forward: Mapping[str, int], backward: Mapping[str, int]) -> None:
-    """Raise Wrong unless each pass exchanges just this: kind -> payload bytes, one collective of each.
-
-    A reduce-scatter and an all-gather of the same tensor stand for an all-reduce, which is made of
-    them.  With one rank nothing is checked: there is nothing to exchange.
-    """
-    if b.size == 1:
-        return
-    for when, seen, wanted in (("forward", passes.forward, forward), ("backward", passes.backward, backward)):
-        check_collectives(when, seen.collectives, [Collective(kind, size) for kind, size in wanted.items()])
-
-
 def check_collectives(when: str, found: Sequence[Collective], wanted: Sequence[Collective]) -> None:
-    """Raise Wrong unless ``found`` are the ``wanted`` collectives, in any order."""
+    """Raise Wrong unless ``found`` are the ``wanted`` collectives, in any order.
+
+    A reduce-scatter and an all-gather of the same tensor stand for an all-reduce, which is made of them.
+    """
     if any(c.kind == "reduce-scatter" for c in wanted):
         # Every rank's share to that rank, which adds them up itself: the same bytes.
         found = [Collective("reduce-scatter", c.payload_bytes) if c.kind == "all-to-all" else c for c in found]

@@ -53,8 +53,7 @@ def check_gradients(
     try:
         _check_each(b, block, passes, [gradients for _, gradients in block.run()], partial)
     except Wrong as wrong:
-        named = "is used on rank" in str(wrong)
-        diagnosis = None if named else block.explain(b.rank, passes)
+        diagnosis = block.explain(b.rank, passes)
         if diagnosis is None:
             raise
         raise Wrong(f"the forward is right, the gradients are not: {diagnosis}", [str(wrong)]) from None

@@ -81,7 +81,7 @@ class Block:
 
     def explain(self, rank: int, passes: Passes) -> str | None:
         """The mistake with the right result that gives these gradients; None if there is none."""
-        right = self.run()[rank][0]
+        right, complete = self.run()[rank]
         for diagnosis, program, result in self.mutants(rank, backward=True):
             if not close(result, right):
                 continue
@@ -91,5 +91,6 @@ class Block:
                 continue
             found = [(passes.gradients[name], gradient) for name, gradient in gradients.items()]
             if all(not g.any() if f is None else close(f, g) for f, g in found):
-                return diagnosis
+                # What equals the right gradients here explains nothing; another rank's are wrong.
+                return None if all(close(complete[name], g) for name, g in gradients.items()) else diagnosis
         return None

@@ -149,10 +149,17 @@ class KnownLayer:
             StepOf(f"the addition of x to {what}'s result", add_residual, "the addition of x", "at the block's end, once"),
         ]  # fmt: skip
 
-    def _dropped(self, state: Running) -> None:
-        factor = self.block[state.dropped % len(self.block)]
+    def _next_factor(self, state: Running) -> float:
         state.dropped += 1
+        return self.block[(state.dropped - 1) % len(self.block)]
+
+    def _dropped(self, state: Running) -> None:
+        factor = self._next_factor(state)
         state.y = [factor * y for y in state.y]
+
+    def _dropped_residual(self, state: Running) -> None:
+        factor = self._next_factor(state)
+        state.x = [factor * x for x in state.x]
 
     def variants(self) -> Variants:
         """With the dropouts exchanged, or a layer norm of another x."""
@@ -164,10 +171,17 @@ class KnownLayer:
             state.y = state.start
             of_start(state)
 
+        def block_as_core(state: Running) -> None:
+            self._core(self._next_factor(state))(state)
+
         return {
             **other_gelus(),
             **other_cores(self.heads, self.t, self.head_size, self.core),
             "dropouts.core is not used: it is core_attention's fourth argument": no_core,
+            "dropouts.block is used for the attention weights: that is for what is added to x, dropouts.core for them":
+                {_CORE: block_as_core},
+            **{f"dropouts.block is applied to the residual x and not to {what}'s result": {drop: self._dropped_residual}
+                for what, drop in block.items()},
             "neither of the dropouts is used": no_core | dict.fromkeys(block.values()),
             "dropouts.core and dropouts.block are swapped: core is for the attention weights":
                 {_CORE: self._core(self.block[0]), **dict.fromkeys(block.values(), as_core)},

@@ -144,6 +144,9 @@ def _gradients(b: Bench, logits: Tensor, targets: Tensor, upstream: Tensor) -> I
     ones = {
         "": onehot,
         "the gradient of logits is that of the softmax alone: subtract 1 at the target": torch.zeros_like(onehot),
+        "every rank subtracts 1 from the gradient of a logit: only the rank that holds the target's may": F.one_hot(
+            (targets - b.rank * _ROWS).clamp(0, _ROWS - 1), _ROWS
+        ).to(own.dtype),
     }
     one, t = torch.ones_like(upstream), b.size
     incoming = {

@@ -14,6 +14,9 @@ from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 from actmem_course.pieces import random_weights
 
+_CUT = "They are cut among the ranks and saw all tokens, so each rank's gradient is complete: leave it as it is"
+_REPLICATED = "They are replicated, and each rank's saw s/t tokens, so the gradient is the sum of the ranks' parts"
+
 
 def check_sum_partial_gradients(b: Bench) -> None:
     t, heads = b.size, 2 * b.size
@@ -45,15 +48,15 @@ def check_sum_partial_gradients(b: Bench) -> None:
 
 def _check_sums(b: Bench, found: dict[str, Tensor], everyone: list[dict[str, Tensor]]) -> None:
     """Raise Wrong unless each gradient is the sum of the ranks', or this rank's own; say of each which it is."""
-    wrong: dict[str, list[str]] = {}  # what it is by mistake -> whose gradient
+    wrong: dict[tuple[str, str], list[str]] = {}  # what it is and should be -> whose gradient
     fits: dict[str, list[str]] = {}
     for name, gradient in found.items():
-        parts = [of_rank[name] for of_rank in everyone]
-        right = (SUM if name in PARTIAL else OWN_PART).make(parts, b.rank)
+        parts, partial = [of_rank[name] for of_rank in everyone], name in PARTIAL
+        right = (SUM if partial else OWN_PART).make(parts, b.rank)
         fits[name] = ["right"] if close(gradient, right) else [words for words, _ in made_of(gradient, parts, b.rank)]
-        if not close(gradient, right):
-            named = (fits[name] or [describe("it", gradient, right, b.size)])[0]
-            wrong.setdefault(named + " " * (name in PARTIAL), []).append(name)
+        if fits[name] != ["right"]:
+            is_ = f".grad is {fits[name][0]}" if fits[name] else describe(".grad", gradient, right, b.size)
+            wrong.setdefault((is_, _REPLICATED if partial else _CUT), []).append(name)
     of_ranks = b.gather([fits[name] for name in PARTIAL])
     for rank in range(b.size):
         copied = [all(f"rank {rank}'s part" in words for words in of) for of in of_ranks]
@@ -65,21 +68,12 @@ def _check_sums(b: Bench, found: dict[str, Tensor], everyone: list[dict[str, Ten
             raise Wrong(
                 f"only rank {rank} has the sum; the others update the same parameters and need it too: all-reduce, not reduce"
             )
-    if wrong == {f"{OWN_PART.words} ": list(PARTIAL)}:
+    if wrong == {(f".grad is {OWN_PART.words}", _REPLICATED): list(PARTIAL)}:
         raise Wrong(
             "no .grad has changed: an all-reduce works in place, so give it the .grad itself, or copy the result back"
         )
-    why = (
-        "They are cut among the ranks and saw all tokens, so each rank's gradient is complete: leave it as it is",
-        "They are replicated, and each rank's saw s/t tokens, so the gradient is the sum of the ranks' parts",
-    )
     if wrong:
-        raise Wrong(
-            "; ".join(
-                f".grad is {words.strip()}: {', '.join(names)}. {why[words.endswith(' ')]}"
-                for words, names in wrong.items()
-            )
-        )
+        raise Wrong("; ".join(f"{is_}: {', '.join(names)}. {why}" for (is_, why), names in wrong.items()))
 
 
 def check_dropout_generators(b: Bench) -> None:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations, permutations
 
-from actmem_course.judge.compare import times
 from actmem_course.judge.lab_checks.exchanged import USUAL
 from actmem_course.judge.lab_checks.operators import OPERATORS, Operator
 from actmem_course.judge.lab_checks.steps import Do, Program, Running, StepOf, Weights, added_bias, exchanging
@@ -61,9 +60,10 @@ def _belongs(step: StepOf) -> str:
     return f": it belongs {step.place}" if step.place else ""
 
 
-def _moves(steps: list[StepOf], across: bool) -> Mutants:
-    """One step elsewhere: across an exchange between the ranks, or not."""
-    for i, step in sorted(enumerate(steps), key=lambda numbered: numbered[1].operator is not None):
+def _moves(steps: list[StepOf], across: bool, only: int | None = None) -> Mutants:
+    """One step elsewhere: across an exchange between the ranks, or not.  only: this step."""
+    for i in sorted(range(len(steps)) if only is None else [only], key=lambda k: steps[k].operator is not None):
+        step = steps[i]
         rest = steps[:i] + steps[i + 1 :]
         for place in sorted((k for k in range(len(steps)) if k != i), key=lambda k: abs(k - i)):
             between = rest[min(place, i) : max(place, i)]
@@ -119,22 +119,17 @@ def _other_operators(steps: list[StepOf], t: int, backward: bool) -> Mutants:
 
 def _scaled_biases(steps: list[StepOf], t: int) -> Mutants:
     """A bias t times, or a t-th of it; there, and across an exchange."""
-    for words, factor in (
-        (f"is added {times(t, t)}: add it once", t),
-        ("is divided by t: each rank adds the whole of it", 1 / t),
-        ("is subtracted: add it", -1),
-    ):
-        scaled = [replace(s, do=added_bias(s.bias, "", times=factor).do) if s.bias else s for s in steps]
-        for i, step in enumerate(steps):
+    for i, step in enumerate(steps):
+        for words, remedy, factor in (
+            ("added t times", "add it once", t),
+            ("divided by t", "add the whole of it", 1 / t),
+            ("subtracted", "add it", -1),
+        ):
             if step.bias:
-                yield f"{step.name} {words}", [*steps[:i], scaled[i], *steps[i + 1 :]]
-        for diagnosis, moved in _moves(scaled, across=True):
-            for step in (step for step in moved if step.bias and diagnosis.startswith(f"{step.name} comes")):
-                others = {s.name: s for s in steps if s.name != step.name}
-                yield (
-                    f"{step.name} {words.split(':')[0]} and {diagnosis[len(step.name) + 1 :]}",
-                    [others.get(s.name, s) for s in moved],
-                )
+                scaled = replace(added_bias(step.bias, step.place, times=factor), name=f"{step.bias}, {words},")
+                program = [*steps[:i], scaled, *steps[i + 1 :]]
+                yield f"{step.bias} is {words}: {remedy}", program
+                yield from _moves(program, across=True, only=i)
 
 
 def _inserted_operators(steps: list[StepOf]) -> Mutants:

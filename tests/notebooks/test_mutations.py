@@ -14,6 +14,8 @@ from tests.notebooks.sites import Sites, instrument, step
 ELSEWHERE = {
     # A budget for microbatches that recompute nothing: nothing to choose, so nothing to show.
     "microbatches.capacity: count": "tests/formulas/test_microbatches.py",
+    # No chapter plans a model with experts.
+    "communication._RING_ROUNDS['all-to-all']": "tests/verify/test_expert_exchanges.py",
     # What a split backward's second half needs.
     "activations.weight_gradient_rows: Row('gradient of Q, K and V', 3 * e * s * b * h // t, t, '2401.10241 table 1')": "tests/formulas/test_zero_bubble.py",
     "activations.weight_gradient_rows: Row(\"gradient of the attention projection's output\", e * s * b * h // whole, whole, '2401.10241 table 1')": "tests/formulas/test_zero_bubble.py",

@@ -12,6 +12,8 @@ from actmem.formulas.extras import RNG_STATE_BYTES, layer_extra_rows
 from actmem.recipes import PAPER_LAYER, Recompute
 
 QKV_TERMS = ("Q", "K", "V")
+#: Bytes of what is alive at one moment, by name.
+Alive = dict[str, int]
 
 
 class LayerForward:
@@ -24,7 +26,7 @@ class LayerForward:
         t, e = parallel.tensor_parallel_size, element_size
         self.t, self.e, self.sequence_parallel = t, e, parallel.sequence_parallel and t > 1
         self.mode, self.dropped = mode, PAPER_LAYER.dropped(mode)
-        self.live: dict[str, int] = {}
+        self.live: Alive = {}
         self.draws_numbers = device_type == "cpu"
         every = layer_rows(shape, parallel, "none", e) + layer_extra_rows(shape, parallel, "none", e, device_type)
         self.term = {row.term: row.bytes for row in every}
@@ -40,7 +42,7 @@ class LayerForward:
         # The layer's input belongs to the layer before it, which keeps it in any case.
         self.live["layer-norm 1 input"] = self.block
         self.live["weights"] = sum(map(sum, self.weight.values())) + sum(self.weight["layer norm"])
-        self.moments: list[tuple[str, dict[str, int]]] = []
+        self.moments: list[tuple[str, Alive]] = []
 
     def make(self, operation: str, name: str, size: int) -> None:
         self.live[name] = size

@@ -11,7 +11,7 @@ from __future__ import annotations
 from actmem.checks import checked
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.extras import RNG_STATE_BYTES
-from actmem.formulas.layer_forward import QKV_TERMS, LayerForward
+from actmem.formulas.layer_forward import QKV_TERMS, Alive, LayerForward
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
 
@@ -52,8 +52,8 @@ class LayerBackward(LayerForward):
 
     main_gradients = False
 
-    def stage_moments(self) -> list[dict[str, int]]:
-        """What is alive in backward as a layer of a stage with main gradients: bytes by name, without what outlives the layer."""
+    def stage_moments(self) -> list[Alive]:
+        """What is alive in backward as a layer of a stage with main gradients, without what outlives the layer."""
         self.main_gradients = True
         self.run()
         first = [name for name, _ in self.moments].index(_BETWEEN)

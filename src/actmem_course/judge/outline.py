@@ -65,7 +65,7 @@ ALL_LABS = (
         Exercise("7.1", "llama_layer_bytes", "lab7_bytes:check_llama_layer_bytes", lab7_hints.LLAMA_LAYER_BYTES, "The layer changed"),
         Exercise("7.2", "rms_norm", "lab7_operators:check_rms_norm", lab7_hints.RMS_NORM, "What everyone keeps instead"),
         Exercise("7.3", "swiglu", "lab7_operators:check_swiglu", lab7_hints.SWIGLU, "What everyone keeps instead"),
-        Exercise("7.4", "recipe_linear", "lab7_operators:check_recipe_linear", lab7_hints.RECIPE_LINEAR, "What needs no product"),
+        Exercise("7.4", "recipe_linear", "lab7_recipe:check_recipe_linear", lab7_hints.RECIPE_LINEAR, "What needs no product"),
         Exercise("7.5", "split_grouped_heads", "lab7_grouped:check_split_grouped_heads", lab7_hints.SPLIT_GROUPED_HEADS, "More ranks than key heads", takes_group=True),
         Exercise("7.6", "sum_shared_gradients", "lab7_grouped:check_sum_shared_gradients", lab7_hints.SUM_SHARED_GRADIENTS, "More ranks than key heads", takes_group=True),
     ), "lab7_reward:lab7_reward"),

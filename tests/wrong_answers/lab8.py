@@ -103,7 +103,7 @@ def nothing_divided(job):
     return changed("8B", tensor_parallel_size=1, zero_stage=0)(job)
 
 
-@planted(LAB, "8.3", r"^175B: it doesn't fit: .* at the line “activations, ", size=1)
+@planted(LAB, "8.3", r"^175B: it doesn't fit: .* at the line “activations: ", size=1)
 def nothing_recomputed(job):
     return changed("175B", recompute="none")(job)
 
@@ -138,6 +138,16 @@ def a_size_forgotten(job):
     return {name: value for name, value in plan_of(job).items() if name != "zero_stage"}
 
 
-@planted(LAB, "8.3", r"^175B: .*num_layers: 96 can't be spread|^175B: t · p = 8 · 5 must divide the 64 GPUs", size=1)
+@planted(LAB, "8.3", r"^175B: t · p = 8 · 5 must divide the 64 GPUs", size=1)
 def a_pipeline_that_does_not_divide(job):
     return changed("175B", pipeline_parallel_size=5)(job)
+
+
+@planted(LAB, "8.3", r"^175B: num_layers: 96 can't be spread over pipeline_parallel_size = 64$", size=1)
+def a_stage_without_layers(job):
+    return changed("175B", tensor_parallel_size=1, pipeline_parallel_size=64, micro_batch_size=1)(job)
+
+
+@planted(LAB, "8.3", r"^22B: a microbatch of more than 32 sequences only holds more", size=1)
+def all_sequences_at_once(job):
+    return changed("22B", tensor_parallel_size=8, pipeline_parallel_size=2, micro_batch_size=64)(job)

@@ -70,8 +70,8 @@ ALL_LABS = (
         Exercise("7.6", "sum_shared_gradients", "lab7_grouped:check_sum_shared_gradients", lab7_hints.SUM_SHARED_GRADIENTS, "More ranks than key heads", takes_group=True),
     ), "lab7_reward:lab7_reward"),
     Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
-        Exercise("8.1", "rank_state_bytes", "lab8_plan:check_rank_state_bytes", lab8_hints.RANK_STATE_BYTES, "The bill, line by line"),
-        Exercise("8.2", "largest_micro_batch_size", "lab8_plan:check_largest_micro_batch_size", lab8_hints.LARGEST_MICRO_BATCH_SIZE, "The bill, line by line"),
+        Exercise("8.1", "rank_state_bytes", "lab8_states:check_rank_state_bytes", lab8_hints.RANK_STATE_BYTES, "The bill, line by line"),
+        Exercise("8.2", "largest_micro_batch_size", "lab8_states:check_largest_micro_batch_size", lab8_hints.LARGEST_MICRO_BATCH_SIZE, "The bill, line by line"),
         Exercise("8.3", "plan_of", "lab8_plan:check_plan_of", lab8_hints.PLAN_OF, "What if", seconds=120),
     ), "lab8_plan:lab8_reward", one_process=True),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Lab 8: predictions and plans, judged by the planner's bill."""
+"""Lab 8's plans, judged by the planner's bill of the fullest rank."""
 
 from __future__ import annotations
 
@@ -9,116 +9,26 @@ from functools import cache
 from typing import Any
 
 from actmem.checks import ConfigError
+from actmem.plan.every_layout import LARGEST_MICRO_BATCH
 from actmem.plan.hardware import DEVICES, GIBIBYTE, Cluster
 from actmem.plan.known_models import planned_model_of
 from actmem.plan.layout import Layout
 from actmem.plan.outcome import Plan, Refused
 from actmem.plan.planned_model import PlannedModel
-from actmem.plan.rank_bill import rank_bill, static_lines
+from actmem.plan.rank_bill import rank_bill, stage_layers
 from actmem.plan.search import bill_of, find_plans
 from actmem.verify.verify_plan import COUNTED_PARTS, verify_plan
+from actmem_course.judge.lab_checks.lab8_states import STATE_PARTS
 from actmem_course.judge.lab_checks.ratios import check_whole_number
 from actmem_course.judge.reward import BarsReward, Measure, Reward
-from actmem_course.judge.solutions.lab8_plan import JOBS, largest_micro_batch_size
+from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 
 #: A plan that takes longer than the fastest by more than this is no answer.
 MOST_BEHIND = 0.15
-_STATES = ("weights", "gradients", "optimizer states")
 #: What a plan of the lab doesn't choose.
 _FIXED = {"num_model_chunks": 1, "context_parallel_size": 1, "expert_parallel_size": 1}
-
-
-def bill_states(layout: Layout, model: PlannedModel) -> tuple[int, dict[str, int]]:
-    """Parameters of pipeline rank 0, and its bill's bytes of weights, gradients and optimizer states."""
-    alone = static_lines(model, Layout(1, layout.tensor_parallel_size, zero_stage=0), 0)
-    parameters = sum(size for part, _, size, _ in alone if part == "weights") // 2
-    sizes = dict.fromkeys(_STATES, 0)
-    for part, _, size, _ in static_lines(model, layout, 0):
-        if part in sizes:
-            sizes[part] += size
-    return parameters, sizes
-
-
-def check_rank_state_bytes(b: Bench) -> None:
-    model = planned_model_of("22b")
-    for t, dp, stage in ((1, 1, 0), (1, 7, 0), (8, 7, 1), (8, 7, 2), (8, 7, 3), (2, 64, 1), (4, 3, 3)):
-        n, true = bill_states(Layout(dp, t, zero_stage=stage), model)
-        answer = b["rank_state_bytes"](n, dp, stage)
-        if not isinstance(answer, Mapping):
-            missing = ": is a return missing?" if answer is None else ""
-            raise Wrong(f"expected a dict of bytes by name, got {type(answer).__name__}{missing}")
-        if set(answer) != set(_STATES):
-            raise Wrong(f"expected exactly the names {', '.join(_STATES)}, got {', '.join(map(str, answer)) or 'none'}")
-        case = f"{n:,} parameters, {dp} data-parallel ranks, ZeRO stage {stage}"
-        for part in _STATES:
-            found = check_whole_number(part, answer[part])
-            if found != true[part]:
-                why = _explain_state(part, found, true[part], n, dp, stage)
-                raise Wrong(f"{case}: {part} take {true[part]:,} B in the bill, not {found:,} B{why}")
-
-
-def _explain_state(part: str, found: int, true: int, n: int, dp: int, stage: int) -> str:
-    each = true // (n if true % n == 0 else -(-n // dp))
-    share, from_stage = -(-n // dp), {"weights": 3, "gradients": 2, "optimizer states": 1}[part]
-    mistakes = {
-        f": stage {stage} leaves them whole on every rank; they are divided from stage {from_stage} on": each * share,
-        f": from stage {from_stage} on they are divided among the data-parallel ranks": each * n,
-        ": the fullest rank has one parameter more where they don't divide evenly: round the share up": each * (n // dp),
-        ": divide the parameters and round up; then multiply by the bytes of each": -(-each * n // dp),
-        ": gradients are added up in float32, 4 bytes each": true // 2 if part == "gradients" else -1,
-        ": Adam keeps a float32 copy of the weights besides its two averages": true * 2 // 3 if part == _STATES[2] else -1,
-        ": weights have 16 bits; the float32 copy belongs to the optimizer": 2 * true if part == "weights" else -1,
-    }  # fmt: skip
-    return next((why for why, value in mistakes.items() if value == found), "")
-
-
-def check_largest_micro_batch_size(b: Bench) -> None:
-    cases = (
-        (100, 20, 10, 1, 8), (100, 20, 10, 2, 8), (100, 20, 10, 4, 8), (90, 20, 10, 4, 12), (100, 20, 5, 8, 16), (30, 20, 11, 2, 4),
-        (10, 20, 1, 1, 4), (60, 20, 10, 4, 4), (100, 0, 10, 3, 10), (100, 0, 12, 1, 10),
-    )  # fmt: skip
-    wrong: list[tuple[tuple[int, ...], int]] = []
-    for case in cases:
-        found = check_whole_number("the result", b["largest_micro_batch_size"](*case))
-        if found != largest_micro_batch_size(*case):
-            wrong.append((case, found))
-    if wrong:
-        (memory, fixed, each, p, sequences), found = wrong[0]
-        raise Wrong(
-            f"{memory} B of memory, {fixed} B fixed, {each} B a sequence, p={p}, {sequences} sequences: {_explain_micro_batch(wrong)}"
-        )
-
-
-def _explain_micro_batch(wrong: list[tuple[tuple[int, ...], int]]) -> str:
-    """The mistake in the first case that came out wrong, and that fits in the others."""
-    (memory, fixed, each, p, sequences), found = wrong[0]
-    right = largest_micro_batch_size(memory, fixed, each, p, sequences)
-
-    def largest(limit) -> bool:
-        """Would the largest b under another limit give every wrong answer?"""
-        return all(
-            result == max((b for b in range(1, case[4] + 1) if case[4] % b == 0 and limit(*case, b)), default=0)
-            for case, result in wrong
-        )
-
-    if right == 0:
-        return f"not even a microbatch of one sequence fits, so the result must be 0, not {found}"
-    if found < 1:
-        return f"a microbatch of {right} fits, so the result must not be {found}"
-    if sequences % found:
-        return f"{sequences} sequences can't be split into whole microbatches of {found}"
-    if largest(lambda m, x, e, p, n, b: x + b * e <= m):
-        return f"the stage holds min(p, n) microbatches at once, not one: {found} doesn't fit"
-    if largest(lambda m, x, e, p, n, b: x + p * b * e <= m):
-        return f"with a microbatch of {right} there are only {sequences // right} of them, so fewer than p are in flight: {right} fits"
-    if largest(lambda m, x, e, p, n, b: x + min(p, n // b) * b * e < m):
-        return f"{right} takes exactly the memory, and that fits: compare with <="
-    if largest(lambda m, x, e, p, n, b: min(p, n // b) * b * e <= m):
-        return "fixed_bytes takes memory too"
-    taken = fixed + min(p, -(-sequences // found)) * found * each
-    return f"{found} takes {taken} B; {right} is the largest that fits"
 
 
 def check_plan_of(b: Bench) -> str:
@@ -131,7 +41,7 @@ def check_plan_of(b: Bench) -> str:
         if behind > MOST_BEHIND:
             part = max(spent, key=lambda name: spent[name] - least[name])
             raise Wrong(
-                f"{job}: it fits, with {_gib(_cluster(job).usable_bytes - plan.bytes)} to spare, but a step takes {plan.seconds.total:.1f} s, {behind:.0%} longer "
+                f"{job}: it fits, with {_gib(_cluster(job).usable_bytes - plan.bytes)} to spare, but a step takes {plan.seconds.total:.1f} s, {behind:.1%} longer "
                 f"than by the fastest plan; at most {MOST_BEHIND:.0%} are allowed. Most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s"
             )
         remarks.append(
@@ -145,13 +55,23 @@ def judged_plan(job: str, answer: Any) -> Plan:
     """The plan that an answer describes.  Raises Wrong if it is none, or if its bill doesn't fit."""
     model, cluster, recompute, sizes = *_asked(job), *_sizes(job, answer)
     batch = JOBS[job]["global_batch_size"]
-    try:
-        found = find_plans(model.with_modes([recompute]), cluster, batch, 1, {**sizes, **_FIXED}, windows=False)
-    except ConfigError as error:
-        raise Wrong(f"{job}: {error.rule if error.argument == 'gpus' else error}") from None
+    if reason := _cannot_share(model, sizes):
+        raise Wrong(f"{job}: {reason}")
+    found = find_plans(model.with_modes([recompute]), cluster, batch, 1, {**sizes, **_FIXED}, windows=False)
     if not found.plans:
         raise Wrong(f"{job}: {overflow_text(model, found.nearest[0], cluster)}")
     return found.plans[0]
+
+
+def _cannot_share(model: PlannedModel, sizes: Mapping[str, int]) -> str:
+    """Why ranks can't share the model's layers or heads as the sizes say; empty if they can."""
+    t, p, b = (sizes[name] for name in ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size"))
+    layout = Layout(1, t, p, b, sequence_parallel=bool(sizes["sequence_parallel"]))
+    try:
+        stage_layers(model.num_layers, layout)
+    except ConfigError as error:
+        return str(error)
+    return model.refusal(layout)
 
 
 @cache
@@ -165,7 +85,7 @@ def overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> st
     """The line of the bill at which the memory is full, by how much the bill ends above it, and its three largest lines."""
     bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
     lines = [
-        (f"{part}, {row.term}" if part != row.term else part, row.bytes)
+        (f"{part}: {row.term}" if part != row.term else part, row.bytes)
         for part, rows in bill.parts.items()
         for row in rows
     ]
@@ -217,6 +137,8 @@ def _sizes(job: str, answer: Any) -> tuple[str, dict[str, int]]:
         raise Wrong(f"{job}: tensor_parallel_size must divide the {cluster.per_node} GPUs of a node, got {t}")
     if cluster.gpus % (t * p):
         raise Wrong(f"{job}: t · p = {t} · {p} must divide the {cluster.gpus} GPUs")
+    if b > LARGEST_MICRO_BATCH:
+        raise Wrong(f"{job}: a microbatch of more than {LARGEST_MICRO_BATCH} sequences only holds more")
     dp, batch = cluster.gpus // (t * p), JOBS[job]["global_batch_size"]
     if batch % (dp * b):
         raise Wrong(
@@ -256,7 +178,7 @@ def lab8_reward(b: Bench) -> Reward:
     parts = bill_of(model, plan).by_part()
     remark = (
         f"Of {_gib(cluster.usable_bytes)} the plan takes {_gib(plan.bytes)}; weights, gradients and optimizer states are "
-        f"{_gib(sum(parts[part] for part in _STATES))} of them. Counted: {', '.join(COUNTED_PARTS)}; buffers and the transient come on top."
+        f"{_gib(sum(parts[part] for part in STATE_PARTS))} of them. Counted: {', '.join(COUNTED_PARTS)}; buffers and the transient come on top."
     )
     return BarsReward(
         f"Your plan of the {job} model, run on one emulated rank", tuple(measures), remark, one_scale=True

@@ -1,0 +1,74 @@
+"""Whatever a rank makes of the ranks' parts is named by something that makes the same numbers; what is right, by nothing."""
+
+import pytest
+import torch
+
+from actmem_course.judge.compare import close, times
+from actmem_course.judge.lab_checks.exchanged import OWN_PART, SUM, everything_made, explain_exchange, made_of
+from actmem_course.judge.lab_checks.operators import OPERATORS
+
+
+def parts_of(t, *sizes):
+    torch.manual_seed(7)
+    return [torch.randn(*sizes, dtype=torch.float64) for _ in range(t)]
+
+
+@pytest.mark.parametrize(("t", "sizes", "every"), [(2, (4, 2, 6), 3), (2, (4, 6), 2), (4, (8, 4), 9)])
+def test_everything_made_is_named(t, sizes, every):
+    parts, rank = parts_of(t, *sizes), t - 1
+    known = {made.words: made for made in everything_made(t, len(sizes))}
+    assert len(known) > 30
+    for number, made in enumerate([*known.values()][::every]):
+        value = made.make(parts, rank)
+        words, first = made_of(value, parts, rank)[0]
+        assert words == first.words and close(first.make(parts, rank), value), made.words
+        ratio = (t, 1 / t, -1.0, 0.3)[number % 4]
+        words, first = made_of(ratio * value, parts, rank)[0]
+        assert words == f"{times(ratio, t)} {first.words}", made.words
+        assert close(first.make(parts, rank), value), made.words
+
+
+def test_the_sentence_says_what_it_is_what_it_should_be_and_the_remedy():
+    parts = parts_of(2, 4, 3, 5)
+    (said, *_) = explain_exchange(sum(parts) / 2, parts, 1, SUM, "all-reduce with SUM")
+    assert (
+        said
+        == "is 1/t (here 1/2) of the sum of the ranks' parts; it should be the sum of the ranks' parts: all-reduce with SUM"
+    )
+    returned = explain_exchange(parts[1], parts, 1, SUM, "all-reduce with SUM", ran="the all-reduce")[0]
+    assert returned.endswith("the all-reduce ran, but what is returned is not its result")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_rounding_is_named_by_its_dtype(dtype):
+    parts = parts_of(4, 4, 3, 5)
+    rounded = sum(parts).to(dtype).to(torch.float64)
+    (said,) = explain_exchange(rounded, parts, 0, SUM, "")
+    assert f"which are those of {str(dtype).removeprefix('torch.')}:" in said
+
+
+@pytest.mark.parametrize(
+    "found",
+    [torch.full((4, 3, 5), torch.nan), torch.zeros(4, 3, 5), torch.ones(()), torch.ones(0), torch.ones(4, 3, 5).bool(), torch.ones(4, 3, 5)],
+    ids=["nan", "zero", "a number", "empty", "bool", "ones"],
+)  # fmt: skip
+def test_what_comes_of_no_part_is_named_by_nothing(found):
+    assert explain_exchange(found, parts_of(4, 4, 3, 5), 2, SUM, "") == []
+
+
+def test_one_rank_has_nothing_to_exchange():
+    parts = parts_of(1, 4, 3, 5)
+    assert made_of(parts[0], parts, 0) == []
+
+
+@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
+def test_an_operator_is_what_its_two_passes_make(operator, t):
+    parts = [part.requires_grad_() for part in parts_of(t, 8, 3, 5)]
+    results = operator(parts)
+    upstream = [torch.randn_like(result) for result in results]
+    torch.autograd.backward(results, upstream)
+    for rank, (result, part) in enumerate(zip(results, parts)):
+        assert torch.equal(result, operator.forward.make(parts, rank))
+        assert torch.equal(part.grad, operator.backward.make(upstream, rank))
+    assert (operator.forward is OWN_PART) == torch.equal(results[-1], parts[-1]) or t == 1

@@ -8,17 +8,21 @@ import torch
 from torch import nn
 
 from actmem.config import Parallel
-from actmem.formulas.activations import layer_rows
+from actmem.formulas.activations import layer_rows, weight_gradient_rows
 from actmem.formulas.first_stage import layer_bytes
 from actmem.formulas.flops import layer_overhead
 from actmem.plan.frontier import frontier
+from actmem.formulas.microbatches import activation_budget
+from actmem.formulas.paper import A100_BYTES
+from actmem.formulas.schedule import interleaved, one_forward_one_backward
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import compare, total
-from actmem_course.show.choices import steps
+from actmem_course.show.choices import choice, steps
 from actmem_course.show.frontier_figure import frontier_figure
 from actmem_course.show.kept_today import kept_today
+from actmem_course.show.later_schedules import ORDERS_BY_NAME, held_by_ranks, later_schedule
 from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
 from actmem_course.show.reveal import Reveal
@@ -318,6 +322,69 @@ for dropped in ("elementwise", {"GeLU input", "4h→h input"}, {"Q", "K", "V", "
     print(f"{label}: {size / kept_bytes:.0%} of the bytes, gradients {'equal' if same else 'DIFFERENT'}")
 
 # %% [markdown]
+# ## Pipelines after 2022
+#
+# Not only the layer changed. A pipeline with `p` ranks and `n` microbatches (chapter 6) holds `L` layers' worth on rank 0
+# and idles `(p − 1)/n` of its working time. Both fell, by two ideas.
+#
+# **Split the backward.** A linear's backward has two products. The gradient of its input (`B`) is what the previous stage
+# waits for. Nobody waits for the gradient of its weight (`W`), so it can run where the rank would idle. Until then the layer
+# keeps the inputs of its four linears and the gradients of their outputs, `14sbh + 18sbh` over `t`: in GPT-3's layer
+
+# %%
+GPT3, EIGHT = model_shape("175B"), Parallel(8, True)
+waiting = weight_gradient_rows(GPT3, EIGHT)
+gradients = total(row for row in waiting if row.term.startswith("gradient"))
+print(f"inputs {total(waiting) - gradients:,} + gradients {gradients:,} = {total(waiting):,} bytes from B to W")
+print(f"the forward pass keeps {layer_bytes(GPT3, EIGHT):,}, so a layer that waits for its W holds less than before B")
+
+# %% [markdown]
+# **Lay the stages as a V.** Two chunks a rank, down and up again: rank 0 has the first and the last stage. What it keeps
+# longest in one chunk it keeps shortest in the other, so all ranks hold alike. How fast a microbatch goes down and up decides
+# how long it lives, and so the memory: V-Min hurries, V-Half takes two steps' time on the way down, ZB-V fills every gap.
+
+# %%
+Panel(
+    lambda order, p: later_schedule(GPT3, EIGHT, order, p),
+    order=choice("schedule", ORDERS_BY_NAME, "V-Half"),
+    p=steps("p", "pipeline ranks", (2, 3, 4, 6), 4),
+)
+
+# %% [markdown]
+# Chapter 1's question again: do the paper's four models need recomputation? Below, the most that any rank's layers hold if
+# nothing is recomputed, beside what parameters, gradients and Adam leave free of 80 GiB. ✓: it fits. (By formula, without workspaces
+# and fragmentation. Where a rank has 3 layers, a V gives its chunks 1 and 2.)
+
+# %%
+NAMES = ("ZB-H1", "V-Half", "V-Min")
+lines, helped = [], {}
+for model_name, model in PAPER_MODELS.items():
+    parallel, shape = model.parallel, model.shape
+    p, m, of_rank = parallel.pipeline_parallel_size, parallel.num_model_chunks, shape.num_layers // parallel.pipeline_parallel_size
+    each, waits = layer_bytes(shape, parallel), total(weight_gradient_rows(shape, parallel))
+    free = min(activation_budget(shape, parallel, A100_BYTES, rank) for rank in (0, p - 1))
+    n = min(model.global_batch_size // shape.micro_batch_size, 3 * p)  # from then on each microbatch repeats the last
+    found = {"the paper's": (interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n), [of_rank // m] * m)}
+    for order_name in NAMES:
+        order = ORDERS_BY_NAME[order_name]
+        found[order_name] = (order.make(p, n), [of_rank] if order.num_model_chunks == 1 else [of_rank // 2, of_rank - of_rank // 2])
+    most = {order_name: max(held_by_ranks(ranks, layers, each, waits)) for order_name, (ranks, layers) in found.items()}
+    helped[model_name] = [order_name for order_name, size in most.items() if size <= free]
+    lines.append((model_name, size_text(free), *(f"{size_text(size)} {'✓' if size <= free else '✗'}" for size in most.values())))
+print(text_table(("model", "free", *found), lines, " rrrrr"))
+print()
+print("Which of these would have let the paper's models do without recomputation?")
+for model_name, names in helped.items():
+    print(f"{model_name}: {', '.join(names) or 'none of them'}")
+
+# %% [markdown]
+# 22B has no pipeline, so no order of its passes helps. For the other three V-Half would have been enough; its price
+# is twice 1F1B's sends. V-Min needs less, but has gaps in every microbatch unless `F`, `B` and `W` take equally long.
+#
+# The bytes between `B` and `W` are what the products need. torch's split keeps more: `B` runs with the graph
+# retained, so nearly all that forward saved stays until `W`, with the gradients on top.
+
+# %% [markdown]
 # ## Check your understanding
 #
 # **1.** A Llama layer with `k = a` (no grouped queries): which terms grow, and does the floor still have no `s²`?
@@ -359,4 +426,4 @@ for dropped in ("elementwise", {"GeLU input", "4h→h input"}, {"Q", "K", "V", "
 # the paper's layer.
 #
 # **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
-# 2205.14135 for flash attention · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/today/`.
+# 2205.14135 for flash attention · 2401.10241 and 2405.15362 for the pipelines · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/today/`.

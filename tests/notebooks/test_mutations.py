@@ -16,11 +16,6 @@ ELSEWHERE = {
     "microbatches.capacity: count": "tests/formulas/test_microbatches.py",
     # No chapter plans a model with experts.
     "communication._RING_ROUNDS['all-to-all']": "tests/verify/test_expert_exchanges.py",
-    # What a split backward's second half needs.
-    "activations.weight_gradient_rows: Row('gradient of Q, K and V', 3 * e * s * b * h // t, t, '2401.10241 table 1')": "tests/formulas/test_zero_bubble.py",
-    "activations.weight_gradient_rows: Row(\"gradient of the attention projection's output\", e * s * b * h // whole, whole, '2401.10241 table 1')": "tests/formulas/test_zero_bubble.py",
-    "activations.weight_gradient_rows: Row('gradient of the GeLU input', 4 * e * s * b * h // t, t, '2401.10241 table 1')": "tests/formulas/test_zero_bubble.py",
-    "activations.weight_gradient_rows: Row('gradient of the 4h→h output', e * s * b * h // whole, whole, '2401.10241 table 1')": "tests/formulas/test_zero_bubble.py",
     # How torch groups microbatches, where that is not Megatron's way; it needs torch's own number.
     "first_stage._per_round: microbatches_per_round": "tests/test_pipeline.py",
     # Which dtype gradients have: the notebooks print all states together.

@@ -26,8 +26,9 @@ from actmem_course.show.style import (
 _FILLS = {
     "F": (Fill(BLUE, "", CARD), Fill(SKY, ""), Fill("#CFE8F7", ""), Fill("#8AA4B8", "")),
     "B": (Fill(ORANGE, "/"), Fill(YELLOW, "/"), Fill("#FFF6BF", "/"), Fill("#CDB987", "/")),
+    "W": (Fill(GREEN, "."), Fill("#A6DCC9", "."), Fill("#D8F0E8", "."), Fill("#8FAFA3", ".")),
 }
-_NAMES = {"F": "forward", "B": "backward"}
+_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
 #: With more passes than this their numbers don't fit; the hover text has them.
 _MOST_LABELS = 170
 _ROW, _CURVE, _GAP, _FOOT, _HEAD = 30, 56, 34, 104, 70
@@ -130,8 +131,8 @@ def _bars(spans: Sequence[Span], fill_of: Callable[[Action], tuple[str, Fill]], 
     ]
 
 
-def _order(name: str) -> tuple[bool, str]:
-    return name.startswith("backward"), name
+def _order(name: str) -> tuple[bool, bool, str]:
+    return name.startswith(_NAMES["W"]), name.startswith(_NAMES["B"]), name
 
 
 def _areas(curves: Sequence[Sequence[tuple[int, int]]], feet: Sequence[float], end: int) -> dict:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import permutations
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from actmem.rows import total
 from actmem_course.judge.compare import check_tensor
 from actmem_course.judge.costs import costs
 from actmem_course.judge.kept import kept
-from actmem_course.judge.lab_checks.lab4_checkpoint import bytes_without_states, check_hides_nothing
+from actmem_course.judge.lab_checks.lab4_checkpoint import bytes_without_states, check_hides_nothing, reached_once
 from actmem_course.judge.lab_checks.lab4_random_numbers import seed_and_draw
 from actmem_course.judge.lab_checks.operators import size_of
 from actmem_course.judge.reward import BarsReward, Measure, Reward, sizes_text
@@ -27,6 +28,11 @@ from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, layer, random_weights
 
+#: What a learner hands to checkpoint.
+_ARGUMENTS = {
+    "selective_layer": "lambda q, k, v: core_attention(q, k, v, dropout)",
+    "full_layer": "lambda y: layer(y, w, dropouts)",
+}
 _SHAPE = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=24, num_attention_heads=4)
 
 
@@ -93,23 +99,34 @@ def _as_block(function: Callable, shape: ModelShape = _SHAPE) -> Callable[..., T
 def _check_same_numbers(b: Bench, name: str) -> None:
     x, upstream = b.random(*_sizes(), seed=20), b.random(*_sizes(), seed=21)
 
+    outside = (
+        "what checkpoint runs again takes a tensor from outside that still has its graph, so its backward continues into what came "
+        f"before: take every such tensor as an argument, {_ARGUMENTS[name]}"
+    )
+
     def run(function: Callable) -> tuple:
         leaves = [tensor.clone().requires_grad_() for tensor in (x, *_weights(b))]
+        inputs = [leaves[0] * 1, *leaves[1:]]
         seed_and_draw(5, b.device)
-        result = function(*leaves)
+        result = function(*inputs)
         if isinstance(result, Tensor) and result.requires_grad and result.shape == x.shape:
             torch.rand(3, device=b.device)
-            result.backward(upstream)
+            with reached_once(inputs[:1], outside):
+                result.backward(upstream)
         return result, [leaf.grad for leaf in leaves]
 
     plain, wanted = run(_as_block(layer))
     with _tensors_only(name):
         result, found = run(_as_block(b[name]))
-    mistakes = {
+    mistakes: dict[str, Callable[..., Tensor]] = {
         "the core attention runs without its dropout: layer calls core(q, k, v, dropout), so pass dropout on to core_attention":
             lambda x, w, dropouts: layer(x, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)),
+        "the core attention's result is dropped, not its weights: pass dropout on to core_attention":
+            lambda x, w, dropouts: layer(x, w, dropouts, lambda q, k, v, dropout: dropout(core_attention(q, k, v))),
         "it runs without dropout: pass dropouts on to layer": lambda x, w, dropouts: layer(x, w, Dropouts(0.0)),
     }  # fmt: skip
+    for order in list(permutations("QKV"))[1:]:
+        mistakes[f"core_attention gets {', '.join(order)}; it takes Q, K, V, as core does"] = _layer_with(order)
     check_tensor(
         "the result",
         result,
@@ -123,19 +140,29 @@ def _check_same_numbers(b: Bench, name: str) -> None:
         check_tensor(f"the forward is right; the gradient of {what}", gradient, right)
 
 
+def _layer_with(order: Sequence[str]) -> Callable[..., Tensor]:
+    """The layer whose core attention gets Q, K and V in another order."""
+
+    def core(q: Tensor, k: Tensor, v: Tensor, dropout: Callable[[Tensor], Tensor]) -> Tensor:
+        first, second, third = ({"Q": q, "K": k, "V": v}[letter] for letter in order)
+        return core_attention(first, second, third, dropout)
+
+    return lambda x, w, dropouts: layer(x, w, dropouts, core)
+
+
 @contextmanager
 def _tensors_only(name: str) -> Iterator[None]:
     """Raise Wrong where something else than a tensor is taken for one: it was handed to checkpoint as an input."""
     closing = {
-        "selective_layer": "dropout is not one: close over it, lambda q, k, v: core_attention(q, k, v, dropout)",
-        "full_layer": "w and dropouts are not: close over them, lambda y: layer(y, w, dropouts)",
+        "selective_layer": "dropout is not one: close over it",
+        "full_layer": "w and dropouts are not: close over them",
     }
     try:
         yield
     except (TypeError, AttributeError) as error:
         missing = re.search(r"'(?:method|function|LayerWeights|Dropouts)' object has no attribute '(\w+)'", str(error))
         if "save_for_backward can only save variables" in str(error) or missing and hasattr(Tensor, missing[1]):
-            raise Wrong(f"checkpoint takes tensors only, and {closing[name]}") from None
+            raise Wrong(f"checkpoint takes tensors only, and {closing[name]}, {_ARGUMENTS[name]}") from None
         raise
 
 

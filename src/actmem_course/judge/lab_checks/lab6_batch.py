@@ -45,8 +45,18 @@ def _check_pieces(text: Tensor, tokens: Tensor, targets: Tensor) -> None:
         if len(start) != 1 or not torch.equal(text[start[0, 0] : start[0, 0] + s], tokens[row]):
             raise Wrong(f"row {row} of tokens is not a piece of text: expected {s} consecutive tokens")
         end = start[0, 0] + 1
-        if not torch.equal(text[end : end + s], targets[row]):
-            raise Wrong(f"row {row} of targets is not the piece of text one token further on")
+        right, found = text[end : end + s], targets[row]
+        if torch.equal(right, found):
+            continue
+        at = (text == found[0]).nonzero()
+        if len(at) and torch.equal(text[at[0, 0] : at[0, 0] + s], found):
+            ahead = int(at[0, 0] - start[0, 0])
+            raise Wrong(f"row {row} of targets is {ahead} tokens ahead of tokens; the next token is 1 ahead")
+        if torch.equal(right[:-1], found[:-1]):
+            raise Wrong(
+                "only the last target of a row is wrong: it is the token after the piece, so cut seq_length + 1"
+            )
+        raise Wrong(f"row {row} of targets is not the piece of text one token further on")
 
 
 def _check_the_end(b: Bench, s: int, size: int) -> None:

@@ -110,6 +110,13 @@ def _check_losses(b: Bench, mode: Configuration, losses: object) -> None:
 def _check_mode(b: Bench, mode: Configuration, seen: Seen) -> None:
     """Curves are equal, of course, if every mode trains the same model."""
     for model in seen.models:
+        dtypes = {parameter.dtype for parameter in model.parameters()}
+        if dtypes != {torch.float64}:
+            raise Wrong("the trained model has not the dtype that was given: pass **factory to make_model")
+        if model.embedding_dropout.num_dropped:
+            raise Wrong(
+                "the model trains with dropout, which differs from mode to mode: leave make_model's dropout at 0"
+            )
         cut, mode_cuts = model.tp.size > 1, mode.tensor_parallel and b.size > 1
         recompute = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
         if cut != mode_cuts or recompute != {mode.recompute} or model.tp.sequence_parallel != mode.sequence_parallel:

@@ -75,22 +75,45 @@ def explain_difference(
     whole: Mapping[str, int],
     recompute: str,
 ) -> str:
-    """Which rows a sum has too many or too few, as few as possible; "" if no two of them explain it.
+    """Which rows a sum has too many or too few, or of another size; "" if no few of them explain it.
 
-    kept: bytes by term; the others: the same without recomputation, and on one device.
+    kept: bytes by term; the others: the same without recomputation, and on one device.  Rows of one size
+    with one fault are named together, as no sum tells them apart.
     """
-    causes: list[tuple[str, int]] = []
+    causes: list[tuple[str, str, int]] = []
+    t = max((size // without_recomputation[term] for term, size in whole.items()), default=1)
     for term, size in without_recomputation.items():
         if term in kept:
-            causes += [(f"{term} is left out", -size), (f"{term} is counted twice", size)]
-            causes += [(f"{term} is not divided by t", whole[term] - size)] if whole.get(term, size) != size else []
+            causes += [(term, "left out", -size), (term, "counted twice", size)]
+            causes += [(term, "not divided by t", whole[term] - size)] if whole.get(term, size) != size else []
+            if t > 1 and whole.get(term) == size:
+                causes.append((term, "divided by t, but every rank has all of it", size // t - size))
+            if "mask" in term:
+                causes.append((term, "taken with 2 bytes an element (a mask has 1)", size))
         else:
-            causes.append((f"{term} is counted, but recompute={recompute!r} drops it", size))
-    for count in (1, 2):
+            causes.append((term, f"counted, but recompute={recompute!r} drops it", size))
+    alike: dict[tuple[str, int], list[str]] = {}
+    for term, fault, size in causes:
+        alike.setdefault((fault, size), []).append(term)
+    fits = [
+        _words_of_rows(terms, count, fault)
+        for (fault, size), terms in alike.items()
+        for count in range(1, len(terms) + 1)
+        if count * size == difference
+    ]
+    if not fits:
+        pairs = itertools.combinations(alike.items(), 2)
         fits = [
-            cause for cause in itertools.combinations(causes, count) if sum(size for _, size in cause) == difference
+            f"{_words_of_rows(terms, 1, fault)} and {_words_of_rows(others, 1, other)}"
+            for ((fault, size), terms), ((other, second), others) in pairs
+            if size + second == difference
         ]
-        if fits:
-            words = list(dict.fromkeys(" and ".join(word for word, _ in cause) for cause in fits))
-            return words[0] if len(words) == 1 else "one of: " + "; ".join(words[:4]) + "; …" * (len(words) > 4)
-    return ""
+    return "; or ".join(fits)
+
+
+def _words_of_rows(terms: Sequence[str], count: int, fault: str) -> str:
+    """``count`` of these rows have a fault."""
+    if len(terms) == 1:
+        return f"{terms[0]} is {fault}"
+    which = "these are" if count == len(terms) else "one of these is" if count == 1 else f"{count} of these are"
+    return f"{which} {fault}: {', '.join(terms)}"

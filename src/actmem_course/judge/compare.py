@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import islice
@@ -32,6 +33,12 @@ def grad_of(tensor: Tensor) -> Tensor:
     """The gradient that a backward of ours has just left in a tensor."""
     assert tensor.grad is not None
     return tensor.grad
+
+
+def named_value(found: float, known: Mapping[str, float]) -> str:
+    """The first diagnosis whose number was found; "" if there is none."""
+    tolerance = TOLERANCE if isinstance(found, float) else 0
+    return next((words for words, value in known.items() if math.isclose(found, value, rel_tol=tolerance)), "")
 
 
 def check_tensor(

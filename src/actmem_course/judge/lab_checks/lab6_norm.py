@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
@@ -11,7 +13,7 @@ from actmem.measure.comms import Collective
 from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
-from actmem_course.judge.compare import grad_of
+from actmem_course.judge.compare import grad_of, named_value
 from actmem_course.judge.lab_checks.lab6_model import small_shape
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -62,57 +64,49 @@ def _check(b: Bench, found: float, right: float, model: GPT) -> None:
     squares = {True: 0.0, False: 0.0}
     for parameter in model.parameters():
         squares[hasattr(parameter, "partition_dim")] += grad_of(parameter).square().sum().item()
-    cut, whole = squares[True], squares[False]
-    everyone = b.gather((found, cut))
-    wrong = [rank for rank, (norm, _) in enumerate(everyone) if not _same(norm, right)]
+    everyone = b.gather((found, squares[True]))
+    wrong = [rank for rank, (norm, _) in enumerate(everyone) if not math.isclose(norm, right, rel_tol=1e-9)]
     if not wrong:
         return
     if len(wrong) < b.size:
         ranks = f"rank{'s' * (len(wrong) > 1)} {', '.join(map(str, wrong))}"
         raise Wrong(f"the norm is wrong on {ranks} and right elsewhere: every rank needs it, so all-reduce")
-    mistakes = _unshared(b.size, cut, whole) if model.tp.size == 1 else _shared(everyone, b.rank, whole, right)
-    for diagnosis, value in mistakes.items():
-        if _same(found, value):
-            raise Wrong(diagnosis)
+    alike = all(math.isclose(norm, found, rel_tol=1e-9) for norm, _ in everyone)
+    cuts = [cut for _, cut in everyone]
+    mistakes = _mistakes(cuts, b.rank, squares[False], shared=model.tp.size > 1, alike=alike)
+    if diagnosis := named_value(found, dict(mistakes)):
+        raise Wrong(diagnosis)
     case = f"model.tp.size is {model.tp.size}: " if b.size > 1 else ""
     raise Wrong(
         f"{case}the norm is {found:.6g}, and the unsharded model's is {right:.6g}: the root of the sum of all squares"
     )
 
 
-def _unshared(t: int, cut: float, whole: float) -> dict[str, float]:
-    """Mistakes that show where every rank has the whole model."""
-    summed = "a model that is not shared (model.tp.size is 1) is summed over all ranks: then exchange nothing"
-    return {
-        summed: math.sqrt(t * cut + whole),
-        summed + ".": math.sqrt(t * (cut + whole)),
-        "the root is missing: this is the sum of the squares": cut + whole,
-        "parameters that are replicated are left out": math.sqrt(cut),
-    }
+def _mistakes(cuts: list[float], rank: int, whole: float, shared: bool, alike: bool) -> Iterator[tuple[str, float]]:
+    """What can be made of the squares: each rank's ``cuts``, and ``whole``, which all ranks have; fewest mistakes first.
 
-
-def _shared(everyone: list[tuple[float, float]], rank: int, whole: float, right: float) -> dict[str, float]:
-    """Mistakes by what they make of the ranks' cut squares, and of the squares that all have.
-
-    everyone: each rank's norm and its cut squares.
+    shared: the ranks share one model.  alike: all found the same number, which is then no rank's own.
     """
-    cuts, t = [cut for _, cut in everyone], len(everyone)
-    mistakes = {
-        "parameters that are replicated are counted t times: sum the squares of the cut ones over the ranks, "
-        "and add the others once": math.sqrt(sum(cuts) + t * whole),
-        "the ranks' norms are added up: add squares, and take the root of the sum": sum(
-            math.sqrt(c + whole) for c in cuts
-        ),
-        "the root is missing: this is the sum of the squares": right**2,
-        "parameters that are replicated are left out": math.sqrt(sum(cuts)),
-        "the squares are averaged over the ranks, not summed": math.sqrt(sum(cuts) / t + whole),
+    t, own = len(cuts), cuts[rank]
+    of_all = {
+        "": own,
+        "a model that is not shared (model.tp.size is 1) is summed over all ranks: then exchange nothing": t * own,
     }
-    if all(_same(norm, everyone[0][0]) for norm, _ in everyone):
-        largest = "this is the largest of the ranks' norms: the squares must be summed over the ranks"
-        return mistakes | {largest: math.sqrt(max(cuts) + whole)}
-    own = "only this rank's parameters are counted: the squares of those that are cut must be summed over the ranks"
-    return mistakes | {own: math.sqrt(cuts[rank] + whole)}
-
-
-def _same(found: float, value: float) -> bool:
-    return math.isclose(found, value, rel_tol=1e-9)
+    of_parts = {
+        "": sum(cuts),
+        "the squares are averaged over the ranks, not summed": sum(cuts) / t,
+        "this is the largest of the ranks' norms: the squares must be summed over the ranks" if alike else
+        "only this rank's parameters are counted: the squares of those that are cut must be summed over the ranks": max(cuts) if alike else own,
+    }  # fmt: skip
+    of_whole = {
+        "": whole,
+        "parameters that are replicated are counted t times: sum the squares of the cut ones over the ranks, and add the others once": t * whole,
+        "parameters that are replicated are left out": 0.0,
+    }  # fmt: skip
+    roots = {"": math.sqrt, "the root is missing: this is the sum of the squares": float}
+    if shared:
+        added = sum(math.sqrt(cut + whole) for cut in cuts)
+        yield "the ranks' norms are added up: add squares, and take the root of the sum", added
+    choices = product((of_parts if shared else of_all).items(), of_whole.items(), roots.items())
+    for (first, cut), (second, rest), (third, root) in sorted(choices, key=lambda c: sum(bool(word) for word, _ in c)):
+        yield "; and ".join(filter(None, (first, second, third))), root(cut + rest)

@@ -1,15 +1,23 @@
-"""Lab 6's training step: the parameters move as the unsharded model's do."""
+"""Lab 6's training step: the parameters move by what the named steps make of the microbatches' gradients."""
 
 from __future__ import annotations
 
 import math
 
 import torch
+from torch import Tensor
 
 from actmem.formulas.table2 import Configuration
-from actmem_course.judge.lab_checks.lab6_mistakes import explain
+from actmem.model.gpt import GPT
+from actmem_course.judge.compare import close, named_value
 from actmem_course.judge.lab_checks.lab6_model import mode_named, small_shape
-from actmem_course.judge.lab_checks.lab6_taken import Microbatches, TakenStep, gradients_of
+from actmem_course.judge.lab_checks.lab6_training import (
+    RankGradients,
+    TrainingStart,
+    take_training_steps,
+    training_mistakes,
+    training_program,
+)
 from actmem_course.judge.solutions.lab6_train import make_model
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -22,33 +30,63 @@ _NO_LIMIT, _LIMIT = 1e9, 1e-3
 def check_training_step(b: Bench) -> None:
     for name in ("tensor+sequence", "tensor", "none"):
         for max_norm in (_NO_LIMIT, _LIMIT):
-            _check_steps(b, mode_named(name), max_norm)
+            _check_two_steps(b, mode_named(name), max_norm)
         b.progress()
 
 
-def _check_steps(b: Bench, mode: Configuration, max_norm: float) -> None:
-    """Two steps, of which every number is known from an unsharded model that takes the same."""
+def _check_two_steps(b: Bench, mode: Configuration, max_norm: float) -> None:
     model = make_model(small_shape(b), mode, b.group, dtype=torch.float64, device=b.device)
-    dense = make_model(small_shape(b), mode_named("none"), b.group, dtype=torch.float64, device=b.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
-    earlier = None
+    left: list[RankGradients] = []
     for number in (1, 2):
-        microbatches = _microbatches(b, number)
-        gradients, losses = gradients_of(dense, microbatches)
+        microbatches = random_microbatches(b, number)
+        start, losses = training_start(b, model, microbatches, max_norm, left)
         before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
         with b.watching():
             returned = b["training_step"](model, optimizer, microbatches, max_norm)
-        found = {name: (before[name] - p.detach()) / _RATE for name, p in model.named_parameters()}
-        step = TakenStep(model, dense, microbatches, max_norm, found, gradients, earlier)
-        clipped = ", with a norm above max_norm" if step.scale < 1 else ""
-        case = f"mode {mode.name!r}, step {number}{clipped}: "
-        if step.wrong():
-            raise Wrong(case + explain(step))
+        found = {name: (before[name] - p.detach()).cpu() / _RATE for name, p in model.named_parameters()}
+        end = take_training_steps(training_program(len(microbatches)), start)
+        scale = min(1.0, max_norm / end.norms[b.rank])
+        case = f"mode {mode.name!r}, step {number}{', with a norm above max_norm' * (scale < 1)}: "
+        _check_moved(b, case, found, start, end.moved[b.rank], scale)
         _check_loss(case, returned, losses)
-        earlier = gradients
-        with torch.no_grad():
-            for parameter, gradient in zip(dense.parameters(), gradients.values()):
-                parameter.sub_(_RATE * step.scale * gradient)
+        left = end.gradients
+
+
+def training_start(
+    b: Bench, model: GPT, microbatches: list[tuple[Tensor, Tensor]], max_norm: float, left: list[RankGradients]
+) -> tuple[TrainingStart, list[float]]:
+    """All ranks before a step, and the microbatches' losses.  left: their gradients of the step before, if any."""
+    parameters, own, losses = dict(model.named_parameters()), [], []
+    for tokens, targets in microbatches:
+        loss = model.loss(model(tokens), targets)
+        # Not by .grad, which still has what the learner's last step left there.
+        gradients = torch.autograd.grad(loss, list(parameters.values()))
+        own.append({name: gradient.cpu() for name, gradient in zip(parameters, gradients)})
+        losses.append(loss.item())
+    of_loss = [list(ranks) for ranks in zip(*b.gather(own))]
+    left = left or [{name: 0 * gradient for name, gradient in rank.items()} for rank in of_loss[0]]
+    partial = {name for name, parameter in parameters.items() if getattr(parameter, "partial_gradient", False)}
+    cut = {name for name, parameter in parameters.items() if hasattr(parameter, "partition_dim") and model.tp.size > 1}
+    return TrainingStart(of_loss, left, partial, cut, max_norm), losses
+
+
+def _check_moved(
+    b: Bench, case: str, found: RankGradients, start: TrainingStart, right: RankGradients, scale: float
+) -> None:
+    # Many clip by max_norm / (norm + 1e-6), and that is no mistake.
+    tolerance = 1e-8 if scale == 1 else 1e-5 * scale
+
+    def unlike(one: RankGradients, other: RankGradients) -> list[str]:
+        return [name for name in one if not close(one[name], other[name], tolerance)]
+
+    if not (wrong := unlike(found, right)):
+        return
+    programs = training_mistakes(len(start.of_loss), b.size)
+    moved = ((diagnosis, take_training_steps(program, start).moved[b.rank]) for diagnosis, program in programs)
+    fits = [case + diagnosis for diagnosis, made in moved if not unlike(found, made) and unlike(made, right)]
+    fits = fits or [f"{case}{len(wrong)} of {len(found)} parameters take a wrong step, the first is {wrong[0]}"]
+    raise Wrong(fits[0], fits[1:])
 
 
 def _check_loss(case: str, returned: object, losses: list[float]) -> None:
@@ -65,13 +103,11 @@ def _check_loss(case: str, returned: object, losses: list[float]) -> None:
         f"1/{n} of the last microbatch's loss": losses[-1] / n,
         "the first microbatch's loss": losses[0],
     }
-    text = next(
-        (words for words, value in known.items() if math.isclose(returned, value, rel_tol=1e-9)), f"{returned:.6g}"
-    )
+    text = named_value(returned, known) or f"{returned:.6g}"
     raise Wrong(f"{case}the parameters are right, but the result is {text}; the mean loss is {mean:.6g}")
 
 
-def _microbatches(b: Bench, seed: int, count: int = 3) -> Microbatches:
+def random_microbatches(b: Bench, seed: int, count: int = 3) -> list[tuple[Tensor, Tensor]]:
     shape = small_shape(b)
     generator = torch.Generator().manual_seed(70 + seed)
     sizes = (2, count, shape.micro_batch_size, shape.seq_length)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import combinations, permutations
 
@@ -24,9 +24,7 @@ def mutations(program: Program, variants: Variants, weights: Weights, t: int, ba
     steps = list(program)
     # An operator's family last: rather something else than g_bar is in the wrong place.
     families = sorted({step.family for step in steps if step.family}, key=lambda name: (name in _OPERATOR_NAMES, name))
-    for diagnosis, changes in variants.items():
-        changed = ((step, changes.get(step.name, step.do)) for step in steps)
-        yield diagnosis, [replace(step, do=do) for step, do in changed if do is not None]
+    yield from _varied(steps, variants.items())
     yield from _everywhere(steps, families, "is missing", lambda step: [])
     yield from _moves(steps, across=True)
     yield from _family_moves(steps, families)
@@ -36,9 +34,30 @@ def mutations(program: Program, variants: Variants, weights: Weights, t: int, ba
     yield from _inserted_operators(steps)
     yield from _other_weights(steps, weights)
     yield from _moves(steps, across=False)
+    yield from _two_missing(steps)
+    yield from _copies(steps)
+
+
+def plain_mutations(program: Program, variants: Iterable[tuple[str, Mapping[str, Do | None]]]) -> Mutants:
+    """The same for steps that know nothing of operators and weights."""
+    steps = list(program)
+    yield from _varied(steps, variants)
+    yield from _everywhere(steps, [], "is missing", lambda step: [])
+    yield from _everywhere(steps, [], "comes twice", lambda step: [step, step])
+    yield from _moves(steps, across=False)
+    yield from _two_missing(steps)
+    yield from _copies(steps)
+
+
+def _varied(steps: list[StepOf], variants: Iterable[tuple[str, Mapping[str, Do | None]]]) -> Mutants:
+    for diagnosis, changes in variants:
+        changed = ((step, changes.get(step.name, step.do)) for step in steps)
+        yield diagnosis, [replace(step, do=do) for step, do in changed if do is not None]
+
+
+def _two_missing(steps: list[StepOf]) -> Mutants:
     for one, other in combinations(steps, 2):
         yield f"{one.name} and {other.name} are missing", [step for step in steps if step not in (one, other)]
-    yield from _copies(steps)
 
 
 def _everywhere(

@@ -96,3 +96,10 @@ def test_what_the_readme_runs_is_there():
     paths = set(re.findall(r"\b(?:labs|tests|notebooks)/[\w/]+\.(?:py|ipynb|sbatch)\b", readme))
     assert len(paths) > 20
     assert not [path for path in paths if not (ROOT / path).exists()]
+
+
+def test_an_installed_package_has_its_files_that_are_no_python():
+    package = ROOT / "src" / "actmem_course"
+    found = {path.relative_to(package).as_posix() for path in package.rglob("*.*") if "__pycache__" not in path.parts}
+    (listed,) = re.findall(r"^actmem_course = (\[.*\])$", read("pyproject.toml"), re.MULTILINE)
+    assert {name for name in found if not name.endswith(".py")} == set(json.loads(listed)) != set()

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 
 from actmem.config import ConfigError
 
@@ -15,22 +18,34 @@ def _named(place: str) -> Callable:
     return getattr(importlib.import_module(f"actmem_course.judge.lab_checks.{module}"), function)
 
 
+@cache
+def _hints() -> dict[str, tuple[str, ...]]:
+    """The hints of ``hints.md`` by exercise: each is an item of the list below its heading."""
+    text = (Path(__file__).parent / "hints.md").read_text(encoding="utf-8")
+    _, *parts = re.split(r"^## (\S+).*", text, flags=re.MULTILINE)
+    lists = (re.split(r"^- ", part, flags=re.MULTILINE)[1:] for part in parts[1::2])
+    return {number: tuple(" ".join(hint.split()) for hint in items) for number, items in zip(parts[::2], lists)}
+
+
 @dataclass(frozen=True)
 class Exercise:
     """One function to write, and how it is judged.
 
-    judged_by: where its check is.  hints: from a nudge to nearly the answer.  section: of the chapter to
-    read.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed
-    a process group, and is judged on several.
+    judged_by: where its check is.  section: of the chapter to read.  seconds: a rank that works on it for
+    longer is taken to be stuck.  takes_group: it is handed a process group, and is judged on several.
     """
 
     number: str
     function: str
     judged_by: str
-    hints: tuple[str, ...]
     section: str = ""
     seconds: int = 30
     takes_group: bool = False
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """From a nudge to nearly the answer."""
+        return _hints()[self.number]
 
     @property
     def check(self) -> Callable:

@@ -36,7 +36,7 @@ def seed_and_draw(seed: int, device: str) -> None:
     torch.rand(7, device=device)
 
 
-def check_random_numbers(b: Bench, name: str) -> None:
+def check_checkpoint_of_dropout(b: Bench, name: str = "checkpoint") -> None:
     checkpoint, device = b[name], b.device
     weight, x, upstream = b.random(32, 16, seed=7), b.random(8, 4, 16, seed=8), b.random(8, 4, 32, seed=9)
 

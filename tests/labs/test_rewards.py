@@ -9,7 +9,7 @@ from rich.console import Console
 from actmem_course.judge import costs
 from actmem_course.judge.catalogue import LAB_NAMES, load_lab, solutions_of
 from actmem_course.judge.lab_checks import lab6_reward
-from actmem_course.judge.modes import ModesReward, curve
+from actmem_course.judge.lab_checks.lab6_reward import ModesReward, curve
 from actmem_course.judge.workbench import Bench
 from actmem_course.rank_store import RankStore
 from actmem_course.results import ModeCost

@@ -12,6 +12,7 @@ from actmem.measure.one_layer import measure_layer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
+from actmem_course.judge.compare import named_value
 from actmem_course.judge.kept import Call
 from actmem_course.judge.lab_checks.ratios import check_whole_number, explain_difference, explain_ratio
 from actmem_course.judge.reward import BarsReward, Measure, Reward
@@ -90,9 +91,8 @@ def check_rank_bytes(b: Bench) -> None:
         if found == true:
             continue
         case = f"t={t}, {'with' if sequence_parallel else 'without'} sequence parallelism, recompute={recompute!r}"
-        for mistake, value in _rank_mistakes(shape, t, sequence_parallel, recompute).items():
-            if found == value and found != true:
-                raise Wrong(f"{case}: {mistake}")
+        if mistake := named_value(found, _rank_mistakes(shape, t, sequence_parallel, recompute)):
+            raise Wrong(f"{case}: {mistake}")
         why = explain_difference(
             found - true,
             measured(shape, t, sequence_parallel, recompute),
@@ -106,59 +106,64 @@ def check_rank_bytes(b: Bench) -> None:
 
 
 def _rank_mistakes(shape: ModelShape, t: int, sequence_parallel: bool, recompute: str) -> dict[str, int]:
+    """What comes of taking one argument for another, and of a few other mistakes."""
     heads, micro_batch, h, s = shape.letters()
     sbh, core = s * micro_batch * h, 5 * heads * s * s * micro_batch
-    cut = t if sequence_parallel else 1
-    right = 10 * sbh // cut + 24 * sbh // t
+
+    def keeps(t: int = t, sequence_parallel: bool = sequence_parallel, recompute: str = recompute) -> int:
+        cut = t if sequence_parallel else 1
+        return (
+            2 * sbh // cut
+            if recompute == "full"
+            else 10 * sbh // cut + 24 * sbh // t + core // t * (recompute == "none")
+        )
+
+    right, other_cut = keeps(), keeps(sequence_parallel=not sequence_parallel)
+    twice = {
+        "the coefficients are bytes already, but they are multiplied by 2 again": 2 * right,
+        "elements are counted, not bytes": right // 2,
+    }
     if recompute == "full":
         return {
-            "this is what selective recomputation keeps; full recomputation keeps only the layer's input": right,
-            "the layer's input is cut by sequence parallelism, so it is 2sbh/t" if cut > 1 else
-            "the layer's input is 2sbh on every rank without sequence parallelism": 2 * sbh if cut > 1 else 2 * sbh // t,
-            "2sbh is in bytes already, but it is multiplied by 2 again": 4 * sbh // cut,
-            "elements are counted, not bytes": sbh // cut,
-        }  # fmt: skip
-    kept_core = core // t if recompute == "none" else 0
-    mistakes = {
-        "5as²b is not divided by t, although the heads are shared among the ranks": right + core,
-        "the two layer-norm inputs, two block inputs and two masks (10sbh) are divided by t; without sequence parallelism every rank keeps them whole":
-            34 * sbh // t + kept_core,
-        "10sbh is not divided by t: sequence parallelism shares layer norms and dropouts too": 10 * sbh + 24 * sbh // t + kept_core,
+            "this is what selective recomputation keeps; full recomputation keeps only the layer's input": keeps(
+                recompute="selective"
+            ),
+            "the layer's input is cut by sequence parallelism, so it is 2sbh/t"
+            if sequence_parallel
+            else "the layer's input is 2sbh on every rank without sequence parallelism": other_cut,
+        } | twice
+    return {
+        "5as²b is not divided by t, although the heads are shared among the ranks": right + core - (core // t if recompute == "none" else 0),
+        "10sbh is not divided by t: sequence parallelism shares layer norms and dropouts too" if sequence_parallel else
+        "the two layer-norm inputs, two block inputs and two masks (10sbh) are divided by t; without sequence parallelism every rank keeps them whole": other_cut,
+        "nothing is divided by t": keeps(t=1),
+    } | twice | ({
         "sequence parallelism divides more than one input (2sbh): two layer-norm inputs, two block inputs, two masks, 10sbh in all":
-            2 * sbh // cut + 8 * sbh + 24 * sbh // t + kept_core,
-        "nothing is divided by t": 34 * sbh + (core if recompute == "none" else 0),
-        "the coefficients are bytes already, but they are multiplied by 2 again": 2 * (right + kept_core),
-        "elements are counted, not bytes": (right + kept_core) // 2,
-    }  # fmt: skip
-    if recompute == "selective":
-        mistakes |= {
-            "this is what is kept without recomputation: selective drops the three tensors of the core attention, 5as²b/t": right
-            + core // t,
-            "Q, K and V are dropped as well: the second run starts from them, so they stay": right - 6 * sbh // t,
-        }
-    return mistakes
+            right + 8 * sbh - 8 * sbh // t,
+    } if sequence_parallel else {}) | ({
+        "this is what is kept without recomputation: selective drops the three tensors of the core attention, 5as²b/t": keeps(recompute="none"),
+        "Q, K and V are dropped as well: the second run starts from them, so they stay": right - 6 * sbh // t,
+    } if recompute == "selective" else {})  # fmt: skip
 
 
 def check_gated_mlp_bytes(b: Bench) -> None:
     for s, micro_batch, h, f in ((5, 3, 8, 14), (7, 2, 10, 22)):
         found = check_whole_number("the result", b["gated_mlp_bytes"](s, micro_batch, h, f))
         true = _keeps(b, s, micro_batch, h, f)
+        x, wide = 2 * s * micro_batch * h, 2 * s * micro_batch * f
+        four = "the input of silu and its result, the other factor of the product, and the input of the last linear"
         mistakes = {
-            "x is counted twice: two linears read it, but it is one tensor in memory": true + 2 * s * micro_batch * h,
-            "a tensor of [s, b, f] is left out, one of four: the input of silu and its result, the other factor of the product, and "
-            "the input of the last linear; the gradients need all of them": true - 2 * s * micro_batch * f,
-            "x is left out: the gradients of both first weights need it": true - 2 * s * micro_batch * h,
-            "two tensors of [s, b, f] are left out, of four: the input of silu and its result, the other factor of the product, and "
-            "the input of the last linear": true - 4 * s * micro_batch * f,
-            "three tensors of [s, b, f] are left out, of four: the input of silu and its result, the other factor of the product, and "
-            "the input of the last linear": true - 6 * s * micro_batch * f,
-            "f is taken for 4h, but f is feed_forward_size": 2 * s * micro_batch * h + 32 * s * micro_batch * h,
+            "x is counted twice: two linears read it, but it is one tensor in memory": true + x,
+            f"a tensor of [s, b, f] is left out, one of four: {four}; the gradients need all of them": true - wide,
+            "x is left out: the gradients of both first weights need it": true - x,
+            f"two tensors of [s, b, f] are left out, of four: {four}": true - 2 * wide,
+            f"three tensors of [s, b, f] are left out, of four: {four}": true - 3 * wide,
+            "f is taken for 4h, but f is feed_forward_size": 17 * x,
             "elements are counted, not bytes": true // 2,
-            "one tensor of [s, b, f] too many": true + 2 * s * micro_batch * f,
+            "one tensor of [s, b, f] too many": true + wide,
         }
-        for mistake, value in mistakes.items():
-            if found == value:
-                raise Wrong(mistake)
+        if found != true and (mistake := named_value(found, mistakes)):
+            raise Wrong(mistake)
         if found != true:
             raise Wrong(f"predicted {found:,} B, measured {true:,} B for s={s} b={micro_batch} h={h} f={f}")
 
@@ -179,24 +184,14 @@ def check_crossover(b: Bench) -> None:
         right = 34 * h // (5 * a) + 1
         mistakes = {
             "34h/5a is rounded, and there the core attention keeps no more than the rest yet: the smallest s is the next whole number "
-            "above it": 34 * h // (5 * a),
+            "above it": right - 1,
             "h and a are swapped: wide heads make the core attention small beside the rest": 34 * a // (5 * h) + 1,
-            "the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2": 34
-            * h
-            // (4 * a)
-            + 1,
-            "only the softmax output is counted: the dropout's mask and output belong to the core as well": 34
-            * h
-            // (2 * a)
-            + 1,
-            "the core is compared with the rest of attention only; the MLP and the layer norms belong to the layer too": 11
-            * h
-            // (5 * a)
-            + 1,
-        }
-        for mistake, value in mistakes.items():
-            if found == value and value != right:
-                raise Wrong(mistake)
+            "the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2": 34 * h // (4 * a) + 1,
+            "only the softmax output is counted: the dropout's mask and output belong to the core as well": 34 * h // (2 * a) + 1,
+            "the core is compared with the rest of attention only; the MLP and the layer norms belong to the layer too": 11 * h // (5 * a) + 1,
+        }  # fmt: skip
+        if found != right and (mistake := named_value(found, mistakes)):
+            raise Wrong(mistake)
         for s, more in ((found, True), (found - 1, False)):
             if s < 1:
                 continue

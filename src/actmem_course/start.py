@@ -37,7 +37,6 @@ class Rank:
     number: int
     process: subprocess.Popen
     line: socket.socket
-    told: bool = False
 
     def state(self) -> str:
         """ "runs", "done", or how it ended before its end."""

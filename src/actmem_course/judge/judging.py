@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
@@ -47,7 +47,7 @@ def judge(
 
 def _tried_again(lab: Lab, exercise: Exercise, b: Bench, first: Verdict, passed: set[str]) -> Verdict:
     others = {e.function: e.number for e in lab.exercises if e.function not in passed | {exercise.function}}
-    used = _used_by(b.functions.get(exercise.function), others, b.functions)
+    used = names_used_by(b.functions.get(exercise.function), b.functions, others) & set(others)
     if not used:
         return first
     with _ours(lab, used, b.functions):
@@ -61,11 +61,10 @@ def _tried_again(lab: Lab, exercise: Exercise, b: Bench, first: Verdict, passed:
 
 def judge_one(exercise: Exercise, b: Bench) -> Verdict:
     """Run one check on every rank, and make one verdict of what the ranks found."""
-    b.start(exercise.number)
+    b.start()
     own = _outcome(exercise, b)
     b.in_step.stop()
     outcomes = [outcome for outcome in b.store.gather(own) if outcome is not None]
-    b.place.exercise = ""
     worst = max(outcomes, key=lambda outcome: _RANKING.index(outcome.status), default=None)
     if worst is None:
         return Verdict(exercise.number, exercise.function, ERROR, "every rank was waiting for another")
@@ -186,31 +185,15 @@ def _short(message: str, limit: int = 200) -> str:
     return message if len(message) <= limit else message[: limit - 1] + "…"
 
 
-def names_used_by(function: object, functions: dict) -> set[str]:
-    """All names of the learner's file that a function uses, directly or not."""
+def names_used_by(function: object, functions: dict, but_not: Container[str] = ()) -> set[str]:
+    """All names of the learner's file that a function uses, directly or not.  but_not: names that are not looked into."""
     used: set[str] = set()
     pending = [function]
     while pending:
         for name in _names_in(pending.pop()):
             if name in functions and name not in used:
                 used.add(name)
-                pending.append(functions[name])
-    return used
-
-
-def _used_by(function: object, names: Iterable[str], functions: dict) -> set[str]:
-    """Which of ``names`` a function of the learner's file uses, directly or through others of the file."""
-    names, used, seen, pending = set(names), set(), set(), [function]
-    while pending:
-        item = pending.pop()
-        for name in _names_in(item):
-            if name in seen:
-                continue
-            seen.add(name)
-            if name in names:
-                used.add(name)
-            elif name in functions:
-                pending.append(functions[name])
+                pending += [functions[name]] * (name not in but_not)
     return used
 
 

@@ -7,9 +7,9 @@ verdict but the parent's.
 
 from __future__ import annotations
 
+import json
 import os
 import re
-import selectors
 import signal
 import socket
 import subprocess
@@ -19,10 +19,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
 from typing import Any, BinaryIO
 
-from actmem_course.judge.channel import RANKS_LINE, RANKS_STORE, RANKS_TRACE, Channel
-
+#: The file descriptors of a rank's line, of its trace, and of what rank 0 listens on, by name in the environment.
+RANKS_LINE, RANKS_TRACE, RANKS_STORE = "ACTMEM_RANKS_LINE", "ACTMEM_RANKS_TRACE", "ACTMEM_RANKS_STORE"
 #: How long ranks may take until they can judge, on a machine that does other things too.
 START_SECONDS = 180
 
@@ -33,11 +35,11 @@ class Stuck(Exception):
 
 @dataclass
 class Member:
-    """One rank as the parent sees it.  waits_in: the collective that it is in, if it is in one."""
+    """One rank as the parent sees it.  line: JSON objects both ways.  waits_in: the collective that it is in, if it is in one."""
 
     number: int
     process: subprocess.Popen
-    channel: Channel
+    line: Connection
     trace: BinaryIO
     waits_in: str = ""
     ready: bool = False
@@ -95,7 +97,7 @@ class RankParent:
             # Rank 0 serves the store already when torch's own start looks for one.
             environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
         for number in range(self.size):
-            ours, theirs = socket.socketpair()
+            ours, theirs = Pipe()
             trace = tempfile.TemporaryFile()
             own = environment | {"RANK": str(number), "LOCAL_RANK": str(number)}
             own |= {RANKS_LINE: str(theirs.fileno()), RANKS_TRACE: str(trace.fileno())}
@@ -106,7 +108,7 @@ class RankParent:
             command = [sys.executable, "-m", "actmem_course.judge.worker"]
             with theirs:
                 process = subprocess.Popen(command, env=own, pass_fds=handed)
-            self.members.append(Member(number, process, Channel(ours), trace))
+            self.members.append(Member(number, process, ours, trace))
         if listener:
             listener.close()
 
@@ -117,7 +119,7 @@ class RankParent:
                 member.process.kill()
         for member in self.members:
             member.process.wait()
-            member.channel.line.close()
+            member.line.close()
             member.trace.close()
         self.members = []
 
@@ -128,33 +130,31 @@ class RankParent:
         asked, limit, since = False, float(START_SECONDS), time.monotonic()
         for member in self.members:
             member.done, member.waits_in = False, ""
-        with selectors.DefaultSelector() as selector:
-            for member in self.members:
-                selector.register(member.channel.line, selectors.EVENT_READ, member)
-            while not all(member.done for member in self.members):
-                if not asked and all(member.ready for member in self.members):
-                    asked, since = True, time.monotonic()
-                    for member in self.members:
-                        member.channel.send(file=file, **command)
-                for key, _ in selector.select(0.1):
-                    member = key.data
-                    said = member.channel.receive()
-                    if said is None:
-                        raise Stuck(self._ended(member))
-                    for message in said:
-                        member.ready |= "ready" in message
-                        member.done |= "done" in message
-                        member.waits_in = message.get("waits_in", member.waits_in)
-                        if member.number == 0 and {"begin", "note", "verdict"} & message.keys():
-                            since, limit = time.monotonic(), message.get("seconds", limit)
-                        if member.number == 0 and "waits_in" not in message:
-                            yield message
-                if torchrun not in (None, os.getppid()):  # what started this process is gone
-                    self.end()
-                    raise SystemExit(1)
-                if time.monotonic() - since > limit:
-                    places = "; ".join(f"rank {member.number} {member.where(file)}" for member in self.members)
-                    raise Stuck(f"no end after {limit:g} s: {places}")
+        by_line = {member.line: member for member in self.members}
+        while not all(member.done for member in self.members):
+            if not asked and all(member.ready for member in self.members):
+                asked, since = True, time.monotonic()
+                for member in self.members:
+                    member.line.send_bytes(json.dumps({"file": file, **command}).encode())
+            for line in wait(list(by_line), 0.1):
+                member = by_line[line]  # type: ignore[index]
+                try:
+                    message = json.loads(member.line.recv_bytes())
+                except (EOFError, OSError):
+                    raise Stuck(self._ended(member)) from None
+                member.ready |= "ready" in message
+                member.done |= "done" in message
+                member.waits_in = message.get("waits_in", member.waits_in)
+                if member.number == 0 and {"begin", "note", "verdict"} & message.keys():
+                    since, limit = time.monotonic(), message.get("seconds", limit)
+                if member.number == 0 and "waits_in" not in message:
+                    yield message
+            if torchrun not in (None, os.getppid()):  # what started this process is gone
+                self.end()
+                raise SystemExit(1)
+            if time.monotonic() - since > limit:
+                places = "; ".join(f"rank {member.number} {member.where(file)}" for member in self.members)
+                raise Stuck(f"no end after {limit:g} s: {places}")
 
     def _ended(self, member: Member) -> str:
         try:

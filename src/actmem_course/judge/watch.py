@@ -34,18 +34,13 @@ _LISTS = {"allgather_": 0, "reduce_scatter_": 1}
 
 @dataclass
 class Place:
-    """Where this rank is, for whoever asks from another thread."""
+    """Where this rank is in the learner's file.
+
+    on_collective: called when this rank begins to wait in a collective of a kind, and with "" when it is through.
+    """
 
     file: str = ""
-    exercise: str = ""
-    collective: str = ""
-    #: Called when this rank begins to wait in a collective, and with "" when it is through.
     on_collective: Callable[[str], None] = lambda kind: None
-
-    def wait_in(self, kind: str) -> None:
-        """From now on this rank waits in a collective of that kind; "": in none."""
-        self.collective = kind
-        self.on_collective(kind)
 
     def line(self, frame: FrameType | None = None) -> str:
         """File, line and function of the learner's innermost frame; "" outside the learner's file."""
@@ -102,10 +97,10 @@ class InStep:
         self._count += 1
         quiet = step.do in (RETURNED, JUDGING)
         if not quiet:
-            self.place.wait_in(step.do)
+            self.place.on_collective(step.do)
         said = self._store.exchange(f"{self._key}/{self._count}", (step, value))
         if not quiet:
-            self.place.wait_in("")
+            self.place.on_collective("")
         steps = [other for other, _ in said]
         if any(other.do == STOPPED for other in steps):
             raise PeerStopped

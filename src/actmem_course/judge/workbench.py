@@ -36,9 +36,8 @@ class Bench:
         #: The ranks of ``group``, in its order, as numbers among all ranks; "" or a name for them.
         self.members, self.group_name = list(range(self.size)), ""
 
-    def start(self, exercise: str) -> None:
+    def start(self) -> None:
         """Begin to judge an exercise; ranks are in step from here on."""
-        self.place.exercise = exercise
         self.in_step = InStep(self.store, self.place)
 
     def __getitem__(self, name: str):

@@ -6,18 +6,21 @@ parent sees whether it lives, how long it takes, and where it stands.
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import faulthandler
 import gc
+import json
 import os
 import queue
 import signal
-import socket
 import sys
 import threading
 import traceback
 import warnings
+from contextlib import suppress
 from datetime import timedelta
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +30,9 @@ import torch.distributed as dist
 from actmem.measure.comms import count_collectives
 from actmem_course.files import replacing
 from actmem_course.judge.catalogue import load_lab, solutions_of
-from actmem_course.judge.channel import RANKS_LINE, RANKS_STORE, RANKS_TRACE, Channel
 from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.judging import judge, names_used_by
+from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, RANKS_TRACE
 from actmem_course.judge.verdict import ERROR, PASSED, Verdict
 from actmem_course.judge.workbench import Bench
 from actmem_course.process import lab_console
@@ -42,19 +45,23 @@ _leave = os._exit  # a learner's code meets another one
 class Worker:
     """This rank, and what it remembers between two judgements of a file."""
 
-    def __init__(self, channel: Channel, device: str):
-        self.channel, self.device = channel, device
+    def __init__(self, line: Connection, device: str):
+        self.line, self.device = line, device
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
         self.store = RankStore()
-        #: What each exercise's function and all it uses looked like when it was judged, and the verdict.
-        self.judged: dict[str, tuple[str, Verdict]] = {}
-        self.looks: dict[str, str] = {}
+        #: What each exercise's function and all it uses read when it was judged, and the verdict.
+        self.judged: dict[str, tuple[list[str], Verdict]] = {}
+        self.reads: dict[str, list[str]] = {}
+
+    def tell(self, **message: Any) -> None:
+        """Say something to the parent."""
+        self.line.send_bytes(json.dumps(message, ensure_ascii=False).encode())
 
     def listen(self) -> None:
         """Take the parent's commands; end with it.  Runs in a thread of its own."""
-        while (commands := self.channel.receive()) is not None:
-            for command in commands:
-                self.commands.put(command)
+        with suppress(EOFError, OSError):
+            while True:
+                self.commands.put(json.loads(self.line.recv_bytes()))
         _leave(0)
 
     def join(self) -> None:
@@ -94,12 +101,12 @@ class Worker:
             else:
                 self._measure(command)
             sys.stdout.flush()
-            self.channel.send(done=command["do"])
+            self.tell(done=command["do"])
 
     def _bench(self, functions: dict) -> Bench:
         b = Bench(functions, self.store, self.device)
-        b.place.on_collective = lambda kind: self.channel.send(waits_in=kind)
-        b.progress = lambda text="": self.channel.send(note=text)
+        b.place.on_collective = lambda kind: self.tell(waits_in=kind)
+        b.progress = lambda text="": self.tell(note=text)
         return b
 
     def _judge(self, command: dict[str, Any]) -> None:
@@ -109,14 +116,15 @@ class Worker:
         try:
             functions = solutions_of(lab.name) if command["solution"] else _names_in(path)
         except Exception as error:
-            self.looks = {}
+            self.reads = {}
             for exercise in exercises:
                 self._say(_unloadable(exercise, path, error))
             return
         self.bench, self.lab = self._bench(functions), lab
+        texts = {} if command["solution"] else _texts(path)
         passed: set[str] = set()
         for exercise in exercises:
-            if self._is_new(exercise, functions) or not command["changed_only"]:
+            if self._is_new(exercise, functions, texts) or not command["changed_only"]:
                 judge(lab, [exercise], self.bench, self._begin, self._say, passed)
                 continue
             verdict = self.judged[exercise.number][1]
@@ -125,28 +133,28 @@ class Worker:
             self._say(verdict)
 
     def _begin(self, exercise: Exercise) -> None:
-        self.channel.send(begin=exercise.number, seconds=exercise.seconds)
+        self.tell(begin=exercise.number, seconds=exercise.seconds)
 
-    def _is_new(self, exercise: Exercise, functions: dict) -> bool:
-        """Whether a function, or something of the file that it uses, looks otherwise than when it was judged."""
-        looks = _looks(exercise.function, functions)
+    def _is_new(self, exercise: Exercise, functions: dict, texts: dict[str, str]) -> bool:
+        """Whether a function, or something of the file that it uses, reads otherwise than when it was judged."""
+        used = sorted({exercise.function, *names_used_by(functions.get(exercise.function), functions)})
+        self.reads[exercise.number] = [texts.get(name, "") for name in used]
         before = self.judged.get(exercise.number)
-        self.looks[exercise.number] = looks
-        return before is None or before[0] != looks
+        return before is None or before[0] != self.reads[exercise.number]
 
     def _say(self, verdict: Verdict) -> None:
-        self.judged[verdict.exercise] = (self.looks.get(verdict.exercise, ""), verdict)
+        self.judged[verdict.exercise] = (self.reads.get(verdict.exercise, []), verdict)
         sys.stdout.flush()
-        self.channel.send(verdict=dataclasses.asdict(verdict))
+        self.tell(verdict=dataclasses.asdict(verdict))
 
     def _measure(self, command: dict[str, Any]) -> None:
         b = self.bench
-        b.start("the measurement")
+        b.start()
         try:
             reward = self.lab.reward(b)
         except Exception as error:  # all has passed; a failing measurement must not hide that
             b.in_step.stop()
-            self.channel.send(reward=None, why=f"no measurement: {type(error).__name__}: {error}")
+            self.tell(reward=None, why=f"no measurement: {type(error).__name__}: {error}")
             return
         finally:
             b.in_step.stop()
@@ -155,7 +163,7 @@ class Worker:
             if command["html"]:
                 with replacing(Path(command["html"])) as beside:
                     reward.write_html(beside)
-        self.channel.send(reward=dataclasses.asdict(reward), why="")
+        self.tell(reward=dataclasses.asdict(reward), why="")
 
 
 def _freeze(lab: Lab) -> None:
@@ -190,33 +198,17 @@ def _unloadable(exercise: Exercise, path: Path, error: Exception) -> Verdict:
     return Verdict(exercise.number, exercise.function, ERROR, what, f"{path.name}:{line}" if line else "")
 
 
-def _looks(function: str, functions: dict) -> str:
-    """What a function of the file does, and all that it uses of the file, in a word."""
-    import hashlib
-
-    used = sorted({function, *names_used_by(functions.get(function), functions)})
-    parts = []
-    for name in used:
-        value = functions.get(name)
-        code = getattr(value, "__code__", None)
-        parts.append(f"{name}={_code_text(code) if code else _class_text(value)}")
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
-
-
-def _code_text(code: Any) -> str:
-    constants = [_code_text(c) if hasattr(c, "co_code") else repr(c) for c in code.co_consts]
-    return f"{code.co_code.hex()}{code.co_names}{code.co_varnames}{constants}{code.co_flags}"
-
-
-def _class_text(value: Any) -> str:
-    if not isinstance(value, type):
-        return repr(value)[:200] if isinstance(value, (int, float, str, tuple, bool)) else type(value).__name__
-    members = (getattr(member, "__func__", member) for member in vars(value).values())
-    return "".join(_code_text(m.__code__) for m in members if hasattr(m, "__code__"))
+def _texts(path: Path) -> dict[str, str]:
+    """The statements that give each name of a file its value, without their comments and places."""
+    texts: dict[str, str] = {}
+    for statement in ast.parse(path.read_bytes()).body:
+        for node in [statement] if hasattr(statement, "name") else ast.walk(statement):
+            own = str(getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", ""))
+            texts[own] = texts.get(own, "") + ast.dump(statement)
+    return texts
 
 
 def main() -> None:
-    channel = Channel(socket.socket(fileno=int(os.environ[RANKS_LINE])))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its ranks
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1, file=int(os.environ[RANKS_TRACE]), all_threads=False)
@@ -226,11 +218,11 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         # Ranks share the screen, and PYTHONUNBUFFERED would mix the parts of their lines.
         stream.reconfigure(errors="replace", line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    worker = Worker(channel, os.environ["ACTMEM_DEVICE"])
+    worker = Worker(Connection(int(os.environ[RANKS_LINE])), os.environ["ACTMEM_DEVICE"])
     threading.Thread(target=worker.listen, name="line", daemon=True).start()
     worker.join()
     worker.warm_up()
-    channel.send(ready=True)
+    worker.tell(ready=True)
     try:
         worker.run()
     except BaseException as error:

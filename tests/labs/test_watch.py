@@ -70,7 +70,7 @@ def test_a_save_is_judged_by_ranks_that_stay(watched):
     text, _ = watched.save(LIST_GATHER)
     assert "it has no graph" in text and "3.2 g_bar not written yet" in text
     assert "can't be loaded: SyntaxError" in watched.save("return (x")[0]
-    assert "this rank's x" in watched.save("return x + 0")[0]
+    assert "this rank's own part" in watched.save("return x + 0")[0]
 
 
 def test_ranks_that_die_or_hang_are_replaced(watched):
@@ -79,10 +79,10 @@ def test_ranks_that_die_or_hang_are_replaced(watched):
     assert re.search(
         r"3\.1 g wrong rank \d died: it ended the process by itself, with exit code 0 and without a verdict", text
     )
-    assert "this rank's x" in watched.save("return x + 0")[0]
+    assert "this rank's own part" in watched.save("return x + 0")[0]
     text, _ = watched.save("while True:\n        pass")
     assert re.search(r"no end after 9 s: rank 0 is at lab3_sequence_parallel.py:\d+, in g; rank 1 is at", text), text
-    assert "this rank's x" in watched.save("return x * 1")[0]
+    assert "this rank's own part" in watched.save("return x * 1")[0]
 
 
 def test_what_has_not_changed_keeps_its_verdict_and_is_not_run_again(watched, tmp_path):
@@ -100,7 +100,7 @@ def test_torchs_own_objects_are_out_of_the_collectors_sight(watched):
     # A check that counts bytes looks at each object that is in it; torch has 300,000 of them.
     watched.verdicts()
     count = "import gc\n    assert len(gc.get_objects()) < 50_000, len(gc.get_objects())\n    return x + 0"
-    assert "this rank's x" in watched.save(count)[0]
+    assert "this rank's own part" in watched.save(count)[0]
 
 
 def test_the_end_leaves_no_rank(tmp_path):

@@ -62,6 +62,6 @@ ALL_LABS = (
     Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
         Exercise("8.1", "rank_state_bytes", "lab8_states:check_rank_state_bytes", "The bill, line by line"),
         Exercise("8.2", "largest_micro_batch_size", "lab8_states:check_largest_micro_batch_size", "The bill, line by line"),
-        Exercise("8.3", "plan_of", "lab8_plan:check_plan_of", "What if", seconds=120),
+        Exercise("8.3", "plan_of", "lab8_plan:check_plan_of", "What if", seconds=45),
     ), "lab8_plan:lab8_reward", one_process=True),
 )  # fmt: skip

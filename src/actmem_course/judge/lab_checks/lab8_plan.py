@@ -35,6 +35,7 @@ def check_plan_of(b: Bench) -> str:
     """Raises Wrong for the first job whose plan doesn't fit or is slow; how far each is behind the fastest."""
     remarks = []
     for job in JOBS:
+        b.progress(f"searching for the fastest plan of the {job} model")
         plan, best = judged_plan(job, b["plan_of"](job)), fastest_plan(job)
         behind = plan.seconds.total / best.seconds.total - 1
         spent, least = asdict(plan.seconds), asdict(best.seconds)

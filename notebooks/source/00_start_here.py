@@ -4,19 +4,15 @@
 # What fills a GPU that trains a large transformer? **Guess first:** write down a number before you read on.
 
 # %%
-from actmem.formulas.activations import eq1, layer_rows
-from actmem.formulas.table2 import TABLE2, closed_form
-from actmem.models import PAPER_MODELS
+from actmem.formulas.activations import eq1
+from actmem.formulas.extras import layer_extra_rows
+from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
-from actmem_course.show.choices import slider, steps
 from actmem_course.show.front_door import front_door, front_door_controls
 from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
-from actmem_course.show.progress import Progress
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
-from actmem_course.show.table2_bars import table2_bars
-from actmem_course.show.text import table2_text, text_table
 from actmem_course.show.varies import Varies
 
 gpt3 = PAPER_MODELS["175B"].shape
@@ -66,12 +62,12 @@ Reveal(question, Panel(front_door, **front_door_controls()))
 #
 # | notebook | what it is about | minutes | its lab |
 # |---|---|---|---|
-# | **00 Start here** (this one) | the question, the letters, Table 2 measured on this machine | 10 | |
+# | **00 Start here** (this one) | the question, the letters, one layer measured on this machine | 10 | |
 # | [01 The memory wall](01_memory_wall.ipynb) | what fills a GPU: four models against 80 GB, two lines that cross | 25 | |
 # | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 30 | [1](../labs/lab1_count_bytes.py) |
 # | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows; whole heads; the part that never divides | 35 | [2](../labs/lab2_tensor_parallel.py) |
 # | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the cut along the sequence, an all-reduce taken apart, the input that plain autograd keeps | 40 | [3](../labs/lab3_sequence_parallel.py) |
-# | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs | 30 | [4](../labs/lab4_recompute.py) |
+# | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs, Table 2 measured | 30 | [4](../labs/lab4_recompute.py) |
 # | [06 The pipeline](06_pipeline.ipynb) | schedules and the memory that each rank holds, measured on four processes | 30 | [5](../labs/lab5_pipeline.py) |
 # | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to recompute | 30 | [6](../labs/lab6_train.py) |
 # | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 25 | [7](../labs/lab7_todays_layer.py) |
@@ -107,7 +103,7 @@ Reveal(question, Panel(front_door, **front_door_controls()))
 # %% [markdown]
 # ## What this machine has
 
-# %%
+# %% jupyter={"source_hidden": true}
 import os
 import platform
 
@@ -125,91 +121,55 @@ Varies(
 )
 
 # %% [markdown]
-# ## The paper in one table
+# ## One layer, measured on this machine
 #
-# Table 2 of the paper says how many bytes one layer keeps on one device, for six ways to train:
-#
-# - **none**: one device, nothing done about memory.
-# - **tensor**: $t$ devices share the layer's matrices and most of its activations, but not all.
-# - **tensor+sequence**: the activations that they did not share are cut along the sequence.
-# - **…+selective**: the core of attention is dropped and recomputed in backward. In large models it is the largest part,
-#   and it is cheap to recompute.
-# - **full**: only the layer's input is kept, and the whole layer runs twice. This is what "checkpointing" usually means.
-#
-# Move the sliders. From which $s$ on does *tensor+selective* need less than *tensor+sequence*? What does $b$ change?
+# A formula is a claim. The paper says that a layer on one device keeps $34sbh + 5as^2b$ bytes for its backward pass. Here
+# PyTorch runs a small layer, and `record` lists the tensors that autograd holds after forward. *Extra* is what PyTorch keeps
+# and the paper leaves out as small: two numbers per token for each layer norm. It has a formula of its own.
 
 # %%
-Panel(
-    lambda s, b, t: table2_bars(gpt3.with_sizes(seq_length=s, micro_batch_size=b), t),
-    s=slider("s", "tokens", 256, 8192, 256, start=s),
-    b=slider("b", "sequences", 1, 8, 1, start=b),
-    t=steps("t", "devices", [1, 2, 4, 8, 16, 32], start=8),
-)
+from actmem.measure import record
+from actmem.model.layer import TransformerLayer
+
+layer = TransformerLayer(TINY, dtype=torch.bfloat16)
+x = torch.randn(TINY.seq_length, TINY.micro_batch_size, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+with record(layer) as ledger:
+    y = layer(x)
+
+extra = total(layer_extra_rows(TINY))
+print(f"formula {eq1(TINY):,} bytes, extra {extra:,} bytes, measured {ledger.total_bytes:,} bytes")
+print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 
 # %% [markdown]
-# The same in bytes at $t$ = 8: each formula beside the sum over the tensors that chapter 2 names one by one.
-
-# %%
-lines = []
-for row in TABLE2:
-    tensors = layer_rows(gpt3, row.parallel(8), row.recompute)
-    lines.append((row.name, row.formula(), closed_form(row, gpt3, 8), len(tensors), total(tensors)))
-print(text_table(("configuration", "formula, × sbh", "bytes by the formula", "tensors", "their bytes"), lines, "  rrr"))
-
-# %% [markdown]
-# ## Table 2, measured on this machine
-#
-# A formula is a claim. The next cell checks it: it starts `labs/measure_table2.py` with two processes that share a small
-# layer as two devices would. Each runs the six configurations and counts the tensors that autograd holds after forward.
-# This takes about ten seconds, most of them to start.
-#
-# *predicted* is the paper's formula. *extra* is what PyTorch keeps and the paper leaves out as small (two numbers per token
-# for each layer norm, the causal mask, random-number states); it has formulas of its own. *difference* is measured −
-# predicted − extra.
-
-# %%
-from actmem_course.launch import results
-
-with Progress("labs/measure_table2.py, two processes"):
-    measured = results("measure_table2.py", "--device", "cpu", processes=2)
-print(table2_text(result for result in measured if result["rank"] == 0))
-print()
-exact = sum(result["exact"] for result in measured)
-ranks = len({result["rank"] for result in measured})
-print(f"{exact} of {len(measured)} measurements agree with the formulas to the byte, on {ranks} ranks")
-
-# %% [markdown]
-# The zeros in the last column are the point of this course. To see them in a terminal, with other sizes or more processes:
+# That zero is the point of this course. Chapters 3 to 5 bring what divides these bytes and what drops them; then chapter 5 measures
+# all six ways of the paper's table 2, on real processes, with the same zero. To see that table now, in a terminal:
 #
 # ```
 # make measure
-# make measure PROCESSES=4 ARGS="--dtype float32"
 # python labs/measure_table2.py --emulate 8 --model 1T
 # ```
 #
-# The last command emulates one of eight ranks with a layer of the trillion-parameter model; its tensors have no storage, so
+# The second command emulates one of eight ranks with a layer of the trillion-parameter model; its tensors have no storage, so
 # it takes seconds on a laptop.
 #
 # ## Check yourself
 #
-# **1.** Below which $s$ does *tensor+sequence* need less than *tensor+selective*? Work it out from the two formulas, then compare.
+# **1.** What does doubling $b$ change in the figure at the top?
 #
 # <details><summary>Answer</summary>
 #
-# Set $34/t + 5as/(ht)$ equal to $10 + 24/t$. This reduces to $5as/(ht) = 10(1 - 1/t)$, so $s = 2h(t-1)/a$. Below that
-# length the attention core is smaller than what tensor parallelism does not divide. The next cell has the number.
+# All activations double: every term has one factor $b$. The rest stays.
 # </details>
 #
-# **2.** What does doubling $b$ change in the figure?
+# **2.** You double $s$. Does a layer of GPT-3 keep twice as much?
 #
 # <details><summary>Answer</summary>
 #
-# Only the scale of the axis: every term has one factor $b$.
+# More: $34sbh$ doubles and $5as^2b$ grows fourfold. The next cell has the factor.
 # </details>
 
 # %%
-for ranks in (2, 8):
-    print(f"GPT-3, t = {ranks}: equal at s = {2 * h * (ranks - 1) // a:,}")
+print(f"a layer of GPT-3 keeps {eq1(gpt3.with_sizes(seq_length=2 * s)) / eq1(gpt3):.2f} times as much")
 
 # %% [markdown]
 # ## What people get wrong here
@@ -218,9 +178,15 @@ for ranks in (2, 8):
 # * **"34 + 5as/h is a number of elements."** It is bytes already, for 16-bit numbers.
 # * **GB and GiB.** An "80 GB" card has 80 GiB. This course writes GiB where it divides by $2^{30}$, and bytes where it can.
 #
-# **Source.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), table 2.
+# **Source.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), equation 1.
 #
-# ## Where to go next
+# ## Now fit your model
 #
-# [**01 The memory wall**](01_memory_wall.ipynb) shows why this matters. [**02 Counting bytes**](02_counting_bytes.ipynb)
-# explains the first line of the table: where its 34 and its 5 come from.
+# By [chapter 10](10_plan_a_model.ipynb) you can say, for a model and a number of GPUs, what fits and why. If you can't wait:
+#
+# ```
+# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512
+# ```
+#
+# Next, [01 The memory wall](01_memory_wall.ipynb) shows why this matters, and [02 Counting bytes](02_counting_bytes.ipynb)
+# where the 34 and the 5 come from.

@@ -63,51 +63,37 @@ Reveal(question, LiveFigure(memory_wall()))
 # The paper trains four models on A100 cards. $t$ GPUs share each layer, the layers are divided among $p$ stages, and there
 # is no data parallelism: $t \cdot p$ GPUs hold one copy of the model.
 
-# %%
-print(
-    text_table(
-        ("model", "a", "h", "L", "s", "b", "t", "p", "GPUs", "parameters"),
-        [
-            (
-                name, model.shape.num_attention_heads, model.shape.hidden_size, model.shape.num_layers, model.shape.seq_length,
-                model.shape.micro_batch_size, model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size,
-                model.num_devices, num_parameters(model.shape),
-            )
-            for name, model in PAPER_MODELS.items()
-        ],
-        " rrrrrrrrr",
-    )
-)  # fmt: skip
+# %% jupyter={"source_hidden": true}
+lines = []
+for name, model in PAPER_MODELS.items():
+    shape, parallel = model.shape, model.parallel
+    gpus = f"{parallel.tensor_parallel_size} · {parallel.pipeline_parallel_size} = {model.num_devices}"
+    lines.append((name, shape.num_attention_heads, shape.hidden_size, shape.num_layers, shape.micro_batch_size, gpus))
+print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
+print()
+print("tokens in a sequence:", ", ".join(f"{model.shape.seq_length:,}" for model in PAPER_MODELS.values()))
+print("parameters:", "; ".join(f"{num_parameters(model.shape):,}" for model in PAPER_MODELS.values()))
 
 # %% [markdown]
 # The number of GPUs grows with the model, so that parameters, gradients and optimizer states fit on each card with room to
 # spare. If you size a cluster by its parameters, you stop here.
 
 # %% [markdown]
-# The numbers of the first figure as text, first the *states*, which exist once for each parameter:
+# The first figure in numbers. Each parameter has *states*, which exist once: the parameter itself in 16 bits, its gradient, and
+# what mixed-precision Adam adds. The gradients of many microbatches are added up in float32; and since Adam's updates are too
+# small for 16 bits, it keeps a float32 copy of the parameters beside its two moments. The paper does not say how many bytes it counts.
+# These recipes are in use; the course takes the first:
 
-# %%
-kept = ADAM["float32 gradients"]
-each = sum(state.bytes_per_parameter for state in kept)
-print(text_table(("for each parameter", "bytes"), [*((state.term, state.bytes_per_parameter) for state in kept), ("together", each)], " r", last_is_sum=True))
-gpus = {name: gpu_bytes(model, "tensor") for name, model in PAPER_MODELS.items()}
-lines = []
-for name, parts in gpus.items():
-    together = sum(parts.values())
-    lines.append((name, *parts.values(), size_text(together), f"{together / A100_BYTES:.0%}"))
-print()
-print(text_table(("bytes of", *parts, "together", "of a card"), lines, " rrrrr"))
-assert all(2 * parts["activations"] > sum(parts.values()) for parts in gpus.values())
-
-# %% [markdown]
-# (Mixed-precision Adam adds the last four: it accumulates the gradients of many microbatches in float32, and since its
-# updates are too small for 16 bits it keeps a float32 copy of the parameters and two moments. The paper does not say how
-# many bytes it counts. These recipes are in use; the course takes the first:)
-
-# %%
+# %% jupyter={"source_hidden": true}
 for recipe in ADAM:
     each = [state.bytes_per_parameter for state in ADAM[recipe]]
-    print(f"{recipe:>24}: {' + '.join(map(str, each))} = {sum(each)} bytes a parameter")
+    print(f"{recipe}: {' + '.join(map(str, each))} = {sum(each)} bytes a parameter")
+print("the first:", ", ".join(f"{state.term} {state.bytes_per_parameter}" for state in ADAM["float32 gradients"]))
+print()
+for name, model in PAPER_MODELS.items():
+    parts = gpu_bytes(model, "tensor")
+    together = sum(parts.values())
+    print(f"{name}: {together:,} bytes, {together / A100_BYTES:.0%} of a card; {parts['activations'] / together:.0%} of them activations")
 
 # %% [markdown]
 # So parameters are not what stops you: in each of the four models, the activations alone take more than half of the memory.
@@ -161,22 +147,20 @@ Panel(
 # on a GPU.
 
 # %%
-lines = []
+sizes = []
 with emulated_rank(1):
     for length in (1024, 2048, 4096):
         shape = GPT3.with_sizes(seq_length=length)
-        rows = measure_layer(shape)
+        rows = [row for row in measure_layer(shape) if row.term in {row.term for row in layer_rows(shape)}]
         core = sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
-        terms = {row.term for row in layer_rows(shape)}
-        rest = sum(row.bytes for row in rows if row.term in terms) - core
-        lines.append((length, rest, core, f"{core / rest:.3f}", total(rows) - core - rest))
-print(text_table(("s", "all the rest", "attention core", "ratio", "what the paper leaves out"), lines, "rrrrr"))
-for earlier, later in zip(lines, lines[1:]):
-    print(f"s × {later[0] // earlier[0]}: the rest × {later[1] / earlier[1]:g}, the core × {later[2] / earlier[2]:g}")
+        sizes.append((core, total(rows) - core))
+        print(f"s = {length:,}: the core {core:,} bytes, the rest {total(rows) - core:,}; {total(layer_extra_rows(shape)):,} more that the paper leaves out")
+for (core, rest), (next_core, next_rest) in zip(sizes, sizes[1:]):
+    print(f"s × 2: the core × {next_core / core:g}, the rest × {next_rest / rest:g}")
 
 # %% [markdown]
-# The last column is what equation 1 leaves out on purpose: two numbers per token for each layer norm. Here it is counted
-# separately, by name, and never hidden in a tolerance.
+# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted separately, by name, and
+# never hidden in a tolerance.
 #
 # ## Measured: the fullest GPU
 #
@@ -186,22 +170,17 @@ for earlier, later in zip(lines, lines[1:]):
 # keeps is compared term by term.
 
 # %%
-lines, verdicts = [], []
 for name, model in PAPER_MODELS.items():
     t = model.parallel.tensor_parallel_size
     with emulated_rank(t):
         measured = measure_layer(model.shape, tensor_parallel())
-    predicted = layer_rows(model.shape, Parallel(t))
-    extra = layer_extra_rows(model.shape, Parallel(t))
-    lines.append((name, total(predicted), total(extra), total(measured), total(measured) - total(predicted) - total(extra)))
-    verdicts.append(f"{name}: {compare(predicted + extra, measured).describe()}")
-print(text_table(("one layer on one GPU", "formula", "left out", "measured", "difference"), lines, " rrrr"))
-print("\n" + "\n".join(verdicts))
+    predicted = layer_rows(model.shape, Parallel(t)) + layer_extra_rows(model.shape, Parallel(t))
+    print(f"{name}: {total(measured):,} bytes on one of {t} ranks; {compare(predicted, measured).describe()}")
 
 # %% [markdown]
 # The parameters can be counted on a real model too. These are the modules of the 1T model's first stage:
 
-# %%
+# %% jupyter={"source_hidden": true}
 with emulated_rank(largest.parallel.tensor_parallel_size):
     first_layers = range(largest.shape.num_layers // largest.parallel.pipeline_parallel_size)
     stage = GPT(largest.shape, tensor_parallel(sequence_parallel=True), layers=first_layers)
@@ -219,7 +198,7 @@ print(f"counted {counted:,}, by formula {predicted:,}, difference {counted - pre
 # shows why, on a schedule. (The table is without interleaving, which adds activations; so the 175B bar of the picture is
 # higher.)
 
-# %%
+# %% jupyter={"source_hidden": true}
 lines = []
 for stages in (1, 2, 4, 8, 16, 32):
     parallel = Parallel(8, pipeline_parallel_size=stages)
@@ -244,12 +223,11 @@ Panel(
     method=choice("method", METHODS, "tensor+sequence+selective"),
 )
 
-# %%
-lines = []
+# %% jupyter={"source_hidden": true}
 for method in METHODS:
     sizes = {name: sum(gpu_bytes(model, method).values()) for name, model in PAPER_MODELS.items()}
-    lines.append((method, *(f"{size_text(size)} {'fits' if size <= A100_BYTES else '—'}" for size in sizes.values())))
-print(text_table(("method", *PAPER_MODELS), lines, " rrrr"))
+    fitting = [name for name, size in sizes.items() if size <= A100_BYTES]
+    print(f"{method}: {len(fitting)} of {len(sizes)} models fit{': ' * bool(fitting)}{', '.join(fitting)}; largest {size_text(max(sizes.values()))}")
 
 # %% [markdown]
 # Look at the second and third lines: with sequence parallelism alone no model fits, with selective recomputation alone only
@@ -285,7 +263,7 @@ print(text_table(("method", *PAPER_MODELS), lines, " rrrr"))
 # what one GPU holds. The layer grows by more than 8, because the core grows by 64. The next cell has the factor.
 # </details>
 
-# %%
+# %% jupyter={"source_hidden": true}
 longer = GPT3.with_sizes(seq_length=8 * GPT3.seq_length)
 for shape in (GPT3, longer):
     print(f"one layer at s = {shape.seq_length:,}: {size_text(eq1(shape))}")
@@ -308,10 +286,18 @@ print(f"factor {eq1(longer) / eq1(GPT3):.1f}")
 # `make measure` measures Table 2 on your own machine, with real processes; `labs/measure_table2.py --emulate 8 --model 1T`
 # emulates one rank of the largest model without any GPU.
 #
-# ## Sources
-#
-# Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv
+# **Sources.** Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, [arXiv
 # 2205.05198](https://arxiv.org/abs/2205.05198): figure 1, table 3, sections 4.1 and 4.2.3 (equations 1 and 5). The paper
 # gives no bytes for the optimizer; 18 per parameter is Megatron's count with float32 gradients, and
 # `actmem.formulas.states.ADAM` has two others, one of them from Rajbhandari et al., [arXiv
 # 1910.02054](https://arxiv.org/abs/1910.02054).
+#
+# ## Now fit your model
+#
+# What fills the GPUs that you have? This lists the fullest one's bill, line by line:
+#
+# ```
+# python -m actmem plan llama3-8b --gpus 8 --memory 80 --global-batch 64
+# ```
+#
+# Next, [chapter 2](02_counting_bytes.ipynb): where the 34 and the 5 come from.

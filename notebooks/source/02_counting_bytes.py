@@ -25,7 +25,7 @@ from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
-from actmem_course.show.text import comparison_text, extras_text, rows_text, saved_text, text_table
+from actmem_course.show.text import apart_text, comparison_text, extras_text, kept_text, saved_text
 
 gpt3 = PAPER_MODELS["175B"].shape
 
@@ -90,9 +90,9 @@ Panel(
 # %% [markdown]
 # You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs.
 # Let us go through the operations one by one, on a small layer whose sizes all differ, so that you recognise them in the
-# shapes.
+# shapes. `tensor(…)` makes one in bfloat16 that wants a gradient.
 
-# %%
+# %% jupyter={"source_hidden": true}
 shape = TINY.with_sizes(micro_batch_size=3)
 a, b, h, s = shape.letters()
 tensor = partial(torch.randn, dtype=torch.bfloat16, requires_grad=True)
@@ -116,7 +116,7 @@ norm = nn.LayerNorm(h, dtype=torch.bfloat16)
 x = tensor(s, b, h)
 with record(norm) as ledger:
     y = norm(x)
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # ### A linear keeps its input (rows 2, 9, 12 and 14)
@@ -134,7 +134,7 @@ up = nn.Linear(h, 4 * h, dtype=torch.bfloat16)
 x = tensor(s, b, h)
 with record(up) as ledger:
     y = up(x)
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # The output, four times as large, is not in the list. (`linear` sees the input as one matrix of $s \cdot b$ tokens.)
@@ -149,7 +149,7 @@ print(saved_text(ledger.saved))
 q, k = tensor(b * a, s, h // a), tensor(b * a, s, h // a)
 with record(no_weights) as ledger:
     scores = torch.bmm(q, k.transpose(1, 2))
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # ### Softmax keeps its output (row 5)
@@ -162,7 +162,7 @@ print(saved_text(ledger.saved))
 scores = tensor(b * a, s, s)
 with record(no_weights) as ledger:
     weights = torch.softmax(scores, dim=-1)
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
@@ -181,13 +181,13 @@ weights = tensor(b * a, s, s)
 dropout = nn.Dropout(0.1)
 with record(dropout) as ledger:
     dropped = dropout(weights)
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 print()
 
 dropout = DropoutMask(0.1, torch.Generator().manual_seed(1234))
 with record(dropout) as ledger:
     dropped = dropout(weights).drop(weights)
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # ### Attention over V: both factors again (rows 7 and 8)
@@ -201,7 +201,7 @@ print(saved_text(ledger.saved))
 dropped, v = tensor(b * a, s, s), tensor(b * a, s, h // a)
 with record(no_weights) as ledger:
     context = torch.bmm(dropped, v)
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # ### GeLU keeps its input (row 13)
@@ -213,7 +213,7 @@ print(saved_text(ledger.saved))
 z = tensor(s, b, 4 * h)
 with record(no_weights) as ledger:
     g = torch.nn.functional.gelu(z, approximate="tanh")
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # ### Adding the residual keeps nothing
@@ -224,7 +224,7 @@ print(saved_text(ledger.saved))
 x, f = tensor(s, b, h), tensor(s, b, h)
 with record(no_weights) as ledger:
     y = x + f
-print(saved_text(ledger.saved))
+print(kept_text(ledger.saved))
 
 # %% [markdown]
 # **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
@@ -257,13 +257,11 @@ print(saved_text(ledger.saved))
 #
 # $$34\,sbh + 5\,as^2b \;=\; sbh\Big(34 + 5\,\frac{as}{h}\Big)$$
 #
-# `layer_rows` is exactly this table. Here it is in bytes for the small layer, with the sum by equation 1 below it:
+# `layer_rows` is exactly this table, in bytes:
 
 # %%
 predicted = layer_rows(shape)
-print(rows_text(predicted, shape))
-print()
-print(f"equation 1: {eq1(shape):,}")
+print(apart_text("the sum of the rows, and equation 1", [(sum(row.bytes for row in predicted), eq1(shape))]))
 
 # %% [markdown]
 # **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`: `python my/labs/lab1_count_bytes.py
@@ -306,7 +304,7 @@ print(comparison.describe())
 # %% [markdown]
 # No tolerance hides what the paper leaves out. It has rows of its own, with reasons:
 
-# %%
+# %% jupyter={"source_hidden": true}
 print(extras_text(extra))
 print()
 print(f"together {total(extra):,} B, {total(extra) / total(predicted):.2%} of the paper's terms at this small size")
@@ -332,14 +330,12 @@ print(f"ledger {ledger.total_bytes:,} B, census {counted:,} B, difference {count
 # whatever $b$ is: chapter 1 has the two lines and a slider. Models with the same head size $h/a$ have the same crossover.
 # All four of the paper's models train beyond theirs:
 
-# %%
-lines = []
+# %% jupyter={"source_hidden": true}
 for name, model in PAPER_MODELS.items():
-    a_, _, h_, s_ = model.shape.letters()
+    _heads, _, _hidden, _tokens = model.shape.letters()
     core = sum(row.bytes for row in layer_rows(model.shape) if row.term in CORE_ATTENTION_TERMS)
-    cross = crossover_seq_length(h_, a_)
-    lines.append((name, s_, f"{cross:,.0f}", f"{5 * a_ * s_ / h_:.1f}", f"{core / eq1(model.shape):.1%}", eq1(model.shape)))
-print(text_table(("model", "s", "crossover", "5as/h", "core's share", "bytes of one layer"), lines, " rrrrr"))
+    cross = crossover_seq_length(_hidden, _heads)
+    print(f"{name}: crossover at s = {cross:,.0f}, trains at s = {_tokens:,}: the core is {core / eq1(model.shape):.1%} of {eq1(model.shape):,} bytes")
 
 # %% [markdown]
 # **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
@@ -356,8 +352,7 @@ for activation in (nn.GELU(), nn.ReLU()):
     mlp = nn.Sequential(nn.Linear(h, 4 * h), activation, nn.Linear(4 * h, h)).to(torch.bfloat16)
     with record(mlp) as ledger:
         y = mlp(tensor(s, b, h))
-    print(saved_text(ledger.saved))
-    print()
+    print(kept_text(ledger.saved), end="\n\n")
 
 # %% [markdown]
 # ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps
@@ -409,7 +404,7 @@ for activation in (nn.GELU(), nn.ReLU()):
 # </details>
 # <br>
 
-# %%
+# %% jupyter={"source_hidden": true}
 float32 = layer_rows(gpt3, element_size=4)
 same = [row.term for row, half in zip(float32, layer_rows(gpt3)) if row.bytes == half.bytes]
 print("1. don't double:", ", ".join(same))
@@ -440,9 +435,18 @@ print(f"2. measured without dropout: {squared / (a * s * s * b):g} as²b")
 #
 # `python labs/measure_table2.py --emulate 8 --model 175B` makes this comparison for all of Table 2 at GPT-3's real sizes.
 #
-# ## Sources
+# **Sources.** V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, MLSys 2023,
+# [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1 · PyTorch, [Hooks for autograd saved
+# tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html): how `record` sees what
+# it sees (`src/actmem/measure/ledger.py`).
 #
-# - V. Korthikanti et al., *Reducing Activation Recomputation in Large Transformer Models*, MLSys 2023,
-#   [arXiv 2205.05198](https://arxiv.org/abs/2205.05198), section 4.1 and equation 1.
-# - PyTorch, [Hooks for autograd saved tensors](https://docs.pytorch.org/tutorials/intermediate/autograd_saved_tensors_hooks_tutorial.html):
-#   how `record` sees what it sees (`src/actmem/measure/ledger.py`).
+# ## Now fit your model
+#
+# The rule holds for any module. Write a file with a function that returns your model and its inputs, and let the machine list
+# what it keeps, and which of it is waste:
+#
+# ```
+# python -m actmem record my_model.py:factory --fake
+# ```
+#
+# [Chapter 9](09_your_model.ipynb) does that with a Llama. Next, [chapter 3](03_tensor_parallelism.ipynb): eight GPUs share the layer.

@@ -29,7 +29,7 @@ from actmem_course.show.progress import Progress
 from actmem_course.show.qkv_cut import BY_HEAD, ROW_ORDERS, qkv_cut
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
-from actmem_course.show.text import comparison_text, text_table
+from actmem_course.show.text import apart_text
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
@@ -183,15 +183,14 @@ print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_siz
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
 #
-# The 24 are $34 - 10$: Q, K, V, the projection's input ($2$ each), GeLU's input and output ($8$ each). As text:
+# The 24 are $34 - 10$: Q, K, V, the projection's input ($2$ each), GeLU's input and output ($8$ each).
 
-# %%
-lines = []
-for size in sizes_of_t(GPT3):
-    divided, whole = divided_and_whole(GPT3, size)
-    both = total(divided) + total(whole)
-    lines.append((size, total(divided), total(whole), both, eq2(GPT3, size), f"{total(whole) / both:.0%}", f"{both / (eq1(GPT3) / size):.2f}"))
-print(text_table(("t", "divided", "floor", "together", "equation 2", "floor's share", "× an even share"), lines, "rrrrrrr"))
+# %% jupyter={"source_hidden": true}
+parts = {size: [total(rows) for rows in divided_and_whole(GPT3, size)] for size in sizes_of_t(GPT3)}
+print(apart_text("sizes of t: the divided part and the floor, and equation 2", [(sum(each), eq2(GPT3, size)) for size, each in parts.items()]))
+for size in (2, t):
+    divided, whole = parts[size]
+    print(f"t = {size}: the floor is {whole / (divided + whole):.0%}, and a rank keeps {(divided + whole) / (eq1(GPT3) / size):.2f} times an even share")
 
 # %% [markdown]
 # Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
@@ -202,14 +201,13 @@ print(text_table(("t", "divided", "floor", "together", "equation 2", "floor's sh
 #
 # ## Measured: one rank of many
 #
-# This is all that the layer above kept, term by term beside the formula. The paper leaves out the rows of statistics on
-# purpose; they are predicted too.
+# All that the layer above kept, compared term by term with the formula, and with what the paper leaves out on purpose: the
+# statistics of the layer norms.
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
 comparison = compare(predicted, rows_by_term(ledger.saved))
-print(comparison_text(comparison))
-print(comparison.describe())
+print(f"{comparison.describe()}: {total(predicted):,} predicted, {ledger.total_bytes:,} measured")
 
 # %% [markdown]
 # ## Counted: the exchanges
@@ -252,7 +250,8 @@ for r in results:
         print(f"  output and all gradients within 1e-12 of the uncut layer: {r['exact']}")
 
 # %% [markdown]
-# The memory of these two processes is in chapter 0: its table has the rows *none* and *tensor*, measured on both ranks.
+# The memory of two such processes is in [chapter 5](05_recomputation.ipynb): its table has the rows *none* and *tensor*,
+# measured on both ranks.
 #
 # ## Questions
 #
@@ -294,7 +293,7 @@ for r in results:
 #
 # ## What people get wrong here
 #
-# * **"Tensor parallelism divides activations by t."** The table above has the factor by which that is off.
+# * **"Tensor parallelism divides activations by t."** The cell above has the factor by which that is off.
 # * **"torch's weights are A."** torch stores $A^\top$, so a *column*-parallel weight is cut along dimension **0** and a
 #   row-parallel one along dimension 1. With a square weight, no shape shows that you mixed them up.
 # * **"The floor is layer norms and dropouts."** Those are 6 of the 10. The other 4 are the inputs of the two column-parallel
@@ -311,7 +310,16 @@ for r in results:
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` measures Table 2.
 # Break something in `src/actmem/parallel/linear.py` and see which of the two notices.
 #
-# ## Sources
-#
-# Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4, equation 2, table 2.
+# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.1, figure 4, equation 2, table 2.
 # The cut of MLP and attention is from Shoeybi et al., *Megatron-LM*, [arXiv 1909.08053](https://arxiv.org/abs/1909.08053).
+#
+# ## Now fit your model
+#
+# How many ranks should share a layer of it? Compare what fits, and what the exchanges cost, with two and with eight:
+#
+# ```
+# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2
+# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 8
+# ```
+#
+# Next, [chapter 4](04_sequence_parallelism.ipynb): the floor goes away.

@@ -31,7 +31,7 @@ from actmem_course.show.rank_parts import MODES, TENSOR, rank_parts
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.ring_figure import FORWARD_EXCHANGE, RANKS, operator_ring, ring_step, steps_of_operator
 from actmem_course.show.style import size_text
-from actmem_course.show.text import text_table
+from actmem_course.show.text import apart_text, text_table
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
@@ -142,14 +142,12 @@ LiveFigure(ring_step(4, 3, payload))
 # afterwards. The bytes that each rank sends, counted step by step on the simulated ring and by the closed form,
 # $\frac{t-1}{t}$ of the tensor and twice that for an all-reduce:
 
-# %%
-lines = []
-for kind in ("all-reduce", "reduce-scatter", "all-gather"):
-    last = ring(kind, t, payload)[-1]
-    lines.append((kind, last.step, last.sent_bytes, Exchange(kind, "forward", "", t, payload).wire_bytes))
-print(text_table((f"{payload:,} B over {t} ranks", "steps", "sent, counted", "sent, closed form"), lines, " rrr"))
-print("reduce-scatter + all-gather − all-reduce:", lines[1][2] + lines[2][2] - lines[0][2], "bytes")
-print("four ranks, all-reduce, sent at the start and after each step:", "  ".join(f"{state.sent_bytes:,}" for state in ring("all-reduce", 4, payload)))
+# %% jupyter={"source_hidden": true}
+sent = {kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")}
+print(apart_text("exchanges, sent step by step and by the closed form", [(size, Exchange(kind, "forward", "", t, payload).wire_bytes) for kind, size in sent.items()]))
+print(f"of {payload:,} bytes a rank sends", ", ".join(f"{size:,} in {ring(kind, t, payload)[-1].step} steps ({kind})" for kind, size in sent.items()))
+print(apart_text("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])]))
+print("four ranks, all-reduce, sent at the start and after each step:", ", ".join(f"{state.sent_bytes:,}" for state in ring("all-reduce", 4, payload)))
 
 # %% [markdown]
 # **Now write it:** [exercises 3.1, 3.2 and 3.4](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `layer`: `python
@@ -196,24 +194,25 @@ Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3),
 # %%
 shard_rows, shard_seen = kept_by(sequence_parallel=True)
 print(compare(predicted, shard_rows).describe())
+
+# %% jupyter={"source_hidden": true}
 tensor_rows, tensor_seen = kept_by()
 forms = (
     ("tensor", tensor_rows, tensor_seen, layer_exchanges(GPT3, Parallel(t))),
     ("+ sequence, plain", plain_rows, plain_seen, layer_exchanges(GPT3, both, keep_gathered_input=True)),
     ("+ sequence, paper", shard_rows, shard_seen, layer_exchanges(GPT3, both)),
 )
-lines = []
+lines, pairs = [], []
 for name, rows, seen, exchanges in forms:
-    counted = [seen.counts[kind] for kind in ("all-reduce", "all-gather", "reduce-scatter")]
-    assert counts(exchanges) == {kind: count for kind, count in seen.counts.items() if count}  # as predicted
-    lines.append((name, *counted, wire_bytes(exchanges), ring_steps(exchanges), total(rows)))
+    seen_counts = {kind: count for kind, count in seen.counts.items() if count}
+    pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen_counts.items()]
+    lines.append((name, ", ".join(f"{count} × {kind}" for kind, count in seen_counts.items()), wire_bytes(exchanges), ring_steps(exchanges), total(rows)))
+print(text_table(("a rank", "exchanges", "bytes sent", "steps", "bytes kept"), lines, "  rrr"))
 print()
-header = ("", "all-r.", "all-g.", "red.-sc.", "bytes sent", "steps", "bytes kept")
-print(text_table(header, lines, " rrrrrr"))
-print("\nbytes sent, over those of tensor parallelism alone:")
-for ranks in (1, 2, 4, 8):
+print(apart_text("counts of exchanges, predicted and seen", pairs, "exchanges"))
+for ranks in (1, 2, t):
     plain, paper = (sequence_over_tensor(GPT3, ranks, keep_gathered_input=keep) for keep in (True, False))
-    print(f"t = {ranks}: plain {plain}, paper {paper}")
+    print(f"t = {ranks}: bytes sent over those of tensor parallelism alone: plain {plain}, paper {paper}")
 
 # %% [markdown]
 # The exchanges are counted on the running layer; bytes sent and steps are those of a ring. The table says two things:
@@ -230,15 +229,17 @@ for ranks in (1, 2, 4, 8):
 
 # %%
 start_seconds, hop_seconds, bytes_per_second = 8e-6, 1e-6, 200e9
-lines = []
-for length in (128, 512, 2048, 8192):
+
+
+def seconds(exchanges):
+    starts = sum(exchange.count for exchange in exchanges)
+    return starts * start_seconds + ring_steps(exchanges) * hop_seconds + wire_bytes(exchanges) / bytes_per_second
+
+
+for length in (128, 8192):
     shape = GPT3.with_sizes(seq_length=length)
-    times = []
-    for exchanges in (layer_exchanges(shape, Parallel(t)), layer_exchanges(shape, both, keep_gathered_input=True)):
-        starts = sum(exchange.count for exchange in exchanges)
-        times.append(starts * start_seconds + ring_steps(exchanges) * hop_seconds + wire_bytes(exchanges) / bytes_per_second)
-    lines.append((length, *(f"{1e6 * seconds:,.0f} µs" for seconds in times), f"{times[1] / times[0] - 1:+.1%}"))
-print(text_table(("s", "4 all-reduces", "4 + 4 halves", "more"), lines, "rrrr"))
+    whole, halves = seconds(layer_exchanges(shape, Parallel(t))), seconds(layer_exchanges(shape, both, keep_gathered_input=True))
+    print(f"s = {length:,}: 4 all-reduces {1e6 * whole:,.0f} µs, 4 + 4 halves {halves / whole - 1:+.1%}")
 
 # %% [markdown]
 # **Now write it:** [exercises 3.3 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear` and
@@ -251,7 +252,7 @@ print(text_table(("s", "4 all-reduces", "4 + 4 halves", "more"), lines, "rrrr"))
 # CPUs communicate over TCP (torch's backend for that is gloo), and Linux counts what each connection has sent. First the
 # prediction for two ranks: the data by this chapter's formulas, and a header of 48 bytes on each of gloo's messages:
 
-# %%
+# %% jupyter={"source_hidden": true}
 TINY_BYTES = 4 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size  # float32
 predicted = {kind: [Exchange(kind, "forward", "", 2, TINY_BYTES)] for kind in ("all-reduce", "all-gather", "reduce-scatter")}
 predicted["layer, tensor"] = layer_exchanges(TINY, Parallel(2), element_size=4)
@@ -260,25 +261,25 @@ predicted["layer, tensor+sequence, plain"] = layer_exchanges(TINY, Parallel(2, T
 lines = [(name, 2 * wire_bytes(exchanges), 2 * sum(map(gloo_header_bytes, exchanges))) for name, exchanges in predicted.items()]
 print(text_table(("both ranks send, bytes", "data", "headers"), lines, " rr"))
 pieces = [2 * gloo_header_bytes(Exchange("all-reduce", "forward", "", 2, mebibytes << 20)) for mebibytes in (4, 5)]
+print()
 print("large tensors go in more pieces; headers of an all-reduce of 4 MiB:", pieces[0], "and of 5 MiB:", pieces[1])
 
 # %% [markdown]
 # Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward:
 
-# %%
+# %% jupyter={"source_hidden": true}
 with Progress("labs/measure_communication.py, two processes"):
     results = launch.results("measure_communication.py", "--rounds", 1, processes=2)
 on_sockets = [r for r in results if "on_sockets" in r]
-lines = [(r["name"], r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets]
-if lines:
-    print(text_table(("both ranks send, bytes", "predicted", "sockets"), lines, " rr"))
-    print("as predicted, to the byte:", all(formula == sent for _, formula, sent in lines))
+if on_sockets:
+    print(apart_text("exchanges and layers, predicted with headers and sent", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets]))
+    print("both ranks sent:", ", ".join(f"{r['name']} {r['sent_bytes']:,}" for r in on_sockets))
 else:
     print("this system does not count what a socket sends (Linux does)")
 
 # %% [markdown]
 # Without headers, an all-reduce sends as much as its two halves together, the plain form as much as tensor parallelism, and
-# the cure a quarter more. One row is a surprise: gloo has no reduce-scatter, so torch runs an all-reduce and discards the
+# the cure a quarter more. One of them is a surprise: gloo has no reduce-scatter, so torch runs an all-reduce and discards the
 # rest. On CPUs "the same bytes" would then be *half as much again*. The course's own reduce-scatter
 # (`actmem/parallel/gloo.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
 
@@ -303,7 +304,7 @@ print("those are:", ", ".join(partial))
 # position table and the final layer norm, where each rank has also seen only its own tokens. All but that table are
 # vectors, so it is small:
 
-# %%
+# %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
 once = wire_bytes(step_exchanges(GPT3, Parallel(t, True)))
 microbatches = model.global_batch_size // GPT3.micro_batch_size
@@ -312,8 +313,8 @@ print(f"a rank that held all {GPT3.num_layers} layers would send, in one iterati
 print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%} of it")
 
 # %% [markdown]
-# What two real processes keep with sequence parallelism is in chapter 0's table, in the rows that begin with
-# *tensor+sequence*.
+# What two real processes keep with sequence parallelism is in [chapter 5's table](05_recomputation.ipynb), in the rows that
+# begin with *tensor+sequence*.
 #
 # **Now write it:** [exercise 3.6](../labs/lab3_sequence_parallel.py), `sum_partial_gradients`: `python
 # my/labs/lab3_sequence_parallel.py --only 3.6`.
@@ -369,7 +370,16 @@ print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` has all three forms of this chapter, with their exchanges and their
 # partial gradients. Remove `mark_partial_gradient` from `RowParallelLinear` and see that it notices.
 #
-# ## Sources
+# **Sources.** Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.2, figures 5 and 6,
+# equations 3 and 4. The ring: Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, 2009.
 #
-# Korthikanti et al., [arXiv 2205.05198](https://arxiv.org/abs/2205.05198): section 4.2.2, figures 5 and 6, equations 3 and 4. The
-# ring: Patarasuk and Yuan, *Bandwidth optimal all-reduce algorithms for clusters of workstations*, 2009.
+# ## Now fit your model
+#
+# The planner tries each layout with sequence parallelism (`+ SP`) and without. Which does it choose for yours, and what do the
+# exchanges take of a step?
+#
+# ```
+# python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --recompute none
+# ```
+#
+# Next, [chapter 5](05_recomputation.ipynb): what is still there, and need not be kept at all.

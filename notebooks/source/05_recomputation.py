@@ -8,18 +8,20 @@
 from textwrap import fill
 
 import torch
+from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.formulas import paper
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import layer_rows
+from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.batch import batch_factor, break_even, fullest_bytes
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem.formulas.disagreements import disagreements
 from actmem.formulas.extras import RNG_STATE_BYTES
-from actmem.formulas.flops import eq7, eq8, layer_overhead
+from actmem.formulas.flops import eq7, eq8, forward_products, layer_overhead
 from actmem.formulas.first_stage import layer_bytes, selective_saves
 from actmem.formulas.rebuild import core_over_gelu, rebuilds
+from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.added_flops import added_flops
@@ -28,12 +30,13 @@ from actmem_course.show.choices import choice, play, slider, steps
 from actmem_course.show.memory_ladder import memory_ladder
 from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
+from actmem_course.show.progress import Progress
 from actmem_course.show.rebuild_price import rebuild_price
 from actmem_course.show.recompute_trade import recompute_trade
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.step_timeline import step_timeline, training_moments
 from actmem_course.show.style import size_text
-from actmem_course.show.text import saved_text, text_table
+from actmem_course.show.text import apart_text, table2_text, text_table
 
 GPT3 = model_shape("175B")
 
@@ -42,7 +45,8 @@ question = Prediction(
     "once more, up to the last tensor that it reads. How many percent does that add to the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
-    "One product of 2s²bh, against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
+    "Backward reads the scores' softmax, which needs QKᵀ again, and never the output of attention over V. So one product of 2s²bh runs again, "
+    "against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
 )
 Reveal(
     question,
@@ -91,20 +95,20 @@ Panel(
 # Here is what section 5 of the paper says for two models, and what its formula `5as/h` gives:
 
 # %%
-lines = []
 for name, coefficient in paper.SECTION5_CORE_COEFFICIENT.items():
     shape = model_shape(name)
-    a, b, h, s = shape.letters()
-    saved = 100 * selective_saves(shape)
-    lines.append((name, coefficient, 5 * a * s // h, paper.SECTION5_SAVED_PERCENT[name], f"{float(saved):.2f}"))
-print(text_table(("model", "5as/h, paper", "5as/h, computed", "saved %, paper", "saved %, computed"), lines, " rrrr"))
+    ratio = 5 * shape.num_attention_heads * shape.seq_length // shape.hidden_size
+    share = float(100 * selective_saves(shape))
+    print(f"{name}: 5as/h = {ratio} (the paper: {coefficient}), {share:.2f}% of the layer's bytes (the paper: {paper.SECTION5_SAVED_PERCENT[name]}%)")
 
 # %% [markdown]
 # ## How a checkpoint function works, in four steps
 #
-# The region is the attention core. First without a checkpoint: what does autograd keep?
+# The region is the attention core, on small tensors. `gradients(run)` has the gradients of q, k and v when the core runs
+# through `run`; each time with the same inputs and the same stream of random numbers. First without a checkpoint: what does
+# autograd keep?
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem.measure import record
 from actmem.model.attention import CoreAttention, causal_mask
 
@@ -126,10 +130,23 @@ def gradients(run):
     return [x.grad for x in qkv]
 
 
-core, qkv, mask = fresh()
-with record(core) as ledger:
-    out = core(*qkv, mask)
-print(saved_text(ledger.saved))
+def kept(run):
+    """What autograd keeps when the core runs through ``run``."""
+    core, qkv, mask = fresh()
+    with record(core) as ledger:
+        out = run(core, *qkv, mask)
+    return ledger
+
+
+def in_words(ledger):
+    return f"{ledger.total_bytes:,} bytes: " + ", ".join(f"{t.op} {list(t.shape)}" for t in ledger.saved)
+
+
+def plainly(core, *inputs):
+    return core(*inputs)
+
+
+print(in_words(kept(plainly)))
 
 # %% [markdown]
 # **Step 1: keep the inputs, run without a graph, run again.** This autograd function takes a dozen lines. Its forward saves
@@ -139,34 +156,32 @@ print(saved_text(ledger.saved))
 # %%
 class RunAgain(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, region, *inputs):
-        ctx.region = region
+    def forward(ctx, core, *inputs):
+        ctx.core = core
         ctx.save_for_backward(*inputs)
         with torch.no_grad():
-            return region(*inputs)
+            return core(*inputs)
 
     @staticmethod
     def backward(ctx, grad):
-        inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in ctx.saved_tensors]
-        with torch.enable_grad():
-            out = ctx.region(*inputs)
-        wanted = [x for x in inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(out, wanted, grad))
-        return None, *(next(found) if x.requires_grad else None for x in inputs)
+        return run_again(ctx.core, ctx.saved_tensors, grad)
 
 
-core, qkv, mask = fresh()
-with record(core) as ledger:
-    out = RunAgain.apply(core, *qkv, mask)
-print(saved_text(ledger.saved))
+def run_again(core, inputs, grad):
+    *qkv, mask = inputs
+    qkv = [x.detach().requires_grad_() for x in qkv]
+    with torch.enable_grad():
+        out = core(*qkv, mask)
+    return None, *torch.autograd.grad(out, qkv, grad), None
+
+
+print(in_words(kept(RunAgain.apply)))
 
 # %% [markdown]
 # Only the inputs are left. But are the gradients right?
 
 # %%
-plain = gradients(lambda core, *inputs: core(*inputs))
-again = gradients(lambda core, *inputs: RunAgain.apply(core, *inputs))
-for name, x, y in zip("qkv", plain, again):
+for name, x, y in zip("qkv", gradients(plainly), gradients(RunAgain.apply)):
     print(f"gradient of {name}: equal bits {torch.equal(x, y)}, elements that differ {int((x != y).sum()) / x.numel():.0%}")
 
 # %% [markdown]
@@ -177,36 +192,27 @@ for name, x, y in zip("qkv", plain, again):
 # %%
 class RunAgainSameDraws(RunAgain):
     @staticmethod
-    def forward(ctx, region, *inputs):
-        state = region.dropout_mask.generator.get_state()
-        out = RunAgain.forward(ctx, region, *inputs)
+    def forward(ctx, core, *inputs):
+        state = core.dropout_mask.generator.get_state()
+        out = RunAgain.forward(ctx, core, *inputs)
         ctx.save_for_backward(*inputs, state)  # the state is a tensor like the others, so its bytes count
         return out
 
     @staticmethod
     def backward(ctx, grad):
         *inputs, state = ctx.saved_tensors
-        generator = ctx.region.dropout_mask.generator
+        generator = ctx.core.dropout_mask.generator
         now = generator.get_state()
         generator.set_state(state)
-        inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs]
-        with torch.enable_grad():
-            out = ctx.region(*inputs)
+        found = run_again(ctx.core, inputs, grad)
         generator.set_state(now)  # what comes after must not notice
-        wanted = [x for x in inputs if x.requires_grad]
-        found = iter(torch.autograd.grad(out, wanted, grad))
-        return None, *(next(found) if x.requires_grad else None for x in inputs)
+        return found
 
 
-again = gradients(lambda core, *inputs: RunAgainSameDraws.apply(core, *inputs))
-for name, x, y in zip("qkv", plain, again):
-    print(f"gradient of {name}: equal bits {torch.equal(x, y)}")
-
-core, qkv, mask = fresh()
-with record(core) as ledger:
-    out = RunAgainSameDraws.apply(core, *qkv, mask)
-print(saved_text(ledger.saved))
-print(f"\nthe generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG_STATE_BYTES['cuda']} on a GPU")
+same = map(torch.equal, gradients(plainly), gradients(RunAgainSameDraws.apply))
+print("equal bits, of q, k and v:", *same)
+print(in_words(kept(RunAgainSameDraws.apply)))
+print(f"the generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG_STATE_BYTES['cuda']} on a GPU")
 
 # %% [markdown]
 # One more tensor is kept: the generator's state, whose size does not depend on the region.
@@ -218,11 +224,11 @@ print(f"\nthe generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG
 #
 # **Step 4: count.** torch's FLOP counter sees every matrix product that runs:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem.recompute import checkpoint
 
 ways = {
-    "keep everything": lambda core, *inputs: core(*inputs),
+    "keep everything": plainly,
     "run again, to the end": lambda core, *inputs: checkpoint(core, *inputs, generators=[core.dropout_mask.generator], stop_early=False),
     "run again, stop early": lambda core, *inputs: checkpoint(core, *inputs, generators=[core.dropout_mask.generator]),
 }
@@ -231,11 +237,8 @@ lines = []
 for name, way in ways.items():
     with FlopCounterMode(display=False) as counter:
         found = gradients(way)
-    core, qkv, mask = fresh()
-    with record(core) as ledger:
-        out = way(core, *qkv, mask)
     flops = counter.get_total_flops()
-    lines.append((name, ledger.total_bytes, flops, flops // product, str(all(map(torch.equal, plain, found)))))
+    lines.append((name, kept(way).total_bytes, flops, flops // product, str(all(map(torch.equal, gradients(plainly), found)))))
 print(text_table(("the core", "bytes kept", "FLOPs", "products", "same gradient bits"), lines, " rrr"))
 
 # %% [markdown]
@@ -248,14 +251,6 @@ print(text_table(("the core", "bytes kept", "FLOPs", "products", "same gradient 
 #
 # The inside of the MLP is large too: `8sbh` before GeLU and `8sbh` after it. Why not drop that? For each group of tensors:
 # how many bytes does recomputing them free, for how many FLOPs?
-
-# %%
-lines = []
-for r in rebuilds(GPT3):
-    price = f"{float(1000 * r.bytes_per_flop):.3f}" if r.flops else "no product"
-    lines.append((r.name, r.how, r.bytes, r.flops, price))
-print(text_table(("tensors", "made again by", "bytes", "FLOPs", "bytes per 1,000 FLOPs"), lines, "  rrr"))
-assert total(layer_rows(GPT3)) - layer_rows(GPT3)[0].bytes == sum(r.bytes for r in rebuilds(GPT3))
 
 # %%
 Panel(
@@ -272,12 +267,16 @@ Panel(
 # outputs. Later versions of Megatron can drop some of them (`--recompute-modules layernorm`, for example). They are smaller
 # than the core, and cost about as little time per byte (chapter 7).
 
-# %%
-print(f"5a/2 for GPT-3: {core_over_gelu(GPT3)}")
-free = [r for r in rebuilds(GPT3) if not r.flops]
+# %% jupyter={"source_hidden": true}
+groups = rebuilds(GPT3)
+print(f"per FLOP the core frees {core_over_gelu(GPT3)} times what a linear does")
 left = total(layer_rows(GPT3, recompute="selective"))
-for r in free:
-    print(f"{r.name}: {size_text(r.bytes)}, {r.bytes / left:.0%} of what selective recomputation leaves")
+for r in groups:
+    if not r.flops:
+        print(f"{r.name}: {size_text(r.bytes)}, {r.bytes / left:.0%} of what selective recomputation leaves")
+print(apart_text("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)]))
+forward = sum(product.flops for product in forward_products(GPT3.with_sizes(num_layers=1), 1) if product.term not in ("4h→h", "logits"))
+print(apart_text("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs"))
 
 # %% [markdown]
 # ## Measured: three numbers for one overhead
@@ -301,24 +300,24 @@ def count(shape, recompute):
         layer(x, mask).sum().backward()
     return counter.get_total_flops()
 
+# %% jupyter={"source_hidden": true}
+modes = {"the text: core once more": "paper-selective", "stopped early": "selective", "everything, to its end": "paper-full", "everything, stopped": "full"}
+without = {name: count(model_shape(name), "none") for name in PAPER_MODELS}
+by_torch = {(name, mode): count(model_shape(name), mode) for name in PAPER_MODELS for mode in modes.values()}
 
-def percent(share):
-    return f"{float(100 * share):.4f}"
-
-
+# %% jupyter={"source_hidden": true}
+pairs = [(without[name] * (1 + layer_overhead(model_shape(name), mode)), flops) for (name, mode), flops in by_torch.items()]
+print(apart_text("FLOP counts of torch, four models and four ways to recompute, and their formulas", pairs, "FLOPs"))
 lines = []
 for name, printed in paper.SECTION5_ADDED_FLOPS_PERCENT.items():
     shape = model_shape(name)
-    base = count(shape, "none")
-    one_layer = shape.with_sizes(num_layers=1)
+    one_layer, base = shape.with_sizes(num_layers=1), without[name]
     logits = 6 * shape.seq_length * shape.hidden_size * shape.vocab_size * shape.micro_batch_size
     by_eq8 = eq8(one_layer, shape.micro_batch_size) / (eq7(one_layer, shape.micro_batch_size) - logits) - logits / base - 1
-    lines.append((f"{name}, as printed", f"{printed}", ""))
-    lines.append((f"{name}, eq. 8 over eq. 7, one layer", percent(by_eq8), ""))
-    for label, mode in (("the text: core once more", "paper-selective"), ("stopped early", "selective")):
-        measured = count(shape, mode) / base - 1
-        lines.append((f"{name}, {label}", percent(layer_overhead(shape, mode)), percent(measured)))
-print(text_table(("FLOPs added, percent of the layer", "formula", "counted"), lines, " rr"))
+    shares = [by_eq8, *(by_torch[name, mode] / base - 1 for mode in modes.values())]
+    lines.append((name, f"{printed}", *(f"{100 * share:.4f}" for share in shares[:3])))
+print()
+print(text_table(("FLOPs added, %", "as printed", "eq. 8 over eq. 7", *list(modes)[:2]), lines, " rrrr"))
 
 # %% [markdown]
 # Equation 8 adds `12Bs²h` per layer: three forward passes of the core, where only one runs again. This strengthens the
@@ -330,18 +329,8 @@ print(text_table(("FLOPs added, percent of the layer", "formula", "counted"), li
 # ## Recomputing less
 #
 # The same trick works for full recomputation. The layer's last product is `4h→h`. The only stored tensor after it is the
-# dropout mask, which our layer draws before the product. So the second run saves `8sbh²` of its FLOPs:
-
-# %%
-lines = []
-for name in PAPER_MODELS:
-    shape = model_shape(name)
-    base = count(shape, "none")
-    row = [name]
-    for mode in ("paper-full", "full"):
-        row += [percent(layer_overhead(shape, mode)), percent(count(shape, mode) / base - 1)]
-    lines.append(row)
-print(text_table(("model", "to its end %", "counted %", "stopped %", "counted %"), lines, " rrrr"))
+# dropout mask, which our layer draws before the product. So the second run saves `8sbh²` of its FLOPs, and costs
+# two thirds of what the paper says. All five prices:
 
 # %%
 Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)),
@@ -351,16 +340,15 @@ Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)
 # ### What the second run sends
 #
 # On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The
-# attention core has none: each head is on one rank. The table counts one rank of eight, forward and backward, and asserts
-# that the counts are as predicted. `paper-` before a mode means that the second run goes on to its end, as in the paper;
-# otherwise it stops early:
+# attention core has none: each head is on one rank. The table counts one rank of eight, forward and backward. `paper-`
+# before a mode means that the second run goes on to its end, as in the paper; otherwise it stops early:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem.measure import count_collectives, emulated_rank
 from actmem.measure.one_layer import layer_input
 from actmem.parallel.groups import tensor_parallel
 
-lines = []
+lines, pairs = [], []
 for sequence in (False, True):
     for mode in ("selective", "full", "paper-full"):
         exchanges = layer_exchanges(GPT3, Parallel(8, sequence), mode)
@@ -369,58 +357,86 @@ for sequence in (False, True):
             layer = TransformerLayer(GPT3, tp, recompute=mode, device="cpu", dtype=torch.bfloat16)
             with count_collectives() as seen:
                 layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
-        assert counts(exchanges) == {kind: count for kind, count in seen.counts.items() if count}
+        pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen.counts.items()]
         again = [e for e in exchanges if e.phase == "recompute"]
         kinds = ", ".join(f"{count} × {kind}" for kind, count in counts(again).items()) or "none"
         lines.append(("tensor+sequence" if sequence else "tensor", mode, sum(seen.counts.values()), kinds, wire_bytes(again), wire_bytes(exchanges)))
 print(text_table(("GPT-3's layer", "recompute", "exchanges", "of them by the second run", "bytes it sends", "bytes in all"), lines, "  r rr"))
+print()
+print(apart_text("counts of exchanges, predicted and seen", pairs, "exchanges"))
 
 # %% [markdown]
 # So full recomputation also costs communication that nothing hides, and selective recomputation costs none. Chapter 7 finds
 # this cost in the paper's milliseconds.
 #
+# ## Table 2: six ways to train a layer
+#
+# Now every name in the paper's table 2 has been explained. It says how many bytes one layer keeps on one device:
+#
+# - **none**: one device, nothing done about memory.
+# - **tensor** (chapter 3): `t` devices share the layer's matrices and most of its activations, but not all.
+# - **tensor+sequence** (chapter 4): the activations that they did not share are cut along the sequence.
+# - **…+selective**: the core of attention is dropped and recomputed in backward.
+# - **full**: only the layer's input is kept, and the whole layer runs twice.
+
+# %% jupyter={"source_hidden": true}
+print("× sbh:", "; ".join(f"{row.name} {row.formula()}" for row in TABLE2))
+ways = (lambda *layer: total(layer_rows(*layer)), layer_bytes)
+pairs = [(closed_form(row, shape, 8), way(shape, row.parallel(8), row.recompute)) for row in TABLE2 for shape in map(model_shape, PAPER_MODELS) for way in ways]
+print(apart_text("comparisons of the closed forms with the sums of the tensors, and with equations 1, 2, 4 and 6", pairs))
+
+# %% [markdown]
+# Is the table true? `labs/measure_table2.py` starts two processes that share a small layer as two devices would. Each runs the
+# six configurations and counts the tensors that autograd holds after forward. *predicted* is the paper's formula. *extra*
+# is what PyTorch keeps and the paper leaves out as small: layer-norm statistics, the causal mask, the random-number states
+# of step 2; it has formulas of its own. *difference* is measured − predicted − extra. (`make measure` does the same in a
+# terminal, `python labs/measure_table2.py --emulate 8 --model 1T` with a layer of the largest model.)
+
+# %% jupyter={"source_hidden": true}
+from actmem_course.launch import results
+
+with Progress("labs/measure_table2.py, two processes"):
+    measured = results("measure_table2.py", "--device", "cpu", processes=2)
+print(table2_text(result for result in measured if result["rank"] == 0))
+print()
+print(f"{sum(result['exact'] for result in measured)} of {len(measured)} measurements agree, on {len({result['rank'] for result in measured})} ranks")
+
+# %% [markdown]
 # ## The memory ladder
 #
 # Figure 7 of the paper, for any `s`, and any `t` that divides the heads and the sequence of all four models: the memory of
-# each method as a share of tensor parallelism alone.
+# each method as a share of tensor parallelism alone. From which `s` on does *tensor+selective* need less than
+# *tensor+sequence*?
 
 # %%
 Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8))
 
 # %% [markdown]
-# The bars are formulas. The next table is measured: a layer of each model runs as one rank of eight, and the ledger counts
-# what autograd keeps.
+# Set `34/t + 5as/(ht)` equal to `10 + 24/t`: at `s = 2h(t − 1)/a` the two are equal. Below that length the attention core is
+# smaller than what tensor parallelism does not divide.
+#
+# The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps:
 
-# %%
-from actmem.formulas.table2 import TABLE2
+# %% jupyter={"source_hidden": true}
 from actmem_course.ranks import Ranks
 from actmem_course.bench.measure_table2 import measure_table2
 
-lines = []
+found = []
 for name in PAPER_MODELS:
     with emulated_rank(8):
-        results = {r.configuration: r for r in measure_table2(model_shape(name), Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)}
-    base = results["tensor"].measured_bytes - results["tensor"].extra_bytes
-    for r in list(results.values())[1:]:
-        kept = r.measured_bytes - r.extra_bytes
-        lines.append((name, r.configuration, r.predicted_bytes, r.extra_bytes, r.measured_bytes, r.difference_bytes, f"{100 * kept / base:.1f}"))
-print(text_table(("model", "configuration", "predicted", "extra", "measured", "diff.", "% of tensor"), lines, "  rrrrr"))
-
-# %% [markdown]
-# `extra` is what the paper leaves out on purpose: layer-norm statistics, the causal mask, and the random-number states of
-# step 2. For all layers of GPT-3 and one microbatch, equations 1, 2, 4 and 6 give:
-
-# %%
-lines = []
-for row in TABLE2:
-    each = layer_bytes(GPT3, row.parallel(8), row.recompute)
-    lines.append((row.name, each, GPT3.num_layers * each, size_text(GPT3.num_layers * each)))
-print(text_table(("configuration", "one layer, bytes", f"{GPT3.num_layers} layers, bytes", ""), lines, " rrr"))
+        found += measure_table2(model_shape(name), Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
+print(apart_text("layers, predicted with extra and measured", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found]))
+left = {r.configuration: [] for r in found}
+for r in found:
+    left[r.configuration].append(r.measured_bytes - r.extra_bytes)
+for name in ("tensor+sequence+selective", "full"):
+    shares = [100 * kept_bytes / base for kept_bytes, base in zip(left[name], left["tensor"])]
+    print(f"{name} keeps {min(shares):.1f} to {max(shares):.1f}% of what tensor parallelism alone keeps")
 
 # %% [markdown]
 # Where the paper's text and its own formulas disagree, here and above:
 
-# %%
+# %% jupyter={"source_hidden": true}
 for place in disagreements():
     if place.where.startswith(("§5", "§6.1")):
         print(fill(str(place), 110), end="\n\n")
@@ -435,12 +451,11 @@ for place in disagreements():
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
 
-# %%
-lines = [("none", "", fullest_bytes(GPT3, "none"), "1.00", "")]
-for mode in ("selective", "paper-selective", "full", "paper-full"):
+# %% jupyter={"source_hidden": true}
+for mode in ("selective", "full"):
     overhead, factor, even = (float(value) for value in (100 * layer_overhead(GPT3, mode), batch_factor(GPT3, mode), 100 * break_even(GPT3, mode)))
-    lines.append((mode, f"{overhead:.3f}%", fullest_bytes(GPT3, mode), f"{factor:.2f}", f"{even:.2f}%"))
-print(text_table(("recompute", "overhead o", "bytes at the fullest", "sequences f", "pays above φ ="), lines, " rrrr"))
+    print(f"{mode}: {overhead:.3f}% more FLOPs, {factor:.2f} times the sequences, so it pays above φ = {even:.2f}%")
+print("bytes of all layers at the fullest:", ", ".join(f"{mode} {fullest_bytes(GPT3, mode):,}" for mode in ("none", "selective", "full")))
 
 # %%
 Panel(
@@ -464,29 +479,21 @@ Panel(
 # attention shows it:
 
 # %%
-from torch.nn import functional as F
-
-
 class Fused(torch.nn.Module):
     def forward(self, q, k, v):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
-lines = []
 for length in (64, 128, 256):
-    sizes = (1, HEADS, length, HEAD_SIZE)
-    torch.manual_seed(0)
-    q, k, v = (torch.randn(sizes, requires_grad=True) for _ in range(3))
-    core, fused = CoreAttention(HEAD_SIZE, 0.1, torch.Generator()), Fused()
-    with record(core) as by_hand:
+    q, k, v = (torch.randn(1, HEADS, length, HEAD_SIZE, requires_grad=True) for _ in range(3))
+    with record(core := CoreAttention(HEAD_SIZE, 0.1, torch.Generator())) as by_hand:
         out = core(*(x.flatten(0, 1) for x in (q, k, v)), causal_mask(length, "cpu"))
-    with record(fused) as by_kernel:
+    with record(fused := Fused()) as by_kernel:
         out = fused(q, k, v)
-    lines.append((length, by_hand.total_bytes, by_kernel.total_bytes))
-print(text_table(("s", "bytes kept, core by hand", "bytes kept, fused kernel"), lines, "rrr"))
+    print(f"s = {length}: by hand {by_hand.total_bytes:,} bytes, fused kernel {by_kernel.total_bytes:,}")
 
 # %% [markdown]
-# Double `s`: the left column grows about fourfold, the right one twofold. (Both are float32, and the fused one has no
+# Double `s`: what the core by hand keeps grows about fourfold, the kernel's twofold. (Both are float32, and the fused one has no
 # dropout.)
 #
 # ## Questions
@@ -533,9 +540,17 @@ print(text_table(("s", "bytes kept, core by hand", "bytes kept, fused kernel"), 
 # [Lab 4](../labs/lab4_recompute.py): write the checkpoint function of this chapter yourself, with random numbers that
 # repeat and a second run that stops early: `python my/labs/lab4_recompute.py`.
 #
-# `labs/measure_table2.py` measures every row of the ladder on real processes:
-# `torchrun --nproc-per-node 2 labs/measure_table2.py`. Next: chapter 6, where several microbatches are in flight at once.
-#
 # **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
 # cost*, 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
 # `src/actmem/formulas/flops.py`, `src/actmem/formulas/rebuild.py`, `src/actmem/formulas/batch.py`.
+#
+# ## Now fit your model
+#
+# Which mode does your model need? Plan it with one, then with another, and compare the seconds of a step:
+#
+# ```
+# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --recompute selective
+# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --recompute full
+# ```
+#
+# Next, [chapter 6](06_pipeline.ipynb): a rank keeps the bytes of this chapter once for each microbatch in flight.

@@ -31,7 +31,7 @@ from actmem_course.show.progress import Progress
 from actmem_course.show.rank_memory import rank_memory
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
-from actmem_course.show.text import text_table
+from actmem_course.show.text import apart_text, text_table
 from actmem_course.show.warm_up import warm_up_times
 
 GPT3 = model_shape("175B")
@@ -87,13 +87,11 @@ print("most microbatches in flight, by rank:", peak_in_flight(ranks))
 # falls. The sliders stop where `p·m` divides the layers and, with `m > 1`, `p` the microbatches.
 
 # %%
-lines = []
+pairs = []
 for p in (1, 2, 4, 8, 16, 32):
-    parallel = with_pipeline(CUT, p, 1)
-    layers = GPT3.num_layers // p
-    rows = [row for row in stage_rows(GPT3, parallel, 0) if "layer-microbatches" in row.source]
-    lines.append((p, layers, in_flight(parallel), layers * in_flight(parallel), total(rows), str(total(rows) == eq5(GPT3, 8))))
-print(text_table(("p", "layers", "in flight", "layers' worth", "bytes on rank 0", "eq. 5"), lines, "rrrrr"))
+    rows = [row for row in stage_rows(GPT3, with_pipeline(CUT, p, 1), 0) if "layer-microbatches" in row.source]
+    pairs.append((total(rows), eq5(GPT3, 8)))
+print(apart_text(f"depths, p = 1 to {p}: what rank 0 holds, tensor by tensor, and equation 5", pairs))
 
 # %% [markdown]
 # **Now write it:** [exercise 5.1](../labs/lab5_pipeline.py), `one_forward_one_backward`: `python
@@ -108,19 +106,20 @@ print(text_table(("p", "layers", "in flight", "layers' worth", "bytes on rank 0"
 # one. Together these are `pm + p − 1` chunk-microbatches of `L/(pm)` layers, which is `L(1 + (p − 1)/(pm))` layers' worth.
 #
 # Three ways lead to the same number: the paper's factor, the formula for what is in flight, and a count over a real list of
-# actions. Idle time is given as a share of the working time, as 2104.04473 does, and of the whole step.
+# actions. (2104.04473 gives idle time as a share of the working time; here it is a share of the whole step.)
 
-# %%
-lines = []
+# %% jupyter={"source_hidden": true}
+lines, ways = [], []
 for name, model in PAPER_MODELS.items():
     p, m, n = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks, model.global_batch_size // model.shape.micro_batch_size
     schedule = interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
     bubble = float(bubble_fraction(model.parallel, n))
-    lines.append((
-        name, p, m, n, f"{float(interleave_factor(p, m)):.4f}", in_flight(model.parallel, 0, n), peak_in_flight(schedule)[0],
-        f"{bubble:.2%}", f"{bubble / (1 + bubble):.2%}",
-    ))  # fmt: skip
-print(text_table(("model", "p", "m", "n", "factor", "in flight", "counted", "idle / working", "idle / step"), lines, " rrrrrrrr"))
+    ways.append((in_flight(model.parallel, 0, n), peak_in_flight(schedule)[0]))
+    ways.append((in_flight(model.parallel, 0, n), p * m * interleave_factor(p, m)))
+    lines.append((name, p, m, n, in_flight(model.parallel, 0, n), f"{bubble / (1 + bubble):.3%}"))
+print(text_table(("model", "p", "m", "n", "in flight on rank 0", "idle"), lines, " rrrrr"))
+print()
+print(apart_text("numbers in flight, by formula and by the list of actions or the factor", ways, "chunks"))
 
 # %% [markdown]
 # Why run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as 1F1B does? While sends take no time, the shorter warm-up of
@@ -138,17 +137,24 @@ Panel(
 # %% [markdown]
 # In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and
 # full recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. For the models that
-# interleave, the factor multiplies all of them. The last column is what section 4.3 adds for the two ends of the model.
+# interleave, the factor `1 + (p − 1)/(pm)` multiplies all of them. The last column is what section 4.3 adds for the two ends
+# of the model.
 
-# %%
-lines = []
+# %% jupyter={"source_hidden": true}
+lines, ways = [], []
 for name, model in PAPER_MODELS.items():
     t, p = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
-    times_factor = [first_stage_bytes(model.shape, model.parallel, mode) for mode in ("none", "selective")]
-    full = [interleave_factor(p, model.parallel.num_model_chunks) * full_recompute_bytes(model.shape, t, cut) for cut in (False, True)]
-    assert all(size.denominator == 1 for size in full)
-    lines.append((name, eq5(model.shape, t), times_factor[0], eq6(model.shape, t), times_factor[1], *map(int, full), section43_extras(model.shape, t, p)))
-print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor", "full × factor", "cut × factor", "§4.3"), lines, " rrrrrrr"))
+    n, factor = model.global_batch_size // model.shape.micro_batch_size, interleave_factor(p, model.parallel.num_model_chunks)
+    each = [first_stage_bytes(model.shape, model.parallel, mode) for mode in ("none", "selective")]
+    ways += zip(each, (factor * eq5(model.shape, t), factor * eq6(model.shape, t)))
+    for mode, size in zip(("none", "selective"), each):
+        rows = stage_rows(model.shape, model.parallel, 0, mode, n)
+        ways.append((size, sum(row.bytes for row in rows if "layer-microbatches" in row.source)))
+    full = [factor * full_recompute_bytes(model.shape, t, cut) for cut in (False, True)]
+    lines.append((name, *each, *map(int, full), section43_extras(model.shape, t, p)))
+print(text_table(("bytes of rank 0", "nothing, eq. 5", "the core, eq. 6", "everything", "everything, cut", "§4.3"), lines, " rrrrr"))
+print()
+print(apart_text("ways to the first two columns: equations 5 and 6 times the factor, and the sums over all tensors", ways))
 
 # %% [markdown]
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`: `python my/labs/lab5_pipeline.py --only
@@ -161,17 +167,15 @@ print(text_table(("model", "eq. 5", "eq. 5 × factor", "eq. 6", "eq. 6 × factor
 # and receives. Every microbatch in flight has its own ledger. What a rank holds after each action is the sum of its
 # ledgers, with each storage counted once.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
 
 print("torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs")
 with Progress("labs/measure_pipeline.py, four processes"):
     measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
-lines = [
-    (r["pipeline_rank"], r["measured_in_flight"], r["predicted_bytes"], r["extra_bytes"], r["measured_bytes"], r["difference_bytes"], str(r["order_as_drawn"]))
-    for r in measured
-]
-print(text_table(("rank", "in flight", "predicted", "extra", "measured", "difference", "order as drawn"), lines, "rrrrrr"))
+print(apart_text("ranks, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured]))
+print("microbatches in flight, by rank:", [r["measured_in_flight"] for r in measured])
+print("each rank ran its actions in the order of the schedule:", all(r["order_as_drawn"] for r in measured))
 
 # %%
 LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
@@ -186,7 +190,7 @@ LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
 # is cut as in the paper, with `p·m` layers, so that each chunk is one layer. The rank runs its own actions up to the moment
 # at which it holds most bytes; a pass through the first chunk also keeps the embedding's mask.
 
-# %%
+# %% jupyter={"source_hidden": true}
 import torch
 
 from actmem.measure import emulated_rank
@@ -198,7 +202,6 @@ p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
 n, shape = model.global_batch_size, model.shape.with_sizes(num_layers=p * m)
 a, b, h, s = shape.letters()
 layer, mask = layer_bytes(shape, model.parallel, "selective"), s * b * h // 8
-lines = []
 for rank in (0, p - 1):
     chunks = [range(c * p + rank, c * p + rank + 1) for c in range(m)]
     actions = interleaved(p, m, n)[rank]
@@ -209,9 +212,7 @@ for rank in (0, p - 1):
         rows = measure_stage(shape, tp, chunks, [(x.kind, x.chunk, x.microbatch) for x in actions[:fullest]], recompute="selective")
     predicted = stage_rows(shape, model.parallel, rank, "selective", n)
     extra = stage_extra_rows(shape, model.parallel, rank, "selective", n)
-    comparison = compare(predicted + extra, rows)
-    lines.append((rank, total(predicted), total(extra), total(rows), total(rows) - total(predicted) - total(extra), comparison.describe()))
-print(text_table(("rank", "predicted", "extra", "measured", "difference", ""), lines, "rrrrr"))
+    print(f"rank {rank}: predicted {total(predicted):,} bytes and {total(extra):,} extra; {compare(predicted + extra, rows).describe()}")
 
 # %% [markdown]
 # ## Figure 9: every rank, and the outputs that nothing reads
@@ -233,21 +234,17 @@ Panel(
 # How many masks are there?
 
 # %%
-lines = []
 for m in (1, 3):
-    parallel = with_pipeline(MT.parallel, 35, m)
-    n = MT.global_batch_size
-    size = [total(stage_rows(MT.shape, parallel, rank, "selective", n)) for rank in (0, 1, 34)]
-    outputs = [total(stage_output_rows(MT.shape, parallel, rank, n)) for rank in (0, 34)]
-    lines.append((m, in_flight(parallel, 0, n), embeddings_in_flight(parallel, n), *size, *outputs))
-print(text_table(("m", "in flight", "masks", "rank 0", "rank 1", "rank 34", "outputs, rank 0", "outputs, rank 34"), lines, "rrrrrrrr"))
+    parallel, n = with_pipeline(MT.parallel, 35, m), MT.global_batch_size
+    outputs = total(stage_output_rows(MT.shape, parallel, 0, n))
+    print(f"m = {m}: {embeddings_in_flight(parallel, n)} masks on rank 0, and {in_flight(parallel, 0, n)} outputs, {outputs:,} bytes if they are not freed")
 
 # %% [markdown]
 # The paper counts `p` masks. That is right for 1F1B. When stages are interleaved, a second round of `p` forwards enters the
 # first chunk before any backward has come back to it, so rank 0 holds `2p`. The paper's `r = p` outputs on rank 0 are also
 # right only without interleaving, and table 3 interleaves this model. What the paper says and what its own formulas give:
 
-# %%
+# %% jupyter={"source_hidden": true}
 for place in disagreements():
     if place.where.startswith(("§4.3", "Appendix B")):
         print(fill(str(place), 110), end="\n\n")
@@ -256,14 +253,11 @@ for place in disagreements():
 # Now the small model above, which ran with `--free-outputs`. No ledger contains an output, because no graph keeps it; the
 # lab counts outputs separately, at the moment when the rank holds most.
 
-# %%
+# %% jupyter={"source_hidden": true}
 one_output = 2 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size
-small = Parallel(pipeline_parallel_size=4)
-lines = [
-    (r["pipeline_rank"], r["measured_in_flight"], total(stage_output_rows(TINY, small, r["pipeline_rank"], 8)), r["output_bytes"], f"{r['output_bytes'] / one_output:g}")
-    for r in measured
-]
-print(text_table(("rank", "in flight", "not freed, by formula", "held, measured", "in outputs"), lines, "rrrrr"))
+for r in measured:
+    not_freed = total(stage_output_rows(TINY, Parallel(pipeline_parallel_size=4), r["pipeline_rank"], 8))
+    print(f"rank {r['pipeline_rank']}: {not_freed // one_output} outputs if none were freed, {r['output_bytes'] / one_output:g} held: {r['output_bytes']:,} bytes")
 
 # %% [markdown]
 # One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing on; it holds
@@ -291,7 +285,7 @@ Panel(
 # parameter) leave free. A real device has less, because workspaces, buffers and fragmentation take some, so read this as an
 # upper bound.
 
-# %%
+# %% jupyter={"source_hidden": true}
 lines = []
 for name, model in PAPER_MODELS.items():
     n = model.global_batch_size // model.shape.micro_batch_size
@@ -315,19 +309,15 @@ print(*(fill(str(place), 110) for place in disagreements() if place.where.starts
 # %% [markdown]
 # ## What a rank sends
 #
-# Here is one more reason to cut a model both ways: everything that one rank of GPT-3, as in table 3, sends in one
-# iteration. A row counts all the rank's layers and microbatches:
+# Here is one more reason to cut a model both ways: what the first and the last rank of GPT-3, as in table 3, send in one
+# iteration, over all their layers and microbatches.
 
 # %%
 model = PAPER_MODELS["175B"]
 for rank in (0, model.parallel.pipeline_parallel_size - 1):
     exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
-    lines = [(e.kind, e.phase, e.where, e.count, e.payload_bytes, e.wire_bytes) for e in exchanges]
-    lines.append(("together", "", "", sum(e.count for e in exchanges), "", wire_bytes(exchanges)))
-    print(f"pipeline rank {rank}")
-    print(text_table(("exchange", "when", "what", "times", "bytes each", "bytes sent"), lines, "   rrr", last_is_sum=True))
-    stages = sum(e.wire_bytes for e in exchanges if e.kind == "send")
-    print(f"to other stages {size_text(stages)}, to the ranks that share its layers and its embedding {size_text(wire_bytes(exchanges) - stages)}\n")
+    stages = wire_bytes([e for e in exchanges if e.kind == "send"])
+    print(f"rank {rank}: {sum(e.count for e in exchanges):,} exchanges; {size_text(stages)} to other stages, {size_text(wire_bytes(exchanges) - stages)} to the ranks that share its layers and its embedding; {wire_bytes(exchanges):,} bytes")
 
 # %% [markdown]
 # Stages send each other little; the ranks that share a layer send each other much. That is why tensor parallelism stays
@@ -377,7 +367,18 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 # microbatches keep everything: `python my/labs/lab5_pipeline.py`.
 #
 # To measure: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 2 --tensor 2` combines both cuts, and
-# `--chunks 2` interleaves; `--html FILE` writes the figure. Next: chapter 7, what all this costs in time.
+# `--chunks 2` interleaves; `--html FILE` writes the figure.
 #
 # **Sources.** 2205.05198 sections 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473, for both schedules · code:
 # `src/actmem/formulas/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/first_stage.py`, `src/actmem/formulas/microbatches.py`.
+#
+# ## Now fit your model
+#
+# How deep should its pipeline be? Plan it with few stages, then with more, and compare the fullest rank's bill and the bubble:
+#
+# ```
+# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --pipeline 4
+# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --pipeline 16
+# ```
+#
+# Next, [chapter 7](07_time.ipynb): what all this costs in seconds.

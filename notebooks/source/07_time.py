@@ -27,7 +27,7 @@ from actmem_course.show.reveal import Reveal
 from actmem_course.show.roofline_figure import least_times, roofline
 from actmem_course.show.speed_text import results_text, speed_facts
 from actmem_course.show.table4_bars import table4_bars
-from actmem_course.show.text import text_table
+from actmem_course.show.text import apart_text, text_table
 from actmem_course.show.throughput import days_bars, training_days, utilisation_bars
 from actmem_course.show.varies import Varies
 
@@ -55,23 +55,25 @@ Reveal(question, LiveFigure(table4_bars()))
 # %% [markdown]
 # ## FLOPs of an iteration
 #
-# A product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs. The forward pass of `B` sequences:
-
-# %%
-GPT3 = PAPER_MODELS["175B"]
-products = forward_products(GPT3.shape, GPT3.global_batch_size)
-whole = sum(p.flops for p in products)
-print(text_table(("product, 175B, all layers", "formula", "FLOPs", "share"), [(p.term, p.source, p.flops, f"{p.flops / whole:.2%}") for p in products], "  rr"))
-
-# %% [markdown]
-# Backward needs two products for each one in forward: one for the input's gradient, one for the weight's (or the other
-# operand's). Three times the sum above is equation 7,
+# A product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs. In the forward pass the linears take nearly all of them. Backward needs
+# two products for each one in forward: one for the input's gradient, one for the weight's (or the other operand's). Three
+# times the forward pass is equation 7,
 #
 # $$72BLsh^2\left(1 + \frac{s}{6h} + \frac{v}{12hL}\right),$$
 #
 # the work that the model needs, whatever the hardware runs. Recomputation does not add to it, so running more FLOPs cannot
-# raise MFU. Here it is for the 22B model, cut to 4 layers to save time, beside torch's count of every product while that
-# model runs forward and backward on the `meta` device:
+# raise MFU.
+
+# %% jupyter={"source_hidden": true}
+GPT3 = PAPER_MODELS["175B"]
+products = forward_products(GPT3.shape, GPT3.global_batch_size)
+whole = sum(p.flops for p in products)
+print("GPT-3's forward pass:", ", ".join(f"{p.term} {p.flops / whole:.2%}" for p in products))
+print(apart_text("an iteration, three times these products and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs"))
+
+# %% [markdown]
+# torch counts every product while a model runs forward and backward on the `meta` device. Here it is the 22B model, cut to 4
+# layers to save time:
 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
@@ -89,40 +91,42 @@ def count(shape, recompute):
         model.loss(model(tokens), tokens).backward()
     return counter.get_total_flops()
 
-
+# %% jupyter={"source_hidden": true}
 cut22 = PAPER_MODELS["22B"].shape.with_sizes(num_layers=4)
+counted = {mode: count(cut22, mode) for mode in ("none", "paper-selective", "selective", "full")}
+
+# %% jupyter={"source_hidden": true}
 batch = cut22.micro_batch_size
 needed = eq7(cut22, batch)
-lines = []
-for label, mode, predicted in (
-    ("model, eq. 7", "none", needed),
-    ("selective, the text", "paper-selective", text_selective(cut22, batch)),
-    ("selective, stopped early", "selective", hardware_flops(cut22, batch, "selective")),
-    ("full, stopped early", "full", hardware_flops(cut22, batch, "full")),
-):
-    counted = count(cut22, mode)
-    lines.append((label, predicted, counted, counted - predicted, f"{predicted / needed:.4f}"))
-lines.append(("selective, eq. 8 as printed", eq8(cut22, batch), "–", "–", f"{eq8(cut22, batch) / needed:.4f}"))
-print(text_table(("22B, 4 layers, one iteration", "FLOPs, formula", "FLOPs, counted", "difference", "over eq. 7"), lines, " rrrr"))
-print(f"\neq. 9, eq. 8 over eq. 7 as the paper rounds it: 1 + s/6h = {float(eq9(cut22)):.4f}")
+ways = {
+    "nothing recomputed, eq. 7": ("none", needed),
+    "selective, as the text says": ("paper-selective", text_selective(cut22, batch)),
+    "selective, stopped early": ("selective", hardware_flops(cut22, batch, "selective")),
+    "full, stopped early": ("full", hardware_flops(cut22, batch, "full")),
+}
+print(apart_text("models, FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs"))
+print("over equation 7:", ", ".join(f"{name} {predicted / needed:.4f}" for name, (_, predicted) in ways.items() if name != "nothing recomputed, eq. 7"))
+print(f"but equation 8 as printed {eq8(cut22, batch) / needed:.4f} ({eq8(cut22, batch):,} over {needed:,} FLOPs), and equation 9, as the paper rounds it, {float(eq9(cut22)):.4f}")
 
 # %% [markdown]
 # Equation 8 adds the attention core's forward three times, where the text adds it once; chapter 5 has the story.
 #
 # ## Table 4: one layer, in milliseconds
 #
-# The paper's times, with each overhead computed again from them:
+# The paper's times, beside the FLOPs that each variant adds:
 
-# %%
+# %% jupyter={"source_hidden": true}
 again = {"full recompute": "paper-full", "selective": "paper-selective", "selective + sequence parallel": "paper-selective"}
-lines = []
+lines, rounded = [], []
 for name, row in paper.TABLE4.items():
     printed = "–" if row.overhead_percent is None else str(row.overhead_percent)
-    ours = 100 * (row.combined_ms / baseline.combined_ms - 1)
+    if row.overhead_percent is not None:
+        rounded.append((row.overhead_percent, round(100 * (row.combined_ms / baseline.combined_ms - 1))))
     flops = float(100 * layer_overhead(PAPER_MODELS["22B"].shape, again.get(name, "none")))
-    lines.append((name, row.forward_ms, row.backward_ms, row.combined_ms, printed, f"{ours:+.1f}", f"{flops:+.1f}", f"{row.backward_ms / row.forward_ms:.2f}"))
-header = ("22B, one layer, ms", "forward", "backward", "both", "overhead %, paper", "computed", "FLOPs added %", "backward/forward")
-print(text_table(header, lines, " rrrrrrr"))
+    lines.append((name, row.forward_ms, row.backward_ms, printed, f"{flops:+.1f}", f"{row.backward_ms / row.forward_ms:.2f}"))
+print(text_table(("22B, one layer", "forward ms", "backward ms", "overhead %", "FLOPs added %", "backward/forward"), lines, " rrrrr"))
+print()
+print(apart_text("overheads, as printed and computed from the printed times, rounded", rounded, "percent"))
 
 # %% [markdown]
 # **Why the overhead of full recomputation is above a third.** Look at the last column. By FLOPs backward should be twice
@@ -139,7 +143,7 @@ print(text_table(header, lines, " rrrrrrr"))
 # (*literal*), which recompute more than backward needs. Each time is a median of its own, so forward and backward do not
 # add up to both. No overhead within noise is printed. The layer is tiny; don't expect the paper's ratios from it.
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem_course.launch import LABS, results
 
 with Progress("labs/measure_speed.py, two processes"):
@@ -152,7 +156,7 @@ Varies(speed_facts(measured))
 # `labs/results`; the next cell prints what is there. It emulates one rank of eight: kernels and memory are real and
 # exchanges take no time, so these are the costs of computation alone.
 
-# %%
+# %% jupyter={"source_hidden": true}
 print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sorted((LABS / "results").glob("*.json"))]))
 
 # %% [markdown]
@@ -161,30 +165,25 @@ print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sor
 #
 # ## Table 5: whole iterations
 #
-# MFU is equation 7 divided by time, number of devices and the A100's peak rate; HFU uses the FLOPs that ran instead. From
-# the printed times:
-
-# %%
-lines = []
-for row in table5():
-    printed = paper.TABLE5[row.model]
-    gain = 100 * (printed.full_recompute_seconds / printed.seconds - 1)
-    lines.append((
-        row.model, printed.gain_percent, f"{gain:.1f}", f"{row.full_recompute_mfu_percent:.3f}", printed.mfu_percent, f"{row.mfu_percent:.3f}",
-        printed.hfu_percent, f"{row.hfu_eq8_percent:.3f}", f"{row.hfu_text_percent:.3f}", f"{row.hfu_stopped_percent:.3f}",
-    ))  # fmt: skip
-header = ("model", "gain %, paper", "computed", "MFU, full rec.", "MFU, paper", "eq. 7", "HFU, paper", "eq. 8", "by the text", "stopped early")
-print(text_table(header, lines, " rrrrrrrrr"))
-print()
-print(*(fill(str(place), 110) for place in disagreements() if place.where.startswith("Table 5")))
-run = paper.DATA_PARALLEL_530B
-print(f"\n530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.3f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed")
-
-# %% [markdown]
-# Table 5 leaves out one column: the MFU *with* full recomputation, from the other printed time. It shows the gain directly:
+# MFU is equation 7 divided by time, number of devices and the A100's peak rate; HFU uses the FLOPs that ran instead. Table 5
+# leaves out one column: the MFU *with* full recomputation, from the other printed time. It shows the gain directly:
 
 # %%
 LiveFigure(utilisation_bars())
+
+# %% jupyter={"source_hidden": true}
+lines = []
+for row in table5():
+    printed = paper.TABLE5[row.model]
+    lines.append((row.model, printed.mfu_percent, f"{row.mfu_percent:.3f}", printed.hfu_percent, f"{row.hfu_eq8_percent:.3f}", f"{row.hfu_text_percent:.3f}"))
+print(text_table(("from the times", "MFU, paper", "MFU, eq. 7", "HFU, paper", "HFU, eq. 8", "HFU, the text"), lines, " rrrrr"))
+print("\nstopped early, HFU is", ", ".join(f"{row.hfu_stopped_percent:.3f}" for row in table5()), "and MFU the same; with full recomputation MFU is", ", ".join(f"{row.full_recompute_mfu_percent:.3f}" for row in table5()))
+gains = [(printed.gain_percent, round(100 * (printed.full_recompute_seconds / printed.seconds - 1), 1)) for printed in paper.TABLE5.values()]
+print(f"gains: {', '.join(str(gain) for gain, _ in gains)}% printed, {', '.join(str(gain) for _, gain in gains)}% from the printed times")
+run = paper.DATA_PARALLEL_530B
+print(f"530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.3f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed")
+print()
+print(*(fill(str(place), 110) for place in disagreements() if place.where.startswith("Table 5")))
 
 # %% [markdown]
 # ## What it buys
@@ -195,9 +194,9 @@ LiveFigure(utilisation_bars())
 Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
 
 # %%
-for name in PAPER_MODELS:
+for name, model in PAPER_MODELS.items():
     full, both = training_days(name, 300)
-    print(f"{name:>5}: {full:6.1f} days with full recomputation, {both:6.1f} with both methods, {PAPER_MODELS[name].num_devices * (full - both):9,.0f} GPU-days saved")
+    print(f"{name}: {full - both:.1f} days sooner, {model.num_devices * (full - both):,.0f} GPU-days saved")
 
 # %% [markdown]
 # ## The roofline: why the core is cheap to run again
@@ -219,13 +218,12 @@ Panel(
     t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
 )
 
-# %%
-lines = []
-for o in forward_operations(SMALLEST, Parallel(8, True)):
-    bound = "memory" if o.bound_by_memory(*A100) else "the rate"
-    lines.append((o.name, o.flops, o.bytes, f"{float(o.intensity):.2f}", f"{1e6 * float(o.least_seconds(*A100)):.2f}", bound))
+# %% jupyter={"source_hidden": true}
+forward = forward_operations(SMALLEST, Parallel(8, True))
+waiting = [o.name for o in forward if o.bound_by_memory(*A100)]
 print(f"{paper.A100_FLOPS_PER_SECOND:,} FLOP/s, {A100_BYTES_PER_SECOND:,} B/s, ridge at {paper.A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND:.1f} FLOPs per byte")
-print(text_table(("22B layer, t = 8", "FLOPs", "bytes moved", "FLOPs per byte", "least µs", "waits for"), lines, " rrrr"))
+print(f"{len(forward)} operations, {sum(o.flops for o in forward):,} FLOPs, {sum(o.bytes for o in forward):,} bytes moved; {len(waiting)} wait for memory, all but")
+print(", ".join(f"{o.name} ({float(o.intensity):,.0f} FLOPs per byte)" for o in forward if o.name not in waiting))
 
 # %% [markdown]
 # The linears are on the flat roof: they use every weight and every element hundreds of times. The core's products have one
@@ -234,7 +232,7 @@ print(text_table(("22B layer, t = 8", "FLOPs", "bytes moved", "FLOPs per byte", 
 #
 # Now compare prices: the least time to run again, per GiB freed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 shape, cut = SMALLEST, Parallel(8, True)
 operations = {o.name: o for o in forward_operations(shape, cut)}
 core = [operations[name] for name in ("QKᵀ", "softmax", "softmax dropout")]
@@ -259,7 +257,7 @@ print(text_table(("22B layer, t = 8", "bytes freed", "ms by FLOPs", "least ms", 
 # cheaper per byte than everything outside the core. Layer norms and GeLU are as cheap: drop them next, if that is not
 # enough. How close is the core's time to table 4?
 
-# %%
+# %% jupyter={"source_hidden": true}
 selective = paper.TABLE4["selective"]
 added = selective.combined_ms - baseline.combined_ms
 group = [*core, operations["attention over V"]]
@@ -315,3 +313,13 @@ for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence paral
 # **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
 # Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:
 # `src/actmem/formulas/flops.py`, `src/actmem/formulas/table5.py`, `src/actmem/formulas/roofline.py`.
+#
+# ## Now fit your model
+#
+# Where do the seconds of its step go? A plan has a line for each: products, what runs again, exchanges, the bubble.
+#
+# ```
+# python -m actmem plan 175B --gpus 512 --memory 80 --global-batch 64 --device a100
+# ```
+#
+# Next, [chapter 8](08_after_the_paper.ipynb): the layers that everyone trains today, and why they ask other questions.

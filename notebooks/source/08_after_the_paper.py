@@ -27,7 +27,7 @@ from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
 from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
-from actmem_course.show.text import comparison_text, saved_text, text_table
+from actmem_course.show.text import apart_text, text_table
 
 LLAMA = llama_shape("llama3-8b")
 
@@ -71,7 +71,7 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
 
-# %%
+# %% jupyter={"source_hidden": true}
 lines = [(row.term, row.bytes, size_text(row.bytes), row.source) for row in llama_rows(LLAMA)]
 whole = total(llama_rows(LLAMA))
 print(text_table(("Llama 3 8B, one layer", "bytes", "", "who reads it"), [*lines, ("together", whole, size_text(whole), "")], " rr", True))
@@ -84,7 +84,7 @@ print(text_table(("Llama 3 8B, one layer", "bytes", "", "who reads it"), [*lines
 # %%
 from actmem.measure.one_layer import measure_llama
 
-print(comparison_text(compare(llama_rows(TINY_LLAMA), measure_llama(TINY_LLAMA))))
+print(compare(llama_rows(TINY_LLAMA), measure_llama(TINY_LLAMA)).describe())
 
 # %% [markdown]
 # At a real model's size an emulated rank does the same, with tensor and sequence parallelism. With `t <= k` everything is
@@ -95,14 +95,15 @@ from actmem.measure import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 
 shape = llama_shape("llama3-70b")
-lines = []
+pairs, keys = [], []
 for t in (2, 8, 16):
     with emulated_rank(t):
         measured = measure_llama(shape, tensor_parallel(sequence_parallel=True))
     predicted = llama_rows(shape, Parallel(t, True))
-    keys = next(row for row in predicted if row.term == "K")
-    lines.append((t, total(predicted), total(measured) - total(predicted), keys.bytes, keys.split_by))
-print(text_table(("t", "predicted", "difference", "K", "K is divided by"), lines, "rrrrr"))
+    pairs.append((total(predicted), total(measured)))
+    keys.append(f"{next(row.split_by for row in predicted if row.term == 'K')} at t = {t}")
+print(apart_text("layers, predicted and measured", pairs))
+print("K is divided by", ", by ".join(keys))
 
 # %% [markdown]
 # ## More ranks than key heads
@@ -154,7 +155,7 @@ class FusedGate(nn.Module):
     def forward(self, gate, up):
         return swiglu(gate, up)
 
-
+# %% jupyter={"source_hidden": true}
 s, b, h = 64, 2, 128
 
 
@@ -170,8 +171,8 @@ def kept(module, inputs):
 
 norms = kept(PlainNorm(h), 1), kept(FusedNorm(h), 1)
 gates = kept(PlainGate(), 2), kept(FusedGate(), 2)
-lines = [("RMSNorm", *(f"{size:.2f}" for size in norms)), ("SwiGLU", *(f"{size:.2f}" for size in gates))]
-print(text_table(("bytes an element", "plain operators", "one function"), lines, " rr"))
+for name, (plain, fused) in {"RMSNorm": norms, "SwiGLU": gates}.items():
+    print(f"{name}: {plain:.2f} bytes an element in plain operators, {fused:.2f} in one function")
 more = 2 * (norms[0] - norms[1]) + (gates[0] - gates[1]) * LLAMA.ffn_hidden_size / LLAMA.hidden_size
 tokens = LLAMA.seq_length * LLAMA.micro_batch_size
 print(f"\ntwo norms and a gate, in the proportions of Llama 3 8B: {more:.1f} sbh that no gradient needs;")
@@ -185,7 +186,7 @@ print(f"the layer itself keeps {whole / (tokens * LLAMA.hidden_size):.1f} sbh")
 # and counts: every formula holds to the byte at two shapes in which all sizes differ. Here they are at the size of Llama 3 8B,
 # in 16 bits:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem.plan.others_keep import OTHERS, bytes_of_other
 
 lines = [
@@ -209,33 +210,34 @@ for layer in OTHERS:
 # Not the dispatched token: backward dispatches it again, as sequence parallelism gathers again. Not the expert's output either:
 # the down product is linear, so the weight may multiply before it. What is left of the routing is who goes where, a few bytes a pair.
 
-# %%
+# %% jupyter={"source_hidden": true}
 EXPERTS = llama_shape("qwen3-30b-a3b")
 rows = llama_rows(EXPERTS)
 lines = [(row.term, row.bytes, size_text(row.bytes), row.source) for row in rows]
 print(text_table(("Qwen3-30B-A3B, one layer", "bytes", "", "who reads it"), [*lines, ("together", total(rows), size_text(total(rows)), "")], " rr", True))
 print()
 products = llama_products(EXPERTS)
-print(text_table(("product", "FLOPs"), [*products.items(), ("together", sum(products.values()))], " r", True))
+print("its products:", ", ".join(f"{name} {flops / sum(products.values()):.1%}" for name, flops in products.items()), f"of {sum(products.values()):,} FLOPs")
 
 # %% [markdown]
 # The ranks of the layer share the experts, whole. Under sequence parallelism each routes its own tokens, and an all-to-all
 # brings every pair to its expert's rank. So a rank holds as much as the routers send to it: with an even router `sbκ/t` pairs;
 # if every token wants the same experts, one rank gets all of them. Every rank must have room for that, or drop tokens:
 
-# %%
+# %% jupyter={"source_hidden": true}
 from actmem.formulas.expert_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
 
-lines = []
+pairs = []
 for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
     parallel = Parallel(t, True)
-    pairs = forced_routed_tokens(EXPERTS, parallel, routing, 0)
-    predicted = llama_rows(EXPERTS, parallel, routed_tokens=pairs)
+    tokens_held = forced_routed_tokens(EXPERTS, parallel, routing, 0)
+    predicted = llama_rows(EXPERTS, parallel, routed_tokens=tokens_held)
     with emulated_rank(t):
         measured = measure_llama(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing)
-    experts = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=pairs))
-    lines.append((t, routing, pairs, most_routed_tokens(EXPERTS, parallel), experts, total(predicted), total(measured) - total(predicted)))
-print(text_table(("t", "routing", "pairs", "at most", "experts' bytes", "layer", "difference"), lines, "r rrrrr"))
+    pairs.append((total(predicted), total(measured)))
+    experts = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=tokens_held))
+    print(f"t = {t}, {routing}: {tokens_held:,} pairs of at most {most_routed_tokens(EXPERTS, parallel):,}, {experts:,} bytes for them, {total(predicted):,} in all")
+print(apart_text("layers, predicted and measured", pairs))
 
 # %% [markdown]
 # ## What needs no product
@@ -243,7 +245,7 @@ print(text_table(("t", "routing", "pairs", "at most", "experts' bytes", "layer",
 # A norm's output is two operations away from its input, and so is `silu(gate) · up` from gate and up. Backward can make them
 # again without a single matrix product. That is the mode `elementwise`, and it is worth a third of the layer:
 
-# %%
+# %% jupyter={"source_hidden": true}
 names = ("none", "selective", "elementwise", "full")
 forward = sum(llama_products(LLAMA).values())
 lines = [
@@ -264,16 +266,13 @@ print(f"\none layer's forward: {forward:,} FLOPs, backward twice as many")
 # The paper's own layer falls the same way. Of the `34sbh/t` that selective recomputation leaves, the two norm outputs, the
 # GeLU's output and the two dropout masks go: `20sbh/t`. Masks are drawn again from a seed.
 
-# %%
-lines = [
-    (name, *(layer_bytes(model.shape, model.parallel, mode) for mode in names[1:]),
-     f"{float(100 * layer_overhead(model.shape, 'elementwise')):.2f}")
-    for name, model in PAPER_MODELS.items()
-]  # fmt: skip
-print(text_table(("bytes, t = 8", *names[1:], "elementwise adds, % FLOPs"), lines, " rrrr"))
+# %% jupyter={"source_hidden": true}
+for name, model in PAPER_MODELS.items():
+    left = [layer_bytes(model.shape, model.parallel, mode) for mode in ("selective", "elementwise")]
+    print(f"{name}: {left[0]:,} bytes, {left[1]:,} with elementwise, for {float(100 * layer_overhead(model.shape, 'elementwise')):.2f}% more FLOPs")
 gpt3 = model_shape("175B")
 a, b, h, s = gpt3.letters()
-print(f"\nGPT-3, elementwise: {layer_bytes(gpt3, Parallel(8, True), 'elementwise') * 8 / (s * b * h):g} sbh/t")
+print(f"GPT-3, elementwise: {layer_bytes(gpt3, Parallel(8, True), 'elementwise') * 8 / (s * b * h):g} sbh/t")
 
 # %% [markdown]
 # ## The frontier
@@ -288,12 +287,12 @@ Panel(
     s=steps("s", "tokens", (1024, 2048, 4096, 8192), 2048),
 )
 
-# %%
-lines = [
-    (", ".join(point.products) or "none", f"{point.bytes / (s * b * h):.1f}", f"{100 * point.flops / (72 * s * b * h * h + 12 * s * s * b * h):.2f}")
-    for point in frontier(gpt3)
-]
-print(text_table(("products run again", "sbh kept", "FLOPs added, %"), lines, " rr"))
+# %% jupyter={"source_hidden": true}
+points = frontier(gpt3)
+flops = 72 * s * b * h * h + 12 * s * s * b * h
+for point in (points[0], points[-1]):
+    print(f"{len(point.products)} products run again: {point.bytes / (s * b * h):.1f} sbh kept, {100 * point.flops / flops:.2f}% more FLOPs")
+print(f"{len(points)} choices on the line, {sum(point.bytes for point in points):,} bytes and {sum(point.flops for point in points):,} FLOPs together")
 
 # %% [markdown]
 # A real layer and three sets. Whatever is dropped, the gradients are the same bit for bit:
@@ -355,7 +354,7 @@ Panel(
 # nothing is recomputed, beside what parameters, gradients and Adam leave free of 80 GiB. ✓: it fits. (By formula, without workspaces
 # and fragmentation. Where a rank has 3 layers, a V gives its chunks 1 and 2.)
 
-# %%
+# %% jupyter={"source_hidden": true}
 NAMES = ("ZB-H1", "V-Half", "V-Min")
 lines, helped = [], {}
 for model_name, model in PAPER_MODELS.items():
@@ -427,3 +426,14 @@ for model_name, names in helped.items():
 #
 # **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
 # 2205.14135 for flash attention · 2401.10241 and 2405.15362 for the pipelines · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/today/`.
+#
+# ## Now fit your model
+#
+# Where attention stores no scores, which recomputation is left? Plan one of today's models with each:
+#
+# ```
+# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --recompute elementwise
+# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --recompute full
+# ```
+#
+# Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.

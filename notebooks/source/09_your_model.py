@@ -111,7 +111,10 @@ class MLP(nn.Module):
     def forward(self, x):
         return self.down(self.product(self.gate(x), self.up(x)))
 
+# %% [markdown]
+# Norm, attention, norm, MLP make a layer; `layer()` makes one with its input, `layer(norm=…)` one with another part.
 
+# %% jupyter={"source_hidden": true}
 class Layer(nn.Module):
     def __init__(self, h, a, k, f, norm=Norm, attention=Attention, mlp=MLP):
         super().__init__()
@@ -234,7 +237,7 @@ class LeanMLP(MLP):
     def product(self, gate, up):
         return Product.apply(gate, up)
 
-
+# %% jupyter={"source_hidden": true}
 lean = {"norm": LeanNorm, "attention": LeanAttention, "mlp": LeanMLP}
 lean_model, _ = layer(**lean)
 with actmem.record(lean_model) as lean_ledger:
@@ -248,7 +251,7 @@ print("wastes left:", [finding.waste for finding in findings(lean_ledger.tensors
 # %% [markdown]
 # Never trust a smaller number without the gradients. In float64 the two layers agree to rounding.
 
-# %%
+# %% jupyter={"source_hidden": true}
 def gradients(**parts):
     model, x = layer(**parts)
     model, x = model.double(), x.detach().double().requires_grad_()
@@ -273,7 +276,7 @@ print("largest relative difference below 1e-12:", worst < 1e-12)
 # hold, `--html page.html` for a page with a treemap. Then `python -m actmem diff before.json after.json` names what came, went and
 # stayed.
 
-# %%
+# %% jupyter={"source_hidden": true}
 with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
     files = [str(Path(folder) / name) for name in ("before.json", "after.json")]
     for file, seen in zip(files, (ledger, lean_ledger)):
@@ -294,14 +297,14 @@ optimizer.zero_grad()
 bill = actmem.step(model, x, optimizer=optimizer)
 assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
 print(f"peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}")
-print(text_table(["kind", "bytes"], [[kind, f"{size:,}"] for kind, size in bill.by_kind().items()]))
+print(", ".join(f"{kind} {size:,} bytes" for kind, size in bill.by_kind().items()))
 
 # %% [markdown]
 # Can the peak be predicted too? For the paper's layer of chapters 2 to 5 it can, in every mode: write down what each operation of
 # forward and backward makes, and what is freed after it, and take the fullest moment. **Predict:** which modes lower the peak of
 # this one layer?
 
-# %%
+# %% jupyter={"source_hidden": true}
 paper = ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
 lines = []
 for mode in RECOMPUTE_MODES:
@@ -320,13 +323,11 @@ print(text_table(["mode", "peak bytes", "difference", "fullest operation", "mean
 # The Llama layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
 
 # %%
-lines = []
 for length in (64, 256, 1024):
     long_model, long_x = layer(s=length)
     long_bill = actmem.step(long_model, long_x, optimizer=torch.optim.AdamW(long_model.parameters()))
-    kinds = long_bill.by_kind()
-    lines.append([length, f"{long_bill.peak_bytes:,}", f"{100 * kinds.get('activation', 0) / long_bill.peak_bytes:.0f}%", long_bill.peak_phase])
-print(text_table(["s", "peak bytes", "activations", "phase"], lines))
+    share = long_bill.by_kind().get("activation", 0) / long_bill.peak_bytes
+    print(f"s = {length:,}: peak {long_bill.peak_bytes:,} bytes in {long_bill.peak_phase}, {share:.0%} of them activations")
 
 # %% [markdown]
 # ## Yours
@@ -366,3 +367,8 @@ for finding in findings(yours.tensors):
 #
 # **Sources.** Touvron et al., *LLaMA*, 2302.13971 · code: `src/actmem/measure/ledger.py`, `src/actmem/measure/origins.py`,
 # `src/actmem/measure/whole_step.py`, `src/actmem/measure/diagnosis.py`.
+#
+# ## Now fit your model
+#
+# You know what one layer of it keeps. How many GPUs does the whole take, and divided how? Next, [chapter
+# 10](10_plan_a_model.ipynb) finds the layouts that fit, and checks the fullest GPU's bill.

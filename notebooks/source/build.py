@@ -35,6 +35,8 @@ NOTEBOOKS = SOURCES.parent
 CELL_TIMEOUT_SECONDS = 600
 #: What displays a widget.  Their cells are folded: a reader came for the figure, and a guess's cell has its answer.
 SHOWN = {"Panel", "LiveFigure", "Prediction", "Reveal"}
+#: A cell whose code teaches nothing says so itself: ``# %% jupyter={"source_hidden": true}``.
+FOLDED = {"jupyter": {"source_hidden": True}}
 PYTHON = {
     "kernelspec": {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"},
     "language_info": {"file_extension": ".py", "mimetype": "text/x-python", "name": "python", "pygments_lexer": "ipython3"},
@@ -63,8 +65,9 @@ def read(source: Path) -> NotebookNode:
             name = hashlib.sha256(name.encode()).hexdigest()[:8]
         named.add(name)
         cell.id = name
-        folded = {"jupyter": {"source_hidden": True}} if cell.cell_type == "code" and only_shows(cell.source) else {}
-        cell.metadata = nbformat.from_dict(folded)
+        marked = cell.metadata.get("jupyter") == FOLDED["jupyter"]
+        plumbing = marked or (cell.cell_type == "code" and only_shows(cell.source))
+        cell.metadata = nbformat.from_dict(FOLDED if plumbing else {})
     return notebook
 
 

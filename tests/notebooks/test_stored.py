@@ -6,13 +6,18 @@ import re
 import nbformat
 import pytest
 
-from notebooks.source.build import NOTEBOOKS, only_shows, outputs, sources, target
+from actmem_course.show.text import text_table
+from notebooks.source.build import FOLDED, NOTEBOOKS, only_shows, outputs, sources, target
 from notebooks.source.pictures import front_picture
+from tests.notebooks.printed import printed_tables, tables, visible_lines
 
 PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
 #: Enough for a page that opens at once on a code-hosting site.
 LARGEST_BYTES = 600_000
 MAP = "00_start_here.ipynb"
+#: What the course asks one to read, over all chapters.  A figure needs no table beside it; a formula that agrees with a
+#: measurement is one sentence; code that only prints is folded.
+MOST_TABLES, MOST_CODE_LINES, MOST_COLUMNS = 38, 522, 6
 
 
 @pytest.fixture(params=PATHS, ids=lambda path: path.stem)
@@ -101,8 +106,8 @@ def test_a_chapter_opens_with_its_question_and_its_figure(notebook):
 
 def test_cells_with_nothing_to_read_are_folded_and_so_is_every_answer(notebook):
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    folded = [cell for cell in code if cell.metadata.get("jupyter", {}).get("source_hidden")]
-    assert all(only_shows(cell.source) == (cell in folded) for cell in code)
+    folded = [cell for cell in code if cell.metadata == FOLDED]
+    assert all(cell in folded for cell in code if only_shows(cell.source))
     assert all(cell in folded for cell in code if "Prediction(" in cell.source)
     assert len(folded) < len(code)
 
@@ -120,3 +125,51 @@ def test_every_wait_for_processes_is_shown_and_table_2_is_measured_once():
     waiting = [source for source in cells if "results(" in source and "processes=" in source]
     assert len(waiting) >= 5 and all("with Progress(" in source for source in waiting)
     assert sum('results("measure_table2.py"' in source for source in cells) == 1
+
+
+def test_the_course_prints_few_tables_and_shows_little_code():
+    stored = [nbformat.read(path, as_version=4) for path in PATHS]
+    shown = "python -m tests.notebooks.printed shows where they are"
+    assert sum(len(printed_tables(notebook)) for notebook in stored) <= MOST_TABLES, shown
+    assert sum(map(visible_lines, stored)) <= MOST_CODE_LINES, shown
+
+
+def test_no_table_is_wide(notebook):
+    assert max(printed_tables(notebook), default=0) <= MOST_COLUMNS
+
+
+@pytest.mark.parametrize("columns", range(1, 9))
+def test_columns_are_counted(columns):
+    header = [f"name {number}" for number in range(columns)]
+    lines = [["x " * number + "y" for number in range(columns)], ["together", *range(columns - 1)]]
+    for right in ("", "r" * columns):
+        for shown in (text_table(header, lines, right), text_table(header, lines, right, last_is_sum=True), text_table(header, lines[:1], right)):
+            assert tables(shown) == [columns]
+            assert tables(f"before\n{shown}\nafter, and that is longer than the table is wide, since it is a sentence\n\n{shown}") == [columns] * 2
+            assert tables(f"{shown}\n{shown}") == [columns] * 2
+    assert tables("no table\n\n──────\nnor this") == []
+
+
+def test_a_table_without_a_rule_counts_too():
+    rows = "  bytes  module\n    512  norm1\n114,688  mlp\n"
+    assert tables(rows) == [], "two columns may be a list"
+    assert tables("before\n" + rows.replace("\n", "  kind\n")) == [3]
+    assert tables("rank 0 | F0 F1 ·  ·\nrank 1 | ·  F0 B0 --\nrank 2 | ·  ·  F0 B0") == []
+
+
+def test_code_that_is_folded_is_not_counted(notebook):
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    before, seen = visible_lines(notebook), next(cell for cell in code if cell.metadata != FOLDED)
+    seen.source += "\n\nprint(1)"
+    assert visible_lines(notebook) == before + 1
+    seen.metadata = FOLDED
+    assert visible_lines(notebook) < before
+
+
+def test_the_last_page_of_a_chapter_leads_on(path, notebook):
+    following = [later.name for later in PATHS if later > path][:1]
+    if following:
+        last = notebook.cells[-1]
+        assert last.cell_type == "markdown"
+        _, _, end = last.source.partition("## Now fit your model")
+        assert f"({following[0]})" in end

@@ -1,5 +1,6 @@
 """Tables of text: every number in full, columns in line."""
 
+from fractions import Fraction
 from types import SimpleNamespace
 
 import pytest
@@ -8,7 +9,16 @@ from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.models import TINY
 from actmem.rows import Row, compare
-from actmem_course.show.text import comparison_text, extras_text, rows_text, saved_text, table2_text, text_table
+from actmem_course.show.text import (
+    apart_text,
+    comparison_text,
+    extras_text,
+    kept_text,
+    rows_text,
+    saved_text,
+    table2_text,
+    text_table,
+)
 
 
 def test_text_table():
@@ -47,8 +57,31 @@ def test_saved_text_shows_what_the_ledger_saw():
     assert lines[-1].split() == ["together", "28"]
 
 
+def test_kept_text_is_a_line_for_each_tensor():
+    saved = [
+        SimpleNamespace(module="up", op="linear", argument="0", shape=(3, 4), dtype="torch.bfloat16", bytes=2400),
+        SimpleNamespace(module="", op="softmax", argument="", shape=(), dtype="torch.float32", bytes=4),
+    ]
+    assert kept_text(saved) == (
+        "linear keeps argument 0, [3, 4] bfloat16: 2,400 bytes\nsoftmax keeps what it made, [] float32: 4 bytes"
+    )
+
+
 def test_an_empty_ledger_says_so():
-    assert saved_text([]) == "nothing is kept"
+    assert saved_text([]) == kept_text([]) == "nothing is kept"
+
+
+@pytest.mark.parametrize(
+    ("pairs", "line"),
+    [
+        ([(7, 7), (8, 8)], "2 layers: 0 bytes apart"),
+        ([(1000, 1001), (1001, 1000), (5, 5)], "3 layers: 2 bytes apart"),  # differences do not cancel
+        ([(0, 1200)], "layers: 1,200 bytes apart"),
+        ([(Fraction(4, 2), 2), (Fraction(1, 2), 0)], "2 layers: 0.5 bytes apart"),
+    ],
+)
+def test_apart_text(pairs, line):
+    assert apart_text("layers", iter(pairs)) == line
 
 
 @pytest.mark.parametrize(

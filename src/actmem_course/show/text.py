@@ -55,6 +55,26 @@ def extras_text(rows: Iterable[Row]) -> str:
     )
 
 
+def apart_text(what: str, pairs: Iterable[tuple], unit: str = "bytes") -> str:
+    """One sentence in place of a table of zeros: how many pairs were compared (if several), and how far apart they are in all.
+
+    pairs: what a formula says and what was counted, whole numbers or fractions.
+    """
+    pairs = list(pairs)
+    apart = sum(abs(one - other) for one, other in pairs)
+    exact = int(apart) if apart == int(apart) else float(apart)
+    return f"{f'{len(pairs)} ' if len(pairs) > 1 else ''}{what}: {exact:,} {unit} apart"
+
+
+def kept_text(saved: Iterable) -> str:
+    """The few tensors that one operation keeps, a line for each."""
+    lines = [
+        f"{t.op} keeps {f'argument {t.argument}' if t.argument else 'what it made'}, {_sizes(t.shape)} {_dtype(t.dtype)}: {t.bytes:,} bytes"
+        for t in saved
+    ]
+    return "\n".join(lines) or "nothing is kept"
+
+
 def saved_text(saved: Iterable) -> str:
     """What a ledger holds: its ``saved``, a line for each tensor, and the sum."""
     saved = list(saved)

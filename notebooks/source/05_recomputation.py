@@ -139,7 +139,7 @@ def kept(run):
 
 
 def in_words(ledger):
-    return f"{ledger.total_bytes:,} bytes: " + ", ".join(f"{t.op} {list(t.shape)}" for t in ledger.saved)
+    return fill(f"{ledger.total_bytes:,} bytes: " + ", ".join(f"{t.op} {list(t.shape)}" for t in ledger.saved), 100)
 
 
 def plainly(core, *inputs):

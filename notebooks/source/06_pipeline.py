@@ -236,8 +236,9 @@ Panel(
 # %%
 for m in (1, 3):
     parallel, n = with_pipeline(MT.parallel, 35, m), MT.global_batch_size
-    outputs = total(stage_output_rows(MT.shape, parallel, 0, n))
-    print(f"m = {m}: {embeddings_in_flight(parallel, n)} masks on rank 0, and {in_flight(parallel, 0, n)} outputs, {outputs:,} bytes if they are not freed")
+    first, last = (total(stage_output_rows(MT.shape, parallel, rank, n)) for rank in (0, 34))
+    print(f"m = {m}: {embeddings_in_flight(parallel, n)} masks on rank 0, and {in_flight(parallel, 0, n)} outputs")
+    print(f"  outputs that are not freed: {first:,} bytes on rank 0, {last:,} on rank 34, whose last chunk sends none")
 
 # %% [markdown]
 # The paper counts `p` masks. That is right for 1F1B. When stages are interleaved, a second round of `p` forwards enters the
@@ -317,7 +318,8 @@ model = PAPER_MODELS["175B"]
 for rank in (0, model.parallel.pipeline_parallel_size - 1):
     exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
     stages = wire_bytes([e for e in exchanges if e.kind == "send"])
-    print(f"rank {rank}: {sum(e.count for e in exchanges):,} exchanges; {size_text(stages)} to other stages, {size_text(wire_bytes(exchanges) - stages)} to the ranks that share its layers and its embedding; {wire_bytes(exchanges):,} bytes")
+    print(f"rank {rank}: {sum(e.count for e in exchanges):,} exchanges; {size_text(stages)} to other stages")
+    print(f"  {size_text(wire_bytes(exchanges) - stages)} to the ranks that share its layers and its embedding; {wire_bytes(exchanges):,} bytes in all")
 
 # %% [markdown]
 # Stages send each other little; the ranks that share a layer send each other much. That is why tensor parallelism stays

@@ -32,7 +32,8 @@ def layout_text(layout: Layout) -> str:
 
 def plan_text(plan: Plan) -> str:
     """A plan in one line."""
-    kept = f", {plan.whole_microbatches} microbatches whole" if plan.whole_microbatches else ""
+    whole = plan.whole_microbatches
+    kept = f", {whole} microbatch{'es' * (whole > 1)} whole" if whole else ""
     return f"{layout_text(plan.layout)}, {plan.recompute}{kept}"
 
 

@@ -1,7 +1,9 @@
 """Fixtures shared by all tests, and the order in which the test processes take them."""
 
 import os
+import signal
 import subprocess
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,10 @@ from tests.rank_pool import RankPool
 # Other work on the machine makes a test slow, not wrong.
 settings.register_profile("patient", deadline=None)
 settings.load_profile("patient")
+
+# In the background of a shell Ctrl-C is ignored, also by all that tests start: labs that tests end by it would go on.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 #: ``make test FAST=1``: tests that start one of these are skipped, each with that reason.
 FAST = os.environ.get("FAST") == "1"

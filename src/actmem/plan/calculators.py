@@ -14,6 +14,7 @@ from actmem.checks import checked
 from actmem.config import ModelShape, check_layer
 from actmem.formulas.table2 import Configuration
 from actmem.plan.decoder import Decoder
+from actmem.recipes import Recompute
 
 
 @dataclass(frozen=True)
@@ -36,13 +37,13 @@ class Calculator:
 def _sizes(row: Configuration, shape: ModelShape, t: int) -> tuple[int, int, int]:
     """sbh, the scores 5as²b if the row stores them, and what divides the ten undivided sbh."""
     a, b, h, s = shape.letters()
-    scores = 5 * a * s * s * b if row.recompute == "none" else 0
+    scores = 5 * a * s * s * b if Recompute.of(row.recompute).region == "none" else 0
     return s * b * h, scores, t if row.sequence_parallel else 1
 
 
 def _playbook(row: Configuration, shape: ModelShape, t: int) -> int:
     sbh, scores, whole = _sizes(row, shape, t)
-    if row.recompute == "full":
+    if Recompute.of(row.recompute).region == "layer":
         return 2 * sbh
     return 10 * sbh // whole + 24 * sbh // t + (scores if row.sequence_parallel else scores // t)
 
@@ -55,13 +56,13 @@ def _cookbook(row: Configuration, shape: ModelShape, t: int) -> int:
 
 def _megatron(row: Configuration, shape: ModelShape, t: int) -> int:
     sbh, _, _ = _sizes(row, shape, t)
-    both = row.sequence_parallel and row.recompute == "selective"
+    both = row.sequence_parallel and Recompute.of(row.recompute).region == "core"
     return 34 * sbh // t if both else 10 * sbh + 24 * sbh // t
 
 
 def _llm_analysis(row: Configuration, shape: ModelShape, t: int) -> int:
     sbh, scores, whole = _sizes(row, shape, t)
-    if row.recompute == "full":
+    if Recompute.of(row.recompute).region == "layer":
         return 2 * sbh // t
     return 9 * sbh // whole + 24 * sbh // t + scores // t
 

@@ -30,6 +30,12 @@ const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ")
 }, []).join("<br>")).join("<br>");
 // Plotly neither wraps nor shrinks words beside an axis: on a narrow page they leave no room, or run out of it.
 const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 130;
+// So do legends, and words beside a bar.
+const BESIDE = 22;
+const worded = (data, width) => data.map((trace) => {
+  const text = trace.orientation === "h" && Array.isArray(trace.text) ? trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) : trace.text;
+  return { ...trace, text, name: trace.name && wrap(trace.name, Math.floor(width / LETTER) - 12) };
+});
 const fitted = (data, layout, width) => {
   if (width >= NARROW) return layout;
   const fit = { ...layout };
@@ -49,7 +55,8 @@ const fitted = (data, layout, width) => {
     fit[name] = { ...axis, title: { ...axis.title, text } };
     lines = Math.max(lines, text.split("<br>").length);
   }
-  const more = LINE * (lines - 1);
+  const entries = data.filter(({ name, showlegend }) => name && showlegend !== false).map(({ name }) => name.split("<br>").length);
+  const more = LINE * (lines - 1 + Math.max(0, entries.reduce((sum, rows) => sum + rows, 0) - 1));
   return { ...fit, height: layout.height + more, margin: { ...layout.margin, b: (layout.margin?.b ?? layout.template.layout.margin.b) + more } };
 };
 
@@ -130,7 +137,9 @@ class Figure {
       plot.setAttribute("aria-label", alt);
       const top = 24, cut = (layout.margin?.t ?? layout.template.layout.margin.t) - top;
       const bare = { ...layout, title: undefined, height: layout.height - cut, margin: { ...layout.margin, t: top } };
-      await Plotly.react(plot, data, fitted(data, bare, this.place.clientWidth), config);
+      const width = this.place.clientWidth;
+      const shown = width < NARROW ? worded(data, width) : data;
+      await Plotly.react(plot, shown, fitted(shown, bare, width), config);
       if (first) new ResizeObserver(() => this.resize()).observe(plot.parentElement);
     }
     if (this.nodes.length) this.place.dataset.drawn = "true";

@@ -172,7 +172,7 @@ EDITS = [
     ("7.1", r"K is counted with all a heads; there are k key and value heads", "2 * s * b * k * (h // a) // min(t, k)", "2 * s * b * h // t"),
     ("7.1", r"K is not divided: with t <= k each rank has k/t", " // min(t, k)", ""),
     ("7.1", r"norm 1 statistics is 1/2 of what is kept \(one number a token, in 4 bytes\)", "4 * s * b // t", "2 * s * b // t"),
-    ("7.1", r"gate lacks the factor f and has the extra factor h \(it is f wide\).*; so many more are wrong: 1", "2 * s * b * f // t", "2 * s * b * h // t"),
+    ("7.1", r"gate lacks the factor f and has the extra factor h \(it is f wide\).*; 1 more is wrong", "2 * s * b * f // t", "2 * s * b * h // t"),
     ("7.1", r"log-sum-exp has the extra factor s \(one number a query and head, in 4 bytes\)", "4 * a * s * b // t", "4 * a * s * s * b // t"),
     ("7.1", r"norm 1 input has the extra factor t", "2 * s * b * h // t,", "2 * s * b * h,"),
     ("7.1", r"exactly the 14 names; missing or not among them: V$", '        "V": head,\n', ""),

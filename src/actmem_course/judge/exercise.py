@@ -13,7 +13,7 @@ from actmem.config import ConfigError
 
 
 def _named(place: str) -> Callable:
-    """The function that ``place`` names: "lab2_blocks:check_mlp" in lab_checks."""
+    """The function that ``place`` names: "lab2_tensor_parallel:check_mlp" in lab_checks."""
     module, _, function = place.partition(":")
     return getattr(importlib.import_module(f"actmem_course.judge.lab_checks.{module}"), function)
 

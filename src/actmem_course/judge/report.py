@@ -81,8 +81,11 @@ class Report:
             self.console.print(Text(self._next_step()), soft_wrap=True)
             if farewell:
                 self.console.print(Text(farewell, style="dim"), soft_wrap=True)
-        elif self.ranks == 2 and not self.lab.one_process and len(self.verdicts) == len(self.lab.exercises):
-            self.console.print(Text(f"on 2 ranks; now on 4: python {self.script} --ranks 4"), soft_wrap=True)
+        elif self.ranks == 2 and not self.lab.one_process:
+            # What two ranks can't tell apart, four can: a group that is not the world, more ranks than key heads.
+            only = [verdict.exercise for verdict in self.verdicts]
+            part = f" --only {','.join(only)}" if len(only) < len(self.lab.exercises) else ""
+            self.console.print(Text(f"on 2 ranks; now on 4: python {self.script} --ranks 4{part}"), soft_wrap=True)
 
     def write(self) -> None:
         """The file, if one is asked for: verdicts, and what was measured, on what."""

@@ -59,7 +59,8 @@ def check_layer_bytes(b: Bench) -> None:
         if any(f[term] != t[term] for f, t in zip(found, true))
     ]
     if faults:
-        more = f"; {len(faults) - 2} more terms are wrong" if len(faults) > 2 else ""
+        others = len(faults) - 2
+        more = f"; {others} more {'terms are' if others > 1 else 'term is'} wrong" if others > 0 else ""
         raise Wrong("; ".join(faults[:2]) + more)
 
 

@@ -44,7 +44,9 @@ def check_llama_layer_bytes(b: Bench) -> None:
     wrong = [term for term in true[0] if any(f[term] != right[term] for f, right in zip(found, true))]
     faults = [_fault(term, [(f[term], right[term]) for f, right in zip(found, true)], sizes) for term in wrong[:2]]
     if wrong:
-        raise Wrong("; ".join(faults) + f"; so many more are wrong: {len(wrong) - 2}" * (len(wrong) > 2))
+        raise Wrong(
+            "; ".join(faults) + f"; {len(wrong) - 2} more {'are' if len(wrong) > 3 else 'is'} wrong" * (len(wrong) > 2)
+        )
 
 
 def _checked_names(answer: object) -> dict[str, int]:

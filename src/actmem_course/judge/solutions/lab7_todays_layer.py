@@ -70,6 +70,7 @@ def wide(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
 
+    Round once, at the end, or before weight multiplies as well, as Hugging Face's norm does: both pass.
     x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
     wide number a token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 6sbh + 4sb or more.
     2205.05198 section 4.1 counts the layer norm in the same way.

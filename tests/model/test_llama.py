@@ -20,7 +20,8 @@ from actmem.measure.one_layer import measure_llama
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total
-from actmem.today.llama import LlamaLayer, rotary_tables
+from actmem.today.fused import rotary_tables
+from actmem.today.llama import LlamaLayer
 from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)

@@ -36,6 +36,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return _Rotate.apply(x, cos, sin)
 
 
+def rotary_tables(seq_length: int, head_size: int, theta: float = 500_000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's angles, ``[s, 1, 1, d/2]`` in float32."""
+    frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    angles = torch.outer(torch.arange(seq_length, dtype=torch.float32), frequencies)[:, None, None]
+    return angles.cos(), angles.sin()
+
+
 def columns(x: Tensor, tp: TensorParallel, *weights: Tensor) -> tuple[Tensor, ...]:
     """Several column-parallel products of one input: ``[s/t, b, in]`` or ``[s, b, in]`` to ``[s, b, out/t]`` each.
 

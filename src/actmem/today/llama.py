@@ -18,11 +18,13 @@ from actmem.llama_recipes import llama_layer_terms
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed, mark_partial_gradient
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed
 from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
-from actmem.today.fused import columns, rms_norm, rotate, rows, swiglu
+from actmem.today.fused import columns, rotary_tables, rotate, rows
+from actmem.today.gated_mlp import GatedMLP
 from actmem.today.moe import ExpertMLP, Routing
+from actmem.today.norms import HeadNorm, RMSNorm
 from actmem.today.replicas import key_value_group, mark_replicas
 
 
@@ -79,32 +81,6 @@ class LlamaLayer(nn.Module):
             x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
             y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
             return x + self.mlp(y, terms)
-
-
-class RMSNorm(ParallelModule):
-    """Over the last dimension.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial."""
-
-    def __init__(self, size: int, tp: TensorParallel, **factory):
-        super().__init__()
-        self.tp = tp
-        self.weight = nn.Parameter(torch.ones(size, **factory))
-        self.mark_parameters()
-
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight)
-
-
-class HeadNorm(RMSNorm):
-    """Over the d elements of each head, with one weight for all heads.
-
-    Every rank sees its own heads only, so the gradient is partial without sequence parallelism too.
-    """
-
-    def mark_parameters(self) -> None:
-        self.weight.partial_gradient = self.tp.size > 1  # type: ignore[attr-defined]
 
 
 class GroupedQueryAttention(ParallelModule):
@@ -174,34 +150,3 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return context.permute(2, 0, 1, 3).flatten(2)
-
-
-def rotary_tables(seq_length: int, head_size: int, theta: float = 500_000.0) -> tuple[Tensor, Tensor]:
-    """Cosine and sine of every position's angles, ``[s, 1, 1, d/2]`` in float32."""
-    frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
-    angles = torch.outer(torch.arange(seq_length, dtype=torch.float32), frequencies)[:, None, None]
-    return angles.cos(), angles.sin()
-
-
-class GatedMLP(ParallelModule):
-    """silu(gate(x)) · up(x), then down.  Gate and up are cut by columns, down by rows."""
-
-    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
-        super().__init__()
-        h, own, self.tp = shape.hidden_size, shape.ffn_hidden_size // tp.size, tp
-        self.gate = nn.Parameter(torch.empty(own, h, **factory))
-        self.up = nn.Parameter(torch.empty(own, h, **factory))
-        self.down = nn.Parameter(torch.empty(h, own, **factory))
-        self.mark_parameters()
-        for name, weight in self.named_parameters():
-            draw_normal(weight, tp, child_seed(seed, name))
-
-    def mark_parameters(self) -> None:
-        self.gate.partition_dim = self.up.partition_dim = 0  # type: ignore[attr-defined]
-        self.down.partition_dim = 1  # type: ignore[attr-defined]
-
-    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
-        gate, up = terms(("gate", "up"), lambda x: columns(x, self.tp, self.gate, self.up), x)
-        y = terms("down input", swiglu, gate, up)
-        leave = g_bar if self.tp.sequence_parallel else f_bar
-        return leave(rows(y, self.down), self.tp)

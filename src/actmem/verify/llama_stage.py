@@ -16,8 +16,9 @@ from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedd
 from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge
-from actmem.today.llama import LlamaLayer, RMSNorm
+from actmem.today.llama import LlamaLayer
 from actmem.today.moe import Routing
+from actmem.today.norms import RMSNorm
 
 
 class LlamaStage(ParallelModule):

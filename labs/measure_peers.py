@@ -32,7 +32,9 @@ from actmem_course.bench.measure_peers import (
     OVER_GLOO,
     PEER_MODES,
     PEERS,
+    SAME_EXCHANGE,
     measure_peers,
+    table2_units,
 )
 from actmem_course.bench.measure_speed import check_speed
 from actmem_course.bench.race import progress_line
@@ -40,7 +42,7 @@ from actmem_course.bench.timing import add_timing_arguments, check_timing, clock
 from actmem_course.files import check_files, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
-from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
+from actmem_course.show.speed_peers import elementwise_line, missing_lines, overheads_table, peers_table
 from actmem_course.show.tables import others_table, why_lines
 
 
@@ -103,9 +105,15 @@ def main() -> int:
             sequence_parallel=not args.no_sequence_parallel,
             on_progress=lambda text: progress_line(text, here),
         )
+        # Every rank counts: an exchange is part of it.
+        units = [
+            table2_units(shape, here, mode, not args.no_sequence_parallel)
+            for mode in ("selective", "elementwise")
+            if any(line.over_selective for line in lines)
+        ]
         progress_line("", here)
         if here.rank == 0:
-            report(args, lines, setting(shape, here, dtype), clock_name(args, here.device), here)
+            report(args, lines, units, setting(shape, here, dtype), clock_name(args, here.device), here)
     return 0
 
 
@@ -130,7 +138,7 @@ def report_today(args) -> int:
     return 0 if agree == len(ran) else 1
 
 
-def report(args, lines, where, clock, here) -> None:
+def report(args, lines, units, where, clock, here) -> None:
     """Print a table for each mode and what to know about the peers, and write the file that is asked for."""
     console = lab_console()
     console.print(f"One layer by others: {where}", style="bold", highlight=False)
@@ -144,7 +152,9 @@ def report(args, lines, where, clock, here) -> None:
         f"{100 * noise:.1f}% apart. Below each: 95% interval; for bytes, over ours.",
         highlight=False,
     )
-    ran = {line.name for line in lines if not line.unavailable}
+    if units:
+        console.print(elementwise_line(lines, OURS, *units), highlight=False)
+    ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
     for name in (*PEERS, LITERAL, COMPILED):
         if name in ran:
             console.print(f"{name}: {NOTES[name]}.", highlight=False)

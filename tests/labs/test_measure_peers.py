@@ -1,6 +1,7 @@
 """measure_peers as a user starts it: every peer in every mode, and what cannot run is said."""
 
 import json
+import warnings
 from types import SimpleNamespace
 
 import pytest
@@ -8,11 +9,14 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
+from actmem.measure.replace import replaced
+from actmem.parallel.groups import tensor_parallel
 from actmem_course import launch
 from actmem_course.bench import measure_peers as peers
 from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers
-from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.peers import PeerUnavailable, same_exchange
 from actmem_course.bench.peers.plain import PlainLayer
+from actmem_course.bench.race import Runner
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import lab_exit
 
@@ -28,12 +32,15 @@ def test_every_mode_and_peer(tmp_path):
     assert "gloo" not in done.stdout  # an emulated rank exchanges nothing
     lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [
-        (mode, name) for mode in PEER_MODES for name in (OURS, *([LITERAL] if mode != "none" else []), *PEERS)
+        (mode, name)
+        for mode in PEER_MODES
+        for name in (OURS, *([LITERAL] if mode in ("selective", "full") else []), *PEERS)
     ]
     by_name = {(line["mode"], line["name"]): line for line in lines}
     for line in lines:
         if line["unavailable"]:
-            assert line["name"] == "megatron-core" and line["unavailable"] in " ".join(done.stdout.split())
+            torchs = line["mode"] == "elementwise" and line["name"] in ("DTensor", "FSDP2")
+            assert (torchs or line["name"] == "megatron-core") and line["unavailable"] in " ".join(done.stdout.split())
             continue
         assert line["combined_seconds"] > 0 and line["peak_bytes"] >= line["held_bytes"] > 0
         assert (line["ratio"] is None) == (line["name"] == OURS)
@@ -59,9 +66,48 @@ def test_under_torchrun_with_a_choice(tmp_path):
     assert "its reduce-scatter over gloo sends only what is kept" in " ".join(done.stdout.split())
     lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [
-        ("selective", name) for name in (OURS, LITERAL, "DTensor")
+        ("selective", name)
+        for name in (OURS, LITERAL, "DTensor")  # no reduce-scatter without sequence parallelism
     ]
     assert not any(line["unavailable"] for line in lines) and all(line["overhead"] is None for line in lines)
+
+
+def test_elementwise_beside_selective_and_the_same_exchange(tmp_path):
+    path = tmp_path / "peers.json"
+    chosen = ["--recompute", "none", "--recompute", "selective", "--recompute", "elementwise", "--peer", "DTensor"]
+    done = launch.run(SCRIPT, *TINY, *chosen, "--json", path, processes=2)
+    assert done.returncode == 0, done.stderr
+    assert "20/34 of its bytes in 16 bits (sbh/t)" in " ".join(done.stdout.split())
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    lines = {(line["mode"], line["name"]): line for line in json.loads(path.read_text())}
+    shipped, same = lines["none", "DTensor"], lines["none", "DTensor, our exchange"]
+    assert shipped["held_bytes"] == same["held_bytes"] and same["combined_seconds"] > 0
+    assert [key for key, line in lines.items() if line["beside_selective"] is not None] == [("elementwise", OURS)]
+    assert lines["elementwise", OURS]["held_bytes"] < lines["selective", OURS]["held_bytes"]
+
+
+def exchanges_on_ranks():
+    """Outputs and gradients of DTensor's layer as shipped and with our exchange, and how many were ours."""
+    warnings.filterwarnings("ignore")
+    tp = tensor_parallel(sequence_parallel=True)
+    layer = peers.build("DTensor", ModelShape(16, 2, 32, 4), tp, "none", "cpu", torch.float64, p=0.0)
+    results = []
+    for kind in (Runner, same_exchange.SameExchange):
+        leaf = torch.arange(8 * 2 * 32, dtype=torch.float64).sin().view(8, 2, 32).requires_grad_()
+        calls = []
+        with replaced(same_exchange, "start_exchange", lambda ours: lambda *a: calls.append(1) or ours(*a)):
+            work = kind(layer, leaf).work()
+            output = work.forward()
+            work.backward(output)
+        results.append((output.detach(), leaf.grad, len(calls)))
+    (y, grad, shipped), (y_same, grad_same, ours) = results
+    return float((y - y_same).abs().max()), float((grad - grad_same).abs().max()), shipped, ours
+
+
+def test_with_our_exchange_a_peer_computes_the_same(pools):
+    for of_output, of_gradient, shipped, ours in pools[2].run(exchanges_on_ranks):
+        assert max(of_output, of_gradient) < 1e-12
+        assert (shipped, ours) == (0, 4)  # two of forward, two of backward
 
 
 def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled(monkeypatch):

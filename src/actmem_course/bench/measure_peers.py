@@ -8,15 +8,18 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.extras import layer_extra_rows
 from actmem.measure.one_layer import layer_input
 from actmem.measure.spread import is_real
 from actmem.model.attention import causal_mask
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
+from actmem.rows import total
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.peers.same_exchange import SameExchange
 from actmem_course.bench.race import Held, Race, Runner, hold, race
 from actmem_course.ranks import Ranks
 from actmem_course.results import PeerLine
@@ -24,28 +27,32 @@ from actmem_course.results import PeerLine
 OURS = "ours"
 LITERAL = "ours, literal"
 COMPILED = "ours, compiled"
-PEER_MODES = ("none", "selective", "full")
+PEER_MODES = ("none", "selective", "elementwise", "full")
 #: Peer → module of actmem_course.bench.peers and its function.
 PEERS = {
     "DTensor": ("dtensor", "dtensor_layer"),
     "megatron-core": ("megatron", "megatron_layer"),
     "FSDP2": ("fsdp", "fsdp_layer"),
 }
+#: Appended to a peer's name: it ran with our reduce-scatter.
+SAME_EXCHANGE = ", our exchange"
 _MODULES = {**PEERS, COMPILED: ("compiled", "compiled_layer")}
 
 NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
     "parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
     "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the activations' "
-    "dtype, on a GPU of 1 byte",
-    "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its ratio is per sequence",
+    "dtype, on a GPU of 1 byte: what is more is the line *wide masks*; elementwise: recompute_modules core_attn, layernorm and mlp, "
+    "which runs the MLP's products again",
+    "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes are compared "
+    "per sequence",
     LITERAL: "runs again all that the paper runs again",
     COMPILED: "torch.compile on the regions between exchanges; it chooses by itself what is kept, so the bytes differ",
 }
 #: Printed if ranks exchange over gloo.
 OVER_GLOO = (
-    "its reduce-scatter over gloo sends only what is kept; the others use torch's, an all-reduce that forgets the rest. On GPUs "
-    "all use NCCL's"
+    "its reduce-scatter over gloo sends only what is kept; the others use torch's as shipped, an all-reduce that forgets the "
+    "rest, and ours where the line says so. On GPUs all use NCCL's"
 )
 
 
@@ -78,6 +85,11 @@ def _runs_again(mode: str) -> bool:
     return Recompute.of(mode).region != "none"
 
 
+def _has_literal(mode: str) -> bool:
+    """Whether the paper runs this region again, to its end."""
+    return Recompute.of(mode).region in ("core", "layer")
+
+
 def runner_of(
     name: str, shape: ModelShape, ranks: Ranks, mode: str, dtype: torch.dtype, sequence_parallel: bool = True
 ) -> Runner:
@@ -88,7 +100,15 @@ def runner_of(
         leaf = layer_input(shape, TensorParallel(), ranks.device, dtype)
     else:
         leaf = layer_input(shape, tp, ranks.device, dtype)
-    return Runner(build(name, shape, tp, mode, ranks.device, dtype), leaf)
+    kind = SameExchange if name.endswith(SAME_EXCHANGE) else Runner
+    return kind(build(name.removesuffix(SAME_EXCHANGE), shape, tp, mode, ranks.device, dtype), leaf)
+
+
+def with_same_exchange(peers: Sequence[str], ranks: Ranks, sequence_parallel: bool) -> list[str]:
+    """The peers, and after each that reduce-scatters over gloo the same with our reduce-scatter."""
+    over_gloo = sequence_parallel and ranks.device == "cpu" and ranks.size > 1 and not ranks.emulated
+    twice = ("DTensor", "megatron-core") if over_gloo else ()
+    return [line for name in peers for line in ((name, name + SAME_EXCHANGE) if name in twice else (name,))]
 
 
 def measure_peers(
@@ -107,9 +127,13 @@ def measure_peers(
 
     All modes of all layers take turns in every round, so that modes can be compared too.
     """
-    candidates = [(mode, name) for mode in modes for name in (OURS, *([LITERAL] if _runs_again(mode) else []), *peers)]
+    peers = with_same_exchange(peers, ranks, sequence_parallel)
+    candidates = [(mode, name) for mode in modes for name in (OURS, *([LITERAL] if _has_literal(mode) else []), *peers)]
     runners, held, missing = {}, {}, {}
-    for mode, name in candidates:
+    for mode, name in list(candidates):
+        if name.endswith(SAME_EXCHANGE) and (mode, name.removesuffix(SAME_EXCHANGE)) in missing:
+            candidates.remove((mode, name))
+            continue
         on_progress(f"building {name}, recompute: {mode}")
         try:
             runner = runner_of(name, shape, ranks, mode, dtype, sequence_parallel)
@@ -131,6 +155,16 @@ def measure_peers(
     ]
 
 
+def table2_units(shape: ModelShape, ranks: Ranks, mode: str, sequence_parallel: bool) -> float:
+    """Bytes that our layer holds in 16 bits, counted, without what the paper leaves out; in sbh/t."""
+    tp = group_of(ranks, sequence_parallel)
+    held = hold(runner_of(OURS, shape, ranks, mode, torch.bfloat16, sequence_parallel)).held_bytes
+    rows = layer_extra_rows(shape, Parallel(tp.size, sequence_parallel), mode, 2, ranks.device)
+    extra = total([row for row in rows if row.term != "causal mask"])  # a buffer here, which all layers share
+    a, b, h, s = shape.letters()
+    return (held - extra) * tp.size / (s * b * h)
+
+
 def _sequences(name: str, shape: ModelShape, ranks: Ranks) -> int:
     b = shape.micro_batch_size
     return ranks.size * max(1, b // ranks.size) if name == "FSDP2" else b
@@ -146,6 +180,8 @@ def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: 
     forward, backward, both = (found.spread(key, f"{part}seconds").median for part in ("forward_", "backward_", ""))
     ratio = found.ratio((mode, OURS), key)
     over = found.ratio(key, without) if _runs_again(mode) and without in found.samples else None
+    selective = ("selective", name)
+    beside = found.ratio(key, selective) if mode == "elementwise" and selective in found.samples else None
     each = sequences / shape.micro_batch_size
     return PeerLine(
         mode=mode,
@@ -161,9 +197,15 @@ def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: 
         overhead_low=None if over is None else over.low - 1,
         overhead_high=None if over is None else over.high - 1,
         overhead_is_real=over is not None and is_real(over, found.noise),
+        beside_selective=None if beside is None else beside.median - 1,
+        beside_selective_low=None if beside is None else beside.low - 1,
+        beside_selective_high=None if beside is None else beside.high - 1,
+        beside_selective_is_real=beside is not None and is_real(beside, found.noise),
         noise=found.noise,
         sequences=sequences,
         held_bytes=held.held_bytes,
+        wide_mask_bytes=held.wide_mask_bytes,
+        bytes_per_sequence=held.held_bytes / sequences,
         peak_bytes=held.peak_bytes,
         allocated_bytes=held.allocated_bytes,
         requested_bytes=held.requested_bytes,

@@ -111,10 +111,13 @@ def _slowest(by_rank: list[dict[Hashable, list[Sample]]]) -> dict[Hashable, list
 class Held:
     """Bytes of one runner.  held_bytes: by the ledger; the others as in measure.peak.Memory.
 
-    finite: False if the output holds an infinity or a NaN, on which kernels can run faster.
+    wide_mask_bytes: of held_bytes, what dropout masks of the activations' dtype take beyond 1 byte an
+    element (``F.dropout`` on a CPU).  finite: False if the output holds an infinity or a NaN, on
+    which kernels can run faster.
     """
 
     held_bytes: int
+    wide_mask_bytes: int
     peak_bytes: int
     allocated_bytes: int | None
     requested_bytes: int | None
@@ -131,7 +134,12 @@ def hold(runner: Runner) -> Held:
         del output
         clear_gradients(runner.module, runner.leaf)
     memory = measure_memory(runner.module, runner.leaf)
-    return Held(ledger.total_bytes, memory.peak_bytes, memory.allocated_bytes, memory.requested_bytes, finite)
+    wide = sum(
+        saved.bytes - saved.bytes // saved.dtype.itemsize
+        for saved in ledger.saved
+        if saved.op == "dropout" and not saved.argument
+    )
+    return Held(ledger.total_bytes, wide, memory.peak_bytes, memory.allocated_bytes, memory.requested_bytes, finite)
 
 
 def progress_line(text: str, ranks: Ranks) -> None:

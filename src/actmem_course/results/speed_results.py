@@ -88,7 +88,10 @@ class PeerLine:
 
     unavailable: why it did not run; the rest is None then.  ratio: our time over this one's, per
     sequence.  overhead: this one's time over its own without recomputation, minus 1; None if that
-    did not run.  noise: of our layer, which ran twice a round.  sequences: how many the ranks ran together.
+    did not run.  beside_selective: the same against its own selective recomputation.  noise: of our
+    layer, which ran twice a round.  sequences: how many the ranks ran together.  wide_mask_bytes: of
+    held_bytes, what masks of ``F.dropout`` on a CPU take beyond 1 byte an element.  bytes_per_sequence:
+    held_bytes for each of the sequences of one microbatch that the ranks share.
     """
 
     mode: str
@@ -105,9 +108,15 @@ class PeerLine:
     overhead_low: float | None = None
     overhead_high: float | None = None
     overhead_is_real: bool = False
+    beside_selective: float | None = None
+    beside_selective_low: float | None = None
+    beside_selective_high: float | None = None
+    beside_selective_is_real: bool = False
     noise: float | None = None
     sequences: int | None = None
     held_bytes: int | None = None
+    wide_mask_bytes: int = 0
+    bytes_per_sequence: float | None = None
     peak_bytes: int | None = None
     allocated_bytes: int | None = None
     requested_bytes: int | None = None
@@ -117,6 +126,12 @@ class PeerLine:
     def over(self) -> Overhead | None:
         """The overhead with all that belongs to it."""
         return _overhead(self.overhead, self.overhead_low, self.overhead_high, self.overhead_is_real, self.noise)
+
+    @property
+    def over_selective(self) -> Overhead | None:
+        """The same against its own selective recomputation."""
+        low, high, is_real = self.beside_selective_low, self.beside_selective_high, self.beside_selective_is_real
+        return _overhead(self.beside_selective, low, high, is_real, self.noise)
 
 
 @dataclass(frozen=True)

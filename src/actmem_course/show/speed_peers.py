@@ -22,10 +22,13 @@ def peers_table(lines: Sequence[PeerLine], mode: str) -> Table:
     for line in (line for line in lines if line.mode == mode):
         if line.unavailable or line.held_bytes is None or line.peak_bytes is None:
             continue
-        ours = ours or line.held_bytes
+        each = line.bytes_per_sequence or line.held_bytes
+        ours = ours or each
         times = (milliseconds(getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined"))
-        holds = _with_below(size_text(line.held_bytes), f"× {line.held_bytes / ours:.2f}")
-        table.add_row(line.name, *times, _ratio(line), holds, size_text(line.peak_bytes))
+        holds = _with_below(size_text(line.held_bytes), f"× {each / ours:.2f}")
+        if line.wide_mask_bytes:
+            holds.append(f"\nwide masks {size_text(line.wide_mask_bytes)}", style="dim")
+        table.add_row(line.name.replace(", ", "\n  "), *times, _ratio(line), holds, size_text(line.peak_bytes))
     return table
 
 
@@ -54,6 +57,21 @@ def overheads_table(lines: Sequence[PeerLine]) -> Table | None:
     for name in dict.fromkeys(name for name, _ in over):
         table.add_row(name, *(overhead_text(over[name, mode]) if (name, mode) in over else "" for mode in modes))
     return table
+
+
+def elementwise_line(lines: Sequence[PeerLine], name: str, selective_units: float, elementwise_units: float) -> str:
+    """One sentence on ``elementwise`` beside ``selective``: time in this run, and bytes in 16 bits; "" if either did not run.
+
+    units: bytes in 16 bits, in sbh/t.
+    """
+    over = next((line.over_selective for line in lines if line.name == name and line.over_selective), None)
+    if over is None:
+        return ""
+    low, high = 1 + over.low, 1 + over.high
+    return (
+        f"{name}, elementwise beside selective: {1 + over.value:.3f} of its time ({low:.3f}–{high:.3f}), "
+        f"{elementwise_units:g}/{selective_units:g} of its bytes in 16 bits (sbh/t)."
+    )
 
 
 def missing_lines(lines: Sequence[PeerLine]) -> list[str]:

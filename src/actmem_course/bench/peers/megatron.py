@@ -22,6 +22,8 @@ from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem_course.bench.peers import PeerUnavailable
 
+#: Region of ours → the nearest that Megatron's ``recompute_modules`` drop.
+RECOMPUTE_MODULES = {"core": ["core_attn"], "terms": ["core_attn", "layernorm", "mlp"]}
 #: The process group for which Megatron's own groups were made.
 _groups_made_for: object = None
 
@@ -61,13 +63,17 @@ def megatron_layer(
         bias_activation_fusion=False,
         gradient_accumulation_fusion=False,
         use_cpu_initialization=device == "cpu",
-        recompute_granularity="selective" if region == "core" else None,
-        recompute_modules=["core_attn"] if region == "core" else None,
+        recompute_granularity="selective" if region in RECOMPUTE_MODULES else None,
+        recompute_modules=RECOMPUTE_MODULES.get(region),
     )
     spec = core.get_gpt_layer_local_spec(normalization="LayerNorm")
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _Norm
     spec.submodules.self_attention.params["attn_mask_type"] = core.AttnMaskType.causal
     layer = core.build_module(spec, config=config).to(device=device, dtype=dtype).train()
+    if region == "terms":
+        # Its checkpoint returns the MLP's bias as it is, which autograd then takes for a result of the checkpoint:
+        # backward would run the MLP again without end.
+        layer.mlp.register_forward_hook(lambda module, inputs, output: (output[0], output[1].clone()))
     checkpoint = core.random.checkpoint if region == "layer" else None
     return _Layer(layer, checkpoint, causal_mask(shape.seq_length, device))
 
@@ -135,6 +141,7 @@ def _make_groups(core: _Core, device: str) -> None:
         _redirect_to_cpu(core)
     else:
         core.random.model_parallel_cuda_manual_seed(1234)
+    _without_transformer_engine(core)
     _groups_made_for = dist.group.WORLD
 
 
@@ -143,6 +150,20 @@ class _NoTracker:
 
     def fork(self, *_):
         return nullcontext()
+
+
+class _NoFP8:
+    """In place of Transformer Engine's FP8 state, which ``layernorm`` in recompute_modules asks even where FP8 is off."""
+
+    @staticmethod
+    def is_fp8_enabled() -> bool:
+        return False
+
+
+def _without_transformer_engine(core: _Core) -> None:
+    if not hasattr(core.random, "FP8GlobalStateManager"):
+        core.random.FP8GlobalStateManager = _NoFP8
+        core.random.activation_recompute_forward = core.random.fp8_autocast = lambda *_, **__: nullcontext()
 
 
 def _redirect_to_cpu(core: _Core) -> None:

@@ -13,12 +13,13 @@ from torch.utils.checkpoint import checkpoint
 from actmem.config import ModelShape
 from actmem.model.attention import causal_mask
 from actmem.recipes import Recompute
+from actmem_course.bench.peers import PeerUnavailable
 
 
 class PlainLayer(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP: ``[s, b, h]`` in and out.
 
-    recompute: "none", "selective" or "full", by ``torch.utils.checkpoint``.
+    recompute: "none", "selective" or "full", by ``torch.utils.checkpoint``.  Raises PeerUnavailable for other modes.
     """
 
     mask: Tensor
@@ -27,6 +28,8 @@ class PlainLayer(nn.Module):
         super().__init__()
         h = shape.hidden_size
         self.head_size, self.p, self.region = shape.head_size, p, Recompute.of(recompute).region
+        if self.region == "terms":
+            raise PeerUnavailable("torch.utils.checkpoint runs a region again, not single tensors")
         self.norm1, self.norm2 = nn.LayerNorm(h, **factory), nn.LayerNorm(h, **factory)
         self.qkv, self.projection = nn.Linear(h, 3 * h, **factory), nn.Linear(h, h, **factory)
         self.up, self.down = nn.Linear(h, 4 * h, **factory), nn.Linear(4 * h, h, **factory)

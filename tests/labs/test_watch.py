@@ -73,6 +73,26 @@ def test_a_save_is_judged_by_ranks_that_stay(watched):
     assert "this rank's own part" in watched.save("return x + 0")[0]
 
 
+def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):
+    """All ranks judge one text, so no rank waits for one that judges another."""
+    watched.verdicts()
+    beside = tmp_path / "beside"
+    beside.mkdir()
+    for number in range(20):
+        whole = learner_file(beside, LAB, seconds=9, g=f"return x + {number}").read_bytes()
+        middle = whole.index(b"def g_bar")
+        with open(watched.path, "wb", buffering=0) as file:  # opening it empties it
+            for part in (whole[:middle], whole[middle:]):
+                time.sleep(0.03 * (number % 4))
+                file.write(part)
+        time.sleep(0.05 * (number % 3))
+    said = [watched.save(LIST_GATHER)[0]]
+    while "it has no graph" not in said[-1]:
+        said.append(watched.verdicts()[0])
+    for text in said:
+        assert not re.search("RanksLost|no end after|died|waiting", text), text
+
+
 def test_ranks_that_die_or_hang_are_replaced(watched):
     watched.verdicts()
     text, _ = watched.save("import ctypes\n    ctypes.CDLL(None)._exit(0)")

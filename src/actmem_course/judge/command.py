@@ -64,7 +64,8 @@ def main(functions: dict) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return 1
     except OSError as error:
-        print(f"{script.name}: cannot write {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
+        do = "read" if error.filename == str(script) else "write"
+        print(f"{script.name}: cannot {do} {error.filename or 'standard output'}: {error.strerror}", file=sys.stderr)
         return 1
     return code
 
@@ -77,8 +78,9 @@ class _Judging:
 
     def once(self) -> int:
         """Judge, and measure if all has passed."""
+        source = self.script.read_bytes()
         report = self._report()
-        self._verdicts(report, changed_only=False)
+        self._verdicts(report, source, changed_only=False)
         passed = all(verdict.status == PASSED for verdict in report.verdicts)
         torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         report.end(f"(torchrun reports exit code 1 below; python {typed(self.script)} ends without it)" * torchrun)
@@ -103,8 +105,12 @@ class _Judging:
                 time.sleep(_LOOK_SECONDS)
                 continue
             before, began = now, time.monotonic()
+            try:
+                source = self.script.read_bytes()
+            except FileNotFoundError:  # an editor is about to put the new one in its place
+                continue
             report = self._report()
-            self._verdicts(report, changed_only=True)
+            self._verdicts(report, source, changed_only=True)
             report.end()
             self._remember(report)
             console.print(Text(f"judged in {time.monotonic() - began:.1f} s", style="dim"))
@@ -117,10 +123,12 @@ class _Judging:
         report.head(f"our solution, {how}" if self.args.solution else how)
         return report
 
-    def _verdicts(self, report: Report, changed_only: bool) -> None:
+    def _verdicts(self, report: Report, source: bytes, changed_only: bool) -> None:
         command = {
             "do": "judge",
             "lab": self.lab.name,
+            # Not for the ranks to read: while an editor writes the file, they would judge different ones.
+            "source": source.decode("latin-1"),
             "only": [exercise.number for exercise in self.exercises],
             "solution": self.args.solution,
             "changed_only": changed_only,
@@ -184,12 +192,12 @@ class _Judging:
 
 
 def _stamp(path: Path) -> tuple[int, int] | None:
-    """What changes when a file is saved; None while it isn't there."""
+    """What changes when a file is saved; None while it isn't there, or is empty: many editors empty it, then write."""
     try:
         state = path.stat()
     except OSError:
         return None
-    return state.st_mtime_ns, state.st_size
+    return (state.st_mtime_ns, state.st_size) if state.st_size else None
 
 
 def _size(lab: Lab, args) -> int:

@@ -11,6 +11,7 @@ import dataclasses
 import faulthandler
 import gc
 import json
+import linecache
 import os
 import queue
 import signal
@@ -20,6 +21,7 @@ import traceback
 import warnings
 from contextlib import suppress
 from datetime import timedelta
+from importlib.util import decode_source
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -110,18 +112,18 @@ class Worker:
         return b
 
     def _judge(self, command: dict[str, Any]) -> None:
-        lab, path = load_lab(command["lab"]), Path(command["file"])
+        lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
         exercises = lab.choose(command["only"], "only")
         _freeze(lab)
         try:
-            functions = solutions_of(lab.name) if command["solution"] else _names_in(path)
+            functions = solutions_of(lab.name) if command["solution"] else _names_in(path, source)
         except Exception as error:
             self.reads = {}
             for exercise in exercises:
                 self._say(_unloadable(exercise, path, error))
             return
         self.bench, self.lab = self._bench(functions), lab
-        texts = {} if command["solution"] else _texts(path)
+        texts = {} if command["solution"] else _texts(source)
         passed: set[str] = set()
         for exercise in exercises:
             if self._is_new(exercise, functions, texts) or not command["changed_only"]:
@@ -179,14 +181,12 @@ def _freeze(lab: Lab) -> None:
         gc.freeze()
 
 
-def _names_in(path: Path) -> dict:
-    """The names of a learner's file, run afresh."""
-    import linecache
-
-    linecache.checkcache(str(path))
-    source = path.read_bytes()
+def _names_in(path: Path, source: bytes) -> dict:
+    """The names of a learner's file, run afresh.  It may read otherwise by now: tracebacks show ``source``."""
+    code = compile(source, str(path), "exec")
+    linecache.cache[str(path)] = len(source), None, decode_source(source).splitlines(keepends=True), str(path)
     names = {"__name__": "learner", "__file__": str(path)}
-    exec(compile(source, str(path), "exec"), names)
+    exec(code, names)
     return names
 
 
@@ -198,10 +198,10 @@ def _unloadable(exercise: Exercise, path: Path, error: Exception) -> Verdict:
     return Verdict(exercise.number, exercise.function, ERROR, what, f"{path.name}:{line}" if line else "")
 
 
-def _texts(path: Path) -> dict[str, str]:
+def _texts(source: bytes) -> dict[str, str]:
     """The statements that give each name of a file its value, without their comments and places."""
     texts: dict[str, str] = {}
-    for statement in ast.parse(path.read_bytes()).body:
+    for statement in ast.parse(source).body:
         for node in [statement] if hasattr(statement, "name") else ast.walk(statement):
             own = str(getattr(node, "asname", None) or getattr(node, "name", None) or getattr(node, "id", ""))
             texts[own] = texts.get(own, "") + ast.dump(statement)

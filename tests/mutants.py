@@ -40,7 +40,7 @@ SEED = 2205
 #: What the copy needs to run tests.
 COPIED = ("src", "tests", "labs", "notebooks/source", "pyproject.toml", "constraints.txt", "README.md", "Makefile")
 #: Folders of tests that may be near.  Not those that start labs, notebooks or browsers: too slow for 80 runs.
-NEARBY = ("", "formulas", "measure", "model", "parallel", "plan", "bench/peers", "bench/reproduce")
+NEARBY = ("", "formulas", "measure", "model", "parallel", "plan", "verify", "show", "bench/peers", "bench/reproduce")
 #: Tests of the repository, not of the library.
 APART = {"test_imports", "test_matrix", "test_mutants", "test_names", "test_project_files", "test_report", "test_setup", "test_torch_private"}  # fmt: skip
 #: What a test file costs if its text has one of these words; 1 without any.

@@ -70,6 +70,8 @@ GOOD: dict[str, Any] = {
     "send_time": 1,
     "routing": "even",
     "routed_tokens": 16,
+    "context_parallel_size": 2,
+    "context_kind": "gather-plain",
     "exchange": Exchange("all-reduce", "forward", "", 2, 64),
     "exchanges": [Exchange("all-reduce", "forward", "", 2, 64)],
     "configuration": TABLE2[2],
@@ -110,6 +112,8 @@ GOOD: dict[str, Any] = {
 SPECIAL = {
     ("formulas.llama_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24),
     ("formulas.llama_terms", "routed_tokens"): None,
+    ("formulas.context_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24),
+    ("formulas.context_terms", "routed_tokens"): None,
     ("formulas.expert_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24, num_experts=4, experts_per_token=2),
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.timeline", "ranks"): ORDER,

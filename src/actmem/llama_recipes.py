@@ -7,6 +7,8 @@ Nothing in this file needs torch.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from actmem.llama_shape import LlamaShape
 from actmem.recipes import LayerTerms, Recipe
 
@@ -44,6 +46,13 @@ _EXPERTS = (
 )
 
 
+#: Under context parallelism by all-to-all: the kernel has all tokens of some heads, the projection some tokens of all.
+_EXCHANGED = (
+    Recipe("attention output before all-to-all", ("Q", "K", "V"), _SCORES),
+    Recipe("attention projection input", ("attention output before all-to-all",)),
+)
+
+
 def _layer(heads: tuple[Recipe, ...], mlp: tuple[Recipe, ...], statistics: tuple[str, ...]) -> LayerTerms:
     return LayerTerms(
         "norm 1 input",
@@ -70,6 +79,13 @@ QK_NORM_LAYER = _layer(_NORMALISED, _GATED_MLP, _HEAD_NORMS)
 #: Mixtral's, and Qwen3's with experts.
 EXPERT_LAYER = _layer(_ROTATED, _EXPERTS, _NORMS)
 QK_NORM_EXPERT_LAYER = _layer(_NORMALISED, _EXPERTS, _HEAD_NORMS)
+
+
+def ulysses_layer_terms(shape: LlamaShape) -> LayerTerms:
+    """The same layer's table if all-to-alls exchange its tokens for heads around attention."""
+    terms = llama_layer_terms(shape)
+    recipes = [_EXCHANGED if each.term == "attention projection input" else (each,) for each in terms.recipes]
+    return replace(terms, recipes=tuple(each for group in recipes for each in group))
 
 
 def llama_layer_terms(shape: LlamaShape) -> LayerTerms:

@@ -5,8 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from actmem.checks import ConfigError, check_choice, check_divides, check_size, checked, shown
+from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_divides, check_size, checked, shown
 from actmem.config import Parallel
+
+#: How c ranks share a sequence, see ``today.context``: K and V gathered, and again in backward; gathered and
+#: kept; or all-to-alls from tokens to heads and back.
+CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 
 _MAY_BE_NONE = ("head_size", "num_experts", "experts_per_token")
 
@@ -103,3 +107,30 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
         raise ConfigError("num_key_value_heads", f"{k} must divide tensor_parallel_size = {t}, or be divisible by it")
     if parallel.sequence_parallel:
         check_divides("seq_length", shape.seq_length, "tensor_parallel_size", t)
+
+
+@checked
+def own_context_shape(
+    shape: LlamaShape, parallel: Parallel = Parallel(), context_parallel_size: int = 1, context_kind: str = "gather"
+) -> LlamaShape:
+    """The layer as one of c context-parallel ranks sees it, with s/c tokens.  Raises ConfigError if c·t ranks can't share it.
+
+    2c must divide s where K and V are gathered, because each rank holds two chunks.  Under "ulysses" c must
+    divide s, and t·c the key and value heads: a rank attends with whole heads.
+    """
+    check_choice("context_kind", context_kind, CONTEXT_KINDS)
+    c = check_size("context_parallel_size", context_parallel_size, LARGEST_PARALLEL_SIZE)
+    if context_kind == "ulysses":
+        heads, of = shape.num_key_value_heads, c * parallel.tensor_parallel_size
+        if c > 1 and heads % of:
+            rule = "must be divisible by tensor_parallel_size · context_parallel_size"
+            raise ConfigError("num_key_value_heads", f"{heads} {rule} = {of} under ulysses")
+        own = check_divides("seq_length", shape.seq_length, "context_parallel_size", c)
+    else:
+        if c > 1 and shape.seq_length % (2 * c):
+            rule = f"{shape.seq_length} must be divisible by 2 · context_parallel_size = {2 * c}"
+            raise ConfigError("seq_length", f"{rule}: each rank holds two chunks")
+        own = shape.seq_length // c
+    shape = shape.with_sizes(seq_length=own)
+    check_llama_ranks(shape, parallel)
+    return shape

@@ -20,6 +20,9 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves  # noqa: F401
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
+flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 

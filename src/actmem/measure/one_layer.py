@@ -18,6 +18,7 @@ from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
+from actmem.today.context import ContextParallel
 from actmem.today.llama import LlamaLayer
 from actmem.today.moe import Routing
 
@@ -65,10 +66,12 @@ def measure_llama(
     device: str = "cpu",
     dtype: torch.dtype = torch.bfloat16,
     routing: Routing = "even",
+    context: ContextParallel = ContextParallel(),
 ) -> list[Row]:
     """The same for one of today's layers.  routing: of its experts, without their router's scores by default."""
-    layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, device=device, dtype=dtype)
-    return _confirmed(layer, lambda: layer_input(shape, tp, device, dtype), llama_term_name)
+    layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
+    own = shape.with_sizes(seq_length=layer.seq_length)
+    return _confirmed(layer, lambda: layer_input(own, tp, device, dtype), llama_term_name)
 
 
 def _confirmed(layer: nn.Module, make_input: Callable[[], Tensor], name: Callable[[SavedTensor], str]) -> list[Row]:

@@ -15,7 +15,7 @@ from actmem import keep
 from actmem.measure.ledger import SavedTensor
 from actmem.parallel import linear, vocab
 from actmem.rows import Row
-from actmem.today import expert_ops, fused
+from actmem.today import expert_ops, fused, part_attention
 
 _LINEAR_INPUT = (linear.FUNCTIONS["column_parallel"].__name__, "linear")
 _KEEP = keep.FUNCTIONS["keep"].__name__
@@ -90,6 +90,13 @@ _NORM, _COLUMNS, _ROWS, _SWIGLU = (fused.FUNCTIONS[name].__name__ for name in ("
 _WEIGHTS, _TO_EXPERTS = (expert_ops.FUNCTIONS[name].__name__ for name in ("routing_weights", "to_experts"))
 _EXPERT_SWIGLU, _EXPERT_ROWS = (expert_ops.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
 _ATTENTION = "scaled_dot_product_attention"
+_PART = part_attention.FUNCTIONS["attend_part"].__name__
+#: Where attention runs: alone, over one part of the sequence, over some heads.  → the term of what it makes.
+_KERNELS = {
+    ("attention", _ATTENTION): "attention projection input",
+    ("attention", _PART): "attention projection input",
+    ("core", _ATTENTION): "attention output before all-to-all",
+}
 #: Today's layer: module, operation, argument (none: made by the operation) → term.
 _LLAMA_TERMS = {
     **{(f"norm{n}", _NORM, "0"): f"norm {n} input" for n in (1, 2)},
@@ -97,7 +104,7 @@ _LLAMA_TERMS = {
     ("attention", _COLUMNS, "0"): "QKV projection input",
     **{(f"{name.lower()}_norm", _NORM, "0"): f"{name} before its norm" for name in "QK"},
     **{(f"{name.lower()}_norm", _NORM, ""): f"{name} norm statistics" for name in "QK"},
-    **{("attention", _ATTENTION, str(i)): name for i, name in enumerate("QKV")},
+    **{(where, op, str(i)): name for where, op in _KERNELS for i, name in enumerate("QKV")},
     ("attention", _ROWS, "0"): "attention projection input",
     ("mlp", _COLUMNS, "0"): "gate and up input",
     ("mlp", _SWIGLU, "0"): "gate",
@@ -120,9 +127,9 @@ def llama_term_name(saved: SavedTensor) -> str:
     module, op, argument = saved.module.rsplit(".", 1)[-1], saved.op, saved.argument
     if op == _KEEP and not argument.isdigit():
         return argument  # kept by name, see ``drop``
-    if (module, op, argument) == ("attention", _ATTENTION, ""):
+    if (module, op) in _KERNELS and not argument:
         # The kernel's output has a dimension for the elements of a head; its log-sum-exp has none.
-        return "attention projection input" if len(saved.shape) == 4 else "log-sum-exp"
+        return _KERNELS[module, op] if len(saved.shape) == 4 else "log-sum-exp"
     return _LLAMA_TERMS.get((module, op, argument), f"{module or 'root'}: {op} {argument}".rstrip())
 
 

@@ -20,8 +20,7 @@ from actmem.torch_private import start_all_to_all, wait_for
 
 
 def _exchange(x: Tensor, ranks: int, group_name: str) -> Tensor:
-    each = [x.shape[0] // ranks] * ranks
-    return start_all_to_all(x, each, group_name)
+    return start_all_to_all(x, [x.shape[0] // ranks] * ranks, group_name)
 
 
 if not hasattr(torch.ops.actmem, "reduce_scatter"):  # once a process, also when this file is loaded again

@@ -49,6 +49,5 @@ def tensor_parallel(
 ) -> TensorParallel:
     """Describe ``group`` (default: all ranks) from this rank.  Needs an initialised process group."""
     group = group or dist.group.WORLD
-    return TensorParallel(
-        group, dist.get_world_size(group), dist.get_rank(group), sequence_parallel, keep_gathered_input
-    )
+    size, rank = dist.get_world_size(group), dist.get_rank(group)
+    return TensorParallel(group, size, rank, sequence_parallel, keep_gathered_input)

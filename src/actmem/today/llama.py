@@ -14,28 +14,30 @@ from torch import Tensor, nn
 from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.drop import KEEP_ALL, Terms
-from actmem.llama_recipes import llama_layer_terms
-from actmem.llama_shape import LlamaShape, check_llama_ranks
+from actmem.llama_recipes import llama_layer_terms, ulysses_layer_terms
+from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed
 from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
+from actmem.today.context import ContextParallel, to_tokens
 from actmem.today.fused import columns, rotary_tables, rotate, rows
 from actmem.today.gated_mlp import GatedMLP
 from actmem.today.moe import ExpertMLP, Routing
 from actmem.today.norms import HeadNorm, RMSNorm
+from actmem.today.part_attention import attend_part
 from actmem.today.replicas import key_value_group, mark_replicas
 
 
 class LlamaLayer(nn.Module):
     """x + attention(norm(x)), then the same with the gated MLP, or several as experts.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
+    these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
     formulas.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
-    the weights; as for model.layer.TransformerLayer.  routing: of the experts, see ``moe``.  Raises ConfigError if t ranks can't share the
-    layer, or on a longer sequence.
+    the weights; as for model.layer.TransformerLayer.  routing: of the experts, see ``moe``.  Raises ConfigError if the ranks can't
+    share the layer, on a longer sequence, and under context parallelism on a shorter one too.
     """
 
     def __init__(
@@ -46,16 +48,19 @@ class LlamaLayer(nn.Module):
         recompute: Recompute | str | Iterable[str] = "none",
         seed: int | None = None,
         routing: Routing = "learned",
+        context: ContextParallel = ContextParallel(),
         **factory,
     ):
         super().__init__()
-        check_llama_ranks(shape, Parallel(tp.size, tp.sequence_parallel))
+        parallel = Parallel(tp.size, tp.sequence_parallel)
+        self.seq_length = own_context_shape(shape, parallel, context.size, context.kind).seq_length
         self.recompute = Recompute.of(recompute)
-        self.dropped = llama_layer_terms(shape).dropped(self.recompute)
+        terms = ulysses_layer_terms(shape) if context.is_ulysses else llama_layer_terms(shape)
+        self.dropped = terms.dropped(self.recompute)
         seed = fresh_seed() if seed is None else seed
-        self.shape, self.tp = shape, tp
+        self.shape, self.tp, self.context = shape, tp, context
         self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)
-        self.attention = GroupedQueryAttention(shape, tp, seed=child_seed(seed, "attention"), **factory)
+        self.attention = GroupedQueryAttention(shape, tp, context, seed=child_seed(seed, "attention"), **factory)
         self.norm2 = RMSNorm(shape.hidden_size, tp, **factory)
         seed = child_seed(seed, "mlp")
         self.mlp: GatedMLP | ExpertMLP
@@ -67,8 +72,8 @@ class LlamaLayer(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         length = x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1)
-        if length > self.shape.seq_length:
-            rule = f"the layer was made for {self.shape.seq_length} tokens a sequence, got {length}"
+        if length > self.seq_length or length < self.seq_length and self.context.size > 1:
+            rule = f"the layer was made for {self.seq_length} tokens a sequence, got {length}"
             raise ConfigError("seq_length", rule)
         if self.recompute.region == "layer" and not self.recompute.stop_early:
             return checkpoint(self._forward, x, stop_early=False)
@@ -90,9 +95,9 @@ class GroupedQueryAttention(ParallelModule):
     other ranks, whose gradients ``replicas.reduce_replicated_gradients`` adds.
     """
 
-    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
+    def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
         super().__init__()
-        h, self.head_size, self.tp = shape.hidden_size, shape.d, tp
+        h, self.head_size, self.tp, self.context = shape.hidden_size, shape.d, tp, context
         self.key_value_heads = shape.num_key_value_heads
         held = self.key_value_heads // key_value_group(self.key_value_heads, tp).size
         own = shape.num_attention_heads // tp.size * self.head_size
@@ -108,9 +113,11 @@ class GroupedQueryAttention(ParallelModule):
         for name, weight in (("k", self.k), ("v", self.v)):
             draw_normal(weight, key_value_group(self.key_value_heads, tp), child_seed(seed, name))
         draw_normal(self.projection, tp, child_seed(seed, "projection"))
-        # One pair of tables for the whole sequence: constants, so not activations.
+        # One pair of tables for all of this rank's tokens: constants, so not activations.
         for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, self.head_size)):
+            table = context.own_tokens(table) if context.size > 1 else table
             self.register_buffer(name, table.to(factory.get("device")), persistent=False)
+        self.core = FlashCore()
 
     def mark_parameters(self) -> None:
         self.q.partition_dim, self.projection.partition_dim = 0, 1  # type: ignore[attr-defined]
@@ -121,28 +128,54 @@ class GroupedQueryAttention(ParallelModule):
         if self.qk_norm:
             q, k, v = terms(("Q before its norm", "K before its norm", "V"), self.heads, x)
             q = terms("Q", self.turned, terms("Q after its norm", self.q_norm, q, also="Q norm statistics"))
-            k = terms("K", self.turned, terms("K after its norm", self.k_norm, k, also="K norm statistics"))
+            k = terms("K", self.turned_key, terms("K after its norm", self.k_norm, k, also="K norm statistics"))
         else:
             q, k, v = terms(("Q", "K", "V"), self.turned_heads, x)
-        y = terms("attention projection input", attend, q, k, v, also="log-sum-exp")
+        if self.context.is_ulysses:
+            y = terms("attention output before all-to-all", self.core, q, k, v, also="log-sum-exp")
+            y = terms("attention projection input", self.to_tokens, y)
+        else:
+            y = terms("attention projection input", self.attend, q, k, v, also="log-sum-exp")
         leave = g_bar if self.tp.sequence_parallel else f_bar
         return terms("attention output", lambda y: leave(rows(y, self.projection), self.tp), y)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Q ``[s, b, a/t, d]`` and K ``[s, b, k/t, d]`` before rotation, V ``[b, k/t, s, d]`` as attention reads it."""
+        """Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, V ``[b, k/t, s, d]`` as attention reads it."""
         parts = columns(x, self.tp, self.q, self.k, self.v)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
-        return q, k, v.permute(1, 2, 0, 3)
+        return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
 
-    def turned(self, x: Tensor) -> Tensor:
-        """``[s, b, heads, d]``, rotated by position: a view ``[b, heads, s, d]`` of a tensor of its own."""
-        cos, sin = self.cos[: len(x)], self.sin[: len(x)]  # type: ignore[index]
-        return rotate(x, cos, sin).permute(1, 2, 0, 3)
+    def turned(self, q: Tensor) -> Tensor:
+        """``[s/c, b, heads, d]``, rotated by position, as attention reads it: a view ``[b, heads, s, d]`` of a tensor of its own."""
+        return self.context.enter_query(self.rotated(q)).permute(1, 2, 0, 3)
+
+    def turned_key(self, k: Tensor) -> Tensor:
+        """The same of keys."""
+        return self.context.enter_key(self.rotated(k)).permute(1, 2, 0, 3)
+
+    def rotated(self, x: Tensor) -> Tensor:
+        """``[s/c, b, heads, d]``, each token's pairs turned by its position."""
+        return rotate(x, self.cos[: len(x)], self.sin[: len(x)])  # type: ignore[index]
 
     def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``."""
         q, k, v = self.heads(x)
-        return self.turned(q), self.turned(k), v
+        return self.turned(q), self.turned_key(k), v
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Causal attention to ``[s/c, b, heads·d]``; among context-parallel ranks that of this rank's tokens."""
+        return attend_part(q, k, v, self.context) if self.context.size > 1 else attend(q, k, v)
+
+    def to_tokens(self, y: Tensor) -> Tensor:
+        """``[s, b, a/(tc)·d]`` to ``[s/c, b, a/t·d]``."""
+        return to_tokens(y.unflatten(2, (-1, self.head_size)), self.context.ranks).flatten(2)
+
+
+class FlashCore(nn.Module):
+    """Over all tokens of some heads.  A module of its own, which tells its result from what the projection reads."""
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return attend(q, k, v)
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -1,0 +1,266 @@
+"""Context parallelism: the plain layer's numbers, the formula's bytes and exchanges, on any number of ranks."""
+
+from collections import Counter
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.checks import ConfigError
+from actmem.config import Parallel
+from actmem.formulas.communication import wire_bytes
+from actmem.formulas.context_terms import context_exchanges, context_rows
+from actmem.formulas.expert_terms import forced_routed_tokens
+from actmem.formulas.llama_terms import llama_rows
+from actmem.llama_recipes import llama_layer_terms, ulysses_layer_terms
+from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, LlamaShape, llama_shape, own_context_shape
+from actmem.measure import emulated_rank
+from actmem.measure.comms import Collective, count_collectives
+from actmem.measure.one_layer import layer_input, measure_llama
+from actmem.parallel.collectives import all_gather
+from actmem.parallel.groups import TensorParallel
+from actmem.rows import by_term, compare, total
+from actmem.today.context import ContextParallel, layer_groups, reduce_context_gradients
+from actmem.today.llama import LlamaLayer, attend
+from actmem.today.part_attention import attend_part
+from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
+from tests.model.test_llama import FLASH, MODES, flash_flops, plain, whole_weights
+
+SHAPE = LlamaShape(16, 3, 32, 8, 4, 40)
+SHAPES = {
+    "llama": SHAPE,
+    "qwen3 with experts": LlamaShape(16, 3, 32, 8, 4, 40, 6, True, num_experts=4, experts_per_token=2),
+}
+kinds = pytest.mark.parametrize("kind", SHAPES)
+ways = pytest.mark.parametrize("way", CONTEXT_KINDS)
+
+
+def largest_error(shape, recompute, tp, context):
+    """Over the output and every gradient, against the plain layer on one rank with the whole sequence."""
+    whole = {name: value.requires_grad_() for name, value in whole_weights(shape).items()}
+    full = torch.randn(16, 3, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64).requires_grad_()
+    loss_weights = torch.linspace(-1, 1, full.numel(), dtype=torch.float64).view_as(full)
+    expected = plain(full, whole, shape)
+    (expected * loss_weights).sum().backward()
+
+    layer = LlamaLayer(shape, tp, recompute=recompute, context=context, dtype=torch.float64)
+    load_whole(layer, {name: value.detach() for name, value in whole.items()}, tp)
+
+    def cut(z):
+        z = context.own_tokens(z)
+        return z.chunk(tp.size)[tp.rank] if tp.sequence_parallel else z
+
+    x = cut(full.detach()).clone().requires_grad_()
+    y = layer(x)
+    (y * cut(loss_weights)).sum().backward()
+    reduce_all_gradients(layer, tp)
+    reduce_context_gradients(layer, context)
+
+    def join(z):
+        return context.gathered(all_gather(z, tp) if tp.sequence_parallel else z)
+
+    pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
+    for name, parameter in layer.named_parameters():
+        pairs.append((parameter.grad, own_part(whole[name].grad, parameter, tp)))
+    assert len(pairs) == 2 + 9 + 2 * shape.qk_norm + bool(shape.num_experts)
+    return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
+
+
+def predicted(shape, tp, context, recompute, element_size, routing="even"):
+    parallel = Parallel(tp.size, tp.sequence_parallel)
+    own = own_context_shape(shape, parallel, context.size, context.kind)
+    routed = forced_routed_tokens(own, parallel, routing, tp.rank) if shape.num_experts else None
+    return context_rows(shape, parallel, context.size, context.kind, recompute, element_size, routed)
+
+
+def differences(shape, tp, context, recompute, dtype=torch.bfloat16, routing="even"):
+    """Between the formula and the ledger, which ``measure_llama`` compares with the census first."""
+    measured = measure_llama(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
+    comparison = compare(predicted(shape, tp, context, recompute, dtype.itemsize, routing), measured)
+    return "" if comparison.exact else comparison.describe()
+
+
+def on_ranks(shape, context_parallel_size, way, sequence_parallel, members=None):
+    tp, context = layer_groups(context_parallel_size, way, sequence_parallel=sequence_parallel, members=members)
+    if members and torch.distributed.get_rank() not in members:
+        return 0.0, ""
+    errors = [largest_error(shape, recompute, tp, context) for recompute in MODES]
+    wrong = [
+        differences(shape, tp, context, mode, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)
+    ]
+    return max(errors), "".join(wrong)
+
+
+@kinds
+@ways
+@pytest.mark.parametrize("context_parallel_size", [2, 4])
+def test_on_ranks(pools, context_parallel_size, way, kind):
+    for error, wrong in pools[context_parallel_size].run(on_ranks, SHAPES[kind], context_parallel_size, way, False):
+        assert error < 1e-12 and wrong == ""
+
+
+@kinds
+@ways
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_with_tensor_parallelism(pools, sequence_parallel, way, kind):
+    for error, wrong in pools[4].run(on_ranks, SHAPES[kind], 2, way, sequence_parallel):
+        assert error < 1e-12 and wrong == ""
+
+
+@ways
+def test_in_a_subgroup(pools, way):
+    for error, wrong in pools[4].run(on_ranks, SHAPE, 2, way, False, [3, 1]):
+        assert error < 1e-12 and wrong == ""
+
+
+def steps_exchanges(shape, tp, context, recompute):
+    """What one rank takes part in, forward and backward."""
+    layer = LlamaLayer(shape, tp, recompute=recompute, context=context, routing="even")
+    x = layer_input(shape.with_sizes(seq_length=layer.seq_length), tp, "cpu", torch.float32)
+    with count_collectives() as seen:
+        layer(x).sum().backward()
+    return Counter(seen.collectives)
+
+
+def exchange_differences(shape, tp, context, recompute):
+    """Between the formula and what was counted, without the exchanges among tensor-parallel ranks."""
+    parallel = Parallel(tp.size, tp.sequence_parallel)
+    own = own_context_shape(shape, parallel, context.size, context.kind)
+    terms = llama_layer_terms(shape).recipes
+    alone = recompute if isinstance(recompute, str) else recompute & {recipe.term for recipe in terms}
+    counted = steps_exchanges(shape, tp, context, recompute)
+    counted.subtract(steps_exchanges(own, tp, ContextParallel(), alone))
+    exchanges = context_exchanges(shape, parallel, context.size, context.kind, recompute, 4)
+    for exchange in exchanges:
+        counted[Collective(exchange.kind, exchange.payload_bytes)] -= exchange.count
+    return {collective: count for collective, count in counted.items() if count}
+
+
+def exchanges_on_ranks(shape, context_parallel_size, way):
+    tp, context = layer_groups(context_parallel_size, way, sequence_parallel=True)
+    return [exchange_differences(shape, tp, context, mode) for mode in MODES]
+
+
+@kinds
+@ways
+def test_exchanges_on_real_ranks(pools, way, kind):
+    assert pools[4].run(exchanges_on_ranks, SHAPES[kind], 2, way) == 4 * [4 * [{}]]
+
+
+@ways
+@settings(max_examples=15, deadline=None)
+@given(st.data())
+def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
+    c, t, groups = data.draw(st.sampled_from([2, 3, 4])), data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
+    k = data.draw(st.integers(1, 3)) * (t * c if way == "ulysses" else t)
+    s, half = 2 * c * t * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
+    shape = LlamaShape(s, data.draw(st.integers(1, 3)), 24, k * groups, k, 20, 2 * half, data.draw(st.booleans()))
+    terms = (ulysses_layer_terms if way == "ulysses" else llama_layer_terms)(shape).recipes
+    recompute = data.draw(st.sampled_from(MODES) | st.sets(st.sampled_from([recipe.term for recipe in terms])))
+    sequence_parallel = data.draw(st.booleans())
+    with emulated_rank(t * c, data.draw(st.integers(0, t * c - 1))):
+        tp, context = layer_groups(c, way, sequence_parallel=sequence_parallel)
+        assert differences(shape, tp, context, recompute, torch.float32) == ""
+        assert exchange_differences(shape, tp, context, recompute) == {}
+
+
+@ways
+@pytest.mark.parametrize("model", LLAMA_MODELS)
+def test_named_shapes_are_exact_on_emulated_ranks(model, way):
+    shape = llama_shape(model)
+    t, c = (2, 2) if way == "ulysses" else (8, 4)
+    routings = ("even", "one-sided") if shape.num_experts else ("even",)
+    with emulated_rank(t * c, t + 1):
+        for sequence_parallel in (False, True):
+            tp, context = layer_groups(c, way, sequence_parallel=sequence_parallel)
+            for mode, routing in ((mode, routing) for mode in MODES for routing in routings):
+                assert differences(shape, tp, context, mode, torch.bfloat16, routing) == "", (mode, routing)
+
+
+def test_what_it_divides_beyond_sequence_parallelism():
+    shape, t, c = llama_shape("llama3-70b"), 8, 4  # k = 8
+    before = by_term(llama_rows(shape, Parallel(t, True)))
+    assert by_term(context_rows(shape, Parallel(t, True), c)) == {term: size // c for term, size in before.items()}
+    # More tensor-parallel ranks than key and value heads leave K and V as they are.
+    more = by_term(llama_rows(shape, Parallel(c * t, True)))
+    assert [term for term, size in before.items() if more[term] != size // c] == ["K", "V"]
+    whole = by_term(context_rows(shape, Parallel(t, True), c, "gather-plain"))
+    assert (whole["K"], whole["V"]) == (before["K"], before["V"])
+
+
+def test_ulysses_keeps_attentions_result_twice_and_elementwise_once():
+    for mode, extra in (("none", 1), ("selective", 1), ("elementwise", 0), ("full", 0)):
+        gathered, exchanged = (total(context_rows(SHAPE, Parallel(), 2, way, mode)) for way in ("gather", "ulysses"))
+        assert exchanged - gathered == extra * 2 * 16 * 3 * 32 // 2
+
+
+def test_ulysses_sends_less_where_gather_sends_all_keys():
+    """Per rank and way: gather (c − 1)/c · 2sbkd elements, whatever c is; ulysses (c − 1)/c² · sb(2h + 2kd)."""
+    shape = LlamaShape(64, 1, 128, 16, 8, 8)
+    for c in (2, 4, 8):
+        forward = {
+            way: wire_bytes(x for x in context_exchanges(shape, Parallel(), c, way) if x.phase == "forward")
+            for way in ("gather", "ulysses")
+        }
+        assert forward["gather"] == (c - 1) * 2 * 2 * 64 * 8 * 8 // c
+        assert forward["ulysses"] == (c - 1) * 2 * 64 * (2 * 128 + 2 * 8 * 8) // c**2
+
+
+def work_of_rank(rank, c, s=48, b=2, a=4, k=2, d=8):
+    context = ContextParallel(TensorParallel(None, c, rank))
+    q, key = torch.randn(b, a, s // c, d), torch.randn(b, k, s, d)
+    with FlopCounterMode(display=False, custom_mapping={FLASH: flash_flops}) as counter:
+        attend_part(q, key, key, ContextParallel(context.ranks, "gather-plain"))
+    return counter.get_total_flops()
+
+
+@pytest.mark.parametrize("c", [2, 3, 4])
+def test_every_rank_has_the_same_work(c):
+    """2c chunks: chunk j sees j + 1 of them, and rank i's two see 2c + 1 together."""
+    chunk_pairs = (48 // (2 * c)) ** 2
+    assert {work_of_rank(rank, c) for rank in range(c)} == {(2 * c + 1) * 2 * 2 * 2 * 4 * 8 * chunk_pairs}
+
+
+def test_the_cpu_kernel_lines_its_causal_mask_up_with_the_first_key():
+    """So a part of the queries can't use it, unless the part begins the sequence."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v = (torch.randn(1, 2, 12, 8, generator=generator, dtype=torch.float64) for _ in "qkv")
+    right = attend(q, k, v)
+    first, last = attend(q[:, :, :4], k, v), attend(q[:, :, 8:], k, v)
+    assert (first - right[:4]).abs().max() < 1e-14 < 1e-3 < (last - right[8:]).abs().max()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_mask_of_its_own_would_be_kept(dtype):
+    """Quadratic in s: the reason why each chunk makes two calls without one."""
+    q, k, v = (torch.randn(1, 2, length, 8, dtype=dtype, requires_grad=True) for length in (4, 12, 12))
+    mask = torch.arange(12) <= torch.arange(8, 12)[:, None]
+    shapes = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: shapes.append((x.shape, x.dtype)) or x, lambda x: x):
+        torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+    assert ((4, 12), dtype) in shapes
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: context_rows(SHAPE, Parallel(), 3), "seq_length: 16 must be divisible by 2 · context_parallel_size = 6"),
+        (lambda: context_rows(SHAPE, Parallel(), 16), "seq_length: 16 must be divisible by 2 · context_parallel_size = 32"),
+        (lambda: context_rows(SHAPE, Parallel(4, True), 8), "seq_length: 2 must be divisible by tensor_parallel_size"),
+        (lambda: context_rows(SHAPE, Parallel(), 8, "ulysses"), "num_key_value_heads: 4 must be divisible by tensor_paral"),
+        (lambda: context_rows(SHAPE, Parallel(4), 2, "ulysses"), "num_key_value_heads: 4 must be .* = 8 under ulysses"),
+        (lambda: context_rows(SHAPE, Parallel(), 2, "ring"), "context_kind: must be one of gather, gather-plain, ulysses"),
+        (lambda: context_rows(SHAPE, Parallel(), 0), "context_parallel_size: must be at least 1"),
+        (lambda: ContextParallel(kind="ring"), "context_kind: must be one of"),
+        (lambda: LlamaLayer(SHAPE, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 16 must be"),
+        (
+            lambda: LlamaLayer(SHAPE, context=ContextParallel(TensorParallel(None, 2, 0)))(torch.zeros(6, 3, 32)),
+            "seq_length: the layer was made for 8 tokens a sequence, got 6",
+        ),
+    ],
+)  # fmt: skip
+def test_refuses(make, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        make()

@@ -17,7 +17,17 @@ from actmem_course.process import lab
 def main() -> int:
     parser = LabParser(prog="measure_table2.py", description=__doc__.split("\n\n")[1])
     add_shape_arguments(parser)
-    return run_layer_table(parser, LayerTable(shape_from, title, check_table2, check_memory, measure, extras_of_table2))
+    return run_layer_table(parser, LayerTable(shape_from, title, check, check_room, measure, extras_of_table2))
+
+
+def check(args, *arguments):
+    """Whether the ranks can share the layer, whatever the other arguments."""
+    check_table2(*arguments)
+
+
+def check_room(args, *arguments):
+    """The same of real tensors and memory."""
+    check_memory(*arguments)
 
 
 def measure(args, *arguments):

@@ -2,14 +2,15 @@
 
 What today's layer keeps, measured: one layer for backward with nothing, the core, all that needs no
 product, or everything recomputed; alone, with tensor and with sequence parallelism; by formula and by
-counting what autograd really holds.  --paper-layer: the same for the paper's layer.
+counting what autograd really holds.  --paper-layer: the same for the paper's layer.  --context 2: with every
+sequence cut among 2 of the ranks.
 Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 """
 
 import sys
 
 from actmem.config import ConfigError
-from actmem.llama_shape import LLAMA_MODELS, llama_shape
+from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.arguments import LabParser
 from actmem_course.bench.layer_table import LayerTable, run_layer_table
@@ -31,7 +32,8 @@ ONLY_TODAY = tuple(SIZES)[4:]
 
 @lab
 def main() -> int:
-    parser = LabParser(prog="measure_today.py", description=__doc__.split("\n\n")[1])
+    spelled = {"context_parallel_size": "--context", "context_kind": "--context-kind"}
+    parser = LabParser(prog="measure_today.py", description=__doc__.split("\n\n")[1], spelled=spelled)
     parser.add_argument("--model", help=f"one of tiny-llama (default), {', '.join(LLAMA_MODELS)}; "
                         f"with --paper-layer of tiny (default), {', '.join(PAPER_MODELS)}")  # fmt: skip
     parser.add_argument("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
@@ -43,12 +45,37 @@ def main() -> int:
         default="even",
         help="of a mixture of experts: all alike (default), or every token to the first κ: rank 0 is the fullest",
     )
-    return run_layer_table(parser, LayerTable(shape_from, title, check_today, check_room, measure, extras_of_today))
+    parser.add_argument(
+        "--context",
+        type=int,
+        default=1,
+        metavar="C",
+        help="ranks that share each sequence; the others share the weights",
+    )
+    parser.add_argument(
+        "--context-kind",
+        choices=CONTEXT_KINDS,
+        default="gather",
+        help="how they see its keys and values: gathered, and again in backward (default); gathered and kept; all-to-all",
+    )
+    return run_layer_table(parser, LayerTable(shape_from, title, check, check_memory, measure, extras_of_today))
+
+
+def check(args, shape, ranks):
+    """Whether the ranks can share the sequence and the layer."""
+    if args.paper_layer and args.context != 1:
+        raise ConfigError("context_parallel_size", "the paper's layer has none: leave out --paper-layer, or this")
+    check_today(shape, ranks, args.context, args.context_kind)
+
+
+def check_memory(args, *arguments):
+    """Whether real tensors fit, each rank with its part of the sequence."""
+    check_room(*arguments, context_parallel_size=args.context, context_kind=args.context_kind)
 
 
 def measure(args, shape, ranks, dtype, on_configuration):
-    """Measure with the routing that the arguments name."""
-    return measure_today(shape, ranks, dtype, on_configuration, args.routing)
+    """Measure with the routing and the context parallelism that the arguments name."""
+    return measure_today(shape, ranks, dtype, on_configuration, args.routing, args.context, args.context_kind)
 
 
 def shape_from(args):
@@ -69,8 +96,9 @@ def title(args, shape) -> str:
     sizes = " ".join(
         f"{letter}={getattr(shape, name)}" for name, letter in letters.items() if getattr(shape, name, None)
     )
-    routing = f", {args.routing} routing" if getattr(shape, "num_experts", None) else ""
-    return f"{'The paper' if args.paper_layer else 'Today'}'s layer: {sizes}{routing}"
+    options = f", {args.routing} routing" if getattr(shape, "num_experts", None) else ""
+    options += f", c={args.context}" if args.context > 1 else ""
+    return f"{'The paper' if args.paper_layer else 'Today'}'s layer: {sizes}{options}"
 
 
 if __name__ == "__main__":

@@ -50,7 +50,63 @@ def test_emulated(options, tmp_path):
     assert results.keys() == NAMES and all(result["difference_bytes"] == 0 for result in results.values())
 
 
+WORDS = {"gather": "context", "gather-plain": "context, plain", "ulysses": "ulysses"}
+
+
+def with_context(kind):
+    """The names of the configurations with a word for the sharing of the sequence, before the recomputation's."""
+    names = {}
+    for configuration in CONFIGURATIONS:
+        words = (configuration.sharing, WORDS[kind], configuration.recompute.replace("none", ""))
+        names["+".join(word for word in words if word)] = 2 if configuration.sharing else 1
+    return names
+
+
+def test_context_parallel_under_torchrun():
+    results = launch.results(SCRIPT, "--context", 2, processes=4)
+    assert len(results) == 4 * 12
+    assert {result["configuration"]: result["tensor_parallel_size"] for result in results} == with_context("gather")
+    assert all(result["measured_bytes"] == result["predicted_bytes"] > 0 for result in results)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--context", 2],
+        ["--context", 4, "--context-kind", "gather-plain", "--model", "qwen3-30b-a3b", "--routing", "one-sided"],
+        ["--context", 4, "--context-kind", "ulysses", "--model", "llama3-405b", "--dtype", "float32"],
+    ],
+)
+def test_context_parallel_emulated(options, tmp_path):
+    path, kind = tmp_path / "results.json", options[3] if len(options) > 2 else "gather"
+    t = 8 // options[1]
+    done = launch.run(SCRIPT, "--emulate", 8, *options, "--json", path)
+    out, wrong = done.stdout, done.stderr
+    assert done.returncode == 0, wrong
+    assert "12 of 12 measurements agree with the formulas to the byte" in out and f"c={options[1]}" in out
+    assert all(len(line.rstrip()) <= 80 for line in out.splitlines()) and "…" not in out
+    sizes = {name: t if size == 2 else 1 for name, size in with_context(kind).items()}
+    results = json.loads(path.read_text())
+    assert {result["configuration"]: result["tensor_parallel_size"] for result in results} == sizes
+    assert all(result["difference_bytes"] == 0 for result in results)
+
+
 BAD: dict[str, tuple[list, str]] = {
+    "more context ranks than ranks": (["--context", 4], "--context: must be at most 2, got 4"),
+    "no context ranks": (["--context", 0], "--context: must be at least 1, got 0"),
+    "context in the paper's layer": (["--paper-layer", "--context", 2], "--context: the paper's layer has none"),
+    "an odd chunk": (
+        ["--context", 2, "--seq-length", 6],
+        "--seq-length: 6 must be divisible by 2 · context_parallel_size",
+    ),
+    "an odd share": (
+        ["--emulate", 9, "--context", 6, "--seq-length", 24],
+        "--context: must divide the number of ranks, 9",
+    ),
+    "too few heads": (
+        ["--context", 2, "--context-kind", "ulysses", "--num-key-value-heads", 1],
+        "--num-key-value-heads: 1 must be divisible by",
+    ),
     "unknown model": (["--model", "llama9"], "--model: must be one of tiny-llama, llama3-8b"),
     "a paper's model without its layer": (["--model", "175B"], "--model: must be one of tiny-llama"),
     "k in the paper's layer": (
@@ -85,3 +141,6 @@ def test_room_of_todays_layer_is_what_it_keeps_and_its_weights():
     check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights))
     with pytest.raises(ConfigError, match="^model shape: 3 ranks need"):
         check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights) - 1)
+    check_room(TINY_LLAMA, 2, 2, 2 * (kept // 2 + weights), 2)  # two ranks with half of the sequence each
+    with pytest.raises(ConfigError, match="^model shape: 2 ranks need"):
+        check_room(TINY_LLAMA, 2, 2, 2 * (kept // 2 + weights) - 1, 2)

@@ -26,16 +26,16 @@ from actmem_course.show.tables import extras_table, table2_table
 class LayerTable:
     """A table with a line for each configuration of one layer.
 
-    shape_from(args), title(args, shape): of the command line.  check(shape, t): raises ConfigError if t
-    ranks can't measure it.  check_memory(shape, element_size, ranks_here, memory_bytes): raises it if
+    shape_from(args), title(args, shape): of the command line.  check(args, shape, ranks): raises ConfigError if
+    that many ranks can't measure it.  check_memory(args, shape, element_size, ranks_here, memory_bytes): raises it if
     real tensors don't fit.  measure(args, shape, ranks, dtype, on_configuration): this rank's results.
     extras(shape, ranks, element_size): the rows that the formulas leave out, with their reasons.
     """
 
     shape_from: Callable[[argparse.Namespace], Any]
     title: Callable[[argparse.Namespace, Any], str]
-    check: Callable[[Any, int], None]
-    check_memory: Callable[[Any, int, int, int], None]
+    check: Callable[[argparse.Namespace, Any, int], None]
+    check_memory: Callable[[argparse.Namespace, Any, int, int, int], None]
     measure: Callable[[argparse.Namespace, Any, Ranks, torch.dtype, Callable], list[Table2Result]]
     extras: Callable[[Any, Ranks, int], list[Row]]
 
@@ -51,10 +51,10 @@ def run_layer_table(parser: LabParser, table: LayerTable) -> int:
     with parser.refusing():
         shape = table.shape_from(args)
         size = check_ranks(args, parser.prog)
-        table.check(shape, size)
+        table.check(args, shape, size)
         if args.emulate is None and args.device != "cuda" and not torch.cuda.is_available():
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            table.check_memory(shape, ELEMENT_SIZES[args.dtype], int(os.environ["LOCAL_WORLD_SIZE"]), memory)
+            table.check_memory(args, shape, ELEMENT_SIZES[args.dtype], int(os.environ["LOCAL_WORLD_SIZE"]), memory)
         check_files(args, "json")
 
     torch.manual_seed(1234)

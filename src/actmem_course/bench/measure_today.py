@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
-import torch.distributed as dist
 
-from actmem.config import ModelShape, Parallel, check_layer
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
 from actmem.formulas.activations import layer_rows
+from actmem.formulas.context_terms import context_rows
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_shape import LlamaShape, check_llama_ranks
+from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.one_layer import measure_layer, measure_llama
-from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
+from actmem.parallel.groups import FORMS, TensorParallel
 from actmem.rows import Row, compare, total
+from actmem.today.context import layer_groups
 from actmem.today.moe import Routing
 from actmem_course.bench.measure_table2 import check_fits, check_memory
 from actmem_course.ranks import Ranks
@@ -25,20 +25,27 @@ from actmem_course.results import Table2Result
 TODAY_MODES = ("none", "selective", "elementwise", "full")
 #: Ways to share the layer: not at all, and the first two of ``parallel.groups``.
 SHARINGS = ("", *list(FORMS)[:2])
+#: The word in a configuration's name for each way to share the sequence.
+CONTEXT_WORDS = {"gather": "context", "gather-plain": "context, plain", "ulysses": "ulysses"}
 
 
 @dataclass(frozen=True)
 class TodayConfiguration:
-    """One line of the table.  sharing: one of SHARINGS.  recompute: one of TODAY_MODES."""
+    """One line of the table.  sharing: one of SHARINGS.  recompute: one of TODAY_MODES.
+
+    context_kind: one of CONTEXT_WORDS, or empty if no ranks share the sequence.
+    """
 
     sharing: str
     recompute: str
+    context_kind: str = ""
 
     @property
     def name(self) -> str:
         """Joined as in table 2, where *none* adds no word."""
-        words = [self.sharing] * bool(self.sharing) + [self.recompute] * (self.recompute != "none")
-        return "+".join(words) or "none"
+        recompute = "" if self.recompute == "none" else self.recompute
+        words = (self.sharing, CONTEXT_WORDS.get(self.context_kind, ""), recompute)
+        return "+".join(filter(None, words)) or "none"
 
     def parallel(self, tensor_parallel_size: int) -> Parallel:
         """How t ranks share the layer; without a sharing each has all of it."""
@@ -48,17 +55,37 @@ class TodayConfiguration:
 CONFIGURATIONS = tuple(TodayConfiguration(sharing, recompute) for sharing in SHARINGS for recompute in TODAY_MODES)
 
 
-def check_today(shape: ModelShape | LlamaShape, tensor_parallel_size: int) -> None:
-    """Raise ConfigError if t ranks cannot measure all configurations of this layer."""
+def configurations(context_parallel_size: int = 1, context_kind: str = "gather") -> list[TodayConfiguration]:
+    """All lines of the table; with c ranks that share each sequence in every one of them."""
+    if context_parallel_size == 1:
+        return list(CONFIGURATIONS)
+    return [replace(configuration, context_kind=context_kind) for configuration in CONFIGURATIONS]
+
+
+def check_today(
+    shape: ModelShape | LlamaShape, ranks: int, context_parallel_size: int = 1, context_kind: str = "gather"
+) -> None:
+    """Raise ConfigError if that many ranks cannot measure all configurations of this layer."""
+    check_size("context_parallel_size", context_parallel_size, ranks)
+    if ranks % context_parallel_size:
+        rule = f"must divide the number of ranks, {ranks}, got {context_parallel_size}"
+        raise ConfigError("context_parallel_size", rule)
     for configuration in CONFIGURATIONS:
-        parallel = configuration.parallel(tensor_parallel_size)
+        parallel = configuration.parallel(ranks // context_parallel_size)
         if isinstance(shape, LlamaShape):
-            check_llama_ranks(shape, parallel)
+            own_context_shape(shape, parallel, context_parallel_size, context_kind)
         else:
             check_layer(shape, parallel)
 
 
-def check_room(shape: ModelShape | LlamaShape, element_size: int, ranks_here: int, memory_bytes: int) -> None:
+def check_room(
+    shape: ModelShape | LlamaShape,
+    element_size: int,
+    ranks_here: int,
+    memory_bytes: int,
+    context_parallel_size: int = 1,
+    context_kind: str = "gather",
+) -> None:
     """Raise ConfigError if real tensors of the largest configuration cannot fit into memory.
 
     The largest is the first, with its weights, on every rank at once.  The paper's layer needs its
@@ -70,7 +97,8 @@ def check_room(shape: ModelShape | LlamaShape, element_size: int, ranks_here: in
     heads = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.d
     experts = shape.num_experts or 1
     weights = shape.hidden_size * (heads + 3 * shape.ffn_hidden_size * experts + experts * (experts > 1))
-    each = total(llama_rows(shape, element_size=element_size)) + element_size * weights
+    rows = context_rows(shape, Parallel(), context_parallel_size, context_kind, element_size=element_size)
+    each = total(rows) + element_size * weights
     check_fits(each, ranks_here, memory_bytes)
 
 
@@ -93,11 +121,14 @@ def predictions(
     device_type: str,
     routing: Routing = "even",
     rank: int = 0,
+    context_parallel_size: int = 1,
+    context_kind: str = "gather",
 ) -> tuple[list[Row], list[Row]]:
     """The formula's rows, and those that it leaves out.  rank: of the ranks that share the layer's experts."""
     if isinstance(shape, LlamaShape):
-        routed = forced_routed_tokens(shape, parallel, routing, rank) if shape.num_experts else None
-        return llama_rows(shape, parallel, recompute, element_size, routed), []
+        own = own_context_shape(shape, parallel, context_parallel_size, context_kind)
+        routed = forced_routed_tokens(own, parallel, routing, rank) if shape.num_experts else None
+        return context_rows(shape, parallel, context_parallel_size, context_kind, recompute, element_size, routed), []
     rows = layer_rows(shape, parallel, recompute, element_size)
     return rows, layer_extra_rows(shape, parallel, recompute, element_size, device_type)
 
@@ -108,23 +139,30 @@ def measure_today(
     dtype: torch.dtype,
     on_configuration: Callable[[TodayConfiguration], None] = lambda configuration: None,
     routing: Routing = "even",
+    context_parallel_size: int = 1,
+    context_kind: str = "gather",
 ) -> list[Table2Result]:
-    """This rank's results, in the order of CONFIGURATIONS.  Every rank must call it.  routing: of experts, forced."""
+    """This rank's results, in the order of ``configurations``.  Every rank must call it.  routing: of experts, forced.
+
+    Of the ranks c share each sequence, and t = ranks / c the layer.
+    """
     results = []
-    for configuration in CONFIGURATIONS:
+    tensor, context = layer_groups(context_parallel_size, context_kind)
+    for configuration in configurations(context_parallel_size, context_kind):
         on_configuration(configuration)
-        parallel = configuration.parallel(ranks.size)
+        parallel = configuration.parallel(tensor.size)
         form = FORMS.get(configuration.sharing, {})
-        tp = TensorParallel(**form) if parallel.tensor_parallel_size == 1 else tensor_parallel(dist.group.WORLD, **form)
+        tp = TensorParallel(**form) if parallel.tensor_parallel_size == 1 else replace(tensor, **form)
         if isinstance(shape, LlamaShape):
             measured = measure_llama(
-                shape, tp, configuration.recompute, device=ranks.device, dtype=dtype, routing=routing
+                shape, tp, configuration.recompute, device=ranks.device, dtype=dtype, routing=routing, context=context
             )
         else:
             measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
         predicted, extra = predictions(
-            shape, parallel, configuration.recompute, dtype.itemsize, ranks.device, routing, tp.rank
-        )
+            shape, parallel, configuration.recompute, dtype.itemsize, ranks.device, routing, tp.rank,
+            context_parallel_size, context_kind,
+        )  # fmt: skip
         comparison = compare(predicted + extra, measured)
         sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
         results.append(

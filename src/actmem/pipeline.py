@@ -42,7 +42,7 @@ class Watcher:
         return nullcontext()
 
     def after(self, kind: str, stage: Stage, microbatch: int) -> None:
-        """Called after each forward (``"F"``, its loss included) and each backward (``"B"``)."""
+        """Called after each forward (``"F"``, its loss included), each backward (``"B"``), and a split one's ``"W"``."""
 
 
 class Stage(PipelineStage):
@@ -144,10 +144,8 @@ class Pipeline:
         ]
         self.parts = [stage.submod for stage in self.stages]
         arguments: dict[str, Any] = {"n_microbatches": num_microbatches, "loss_fn": self._loss, "scale_grads": False}
-        if num_model_chunks == 1:
-            self.schedule: Any = Schedule1F1B(self.stages[0], **arguments)
-        else:
-            self.schedule = ScheduleInterleaved1F1B([*self.stages], **arguments)
+        make: Any = Schedule1F1B if num_model_chunks == 1 else ScheduleInterleaved1F1B
+        self.schedule = make(self.stages[0] if num_model_chunks == 1 else [*self.stages], **arguments)
         self._ends = self._group_of_both_ends()
 
     def step(self, tokens: Tensor, targets: Tensor) -> list[Tensor]:
@@ -159,12 +157,9 @@ class Pipeline:
         """
         self._losses_done = 0
         losses: list[Tensor] = []
-        first, last = self.stages[0].is_first, self.stages[-1].is_last
-        self.schedule.step(
-            *((tokens,) if first else ()),
-            **({"target": targets, "losses": losses} if last else {}),
-            **without_outputs(self.schedule),
-        )
+        inputs = (tokens,) if self.stages[0].is_first else ()
+        last: dict[str, Any] = {"target": targets, "losses": losses} if self.stages[-1].is_last else {}
+        self.schedule.step(*inputs, **last, **without_outputs(self.schedule))
         for part in self.parts:
             for parameter in part.parameters():
                 if (grad := gradient_of(parameter)) is not None:

@@ -4,7 +4,8 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
-- ``PipelineStage``: what it holds, sends and receives, below, and the methods that ``pipeline.Stage`` overrides
+- ``PipelineStage``: what it holds, sends and receives, below, and the methods that ``pipeline.Stage`` overrides; the
+  runtime that takes a list of actions
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from inspect import signature
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -23,6 +25,8 @@ flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+wait_for = torch.ops._c10d_functional.wait_tensor  # the result of start_all_to_all, complete
+never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 
@@ -59,19 +63,9 @@ def graph_is_retained() -> bool:
     return torch._C._autograd._get_current_graph_task_keep_graph()
 
 
-def never_compiled(function: Callable) -> Callable:
-    """``function``, which torch.compile leaves alone.  torch.compiler.disable would load the compiler now, a second."""
-    return torch._disable_dynamo(function)
-
-
 def start_all_to_all(x: Tensor, sizes: list[int], group_name: str) -> Tensor:
     """Begin to send ``sizes[r]`` rows of ``x`` to each rank r and to receive as many; read it after ``wait_for``."""
     return torch.ops._c10d_functional.all_to_all_single(x, sizes, sizes, group_name)
-
-
-def wait_for(result: Tensor) -> Tensor:
-    """``result`` of ``start_all_to_all``, complete."""
-    return torch.ops._c10d_functional.wait_tensor(result)
 
 
 def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:
@@ -96,3 +90,14 @@ def of_one_size(operations: list) -> list:
 def without_outputs(schedule: Any) -> dict[str, bool]:
     """What tells a schedule's ``step`` not to join the outputs; torch 2.9 always does."""
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}
+
+
+def runtime_of_actions(ranks: list[list[str]], *arguments: Any, **named: Any) -> Any:
+    """torch's pipeline runtime with these actions of each rank; "5F2" is a forward of stage 5 with microbatch 2."""
+    from torch.distributed.pipelining import schedules
+
+    runtime = schedules._PipelineScheduleRuntime(*arguments, **named)
+    with NamedTemporaryFile("w", suffix=".csv") as file:  # the methods that take lists were renamed
+        print(*map(",".join, ranks), sep="\n", file=file, flush=True)
+        runtime._load_csv(file.name)
+    return runtime

@@ -147,11 +147,32 @@ def held_changes(
 ) -> list[int]:
     """By how much each action of one rank changes what the rank holds; the arguments are those of ``held``."""
     stays = until_weight or weight
-    split = {(action.chunk, action.microbatch) for action in actions if action.kind == "W"}
+    split = split_backwards(actions)
     found = []
     for action in actions:
         kept = stays(action) if (action.chunk, action.microbatch) in split else 0
         found.append({"F": weight(action), "B": kept - weight(action), "W": -kept}[action.kind])
+    return found
+
+
+@checked
+def split_backwards(actions: list[Action]) -> set[tuple[int, int]]:
+    """Chunk and microbatch of each backward of one rank that leaves the weights' gradients to a "W"."""
+    return {(action.chunk, action.microbatch) for action in actions if action.kind == "W"}
+
+
+@checked
+def in_torchs_words(ranks: Schedule, v_shaped: bool = False) -> list[list[str]]:
+    """Each rank's actions as torch writes them: "5F2" is a forward of stage 5 with microbatch 2.
+
+    A whole backward is "B"; one that leaves the weights' gradients to a "W" is "I".  v_shaped: see ``stage_at``.
+    """
+    found = []
+    for actions in ranks:
+        split = split_backwards(actions)
+        kinds = ["I" if a.kind == "B" and (a.chunk, a.microbatch) in split else a.kind for a in actions]
+        stages = [stage_at(a.rank, a.chunk, len(ranks), v_shaped) for a in actions]
+        found.append([f"{stage}{kind}{a.microbatch}" for stage, kind, a in zip(stages, kinds, actions)])
     return found
 
 

@@ -68,9 +68,9 @@ def check(args, shape, ranks):
     check_today(shape, ranks, args.context, args.context_kind)
 
 
-def check_memory(args, *arguments):
+def check_memory(args, shape, element_size, ranks_here, memory_bytes):
     """Whether real tensors fit, each rank with its part of the sequence."""
-    check_room(*arguments, context_parallel_size=args.context, context_kind=args.context_kind)
+    check_room(shape, element_size, ranks_here, memory_bytes, args.context, args.context_kind)
 
 
 def measure(args, shape, ranks, dtype, on_configuration):

@@ -9,6 +9,7 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from actmem.measure import holders
 from actmem.measure.census import census
 from actmem.measure.kinds import UNSAVED
 from actmem.measure.ledger import record
@@ -251,6 +252,7 @@ def test_census_sees_what_hooks_cannot():
     assert ledger.saved_bytes == 0
     (hidden,) = ledger.unsaved  # what hooks don't see, the ledger finds another way
     assert (hidden.bytes, hidden.kind, hidden.held_by) == (28, UNSAVED, "an attribute of ctx of Hidden")
+    assert f"{hidden.kind}, held by an attribute of ctx of Hidden" in str(ledger)
     assert census(Hiding(), lambda: torch.ones(7, requires_grad=True)) == 28
 
 
@@ -307,3 +309,15 @@ def test_memtracker_agrees():
         y = layer(x)
         snapshot = tracker.get_tracker_snapshot("current")[x.device]
     assert snapshot[_MemRefType.ACT] == ledger_of(layer, x).total_bytes + y.untyped_storage().nbytes()
+
+
+def test_a_list_that_gloos_threads_still_shorten_is_taken_when_it_no_longer_changes(monkeypatch):
+    clock = [0.0]
+    monkeypatch.setattr(holders.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(holders.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    for name, value in (("is_available", True), ("is_initialized", True), ("get_backend", "gloo")):
+        monkeypatch.setattr(holders.dist, name, lambda value=value: value)
+    for started in (0.0, 1e6):  # what a clock shows at first means nothing
+        clock[0] = started
+        found = holders._settled_list(lambda: ["mine"] + ["a thread's"] * (clock[0] < started + 0.09))
+        assert found == ["mine"] and clock[0] - started == pytest.approx(0.19, abs=0.006)

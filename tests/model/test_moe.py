@@ -72,6 +72,18 @@ def test_the_ranks_shares_add_up():
             assert sum(shares) == 12 * 3 * 3 and max(shares) <= most_routed_tokens(SHAPE, parallel)
 
 
+@pytest.mark.parametrize("routing", ["even", "one-sided"])
+def test_forced_routing_takes_as_many_tokens_of_each_expert_as_are_sent_there(routing):
+    """The counts come from the sizes and the choice from a router's place: they must be the same tokens."""
+    mlp = ExpertMLP(SHAPE, TensorParallel(None, 1, 0), seed=0, routing=routing)
+    chosen, weights = mlp.route(torch.randn(12, 3, 32))
+    assert weights.sum(-1).allclose(torch.ones(12, 3))
+    counts = torch.bincount(chosen.flatten(), minlength=8).tolist()
+    assert counts == (4 * [14] + 4 * [13] if routing == "even" else 3 * [36] + 5 * [0])
+    mlp(torch.randn(12, 3, 32))
+    assert mlp.routed_tokens == sum(counts) and all(len(set(row)) == 3 for row in chosen.flatten(0, 1).tolist())
+
+
 def test_closed_form():
     s, b, h, f, taken = 12, 3, 32, 40, 3
     pairs = s * b * taken

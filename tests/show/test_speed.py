@@ -9,7 +9,7 @@ from rich.console import Console
 from actmem_course.bench.measure_speed import VARIANTS
 from actmem_course.results import Overhead, PeerLine, SpeedLine
 from actmem_course.show.speed_figure import overhead_finding, speed_figure
-from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
+from actmem_course.show.speed_peers import elementwise_line, missing_lines, overheads_table, peers_table
 from actmem_course.show.speed_table import noise_line, overhead_text, speed_table
 from actmem_course.show.speed_text import results_text, speed_facts, speed_text
 
@@ -101,6 +101,31 @@ def test_peers_table():
     assert "0.61" in text and "0.60–0.63" in text and "× 1.50" in text
     assert "0.99" not in text and "within 0.10" in text
     assert missing_lines(PEER_LINES) == ["FSDP2 did not run (selective, none): not here"]
+
+
+def test_bytes_per_sequence_and_what_is_a_wide_mask():
+    ours, other, *_ = PEER_LINES
+    sharded = replace(other, name="FSDP2", sequences=2, held_bytes=2 * 10**6, bytes_per_sequence=10**6)
+    masks = replace(other, wide_mask_bytes=7_864_320, ratio_low=0.5, ratio_high=1.5, ratio=1.0, is_real=False)
+    text = printed(peers_table([ours, sharded, replace(masks, name="megatron-core, our exchange")], "selective"))
+    assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
+    assert "× 1.00" in text and "× 2.00" not in text, "two sequences on two ranks"
+    assert "masks:" in text and "7.50 MiB" in text and "our exchange" in text
+
+
+def test_elementwise_beside_selective_in_one_sentence():
+    assert elementwise_line(PEER_LINES, "ours", 34.0, 20.0) == ""
+    beside = replace(
+        PEER_LINES[0],
+        mode="elementwise",
+        beside_selective=0.012,
+        beside_selective_low=-0.001,
+        beside_selective_high=0.025,
+    )
+    lines = [*PEER_LINES, beside]
+    assert elementwise_line(lines, "ours", 34.0, 20.0) == (
+        "ours, elementwise beside selective: 1.012 of its time (0.999–1.025), 20/34 of its bytes in 16 bits (sbh/t)."
+    )
 
 
 def test_overheads_over_the_same_layer():

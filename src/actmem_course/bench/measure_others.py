@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import logging
+from typing import Any
+
 import torch
 
+from actmem.config import ModelShape
 from actmem.llama_shape import LlamaShape
+from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record
+from actmem.parallel.groups import tensor_parallel
+from actmem.plan.frameworks_keep import FRAMEWORKS, FrameworkLayer, bytes_of_framework
 from actmem.plan.others_keep import OTHERS, OtherLayer, bytes_of_other
 from actmem.today.llama import LlamaLayer
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.hugging_face import hugging_face_block
+from actmem_course.bench.peers.megatron import megatron_layer
+from actmem_course.bench.peers.titan_peer import TitanLayer, memory_budget, titan_layer
 from actmem_course.results import OtherLine
 
+#: Sizes that 8 ranks can share, and how many do.
+SHARED_SHAPES = (
+    (LlamaShape(16, 2, 128, 16, 8, 192), 2),
+    (LlamaShape(24, 3, 192, 24, 8, 256), 4),
+    (LlamaShape(16, 2, 128, 16, 8, 192), 8),
+)
+#: torch.compile's own choice of what to keep, run operation by operation.
+PARTITIONER = "aot_eager_decomp_partition"
 OTHER_SHAPES = (
     LlamaShape(24, 2, 64, 4, 2, 160, num_experts=8, experts_per_token=2),
     LlamaShape(48, 3, 96, 6, 3, 256, num_experts=8, experts_per_token=2),
@@ -20,7 +37,54 @@ OTHER_SHAPES = (
 
 def measure_others() -> list[OtherLine]:
     """A line for each implementation and shape; without bytes where it is not installed."""
-    return [_line(layer, shape) for layer in OTHERS for shape in OTHER_SHAPES]
+    lines = [_line(layer, shape) for layer in OTHERS for shape in OTHER_SHAPES]
+    return lines + [line for layer in FRAMEWORKS for line in framework_lines(layer)]
+
+
+def framework_lines(layer: FrameworkLayer) -> list[OtherLine]:
+    """One framework's layer at two shapes, or on 2, 4 and 8 emulated ranks if they share it."""
+    lines = []
+    for shape, t in SHARED_SHAPES if layer.divided else [(shape, 1) for shape in OTHER_SHAPES]:
+        predicted, measured, unavailable = bytes_of_framework(layer, shape, t), None, ""
+        try:
+            measured = _kept_by_framework(layer, shape, t)
+        except PeerUnavailable as error:
+            unavailable = str(error)
+        sizes = f"s={shape.seq_length} b={shape.micro_batch_size} h={shape.hidden_size}" + f" t={t}" * (t > 1)
+        lines.append(
+            OtherLine(layer.name, layer.dtype, sizes, layer.formula, predicted, measured, layer.why, unavailable)
+        )
+    return lines
+
+
+def _kept_by_framework(layer: FrameworkLayer, shape: LlamaShape, t: int) -> int:
+    if "on paper" in layer.name:
+        raise PeerUnavailable("Liger's kernels need a GPU: its formula is read off what its functions save")
+    b, s, h = shape.micro_batch_size, shape.seq_length, shape.hidden_size
+    if not layer.divided:
+        logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns that hooks make it compile again
+        torch.compiler.reset()
+        with memory_budget(layer.budget):
+            # The partitioner decides what is kept; generating code would only take time.
+            block = torch.compile(TitanLayer(shape, torch.bfloat16), backend=PARTITIONER, dynamic=False)
+            return _bytes_of_second_run(block, (b, s, h))
+    each = s // t if layer.sequence_parallel else s
+    with emulated_rank(t, real_tensors=True):
+        tp = tensor_parallel(sequence_parallel=layer.sequence_parallel)
+        if layer.name.startswith("megatron-core"):
+            sizes = ModelShape(s, b, h, shape.num_attention_heads)
+            return _bytes_of_second_run(megatron_layer(sizes, tp, layer.modules, dtype=torch.bfloat16), (each, b, h))
+        return _bytes_of_second_run(titan_layer(shape, tp, torch.bfloat16), (b, each, h))
+
+
+def _bytes_of_second_run(block: Any, size: tuple[int, ...]) -> int:
+    """Bytes that the ledger counts once buffers of the process and compiled graphs exist."""
+    x = torch.randn(size, dtype=torch.bfloat16, requires_grad=True)
+    for _ in range(2):
+        with record(block) as ledger:
+            output = block(x)
+        output.backward(output.detach())
+    return ledger.total_bytes
 
 
 def _line(layer: OtherLayer, shape: LlamaShape) -> OtherLine:

@@ -42,7 +42,7 @@ NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
     "parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
     "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the activations' "
-    "dtype, on a GPU of 1 byte: what is more is the line *wide masks*; elementwise: recompute_modules core_attn, layernorm and mlp, "
+    "dtype, on a GPU of 1 byte: what is more is the last line of its bytes; elementwise: recompute_modules core_attn, layernorm and mlp, "
     "which runs the MLP's products again",
     "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes are compared "
     "per sequence",

@@ -27,7 +27,7 @@ def peers_table(lines: Sequence[PeerLine], mode: str) -> Table:
         times = (milliseconds(getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined"))
         holds = _with_below(size_text(line.held_bytes), f"× {each / ours:.2f}")
         if line.wide_mask_bytes:
-            holds.append(f"\nwide masks {size_text(line.wide_mask_bytes)}", style="dim")
+            holds.append(f"\nmasks:\n{size_text(line.wide_mask_bytes)}", style="dim")
         table.add_row(line.name.replace(", ", "\n  "), *times, _ratio(line), holds, size_text(line.peak_bytes))
     return table
 

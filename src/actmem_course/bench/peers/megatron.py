@@ -31,7 +31,7 @@ _groups_made_for: object = None
 def megatron_layer(
     shape: ModelShape,
     tp: TensorParallel,
-    recompute: str = "none",
+    recompute: str | tuple[str, ...] = "none",
     *,
     p: float = 0.1,
     device: str = "cpu",
@@ -39,12 +39,14 @@ def megatron_layer(
 ) -> nn.Module:
     """Megatron's TransformerLayer over all ranks, in the paper's arithmetic.  In and out: ``[s/t, b, h]`` or ``[s, b, h]``.
 
+    recompute: a mode of ours, or the names for its ``recompute_modules``.
     Softmax in the activations' dtype, as the paper counts; Megatron's default keeps a float32
     copy.  No fused kernels: they need a GPU.  Raises PeerUnavailable without megatron-core.
     """
     core = _megatron_core()
     _make_groups(core, device)
-    region = Recompute.of(recompute).region
+    region = "" if isinstance(recompute, tuple) else Recompute.of(recompute).region
+    modules = list(recompute) if isinstance(recompute, tuple) else RECOMPUTE_MODULES.get(region)
     config = core.TransformerConfig(
         num_layers=1,
         hidden_size=shape.hidden_size,
@@ -63,14 +65,14 @@ def megatron_layer(
         bias_activation_fusion=False,
         gradient_accumulation_fusion=False,
         use_cpu_initialization=device == "cpu",
-        recompute_granularity="selective" if region in RECOMPUTE_MODULES else None,
-        recompute_modules=RECOMPUTE_MODULES.get(region),
+        recompute_granularity="selective" if modules else None,
+        recompute_modules=modules or None,
     )
     spec = core.get_gpt_layer_local_spec(normalization="LayerNorm")
     spec.submodules.input_layernorm = spec.submodules.pre_mlp_layernorm = _Norm
     spec.submodules.self_attention.params["attn_mask_type"] = core.AttnMaskType.causal
     layer = core.build_module(spec, config=config).to(device=device, dtype=dtype).train()
-    if region == "terms":
+    if modules and "mlp" in modules:
         # Its checkpoint returns the MLP's bias as it is, which autograd then takes for a result of the checkpoint:
         # backward would run the MLP again without end.
         layer.mlp.register_forward_hook(lambda module, inputs, output: (output[0], output[1].clone()))

@@ -4,11 +4,15 @@ from typing import Any
 
 import pytest
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, Parallel
+from actmem.formulas.communication import wire_bytes
+from actmem.formulas.context_terms import context_exchanges
+from actmem.llama_shape import llama_shape
 from actmem.plan.decoder import Decoder
 from actmem.plan.known_models import known_names, planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.llama_rows import llama_layer_rows
+from actmem.plan.llama_rows import LLAMA_MODES, llama_layer_rows
+from actmem.plan.planned_model import CONTEXT_EXCHANGE
 from actmem.rows import by_term, total
 
 LLAMA: Any = planned_model_of("llama3-8b")
@@ -70,6 +74,18 @@ def test_context_parallelism_divides_everything():
     d = LLAMA.decoder
     one, four = (total(llama_layer_rows(d, Layout(context_parallel_size=cp), 8192)) for cp in (1, 4))
     assert one == 4 * four
+
+
+@pytest.mark.parametrize("recompute", LLAMA_MODES)
+def test_context_parallel_ranks_send_what_the_layers_formula_says(recompute):
+    model, layout, shape = (
+        planned_model_of("llama3-70b"),
+        Layout(1, 8, context_parallel_size=4),
+        llama_shape("llama3-70b"),
+    )
+    planned = [each for each in model.layer_exchanges(layout, recompute) if each.where.startswith(CONTEXT_EXCHANGE)]
+    shape = shape.with_sizes(seq_length=model.seq_length)
+    assert wire_bytes(planned) == wire_bytes(context_exchanges(shape, Parallel(8, True), 4, recompute=recompute)) > 0
 
 
 def test_query_and_key_norms_keep_their_inputs():

@@ -100,10 +100,14 @@ def test_an_axis_that_a_model_lacks_is_one_line(name):
     for axis in lacking:
         with pytest.raises(ConfigError, match=f"{axis}: {model.name}"):
             find_plans(model, Cluster(64, 80 * GIBIBYTE), 64, 1, {axis: 2})
-    if "context_parallel_size" not in lacking:
-        layout = Layout(context_parallel_size=2)
-        with pytest.raises(ConfigError, match="verify: this library runs no context parallelism yet"):
-            verify_plan(model, Plan(layout, "none", 0, 1.0, 1, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0)))
+
+
+@pytest.mark.parametrize("name", [name for name in known_names() if planned_model_of(name).context_parallel])
+def test_every_line_under_context_parallelism(name):
+    layout = Layout(1, 4, 2, 2, context_parallel_size=2)
+    plan = Plan(layout, "elementwise", 0, 1.0, 4, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
+    comparison = verify_plan(of_few_layers(name), plan)
+    assert comparison.exact, comparison.describe()
 
 
 @pytest.mark.parametrize("name", known_names())

@@ -1,6 +1,7 @@
 """Plans of every axis that this library runs, emulated: every line of their bills is what is counted."""
 
 from dataclasses import replace
+from io import StringIO
 
 import pytest
 from rich.console import Console
@@ -64,6 +65,14 @@ CASES = {
     "qwen3, last": (QWEN3, plan(Layout(2, 2, 2), "none", rank=1)),
     "qwen3, tensor": (QWEN3, plan(Layout(1, 4, sequence_parallel=False), "full")),
     "llama, ZeRO-3": (LLAMA, plan(Layout(3, 2, zero_stage=3), "none")),
+}
+
+
+CONTEXT = {
+    "alone": (LLAMA, plan(Layout(2, context_parallel_size=4, zero_stage=2))),
+    "with tensor": (LLAMA, plan(Layout(1, 8, context_parallel_size=2), "elementwise")),
+    "with pipeline": (LLAMA, plan(Layout(1, 2, 2, 3, context_parallel_size=2), "full", rank=1)),
+    "norms over heads": (QWEN3, plan(Layout(1, 2, 2, context_parallel_size=2), "none")),
 }
 
 
@@ -136,8 +145,22 @@ def test_a_wrong_peak_is_found(monkeypatch):
 def test_a_model_that_this_library_cannot_run():
     with pytest.raises(ConfigError, match="verify: this library runs no stage of tied yet"):
         verify_plan(TIED, plan(Layout(8, zero_stage=3)))
-    with pytest.raises(ConfigError, match="verify: this library runs no context parallelism yet"):
-        verify_plan(LLAMA, plan(Layout(context_parallel_size=2)))
+
+
+@pytest.mark.parametrize("case", CONTEXT)
+def test_every_line_under_context_parallelism(case):
+    comparison = verify_plan(*CONTEXT[case])
+    assert comparison.exact, comparison.describe()
+
+
+def test_under_context_parallelism_lines_are_counted_and_the_peak_is_said_to_be_an_estimate():
+    one = plan(Layout(1, 2, context_parallel_size=2))
+    with pytest.raises(ConfigError, match="verify: the peak is not counted"):
+        count_peak(LLAMA, one)
+    console = Console(record=True, width=120, quiet=False, file=StringIO())
+    assert report_verification(console, LLAMA, one) is True
+    text = console.export_text()
+    assert "lines equal what is counted" in text and "the peak is not counted" in text and "Beyond that" not in text
 
 
 @pytest.mark.parametrize(

@@ -6,10 +6,10 @@ in backward.
 
 from __future__ import annotations
 
-from actmem.checks import ConfigError, check_divides, checked
+from actmem.checks import ConfigError, checked
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_shape import LlamaShape, check_llama_ranks
+from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
 from actmem.rows import Row
@@ -19,20 +19,24 @@ LLAMA_MODES = ("none", "elementwise", "full")
 
 @checked
 def own_llama_shape(decoder: Decoder, layout: Layout, seq_length: int) -> LlamaShape:
-    """One layer as a context-parallel rank sees it: its part of the sequence.  Raises ConfigError on a remainder."""
+    """One layer as a context-parallel rank sees it: its part of the sequence.
+
+    Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``today.context``).
+    """
     d = decoder
-    own = check_divides("seq_length", seq_length, "context_parallel_size", layout.context_parallel_size)
     heads = d.num_attention_heads, d.num_key_value_heads
-    shape = LlamaShape(own, layout.micro_batch_size, d.hidden_size, *heads, d.ffn_hidden_size, d.head_size, d.qk_norm)
-    return (
-        shape.with_sizes(num_experts=d.num_experts, experts_per_token=d.experts_per_token) if d.num_experts else shape
+    shape = LlamaShape(
+        seq_length, layout.micro_batch_size, d.hidden_size, *heads, d.ffn_hidden_size, d.head_size, d.qk_norm
     )
+    if d.num_experts:
+        shape = shape.with_sizes(num_experts=d.num_experts, experts_per_token=d.experts_per_token)
+    return own_context_shape(shape, layout.within_layer, layout.context_parallel_size)
 
 
 @checked
 def check_llama_layer(decoder: Decoder, layout: Layout, seq_length: int) -> None:
     """Raise ConfigError if t and context-parallel ranks can't share one layer."""
-    check_llama_ranks(own_llama_shape(decoder, layout, seq_length), layout.within_layer)
+    own_llama_shape(decoder, layout, seq_length)
 
 
 def own_tokens(layout: Layout, seq_length: int) -> int:

@@ -7,7 +7,8 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from actmem.llama_shape import LlamaShape
+from actmem.config import Parallel
+from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.ledger import SavedTensor, record
 from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
 from actmem.model.gpt import OutputLayer
@@ -16,6 +17,7 @@ from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedd
 from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge
+from actmem.today.context import ContextParallel
 from actmem.today.llama import LlamaLayer
 from actmem.today.moe import Routing
 from actmem.today.norms import RMSNorm
@@ -24,7 +26,7 @@ from actmem.today.norms import RMSNorm
 class LlamaStage(ParallelModule):
     """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
 
-    The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  Token ids ``[b, s]`` or activations come in; activations,
+    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  Token ids ``[b, s]`` or activations come in; activations,
     or on the last part the loss, go out.
     """
 
@@ -37,15 +39,17 @@ class LlamaStage(ParallelModule):
         tp: TensorParallel,
         recompute: Recompute | str = "none",
         routing: Routing = "even",
+        context: ContextParallel = ContextParallel(),
         **factory,
     ):
         super().__init__()
-        self.shape, self.tp, self.vocab_size = shape, tp, vocab_size
+        self.tp, self.vocab_size = tp, vocab_size
+        self.shape = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
         self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
         if self.is_first:
             self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
-        made = (LlamaLayer(shape, tp, recompute=recompute, seed=i, routing=routing, **factory) for i in layers)
-        self.layers = nn.ModuleList(made)
+        options = {"recompute": recompute, "routing": routing, "context": context, **factory}
+        self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
         if self.is_last:
             self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
             self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)

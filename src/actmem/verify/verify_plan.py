@@ -23,7 +23,7 @@ from actmem.measure.one_stage import measure_stage
 from actmem.measure.rank_states import measure_states
 from actmem.measure.stage_peak import measure_part_peak, measure_stage_peak
 from actmem.model.gpt import GPT
-from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.groups import TensorParallel
 from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.outcome import Plan
 from actmem.plan.planned_gpt import PlannedGPT
@@ -31,6 +31,7 @@ from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.planned_model import PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
 from actmem.rows import Comparison, Row, compare, total
+from actmem.today.context import ContextParallel, layer_groups
 from actmem.today.moe import ExpertMLP, Routing
 from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 
@@ -38,6 +39,8 @@ from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 NOT_RUN = (
     "Not run: data-parallel ranks (states are counted whole, then divided by the bill's rule) and communication buffers"
 )
+#: The same of the peak, where context-parallel ranks share a sequence.
+PEAK_NOT_COUNTED = "the peak is not counted: the bill has an estimate of the gathered K and V"
 #: Parts of a bill that an emulated rank holds; buffers and the transient are not among them.
 COUNTED_PARTS = ("weights", "gradients", "optimizer states", "activations", "logits and loss")
 
@@ -57,15 +60,16 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     actions = fullest_actions(model, plan, chunks)
     window = set(moving_window(actions, whole)) if whole else set()
     steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
-    with emulated_rank(layout.tensor_parallel_size):
-        measured, states = _counted(model, plan, _ranks(plan), chunks, steps, window)
+    with emulated_rank(layout.tensor_parallel_size * layout.context_parallel_size):
+        measured, states = _counted(model, plan, *_ranks(plan), chunks, steps, window)
     return compare(predicted, measured + states)
 
 
-def _ranks(plan: Plan) -> TensorParallel:
-    """The emulated rank's group.  A single rank has no sequence to share."""
+def _ranks(plan: Plan) -> tuple[TensorParallel, ContextParallel]:
+    """The emulated rank's groups.  A single tensor-parallel rank has no sequence to share."""
     layout = plan.layout
-    return tensor_parallel(sequence_parallel=layout.sequence_parallel and layout.tensor_parallel_size > 1)
+    sequence_parallel = layout.sequence_parallel and layout.tensor_parallel_size > 1
+    return layer_groups(layout.context_parallel_size, sequence_parallel=sequence_parallel)
 
 
 def _check_runs(model: PlannedModel, plan: Plan) -> None:
@@ -73,12 +77,16 @@ def _check_runs(model: PlannedModel, plan: Plan) -> None:
     llama = isinstance(model, PlannedLlama) and not model.decoder.tied_embeddings
     if not isinstance(model, PlannedGPT) and not llama:
         raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
-    if plan.layout.context_parallel_size > 1:
-        raise ConfigError("verify", "this library runs no context parallelism yet; fix it with --context 1")
 
 
 def _counted(
-    model: PlannedModel, plan: Plan, tp: TensorParallel, chunks: list[range], steps: list[tuple], window: set
+    model: PlannedModel,
+    plan: Plan,
+    tp: TensorParallel,
+    context: ContextParallel,
+    chunks: list[range],
+    steps: list[tuple],
+    window: set,
 ) -> tuple[list[Row], list[Row]]:
     """Rows of what autograd keeps, and of this rank's share of the states, on the emulated rank."""
     layout = plan.layout
@@ -86,17 +94,21 @@ def _counted(
         shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
         measured = measure_stage(shape, tp, chunks, steps, recompute=plan.recompute, whole=window)
         return measured, _states([GPT(shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks], plan)
-    parts = [_llama_stage(model, plan, tp, layers, plan.recompute) for layers in chunks]
-    whole_parts = [_llama_stage(model, plan, tp, layers, "none") for layers in chunks] if window else []
+    parts = [_llama_stage(model, plan, tp, context, layers, plan.recompute) for layers in chunks]
+    whole_parts = [_llama_stage(model, plan, tp, context, layers, "none") for layers in chunks] if window else []
     return measure_llama_stage(parts, whole_parts, steps, window), _states(parts, plan)
 
 
-def _llama_stage(model: PlannedModel, plan: Plan, tp: TensorParallel, layers: range, recompute: str) -> LlamaStage:
+def _llama_stage(
+    model: PlannedModel, plan: Plan, tp: TensorParallel, context: ContextParallel, layers: range, recompute: str
+) -> LlamaStage:
     assert isinstance(model, PlannedLlama)
-    shape = own_llama_shape(model.decoder, plan.layout, model.seq_length)
+    shape = own_llama_shape(model.decoder, plan.layout, model.seq_length).with_sizes(seq_length=model.seq_length)
     vocab_size = padded_vocab_size(model.decoder.vocab_size, tp.size, multiple=1)
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
-    return LlamaStage(shape, model.num_layers, vocab_size, layers, tp, recompute, routing, dtype=torch.bfloat16)
+    return LlamaStage(
+        shape, model.num_layers, vocab_size, layers, tp, recompute, routing, context, dtype=torch.bfloat16
+    )
 
 
 @dataclass(frozen=True)
@@ -115,21 +127,24 @@ class CountedPeak:
 def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak:
     """The transient of the plan's fullest rank: the bill's, and counted in the next backward pass of an emulated rank.
 
-    Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run.
+    Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run, and
+    under context parallelism, where the bill's transient is an estimate (see PlannedLlama).
     """
     _check_runs(model, plan)
+    if plan.layout.context_parallel_size > 1:
+        raise ConfigError("verify", PEAK_NOT_COUNTED)
     layout, rank, chunks = plan.layout, plan.pipeline_rank, chunks_of(model, plan)
     bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, device_type="cpu")
     # The fullest moment ends warm-up, so backward begins with the last chunk.
     layers = chunks[-1]
     with emulated_rank(layout.tensor_parallel_size):
-        tp = _ranks(plan)
+        tp, context = _ranks(plan)
         # What a backward pass makes doesn't depend on the microbatches that wait.
         if isinstance(model, PlannedGPT):
             shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
             kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=plan.recompute)
         else:
-            part = _llama_stage(model, plan, tp, layers, plan.recompute)
+            part = _llama_stage(model, plan, tp, context, layers, plan.recompute)
             kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, part.is_last)
     return CountedPeak(total(bill.parts["transient"]), peak - kept)
 

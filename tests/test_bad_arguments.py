@@ -23,7 +23,7 @@ from actmem.formulas.roofline import Operation
 from actmem.formulas.schedule import Action, interleaved, one_forward_one_backward
 from actmem.formulas.table2 import TABLE2
 from actmem.formulas.timeline import timeline
-from actmem.llama_shape import LlamaShape
+from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.clock import take_turns
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.rng import DropoutMask
@@ -115,6 +115,7 @@ SPECIAL = {
     ("formulas.context_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24),
     ("formulas.context_terms", "routed_tokens"): None,
     ("formulas.expert_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24, num_experts=4, experts_per_token=2),
+    ("formulas.latent_terms", "shape"): LlamaShape(8, 2, 16, 4, 4, 24, latent=LatentHeads(6, 5, 4, 2, 3)),
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.timeline", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,

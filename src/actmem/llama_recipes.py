@@ -1,32 +1,44 @@
 """The tables of today's layers: RMSNorm, rotated Q and K, grouped-query attention, SwiGLU, no dropout, no biases.
 
 A model that normalises the query and key of each head (Qwen3) keeps them before that norm as well;
-a model with experts keeps who goes to which expert, and the experts' tensors in place of one MLP's.
+a model with experts keeps who goes to which expert, and the experts' tensors in place of one MLP's;
+latent attention (DeepSeek) keeps the latents, or Q, K and V made from them, or both.
 Nothing in this file needs torch.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 from actmem.llama_shape import LlamaShape
 from actmem.recipes import LayerTerms, Recipe
 
 _QKV = ("QKV projection",)
 _SCORES = ("QKᵀ", "attention over V")
-_NORMS = ("norm 1 statistics", "norm 2 statistics")
 
 _ROTATED = (
     Recipe("Q", ("QKV projection input",), _QKV),
     Recipe("K", ("QKV projection input",), _QKV),
     Recipe("V", ("QKV projection input",), _QKV),
 )
+#: *elementwise* drops Q and K, which are a norm and a rotation away from what the product made.
 _NORMALISED = (
     Recipe("Q before its norm", ("QKV projection input",), _QKV),
     Recipe("Q", ("Q before its norm",)),
     Recipe("K before its norm", ("QKV projection input",), _QKV),
     Recipe("K", ("K before its norm",)),
     Recipe("V", ("QKV projection input",), _QKV),
+)
+#: "KV latent" is one tensor, the latent and the key with positions that all heads share: what inference caches.
+_LATENT = (
+    Recipe("Q latent", ("QKV projection input",), ("Q down-projection",)),
+    Recipe("Q up-projection input", ("Q latent",)),
+    Recipe("Q", ("Q up-projection input",), ("Q up-projection",)),
+    Recipe("KV latent", ("QKV projection input",), ("KV down-projection",)),
+    Recipe("KV up-projection input", ("KV latent",)),
+    Recipe("K", ("KV up-projection input", "KV latent"), ("KV up-projection",)),
+    Recipe("V", ("KV up-projection input",), ("KV up-projection",)),
 )
 _GATED_MLP = (
     Recipe("gate and up input", ("norm 2 input",)),
@@ -44,6 +56,11 @@ _EXPERTS = (
     Recipe("up", ("router input", "dispatch order"), ("gate and up",)),
     Recipe("down input", ("gate", "up", "dispatched weights")),
 )
+_SHARED_EXPERTS = (
+    Recipe("shared gate", ("router input",), ("shared gate and up",)),
+    Recipe("shared up", ("router input",), ("shared gate and up",)),
+    Recipe("shared down input", ("shared gate", "shared up")),
+)
 
 
 #: Under context parallelism by all-to-all: the kernel has all tokens of some heads, the projection some tokens of all.
@@ -53,7 +70,23 @@ _EXCHANGED = (
 )
 
 
-def _layer(heads: tuple[Recipe, ...], mlp: tuple[Recipe, ...], statistics: tuple[str, ...]) -> LayerTerms:
+def llama_layer_terms(shape: LlamaShape) -> LayerTerms:
+    """The table of the layer of this shape."""
+    return _layer(shape.latent is not None, shape.qk_norm, shape.num_experts is not None, shape.shared_ffn_size > 0)
+
+
+def ulysses_layer_terms(shape: LlamaShape) -> LayerTerms:
+    """The same layer's table if all-to-alls exchange its tokens for heads around attention."""
+    terms = llama_layer_terms(shape)
+    recipes = [_EXCHANGED if each.term == "attention projection input" else (each,) for each in terms.recipes]
+    return replace(terms, recipes=tuple(each for group in recipes for each in group))
+
+
+@cache
+def _layer(latent: bool, qk_norm: bool, experts: bool, shared: bool) -> LayerTerms:
+    heads = _LATENT if latent else _NORMALISED if qk_norm else _ROTATED
+    mlp = (*_EXPERTS, *_SHARED_EXPERTS * shared) if experts else _GATED_MLP
+    normed = (("Q", "K") if qk_norm else ()) + (("Q latent", "KV latent") if latent else ())
     return LayerTerms(
         "norm 1 input",
         (
@@ -66,30 +99,6 @@ def _layer(heads: tuple[Recipe, ...], mlp: tuple[Recipe, ...], statistics: tuple
         ),
         core=frozenset({"log-sum-exp"}),
         core_elementwise=False,
-        last_products={"layer": "down"},
-        statistics=statistics,
+        last_products={"layer": ("down",) + ("shared down",) * shared},
+        statistics=("norm 1 statistics", "norm 2 statistics", *(f"{name} norm statistics" for name in normed)),
     )
-
-
-_HEAD_NORMS = (*_NORMS, "Q norm statistics", "K norm statistics")
-#: Llama's.
-LLAMA_LAYER = _layer(_ROTATED, _GATED_MLP, _NORMS)
-#: Qwen3's.  *elementwise* drops Q and K, which are a norm and a rotation away from what the product made.
-QK_NORM_LAYER = _layer(_NORMALISED, _GATED_MLP, _HEAD_NORMS)
-#: Mixtral's, and Qwen3's with experts.
-EXPERT_LAYER = _layer(_ROTATED, _EXPERTS, _NORMS)
-QK_NORM_EXPERT_LAYER = _layer(_NORMALISED, _EXPERTS, _HEAD_NORMS)
-
-
-def ulysses_layer_terms(shape: LlamaShape) -> LayerTerms:
-    """The same layer's table if all-to-alls exchange its tokens for heads around attention."""
-    terms = llama_layer_terms(shape)
-    recipes = [_EXCHANGED if each.term == "attention projection input" else (each,) for each in terms.recipes]
-    return replace(terms, recipes=tuple(each for group in recipes for each in group))
-
-
-def llama_layer_terms(shape: LlamaShape) -> LayerTerms:
-    """The table of the layer of this shape."""
-    if shape.num_experts:
-        return QK_NORM_EXPERT_LAYER if shape.qk_norm else EXPERT_LAYER
-    return QK_NORM_LAYER if shape.qk_norm else LLAMA_LAYER

@@ -12,7 +12,29 @@ from actmem.config import Parallel
 #: kept; or all-to-alls from tokens to heads and back.
 CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 
-_MAY_BE_NONE = ("head_size", "num_experts", "experts_per_token")
+_MAY_BE_NONE = ("head_size", "num_experts", "experts_per_token", "num_shared_experts")
+_YES_OR_NO = ("qk_norm", "sigmoid_router")
+
+
+@dataclass(frozen=True)
+class LatentHeads:
+    """Sizes of multi-head latent attention (2405.04434 section 2.1), in elements a token.
+
+    query_rank, key_value_rank: the latents that queries, and keys and values, are made from.  nope_head_size: the
+    part of a head's query and key without a position.  rope_head_size: the part with one; all heads share the key's.
+    value_head_size: a head's value.  Raises ConfigError on a size that no layer can have.
+    """
+
+    query_rank: int
+    key_value_rank: int
+    nope_head_size: int
+    rope_head_size: int
+    value_head_size: int
+
+    def __post_init__(self) -> None:
+        for name in self.__dataclass_fields__:
+            check_size(name, getattr(self, name))
+        _check_even("rope_head_size", self.rope_head_size)
 
 
 @dataclass(frozen=True)
@@ -22,7 +44,9 @@ class LlamaShape:
     seq_length (s), micro_batch_size (b), hidden_size (h), num_attention_heads (a),
     num_key_value_heads (k), ffn_hidden_size (f): width of the gated MLP; head_size (d), h/a if None.
     qk_norm: an RMSNorm over the query and the key of each head.  num_experts (E): MLPs of which each token
-    takes experts_per_token (κ); None: one for all.  Raises ConfigError on a size that no layer can have.
+    takes experts_per_token (κ); None: one for all.  num_shared_experts: more of the same width, which every
+    token takes, as one MLP.  sigmoid_router: weighs an expert by the sigmoid of its score, not by a softmax.
+    latent: heads made from latents; k must be a then.  Raises ConfigError on a size that no layer can have.
     """
 
     seq_length: int
@@ -35,40 +59,77 @@ class LlamaShape:
     qk_norm: bool = False
     num_experts: int | None = None
     experts_per_token: int | None = None
+    num_shared_experts: int | None = None
+    sigmoid_router: bool = False
+    latent: LatentHeads | None = None
 
     def __post_init__(self) -> None:
-        check_choice("qk_norm", self.qk_norm, (False, True))
-        for name in self.__dataclass_fields__:
-            if name != "qk_norm" and (name not in _MAY_BE_NONE or getattr(self, name) is not None):
+        for name in _YES_OR_NO:
+            check_choice(name, getattr(self, name), (False, True))
+        for name in self.__dataclass_fields__.keys() - {*_YES_OR_NO, "latent"}:
+            if name not in _MAY_BE_NONE or getattr(self, name) is not None:
                 check_size(name, getattr(self, name))
         if (self.num_experts is None) != (self.experts_per_token is None):
             raise ConfigError("experts_per_token", "goes with num_experts: give both or none")
         if (self.experts_per_token or 0) > (self.num_experts or 0):
             raise ConfigError("experts_per_token", f"must be at most num_experts = {self.num_experts}")
+        for name in ("num_shared_experts", "sigmoid_router"):
+            if getattr(self, name) and not self.num_experts:
+                raise ConfigError(name, "goes with num_experts: give both or none")
         a, k = self.num_attention_heads, self.num_key_value_heads
+        if self.latent is not None:
+            self._check_latent(self.latent)
+            return
         check_divides("num_attention_heads", a, "num_key_value_heads", k)
         if self.head_size is None:
             check_divides("hidden_size", self.hidden_size, "num_attention_heads", a)
-        if self.d % 2:
-            raise ConfigError("head_size", f"{self.d} must be even: rotary positions turn pairs of elements")
+        _check_even("head_size", self.d)
+
+    def _check_latent(self, latent: object) -> None:
+        if not isinstance(latent, LatentHeads):
+            raise ConfigError("latent", f"must be of type LatentHeads, got {shown(latent)}")
+        for name in ("head_size", "qk_norm"):
+            if getattr(self, name):
+                raise ConfigError(name, "latent attention has sizes and norms of its own: leave it out")
+        a, k = self.num_attention_heads, self.num_key_value_heads
+        if k != a:
+            raise ConfigError("num_key_value_heads", f"latent attention has a key for each of {a} query heads, got {k}")
 
     @property
     def d(self) -> int:
-        """Elements of one head."""
+        """Elements of one head's query and key."""
+        if self.latent:
+            return self.latent.nope_head_size + self.latent.rope_head_size
         return self.head_size or self.hidden_size // self.num_attention_heads
+
+    @property
+    def value_size(self) -> int:
+        """Elements of one head's value: d, but for latent attention."""
+        return self.latent.value_head_size if self.latent else self.d
+
+    @property
+    def shared_ffn_size(self) -> int:
+        """Width of the MLP that every token takes beside its experts; 0 if there is none."""
+        return self.ffn_hidden_size * (self.num_shared_experts or 0)
 
     def with_sizes(self, **sizes: Any) -> LlamaShape:
         """A copy with some sizes changed, checked again."""
         return replace(self, **sizes)
 
 
+def _check_even(name: str, size: int) -> None:
+    if size % 2:
+        raise ConfigError(name, f"{size} must be even: rotary positions turn pairs of elements")
+
+
 def _decoder(h: int, f: int, a: int, k: int, **options: Any) -> LlamaShape:
     return LlamaShape(8192, 1, h, a, k, f, **options)
 
 
+_DEEPSEEK = LatentHeads(query_rank=1536, key_value_rank=512, nope_head_size=128, rope_head_size=64, value_head_size=128)
 #: One layer of each model, at 8,192 tokens.  Sources: each model's published config.json
 #: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B, Qwen/Qwen3-32B and Qwen3-30B-A3B,
-#: mistralai/Mixtral-8x7B-v0.1), and 2407.21783 table 3.
+#: mistralai/Mixtral-8x7B-v0.1, deepseek-ai/DeepSeek-V3), 2407.21783 table 3 and 2412.19437 section 4.2.
 LLAMA_MODELS = {
     "llama3-8b": _decoder(4096, 14336, 32, 8),
     "llama3-70b": _decoder(8192, 28672, 64, 8),
@@ -76,6 +137,19 @@ LLAMA_MODELS = {
     "qwen3-32b": _decoder(5120, 25600, 64, 8, head_size=128, qk_norm=True),
     "qwen3-30b-a3b": _decoder(2048, 768, 32, 4, head_size=128, qk_norm=True, num_experts=128, experts_per_token=8),
     "mixtral-8x7b": _decoder(4096, 14336, 32, 8, num_experts=8, experts_per_token=2),
+    # 58 of its 61 layers; the first three have one MLP.
+    "deepseek-v3": _decoder(
+        7168,
+        2048,
+        128,
+        128,
+        num_experts=256,
+        experts_per_token=8,
+        num_shared_experts=1,
+        sigmoid_router=True,
+        latent=_DEEPSEEK,
+    ),
+    "deepseek-v3-dense": _decoder(7168, 18432, 128, 128, latent=_DEEPSEEK),
 }
 #: Small enough for two processes on a laptop; all sizes differ.
 TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)
@@ -95,13 +169,14 @@ def llama_shape(model: str) -> LlamaShape:
 def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
-    t must divide a, f or else the number of experts, and s under sequence parallelism.  Of t and k one must divide the other:
-    with t > k, t/k ranks hold the same key and value head.
+    t must divide a, f or else the number of experts, the width of the shared experts, and s under sequence
+    parallelism.  Of t and k one must divide the other: with t > k, t/k ranks hold the same key and value head.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
     shared = "num_experts" if shape.num_experts else "ffn_hidden_size"
     check_divides(shared, getattr(shape, shared), "tensor_parallel_size", t)
+    check_divides("the shared experts' width", shape.shared_ffn_size, "tensor_parallel_size", t)
     k = shape.num_key_value_heads
     if k % t and t % k:
         raise ConfigError("num_key_value_heads", f"{k} must divide tensor_parallel_size = {t}, or be divisible by it")
@@ -120,6 +195,8 @@ def own_context_shape(
     """
     check_choice("context_kind", context_kind, CONTEXT_KINDS)
     c = check_size("context_parallel_size", context_parallel_size, LARGEST_PARALLEL_SIZE)
+    if c > 1 and shape.latent:
+        raise ConfigError("context_parallel_size", f"must be 1, got {c}: no latent attention here shares a sequence")
     if context_kind == "ulysses":
         heads, of = shape.num_key_value_heads, c * parallel.tensor_parallel_size
         if c > 1 and heads % of:

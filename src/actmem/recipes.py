@@ -82,7 +82,7 @@ class LayerTerms:
 
     input: the one term without a recipe.  core: what selective recomputation drops.
     core_elementwise: whether *elementwise* drops the core as well, at the price of its product.
-    last_products: the last product of each region, which a mode runs only if it does not stop early.
+    last_products: the last products of each region, which a mode runs only if it does not stop early.
     one_tensor: terms that are views of one storage, which only goes when all of them go.
     statistics: a few numbers a token, which only the recomputation of the whole layer drops.
     """
@@ -91,7 +91,7 @@ class LayerTerms:
     recipes: tuple[Recipe, ...]
     core: frozenset[str]
     core_elementwise: bool
-    last_products: dict[str, str]
+    last_products: dict[str, tuple[str, ...]]
     one_tensor: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
 
@@ -132,7 +132,7 @@ class LayerTerms:
         mode = Recompute.of(recompute)
         again = {product for recipe in self.recipes if recipe.term in self.dropped(mode) for product in recipe.products}
         if mode.region in self.last_products and not mode.stop_early:
-            again.add(self.last_products[mode.region])
+            again.update(self.last_products[mode.region])
         return frozenset(again)
 
 
@@ -163,6 +163,6 @@ PAPER_LAYER = LayerTerms(
     ),
     core=frozenset(_PAPER_CORE),
     core_elementwise=True,
-    last_products={"core": "attention over V", "layer": "4h→h"},
+    last_products={"core": ("attention over V",), "layer": ("4h→h",)},
     one_tensor=("Q", "K", "V"),
 )

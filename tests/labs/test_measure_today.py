@@ -32,6 +32,7 @@ def test_under_torchrun():
         ["--model", "llama3-405b"],
         ["--model", "qwen3-32b", "--dtype", "float32"],
         ["--model", "qwen3-30b-a3b", "--routing", "one-sided"],
+        ["--model", "deepseek-v3", "--seq-length", 4096],
         ["--paper-layer", "--model", "1T", "--dtype", "float32"],
         ["--seq-length", 64, "--micro-batch-size", 3, "--hidden-size", 48, "--num-attention-heads", 8,
          "--num-key-value-heads", 2, "--ffn-hidden-size", 88],
@@ -114,6 +115,10 @@ BAD: dict[str, tuple[list, str]] = {
         "--num-key-value-heads: the paper's layer has none",
     ),
     "k does not divide a": (["--num-key-value-heads", 3], "--num-attention-heads: 8 must be divisible by"),
+    "other heads for a model with latents": (
+        ["--model", "deepseek-v3-dense", "--num-attention-heads", 64],
+        "--num-key-value-heads: latent attention has a key for each of 64 query heads, got 128",
+    ),
     "zero": (["--ffn-hidden-size", 0], "--ffn-hidden-size: must be at least 1, got 0"),
 }
 
@@ -137,7 +142,7 @@ def test_room_counts_the_scores_that_the_papers_layer_needs_for_a_moment():
 def test_room_of_todays_layer_is_what_it_keeps_and_its_weights():
     s, b, h, a, k, f = 64, 2, 128, 8, 4, 352
     kept = 12 * s * b * h + 4 * s * b * k * 16 + 6 * s * b * f + 4 * a * s * b + 8 * s * b
-    weights = 2 * h * (2 * (a + k) * 16 + 3 * f)
+    weights = 2 * h * (2 * (a + k) * 16 + 3 * f + 2)
     check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights))
     with pytest.raises(ConfigError, match="^model shape: 3 ranks need"):
         check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights) - 1)

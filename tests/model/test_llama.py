@@ -14,7 +14,7 @@ from actmem.config import Parallel
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_recipes import llama_layer_terms
-from actmem.llama_shape import LLAMA_MODELS, LlamaShape, llama_shape
+from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.one_layer import measure_llama
 from actmem.parallel.collectives import all_gather
@@ -28,11 +28,22 @@ SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
 #: As Qwen3: a norm over each head's query and key, and heads that are wider than h/a.
 NORMALISED = LlamaShape(12, 3, 32, 8, 2, 40, 6, qk_norm=True)
 EXPERTS = LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3)
+#: As DeepSeek-V3's first layers, and as its others.  A value may be wider than a query, or narrower.
+LATENT = LlamaShape(12, 3, 32, 8, 8, 40, latent=LatentHeads(20, 14, 6, 4, 8))
+SIGMOID = LATENT.with_sizes(
+    num_experts=8,
+    experts_per_token=3,
+    num_shared_experts=2,
+    sigmoid_router=True,
+    latent=LatentHeads(12, 22, 2, 6, 10),
+)
 SHAPES = {
     "llama": SHAPE,
     "qwen3": NORMALISED,
     "mixtral": EXPERTS,
     "qwen3 with experts": NORMALISED.with_sizes(num_experts=8, experts_per_token=8),
+    "deepseek's first": LATENT,
+    "deepseek": SIGMOID,
 }
 ALL_TERMS = {kind: llama_layer_terms(shape).recipes for kind, shape in SHAPES.items()}
 MODES = ("none", "selective", "elementwise", "full")
@@ -44,29 +55,47 @@ def sets(shape):
     return st.sets(st.sampled_from(terms)) | st.sampled_from(MODES)
 
 
-def plain(x, weights, shape):
-    """The same layer out of torch's plain operators, unsharded."""
+def norm(x, weight):
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
+
+
+def turn(x):
+    """Of ``[s, b, heads, d]``."""
+    cos, sin = (table.to(x.dtype) for table in rotary_tables(*x.shape[::3]))
+    left, right = x.chunk(2, -1)
+    return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
+
+
+def plain_heads(y, weights, shape):
+    """Q, K and V of every query head."""
     a, k, d = shape.num_attention_heads, shape.num_key_value_heads, shape.d
-    s, b, _ = x.shape
-    cos, sin = (table.to(x.dtype) for table in rotary_tables(shape.seq_length, d))
-    cos, sin = cos[:s], sin[:s]
-
-    def norm(x, weight):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * weight
-
-    def turn(x):
-        left, right = x[..., : d // 2], x[..., d // 2 :]
-        return torch.cat([left * cos - right * sin, right * cos + left * sin], -1)
-
-    y = norm(x, weights["norm1.weight"])
-    q, key = (y @ weights["attention.q"].t()).view(s, b, a, d), (y @ weights["attention.k"].t()).view(s, b, k, d)
+    q, key, value = ((y @ weights[f"attention.{name}"].t()).unflatten(-1, (-1, d)) for name in "qkv")
     if shape.qk_norm:
         q, key = norm(q, weights["attention.q_norm.weight"]), norm(key, weights["attention.k_norm.weight"])
-    q, key = turn(q), turn(key).repeat_interleave(a // k, 2)
-    value = (y @ weights["attention.v"].t()).view(s, b, k, d).repeat_interleave(a // k, 2)
-    scores = torch.einsum("sbad,ubad->basu", q, key) / d**0.5
+    return turn(q), turn(key).repeat_interleave(a // k, 2), value.repeat_interleave(a // k, 2)
+
+
+def plain_latent_heads(y, weights, shape):
+    a, sizes = shape.num_attention_heads, shape.latent
+    of = {name.removeprefix("attention."): weight for name, weight in weights.items()}
+    q = norm(y @ of["q_down.weight"].t(), of["q_latent_norm.weight"]) @ of["q_up.queries"].t()
+    q = q.unflatten(-1, (a, -1))
+    latent, shared = (y @ of["kv_down.weight"].t()).split([sizes.key_value_rank, sizes.rope_head_size], -1)
+    latent = norm(latent, of["kv_latent_norm.weight"])
+    key, value = ((latent @ of[f"kv_up.{name}"].t()).unflatten(-1, (a, -1)) for name in ("keys", "values"))
+    n = sizes.nope_head_size
+    q = torch.cat([q[..., :n], turn(q[..., n:])], -1)
+    return q, torch.cat([key, turn(shared[:, :, None]).repeat(1, 1, a, 1)], -1), value
+
+
+def plain(x, weights, shape):
+    """The same layer out of torch's plain operators, unsharded."""
+    s = len(x)
+    y = norm(x, weights["norm1.weight"])
+    q, key, value = (plain_latent_heads if shape.latent else plain_heads)(y, weights, shape)
+    scores = torch.einsum("sbad,ubad->basu", q, key) / q.shape[-1] ** 0.5
     scores = scores + torch.full((s, s), float("-inf"), dtype=x.dtype).triu(1)
-    context = torch.einsum("basu,ubad->sbad", scores.softmax(-1), value).reshape(s, b, a * d)
+    context = torch.einsum("basu,ubad->sbad", scores.softmax(-1), value).flatten(2)
     x = x + context @ weights["attention.projection"].t()
     y = norm(x, weights["norm2.weight"])
 
@@ -78,9 +107,13 @@ def plain(x, weights, shape):
         return x + mlp(*three)
     scores, experts = (y @ weights["mlp.router.weight"].t()).topk(shape.experts_per_token, -1)
     shares = scores.softmax(-1)
+    if shape.sigmoid_router:
+        shares = scores.sigmoid() / scores.sigmoid().sum(-1, keepdim=True)
     for expert in range(shape.num_experts):  # every expert on every token
         share = (shares * (experts == expert)).sum(-1, keepdim=True)
         x = x + share * mlp(*(weight[expert] for weight in three))
+    if shape.num_shared_experts:
+        x = x + mlp(*(weights[f"mlp.shared.{name}"] for name in ("gate", "up", "down")))
     return x
 
 
@@ -114,7 +147,8 @@ def largest_error(shape, recompute, sequence_parallel=False, group=None):
     pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
     for name, parameter in layer.named_parameters():
         pairs.append((parameter.grad, own_part(whole[name].grad, parameter, tp)))
-    assert len(pairs) == 2 + 9 + 2 * shape.qk_norm + bool(shape.num_experts)
+    more = 2 * shape.qk_norm + 4 * bool(shape.latent) + bool(shape.num_experts) + 3 * bool(shape.num_shared_experts)
+    assert len(pairs) == 2 + 9 + more
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 
 
@@ -161,12 +195,18 @@ def test_in_a_subgroup(pools, kind):
 
 @st.composite
 def llama_shapes(draw):
+    latents = st.builds(
+        LatentHeads, *2 * [st.integers(1, 20)], st.integers(1, 9), st.sampled_from([2, 4, 6]), st.integers(1, 12)
+    )
     k, groups, half = draw(st.integers(1, 4)), draw(st.integers(1, 3)), draw(st.integers(1, 8))
     sizes = [draw(st.integers(1, top)) for top in (24, 3, 40, 60)]
     experts = draw(st.none() | st.integers(1, 6))
     taken = None if experts is None else draw(st.integers(1, experts))
     s, b, h, f = sizes
-    return LlamaShape(s, b, h, k * groups, k, f, 2 * half, draw(st.booleans()), experts, taken)
+    shared, sigmoid = (draw(st.none() | st.integers(1, 3)), draw(st.booleans())) if experts else (None, False)
+    latent = draw(st.none() | latents)
+    a, d, qk_norm = (k, None, False) if latent else (k * groups, 2 * half, draw(st.booleans()))
+    return LlamaShape(s, b, h, a, k, f, d, qk_norm, experts, taken, shared, sigmoid, latent)
 
 
 @settings(max_examples=30, deadline=None)
@@ -180,9 +220,14 @@ def test_bytes_of_any_shape_and_set(shape, data, dtype):
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 
 
-def flash_flops(q, k, v, *rest, out_shape=None, **options):
-    b, a, s, d = q
-    return 2 * (2 * b * a * s * k[2] * d)
+def flash_flops(shape):
+    """Of the shape's widths: latent attention fills the narrower one up with zeros."""
+
+    def count(q, k, v, *rest, out_shape=None, **options):
+        assert q[-1] == v[-1] == max(shape.d, shape.value_size)
+        return 2 * q[0] * q[1] * q[2] * k[2] * (shape.d + shape.value_size)
+
+    return count
 
 
 def each_kind_with_a_set():
@@ -193,6 +238,8 @@ def each_kind_with_a_set():
 @given(each_kind_with_a_set())
 @example(("llama", {"Q", "QKV projection input", "log-sum-exp"}))  # one node reads Q, and what is made from Q
 @example(("qwen3", {"Q before its norm", "Q"}))
+@example(("deepseek", {"Q", "K", "V", "KV up-projection input"}))
+@example(("deepseek", {"K", "KV latent", "shared gate"}))
 def test_gradients_and_flops_of_any_set(kind_and_set):
     kind, recompute = kind_and_set
     shape = SHAPES[kind]
@@ -200,7 +247,7 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
     def step(mode):
         layer = LlamaLayer(shape, recompute=mode, seed=2)
         x = torch.randn(12, 3, 32, generator=torch.Generator().manual_seed(1)).requires_grad_()
-        with FlopCounterMode(display=False, custom_mapping={FLASH: flash_flops}) as counter:
+        with FlopCounterMode(display=False, custom_mapping={FLASH: flash_flops(shape)}) as counter:
             layer(x).square().sum().backward()
         return counter.get_total_flops(), [x.grad, *(p.grad for p in layer.parameters())]
 
@@ -208,7 +255,9 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
     flops, gradients = step(recompute)
     assert all(torch.equal(a, b) for a, b in zip(gradients, wanted, strict=True))
     assert flops - base == llama_recomputed_flops(shape, recompute)
-    assert llama_recomputed_flops(shape, "full") == sum(llama_products(shape).values()) - llama_products(shape)["down"]
+    products = llama_products(shape)
+    last = products["down"] + products.get("shared down", 0)
+    assert llama_recomputed_flops(shape, "full") == sum(products.values()) - last
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)

@@ -18,8 +18,9 @@ def expert_mlp_rows(
     """What the router and this rank's experts keep; no token is dropped.
 
     routed_tokens (R): pairs of a token and an expert that this rank's experts take; None: as many as
-    every other rank's, sbκ/t.  In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf.  Under
-    sequence parallelism the ranks' R add up to sbκ and all else is divided by t.  Raises ConfigError
+    every other rank's, sbκ/t.  In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf, and 6sb times
+    the width of the experts that all tokens share.  Under sequence parallelism the ranks' R add up to sbκ
+    and all else is divided by t.  A sigmoid in place of the softmax keeps as much.  Raises ConfigError
     on a layer without experts, if t ranks can't share it, or on more tokens than can be routed there.
     """
     most = most_routed_tokens(shape, parallel)
@@ -32,16 +33,25 @@ def expert_mlp_rows(
     whole = t if parallel.sequence_parallel else 1
     own, weight = pairs // whole, max(e, WEIGHT)
     wide = e * routed_tokens * shape.ffn_hidden_size
-    return [
+    shared = e * (pairs // taken) * shape.shared_ffn_size // t
+    weighing = "sigmoid of the chosen scores" if shape.sigmoid_router else "softmax over the chosen experts"
+    rows = [
         Row("router input", e * own // taken * shape.hidden_size, whole, "router; the experts dispatch it again"),
         Row("chosen experts", INDEX * own, whole, "routing weights"),
-        Row("routing weights", weight * own, whole, "softmax over the chosen experts"),
+        Row("routing weights", weight * own, whole, weighing),
         Row("dispatch order", INDEX * own, whole, "pairs sorted by expert"),
         Row("dispatched weights", weight * routed_tokens, t, "SwiGLU: one number a pair"),
         Row("gate", wide, t, "SwiGLU of the experts"),
         Row("up", wide, t, "SwiGLU of the experts"),
         Row("down input", wide, t, "down products of the experts"),
     ]
+    if shared:
+        rows += [
+            Row("shared gate", shared, t, "SwiGLU of the shared experts"),
+            Row("shared up", shared, t, "SwiGLU of the shared experts"),
+            Row("shared down input", shared, t, "down product of the shared experts"),
+        ]
+    return rows
 
 
 @checked

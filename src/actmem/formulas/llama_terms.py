@@ -9,6 +9,7 @@ from __future__ import annotations
 from actmem.checks import ConfigError, checked
 from actmem.config import Parallel
 from actmem.formulas.expert_terms import expert_mlp_rows
+from actmem.formulas.latent_terms import latent_head_rows, latent_products
 from actmem.llama_recipes import llama_layer_terms
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.recipes import Recompute
@@ -32,22 +33,21 @@ def llama_rows(
     8sbh + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise).  Under sequence
     parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
-    routed_tokens: of experts, see ``expert_mlp_rows``.
+    Latent attention: see ``latent_head_rows``.  routed_tokens: of experts, see ``expert_mlp_rows``.
     Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
     """
     check_llama_ranks(shape, parallel)
     s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
-    a, d, e = shape.num_attention_heads, shape.d, element_size
-    t = parallel.tensor_parallel_size
+    a, e, t = shape.num_attention_heads, element_size, parallel.tensor_parallel_size
     whole = t if parallel.sequence_parallel else 1
     wide = max(e, FLOAT32)
     rows = [
         Row("norm 1 input", e * s * b * h // whole, whole, "RMSNorm"),
         Row("norm 1 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
         Row("QKV projection input", e * s * b * h // whole, whole, "Q, K, V products"),
-        *_head_rows(shape, t, e),
+        *(latent_head_rows(shape, parallel, e) if shape.latent else _head_rows(shape, t, e)),
         Row("log-sum-exp", wide * a * s * b // t, t, "attention: one number a query"),
-        Row("attention projection input", e * s * b * a * d // t, t, "attention and projection"),
+        Row("attention projection input", e * s * b * a * shape.value_size // t, t, "attention and projection"),
         Row("norm 2 input", e * s * b * h // whole, whole, "RMSNorm"),
         Row("norm 2 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
     ]
@@ -92,17 +92,20 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
     rank runs it on every token.
     """
     tokens, h, a, d = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads, shape.d
-    pairs = 2 * tokens * shape.seq_length * a * d
-    f, taken = shape.ffn_hidden_size, shape.experts_per_token or 1
+    pairs = 2 * tokens * shape.seq_length * a
+    f, taken, shared = shape.ffn_hidden_size, shape.experts_per_token or 1, shape.shared_ffn_size
+    heads = {"QKV projection": 2 * tokens * h * (a + 2 * shape.num_key_value_heads) * d}
     router = {"router": 2 * tokens * h * shape.num_experts} if shape.num_experts else {}
+    of_shared = {"shared gate and up": 4 * tokens * h * shared, "shared down": 2 * tokens * h * shared}
     return {
-        "QKV projection": 2 * tokens * h * (a + 2 * shape.num_key_value_heads) * d,
-        "QKᵀ": pairs,
-        "attention over V": pairs,
-        "attention projection": 2 * tokens * a * d * h,
+        **(latent_products(shape) if shape.latent else heads),
+        "QKᵀ": pairs * d,
+        "attention over V": pairs * shape.value_size,
+        "attention projection": 2 * tokens * a * shape.value_size * h,
         **router,
         "gate and up": 4 * tokens * taken * h * f,
         "down": 2 * tokens * taken * h * f,
+        **(of_shared if shared else {}),
     }
 
 

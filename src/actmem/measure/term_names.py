@@ -15,7 +15,7 @@ from actmem import keep
 from actmem.measure.ledger import SavedTensor
 from actmem.parallel import linear, vocab
 from actmem.rows import Row
-from actmem.today import expert_ops, fused, part_attention
+from actmem.today import expert_ops, fused, latent_ops, part_attention, sigmoid_router
 
 _LINEAR_INPUT = (linear.FUNCTIONS["column_parallel"].__name__, "linear")
 _KEEP = keep.FUNCTIONS["keep"].__name__
@@ -89,14 +89,19 @@ def _core_term(op: str, argument: str) -> str:
 _NORM, _COLUMNS, _ROWS, _SWIGLU = (fused.FUNCTIONS[name].__name__ for name in ("rms_norm", "columns", "rows", "swiglu"))
 _WEIGHTS, _TO_EXPERTS = (expert_ops.FUNCTIONS[name].__name__ for name in ("routing_weights", "to_experts"))
 _EXPERT_SWIGLU, _EXPERT_ROWS = (expert_ops.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
+_SIGMOIDS = sigmoid_router.FUNCTIONS["sigmoid_weights"].__name__
 _ATTENTION = "scaled_dot_product_attention"
 _PART = part_attention.FUNCTIONS["attend_part"].__name__
+_UNEVEN = latent_ops.FUNCTIONS["attend_uneven"].__name__
 #: Where attention runs: alone, over one part of the sequence, over some heads.  → the term of what it makes.
 _KERNELS = {
     ("attention", _ATTENTION): "attention projection input",
     ("attention", _PART): "attention projection input",
+    ("attention", _UNEVEN): "attention projection input",
     ("core", _ATTENTION): "attention output before all-to-all",
 }
+#: The key that all heads share: it lies beside the latent in one tensor, of which the norm reads the latent.
+_SHARED_KEY = "{} (rest of its storage)"
 #: Today's layer: module, operation, argument (none: made by the operation) → term.
 _LLAMA_TERMS = {
     **{(f"norm{n}", _NORM, "0"): f"norm {n} input" for n in (1, 2)},
@@ -104,6 +109,11 @@ _LLAMA_TERMS = {
     ("attention", _COLUMNS, "0"): "QKV projection input",
     **{(f"{name.lower()}_norm", _NORM, "0"): f"{name} before its norm" for name in "QK"},
     **{(f"{name.lower()}_norm", _NORM, ""): f"{name} norm statistics" for name in "QK"},
+    **{(f"{name.lower()}_down", _ROWS, "0"): "QKV projection input" for name in ("Q", "KV")},
+    **{(f"{name.lower()}_latent_norm", _NORM, "0"): f"{name} latent" for name in ("Q", "KV")},
+    **{(f"{name.lower()}_latent_norm", _NORM, ""): f"{name} latent norm statistics" for name in ("Q", "KV")},
+    ("kv_latent_norm", _NORM, _SHARED_KEY.format(0)): "KV latent",
+    **{(f"{name.lower()}_up", _COLUMNS, "0"): f"{name} up-projection input" for name in ("Q", "KV")},
     **{(where, op, str(i)): name for where, op in _KERNELS for i, name in enumerate("QKV")},
     ("attention", _ROWS, "0"): "attention projection input",
     ("mlp", _COLUMNS, "0"): "gate and up input",
@@ -111,13 +121,16 @@ _LLAMA_TERMS = {
     ("mlp", _SWIGLU, "1"): "up",
     ("mlp", _ROWS, "0"): "down input",
     ("router", _ROWS, "0"): "router input",
-    ("mlp", _WEIGHTS, ""): "routing weights",
-    ("mlp", _WEIGHTS, "1"): "chosen experts",
+    **{("mlp", weights, ""): "routing weights" for weights in (_WEIGHTS, _SIGMOIDS)},
+    **{("mlp", weights, "1"): "chosen experts" for weights in (_WEIGHTS, _SIGMOIDS)},
     ("mlp", _TO_EXPERTS, "1"): "dispatch order",
     ("mlp", _EXPERT_SWIGLU, "0"): "gate",
     ("mlp", _EXPERT_SWIGLU, "1"): "up",
     ("mlp", _EXPERT_SWIGLU, "2"): "dispatched weights",
     ("mlp", _EXPERT_ROWS, "0"): "down input",
+    ("shared", _SWIGLU, "0"): "shared gate",
+    ("shared", _SWIGLU, "1"): "shared up",
+    ("shared", _ROWS, "0"): "shared down input",
     ("", _KEEP, "1"): "norm 1 input",  # a checkpoint of the whole layer
 }
 
@@ -126,7 +139,8 @@ def llama_term_name(saved: SavedTensor) -> str:
     """The term of today's layer that formulas use for this tensor, or a description of it."""
     module, op, argument = saved.module.rsplit(".", 1)[-1], saved.op, saved.argument
     if op == _KEEP and not argument.isdigit():
-        return argument  # kept by name, see ``drop``
+        kept = argument  # by name, see ``drop``
+        return "KV latent" if kept == _SHARED_KEY.format("KV latent") else kept
     if (module, op) in _KERNELS and not argument:
         # The kernel's output has a dimension for the elements of a head; its log-sum-exp has none.
         return _KERNELS[module, op] if len(saved.shape) == 4 else "log-sum-exp"

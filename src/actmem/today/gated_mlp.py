@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 
 from actmem.drop import KEEP_ALL, Terms
-from actmem.llama_shape import LlamaShape
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
@@ -14,11 +13,14 @@ from actmem.today.fused import columns, rows, swiglu
 
 
 class GatedMLP(ParallelModule):
-    """silu(gate(x)) · up(x), then down.  Gate and up are cut by columns, down by rows."""
+    """silu(gate(x)) · up(x), then down.  Gate and up are cut by columns, down by rows.
 
-    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
+    width: of all ranks together.  prefix: before the names of its terms.
+    """
+
+    def __init__(self, h: int, width: int, tp: TensorParallel, *, seed: int, prefix: str = "", **factory):
         super().__init__()
-        h, own, self.tp = shape.hidden_size, shape.ffn_hidden_size // tp.size, tp
+        own, self.tp, self.prefix = width // tp.size, tp, prefix
         self.gate = nn.Parameter(torch.empty(own, h, **factory))
         self.up = nn.Parameter(torch.empty(own, h, **factory))
         self.down = nn.Parameter(torch.empty(h, own, **factory))
@@ -31,7 +33,9 @@ class GatedMLP(ParallelModule):
         self.down.partition_dim = 1  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
-        gate, up = terms(("gate", "up"), lambda x: columns(x, self.tp, self.gate, self.up), x)
-        y = terms("down input", swiglu, gate, up)
+        gate, up = terms(
+            (self.prefix + "gate", self.prefix + "up"), lambda x: columns(x, self.tp, self.gate, self.up), x
+        )
+        y = terms(self.prefix + "down input", swiglu, gate, up)
         leave = g_bar if self.tp.sequence_parallel else f_bar
         return leave(rows(y, self.down), self.tp)

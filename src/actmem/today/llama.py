@@ -24,6 +24,7 @@ from actmem.recompute import checkpoint
 from actmem.today.context import ContextParallel, to_tokens
 from actmem.today.fused import columns, rotary_tables, rotate, rows
 from actmem.today.gated_mlp import GatedMLP
+from actmem.today.latent import LatentAttention
 from actmem.today.moe import ExpertMLP, Routing
 from actmem.today.norms import HeadNorm, RMSNorm
 from actmem.today.part_attention import attend_part
@@ -60,14 +61,18 @@ class LlamaLayer(nn.Module):
         seed = fresh_seed() if seed is None else seed
         self.shape, self.tp, self.context = shape, tp, context
         self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)
-        self.attention = GroupedQueryAttention(shape, tp, context, seed=child_seed(seed, "attention"), **factory)
+        self.attention = (
+            LatentAttention(shape, tp, seed=child_seed(seed, "attention"), **factory)
+            if shape.latent
+            else GroupedQueryAttention(shape, tp, context, seed=child_seed(seed, "attention"), **factory)
+        )
         self.norm2 = RMSNorm(shape.hidden_size, tp, **factory)
         seed = child_seed(seed, "mlp")
         self.mlp: GatedMLP | ExpertMLP
         if shape.num_experts:
             self.mlp = ExpertMLP(shape, tp, seed=seed, routing=routing, **factory)
         else:
-            self.mlp = GatedMLP(shape, tp, seed=seed, **factory)
+            self.mlp = GatedMLP(shape.hidden_size, shape.ffn_hidden_size, tp, seed=seed, **factory)
         self.mlp_input = "router input" if shape.num_experts else "gate and up input"
 
     def forward(self, x: Tensor) -> Tensor:

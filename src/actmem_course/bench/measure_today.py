@@ -17,6 +17,7 @@ from actmem.measure.one_layer import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel
 from actmem.rows import Row, compare, total
 from actmem.today.context import layer_groups
+from actmem.today.llama import LlamaLayer
 from actmem.today.moe import Routing
 from actmem_course.bench.measure_table2 import check_fits, check_memory
 from actmem_course.ranks import Ranks
@@ -94,9 +95,7 @@ def check_room(
     if isinstance(shape, ModelShape):
         check_memory(shape, element_size, ranks_here, memory_bytes)
         return
-    heads = 2 * (shape.num_attention_heads + shape.num_key_value_heads) * shape.d
-    experts = shape.num_experts or 1
-    weights = shape.hidden_size * (heads + 3 * shape.ffn_hidden_size * experts + experts * (experts > 1))
+    weights = sum(parameter.numel() for parameter in LlamaLayer(shape, seed=0, device="meta").parameters())
     rows = context_rows(shape, Parallel(), context_parallel_size, context_kind, element_size=element_size)
     each = total(rows) + element_size * weights
     check_fits(each, ranks_here, memory_bytes)

@@ -16,21 +16,29 @@ _BARS = {
     "elementwise": "elementwise: no product again",
     "full": "full: all again",
 }
+_NORMED_HEADS = ("Q", "K", "Q latent", "KV latent")
 _KINDS = {
     "norm inputs": ("layer-norm input", ("norm 1 input", "norm 2 input")),
     "inputs of linears": (
         "input of a linear",
-        ("QKV projection input", "attention projection input", "gate and up input", "router input", "down input"),
+        (
+            *("QKV projection input", "Q up-projection input", "KV up-projection input", "attention projection input"),
+            *("gate and up input", "router input", "down input", "shared down input"),
+        ),
     ),
     "Q, K, V": ("Q, K, V", ("Q", "K", "V")),
-    "gate and up": ("GeLU input", ("gate", "up")),
+    "gate and up": ("GeLU input", ("gate", "up", "shared gate", "shared up")),
     "log-sum-exp": ("softmax", ("log-sum-exp",)),
     "Q, K before their norms": ("layer-norm input", ("Q before its norm", "K before its norm")),
+    "latents": ("layer-norm input", ("Q latent", "KV latent")),
     "who goes to which expert": (
         "dropout mask",
         ("chosen experts", "routing weights", "dispatch order", "dispatched weights"),
     ),
-    "statistics": ("extra", tuple(f"{name} statistics" for name in ("norm 1", "norm 2", "Q norm", "K norm"))),
+    "statistics": (
+        "extra",
+        tuple(f"{name} statistics" for name in ("norm 1", "norm 2", *(f"{x} norm" for x in _NORMED_HEADS))),
+    ),
 }
 
 

@@ -1,0 +1,128 @@
+"""Multi-head latent attention (2405.04434 section 2.1): heads made from two narrow latents, one of which inference caches.
+
+    x ─ down ─ Q latent ── norm ─ up ─ queries, each with a part that is turned by its position
+    x ─ down ─ KV latent ─ norm ─ up ─ keys and values
+                   └─ a key with positions, which all heads share
+
+A latent is a sum over the whole of a token, so no rank can make a part of it: without sequence parallelism every
+rank makes all of it, with it each makes its own tokens', and only the latents are gathered, not the tokens.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from actmem.drop import KEEP_ALL, Terms
+from actmem.llama_shape import LlamaShape
+from actmem.parallel.conjugates import f, f_bar, g, g_bar
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
+from actmem.today.fused import columns, rotary_tables, rotate, rows
+from actmem.today.latent_ops import attend_uneven
+from actmem.today.norms import RMSNorm
+
+
+class LatentAttention(ParallelModule):
+    """In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; whole heads to each rank.
+
+    Turns element i of a part with positions with element i + half, as the Llama layer does: DeepSeek's
+    own order, in pairs of neighbours, is a permutation of the weights' rows.  Its longer contexts (YaRN) change
+    the tables and a constant.
+    """
+
+    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        assert shape.latent
+        h, heads, sizes, self.tp = shape.hidden_size, shape.num_attention_heads, shape.latent, tp
+        self.rank, self.nope = sizes.key_value_rank, sizes.nope_head_size
+        widths = {"keys": sizes.nope_head_size, "values": sizes.value_head_size}
+
+        def seeded(name: str) -> dict:
+            return {"seed": child_seed(seed, name), **factory}
+
+        self.q_down = DownProjection(h, sizes.query_rank, tp, **seeded("q_down"))
+        self.q_latent_norm = RMSNorm(sizes.query_rank, tp, **factory)
+        self.q_up = UpProjection(sizes.query_rank, heads, {"queries": shape.d}, tp, **seeded("q_up"))
+        self.kv_down = DownProjection(h, self.rank + sizes.rope_head_size, tp, **seeded("kv_down"))
+        self.kv_latent_norm = RMSNorm(self.rank, tp, **factory)
+        self.kv_up = UpProjection(self.rank, heads, widths, tp, **seeded("kv_up"))
+        self.projection = nn.Parameter(torch.empty(h, heads // tp.size * sizes.value_head_size, **factory))
+        self.mark_parameters()
+        draw_normal(self.projection, tp, child_seed(seed, "projection"))
+        for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, sizes.rope_head_size)):
+            self.register_buffer(name, table.to(factory.get("device")), persistent=False)
+
+    def mark_parameters(self) -> None:
+        self.projection.partition_dim = 1  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        q = terms("Q latent", self.q_down, x)
+        q = terms("Q up-projection input", self.q_latent_norm, q, also="Q latent norm statistics")
+        q = terms("Q", self.queries, q)
+        latent = terms("KV latent", self.kv_down, x)
+        y = terms("KV up-projection input", self.normed, latent, also="KV latent norm statistics")
+        k, v = terms(("K", "V"), self.keys_and_values, y, latent)
+        y = terms("attention projection input", attend_uneven, q, k, v, also="log-sum-exp")
+        leave = g_bar if self.tp.sequence_parallel else f_bar
+        return terms("attention output", lambda y: leave(rows(y, self.projection), self.tp), y)
+
+    def queries(self, latent: Tensor) -> Tensor:
+        """``[b, a/t, s, n + r]``, the last r elements turned by position."""
+        (q,) = self.q_up(latent)
+        return self.joined(q[..., : self.nope], q[..., self.nope :])
+
+    def normed(self, latent: Tensor) -> Tensor:
+        """The KV latent without the shared key, normalised.  Its norm keeps a view of the whole."""
+        return self.kv_latent_norm(latent[..., : self.rank])
+
+    def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
+        """K ``[b, a/t, s, n + r]``, of which all heads have the same r elements, and V ``[b, a/t, s, v]``."""
+        k, v = self.kv_up(normed)
+        enter = g if self.tp.sequence_parallel else f
+        shared = enter(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
+        return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
+
+    def joined(self, plain: Tensor, turned: Tensor) -> Tensor:
+        """Heads ``[s, b, a/t, n]`` and the part to be turned ``[s, b, a/t or 1, r]``: a view of one new tensor."""
+        cos, sin = self.cos[: len(plain)], self.sin[: len(plain)]  # type: ignore[index]
+        turned = rotate(turned, cos, sin).expand(*plain.shape[:3], -1)
+        return torch.cat([plain, turned], dim=-1).permute(1, 2, 0, 3)
+
+
+class DownProjection(ParallelModule):
+    """From the layer's width to a latent, alike on every rank.  Keeps its input as given."""
+
+    def __init__(self, h: int, rank: int, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(rank, h, **factory))
+        self.mark_parameters()
+        draw_normal(self.weight, tp, seed)
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rows(x, self.weight)
+
+
+class UpProjection(ParallelModule):
+    """From a latent to heads, ``[s, b, a/t, width]`` for each of the names.  Keeps its input as given."""
+
+    def __init__(self, rank: int, heads: int, widths: dict[str, int], tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        self.tp, self.heads = tp, heads // tp.size
+        for name, width in widths.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(self.heads * width, rank, **factory)))
+        self.mark_parameters()
+        for name, weight in self.named_parameters():
+            draw_normal(weight, tp, child_seed(seed, name))
+
+    def mark_parameters(self) -> None:
+        for weight in self.parameters():
+            weight.partition_dim = 0  # type: ignore[attr-defined]
+
+    def forward(self, latent: Tensor) -> list[Tensor]:
+        parts = columns(latent, self.tp, *self.parameters())
+        return [part.view(*part.shape[:2], self.heads, -1) for part in parts]

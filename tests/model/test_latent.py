@@ -1,0 +1,138 @@
+"""Latent attention: the bytes of each way to keep its heads, what torch's own attention keeps, and wrong sizes."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from actmem.checks import ConfigError
+from actmem.config import Parallel
+from actmem.formulas.latent_terms import latent_head_rows, latent_products
+from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
+from actmem.measure import record
+from actmem.parallel.groups import TensorParallel
+from actmem.recipes import Recompute
+from actmem.rows import total
+from actmem.today.latent_ops import attend_uneven
+from actmem.today.llama import LlamaLayer
+
+SHAPE = LlamaShape(12, 3, 32, 8, 8, 40, latent=LatentHeads(20, 14, 6, 4, 8))
+EXPERTS = SHAPE.with_sizes(num_experts=8, experts_per_token=3, num_shared_experts=1, sigmoid_router=True)
+#: The heads' keys and values are made again from the latent.
+FROM_LATENT = {"K", "V"}
+
+
+def test_closed_form():
+    s, b, h, a, f = 12, 3, 32, 8, 40
+    q, c, n, r, v = 20, 14, 6, 4, 8
+    latents = 4 * s * b * q + 4 * s * b * c + 2 * s * b * r + 8 * s * b
+    heads = 4 * s * b * a * (n + r) + 2 * s * b * a * v
+    rest = 8 * s * b * h + 8 * s * b + 4 * a * s * b + 2 * s * b * a * v + 6 * s * b * f
+    for t in (1, 2, 4):
+        assert total(latent_head_rows(SHAPE, Parallel(t, True))) == (latents + heads) // t
+        assert total(latent_head_rows(SHAPE, Parallel(t))) == latents + heads // t
+        assert total(llama_rows(SHAPE, Parallel(t, True))) == (latents + heads + rest) // t
+        # Elementwise drops the latents' norms' outputs as well.
+        kept = 4 * s * b * h + 2 * s * b * (q + c) + 2 * s * b * f
+        assert total(llama_rows(SHAPE, Parallel(t, True), "elementwise")) == (latents + heads + rest - kept) // t
+
+
+def test_keeping_the_latent_in_place_of_keys_and_values():
+    shape = llama_shape("deepseek-v3")
+    assert shape.latent
+    tokens = shape.seq_length * shape.micro_batch_size
+    from_latent, all_heads = Recompute.of(FROM_LATENT), Recompute.of(FROM_LATENT | {"Q"})
+    freed = total(llama_rows(shape)) - total(llama_rows(shape, recompute=from_latent))
+    assert freed == 2 * tokens * 128 * (192 + 128) == 81_920 * tokens
+    assert round(100 * freed / total(llama_rows(shape))) == 24
+    assert 2 * (shape.latent.key_value_rank + shape.latent.rope_head_size) == 1_152  # what inference caches
+    assert llama_recomputed_flops(shape, from_latent) == 2 * tokens * 512 * 128 * (128 + 128)
+    added = llama_recomputed_flops(shape, from_latent) / (3 * sum(llama_products(shape).values()))
+    assert f"{added:.1%}" == "0.6%"
+    assert llama_recomputed_flops(shape, all_heads) == sum(
+        latent_products(shape)[f"{name} up-projection"] for name in ("Q", "KV")
+    )
+
+
+class Attention(nn.Module):
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def forward(self, *heads):
+        return self.attend(*(x * 1 for x in heads))  # results of an operation: a module's inputs are the caller's
+
+
+def padded(q, k, v):
+    return F.scaled_dot_product_attention(q, k, F.pad(v, (0, q.shape[-1] - v.shape[-1])), is_causal=True)[
+        ..., : v.shape[-1]
+    ]
+
+
+def plain(q, k, v):
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def kept(attend, dtype):
+    widths = (24, 24, 16)
+    module = Attention(attend)
+    heads = [torch.randn(2, 4, 32, width, dtype=dtype, requires_grad=True) for width in widths]
+    with record(module) as ledger:
+        y = module(*heads)
+    del y
+    return ledger.total_bytes
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_what_torch_keeps_of_values_narrower_than_queries(dtype):
+    a, s, b, e = 4, 32, 2, dtype.itemsize
+    ours = e * b * a * s * (2 * 24 + 2 * 16) + 4 * a * s * b
+    assert kept(attend_uneven, dtype) == ours
+    assert kept(padded, dtype) == ours + e * b * a * s * 2 * (24 - 16)  # zeros beside V and beside the result
+    assert kept(plain, dtype) >= 4 * a * s * s * b  # no kernel for it on CPUs: the scores are back, in float32
+
+
+@pytest.mark.parametrize("widths", [(6, 10), (10, 6), (4, 4)])
+def test_attention_of_two_widths(widths):
+    generator = torch.Generator().manual_seed(1)
+    sizes = [(2, 3, 7, width) for width in (widths[0], *widths)]
+    heads = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+
+    def run(attend):
+        q, k, v = (x.clone().requires_grad_() for x in heads)
+        y = attend(q, k, v)
+        (y * torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)).sum().backward()
+        return y, q.grad, k.grad, v.grad
+
+    wanted = run(lambda q, k, v: plain(q, k, v).permute(2, 0, 1, 3).flatten(2))
+    for ours, theirs in zip(run(attend_uneven), wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("make", "rule"),
+    [
+        (lambda: LatentHeads(20, 0, 6, 4, 8), "key_value_rank: must be at least 1, got 0"),
+        (lambda: LatentHeads(20, 14, 6, 3, 8), "rope_head_size: 3 must be even"),
+        (lambda: SHAPE.with_sizes(latent=(20, 14, 6, 4, 8)), "latent: must be of type LatentHeads"),
+        (lambda: SHAPE.with_sizes(num_key_value_heads=4), "num_key_value_heads: latent attention has a key for each of 8"),
+        (lambda: SHAPE.with_sizes(head_size=6), "head_size: latent attention has sizes and norms of its own"),
+        (lambda: SHAPE.with_sizes(qk_norm=True), "qk_norm: latent attention has sizes and norms of its own"),
+        (lambda: SHAPE.with_sizes(sigmoid_router=True), "sigmoid_router: goes with num_experts"),
+        (lambda: SHAPE.with_sizes(num_shared_experts=1), "num_shared_experts: goes with num_experts"),
+        (lambda: SHAPE.with_sizes(sigmoid_router=1), "sigmoid_router: must be one of False, True, got 1"),
+        (lambda: EXPERTS.with_sizes(num_shared_experts=0), "num_shared_experts: must be at least 1, got 0"),
+        (
+            lambda: LlamaLayer(EXPERTS.with_sizes(ffn_hidden_size=41), TensorParallel(None, 2, 0)),
+            "the shared experts' width: 41 must be divisible by tensor_parallel_size = 2",
+        ),
+        (lambda: own_context_shape(SHAPE, Parallel(), 2), "context_parallel_size: must be 1, got 2"),
+        (lambda: latent_head_rows(llama_shape("llama3-8b")), "shape: this layer has no latents"),
+        (lambda: latent_products(llama_shape("llama3-8b")), "shape: this layer has no latents"),
+        (lambda: LlamaLayer(SHAPE, recompute={"Q before its norm"}), "recompute: 'Q before its norm' is no term"),
+    ],
+)  # fmt: skip
+def test_refuses(make, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        make()

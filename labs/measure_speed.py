@@ -4,16 +4,20 @@ Table 4 of 2205.05198, measured: time of forward and backward of one transformer
 recomputation, with sequence parallelism, and with full and selective recomputation, in turns, with
 the bytes that each holds and its peak; then the paper's own forms, which run more again than needed.
 On one GPU: python labs/measure_speed.py --emulate 8 --device cuda --model 22B
+How near a large and a small layer are to their matrix products' time, on one process:
+python labs/measure_speed.py --products
 Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on wrong use.
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
 
 import torch
 
+from actmem.config import ConfigError
 from actmem.measure.trace import write_trace
 from actmem_course.arguments import (
     ELEMENT_SIZES,
@@ -22,13 +26,14 @@ from actmem_course.arguments import (
     add_shape_arguments,
     shape_from,
 )
+from actmem_course.bench.measure_products import measure_products
 from actmem_course.bench.measure_speed import VARIANTS, check_speed, measure_speed, runners_of
 from actmem_course.bench.race import progress_line
 from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
-from actmem_course.show.speed_table import noise_line, speed_table
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.show.speed_table import milliseconds, noise_line, speed_table
 
 
 @lab
@@ -44,7 +49,19 @@ def main() -> int:
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write rank 0's profiler trace, to open in https://ui.perfetto.dev"
     )
+    parser.add_argument(
+        "--products",
+        action="store_true",
+        help="instead: the share of a layer's time that its matrix products alone take",
+    )
     args = parser.parse_args()
+    if args.products:
+        with parser.refusing():
+            if "RANK" in os.environ or args.emulate is not None or args.ranks is not None:
+                raise ConfigError("products", "needs a single process: python labs/measure_speed.py --products")
+            dtype = check_timing(args)
+            check_files(args, "json")
+        return report_products(args, getattr(torch, dtype))
     with parser.refusing():
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
@@ -77,6 +94,33 @@ def main() -> int:
                 args, lines, wrong, f"Table 4 measured: {setting(shape, here, dtype)}", clock_name(args, here.device)
             )
     return 1 if wrong else 0
+
+
+def report_products(args, dtype: torch.dtype) -> int:
+    """Print the share for each shape; the exit code."""
+    torch.manual_seed(1234)
+    alone = Ranks(0, 1, device_type(args), False)
+    pairs = measure_products(
+        rounds=args.rounds, dtype=dtype, device=alone.device, cpu_time=args.cpu_time,
+        on_progress=lambda text: progress_line(text, alone),
+    )  # fmt: skip
+    progress_line("", alone)
+    console = lab_console()
+    console.print(
+        f"Matrix products alone ÷ forward and backward of the layer, {dtype}".replace("torch.", ""), style="bold"
+    )
+    for pair in pairs:
+        times = f"{milliseconds(pair.second_seconds)} of {milliseconds(pair.first_seconds)} ms"
+        console.print(
+            f"{pair.first}: {pair.ratio:.2f} ({pair.ratio_low:.2f}–{pair.ratio_high:.2f}), {times}", highlight=False
+        )
+    console.print(
+        noise_line(pairs[0].noise, args.rounds, clock_name(args, alone.device)).partition(" Smaller")[0],
+        highlight=False,
+    )
+    if args.json:
+        write_text(args.json, json.dumps([asdict(pair) for pair in pairs], indent=1) + "\n")
+    return 0
 
 
 def report(args, lines, wrong, title, clock) -> None:

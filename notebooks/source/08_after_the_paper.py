@@ -12,9 +12,7 @@ from actmem.formulas.activations import layer_rows, weight_gradient_rows
 from actmem.formulas.first_stage import layer_bytes
 from actmem.formulas.flops import layer_overhead
 from actmem.plan.frontier import frontier
-from actmem.formulas.microbatches import activation_budget
-from actmem.formulas.paper import A100_BYTES
-from actmem.formulas.schedule import interleaved, one_forward_one_backward
+from actmem.plan.later_orders import ORDERS_BY_NAME, order_names, order_needs
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
@@ -22,7 +20,7 @@ from actmem.rows import compare, total
 from actmem_course.show.choices import choice, steps
 from actmem_course.show.frontier_figure import frontier_figure
 from actmem_course.show.kept_today import kept_today
-from actmem_course.show.later_schedules import ORDERS_BY_NAME, held_by_ranks, later_schedule
+from actmem_course.show.later_schedules import later_schedule
 from actmem_course.show.panel import Panel
 from actmem_course.show.predict import Prediction
 from actmem_course.show.reveal import Reveal
@@ -350,35 +348,39 @@ Panel(
 )
 
 # %% [markdown]
-# Chapter 1's question again: do the paper's four models need recomputation? Below, the most that any rank's layers hold if
-# nothing is recomputed, beside what parameters, gradients and Adam leave free of 80 GiB. ✓: it fits. (By formula, without workspaces
-# and fragmentation. Where a rank has 3 layers, a V gives its chunks 1 and 2.)
+# **Warm up less.** The paper's interleaved order runs `2(p − r − 1) + (m − 1)p` forwards ahead. With `(p − r − 1) + (m − 1)p`
+# rank 0 holds `pm` chunks in place of `pm + p − 1`, and the step takes as long while sends are free. A send of `x` chunk
+# forwards then costs `2(p − 2)x` more, and `2m(p − 1)x` more in every further round of `p` microbatches: at most `2x/3` of the step.
+#
+# Chapter 1's question again: do the paper's four models need recomputation? Below, the most that any rank holds if
+# nothing is recomputed, and what parameters, gradients and Adam leave free of 80 GiB there. ✓: every rank has room. (By formula,
+# without workspaces and fragmentation. Where a rank has 3 layers, a V gives its chunks 1 and 2.)
 
 # %% jupyter={"source_hidden": true}
-NAMES = ("ZB-H1", "V-Half", "V-Min")
-lines, helped = [], {}
-for model_name, model in PAPER_MODELS.items():
-    parallel, shape = model.parallel, model.shape
-    p, m, of_rank = parallel.pipeline_parallel_size, parallel.num_model_chunks, shape.num_layers // parallel.pipeline_parallel_size
-    each, waits = layer_bytes(shape, parallel), total(weight_gradient_rows(shape, parallel))
-    free = min(activation_budget(shape, parallel, A100_BYTES, rank) for rank in (0, p - 1))
-    n = min(model.global_batch_size // shape.micro_batch_size, 3 * p)  # from then on each microbatch repeats the last
-    found = {"the paper's": (interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n), [of_rank // m] * m)}
-    for order_name in NAMES:
-        order = ORDERS_BY_NAME[order_name]
-        found[order_name] = (order.make(p, n), [of_rank] if order.num_model_chunks == 1 else [of_rank // 2, of_rank - of_rank // 2])
-    most = {order_name: max(held_by_ranks(ranks, layers, each, waits)) for order_name, (ranks, layers) in found.items()}
-    helped[model_name] = [order_name for order_name, size in most.items() if size <= free]
-    lines.append((model_name, size_text(free), *(f"{size_text(size)} {'✓' if size <= free else '✗'}" for size in most.values())))
-print(text_table(("model", "free", *found), lines, " rrrrr"))
+needs = {model: {order: order_needs(model, order) for order in order_names(model)} for model in PAPER_MODELS}
+
+
+def cell(model, order):
+    need = needs[model].get(order)
+    if need is None:
+        return "–"
+    held, free = need.held[need.tightest], need.free[need.tightest]
+    return f"{size_text(held)} of {size_text(free)} {'✓' if need.fits else '✗'}"
+
+
+lines = [(order, *(cell(model, order) for model in needs)) for order in order_names("175B")]
+print(text_table(("order", *needs), lines, " rrrr"))
 print()
 print("Which of these would have let the paper's models do without recomputation?")
-for model_name, names in helped.items():
-    print(f"{model_name}: {', '.join(names) or 'none of them'}")
+for model, found in needs.items():
+    print(f"{model}: {', '.join(order for order, need in found.items() if need.fits) or 'none of them'}")
+whole = [sum(sum(getattr(need, side)) for found in needs.values() for need in found.values()) for side in ("held", "free")]
+print(f"all ranks under all orders: {whole[0]:,} bytes held, {whole[1]:,} free")
 
 # %% [markdown]
-# 22B has no pipeline, so no order of its passes helps. For the other three V-Half would have been enough; its price
-# is twice 1F1B's sends. V-Min needs less, but has gaps in every microbatch unless `F`, `B` and `W` take equally long.
+# 22B has no pipeline, so no order of its passes helps. For 175B the paper's own order with the short warm-up is enough, at the
+# price of its sends. For the other two it takes V-Half; its price is twice 1F1B's sends. V-Min needs less, but has gaps in
+# every microbatch unless `F`, `B` and `W` take equally long. With selective recomputation every order fits.
 #
 # The bytes between `B` and `W` are what the products need. torch's split keeps more: `B` runs with the graph
 # retained, so nearly all that forward saved stays until `W`, with the gradients on top.

@@ -1,54 +1,19 @@
-"""Pipelines after 2022 beside 1F1B: any of seven orders of actions, its time and every rank's memory."""
+"""Pipelines after 2022 beside 1F1B: any of eight orders of actions, its time and every rank's memory."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
-
 from actmem.config import ModelShape, Parallel, check_divides
 from actmem.formulas.activations import weight_gradient_rows
-from actmem.formulas.controllable_memory import v_half, v_min
 from actmem.formulas.first_stage import layer_bytes
-from actmem.formulas.schedule import Schedule, held, interleaved, one_forward_one_backward
 from actmem.formulas.timeline import bubble_of, memory_curve, timeline
-from actmem.formulas.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
+from actmem.plan.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem.rows import total
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.gantt import gantt
 from actmem_course.show.style import size_text
 
-
-@dataclass(frozen=True)
-class PipelineOrder:
-    """A schedule for p ranks and n microbatches; how many chunks a rank has, and whether they lie as a V."""
-
-    make: Callable[[int, int], Schedule]
-    num_model_chunks: int
-    v_shaped: bool = False
-
-
-ORDERS_BY_NAME = {
-    "1F1B": PipelineOrder(one_forward_one_backward, 1),
-    "interleaved": PipelineOrder(lambda p, n: interleaved(p, 2, n), 2),
-    "ZB-H1": PipelineOrder(zero_bubble_h1, 1),
-    "ZB-V": PipelineOrder(zero_bubble_v, 2, True),
-    "DualPipeV": PipelineOrder(dual_pipe_v, 2, True),
-    "V-Half": PipelineOrder(v_half, 2, True),
-    "V-Min": PipelineOrder(v_min, 2, True),
-}
 #: F, B and W of half a stage take one unit each, so all orders share a time axis.
 _HALVES = 2
-
-
-def held_by_ranks(ranks: Schedule, layers: list[int], each: int, waiting: int) -> list[int]:
-    """The most bytes that each rank's layers hold.
-
-    layers: of each chunk.  each: bytes that a layer's forward keeps.  waiting: what it keeps between "B" and "W".
-    """
-    return [
-        max(held(actions, lambda action: layers[action.chunk] * each, lambda action: layers[action.chunk] * waiting))
-        for actions in ranks
-    ]
 
 
 def later_schedule(shape: ModelShape, parallel: Parallel, name: str, p: int) -> Drawing:

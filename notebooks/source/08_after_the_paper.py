@@ -13,6 +13,9 @@ from actmem.formulas.first_stage import layer_bytes
 from actmem.formulas.flops import layer_overhead
 from actmem.plan.frontier import frontier
 from actmem.plan.later_orders import ORDERS_BY_NAME, order_names, order_needs
+from actmem.formulas.interleaved_time import interleaved_step_time
+from actmem.formulas.schedule import interleaved
+from actmem.formulas.timeline import timeline
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
@@ -351,7 +354,16 @@ Panel(
 # **Warm up less.** The paper's interleaved order runs `2(p − r − 1) + (m − 1)p` forwards ahead. With `(p − r − 1) + (m − 1)p`
 # rank 0 holds `pm` chunks in place of `pm + p − 1`, and the step takes as long while sends are free. A send of `x` chunk
 # forwards then costs `2(p − 2)x` more, and `2m(p − 1)x` more in every further round of `p` microbatches: at most `2x/3` of the step.
-#
+
+# %% jupyter={"source_hidden": true}
+sizes, pairs = (8, 2, 16), []
+for send in (0, 1, 4):
+    ends = [interleaved_step_time(*sizes, 4, 8, send, short) for short in (False, True)]
+    pairs += zip(ends, [max(span.end for span in timeline(interleaved(*sizes, short_warmup=short), 4, 8, send)) for short in (False, True)])
+    print(f"p = 8, m = 2, n = 16, forward 4, backward 8, send {send}: {ends[0]:,} with the long warm-up, {ends[1]:,} with the short one")
+print(apart_text("step times, by formula and simulated", pairs, "units"))
+
+# %% [markdown]
 # Chapter 1's question again: do the paper's four models need recomputation? Below, the most that any rank holds if
 # nothing is recomputed, and what parameters, gradients and Adam leave free of 80 GiB there. ✓: every rank has room. (By formula,
 # without workspaces and fragmentation. Where a rank has 3 layers, a V gives its chunks 1 and 2.)

@@ -65,8 +65,8 @@ Reveal(
 # | $t$ | ranks that share one layer; here they share the sequence as well | `tensor_parallel_size` |
 #
 # "Sequence parallelism" means something else in other papers: there attention itself is cut along $s$, to reach long
-# contexts (ring attention, context parallelism, Ulysses). Here attention is cut by heads as before, and only what lies
-# *between* the blocks is cut along $s$.
+# contexts (ring attention, context parallelism, Ulysses; [chapter 8](08_after_the_paper.ipynb) measures two of them). Here
+# attention is cut by heads as before, and only what lies *between* the blocks is cut along $s$.
 
 # %% [markdown]
 # ## Between the blocks, tokens are independent

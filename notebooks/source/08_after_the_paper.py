@@ -121,6 +121,37 @@ print("K is divided by", ", by ".join(keys))
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
 
 # %% [markdown]
+# ## Context parallelism
+#
+# Tensor parallelism stops dividing K and V at `k` heads, and sequence parallelism divides only what lies between the blocks.
+# For long sequences `c` more ranks cut the sequence from end to end, attention too: each keeps `1/c` of everything, K and V
+# included, for any `k`. A rank's queries still need all keys before them. Two ways to get them:
+#
+# - **Gather** K and V along the sequence, as Llama 3 does, keep only the shard, and gather again in backward: it is `g`. *Plain*
+#   keeps what it gathered: K and V whole on every rank. Rank `i` holds chunks `i` and `2c − 1 − i` of `2c`, one that sees few
+#   keys and one that sees many, so that all ranks have the same work.
+# - **Ulysses** exchanges tokens for heads: an all-to-all before attention, another after it. The kernel keeps its output by
+#   heads, the projection by tokens: one copy more, which *elementwise* drops. A head isn't cut, so `t·c` must divide `k`.
+#
+# None of this divides a weight. Llama 3 70B, on 8 ranks and on 16 (`k = 8`):
+
+# %% jupyter={"source_hidden": true}
+from actmem.formulas.communication import wire_bytes
+from actmem.formulas.context_terms import context_exchanges, context_rows
+from actmem.today.context import layer_groups
+
+for t, c, kind in ((8, 1, "gather"), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, "gather"), (8, 2, "gather")):
+    kept = total(context_rows(shape, Parallel(t, True), c, kind))
+    sent = wire_bytes(context_exchanges(shape, Parallel(t, True), c, kind))
+    print(f"t = {t:2}, c = {c}{', ' + kind if c > 1 else '':14}: {kept:,} B kept, {sent:,} B sent among the c ranks")
+
+# %%
+with emulated_rank(16):
+    tensor, context = layer_groups(2, sequence_parallel=True)
+    measured = measure_llama(shape, tensor, context=context)
+print(apart_text("layer, predicted and measured", [(total(context_rows(shape, Parallel(8, True), 2)), total(measured))]))
+
+# %% [markdown]
 # ## What everyone keeps instead
 #
 # Write the same RMSNorm and the same gate out of torch's operators, as most models do, and autograd keeps what each
@@ -436,10 +467,10 @@ print(f"all ranks under all orders: {whole[0]:,} bytes held, {whole[1]:,} free")
 # ## Now measure it
 #
 # `python labs/measure_today.py --emulate 8 --model llama3-405b` makes this comparison in 12 configurations; `--paper-layer` for
-# the paper's layer.
+# the paper's layer, `--context 2` for half of each sequence on a rank.
 #
 # **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
-# 2205.14135 for flash attention · 2401.10241 and 2405.15362 for the pipelines · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/today/`.
+# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2401.10241 and 2405.15362 for the pipelines · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/today/`.
 #
 # ## Now fit your model
 #

@@ -14,8 +14,6 @@ from tests.notebooks.sites import Sites, instrument, step
 ELSEWHERE = {
     # A budget for microbatches that recompute nothing: nothing to choose, so nothing to show.
     "microbatches.capacity: count": "tests/formulas/test_microbatches.py",
-    # No chapter plans a model with experts.
-    "communication._RING_ROUNDS['all-to-all']": "tests/verify/test_expert_exchanges.py",
     # How torch groups microbatches, where that is not Megatron's way; it needs torch's own number.
     "first_stage._per_round: microbatches_per_round": "tests/test_pipeline.py",
     # Which dtype gradients have: the notebooks print all states together.

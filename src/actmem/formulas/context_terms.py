@@ -107,12 +107,13 @@ def _terms(shape: LlamaShape, context_kind: str) -> LayerTerms:
 
 def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:
     """What backward makes again of what goes between ranks: a call makes all of its results, whichever is asked for."""
-    heads = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
-    from_heads = {"V"} if shape.qk_norm else heads
-    again = from_heads if dropped & heads else set()
-    again |= dropped & {"Q", "K"}
-    if dropped & {"log-sum-exp", "attention projection input"}:
-        again |= {"attention"}
-    if "attention projection input" in dropped:
-        again |= {"the result"}
-    return again
+    projected = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
+    query, key = ({"Q"}, {"K"}) if shape.qk_norm else (projected, projected)
+    made_with = {
+        "Q": query,
+        "K": key,
+        "V": projected,
+        "attention": {"log-sum-exp", "attention projection input"},
+        "the result": {"attention projection input"},
+    }
+    return {what for what, terms in made_with.items() if dropped & terms}

@@ -272,6 +272,32 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
 print(apart_text("layers, predicted and measured", pairs))
 
 # %% [markdown]
+# ## Latent attention
+#
+# DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent a token, and the queries from another. At
+# inference only the latent is cached, beside one small key with positions that all heads share. Does training save as
+# much? No: a flash kernel reads whole keys and values, so backward wants them too, for every head, and the latents come
+# on top. Which of them to keep is again a set of terms. `recompute={"K", "V"}` keeps the latent and makes keys and
+# values again: one product, so it is no part of `elementwise`.
+
+# %% jupyter={"source_hidden": true}
+from actmem.recipes import Recompute
+
+LATENT = llama_shape("deepseek-v3")
+rows = {row.term: row.bytes for row in llama_rows(LATENT)}
+products = llama_products(LATENT)
+tokens = LATENT.seq_length * LATENT.micro_batch_size
+print(f"DeepSeek-V3, one layer: {sum(rows.values()):,} bytes, {sum(products.values()):,} FLOPs forward. Bytes a token:")
+print(f"cached at inference {rows['KV latent'] // tokens:,}, keys and values kept in training {(rows['K'] + rows['V']) // tokens:,}")
+for terms in ({"K", "V"}, {"Q", "K", "V"}):
+    again = Recompute.of(terms)
+    left, flops = total(llama_rows(LATENT, recompute=again)), llama_recomputed_flops(LATENT, again)
+    print(f"{', '.join(sorted(terms))} made again: {left:,} bytes, {flops:,} FLOPs, {flops / (3 * sum(products.values())):.1%} of forward and backward")
+with emulated_rank(8):
+    measured = measure_llama(LATENT, tensor_parallel(sequence_parallel=True))
+print(apart_text("layers on 8 ranks, predicted and measured", [(total(llama_rows(LATENT, Parallel(8, True))), total(measured))]))
+
+# %% [markdown]
 # ## What needs no product
 #
 # A norm's output is two operations away from its input, and so is `silu(gate) · up` from gate and up. Backward can make them

@@ -127,6 +127,7 @@ def test_a_page_stands_alone(tmp_path):
     assert record(f"{HERE}:gpt", "--step", "--html", str(path)) == 0
     text = path.read_text(encoding="utf-8")
     assert "layers.0-3.mlp.down ×4" in text and '"peak_bytes"' in text
+    assert "<h2>One step: " in text and '<div id="curve">' in text
     addresses = set(re.findall(r"""(?:https?:)?//[\w.]+""", text)) - {"http://www.w3.org"}
     assert not addresses and "src=" not in text and "@import" not in text
 

@@ -211,7 +211,8 @@ def test_ulysses_sends_less_where_gather_sends_all_keys():
 def work_of_rank(rank, c, s=48, b=2, a=4, k=2, d=8):
     context = ContextParallel(TensorParallel(None, c, rank))
     q, key = torch.randn(b, a, s // c, d), torch.randn(b, k, s, d)
-    with FlopCounterMode(display=False, custom_mapping={FLASH: flash_flops}) as counter:
+    flops = flash_flops(LlamaShape(s, b, a * d, a, k, 4 * a * d))
+    with FlopCounterMode(display=False, custom_mapping={FLASH: flops}) as counter:
         attend_part(q, key, key, ContextParallel(context.ranks, "gather-plain"))
     return counter.get_total_flops()
 

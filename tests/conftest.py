@@ -44,9 +44,16 @@ def cache_of_its_own(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="module")
+def pools(pools_of_the_run):
+    """``pools[2].run(function, *args)``: ranks that stay alive, for the next file of tests too if few groups are left."""
+    yield pools_of_the_run
+    for pool in pools_of_the_run.values():
+        pool.leave_few_threads()
+
+
 @pytest.fixture(scope="session")
-def pools():
-    """``pools[2].run(function, *args)``: ranks that stay alive for the whole test run."""
+def pools_of_the_run():
     made = {size: RankPool(size) for size in (1, 2, 4)}
     yield made
     for pool in made.values():

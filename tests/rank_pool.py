@@ -12,6 +12,7 @@ import os
 import tempfile
 import traceback
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,11 @@ from tests.patience import SECONDS
 #: Every rank is forked from one process that has loaded these, and nothing else: it has no threads and no groups.
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([*LOADED, "actmem_course.ranks", "tests.rank_pool"])
+
+
+#: Each group that tests make has two threads, of which gloo's own wakes up a hundred times a second: a rank with
+#: two hundred of them takes a tenth of a processor and does nothing.
+MOST_THREADS = 24
 
 
 class RankFailed(AssertionError):
@@ -54,6 +60,11 @@ class RankPool:
             raise RankFailed("\n".join(f"rank {rank}: {text}" for rank, text in failed))
         return [value for _, value in answers]
 
+    def leave_few_threads(self) -> None:
+        """Stop the ranks if tests have left many groups there; the next function starts new ones."""
+        if any(_threads(process.pid) > MOST_THREADS for process in self._processes):
+            self.stop()
+
     def stop(self) -> None:
         for process in self._processes:
             process.kill()
@@ -75,6 +86,12 @@ class RankPool:
             process.start()
             self._pipes.append(ours)
             self._processes.append(process)
+
+
+def _threads(process: int) -> int:
+    """How many threads a process has; 0 where the system has no list of them."""
+    tasks = Path(f"/proc/{process}/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else 0
 
 
 def _serve(rank: int, size: int, store: str, address: tuple[str, int], pipe) -> None:

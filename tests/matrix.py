@@ -31,7 +31,12 @@ PARTS = {
     "layer": ["tests/model", "tests/parallel", "tests/test_recompute.py", "tests/test_drop.py"],
     "ledger": [f"tests/measure/test_{name}.py" for name in ("ledger", "peak", "table2_exact", "trace")],
     "emulation": ["tests/measure/test_emulate.py"],
-    "pipeline": ["tests/test_pipeline.py", "tests/labs/test_measure_pipeline.py"],
+    "pipeline": [
+        "tests/test_pipeline.py",
+        "tests/measure/test_listed_pipeline.py",
+        "tests/measure/test_split_backward.py",
+        "tests/labs/test_measure_pipeline.py",
+    ],
     "main job": ["tests/labs/test_measure_table2.py"],
 }
 #: What the tests above need beside torch, in the versions of constraints.txt.

@@ -22,7 +22,7 @@ from actmem.model.gpt import GPT
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
-from actmem.torch_private import of_one_size, outputs_of, receive_buffers_of, without_outputs
+from actmem.torch_private import first_messages, outputs_of, receive_buffers_of, without_outputs
 
 
 def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_size: int) -> DeviceMesh:
@@ -91,7 +91,7 @@ class Stage(PipelineStage):
         return result
 
     def _get_init_p2p_neighbors_ops(self):
-        return of_one_size(super()._get_init_p2p_neighbors_ops())
+        return first_messages(super()._get_init_p2p_neighbors_ops())
 
     def held_outputs(self) -> dict[int, int]:
         """Bytes of this stage's outputs that are still alive, by storage."""

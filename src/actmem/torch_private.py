@@ -4,8 +4,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
-- ``PipelineStage``: what it holds, sends and receives, below, and the methods that ``pipeline.Stage`` overrides; the
-  runtime that takes a list of actions
+- ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides; the runtime of listed actions
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 wait_for = torch.ops._c10d_functional.wait_tensor  # the result of start_all_to_all, complete
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
+SPLITS_BACKWARDS = torch.__version__ >= "2.11"  # torch 2.9's pipelining refuses the node of an autograd.Function
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 
@@ -80,11 +80,11 @@ def receive_buffers_of(stage: Any) -> list[Tensor]:
     return [info.buffer for info in infos if isinstance(getattr(info, "buffer", None), Tensor)]
 
 
-def of_one_size(operations: list) -> list:
-    """A pipeline stage's first messages to its neighbours, all in float32: torch 2.9 sends 8 bytes and expects 4."""
+def first_messages(operations: list) -> list:
+    """A pipeline stage's first messages, for torch 2.9 too: all of one size, none to the rank itself (on a V)."""
     for operation in operations:
         operation.tensor = operation.tensor.float()
-    return operations
+    return [operation for operation in operations if operation.peer != torch.distributed.get_rank()]
 
 
 def without_outputs(schedule: Any) -> dict[str, bool]:

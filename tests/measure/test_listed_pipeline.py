@@ -26,12 +26,21 @@ from actmem.formulas.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble
 from actmem.measure.held import InFlight
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term, total
+from actmem.today import listed_pipeline
 from actmem.today.listed_pipeline import ListedPipeline
+from actmem.torch_private import SPLITS_BACKWARDS
 from tests.rank_pool import RankFailed
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=8, vocab_size=20)
 E = 8  # float64
-ON_A_V = {"ZB-V": zero_bubble_v, "DualPipeV": dual_pipe_v, "V-Half": v_half, "V-Min": v_min}
+WHOLE_ON_A_V = "ZB-V's order, whole backwards"
+ON_A_V = {
+    "ZB-V": zero_bubble_v,
+    "DualPipeV": dual_pipe_v,
+    "V-Half": v_half,
+    "V-Min": v_min,
+    WHOLE_ON_A_V: zero_bubble_v,
+}
 OF_TORCH = {"ZB-V": "ScheduleZBVZeroBubble", "DualPipeV": "ScheduleDualPipeV"}
 GRIDS = [(2, 1, 4), (2, 2, 4), (4, 1, 8)]  # p, t, microbatches
 
@@ -42,9 +51,12 @@ def schedule_of(name, p, n):
         return interleaved(p, 2, n, short_warmup=True), 2, False
     if name == "4 chunks, short warm-up":
         return interleaved(p, 4, n, short_warmup=True), 4, False
-    if name == "ZB-H1":
-        return zero_bubble_h1(p, n), 1, False
-    return ON_A_V[name](p, n), 2, True
+    m, ranks = (1, zero_bubble_h1(p, n)) if name == "ZB-H1" else (2, ON_A_V[name](p, n))
+    if name == WHOLE_ON_A_V:
+        ranks = [[action for action in own if action.kind != "W"] for own in ranks]
+    if not SPLITS_BACKWARDS and any(split_backwards(own) for own in ranks):
+        pytest.skip("torch 2.9 can't split backwards here")
+    return ranks, m, m == 2
 
 
 class WithGradients(InFlight):
@@ -225,8 +237,10 @@ def test_torch_keeps_more_from_b_to_w_than_the_products_need():
     assert (torchs, total(weight_gradient_rows(SHAPE, Parallel(), E))) == (92_544, 49_152)
 
 
-def refused(orders):
-    ListedPipeline(SHAPE, make_mesh("cpu", 2, 1), orders)
+def refused(orders, torch_splits=SPLITS_BACKWARDS):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(listed_pipeline, "SPLITS_BACKWARDS", torch_splits)
+        ListedPipeline(SHAPE, make_mesh("cpu", 2, 1), orders)
 
 
 WHOLE = in_torchs_words(one_forward_one_backward(2, 2))
@@ -250,3 +264,9 @@ def test_a_list_that_cannot_run_is_refused_on_every_rank(pools, orders, message)
     with pytest.raises(RankFailed) as error:
         pools[2].run(refused, orders)
     assert str(error.value).count(f"{ConfigError.__name__}: {message}") == 2
+
+
+@pytest.mark.parametrize("word", ["0I0", "0W0"])
+def test_an_old_torch_refuses_split_backwards(pools, word):
+    with pytest.raises(RankFailed, match="""orders: "I" and "W" need torch 2.11 or newer, this is 2"""):
+        pools[2].run(refused, [["0F0", word], WHOLE[1]], False)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import torch
 from torch.distributed.device_mesh import DeviceMesh
 
 from actmem.config import ConfigError, ModelShape
 from actmem.main_grad import gradient_of
 from actmem.parallel.groups import TensorParallel
 from actmem.pipeline import Pipeline, Stage
-from actmem.torch_private import runtime_of_actions
+from actmem.torch_private import SPLITS_BACKWARDS, runtime_of_actions
 
 
 class ListedPipeline(Pipeline):
@@ -28,7 +29,7 @@ class ListedPipeline(Pipeline):
     can't run.
 
     A split backward is torch's: from "I" to "W" it keeps nearly all that forward saved, and the gradients that "W" will
-    read.
+    read.  torch 2.9 can't run it here.
     """
 
     def __init__(self, shape: ModelShape, mesh: DeviceMesh, orders: list[list[str]], **options):
@@ -38,6 +39,8 @@ class ListedPipeline(Pipeline):
         passes = [[_read(word) for word in words] for words in orders]
         if any(len(set(words)) < len(words) for words in orders):
             raise ConfigError("orders", "must have no action twice")
+        if not SPLITS_BACKWARDS and any(kind in word for words in orders for word in words for kind in "IW"):
+            raise ConfigError("orders", f'"I" and "W" need torch 2.11 or newer, this is {torch.__version__}')
         n = 1 + max(microbatch for own in passes for _, microbatch in own)
         m = 1 + max(stage for own in passes for stage, _ in own) // p
         of_ranks = [{stage for stage, _ in own} for own in passes]

@@ -20,7 +20,7 @@ from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.parent import RankParent, Stuck, signals_end
 from actmem_course.judge.report import Report
-from actmem_course.judge.verdict import PASSED, TODO, WRONG, Verdict
+from actmem_course.judge.verdict import OPEN, PASSED, WRONG, Verdict
 
 #: Between two looks at the learner's file.
 _LOOK_SECONDS = 0.1
@@ -160,7 +160,7 @@ class _Judging:
         for exercise in left:
             if exercise is not blamed:
                 reason = f"not judged: {blamed.number} ended the ranks"
-                report.show(Verdict(exercise.number, exercise.function, TODO, reason))
+                report.show(Verdict(exercise.number, exercise.function, OPEN, reason))
 
     def _measure(self, report: Report) -> None:
         report.begin("measuring")

@@ -11,7 +11,17 @@ from dataclasses import dataclass, field, replace
 
 from actmem_course.judge.catalogue import solutions_of
 from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.verdict import ERROR, PASSED, TODO, WRONG, OtherGroup, OutOfStep, PeerStopped, Verdict, Wrong
+from actmem_course.judge.verdict import (
+    ERROR,
+    OPEN,
+    PASSED,
+    WRONG,
+    OtherGroup,
+    OutOfStep,
+    PeerStopped,
+    Verdict,
+    Wrong,
+)
 from actmem_course.judge.workbench import Bench
 from actmem_course.messages import message
 from actmem_course.rank_store import RanksLost
@@ -55,7 +65,7 @@ def _tried_again(lab: Lab, exercise: Exercise, b: Bench, first: Verdict, passed:
     if second.status == PASSED:
         names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
         are = "it is" if len(used) == 1 else "they are"
-        return replace(first, status=TODO, diagnosis=f"blocked by {names}; passes once {are} right", where="")
+        return replace(first, status=OPEN, diagnosis=f"blocked by {names}; passes once {are} right", where="")
     return second
 
 
@@ -80,7 +90,7 @@ def judge_one(exercise: Exercise, b: Bench) -> Verdict:
     return Verdict(exercise.number, exercise.function, worst.status, diagnosis, worst.where)
 
 
-_RANKING = (PASSED, WRONG, ERROR, TODO)
+_RANKING = (PASSED, WRONG, ERROR, OPEN)
 
 
 @message
@@ -146,7 +156,7 @@ def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> _Outcome:
     ):
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
-        return _Outcome(b.rank, TODO, text, where)
+        return _Outcome(b.rank, OPEN, text, where)
     message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
     for part, diagnosis in _AUTOGRAD.items():
         if part in message:

@@ -16,9 +16,9 @@ from actmem_course.console import lab_console
 from actmem_course.files import write_text
 from actmem_course.judge.exercise import Lab
 from actmem_course.judge.learner_progress import reading
-from actmem_course.judge.verdict import ERROR, PASSED, TODO, WRONG, Verdict
+from actmem_course.judge.verdict import ERROR, OPEN, PASSED, WRONG, Verdict
 
-_STYLES = {PASSED: "bold green", TODO: "bold yellow", WRONG: "bold red", ERROR: "bold red"}
+_STYLES = {PASSED: "bold green", OPEN: "bold yellow", WRONG: "bold red", ERROR: "bold red"}
 
 
 class Report:
@@ -59,7 +59,7 @@ class Report:
         width = max(len(exercise.function) for exercise in self.lab.exercises) + 2
         line = Text(f"  {verdict.exercise}  {verdict.function.ljust(width)}")
         status = verdict.status
-        if status == TODO:
+        if status == OPEN:
             status = next(
                 (word for word in ("blocked", "not judged") if verdict.diagnosis.startswith(word)), "not written yet"
             )

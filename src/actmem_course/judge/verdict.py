@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PASSED, TODO, WRONG, ERROR = "passed", "todo", "wrong", "error"
+PASSED, OPEN, WRONG, ERROR = "passed", "todo", "wrong", "error"
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from actmem import keep
 from actmem.measure.ledger import SavedTensor
 from actmem.parallel import linear, vocab
 from actmem.rows import Row
-from actmem.today import expert_ops, fused, latent_ops, part_attention, sigmoid_router
+from actmem.today import expert_ops, fused, latent_ops, part_attention
 
 _LINEAR_INPUT = (linear.FUNCTIONS["column_parallel"].__name__, "linear")
 _KEEP = keep.FUNCTIONS["keep"].__name__
@@ -87,9 +87,8 @@ def _core_term(op: str, argument: str) -> str:
 
 
 _NORM, _COLUMNS, _ROWS, _SWIGLU = (fused.FUNCTIONS[name].__name__ for name in ("rms_norm", "columns", "rows", "swiglu"))
-_WEIGHTS, _TO_EXPERTS = (expert_ops.FUNCTIONS[name].__name__ for name in ("routing_weights", "to_experts"))
+_CHOSEN, _TO_EXPERTS = (expert_ops.FUNCTIONS[name].__name__ for name in ("chosen_scores", "to_experts"))
 _EXPERT_SWIGLU, _EXPERT_ROWS = (expert_ops.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
-_SIGMOIDS = sigmoid_router.FUNCTIONS["sigmoid_weights"].__name__
 _ATTENTION = "scaled_dot_product_attention"
 _PART = part_attention.FUNCTIONS["attend_part"].__name__
 _UNEVEN = latent_ops.FUNCTIONS["attend_uneven"].__name__
@@ -121,8 +120,8 @@ _LLAMA_TERMS = {
     ("mlp", _SWIGLU, "1"): "up",
     ("mlp", _ROWS, "0"): "down input",
     ("router", _ROWS, "0"): "router input",
-    **{("mlp", weights, ""): "routing weights" for weights in (_WEIGHTS, _SIGMOIDS)},
-    **{("mlp", weights, "1"): "chosen experts" for weights in (_WEIGHTS, _SIGMOIDS)},
+    ("mlp", _CHOSEN, "1"): "chosen experts",
+    **{("mlp", function, ""): "routing weights" for function in ("softmax", "sigmoid")},
     ("mlp", _TO_EXPERTS, "1"): "dispatch order",
     ("mlp", _EXPERT_SWIGLU, "0"): "gate",
     ("mlp", _EXPERT_SWIGLU, "1"): "up",

@@ -21,9 +21,14 @@ from actmem.parallel.groups import TensorParallel
 from actmem.today.dispatch import Dispatch
 
 
+def chosen_scores(scores: Tensor, chosen: Tensor) -> Tensor:
+    """The chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps the choice; torch.gather keeps all scores as well."""
+    return _ChosenScores.apply(scores, chosen)
+
+
 def routing_weights(scores: Tensor, chosen: Tensor) -> Tensor:
     """Softmax over the chosen experts' scores alone, ``[s, b, κ]`` in float32.  Keeps its result and the choice."""
-    return _Weights.apply(scores, chosen)
+    return chosen_scores(scores, chosen).softmax(-1)
 
 
 def to_experts(weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
@@ -61,22 +66,20 @@ def _weight_gradients(grads: Tensor, rows: Tensor, plan: Dispatch) -> Tensor:
     return torch.stack([grad.t() @ part for grad, part in pairs])
 
 
-class _Weights(Function):
+class _ChosenScores(Function):
     @staticmethod
     def forward(ctx, scores: Tensor, chosen: Tensor) -> Tensor:
-        top = scores.gather(-1, chosen)
-        weights = (top if top.dtype is torch.float64 else top.float()).softmax(-1)
-        ctx.save_for_backward(weights, chosen)
+        ctx.save_for_backward(chosen)
         ctx.scores = scores.shape, scores.dtype
-        return weights
+        top = scores.gather(-1, chosen)
+        return top if top.dtype is torch.float64 else top.float()
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):
-        weights, chosen = ctx.saved_tensors
+        (chosen,) = ctx.saved_tensors
         shape, dtype = ctx.scores
-        top = weights * (grad - (grad * weights).sum(-1, keepdim=True))
-        return top.new_zeros(shape).scatter_(-1, chosen, top).to(dtype), None
+        return grad.new_zeros(shape).scatter_(-1, chosen, grad).to(dtype), None
 
 
 class _ToExperts(Function):
@@ -157,7 +160,7 @@ class _ExpertRows(Function):
 
 #: The autograd Function behind each operation, for tools that name it.
 FUNCTIONS = {
-    "routing_weights": _Weights,
+    "chosen_scores": _ChosenScores,
     "to_experts": _ToExperts,
     "expert_columns": _ExpertColumns,
     "weighted_swiglu": _WeightedSwiGLU,

@@ -17,10 +17,10 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.conjugates import f, f_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
 from actmem.today.fused import columns, rotary_tables, rotate, rows
 from actmem.today.latent_ops import attend_uneven
-from actmem.today.norms import RMSNorm
+from actmem.today.replicated import ReplicatedLinear, RMSNorm
 
 
 class LatentAttention(ParallelModule):
@@ -41,10 +41,10 @@ class LatentAttention(ParallelModule):
         def seeded(name: str) -> dict:
             return {"seed": child_seed(seed, name), **factory}
 
-        self.q_down = DownProjection(h, sizes.query_rank, tp, **seeded("q_down"))
+        self.q_down = ReplicatedLinear(h, sizes.query_rank, tp, **seeded("q_down"))
         self.q_latent_norm = RMSNorm(sizes.query_rank, tp, **factory)
         self.q_up = UpProjection(sizes.query_rank, heads, {"queries": shape.d}, tp, **seeded("q_up"))
-        self.kv_down = DownProjection(h, self.rank + sizes.rope_head_size, tp, **seeded("kv_down"))
+        self.kv_down = ReplicatedLinear(h, self.rank + sizes.rope_head_size, tp, **seeded("kv_down"))
         self.kv_latent_norm = RMSNorm(self.rank, tp, **factory)
         self.kv_up = UpProjection(self.rank, heads, widths, tp, **seeded("kv_up"))
         self.projection = nn.Parameter(torch.empty(h, heads // tp.size * sizes.value_head_size, **factory))
@@ -88,23 +88,6 @@ class LatentAttention(ParallelModule):
         cos, sin = self.cos[: len(plain)], self.sin[: len(plain)]  # type: ignore[index]
         turned = rotate(turned, cos, sin).expand(*plain.shape[:3], -1)
         return torch.cat([plain, turned], dim=-1).permute(1, 2, 0, 3)
-
-
-class DownProjection(ParallelModule):
-    """From the layer's width to a latent, alike on every rank.  Keeps its input as given."""
-
-    def __init__(self, h: int, rank: int, tp: TensorParallel, *, seed: int, **factory):
-        super().__init__()
-        self.tp = tp
-        self.weight = nn.Parameter(torch.empty(rank, h, **factory))
-        self.mark_parameters()
-        draw_normal(self.weight, tp, seed)
-
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rows(x, self.weight)
 
 
 class UpProjection(ParallelModule):

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from actmem.drop import KEEP_ALL, Terms
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
 from actmem.today.dispatch import Dispatch
 from actmem.today.expert_ops import expert_columns, expert_rows, routing_weights, to_experts, weighted_swiglu
-from actmem.today.fused import rows
 from actmem.today.gated_mlp import GatedMLP
+from actmem.today.replicated import ReplicatedLinear
 from actmem.today.sigmoid_router import normalised_weights, sigmoid_weights
 
 #: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.
@@ -39,7 +39,7 @@ class ExpertMLP(ParallelModule):
         self.tp, self.routing, self.num_experts, self.taken = tp, routing, shape.num_experts, shape.experts_per_token
         self.routed_tokens = 0
         self.sigmoid = shape.sigmoid_router
-        self.router = Router(shape, tp, seed=child_seed(seed, "router"), **factory)
+        self.router = ReplicatedLinear(h, shape.num_experts, tp, seed=child_seed(seed, "router"), **factory)
         self.gate = nn.Parameter(torch.empty(held, f, h, **factory))
         self.up = nn.Parameter(torch.empty(held, f, h, **factory))
         self.down = nn.Parameter(torch.empty(held, h, f, **factory))
@@ -87,24 +87,6 @@ class ExpertMLP(ParallelModule):
         each, more = divmod(tokens * self.taken, self.num_experts)
         counts = [each + (e < more) if self.routing == "even" else tokens * (e < self.taken) for e in experts]
         return Dispatch(self.tp, (tuple(counts),) * (self.tp.size if self.tp.sequence_parallel else 1))
-
-
-class Router(ParallelModule):
-    """A score for each expert: ``[s, b, h]`` in, ``[s, b, E]`` out.  Keeps its input, which the experts read too."""
-
-    def __init__(self, shape: LlamaShape, tp: TensorParallel, *, seed: int, **factory):
-        super().__init__()
-        self.tp = tp
-        assert shape.num_experts
-        self.weight = nn.Parameter(torch.empty(shape.num_experts, shape.hidden_size, **factory))
-        self.mark_parameters()
-        draw_normal(self.weight, tp, seed)
-
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return rows(x, self.weight)
 
 
 def _sorted_by_expert(chosen: Tensor) -> Tensor:

@@ -9,38 +9,21 @@ move R, the pairs that a rank takes; all of a token's 8 experts may still be on 
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
+from actmem.today.expert_ops import chosen_scores
+
 
 def sigmoid_weights(scores: Tensor, chosen: Tensor) -> Tensor:
     """Sigmoids of the chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps its result and the choice."""
-    return _SigmoidWeights.apply(scores, chosen)
+    return chosen_scores(scores, chosen).sigmoid()
 
 
 def normalised_weights(weights: Tensor) -> Tensor:
     """Each token's weights divided by their sum.  Keeps its input, which ``sigmoid_weights`` keeps too."""
     return _NormalisedWeights.apply(weights)
-
-
-class _SigmoidWeights(Function):
-    @staticmethod
-    def forward(ctx, scores: Tensor, chosen: Tensor) -> Tensor:
-        top = scores.gather(-1, chosen)
-        weights = torch.sigmoid(top if top.dtype is torch.float64 else top.float())
-        ctx.save_for_backward(weights, chosen)
-        ctx.scores = scores.shape, scores.dtype
-        return weights
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        weights, chosen = ctx.saved_tensors
-        shape, dtype = ctx.scores
-        top = grad * weights * (1 - weights)
-        return top.new_zeros(shape).scatter_(-1, chosen, top).to(dtype), None
 
 
 class _NormalisedWeights(Function):
@@ -55,7 +38,3 @@ class _NormalisedWeights(Function):
         (weights,) = ctx.saved_tensors
         whole = weights.sum(-1, keepdim=True)
         return (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
-
-
-#: The autograd Function behind each operation, for tools that name it.
-FUNCTIONS = {"sigmoid_weights": _SigmoidWeights, "normalised_weights": _NormalisedWeights}

@@ -44,13 +44,10 @@ def _all_layouts(model: PlannedModel, cluster: Cluster, global_batch_size: int) 
             if global_batch_size % dp:
                 continue
             sequential = (False, True) if t > 1 else (False,)
-            experts = [e for e in divisors(dp, model.num_experts) if model.num_experts % e == 0]
             stages = ZERO_STAGES if dp * cp > 1 else (0,)
             chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
-            for m, sp, ep, b in product(
-                chunks, sequential, experts, divisors(global_batch_size // dp, LARGEST_MICRO_BATCH)
-            ):
+            for m, sp, b in product(chunks, sequential, divisors(global_batch_size // dp, LARGEST_MICRO_BATCH)):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
                 for zero in stages:
-                    yield Layout(dp, t, p, b, m, cp, ep, sp, zero)
+                    yield Layout(dp, t, p, b, m, cp, sp, zero)

@@ -22,7 +22,6 @@ def layout_text(layout: Layout) -> str:
         ("PP", layout.pipeline_parallel_size),
         ("chunks", layout.num_model_chunks),
         ("CP", layout.context_parallel_size),
-        ("EP", layout.expert_parallel_size),
     ):
         if size > 1:
             parts.append(f"{name} {size}")
@@ -59,7 +58,7 @@ def check_memory_of_one_layer(model: PlannedModel, cluster: Cluster) -> None:
         layout = Layout(tensor_parallel_size=t, sequence_parallel=t > 1)
         if not model.refusal(layout):
             kept = total(model.layer_rows(layout, "none"))
-            least = 2 * model.layer_parameters(layout)[0] + kept
+            least = 2 * model.layer_parameters(layout) + kept
             break
     if least is not None and least > cluster.usable_bytes:
         needed = f"one layer of {model.name} with one sequence of {model.seq_length:,} needs {least / GIBIBYTE:.1f} GiB"

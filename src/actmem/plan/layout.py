@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_divides, check_size
+from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_size
 from actmem.config import Parallel
 
 #: What ZeRO divides among the data-parallel ranks (1910.02054): nothing, optimizer states, gradients
@@ -14,7 +14,7 @@ ZERO_STAGES = (0, 1, 2, 3)
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of every axis.  Devices: data · context · pipeline · tensor; expert ranks are among the data ranks.
+    """Sizes of every axis.  Devices: data · context · pipeline · tensor; the tensor ranks share experts.
 
     zero_stage: one of ZERO_STAGES.  micro_batch_size: sequences (b).  Raises ConfigError on a bad size.
     """
@@ -25,17 +25,15 @@ class Layout:
     micro_batch_size: int = 1
     num_model_chunks: int = 1
     context_parallel_size: int = 1
-    expert_parallel_size: int = 1
     sequence_parallel: bool = True
     zero_stage: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("data", "context", "expert"):
+        for name in ("data", "context"):
             check_size(f"{name}_parallel_size", getattr(self, f"{name}_parallel_size"), LARGEST_PARALLEL_SIZE)
         check_size("micro_batch_size", self.micro_batch_size)
         check_choice("zero_stage", self.zero_stage, ZERO_STAGES)
         _ = self.parallel  # checks the other sizes
-        check_divides("data_parallel_size", self.data_parallel_size, "expert_parallel_size", self.expert_parallel_size)
 
     @property
     def parallel(self) -> Parallel:

@@ -64,7 +64,7 @@ class LlamaWork(PlannedModel):
         routed = self._routed(layout)
         # In and out of the MLP; of experts, the rows that they take, and the router's input.
         elements += 2 * d.hidden_size * tokens if routed is None else 2 * d.hidden_size * routed + self._normed(layout)
-        return 2 * (elements + 3 * self._mlp_rows(layout) + sum(self.layer_parameters(layout)))
+        return 2 * (elements + 3 * self._mlp_rows(layout) + self.layer_parameters(layout))
 
     def _moved(self, layout: Layout) -> int:
         """Bytes of norms, rotation, SwiGLU, dispatch and sums, each alone."""

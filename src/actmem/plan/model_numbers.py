@@ -62,7 +62,7 @@ class ModelNumbers:
         )
         return sum(line[2] for line in static_lines(self.model, layout, rank))
 
-    def _elements(self, inner: tuple, p: int) -> tuple[int, int]:
+    def _elements(self, inner: tuple, p: int) -> int:
         """Parameters of pipeline rank 0."""
         layout = replace(self.of[inner], pipeline_parallel_size=p, num_model_chunks=1)
         return parameters_on_rank(self.model, layout, 0)

@@ -30,7 +30,7 @@ class Plan:
         """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
         layout = self.layout
         sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks)
-        rest = (layout.context_parallel_size, layout.expert_parallel_size, layout.micro_batch_size, layout.zero_stage)
+        rest = (layout.context_parallel_size, layout.micro_batch_size, layout.zero_stage)
         return (self.seconds.total, self.bytes, sizes, rest, not layout.sequence_parallel)
 
 

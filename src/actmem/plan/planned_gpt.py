@@ -72,8 +72,8 @@ class PlannedGPT(PlannedModel):
         first = {row.term for row in self.first_rows(layout)}
         return [row for row in self._ends(layout, device_type) if row.term not in first]
 
-    def layer_parameters(self, layout: Layout) -> tuple[int, int]:
-        return self._weights(layout.tensor_parallel_size), 0
+    def layer_parameters(self, layout: Layout) -> int:
+        return self._weights(layout.tensor_parallel_size)
 
     def _elements_of_layer(self, tensor_parallel_size: int) -> int:
         layout = Layout(tensor_parallel_size=tensor_parallel_size)

@@ -60,13 +60,13 @@ class PlannedLlama(LlamaWork):
             Row("target ids", 4 * tokens, 1, "cross entropy"),
         ]
 
-    def layer_parameters(self, layout: Layout) -> tuple[int, int]:
+    def layer_parameters(self, layout: Layout) -> int:
         d, t = self.decoder, layout.tensor_parallel_size
         own_heads = d.query_size // t + own_key_value_size(d, layout)
         shared = 2 * d.hidden_size * (own_heads + 1) + 2 * d.head_size * d.qk_norm
         if d.num_experts:
-            return shared + d.num_experts * d.hidden_size, d.num_experts // t * d.mlp_weights
-        return shared + d.mlp_weights // t, 0
+            return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
+        return shared + d.mlp_weights // t
 
     def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
         tables = 1 if self.decoder.tied_embeddings and (first or last) else first + last
@@ -115,4 +115,4 @@ class PlannedLlama(LlamaWork):
     @property
     def num_parameters(self) -> int:
         layout = Layout(sequence_parallel=False)
-        return self.num_layers * sum(self.layer_parameters(layout)) + self.end_parameters(layout, True, True)
+        return self.num_layers * self.layer_parameters(layout) + self.end_parameters(layout, True, True)

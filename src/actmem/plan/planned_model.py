@@ -40,15 +40,14 @@ class PlannedModel(ABC):
     """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
 
     name, num_layers, seq_length.  recompute_modes: names from the least recomputed to the most, each slower and
-    smaller than the one before.  num_experts: that data-parallel ranks can share.  routing: of experts, "even" or "one-sided"; empty without them.
-    numbers: what searches have computed of it.
+    smaller than the one before.  routing: of experts, "even" or "one-sided"; empty without them.  numbers: what searches
+    have computed of it.
     """
 
     name: str
     num_layers: int
     seq_length: int
     recompute_modes: Sequence[str]
-    num_experts: int = 1
     context_parallel: bool = False
     routing: str = ""
     numbers: object = None
@@ -69,14 +68,11 @@ class PlannedModel(ABC):
         """Why no layout of this model has more than one rank on that axis of Layout; empty if some may."""
         if name == "context_parallel_size" and not self.context_parallel:
             return f"{self.name}'s layer has no context parallelism"
-        if name == "expert_parallel_size" and self.num_experts == 1:
-            shared = "'s experts are shared by the tensor-parallel ranks alone" if self.routing else " has no experts"
-            return f"{self.name}{shared}"
         return ""
 
     @abstractmethod
     def refusal(self, layout: Layout) -> str:
-        """Why t, context or expert ranks can't share a layer; empty if they can."""
+        """Why t or context ranks can't share a layer; empty if they can."""
 
     @abstractmethod
     def layer_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
@@ -91,8 +87,8 @@ class PlannedModel(ABC):
         """What the final norm, the output layer and the loss keep of one microbatch; the logits are among them."""
 
     @abstractmethod
-    def layer_parameters(self, layout: Layout) -> tuple[int, int]:
-        """Elements of one layer: those that every data-parallel rank has, and those of its own experts."""
+    def layer_parameters(self, layout: Layout) -> int:
+        """Elements of one layer."""
 
     @abstractmethod
     def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:

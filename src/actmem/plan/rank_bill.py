@@ -43,25 +43,20 @@ def stage_layers(num_layers: int, layout: Layout) -> list[int]:
     return layers
 
 
-def parameters_on_rank(model: PlannedModel, layout: Layout, pipeline_rank: int) -> tuple[int, int]:
-    """Elements on one rank: those that every data-parallel rank has, and those of its own experts."""
+def parameters_on_rank(model: PlannedModel, layout: Layout, pipeline_rank: int) -> int:
+    """Elements on one rank."""
     p = layout.pipeline_parallel_size
     layers = stage_layers(model.num_layers, layout)[pipeline_rank]
-    shared, experts = model.layer_parameters(layout)
     ends = model.end_parameters(layout, pipeline_rank == 0, pipeline_rank == p - 1)
-    return layers * shared + ends, layers * experts
+    return layers * model.layer_parameters(layout) + ends
 
 
-def share(elements: tuple[int, int], layout: Layout, divided: bool) -> int:
-    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up; experts among fewer ranks."""
-    shared, experts = elements
-    if not divided:
-        return shared + experts
-    ranks = layout.data_parallel_size * layout.context_parallel_size
-    return -(-shared // ranks) - (-experts // (ranks // layout.expert_parallel_size))
+def share(elements: int, layout: Layout, divided: bool) -> int:
+    """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up."""
+    return -(-elements // (layout.data_parallel_size * layout.context_parallel_size)) if divided else elements
 
 
-def state_bytes(elements: tuple[int, int], layout: Layout, state: State) -> int:
+def state_bytes(elements: int, layout: Layout, state: State) -> int:
     """Bytes of weights, gradients or optimizer states on one rank: what ZeRO's stages 1, 2, 3 divide."""
     from_stage = 3 if state is _STATES[0] else 2 if state.is_gradient else 1
     return state.bytes_per_parameter * share(elements, layout, layout.zero_stage >= from_stage)
@@ -83,7 +78,7 @@ def static_lines(model: PlannedModel, layout: Layout, pipeline_rank: int) -> lis
     if p > 1:
         buffers.append(("pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"))
     if ranks > 1 and layout.zero_stage >= 2:
-        of_layer = sum(model.layer_parameters(layout))
+        of_layer = model.layer_parameters(layout)
         if layout.zero_stage == 3:
             ends = model.end_parameters(layout, pipeline_rank == 0, pipeline_rank == p - 1)
             size = 2 * (_GATHERED_LAYERS * of_layer + ends)

@@ -88,7 +88,6 @@ class _Search:
             layout.tensor_parallel_size,
             layout.sequence_parallel,
             layout.context_parallel_size,
-            layout.expert_parallel_size,
             layout.micro_batch_size,
         )
         self._of.setdefault(key, layout)

@@ -80,23 +80,17 @@ def pipeline_seconds(model: PlannedModel, layout: Layout, cluster: Cluster) -> f
     return 2 * (model.output_bytes(layout) / cluster.link(2, stride) + LATENCY_SECONDS)
 
 
-def data_seconds(elements: tuple[int, int], layout: Layout, num_microbatches: int, cluster: Cluster) -> float:
+def data_seconds(elements: int, layout: Layout, num_microbatches: int, cluster: Cluster) -> float:
     """Reduce-scatter of float32 gradients and all-gather of 16-bit weights among data-parallel ranks, once a step.
 
     An all-reduce of gradients without ZeRO.  From stage 2 on gradients are reduced for every microbatch;
     stage 3 gathers weights for every forward and every backward pass too.
     """
-    seconds = 0.0
     ranks = layout.data_parallel_size * layout.context_parallel_size
-    tensor = layout.tensor_parallel_size
-    for size, group in zip(elements, (ranks, ranks // layout.expert_parallel_size)):
-        if group == 1 or not size:
-            continue
-        rate = cluster.link(group, tensor * (ranks // group))
-        reduced = 4 * (num_microbatches if layout.zero_stage >= 2 else 1)
-        gathered = {0: 4, 1: 2, 2: 2, 3: 2 * 2 * num_microbatches}[layout.zero_stage]
-        seconds += (reduced + gathered) * size * (group - 1) / group / rate
-    return seconds
+    rate = cluster.link(ranks, layout.tensor_parallel_size)
+    reduced = 4 * (num_microbatches if layout.zero_stage >= 2 else 1)
+    gathered = {0: 4, 1: 2, 2: 2, 3: 2 * 2 * num_microbatches}[layout.zero_stage]
+    return (reduced + gathered) * elements * (ranks - 1) / ranks / rate
 
 
 def optimizer_seconds(share: int, cluster: Cluster) -> float:

@@ -32,7 +32,7 @@ from actmem.plan.planned_model import PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
 from actmem.rows import Comparison, Row, compare, total
 from actmem.today.context import ContextParallel, layer_groups
-from actmem.today.moe import ExpertMLP, Routing
+from actmem.today.moe import Routing
 from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 
 #: What ``--verify`` says it leaves out.
@@ -183,12 +183,10 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
 
 def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
     """What is counted of weights, gradients and optimizer states, divided among data-parallel ranks as the bill says."""
-    mlps = [module for part in parts for module in part.modules() if isinstance(module, ExpertMLP)]
-    experts = sum(weight.numel() for mlp in mlps for weight in (mlp.gate, mlp.up, mlp.down))
     rows = []
     for row in measure_states(parts):
         element = 2 if row.term == "parameters" else 4
         divided = plan.layout.zero_stage >= {"parameters": 3, "gradients": 2}.get(row.term, 1)
-        elements = row.bytes // element - experts, experts
-        rows.append(Row(row.term, element * share(elements, plan.layout, divided), source=row.source))
+        shared = share(row.bytes // element, plan.layout, divided)
+        rows.append(Row(row.term, element * shared, source=row.source))
     return rows

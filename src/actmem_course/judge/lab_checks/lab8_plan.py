@@ -28,7 +28,7 @@ from actmem_course.judge.workbench import Bench
 #: A plan that takes longer than the fastest by more than this is no answer.
 MOST_BEHIND = 0.15
 #: What a plan of the lab doesn't choose.
-_FIXED = {"num_model_chunks": 1, "context_parallel_size": 1, "expert_parallel_size": 1}
+_FIXED = {"num_model_chunks": 1, "context_parallel_size": 1}
 
 
 def check_plan_of(b: Bench) -> str:

@@ -13,6 +13,7 @@ from actmem.measure import holders
 from actmem.measure.census import census
 from actmem.measure.kinds import UNSAVED
 from actmem.measure.ledger import record
+from actmem.measure.ledger_tables import readable_size
 from actmem.model.layer import TransformerLayer
 from actmem.models import TINY
 
@@ -321,3 +322,9 @@ def test_a_list_that_gloos_threads_still_shorten_is_taken_when_it_no_longer_chan
         clock[0] = started
         found = holders._settled_list(lambda: ["mine"] + ["a thread's"] * (clock[0] < started + 0.09))
         assert found == ["mine"] and clock[0] - started == pytest.approx(0.19, abs=0.006)
+
+
+def test_a_readable_size_keeps_every_byte_below_a_kibibyte():
+    sizes = [0, 1023, 1024, 1536, 2**20 - 1, 3 * 2**20, 80 * 2**30, 2048 * 2**30]
+    texts = ["0 B", "1,023 B", "1 KiB", "1.5 KiB", "1024 KiB", "3 MiB", "80 GiB", "2,048 GiB"]
+    assert [readable_size(size) for size in sizes] == texts

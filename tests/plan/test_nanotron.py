@@ -3,8 +3,9 @@
 from itertools import product
 
 import pytest
+import torch
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
@@ -38,6 +39,26 @@ def test_a_layers_rows_are_the_closed_form(tp, mbz):
     inner = (9 if mbz > 1 else 8) * h + 4 * f
     closed = mbz * (2 * s * 2 * h + (2 * s * inner + 4 * s * a + 8 * s) // tp)
     assert total(nanotron_layer_rows(MODEL, s, mbz, tp)) == closed
+
+
+@pytest.mark.parametrize("tp", [1, 4])
+def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
+    """The tensors of sharded_cross_entropy, made here in its order, and the inputs of the norm and of the head."""
+    layout, tokens = Layout(1, tp, 1, 2), 2 * LENGTH
+    (loss,) = (bill for bill in nanotron_bills(MODEL, layout, LENGTH, 8) if bill.moment == "loss")
+    with torch.device("meta"):
+        logits = torch.empty(tokens, padded_vocab_size(MODEL.vocab_size, tp, multiple=1) // tp)
+        highest = logits.amax(-1)
+        shifted = logits - highest[:, None]
+        target = torch.empty(tokens, dtype=torch.int64)
+        outside = target < MODEL.vocab_size
+        places = target - 1
+        flat = places + 0
+        picked, sums = shifted[:, 0].clone(), shifted.sum(-1)
+    kept = [logits, highest, shifted, target, outside, places, flat, picked, sums]
+    hidden = 2 * tokens * MODEL.hidden_size
+    inputs = hidden // tp + 4 * tokens // tp + hidden
+    assert total(loss.parts["logits"]) == inputs + sum(tensor.nbytes for tensor in kept)
 
 
 @pytest.mark.parametrize(("pp", "first"), [(1, 24), (2, 14), (4, 7), (8, 4), (16, 2)])

@@ -133,6 +133,7 @@ def test_every_layout_uses_all_gpus_and_the_whole_batch():
     model = PlannedGPT("tiny", TINY)
     found = list(layouts(model, Cluster(16, 8 * GIBIBYTE), 32))
     assert len(set(found)) == len(found)
+    assert all(each.sequence_parallel <= (each.tensor_parallel_size > 1) for each in found)
     assert all(each.num_devices == 16 and 32 % (each.data_parallel_size * each.micro_batch_size) == 0 for each in found)
 
 

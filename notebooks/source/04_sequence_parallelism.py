@@ -4,6 +4,8 @@
 # Tensor parallelism leaves six tensors whole on every rank. Can they be divided too, without sending more?
 
 # %%
+from textwrap import fill
+
 import torch
 import torch.nn.functional as F
 
@@ -145,9 +147,11 @@ LiveFigure(ring_step(4, 3, payload))
 # %% jupyter={"source_hidden": true}
 sent = {kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")}
 print(apart_text("exchanges, sent step by step and by the closed form", [(size, Exchange(kind, "forward", "", t, payload).wire_bytes) for kind, size in sent.items()]))
-print(f"of {payload:,} bytes a rank sends", ", ".join(f"{size:,} in {ring(kind, t, payload)[-1].step} steps ({kind})" for kind, size in sent.items()))
+shares = ", ".join(f"{size:,} in {ring(kind, t, payload)[-1].step} steps ({kind})" for kind, size in sent.items())
+print(fill(f"of {payload:,} bytes a rank sends {shares}", 96))
 print(apart_text("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])]))
-print("four ranks, all-reduce, sent at the start and after each step:", ", ".join(f"{state.sent_bytes:,}" for state in ring("all-reduce", 4, payload)))
+so_far = ", ".join(f"{state.sent_bytes:,}" for state in ring("all-reduce", 4, payload))
+print(fill(f"four ranks, all-reduce, sent at the start and after each step: {so_far}", 96))
 
 # %% [markdown]
 # **Now write it:** [exercises 3.1, 3.2 and 3.4](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `layer`: `python
@@ -273,7 +277,7 @@ with Progress("labs/measure_communication.py, two processes"):
 on_sockets = [r for r in results if "on_sockets" in r]
 if on_sockets:
     print(apart_text("exchanges and layers, predicted with headers and sent", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets]))
-    print("both ranks sent:", ", ".join(f"{r['name']} {r['sent_bytes']:,}" for r in on_sockets))
+    print(fill("both ranks sent: " + ", ".join(f"{r['name']} {r['sent_bytes']:,}" for r in on_sockets), 96))
 else:
     print("this system does not count what a socket sends (Linux does)")
 

@@ -380,7 +380,7 @@ print(apart_text("counts of exchanges, predicted and seen", pairs, "exchanges"))
 # - **full**: only the layer's input is kept, and the whole layer runs twice.
 
 # %% jupyter={"source_hidden": true}
-print("× sbh:", "; ".join(f"{row.name} {row.formula()}" for row in TABLE2))
+print(fill("× sbh: " + "; ".join(f"{row.name} {row.formula()}" for row in TABLE2), 96))
 ways = (lambda *layer: total(layer_rows(*layer)), layer_bytes)
 pairs = [(closed_form(row, shape, 8), way(shape, row.parallel(8), row.recompute)) for row in TABLE2 for shape in map(model_shape, PAPER_MODELS) for way in ways]
 print(apart_text("comparisons of the closed forms with the sums of the tensors, and with equations 1, 2, 4 and 6", pairs))
@@ -439,7 +439,7 @@ for name in ("tensor+sequence+selective", "full"):
 # %% jupyter={"source_hidden": true}
 for place in disagreements():
     if place.where.startswith(("§5", "§6.1")):
-        print(fill(str(place), 110), end="\n\n")
+        print(fill(str(place), 96), end="\n\n")
 
 # %% [markdown]
 # ## Does a larger batch pay for it?

@@ -248,7 +248,7 @@ for m in (1, 3):
 # %% jupyter={"source_hidden": true}
 for place in disagreements():
     if place.where.startswith(("§4.3", "Appendix B")):
-        print(fill(str(place), 110), end="\n\n")
+        print(fill(str(place), 96), end="\n\n")
 
 # %% [markdown]
 # Now the small model above, which ran with `--free-outputs`. No ledger contains an output, because no graph keeps it; the
@@ -301,7 +301,7 @@ for name, model in PAPER_MODELS.items():
         lines.append((name, rank, budget, flight, count, f"{float(again):.1%}"))
 print(text_table(("model", "rank", "bytes left for activations", "in flight", "can keep all", "passes to recompute"), lines, " rrrrr"))
 print()
-print(*(fill(str(place), 110) for place in disagreements() if place.where.startswith("Appendix C")))
+print(*(fill(str(place), 96) for place in disagreements() if place.where.startswith("Appendix C")))
 
 # %% [markdown]
 # **Now write it:** [exercises 5.4 and 5.5](../labs/lab5_pipeline.py), `how_many_fit` and `microbatches_to_keep`:

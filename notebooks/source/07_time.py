@@ -68,7 +68,7 @@ Reveal(question, LiveFigure(table4_bars()))
 GPT3 = PAPER_MODELS["175B"]
 products = forward_products(GPT3.shape, GPT3.global_batch_size)
 whole = sum(p.flops for p in products)
-print("GPT-3's forward pass:", ", ".join(f"{p.term} {p.flops / whole:.2%}" for p in products))
+print(fill("GPT-3's forward pass: " + ", ".join(f"{p.term} {p.flops / whole:.2%}" for p in products), 96))
 print(apart_text("an iteration, three times these products and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs"))
 
 # %% [markdown]
@@ -105,8 +105,10 @@ ways = {
     "full, stopped early": ("full", hardware_flops(cut22, batch, "full")),
 }
 print(apart_text("models, FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs"))
-print("over equation 7:", ", ".join(f"{name} {predicted / needed:.4f}" for name, (_, predicted) in ways.items() if name != "nothing recomputed, eq. 7"))
-print(f"but equation 8 as printed {eq8(cut22, batch) / needed:.4f} ({eq8(cut22, batch):,} over {needed:,} FLOPs), and equation 9, as the paper rounds it, {float(eq9(cut22)):.4f}")
+shares = [f"{name} {predicted / needed:.4f}" for name, (_, predicted) in ways.items() if name != "nothing recomputed, eq. 7"]
+print(fill("over equation 7: " + ", ".join(shares), 96))
+print(f"but equation 8 as printed {eq8(cut22, batch) / needed:.4f} ({eq8(cut22, batch):,} over {needed:,} FLOPs)")
+print(f"and equation 9, as the paper rounds it, {float(eq9(cut22)):.4f}")
 
 # %% [markdown]
 # Equation 8 adds the attention core's forward three times, where the text adds it once; chapter 5 has the story.
@@ -182,9 +184,12 @@ print("with full recomputation MFU is", ", ".join(f"{row.full_recompute_mfu_perc
 gains = [(printed.gain_percent, round(100 * (printed.full_recompute_seconds / printed.seconds - 1), 1)) for printed in paper.TABLE5.values()]
 print(f"gains: {', '.join(str(gain) for gain, _ in gains)}% printed, {', '.join(str(gain) for _, gain in gains)}% from the printed times")
 run = paper.DATA_PARALLEL_530B
-print(f"530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.3f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed")
+print(
+    f"530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: "
+    f"MFU {run.mfu_percent}% printed, {data_parallel_530b_mfu_percent():.3f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}%"
+)
 print()
-print(*(fill(str(place), 110) for place in disagreements() if place.where.startswith("Table 5")))
+print(*(fill(str(place), 96) for place in disagreements() if place.where.startswith("Table 5")))
 
 # %% [markdown]
 # ## What it buys
@@ -224,7 +229,7 @@ forward = forward_operations(SMALLEST, Parallel(8, True))
 waiting = [o.name for o in forward if o.bound_by_memory(*A100)]
 print(f"{paper.A100_FLOPS_PER_SECOND:,} FLOP/s, {A100_BYTES_PER_SECOND:,} B/s, ridge at {paper.A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND:.1f} FLOPs per byte")
 print(f"{len(forward)} operations, {sum(o.flops for o in forward):,} FLOPs, {sum(o.bytes for o in forward):,} bytes moved; {len(waiting)} wait for memory, all but")
-print(", ".join(f"{o.name} ({float(o.intensity):,.0f} FLOPs per byte)" for o in forward if o.name not in waiting))
+print(fill(", ".join(f"{o.name} ({float(o.intensity):,.0f} FLOPs per byte)" for o in forward if o.name not in waiting), 96))
 
 # %% [markdown]
 # The linears are on the flat roof: they use every weight and every element hundreds of times. The core's products have one
@@ -264,10 +269,12 @@ added = selective.combined_ms - baseline.combined_ms
 group = [*core, operations["attention over V"]]
 by_flops = 1000 * sum(o.flops for o in group if o.product) / paper.A100_FLOPS_PER_SECOND
 by_roofline = 1000 * float(least_seconds(group, *A100))
-print(f"selective recomputation of one 22B layer adds {by_flops:.2f} ms by FLOPs, at least {by_roofline:.2f} ms by the roofline, and {added:.1f} ms in table 4")
+print(f"selective recomputation of one 22B layer adds {by_flops:.2f} ms by FLOPs,")
+print(f"at least {by_roofline:.2f} ms by the roofline, and {added:.1f} ms in table 4")
 for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence parallel", Parallel(8, True))):
     forward = 1000 * float(least_seconds(forward_operations(shape, parallel), *A100))
-    print(f"{name}: forward takes at least {forward:.2f} ms by the roofline without exchanges, and {paper.TABLE4[name].forward_ms} ms in table 4")
+    said = f"at least {forward:.2f} ms by the roofline without exchanges, {paper.TABLE4[name].forward_ms} ms in table 4"
+    print(f"{name}: forward {said}")
 
 # %% [markdown]
 # The roofline explains most of the milliseconds that FLOPs do not. It also shows what a fused attention kernel gains: the

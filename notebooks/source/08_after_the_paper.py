@@ -4,6 +4,8 @@
 # Selective recomputation is on, and the memory hardly falls. Why? And what does today's layer have to keep?
 
 # %%
+from textwrap import fill
+
 import torch
 from torch import nn
 
@@ -229,7 +231,7 @@ lines = [
 print(text_table(("one layer", "formula", "bytes", "sbh"), lines, "  rr"))
 for layer in OTHERS:
     if layer.dtype == "bfloat16" and "experts" not in layer.name:
-        print(f"\n{layer.name}: {layer.why}.")
+        print("\n" + fill(f"{layer.name}: {layer.why}.", 96))
 
 # %% [markdown]
 # ## Norms over heads, and experts
@@ -249,7 +251,8 @@ lines = [(row.term, row.bytes, size_text(row.bytes), row.source) for row in rows
 print(text_table(("Qwen3-30B-A3B, one layer", "bytes", "", "who reads it"), [*lines, ("together", total(rows), size_text(total(rows)), "")], " rr", True))
 print()
 products = llama_products(EXPERTS)
-print("its products:", ", ".join(f"{name} {flops / sum(products.values()):.1%}" for name, flops in products.items()), f"of {sum(products.values()):,} FLOPs")
+shares = ", ".join(f"{name} {flops / sum(products.values()):.1%}" for name, flops in products.items())
+print(fill(f"its products: {shares} of {sum(products.values()):,} FLOPs", 96))
 
 # %% [markdown]
 # The ranks of the layer share the experts, whole. Under sequence parallelism each routes its own tokens, and an all-to-all

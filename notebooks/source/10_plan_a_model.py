@@ -4,6 +4,8 @@
 # Here is a model, and here are the GPUs. What do you set, and how do you know that it fits?
 
 # %%
+from textwrap import fill
+
 from actmem.models import TINY
 from actmem.plan.hardware import GIBIBYTE, Cluster
 from actmem.plan.known_models import planned_model_of
@@ -149,7 +151,7 @@ print(
 )
 for name in names:
     why = next(result.why for result in printed if result.calculator == name)
-    print(f"\n{name}: {sum(not apart[row, name] for row in rows)} of {len(rows)} rows right; {why}.")
+    print("\n" + fill(f"{name}: {sum(not apart[row, name] for row in rows)} of {len(rows)} rows right; {why}.", 96))
 
 # %% [markdown]
 # And a Llama? Two of the runs above differ only in their microbatch, so their peaks say what one more sequence takes on a GPU:
@@ -207,10 +209,10 @@ print(
 # What would half the GPUs do, or twice the sequence? And what did the nearest of the refused layouts lack?
 
 # %%
-print(half_the_gpus(model, cluster, 512))
-print(twice_the_sequence(model, cluster, 512))
+print(fill(half_the_gpus(model, cluster, 512), 96))
+print(fill(twice_the_sequence(model, cluster, 512), 96))
 for refused in found.nearest[:3]:
-    print("refused:", refusal_text(model, refused, cluster))
+    print(fill("refused: " + refusal_text(model, refused, cluster), 96))
 
 # %% [markdown]
 # **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one doesn't

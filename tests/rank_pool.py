@@ -12,7 +12,9 @@ import os
 import tempfile
 import traceback
 from datetime import timedelta
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,6 +28,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload([*LOADED, "actmem_course.ranks", "tests.rank_pool"])
 
 
+#: How long the others may take once a rank has failed: they may wait for it.
+AFTER_A_FAILURE = 60
 #: Each group that tests make has two threads, of which gloo's own wakes up a hundred times a second: a rank with
 #: two hundred of them takes a tenth of a processor and does nothing.
 MOST_THREADS = 24
@@ -48,17 +52,21 @@ class RankPool:
             self._start()
         for pipe in self._pipes:
             pipe.send((function, args))
-        answers = []
-        for rank, pipe in enumerate(self._pipes):
-            if not pipe.poll(SECONDS):
-                self.stop()
-                raise RankFailed(f"rank {rank} did not answer within {SECONDS} s")
-            answers.append(pipe.recv())
-        failed = [(rank, text) for rank, (ok, text) in enumerate(answers) if not ok]
+        answers: dict[int, tuple[bool, Any]] = {}
+        seconds = SECONDS
+        while len(answers) < self.size:
+            answered = wait([pipe for rank, pipe in enumerate(self._pipes) if rank not in answers], seconds)
+            if not answered:
+                break
+            answers |= {rank: pipe.recv() for rank, pipe in enumerate(self._pipes) if pipe in answered}
+            if not all(ok for ok, _ in answers.values()):
+                seconds = AFTER_A_FAILURE
+        failed = [f"rank {rank}: {text}" for rank, (ok, text) in sorted(answers.items()) if not ok]
+        failed += [f"rank {rank} did not answer within {seconds} s" for rank in range(self.size) if rank not in answers]
         if failed:
             self.stop()  # the other ranks may be out of step
-            raise RankFailed("\n".join(f"rank {rank}: {text}" for rank, text in failed))
-        return [value for _, value in answers]
+            raise RankFailed("\n".join(failed))
+        return [answers[rank][1] for rank in range(self.size)]
 
     def leave_few_threads(self) -> None:
         """Stop the ranks if tests have left many groups there; the next function starts new ones."""

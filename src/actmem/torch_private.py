@@ -26,7 +26,7 @@ flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 wait_for = torch.ops._c10d_functional.wait_tensor  # the result of start_all_to_all, complete
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
-SPLITS_BACKWARDS = torch.__version__ >= "2.11"  # torch 2.9's pipelining refuses the node of an autograd.Function
+SPLITS_BACKWARDS = torch.__version__ >= "2.13"  # older pipelining refuses the node of an autograd.Function
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 

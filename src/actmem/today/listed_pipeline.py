@@ -29,7 +29,7 @@ class ListedPipeline(Pipeline):
     can't run.
 
     A split backward is torch's: from "I" to "W" it keeps nearly all that forward saved, and the gradients that "W" will
-    read.  torch 2.9 can't run it here.
+    read.  Before torch 2.13 it can't run here.
     """
 
     def __init__(self, shape: ModelShape, mesh: DeviceMesh, orders: list[list[str]], **options):
@@ -40,7 +40,7 @@ class ListedPipeline(Pipeline):
         if any(len(set(words)) < len(words) for words in orders):
             raise ConfigError("orders", "must have no action twice")
         if not SPLITS_BACKWARDS and any(kind in word for words in orders for word in words for kind in "IW"):
-            raise ConfigError("orders", f'"I" and "W" need torch 2.11 or newer, this is {torch.__version__}')
+            raise ConfigError("orders", f'"I" and "W" need torch 2.13 or newer, this is {torch.__version__}')
         n = 1 + max(microbatch for own in passes for _, microbatch in own)
         m = 1 + max(stage for own in passes for stage, _ in own) // p
         of_ranks = [{stage for stage, _ in own} for own in passes]

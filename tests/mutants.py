@@ -49,6 +49,8 @@ COSTS = {"torch": 2, "pools": 6, "subprocess": 12, "launch": 12, "reproduce": 12
 FARTHEST = 4
 #: Seconds after which a single test counts as one that never ends, and the tests of one mutant end without a result.
 NEVER_ENDS, LIMIT = 900, 3600
+#: Where conftest.py can't be loaded, no test is there to be named.
+NO_TEST = "pytest ended with"
 #: How the names of changes begin that leave every result as it is, or that only a GPU can tell: why.
 LEFT_OUT: dict[str, str] = {
     "measure/holders.py: _settled_list: boundary moved: time.monotonic()": "waits as long",
@@ -198,7 +200,7 @@ def _be_pytest(copy: Path, tests: list[str]) -> None:
 
     notes = _Notes(copy)
     code = pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests], plugins=[notes])
-    (copy / "stopped").write_text(notes.name or ("" if code == 0 else f"pytest ended with {int(code)}"))
+    (copy / "stopped").write_text(notes.name or ("" if code == 0 else f"{NO_TEST} {int(code)}"))
     os.killpg(0, signal.SIGKILL)  # ranks and all
 
 
@@ -265,12 +267,13 @@ def main() -> int:
                 LATEST.write_text(json.dumps(tried, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
             print(f"{run.seconds:4.0f} s  {run.site.name[:150]}\n        {run.stopped or 'MISSED'}", flush=True)
         catching = sorted({entry["caught"].removesuffix(" (it never ended)") for entry in tried} - {""})
+        catching = [test for test in catching if not test.startswith(NO_TEST)]
         # All in one run; where one fails, again without it.
         while catching and (run := next(all_run(iter([Run(copies[0], catching, None)]), 1))).stopped:
             print(f"fails without any change, so it catches nothing: {run.stopped}", flush=True)
             for entry in tried:
                 entry["caught"] = "" if entry["caught"].startswith(run.stopped) else entry["caught"]
-            catching = [test for test in catching if not run.stopped.startswith(test)]
+            catching = [test for test in catching if not run.stopped.startswith((test, NO_TEST))]
     missed = [entry["site"] for entry in tried if not entry["caught"]]
     print(f"{len(tried) - len(missed)} of {len(tried)} caught; missed:\n" + "\n".join(missed or ["none"]))
     if options.seed == SEED and not options.only:

@@ -66,6 +66,24 @@ def test_a_global_tensor_is_a_constant():
     assert kinds_of(Run(lambda m, x: x * table), x()) == {"constant": B}
 
 
+def test_a_buffer_that_a_second_copy_overwrites_is_what_it_holds_then():
+    """A shard's buffer takes one weight after the other: it is the weight that it holds, by whichever copy."""
+
+    class Reused(nn.Module):
+        def __init__(self, last):
+            super().__init__()
+            self.first, self.second = (nn.Parameter(torch.ones(4, 8)) for _ in range(2))
+            self.last = last
+
+        def forward(self, x):
+            buffer = self.first.detach().clone()
+            buffer.copy_(self.second.detach() if self.last == "weight" else x.detach())
+            return x * buffer
+
+    assert kinds_of(Reused("weight"), x()) == {"cast weight": B}
+    assert kinds_of(Reused("input"), x()) == {"activation": B}
+
+
 @pytest.mark.parametrize("depth", [1, 2, 3])
 def test_records_inside_records_count_the_same(depth):
     model, inputs, totals = blocks(), x(), []

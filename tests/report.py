@@ -20,7 +20,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 from actmem.torch_private import CHECKED_ON
-from tests import matrix, mutants
+from tests import matrix, mutants, repeat
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "build" / "report.md"
@@ -73,7 +73,7 @@ def sums(cases: list[Case], kind: str) -> dict[str, int]:
     return {end: sum(c.inputs for c in of_kind if c.outcome == end) for end in ("passed", "failed", "skipped")}
 
 
-def summary(results: dict, versions: list[dict], mutated: dict) -> str:
+def summary(results: dict, versions: list[dict], mutated: dict, repeated: dict) -> str:
     """The table of the README, from stored results alone."""
     lines = ["| what | result | date | command |", "|---|---|---|---|"]
     working = [entry for entry in versions if matrix.works(entry) == "yes"]
@@ -90,12 +90,16 @@ def summary(results: dict, versions: list[dict], mutated: dict) -> str:
             tried = counts["passed"] + counts["failed"]
             line = f"| {words} | {counts['passed']:,} of {tried:,}"
             lines.append(f"{line} | {results['date']} | `make report` |")
+    for name, words in repeat.WORDS.items():
+        if (entry := repeated.get(name)) and entry["runs"]:
+            line = f"| crashes of {words} | {len(entry['crashes'])} in {entry['runs']} runs | {entry['date']}"
+            lines.append(f"{line} | `python -m tests.repeat --{name.replace('_', '-')} 100` |")
     return "\n".join(lines)
 
 
-def page(results: dict, versions: list[dict], mutated: dict) -> str:
+def page(results: dict, versions: list[dict], mutated: dict, repeated: dict) -> str:
     """The whole page, in Markdown."""
-    lines = [f"# What actmem was put through, {results['date']}", "", summary(results, versions, mutated), ""]
+    lines = [f"# What actmem was put through, {results['date']}", "", summary(results, versions, mutated, repeated), ""]
     lines += ["## Versions", "", *(f"- {name} {number}" for name, number in results["versions"].items()), ""]
     for kind, title in KINDS.items():
         cases = [case for case in results["cases"] if case["kind"] == kind]
@@ -139,9 +143,9 @@ def with_summary(readme: str, text: str) -> str:
     return f"{before}{START}\n{text}\n{END}{rest.split(END)[1]}"
 
 
-def stored() -> tuple[dict, list[dict], dict]:
-    """The latest results of ``make report``, ``make matrix`` and ``make mutants``."""
-    return read(RESULTS), matrix.read_results(), mutants.stored()
+def stored() -> tuple[dict, list[dict], dict, dict]:
+    """The latest results of ``make report``, ``make matrix``, ``make mutants`` and ``tests.repeat``."""
+    return read(RESULTS), matrix.read_results(), mutants.stored(), read(repeat.RESULTS)
 
 
 def main() -> int:

@@ -25,12 +25,16 @@ def test_the_summary_hides_nothing_that_failed():
     results = {"date": "2026-01-01", "versions": {"Python": "3.0"}, "counts": counts, "cases": []}
     broken = [{"torch": CHECKED_ON[0], "build": "x", "python": "3", "date": "2026-01-02", "parts": {}}]
     mutated = {"date": "2026-01-03", "torch": "2", "tried": [{"site": "a", "caught": "", "seconds": 1}]}
-    text = summary(results, broken, mutated)
+    repeated = {"lab6": {"runs": 8, "crashes": [{"code": -6, "errors": ""}], "date": "2026-01-04"}}
+    text = summary(results, broken, mutated, repeated)
     assert f"| torch versions | 0 of {len(CHECKED_ON)} work | 2026-01-02 |" in text
     assert "| mutants of the library | 0 of 1 caught | 2026-01-03 |" in text
     assert "| faults survived | 1 of 2 | 2026-01-01 |" in text
+    assert "| crashes of lab 6's training on two | 1 in 8 runs | 2026-01-04 |" in text
     assert "| bad inputs answered | 600 of 600 | 2026-01-01 |" in text
-    assert "**nothing**" in page(results, broken, mutated) and text in page(results, broken, mutated)
+    assert "**nothing**" in page(results, broken, mutated, repeated) and text in page(
+        results, broken, mutated, repeated
+    )
 
 
 def test_the_readme_shows_the_stored_results():

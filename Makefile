@@ -70,8 +70,8 @@ matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads giga
 mutants: $(TESTS) ## break the library in 80 ways and list those that no test notices (half an hour on two idle cores)
 	@$(RUN) -m tests.mutants $(ARGS)
 
-report: $(TESTS) ## run faults and bad inputs, and put their results with mutants' and torch versions' into build/report.md
-	@$(RUN) -m tests.report
+report: $(TESTS) ## run faults and bad inputs (ARGS=build/tests.xml: as `make test` did), and write all results to build/report.md
+	@$(RUN) -m tests.report $(ARGS)
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)
 	$(RUN) -m notebooks.source.build $(ARGS)

@@ -148,9 +148,12 @@ def stored() -> tuple[dict, list[dict], dict, dict]:
     return read(RESULTS), matrix.read_results(), mutants.stored(), read(repeat.RESULTS)
 
 
-def main() -> int:
-    """Run, store, write.  Returns 1 if a fault or an input was not survived."""
-    cases = run_marked()
+def main(arguments: list[str]) -> int:
+    """Run, or read the report of a whole `make test` if its path is given; store, write.
+
+    Returns 1 if a fault or an input was not survived.
+    """
+    cases = cases_of(Path(arguments[0]).read_text(encoding="utf-8")) if arguments else run_marked()
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
         "versions": {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
@@ -167,4 +170,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -70,7 +70,7 @@ matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads giga
 mutants: $(TESTS) ## break the library in 80 ways and list those that no test notices (half an hour on two idle cores)
 	@$(RUN) -m tests.mutants $(ARGS)
 
-report: $(TESTS) ## run faults and bad inputs (ARGS=build/tests.xml: as `make test` did), and write all results to build/report.md
+report: $(TESTS) ## run faults and bad inputs, or read them (ARGS=build/tests.xml), and write all results to build/report.md
 	@$(RUN) -m tests.report $(ARGS)
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)

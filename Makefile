@@ -13,7 +13,7 @@ ARGS =
 RESET =
 # For `make course` and `make labs`: which labs or notebooks to copy afresh ("lab2 03", all).
 FRESH =
-# For `make test`: the number of test processes, and options of pytest.  FAST=1: a part, in a few minutes.
+# For `make test`: the number of test processes, and options of pytest.  FAST=1: a part.
 WORKERS = 2
 FAST =
 PYTEST_ARGS =

@@ -42,6 +42,10 @@ def test_the_readme_shows_the_stored_results():
     assert with_summary(readme, summary(*stored())) == readme
 
 
+def test_no_stored_run_crashed():
+    assert [name for name, entry in stored()[3].items() if entry["crashes"]] == []
+
+
 def test_no_stored_fault_or_bad_input_was_too_much():
     counts = stored()[0].get("counts", {})
     assert [kind for kind, ends in counts.items() if ends["failed"]] == []

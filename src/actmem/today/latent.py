@@ -20,7 +20,8 @@ from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
 from actmem.today.fused import columns, rotary_tables, rotate, rows
 from actmem.today.latent_ops import attend_uneven
-from actmem.today.replicated import ReplicatedLinear, RMSNorm
+from actmem.today.norms import RMSNorm
+from actmem.today.replicas import ReplicatedLinear
 
 
 class LatentAttention(ParallelModule):

@@ -26,9 +26,9 @@ from actmem.today.fused import columns, rotary_tables, rotate, rows
 from actmem.today.gated_mlp import GatedMLP
 from actmem.today.latent import LatentAttention
 from actmem.today.moe import ExpertMLP, Routing
+from actmem.today.norms import HeadNorm, RMSNorm
 from actmem.today.part_attention import attend_part
 from actmem.today.replicas import key_value_group, mark_replicas
-from actmem.today.replicated import HeadNorm, RMSNorm
 
 
 class LlamaLayer(nn.Module):

@@ -17,7 +17,7 @@ from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
 from actmem.today.dispatch import Dispatch
 from actmem.today.expert_ops import expert_columns, expert_rows, routing_weights, to_experts, weighted_swiglu
 from actmem.today.gated_mlp import GatedMLP
-from actmem.today.replicated import ReplicatedLinear
+from actmem.today.replicas import ReplicatedLinear
 from actmem.today.sigmoid_router import normalised_weights, sigmoid_weights
 
 #: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.

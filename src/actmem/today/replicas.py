@@ -1,4 +1,4 @@
-"""Weights that several ranks hold alike: key and value heads, where there are fewer of them than ranks.
+"""Weights that ranks hold alike: linears whose result can't be cut, and key and value heads where ranks outnumber them.
 
 With k heads on t > k ranks, t/k neighbouring ranks hold the same head.  Each finds the gradient from
 its own query heads; the head's gradient is their sum.
@@ -14,6 +14,8 @@ from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import reduce_partial_gradients
+from actmem.parallel.weights import ParallelModule, draw_normal, mark_partial_gradient
+from actmem.today.fused import rows
 
 
 def key_value_group(num_key_value_heads: int, tp: TensorParallel) -> TensorParallel:
@@ -71,3 +73,23 @@ def reduce_all_gradients(module: nn.Module, tp: TensorParallel) -> None:
         summed = all_reduce(torch.cat([zeros.flatten() for zeros in placed]), tp)
         for part, zeros, (grad, group) in zip(summed.split([zeros.numel() for zeros in placed]), placed, pairs):
             grad.copy_(part.view_as(zeros)[group.rank])
+
+
+class ReplicatedLinear(ParallelModule):
+    """``[s, b, in_features]`` to ``[s, b, out_features]``, alike on every rank: a latent, or a score for each expert.
+
+    Under sequence parallelism of this rank's tokens; the weight's gradient is partial then.  Keeps its input as given.
+    """
+
+    def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
+        self.mark_parameters()
+        draw_normal(self.weight, tp, seed)
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rows(x, self.weight)

@@ -20,7 +20,7 @@ from actmem.rows import Row, merge
 from actmem.today.context import ContextParallel
 from actmem.today.llama import LlamaLayer
 from actmem.today.moe import Routing
-from actmem.today.replicated import RMSNorm
+from actmem.today.norms import RMSNorm
 
 
 class LlamaStage(ParallelModule):

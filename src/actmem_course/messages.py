@@ -48,7 +48,7 @@ def decoded(text: bytes) -> Any:
     """The value that ``encoded`` was given.  Raises BadMessage on anything else."""
     try:
         return _value(json.loads(text))
-    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, RuntimeError, RecursionError, AssertionError) as error:
         raise BadMessage(f"no message of ours: {type(error).__name__}: {str(error)[:80]}") from None
 
 
@@ -60,7 +60,8 @@ def _plain(value: object) -> object:
     if isinstance(value, Tensor):
         data = value.detach().cpu().contiguous()
         raw = data.reshape(-1).view(torch.uint8).numpy().tobytes()
-        return {"tensor": str(data.dtype)[6:], "shape": list(data.shape), "raw": base64.b64encode(raw).decode()}
+        text = base64.b64encode(raw).decode()
+        return {"tensor": str(data.dtype)[6:], "shape": list(data.shape), "raw": text, "device": value.device.type}
     if isinstance(value, tuple):
         return {"tuple": [_plain(one) for one in value]}
     if type(value) in (set, frozenset):
@@ -84,7 +85,7 @@ def _value(plain):
         dtype = getattr(torch, plain["tensor"])
         raw = bytearray(base64.b64decode(plain["raw"]))
         flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        return flat.reshape(plain["shape"])
+        return flat.reshape(plain["shape"]).to(plain["device"])  # of the same kind; the reader's own, where several are
     if "dict" in plain:
         return {_value(key): _value(one) for key, one in plain["dict"]}
     for made in (tuple, set, frozenset):

@@ -72,6 +72,8 @@ BAD = [
     b'{"tensor": "load", "raw": "", "shape": []}',
     b'{"tensor": "float32", "raw": "AAA=", "shape": [5]}',
     b'{"tensor": "float32", "raw": "AAAAAA==", "shape": [1000000000000]}',
+    b'{"tensor": "float32", "raw": "", "shape": [0], "device": "mars"}',
+    b'{"tensor": "float32", "raw": "", "shape": [0], "device": "xpu"}',
     b'{"dict": 3}',
     b'{"code": "print()"}',
 ]

@@ -18,7 +18,6 @@ from pathlib import Path
 import torch
 
 from actmem.config import ConfigError
-from actmem.measure.trace import write_trace
 from actmem_course.arguments import (
     ELEMENT_SIZES,
     LabParser,
@@ -30,6 +29,7 @@ from actmem_course.bench.measure_products import measure_products
 from actmem_course.bench.measure_speed import VARIANTS, check_speed, measure_speed, runners_of
 from actmem_course.bench.race import progress_line
 from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
+from actmem_course.bench.trace import write_trace
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, device_type, ranks

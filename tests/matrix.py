@@ -29,7 +29,12 @@ START, END = "<!-- make matrix writes from here -->", "<!-- make matrix writes t
 PARTS = {
     "formulas": ["tests/formulas", "tests/test_schedule.py"],
     "layer": ["tests/model", "tests/parallel", "tests/test_recompute.py", "tests/test_drop.py"],
-    "ledger": [f"tests/measure/test_{name}.py" for name in ("ledger", "peak", "table2_exact", "trace")],
+    "ledger": [
+        "tests/measure/test_ledger.py",
+        "tests/measure/test_table2_exact.py",
+        "tests/bench/test_peak.py",
+        "tests/bench/test_trace.py",
+    ],
     "emulation": ["tests/measure/test_emulate.py"],
     "pipeline": [
         "tests/test_pipeline.py",

@@ -40,7 +40,20 @@ SEED = 2205
 #: What the copy needs to run tests.
 COPIED = ("src", "tests", "labs", "notebooks/source", "pyproject.toml", "constraints.txt", "README.md", "Makefile")
 #: Folders of tests that may be near.  Not those that start labs, notebooks or browsers: too slow for 80 runs.
-NEARBY = ("", "formulas", "measure", "model", "parallel", "plan", "verify", "show", "bench/peers", "bench/reproduce")
+NEARBY = (
+    "",
+    "formulas",
+    "measure",
+    "model",
+    "parallel",
+    "plan",
+    "verify",
+    "others",
+    "bench",
+    "show",
+    "bench/peers",
+    "bench/reproduce",
+)
 #: Tests of the repository, not of the library.
 APART = {"test_imports", "test_matrix", "test_mutants", "test_names", "test_project_files", "test_report", "test_setup", "test_torch_private"}  # fmt: skip
 #: What a test file costs if its text has one of these words; 1 without any.
@@ -54,11 +67,9 @@ NO_TEST = "pytest ended with"
 #: How the names of changes begin that leave every result as it is, or that only a GPU can tell: why.
 LEFT_OUT: dict[str, str] = {
     "measure/holders.py: _settled_list: boundary moved: time.monotonic()": "waits as long",
-    "measure/peak.py: _on_cuda": "runs on a GPU",
     "measure/stage_peak.py: measure_stage_peak.arrives: off by one": "other words, and as many",
     "parallel/rng.py: _draw_in_one_pass": "runs on a GPU",
     "parallel/rng.py: _drop: other dtype": "the same product, slower",
-    "plan/later_orders.py: _laid_out: twins swapped: min": "microbatches that add nothing, which a test shows",
     "plan/planned_model.py: PlannedModel.recomputed_rows: term dropped": "no mode keeps a part of a term",
 }
 

@@ -170,7 +170,6 @@ ALWAYS = (
     ("formulas/schedule.py", "one_forward_one_backward", "off by one"),
     ("formulas/activations.py", "layer_rows", "divisor dropped"),
     ("measure/ledger.py", "record.pack", "boundary moved"),
-    ("measure/held.py", "InFlight._exclude_shared", "boundary moved"),
     ("parallel/vocab.py", "_Lookup.forward", "factor dropped"),
 )
 

@@ -24,18 +24,20 @@ from actmem.formulas.schedule import Action, interleaved, one_forward_one_backwa
 from actmem.formulas.table2 import TABLE2
 from actmem.formulas.timeline import timeline
 from actmem.llama_shape import LatentHeads, LlamaShape
-from actmem.measure.clock import take_turns
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.rng import DropoutMask
 from actmem.rows import Row
+from actmem_course.bench.clock import take_turns
+from actmem_course.others import controllable_memory, interleaved_time, zero_bubble
 
 MODULES = [config, models, rows] + [
     importlib.import_module(f"actmem.formulas.{found.name}") for found in pkgutil.iter_modules(actmem.formulas.__path__)
 ]
+MODULES += [controllable_memory, interleaved_time, zero_bubble]
 #: They take any value: it is what they check.
 CHECKS = {"check_size", "check_divides", "check_choice", "shown", "checked"}
 FUNCTIONS = {
-    f"{module.__name__.removeprefix('actmem.')}.{name}": function
+    f"{module.__name__.partition('.')[2]}.{name}": function
     for module in MODULES
     for name, function in vars(module).items()
     if inspect.isfunction(function)

@@ -19,9 +19,9 @@ from actmem.config import (
     check_vocab_size,
     padded_vocab_size,
 )
-from actmem.formulas import paper
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.recipes import RECOMPUTE_MODES, Recompute
+from actmem_course.others import paper
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 

@@ -39,8 +39,8 @@ RUNTIME = {"actmem.pipeline"}
 MEETING = {"actmem.verify"}
 #: The commands, each loaded by its name when it is asked for.
 COMMANDS = {"actmem.__main__"}
-#: What the course draws with: in a page there is neither torch nor numpy.
-SCREEN = {"actmem_course.results", "actmem_course.show"}
+#: What the course draws with, and facts about others: in a page there is neither torch nor numpy.
+SCREEN = {"actmem_course.others", "actmem_course.results", "actmem_course.show"}
 #: Where both sides meet.
 COURSE = {
     f"actmem_course.{part}"

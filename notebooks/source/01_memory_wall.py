@@ -12,7 +12,7 @@ from actmem.formulas.states import ADAM, num_parameters, parameter_counts
 from actmem.measure import emulated_rank, measure_layer
 from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS
-from actmem.formulas.paper import A100_BYTES
+from actmem_course.others.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
 from actmem_course.show.choices import choice, slider

@@ -11,12 +11,12 @@ import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.formulas import paper
+from actmem_course.others import paper
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.batch import batch_factor, break_even, fullest_bytes
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
-from actmem.formulas.disagreements import disagreements
+from actmem_course.others.disagreements import disagreements
 from actmem.formulas.extras import RNG_STATE_BYTES
 from actmem.formulas.flops import eq7, eq8, forward_products, layer_overhead
 from actmem.formulas.first_stage import layer_bytes, selective_saves

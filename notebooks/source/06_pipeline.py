@@ -7,10 +7,10 @@
 from fractions import Fraction
 from textwrap import fill
 
-from actmem.formulas import paper
+from actmem_course.others import paper
 from actmem.config import Parallel
 from actmem.formulas.communication import iteration_exchanges, wire_bytes
-from actmem.formulas.disagreements import disagreements
+from actmem_course.others.disagreements import disagreements
 from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.stage_terms import stage_extra_rows, stage_output_rows, stage_rows
 from actmem.formulas.first_stage import (

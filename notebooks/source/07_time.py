@@ -9,13 +9,13 @@ from textwrap import fill
 
 import torch
 
-from actmem.formulas import paper
+from actmem_course.others import paper
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
-from actmem.formulas.disagreements import disagreements
+from actmem_course.others.disagreements import disagreements
 from actmem.formulas.flops import eq7, eq8, eq9, forward_products, hardware_flops, layer_overhead, text_selective
-from actmem.formulas.roofline import A100_BYTES_PER_SECOND, forward_operations, least_seconds
-from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
+from actmem.formulas.roofline import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, least_seconds
+from actmem_course.others.table5 import data_parallel_530b_mfu_percent, table5
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem_course.show.choices import slider, steps
@@ -31,7 +31,7 @@ from actmem_course.show.text import apart_text, text_table
 from actmem_course.show.throughput import days_bars, training_days, utilisation_bars
 from actmem_course.show.varies import Varies
 
-A100 = (paper.A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
+A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 baseline = paper.TABLE4["baseline, no recompute"]
 
 question = Prediction(
@@ -226,7 +226,7 @@ Panel(
 # %% jupyter={"source_hidden": true}
 forward = forward_operations(SMALLEST, Parallel(8, True))
 waiting = [o.name for o in forward if o.bound_by_memory(*A100)]
-print(f"{paper.A100_FLOPS_PER_SECOND:,} FLOP/s, {A100_BYTES_PER_SECOND:,} B/s, ridge at {paper.A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND:.1f} FLOPs per byte")
+print(f"{A100_FLOPS_PER_SECOND:,} FLOP/s, {A100_BYTES_PER_SECOND:,} B/s, ridge at {A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND:.1f} FLOPs per byte")
 print(f"{len(forward)} operations, {sum(o.flops for o in forward):,} FLOPs, {sum(o.bytes for o in forward):,} bytes moved; {len(waiting)} wait for memory, all but")
 print(fill(", ".join(f"{o.name} ({float(o.intensity):,.0f} FLOPs per byte)" for o in forward if o.name not in waiting), 96))
 
@@ -253,7 +253,7 @@ freed = {
 lines = []
 for name, (group, size) in freed.items():
     milliseconds = 1000 * float(least_seconds(group, *A100))
-    flop_milliseconds = 1000 * sum(o.flops for o in group if o.product) / paper.A100_FLOPS_PER_SECOND
+    flop_milliseconds = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND
     lines.append((name, size, f"{flop_milliseconds:.3f}", f"{milliseconds:.3f}", f"{milliseconds / (size / 2**30):.2f}"))
 print(text_table(("22B layer, t = 8", "bytes freed", "ms by FLOPs", "least ms", "least ms per GiB freed"), lines, " rrrr"))
 
@@ -266,7 +266,7 @@ print(text_table(("22B layer, t = 8", "bytes freed", "ms by FLOPs", "least ms", 
 selective = paper.TABLE4["selective"]
 added = selective.combined_ms - baseline.combined_ms
 group = [*core, operations["attention over V"]]
-by_flops = 1000 * sum(o.flops for o in group if o.product) / paper.A100_FLOPS_PER_SECOND
+by_flops = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND
 by_roofline = 1000 * float(least_seconds(group, *A100))
 print(f"selective recomputation of one 22B layer adds {by_flops:.2f} ms by FLOPs,")
 print(f"at least {by_roofline:.2f} ms by the roofline, and {added:.1f} ms in table 4")
@@ -319,7 +319,7 @@ for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence paral
 #
 # **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
 # Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:
-# `src/actmem/formulas/flops.py`, `src/actmem/formulas/table5.py`, `src/actmem/formulas/roofline.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem_course/others/table5.py`, `src/actmem/formulas/roofline.py`.
 #
 # ## Now fit your model
 #

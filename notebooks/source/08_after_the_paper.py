@@ -13,9 +13,9 @@ from actmem.config import Parallel
 from actmem.formulas.activations import layer_rows, weight_gradient_rows
 from actmem.formulas.first_stage import layer_bytes
 from actmem.formulas.flops import layer_overhead
-from actmem.plan.frontier import frontier
-from actmem.plan.later_orders import ORDERS_BY_NAME, order_names, order_needs
-from actmem.formulas.interleaved_time import interleaved_step_time
+from actmem_course.others.frontier import frontier
+from actmem_course.others.later_orders import ORDERS_BY_NAME, order_names, order_needs
+from actmem_course.others.interleaved_time import interleaved_step_time
 from actmem.formulas.schedule import interleaved
 from actmem.formulas.timeline import timeline
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
@@ -221,7 +221,7 @@ print(f"the layer itself keeps {whole / (tokens * LLAMA.hidden_size):.1f} sbh")
 # in 16 bits:
 
 # %% jupyter={"source_hidden": true}
-from actmem.plan.others_keep import OTHERS, bytes_of_other
+from actmem_course.others.others_keep import OTHERS, bytes_of_other
 
 lines = [
     (layer.name + ", dropout" * layer.dropout, layer.formula, bytes_of_other(layer, LLAMA), f"{bytes_of_other(layer, LLAMA) / (tokens * LLAMA.hidden_size):.1f}")

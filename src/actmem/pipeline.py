@@ -35,7 +35,7 @@ def make_mesh(device_type: str, pipeline_parallel_size: int, tensor_parallel_siz
 
 
 class Watcher:
-    """Notified of everything a stage does.  This one ignores it; ``measure.held.InFlight`` measures."""
+    """Notified of everything a stage does.  This one ignores it, another measures."""
 
     def during(self, module: nn.Module, stage: int, microbatch: int) -> AbstractContextManager:
         """Entered around the forward pass of one microbatch, and around its loss."""

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from actmem import rows
-from actmem.measure import clock
 from actmem_course import results
+from actmem_course.bench import clock
 
 #: Classes that may be made from a message, by name.
 MESSAGE_KINDS: dict[str, type] = {}

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas import paper
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.first_stage import (
     bubble_fraction,
@@ -27,6 +26,7 @@ from actmem.formulas.schedule import held, interleaved, one_forward_one_backward
 from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
+from actmem_course.others import paper
 from tests.formulas.cuts import layer_cuts, model_cuts
 
 

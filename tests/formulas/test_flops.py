@@ -9,7 +9,6 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError, ModelShape
-from actmem.formulas import paper
 from actmem.formulas.flops import (
     eq7,
     eq8,
@@ -21,11 +20,12 @@ from actmem.formulas.flops import (
     text_selective,
     utilisation,
 )
-from actmem.formulas.table5 import data_parallel_530b_mfu_percent, table5
 from actmem.measure.emulate import emulated_rank
 from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES
+from actmem_course.others import paper
+from actmem_course.others.table5 import data_parallel_530b_mfu_percent, table5
 from tests.formulas.cuts import model_cuts
 
 BATCHES = st.integers(1, 2000)

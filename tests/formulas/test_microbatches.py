@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas import paper
 from actmem.formulas.first_stage import in_flight, layer_bytes, layers_per_chunk
 from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.schedule import held, one_forward_one_backward
@@ -15,6 +14,7 @@ from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
+from actmem_course.others import paper
 from tests.formulas.cuts import model_cuts
 from tests.formulas.test_first_stage import schedule_of
 

@@ -7,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas import paper
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.first_stage import (
@@ -30,6 +29,7 @@ from actmem.formulas.stage_terms import (
 from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, extra_rows, paper_rows, total
+from actmem_course.others import paper
 from tests.formulas.cuts import model_cuts
 from tests.formulas.test_first_stage import schedule_of
 

@@ -10,10 +10,9 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
-from actmem.measure import peak
-from actmem.measure.clock import Work, take_turns
 from actmem_course import launch
-from actmem_course.bench import session
+from actmem_course.bench import peak, session
+from actmem_course.bench.clock import Work, take_turns
 from actmem_course.bench.measure_gpu import check_plan, claims, full_plan, gemm_share, quick_plan, run_plan
 from actmem_course.bench.session import Session
 from actmem_course.ranks import Ranks

@@ -10,13 +10,13 @@ from actmem.checks import ConfigError
 from actmem.formulas.expert_terms import expert_mlp_rows
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape, llama_shape
-from actmem.plan import others_keep
-from actmem.plan.frameworks_keep import FRAMEWORKS, bytes_of_framework
-from actmem.plan.others_keep import OTHERS, bytes_of_other
 from actmem.rows import total
 from actmem_course import launch
 from actmem_course.bench import measure_others
 from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.others import others_keep
+from actmem_course.others.frameworks_keep import FRAMEWORKS, bytes_of_framework
+from actmem_course.others.others_keep import OTHERS, bytes_of_other
 
 
 def test_every_cell_is_what_is_counted(tmp_path):

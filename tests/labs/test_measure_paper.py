@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from actmem.formulas.disagreements import disagreements
 from actmem.rows import Row
 from actmem_course import launch
 from actmem_course.bench.measure_paper import SECTIONS
 from actmem_course.bench.reproduce import byte_sections
+from actmem_course.others.disagreements import disagreements
 from tests.labs.in_process import lab_exit, lab_module
 
 SCRIPT = "measure_paper.py"

@@ -6,9 +6,9 @@ import pytest
 
 from actmem.formulas.table2 import TABLE2
 from actmem.models import PAPER_MODELS
-from actmem.plan.paper_choices import SEARCHES
-from actmem.plan.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from actmem_course import launch
+from actmem_course.others.paper_choices import SEARCHES
+from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_runs.py"

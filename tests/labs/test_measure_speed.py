@@ -9,12 +9,12 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
 from actmem.formulas.flops import hardware_flops
-from actmem.formulas.paper import TABLE4
 from actmem.model.layer import TransformerLayer
 from actmem_course import launch
 from actmem_course.bench import measure_products
 from actmem_course.bench.measure_speed import BASELINE, VARIANTS
 from actmem_course.bench.race import Runner
+from actmem_course.others.paper import TABLE4
 from tests.labs.in_process import lab_exit, lab_module
 
 SCRIPT = "measure_speed.py"

@@ -7,9 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from actmem.measure.clock import Sample
 from actmem.rows import MemorySample
 from actmem_course import messages
+from actmem_course.bench.clock import Sample
 from actmem_course.rank_store import RankStore
 from actmem_course.results import ExchangeCount
 from actmem_course.start import served_store

@@ -10,7 +10,6 @@ from torch.distributed.pipelining import schedules as torch_schedules
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import weight_gradient_rows
-from actmem.formulas.controllable_memory import v_half, v_min
 from actmem.formulas.schedule import (
     Action,
     held,
@@ -22,13 +21,14 @@ from actmem.formulas.schedule import (
     stage_at,
 )
 from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
-from actmem.formulas.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
-from actmem.measure.held import InFlight
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term, total
 from actmem.today import listed_pipeline
 from actmem.today.listed_pipeline import ListedPipeline
 from actmem.torch_private import SPLITS_BACKWARDS
+from actmem_course.bench.held import InFlight
+from actmem_course.others.controllable_memory import v_half, v_min
+from actmem_course.others.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
 from tests.rank_pool import RankFailed
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=8, vocab_size=20)

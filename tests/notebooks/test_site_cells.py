@@ -20,7 +20,7 @@ from notebooks.site.needs import Reader, needs_machine
         ("math", False),
         ("actmem", False),
         ("actmem.record", True),  # loaded when it is asked for
-        ("actmem.formulas.paper", False),
+        ("actmem_course.others.paper", False),
         ("actmem.formulas.activations.eq1", False),
         ("actmem_course.show.panel.Panel", False),
         ("actmem.measure.record", True),

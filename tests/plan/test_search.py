@@ -3,7 +3,6 @@
 import pytest
 
 from actmem.config import ConfigError
-from actmem.formulas.paper import A100_BYTES
 from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
@@ -15,6 +14,7 @@ from actmem.plan.planned_gpt import PlannedGPT
 from actmem.plan.rank_bill import rank_bill, stage_layers, static_lines
 from actmem.plan.search import bill_of, find_plans
 from actmem.rows import by_term, total
+from actmem_course.others.paper import A100_BYTES
 
 
 def a100(gpus, **others):

@@ -8,8 +8,8 @@ from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
-from actmem.plan.frontier import frontier
 from actmem.rows import total
+from actmem_course.others.frontier import frontier
 from actmem_course.show.frontier_figure import frontier_figure
 from actmem_course.show.kept_today import kept_today
 from actmem_course.show.style import size_text

@@ -5,8 +5,8 @@ import itertools
 import plotly.graph_objects as go
 import pytest
 
-from actmem.formulas.paper import A100_BYTES
 from actmem.models import PAPER_MODELS
+from actmem_course.others.paper import A100_BYTES
 from actmem_course.show.front_door import PARTS_OF_GPU, front_door, one_gpu
 from actmem_course.show.memory_wall import METHODS, gpu_bytes
 from actmem_course.show.table4_bars import table4_bars

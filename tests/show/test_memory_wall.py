@@ -5,10 +5,10 @@ from dataclasses import replace
 import plotly.graph_objects as go
 import pytest
 
-from actmem.formulas.paper import A100_BYTES
 from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem.models import PAPER_MODELS
+from actmem_course.others.paper import A100_BYTES
 from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
 
 

@@ -14,8 +14,8 @@ from actmem.formulas.schedule import one_forward_one_backward
 from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.formulas.timeline import memory_curve, timeline
 from actmem.models import PAPER_MODELS, TINY, model_shape
-from actmem.plan.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem.rows import total
+from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem_course.show.later_schedules import later_schedule
 from actmem_course.show.moving_window import moving_window_chart
 from actmem_course.show.pipeline_schedule import (

@@ -4,15 +4,15 @@ import plotly.graph_objects as go
 import pytest
 
 from actmem.config import Parallel
-from actmem.formulas import paper
-from actmem.formulas.roofline import A100_BYTES_PER_SECOND, forward_operations, least_seconds
-from actmem.formulas.table5 import table5
+from actmem.formulas.roofline import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, least_seconds
 from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem_course.others import paper
+from actmem_course.others.table5 import table5
 from actmem_course.show.roofline_figure import least_times, roofline
 from actmem_course.show.throughput import days_bars, training_days, utilisation_bars
 
 SHAPE, CUT = model_shape("22B"), Parallel(8, True)
-A100 = (paper.A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
+A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 LARGE = SHAPE.with_sizes(seq_length=16384, micro_batch_size=8)
 DRAWINGS = [
     draw(shape, cut)

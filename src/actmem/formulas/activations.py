@@ -62,7 +62,7 @@ def layer_rows(
 def weight_gradient_rows(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
     """What one layer must keep from its "B" to its "W": 32sbh bytes in 16 bits, 32sbh/t with sequence parallelism.
 
-    A pipeline schedule with a split backward ("formulas.zero_bubble") needs the inputs of the four linears, 7esbh, and
+    A pipeline schedule with a split backward needs the inputs of the four linears, 7esbh, and
     the gradients of their outputs, 9esbh.  With sequence parallelism the gradients of the row-parallel outputs are shards,
     gathered again as the inputs of the other two are; without it, they are whole on every rank.  Layer norms and biases
     need nothing: their gradients are ready with "B".  Source: 2401.10241 table 1 (M_W), for t = 1.

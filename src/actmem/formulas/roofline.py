@@ -16,6 +16,9 @@ from actmem.config import ModelShape, Parallel, check_layer
 #: formula asks for, an exponential or tanh as one.
 _PER_ELEMENT = {"layer norm": 7, "softmax": 5, "dropout": 2, "dropout and sum": 3, "GeLU": 8}
 
+#: Highest 16-bit rate of one A100, on which the paper took all times (section 6).
+A100_FLOPS_PER_SECOND = 312 * 10**12
+
 #: NVIDIA's data sheet of the A100 with 80 GB (SXM).  The paper names the device and no bandwidth.
 A100_BYTES_PER_SECOND = 2_039 * 10**9
 

@@ -1,4 +1,4 @@
-"""Pipeline schedules as plain lists of actions: 1F1B and interleaved 1F1B (``formulas.zero_bubble``: later ones).
+"""Pipeline schedules as plain lists of actions: 1F1B and interleaved 1F1B.
 
 A schedule is one list of actions for each pipeline rank, in the order in which the rank runs
 them.  Everything else follows from these lists: how much is in flight (below), whether the schedule

@@ -10,10 +10,10 @@ from actmem.config import padded_vocab_size
 from actmem.formulas.table2 import TABLE2
 from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
-from actmem.plan.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
-from actmem.plan.published import NANOTRON_MODEL, NANOTRON_RUNS, NANOTRON_SEQ_LENGTH, NanotronRun
 from actmem_course.bench.measure_runs import MIB, predict_nanotron
 from actmem_course.bench.measure_table2 import measure_table2
+from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
+from actmem_course.others.published import NANOTRON_MODEL, NANOTRON_RUNS, NANOTRON_SEQ_LENGTH, NanotronRun
 from actmem_course.ranks import Ranks
 from actmem_course.results import CalculatorResult
 
@@ -74,4 +74,4 @@ def sequence_results() -> list[CalculatorResult]:
     ]
     why = "counted row by row from that code"
     difference = (ours[1] - ours[0]) // more
-    return [*lines, CalculatorResult("ours", "src/actmem/plan/nanotron.py", what, difference, counted, why)]
+    return [*lines, CalculatorResult("ours", "src/actmem_course/others/nanotron.py", what, difference, counted, why)]

@@ -11,17 +11,17 @@ from torch import Tensor
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
 from actmem.formulas.gloo_headers import gloo_header_bytes
-from actmem.measure.clock import Work
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.one_layer import layer_input
-from actmem.measure.overlap import without_overlap
-from actmem.measure.sockets import bytes_sent_by, can_count
-from actmem.measure.spread import is_real
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
+from actmem_course.bench.clock import Work
 from actmem_course.bench.measure_speed import group_of
+from actmem_course.bench.overlap import without_overlap
 from actmem_course.bench.race import Race, Runner, race_of
+from actmem_course.bench.sockets import bytes_sent_by, can_count
+from actmem_course.bench.spread import is_real
 from actmem_course.ranks import Ranks
 from actmem_course.results import ExchangeCount, SocketCount, TimedPair
 

@@ -9,8 +9,8 @@ import torch
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.table2 import TABLE2
-from actmem.measure.clock import Work
 from actmem.models import PAPER_MODELS
+from actmem_course.bench.clock import Work
 from actmem_course.bench.measure_peers import PEERS, measure_peers
 from actmem_course.bench.measure_scaling import AXES, FACTORS, AxisSetting, measure_axis, predicted_flops, slopes
 from actmem_course.bench.measure_speed import BASELINE, measure_speed

@@ -12,13 +12,13 @@ from actmem.llama_shape import LlamaShape
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record
 from actmem.parallel.groups import tensor_parallel
-from actmem.plan.frameworks_keep import FRAMEWORKS, FrameworkLayer, bytes_of_framework
-from actmem.plan.others_keep import OTHERS, OtherLayer, bytes_of_other
 from actmem.today.llama import LlamaLayer
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.hugging_face import hugging_face_block
 from actmem_course.bench.peers.megatron import megatron_layer
 from actmem_course.bench.peers.titan_peer import TitanLayer, memory_budget, titan_layer
+from actmem_course.others.frameworks_keep import FRAMEWORKS, FrameworkLayer, bytes_of_framework
+from actmem_course.others.others_keep import OTHERS, OtherLayer, bytes_of_other
 from actmem_course.results import OtherLine
 
 #: Sizes that 8 ranks can share, and how many do.

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from rich.console import Group, RenderableType
 
-from actmem.formulas import paper
-from actmem.formulas.disagreements import disagreements
 from actmem.models import PAPER_MODELS
 from actmem_course.bench.reproduce import byte_sections as of_bytes
 from actmem_course.bench.reproduce import time_sections as of_time
 from actmem_course.bench.reproduce.jobs import Job, Results, Usage, run_jobs
 from actmem_course.bench.reproduce.paper_stage import num_microbatches
+from actmem_course.others import paper
+from actmem_course.others.disagreements import disagreements
 from actmem_course.results import PaperEntry
 from actmem_course.show.paper_tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
 

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.extras import layer_extra_rows
 from actmem.measure.one_layer import layer_input
-from actmem.measure.spread import is_real
 from actmem.model.attention import causal_mask
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
@@ -21,6 +20,7 @@ from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.same_exchange import SameExchange
 from actmem_course.bench.race import Held, Race, Runner, hold, race
+from actmem_course.bench.spread import is_real
 from actmem_course.ranks import Ranks
 from actmem_course.results import PeerLine
 

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from actmem.config import ModelShape
-from actmem.measure.clock import Work
 from actmem.measure.one_layer import layer_input
-from actmem.measure.spread import is_real
 from actmem.model.attention import causal_mask
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
+from actmem_course.bench.clock import Work
 from actmem_course.bench.race import Race, Runner, race_of
+from actmem_course.bench.spread import is_real
 from actmem_course.ranks import Ranks
 from actmem_course.results import TimedPair
 

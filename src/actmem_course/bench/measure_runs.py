@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actmem.checks import ConfigError, check_size, shown
-from actmem.formulas.paper import TABLE5
 from actmem.models import PAPER_MODELS
 from actmem.plan.bill import Bill
 from actmem.plan.explain import plan_text
 from actmem.plan.known_models import known_decoder, planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.nanotron import nanotron_peak
-from actmem.plan.paper_choices import SEARCHES, paper_choice
-from actmem.plan.published import (
+from actmem_course.others.nanotron import nanotron_peak
+from actmem_course.others.paper import TABLE5
+from actmem_course.others.paper_choices import SEARCHES, paper_choice
+from actmem_course.others.published import (
     LLAMA3_RUNS,
     NANOTRON_GLOBAL_BATCH,
     NANOTRON_MODEL,
@@ -25,8 +25,8 @@ from actmem.plan.published import (
     NanotronRun,
     TitanRun,
 )
-from actmem.plan.step_times import predicted_seconds
-from actmem.plan.titan import titan_bill
+from actmem_course.others.step_times import predicted_seconds
+from actmem_course.others.titan import titan_bill
 from actmem_course.results import PaperChoiceResult, RunResult, StepTimeResult
 
 MIB = 2**20

@@ -17,13 +17,13 @@ from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.first_stage import in_flight
 from actmem.formulas.flops import forward_products
 from actmem.formulas.schedule import one_forward_one_backward
-from actmem.measure.clock import Work
 from actmem.measure.ledger import record
 from actmem.measure.one_layer import layer_input
-from actmem.measure.peak import clear_gradients
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
+from actmem_course.bench.clock import Work
+from actmem_course.bench.peak import clear_gradients
 from actmem_course.bench.race import Runner, race_of
 from actmem_course.ranks import Ranks
 from actmem_course.results import ScalingPoint, ScalingSlopes

@@ -9,16 +9,16 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.formulas import paper
 from actmem.formulas.activations import eq2, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.measure.one_layer import layer_input
-from actmem.measure.spread import is_real
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.bench.race import Race, Runner, hold, race
+from actmem_course.bench.spread import is_real
+from actmem_course.others import paper
 from actmem_course.ranks import Ranks
 from actmem_course.results import SpeedLine
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from actmem.measure.clock import Sample, Work, take_turns
-from actmem.measure.heap import keep_freed_memory
 from actmem.measure.ledger import record
-from actmem.measure.peak import clear_gradients, measure_memory
-from actmem.measure.spread import Spread, noise_of, ratios, spread
+from actmem_course.bench.clock import Sample, Work, take_turns
+from actmem_course.bench.heap import keep_freed_memory
+from actmem_course.bench.peak import clear_gradients, measure_memory
+from actmem_course.bench.spread import Spread, noise_of, ratios, spread
 from actmem_course.ranks import Ranks
 
 #: The base runs once more in every round under this name: what differs is noise.
@@ -39,7 +39,7 @@ def _backward(output: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Race:
-    """Samples by name, one a round, each of the rank that took longest.  noise: see measure.spread."""
+    """Samples by name, one a round, each of the rank that took longest.  noise: see bench.spread."""
 
     samples: Mapping[Hashable, list[Sample]]
     noise: float
@@ -109,7 +109,7 @@ def _slowest(by_rank: list[dict[Hashable, list[Sample]]]) -> dict[Hashable, list
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of one runner.  held_bytes: by the ledger; the others as in measure.peak.Memory.
+    """Bytes of one runner.  held_bytes: by the ledger; the others as in bench.peak.Memory.
 
     wide_mask_bytes: of held_bytes, what dropout masks of the activations' dtype take beyond 1 byte an
     element (``F.dropout`` on a CPU).  finite: False if the output holds an infinity or a NaN, on

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actmem.formulas.paper import A100_BYTES
 from actmem.models import PAPER_MODELS, PaperModel
+from actmem_course.others.paper import A100_BYTES
 from actmem_course.show.choices import Control, choice, switch
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.memory_wall import PART_FILLS, stage_parts

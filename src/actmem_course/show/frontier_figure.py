@@ -5,8 +5,8 @@ from __future__ import annotations
 from actmem.config import ModelShape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
-from actmem.plan.frontier import FrontierPoint, all_choices, frontier
 from actmem.rows import total
+from actmem_course.others.frontier import FrontierPoint, all_choices, frontier
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.style import BLUE, INK, VERMILION
 

@@ -6,8 +6,8 @@ from actmem.config import ModelShape, Parallel, check_divides
 from actmem.formulas.activations import weight_gradient_rows
 from actmem.formulas.first_stage import layer_bytes
 from actmem.formulas.timeline import bubble_of, memory_curve, timeline
-from actmem.plan.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem.rows import total
+from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.gantt import gantt
 from actmem_course.show.style import size_text

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.paper import A100_BYTES
 from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.formulas.table2 import TABLE2, Configuration
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import by_term, total
+from actmem_course.others.paper import A100_BYTES
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.style import GIB, GREEN, INK, SKY, VERMILION, Fill, size_text
 

@@ -13,7 +13,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from actmem.formulas.disagreements import Disagreement
+from actmem_course.others.disagreements import Disagreement
 from actmem_course.results import Number, PaperEntry
 
 #: Spaces between two columns: one of padding, one of the box's own divider.

@@ -6,8 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.paper import A100_FLOPS_PER_SECOND
-from actmem.formulas.roofline import A100_BYTES_PER_SECOND, Operation, forward_operations, least_seconds
+from actmem.formulas.roofline import (
+    A100_BYTES_PER_SECOND,
+    A100_FLOPS_PER_SECOND,
+    Operation,
+    forward_operations,
+    least_seconds,
+)
 from actmem_course.show.drawing import Axis, Drawing
 from actmem_course.show.style import BLUE, CARD, INK, VERMILION, YELLOW, Fill, axis_end, size_text, three_digits
 

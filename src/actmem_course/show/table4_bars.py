@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actmem.formulas import paper
+from actmem_course.others import paper
 from actmem_course.show.drawing import Drawing
 from actmem_course.show.style import BLUE, CARD, ORANGE, Fill
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from actmem.formulas import paper
-from actmem.formulas.table5 import table5
 from actmem.models import PAPER_MODELS
+from actmem_course.others import paper
+from actmem_course.others.table5 import table5
 from actmem_course.show.drawing import Axis, Drawing
 from actmem_course.show.style import BLUE, CARD, INK, VERMILION, Fill, axis_end
 

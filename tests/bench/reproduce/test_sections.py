@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from actmem.formulas import paper
 from actmem.formulas.flops import eq7, eq8, hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.formulas.table2 import TABLE2, closed_form
@@ -15,6 +14,7 @@ from actmem_course.bench.reproduce.byte_sections import measure_layer_of
 from actmem_course.bench.reproduce.jobs import Job
 from actmem_course.bench.reproduce.meta_model import count_iteration, count_parameters
 from actmem_course.bench.reproduce.paper_stage import STAGE_CONFIGURATIONS, PaperStage, measure_paper_stage
+from actmem_course.others import paper
 from actmem_course.results import PaperEntry, Table2Result
 
 MODELS = tuple(PAPER_MODELS)

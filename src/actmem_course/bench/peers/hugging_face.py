@@ -15,7 +15,7 @@ from actmem_course.bench.peers import PeerUnavailable
 def hugging_face_block(
     name: str, shape: LlamaShape, dtype: torch.dtype, dropout: bool = False
 ) -> tuple[nn.Module, dict[str, Any]]:
-    """The block of that name in ``plan.others_keep``, and what to call it with beside its input ``[b, s, h]``.
+    """The block of that name in ``others.others_keep``, and what to call it with beside its input ``[b, s, h]``.
 
     Raises PeerUnavailable if transformers isn't installed.
     """

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import placement_types
 
-from actmem.measure.clock import Work
 from actmem.measure.replace import replaced
 from actmem.parallel.gloo import start_exchange
+from actmem_course.bench.clock import Work
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.race import Runner
 

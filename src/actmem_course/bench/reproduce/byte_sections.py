@@ -6,7 +6,6 @@ from fractions import Fraction
 
 import torch
 
-from actmem.formulas import paper
 from actmem.formulas.first_stage import eq5, eq6, interleave_factor, section43_extras
 from actmem.formulas.stage_terms import bytes_by_rank, stage_output_rows
 from actmem.formulas.states import ADAM, state_rows
@@ -18,6 +17,7 @@ from actmem_course.bench.measure_table2 import measure_table2
 from actmem_course.bench.reproduce.jobs import Job, Results
 from actmem_course.bench.reproduce.paper_stage import STAGE_CONFIGURATIONS, PaperStage, measure_paper_stage
 from actmem_course.bench.reproduce.time_sections import parameters_job
+from actmem_course.others import paper
 from actmem_course.ranks import Ranks
 from actmem_course.results import PaperEntry, Table2Result
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from actmem.formulas import paper
-from actmem.formulas.disagreements import disagreements
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective, utilisation
+from actmem.formulas.roofline import A100_FLOPS_PER_SECOND
 from actmem.formulas.states import num_parameters, parameter_counts
-from actmem.formulas.table5 import data_parallel_530b_mfu_percent
 from actmem.models import PAPER_MODELS
 from actmem_course.bench.reproduce.jobs import Job, Results
 from actmem_course.bench.reproduce.meta_model import count_iteration, count_parameters
+from actmem_course.others import paper
+from actmem_course.others.disagreements import disagreements
+from actmem_course.others.table5 import data_parallel_530b_mfu_percent
 from actmem_course.results import PaperEntry
 
 #: Table 3 names its models by their parameters.
@@ -78,7 +79,7 @@ def table4(name: str, results: Results) -> list[PaperEntry]:
 
 def _percent(model_name: str, flops: int, seconds: float) -> float:
     """Share of the A100s' highest rate."""
-    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, paper.A100_FLOPS_PER_SECOND)
+    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
 
 
 def table5_jobs(name: str) -> list[Job]:
@@ -135,7 +136,7 @@ def flops_entries(name: str, results: Results) -> list[PaperEntry]:
 
 
 def disagreement_entries(name: str, results: Results) -> list[PaperEntry]:
-    """Every number of ours in formulas.disagreements, with what the paper says there; not about one model."""
+    """Every number of ours in others.disagreements, with what the paper says there; not about one model."""
     return [
         PaperEntry("disagreements", value.label, found.where, value.unit, found.printed, value.value, note=found.why)
         for found in disagreements()

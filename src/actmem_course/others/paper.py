@@ -11,9 +11,6 @@ from dataclasses import dataclass
 #: Table 3, number of GPUs, without data parallelism.
 TABLE3_DEVICES = {"22B": 8, "175B": 64, "530B": 280, "1T": 512}
 
-#: Highest 16-bit rate of one A100, on which all times were taken (section 6).
-A100_FLOPS_PER_SECOND = 312 * 10**12
-
 #: Memory of one A100, the dashed line of figure 1; read as GiB, which is what such a card has.
 A100_BYTES = 80 * 2**30
 

@@ -1,6 +1,6 @@
 """The list of places where the paper does not agree with itself, number by number."""
 
-from actmem.formulas.disagreements import disagreements
+from actmem_course.others.disagreements import disagreements
 
 
 def numbers(where, text):

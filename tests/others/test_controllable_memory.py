@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.formulas.controllable_memory import v_half, v_min
 from actmem.formulas.schedule import held, one_forward_one_backward, peak_in_flight
 from actmem.formulas.timeline import bubble_of, timeline, validate
-from actmem.formulas.zero_bubble import zero_bubble_h1
+from actmem_course.others.controllable_memory import v_half, v_min
+from actmem_course.others.zero_bubble import zero_bubble_h1
 
 
 @given(make=st.sampled_from([v_min, v_half]), p=st.integers(1, 12), n=st.integers(1, 12))

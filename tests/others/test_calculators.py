@@ -7,10 +7,10 @@ import pytest
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
-from actmem.plan.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem.plan.decoder import Decoder
-from actmem.plan.published import NANOTRON_MODEL
 from actmem_course.bench.measure_calculators import measure_calculators, runs_of_two_sizes, sequence_results
+from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
+from actmem_course.others.published import NANOTRON_MODEL
 
 #: Coefficients of sbh that each prints for t = 8 in the order of table 2, with 5as/h = c; None: as the paper.
 PRINTED = {

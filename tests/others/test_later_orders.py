@@ -7,12 +7,12 @@ import pytest
 from actmem.config import ConfigError
 from actmem.formulas.first_stage import layer_bytes
 from actmem.formulas.microbatches import activation_budget
-from actmem.formulas.paper import A100_BYTES
 from actmem.formulas.schedule import held
 from actmem.formulas.stage_terms import stage_rows
 from actmem.models import PAPER_MODELS
-from actmem.plan.later_orders import ORDERS_BY_NAME, THE_PAPERS, order_names, order_needs
 from actmem.rows import total
+from actmem_course.others.later_orders import ORDERS_BY_NAME, THE_PAPERS, order_names, order_needs
+from actmem_course.others.paper import A100_BYTES
 
 needs_of = cache(order_needs)
 

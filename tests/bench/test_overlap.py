@@ -1,7 +1,7 @@
 """Without overlap each collective is waited for where it starts, and only inside the block."""
 
-from actmem.measure.overlap import without_overlap
 from actmem.parallel import linear
+from actmem_course.bench.overlap import without_overlap
 
 STARTED = ("start_all_gather", "start_reduce_scatter", "start_all_reduce")
 

@@ -8,7 +8,7 @@ import pytest
 #: MiB that are still resident after 160 MiB were freed, in a process of its own: what is told to the C library stays told.
 RESIDENT = """
 import re, sys, torch
-from actmem.measure.heap import keep_freed_memory
+from actmem_course.bench.heap import keep_freed_memory
 if sys.argv[1] == "keep":
     assert keep_freed_memory()
 resident = lambda: int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) >> 10

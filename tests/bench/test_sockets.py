@@ -7,12 +7,12 @@ import torch.distributed as dist
 from actmem.config import ModelShape
 from actmem.formulas.communication import Exchange
 from actmem.formulas.gloo_headers import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
-from actmem.measure import sockets as wire
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.sockets import bytes_sent_by, can_count
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench import sockets as wire
 from actmem_course.bench.measure_communication import TORCHS, measure_sent
+from actmem_course.bench.sockets import bytes_sent_by, can_count
 from actmem_course.ranks import Ranks
 
 

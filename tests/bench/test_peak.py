@@ -6,8 +6,8 @@ from torch import nn
 
 from actmem.config import ModelShape
 from actmem.measure.ledger import record
-from actmem.measure.peak import measure_memory
 from actmem.model.layer import TransformerLayer
+from actmem_course.bench.peak import measure_memory
 
 SHAPE = ModelShape(32, 2, 48, 4)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from actmem.checks import ConfigError, check_divides, check_size, checked
 from actmem.llama_shape import LlamaShape
-from actmem.plan.others_keep import OtherLayer, bytes_of_other
+from actmem_course.others.others_keep import OtherLayer, bytes_of_other
 
 
 @dataclass(frozen=True)

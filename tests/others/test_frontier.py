@@ -6,9 +6,9 @@ from actmem.config import Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import forward_products
 from actmem.models import TINY, model_shape
-from actmem.plan.frontier import all_choices, frontier
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import LAYER_TERMS, total
+from actmem_course.others.frontier import all_choices, frontier
 
 
 def every_set():

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass
 
 from actmem.checks import check_choice
-from actmem.formulas.paper import A100_BYTES
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.plan.hardware import DEVICES, Cluster
 from actmem.plan.layout import ZERO_STAGES
@@ -21,6 +20,7 @@ from actmem.plan.planned_gpt import PlannedGPT
 from actmem.plan.rank_bill import parameters_on_rank
 from actmem.plan.search import find_plans
 from actmem.plan.seconds import data_seconds
+from actmem_course.others.paper import A100_BYTES
 
 #: The modes that 2205.05198 compares.
 PAPER_MODES = ("none", "selective", "full")

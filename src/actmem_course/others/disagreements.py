@@ -8,12 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from actmem.formulas import paper
 from actmem.formulas.first_stage import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem.formulas.flops import layer_overhead
 from actmem.formulas.table2 import TABLE2, closed_form
-from actmem.formulas.table5 import table5
 from actmem.models import PAPER_MODELS
+from actmem_course.others import paper
+from actmem_course.others.table5 import table5
 
 
 @dataclass(frozen=True)

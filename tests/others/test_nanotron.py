@@ -9,14 +9,14 @@ from actmem.config import ConfigError, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
-from actmem.plan.nanotron import nanotron_bills, nanotron_layer_rows, nanotron_peak, nanotron_stages
-from actmem.plan.published import (
+from actmem.rows import total
+from actmem_course.others.nanotron import nanotron_bills, nanotron_layer_rows, nanotron_peak, nanotron_stages
+from actmem_course.others.published import (
     NANOTRON_GLOBAL_BATCH,
     NANOTRON_MODEL,
     NANOTRON_RUNS,
     NANOTRON_SEQ_LENGTH,
 )
-from actmem.rows import total
 
 MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
 

@@ -5,13 +5,13 @@ import json
 import torch
 
 from actmem.config import ModelShape
-from actmem.measure.clock import Work
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.trace import write_trace
 from actmem.model.layer import TransformerLayer
 from actmem.parallel import conjugates, linear
 from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench.clock import Work
 from actmem_course.bench.race import Runner
+from actmem_course.bench.trace import write_trace
 
 SHAPE = ModelShape(8, 1, 16, 4)
 

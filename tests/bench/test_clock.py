@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError
-from actmem.measure import clock
-from actmem.measure.clock import Sample, Stopwatch, Work, take_turns
 from actmem.measure.replace import replaced
-from actmem.measure.spread import Spread, is_real, noise_of, ratios, spread
 from actmem.recompute import checkpoint
+from actmem_course.bench import clock
+from actmem_course.bench.clock import Sample, Stopwatch, Work, take_turns
+from actmem_course.bench.spread import Spread, is_real, noise_of, ratios, spread
 
 
 class Steps:

@@ -5,11 +5,11 @@ import pytest
 from actmem.config import ConfigError
 from actmem.plan.known_models import known_decoder, planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.published import TITAN_RUNS
-from actmem.plan.step_times import predicted_seconds
-from actmem.plan.titan import titan_bill, titan_layer_rows
 from actmem.rows import total
 from actmem_course.bench.measure_runs import step_time_results, titan_result
+from actmem_course.others.published import TITAN_RUNS
+from actmem_course.others.step_times import predicted_seconds
+from actmem_course.others.titan import titan_bill, titan_layer_rows
 
 LLAMA = known_decoder("llama3-8b")
 

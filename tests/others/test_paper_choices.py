@@ -6,7 +6,7 @@ import pytest
 
 from actmem.config import ConfigError
 from actmem.models import PAPER_MODELS
-from actmem.plan.paper_choices import SEARCHES, paper_choice
+from actmem_course.others.paper_choices import SEARCHES, paper_choice
 
 CODE, ZERO_1, ZERO, ELEMENTWISE = SEARCHES
 choice_of = cache(paper_choice)

@@ -22,9 +22,9 @@ from actmem.formulas.schedule import (
     torch_microbatches_per_round,
 )
 from actmem.formulas.timeline import Span, bubble_of, memory_curve, timeline, validate
-from actmem.formulas.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
+from actmem_course.others.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
 
 #: Forward, whole backward, and the "W" in it, none shorter than W: 2401.10241's formula holds there.
 TIMES = [(1, 2, 1), (2, 4, 2), (2, 5, 2), (3, 5, 2)]

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.formulas import paper
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective, utilisation
+from actmem.formulas.roofline import A100_FLOPS_PER_SECOND
 from actmem.models import PAPER_MODELS
+from actmem_course.others import paper
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ def _row(name: str) -> Utilisation:
     shape, batch = model.shape, model.global_batch_size
 
     def percent(flops: int, seconds: float) -> float:
-        return 100 * utilisation(flops, seconds, model.num_devices, paper.A100_FLOPS_PER_SECOND)
+        return 100 * utilisation(flops, seconds, model.num_devices, A100_FLOPS_PER_SECOND)
 
     return Utilisation(
         name,
@@ -52,4 +53,4 @@ def data_parallel_530b_mfu_percent() -> float:
     """MFU of the 530B model with 8-way data parallelism: 8 global batches on 8 times the devices."""
     run, model = paper.DATA_PARALLEL_530B, PAPER_MODELS["530B"]
     flops = eq7(model.shape, model.global_batch_size * run.data_parallel_size)
-    return 100 * utilisation(flops, run.seconds, run.num_devices, paper.A100_FLOPS_PER_SECOND)
+    return 100 * utilisation(flops, run.seconds, run.num_devices, A100_FLOPS_PER_SECOND)

@@ -13,9 +13,10 @@ ARGS =
 RESET =
 # For `make course` and `make labs`: which labs or notebooks to copy afresh ("lab2 03", all).
 FRESH =
-# For `make test`: the number of test processes, and options of pytest.  FAST=1: a part.
+# For `make test`: the number of test processes, and options of pytest.  FAST=1: what an edit needs; ALL=1: everything.
 WORKERS = 2
 FAST =
+ALL =
 PYTEST_ARGS =
 
 VENV = .venv
@@ -25,17 +26,15 @@ SITE_TOOLS = $(VENV)/.site-installed
 TESTS = $(VENV)/.tests-installed
 SOURCES = src labs tests
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600
-# What the fast part leaves out as a whole; tests/conftest.py says what else.
-FAST_PART = $(addprefix --ignore=tests/,notebooks labs bench)
 # Settings of JupyterLab that a learner's own come on top of: no popup about news, no look for updates.
 LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 CPU_INDEX_SECONDS = 30
 
-.PHONY: help setup course labs progress lint test matrix mutants report measure notebooks site clean
+.PHONY: help setup course labs progress lint test test-all matrix mutants report measure notebooks site clean
 
 help: ## list these commands
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
 
 setup: $(COURSE) ## create .venv and install the course (the other commands do this first)
 	@echo "$(VENV) is ready"
@@ -61,8 +60,11 @@ lint: $(TESTS) ## check style, format and types: a part of `make test`
 	@$(RUN) -m mypy
 
 # What must pass before pytest is a prerequisite; pytest's summary stays the last output.
-test: $(TESTS) lint ## run all that CI runs: lint, the tests, every notebook against its stored outputs (FAST=1: a part)
-	FAST=$(FAST) $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(filter 1,$(FAST)),$(FAST_PART),--junitxml=build/tests.xml $(NBVAL)) $(PYTEST_ARGS)
+test: $(TESTS) lint ## run what CI runs: lint, tests, every notebook against its stored outputs (FAST=1: what an edit needs)
+	FAST=$(FAST) ALL=$(ALL) $(RUN) -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(if $(filter 1,$(FAST)),,--junitxml=build/tests.xml $(NBVAL)) $(PYTEST_ARGS)
+
+test-all: ## run all tests there are, also those that CI runs at night
+	@$(MAKE) --no-print-directory test ALL=1
 
 matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
 	KEEP=$(KEEP) $(RUN) -m tests.matrix $(ARGS)

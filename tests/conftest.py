@@ -1,15 +1,14 @@
-"""Fixtures shared by all tests, and the order in which the test processes take them."""
+"""Fixtures shared by all tests."""
 
 import os
 import signal
-import subprocess
 import threading
-from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 from tests.rank_pool import RankPool
+from tests.tiers import *  # noqa: F403
 
 # Other work on the machine makes a test slow, not wrong.
 settings.register_profile("patient", deadline=None)
@@ -19,21 +18,9 @@ settings.load_profile("patient")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN and threading.current_thread() is threading.main_thread():
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-#: ``make test FAST=1``: tests that start one of these are skipped, each with that reason.
-FAST = os.environ.get("FAST") == "1"
-PROGRAMS = ("python", "torchrun", "chromium", "jupyter", "npm")
 #: Two hosts need root and network namespaces, which not every machine gives, and a cut cable takes minutes to be
 #: noticed.  So no run has them unless HOSTS=1 asks for it.
 collect_ignore = [] if os.environ.get("HOSTS") == "1" else ["labs/test_two_hosts.py"]
-#: What takes longest begins first, so that no test process is left alone with it in the end.
-LONGEST = ("tests/notebooks", "tests/labs")
-
-
-def pytest_collection_modifyitems(items):
-    """Put the longest first, and note which tests plant a fault or hand over bad input: ``make report`` counts them."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
-    for item in items:
-        item.user_properties += [("kind", kind) for kind in ("fault", "bad_input") if item.get_closest_marker(kind)]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -58,23 +45,3 @@ def pools_of_the_run():
     yield made
     for pool in made.values():
         pool.stop()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def no_further_program():
-    """In the fast part, skip what starts another program; ranks of ``pools`` are no program of their own."""
-    if not FAST:
-        yield
-        return
-    start = subprocess.Popen.__init__
-
-    def refuse(self, args, *others, **options):
-        parts = [args] if isinstance(args, (str, os.PathLike)) else list(args)
-        if any(Path(os.fsdecode(part)).name.startswith(PROGRAMS) for part in parts):
-            self._child_created = False  # what its __del__ reads
-            pytest.skip("starts a program: not in the fast part")
-        start(self, args, *others, **options)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(subprocess.Popen, "__init__", refuse)
-        yield

@@ -39,6 +39,15 @@ def test_every_push_and_pull_request_runs_ci():
     assert job["timeout-minutes"] <= 120
 
 
+def test_every_night_runs_what_a_push_does_not_wait_for():
+    nightly = workflow("nightly")
+    assert set(nightly["on"]) == {"schedule", "workflow_dispatch"} and nightly["permissions"] == {"contents": "read"}
+    targets = [word for job in nightly["jobs"].values() for word in steps(job)[-1].split() if "=" not in word]
+    assert targets == [".ci/run", "test-all", "mutants", "make", "matrix"]
+    for target in ("test-all", "mutants", "matrix"):
+        assert re.search(rf"^{target}:", read("Makefile"), re.MULTILINE)
+
+
 def test_main_publishes_what_make_site_builds():
     pages = workflow("pages")
     assert pages["on"]["push"] == {"branches": ["main"]}

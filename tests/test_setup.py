@@ -253,49 +253,13 @@ def test_course_shows_no_popup_about_news(workshop):
 LINT = ["-m ruff check --quiet src labs tests", "-m ruff format --check --quiet src labs tests", "-m mypy"]
 
 
-def test_the_fast_part_is_chosen_by_folder_and_skips_programs(workshop):
+def test_each_tier_is_one_command(workshop):
     workshop.make("test", f"PYTHON={workshop.python()}")
-    assert "--nbval" in workshop.calls()[-1] and "--ignore" not in workshop.calls()[-1]
+    assert "--nbval" in workshop.calls()[-1]
     workshop.make("test", "FAST=1")
-    folders = [word.removeprefix("--ignore=") for word in workshop.calls()[-1].split() if "--ignore=" in word]
-    assert "--nbval" not in workshop.calls()[-1] and folders == ["tests/notebooks", "tests/labs", "tests/bench"]
-    assert all((ROOT / folder).is_dir() for folder in folders)
-    assert workshop.make("test", "FAST=1", "--dry-run").stdout.splitlines()[-1].startswith("FAST=1 ")
-
-
-STARTS = """
-import os, subprocess, sys
-import pytest
-
-def test_python():
-    subprocess.run([sys.executable, "-c", ""])
-
-def test_a_path():
-    subprocess.run(["sh", "-c", '"$@"', "sh", os.path.join("x", "torchrun")])
-
-def test_another_program():
-    assert subprocess.run(["true"]).returncode == 0
-"""
-
-
-@pytest.mark.parametrize(("fast", "outcomes"), [("1", "1 passed, 2 skipped"), ("", "3 passed")])
-def test_the_fast_part_starts_no_program(fast, outcomes, tmp_path):
-    (tmp_path / "conftest.py").write_text("from tests.conftest import *\n", encoding="utf-8")
-    (tmp_path / "test_starts.py").write_text(STARTS, encoding="utf-8")
-    environment = {**os.environ, "FAST": fast, "PYTHONPATH": f"{ROOT}{os.pathsep}{ROOT / 'src'}"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-p",
-        "no:cacheprovider",
-        "--rootdir",
-        str(tmp_path),
-        str(tmp_path),
-    ]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1].startswith(outcomes), done.stdout
+    assert "--nbval" not in workshop.calls()[-1]
+    for words, tier in ((["test"], "FAST= ALL="), (["test", "FAST=1"], "FAST=1 ALL="), (["test-all"], "FAST= ALL=1")):
+        assert workshop.make(*words, "--dry-run").stdout.splitlines()[-1].startswith(f"{tier} .venv")
 
 
 def test_tests_run_after_lint_and_only_if_it_passes(workshop):

@@ -31,6 +31,7 @@ def test_its_cells_are_the_sources(source):
     assert fresh.cells == stored.cells, f"run: python -m notebooks.source.build {source.stem[:2]}"
 
 
+@pytest.mark.nightly
 def test_rebuilt_it_is_the_same():
     (source,) = (source for source in sources() if source.stem == REBUILT)
     fresh, stored = build(source), nbformat.read(target(source), as_version=4)

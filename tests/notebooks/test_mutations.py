@@ -31,16 +31,19 @@ def found():
     return json.loads(done.stdout)
 
 
+@pytest.mark.nightly
 def test_cells_print_what_is_stored_when_nothing_changes(found):
     assert not found["wrong"], "\n".join(found["wrong"])
 
 
+@pytest.mark.nightly
 def test_every_change_is_noticed(found):
     changes = found["changes"]
     assert len(changes) > 250
     assert [change for change, by in changes.items() if not by] == []
 
 
+@pytest.mark.nightly
 def test_every_place_is_computed_in_some_notebook_or_named_here(found):
     assert sorted(found["unreached"]) == sorted(ELSEWHERE)
     for path in ELSEWHERE.values():

@@ -8,12 +8,10 @@ from actmem_course.judge.catalogue import LAB_NAMES, load_lab
 from tests.labs.judged import judged, judged_alone
 from tests.right_answers import lab1, lab2, lab3, lab4, lab5, lab6, lab7, lab8  # noqa: F401  they register
 from tests.right_answers.register import RIGHT
+from tests.tiers import at_night
 
-CASES = [
-    (*case, size)
-    for case in RIGHT
-    for size in ((1,) if load_lab(case[0]).one_process else (2, 4) if case[0][3] in "237" else (2,))
-]
+CASES = [(*case, 1 if load_lab(case[0]).one_process else 2) for case in RIGHT]
+CASES += [at_night((*case, 4)) for case in RIGHT if case[0][3] in "237"]
 
 
 @pytest.mark.parametrize(("lab", "number", "function", "size"), CASES, ids=lambda x: getattr(x, "__name__", str(x)))

@@ -10,6 +10,7 @@ from actmem_course.judge.judging import judge
 from actmem_course.judge.workbench import Bench
 from actmem_course.rank_store import RankStore
 from tests.labs.judged import joined, judged, judged_alone
+from tests.tiers import at_night
 from tests.wrong_answers import (  # noqa: F401  they register
     lab1,
     lab2_blocks,
@@ -35,8 +36,18 @@ def sizes_of(lab, size):
     return (1,) if load_lab(lab).one_process else (2, 4) if size == 2 else (size,)
 
 
-CASES = [(mistake, size) for mistake in PLANTED for size in sizes_of(mistake.lab, mistake.size)]
-EDIT_CASES = [(which, size) for which, edit in enumerate(EDITS) for size in sizes_of(lab_of(edit[0]), 2)]
+def first_by_day(*cases):
+    return [cases[0], *map(at_night, cases[1:])]
+
+
+CASES = [
+    case for mistake in PLANTED for case in first_by_day(*((mistake, n) for n in sizes_of(mistake.lab, mistake.size)))
+]
+EDIT_CASES = [
+    case
+    for which, edit in enumerate(EDITS)
+    for case in first_by_day(*((which, n) for n in sizes_of(lab_of(edit[0]), 2)))
+]
 
 
 def check(verdicts, diagnosis):

@@ -1,0 +1,80 @@
+"""The tiers of the tests, and the order in which the test processes take them.
+
+``make test FAST=1`` leaves out tests that take seconds (``slow``), ``make test`` one more case of what it has
+(``nightly``), ``make test-all`` nothing.  Each run says how many it left out.
+"""
+
+import os
+import random
+from collections import Counter
+from itertools import combinations, product
+
+import pytest
+
+ALL, FAST = os.environ.get("ALL") == "1", os.environ.get("FAST") == "1"
+LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
+#: Folders in which every test starts programs, a browser or a lab on ranks.
+SLOW = tuple(f"tests/{folder}/" for folder in ("bench", "labs", "notebooks", "right_answers", "wrong_answers"))
+#: What takes longest begins first, so that no test process is left alone with it in the end.
+LONGEST = ("tests/notebooks", "tests/labs")
+
+
+_left_out = pytest.StashKey[Counter]()
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leave out the later tiers, unless tests are named; put the longest first; note what ``make report`` counts."""
+    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    for item in items:
+        item.user_properties += [("kind", kind) for kind in ("fault", "bad_input") if item.get_closest_marker(kind)]
+        if item.nodeid.startswith(SLOW):
+            item.add_marker("slow")
+    if config.option.markexpr or all("::" in argument for argument in config.args):
+        return
+    tiers = [next((tier for tier in LEFT_OUT if item.get_closest_marker(tier)), "") for item in items]
+    config.stash[_left_out] = Counter(tier for tier in tiers if tier)
+    config.hook.pytest_deselected(items=[item for item, tier in zip(items, tiers) if tier])
+    items[:] = [item for item, tier in zip(items, tiers) if not tier]
+
+
+def pytest_sessionfinish(session):
+    if hasattr(session.config, "workeroutput"):  # a process of pytest-xdist: only they collect
+        session.config.workeroutput["left_out"] = dict(session.config.stash.get(_left_out, {}))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    node.config.stash[_left_out] = Counter(getattr(node, "workeroutput", {}).get("left_out", {}))
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    for tier, number in sorted(config.stash.get(_left_out, {}).items()):
+        terminalreporter.write_line(f"{number:,} tests of the {tier} tier not run")
+
+
+def at_night(case):
+    """A case for ``parametrize`` that only ``make test-all`` runs; it may be marked already."""
+    if isinstance(case, type(pytest.param())):
+        return pytest.param(*case.values, marks=[*case.marks, pytest.mark.nightly], id=case.id)
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.nightly)
+
+
+def sampled(cases, number, always=()):
+    """All ``cases``; in ``make test`` only ``number`` of them, the same ones every time, and those of ``always``."""
+    cases = list(cases)
+    chosen = set(random.Random(len(cases)).sample(range(len(cases)), min(number, len(cases))))
+    assert all(case in cases for case in always), "always names a case that is none"
+    return [case if which in chosen or case in always else at_night(case) for which, case in enumerate(cases)]
+
+
+def paired(*axes):
+    """The product of ``axes``; in ``make test`` only as many of it as have every two values of two axes together once."""
+    cases = list(product(*(range(len(axis)) for axis in axes)))
+    pairs: dict[tuple, set] = {case: set(combinations(enumerate(case), 2)) or {case} for case in cases}
+    missing, chosen = set().union(*pairs.values()), set()
+    while missing:
+        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        chosen.add(best)
+        missing -= pairs[best]
+    made = [(case, tuple(axis[which] for axis, which in zip(axes, case))) for case in cases]
+    return [values if case in chosen else at_night(values) for case, values in made]

@@ -29,8 +29,14 @@ def _diff() -> Callable[[list[str]], int]:
     return run
 
 
+def _tape() -> Callable[[list[str]], int]:
+    from actmem.tape.tape_command import main as run
+
+    return run
+
+
 #: Word → what loads its ``main(argv) -> exit code``.
-COMMANDS = {"plan": _plan, "record": _record, "diff": _diff}
+COMMANDS = {"plan": _plan, "record": _record, "diff": _diff, "tape": _tape}
 
 
 def main(argv: list[str]) -> int:

@@ -4,6 +4,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
+- the autograd node that runs now, and the group that a collective was given: what a tape notes
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides; the runtime of listed actions
 """
 
@@ -61,6 +62,24 @@ def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:
 def graph_is_retained() -> bool:
     """True in a backward pass with ``retain_graph``, and outside any backward pass."""
     return torch._C._autograd._get_current_graph_task_keep_graph()
+
+
+def node_running() -> str:
+    """The name of the autograd node whose backward runs now; "" outside backward."""
+    node = torch._C._current_autograd_node()
+    return "" if node is None else node.name()
+
+
+def ranks_of(arguments: dict[str, Any]) -> int:
+    """The ranks of a collective's group, by the arguments of its operator; 0 if they don't tell."""
+    for value in arguments.values():
+        try:
+            if isinstance(value, torch.ScriptObject):
+                return torch.distributed.ProcessGroup.unbox(value).size()
+        except (RuntimeError, AttributeError):  # the operation that reduces is such an object too
+            continue
+    name = arguments.get("group_name")
+    return torch.distributed.distributed_c10d._resolve_process_group(name).size() if isinstance(name, str) else 0
 
 
 def start_all_to_all(x: Tensor, sizes: list[int], group_name: str) -> Tensor:

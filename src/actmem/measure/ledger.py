@@ -85,6 +85,11 @@ class Ledger:
         """
         return {id(storage): storage.nbytes() for storage in self._storages}
 
+    def names_of(self, storage: torch.UntypedStorage) -> list[str]:
+        """Who saved each view of a storage, as ``rows`` has it; none if autograd didn't take it."""
+        views = self._storages.get(storage, {}).values()
+        return [f"{module or 'root'}: {op} {argument}".rstrip() for _, _, module, op, argument, _ in views]
+
     @property
     def saved_bytes(self) -> int:
         """Bytes of all storages that autograd keeps, without weights and buffers."""

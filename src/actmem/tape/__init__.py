@@ -1,0 +1,1 @@
+"""Tapes: what a step makes and frees, recorded from tiny real runs, solved as formulas, read at any sizes."""

@@ -1,0 +1,247 @@
+"""A tape: the events of one forward and backward pass in order, their sizes as formulas; read at any sizes, without torch.
+
+A formula is a sum of monomials, each an exact coefficient and a power of every letter.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from itertools import combinations
+from math import prod
+
+from actmem.checks import ConfigError, check_size
+from actmem.rows import Row, merge
+
+#: One monomial: its coefficient, and the power of each letter.
+Monomial = tuple[Fraction, tuple[int, ...]]
+Formula = tuple[Monomial, ...]
+#: What begins at the mark of that name.
+FORWARD, BACKWARD = "forward", "backward"
+#: How many letters may be 1 together: a size of 1 can change which tensors are copies, so it has a tape of its own.
+MOST_ONES = 2
+
+
+@dataclass(frozen=True)
+class Make:
+    """A new storage.  number: the how-many-th of the tape.  name: its term, or the module or backward's node and the operation."""
+
+    number: int
+    bytes: int
+    name: str
+
+
+@dataclass(frozen=True)
+class Resize:
+    """A storage that has other bytes from now on."""
+
+    number: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Free:
+    """The end of a storage."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Run:
+    """One operation, done: FLOPs if it is a matrix product (of causal attention half), bytes of each tensor read or written."""
+
+    op: str
+    where: str
+    flops: int
+    read: tuple[int, ...]
+    written: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Exchange:
+    """A collective among ``ranks``.  bytes: of the whole tensor, as ``measure.comms`` counts them."""
+
+    kind: str
+    ranks: int
+    bytes: int
+    where: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in the tape: ``FORWARD``, ``BACKWARD``, or what whoever recorded it wanted to find again."""
+
+    name: str
+
+
+Event = Make | Resize | Free | Run | Exchange | Mark
+KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Exchange, Mark)
+#: Fields that are sizes.  On a tape they are numbers of formulas, in a run bytes or FLOPs.
+SIZES = {Make: ("bytes",), Resize: ("bytes",), Run: ("flops", "read", "written"), Exchange: ("ranks", "bytes")}
+
+
+def sizes_of(event: Event) -> list[int]:
+    """The fields of an event that are sizes, one after the other."""
+    found: list[int] = []
+    for name in SIZES.get(type(event), ()):
+        value = getattr(event, name)
+        found.extend(value if isinstance(value, tuple) else (value,))
+    return found
+
+
+def value(formula: Formula, sizes: Sequence[int]) -> int:
+    """A formula at these sizes.  Raises ConfigError if that is no whole number."""
+    total: Fraction | int = 0
+    for coefficient, powers in formula:
+        above = coefficient.numerator * prod(x**e for x, e in zip(sizes, powers) if e > 0)
+        below = coefficient.denominator * prod(x**-e for x, e in zip(sizes, powers) if e < 0)
+        total += Fraction(above, below) if below > 1 else above
+    if isinstance(total, Fraction) and total.denominator != 1:
+        raise ConfigError("at", f"the sizes don't divide each other as the model's must: {total} bytes")
+    return int(total)
+
+
+@dataclass
+class Reading:
+    """What a tape says at one set of sizes.  Bytes count all but weights, their gradients, buffers and inputs.
+
+    kept_bytes: alive when forward ends.  peak_bytes: the most alive after any operation of backward.
+    peak_rows: what is alive then.  flops, moved_bytes: of FORWARD and of BACKWARD.
+    """
+
+    kept_bytes: int = 0
+    peak_bytes: int = 0
+    kept_rows: list[Row] = field(default_factory=list)
+    peak_rows: list[Row] = field(default_factory=list)
+    flops: Counter[str] = field(default_factory=Counter)
+    moved_bytes: Counter[str] = field(default_factory=Counter)
+    exchanges: list[tuple[str, Exchange]] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Tape:
+    """Events whose sizes are numbers of ``formulas``.
+
+    variants: by the letters that are 1, sorted; () where none is.  Sets of one or two letters that aren't there have the
+    events of the largest set in them that is.
+    """
+
+    letters: tuple[str, ...]
+    formulas: list[Formula]
+    variants: dict[tuple[str, ...], list[Event]]
+
+    def events(self, sizes: Mapping[str, int]) -> list[Event]:
+        """The events at these sizes, in bytes.  Raises ConfigError on missing, unknown or impossible sizes."""
+        chosen, values = self.values(sizes)
+        return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
+
+    def values(self, sizes: Mapping[str, int]) -> tuple[list[Event], list[int]]:
+        """The events for these sizes, and the value of each formula that they use (0 for others)."""
+        for letter in sizes:
+            if letter not in self.letters:
+                raise ConfigError("at", f"the tape has no {letter}, only {', '.join(self.letters)}")
+        for letter in self.letters:
+            if letter not in sizes:
+                raise ConfigError("at", f"{letter} is missing: the tape needs {', '.join(self.letters)}")
+            check_size(letter, sizes[letter], largest=2**40)
+        ones = tuple(sorted(letter for letter in self.letters if sizes[letter] == 1))
+        if len(ones) > MOST_ONES:
+            raise ConfigError("at", f"{', '.join(ones)} are 1: a tape is for at most {MOST_ONES} letters of 1")
+        chosen = next(self.variants[s] for n in range(len(ones), -1, -1) for s in combinations(ones, n) if s in self.variants)  # fmt: skip
+        used = {i for event in chosen for i in sizes_of(event)}
+        own = [sizes[letter] for letter in self.letters]
+        return chosen, [value(formula, own) if i in used else 0 for i, formula in enumerate(self.formulas)]
+
+    def at(self, sizes: Mapping[str, int]) -> Reading:
+        """Everything that the tape says at these sizes."""
+        return read(self.events(sizes))
+
+    def to_json(self) -> str:
+        """The tape as text; ``from_json`` reads it."""
+        words: dict[str, int] = {}
+        formulas = [[[str(c), *powers] for c, powers in formula] for formula in self.formulas]
+        variants = {",".join(ones): [_packed(e, words) for e in events] for ones, events in self.variants.items()}
+        packed = {"letters": self.letters, "formulas": formulas, "words": list(words), "events": variants}
+        return json.dumps(packed, ensure_ascii=False, separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> Tape:
+        """Raises ConfigError on anything but a tape."""
+        try:
+            packed = json.loads(text)
+            formulas = [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in packed["formulas"]]
+            variants = {
+                tuple(ones.split(",")) if ones else (): [_unpacked(e, packed["words"]) for e in events]
+                for ones, events in packed["events"].items()
+            }
+            return cls(tuple(packed["letters"]), formulas, {(): variants.pop(()), **variants})
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            raise ConfigError("tape", f"this is no tape: {type(error).__name__}: {error}") from error
+
+
+def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
+    """The event with other sizes."""
+    left, named = iter(sizes), {}
+    for name in SIZES.get(type(event), ()):
+        old = getattr(event, name)
+        named[name] = tuple(next(left) for _ in old) if isinstance(old, tuple) else next(left)
+    return type(event)(**{**vars(event), **named}) if named else event
+
+
+def _packed(event: Event, words: dict[str, int]) -> list:
+    fields = vars(event).values()
+    return [KINDS.index(type(event)), *(words.setdefault(x, len(words)) if isinstance(x, str) else x for x in fields)]
+
+
+def _unpacked(packed: list, words: list[str]) -> Event:
+    kind = KINDS[packed[0]]
+    types = kind.__annotations__.values()
+    return kind(
+        *(words[x] if t == "str" else tuple(x) if t != "int" else x for x, t in zip(packed[1:], types, strict=True))
+    )
+
+
+def moments(events: Iterable[Event]) -> Iterator[tuple[Event, int, dict[int, Make]]]:
+    """Each event, the bytes alive after it, and what is alive by its number (one dict for all)."""
+    alive: dict[int, Make] = {}
+    live = 0
+    for event in events:
+        if isinstance(event, Make):
+            alive[event.number] = event
+            live += event.bytes
+        elif isinstance(event, (Free, Resize)) and event.number in alive:
+            made = alive.pop(event.number)
+            live -= made.bytes
+            if isinstance(event, Resize):
+                alive[event.number] = Make(made.number, event.bytes, made.name)
+                live += event.bytes
+        yield event, live, alive
+
+
+def read(events: Sequence[Event]) -> Reading:
+    """What events in bytes add up to."""
+    reading, phase, fullest = Reading(), FORWARD, -1
+    for i, (event, live, alive) in enumerate(moments(events)):
+        if isinstance(event, Mark) and event.name in (FORWARD, BACKWARD):
+            phase = event.name
+            if phase == BACKWARD:
+                reading.kept_bytes = live
+                reading.kept_rows = _rows(alive)
+        elif isinstance(event, Run):
+            reading.flops[phase] += event.flops
+            reading.moved_bytes[phase] += sum(event.read) + sum(event.written)
+            if phase == BACKWARD and live > reading.peak_bytes:
+                reading.peak_bytes, fullest = live, i
+        elif isinstance(event, Exchange):
+            reading.exchanges.append((phase, event))
+    for i, (_, _, alive) in enumerate(moments(events)):
+        if i == fullest:
+            reading.peak_rows = _rows(alive)
+    return reading
+
+
+def _rows(alive: Mapping[int, Make]) -> list[Row]:
+    return merge(Row(made.name, made.bytes) for made in alive.values())

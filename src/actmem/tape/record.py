@@ -1,0 +1,172 @@
+"""Record a step: what its operations make, what is freed, in order, with FLOPs, bytes moved and exchanges."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
+
+from actmem.main_grad import gradient_of
+from actmem.measure.comms import kind_of
+from actmem.measure.leaves import plain_tensors, storage_of, storages_in, tensors_in
+from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Exchange, Free, Make, Mark, Resize, Run
+from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, node_running, ranks_of
+
+#: torch's counter doesn't know the CPU's kernels.
+_CPU_FLOPS: dict[Any, Callable[..., int]] = {
+    flash_on_cpu: lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape),
+    flash_on_cpu_backward: lambda g, q, k, v, *_: sdpa_backward_flop_count(g.shape, q.shape, k.shape, v.shape),
+}
+
+
+class Recorder(TorchDispatchMode):
+    """``events`` of the operations in its block.  existing: tensors that are there before and stay; nothing counts them.
+
+    A storage counts from the operation that returns it first until nothing refers to it.  What a kernel
+    allocates and frees inside itself is not seen.
+    """
+
+    def __init__(self, existing: Iterable[Tensor] = ()):
+        super().__init__()
+        self.events: list[Event] = [Mark(FORWARD)]
+        self._numbers: weakref.WeakKeyDictionary[torch.UntypedStorage, int] = weakref.WeakKeyDictionary()
+        self._sizes: list[int] = []
+        self._existing: weakref.WeakSet[torch.UntypedStorage] = weakref.WeakSet(storages_in(list(existing)))
+        self._modules: list[tuple[int, str, str]] = []
+
+    def mark(self, name: str) -> None:
+        """Note that this place is reached."""
+        self.events.append(Mark(name))
+
+    def numbers(self) -> list[tuple[torch.UntypedStorage, int]]:
+        """The storages that are alive, with their numbers on the tape."""
+        return list(self._numbers.items())
+
+    def resized(self, tensor: Tensor) -> None:
+        """Note that the tensor's storage may have another size now."""
+        for storage in storages_in([tensor]):
+            number = self._numbers.get(storage)
+            if number is not None and self._sizes[number] != storage.nbytes():
+                self._sizes[number] = storage.nbytes()
+                self.events.append(Resize(number, storage.nbytes()))
+
+    @contextmanager
+    def naming(self, module: nn.Module) -> Iterator[None]:
+        """In the block, what runs is known by the names of the module's parts."""
+        names = {id(part): name for name, part in module.named_modules()}
+
+        def enter(part, args):
+            self._modules.append((id(part), names.get(id(part), type(part).__name__), node_running()))
+
+        def leave(part, args, output):
+            while self._modules and self._modules.pop()[0] != id(part):
+                pass
+
+        hooks = torch.nn.modules.module
+        with ExitStack() as stack:
+            stack.callback(hooks.register_module_forward_pre_hook(enter).remove)
+            # Without always_call, for which torch makes a cycle that holds the arguments.
+            stack.callback(hooks.register_module_forward_hook(leave).remove)
+            yield
+
+    def _where(self) -> str:
+        """The running module, or the node of backward; a module that an exception left is not running."""
+        node = node_running()
+        while self._modules and self._modules[-1][2] != node:
+            self._modules.pop()
+        return self._modules[-1][1] if self._modules else node
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        given = [part for tensor in tensors_in((args, kwargs)) for part in plain_tensors(tensor)]
+        # ``torch.tensor(1.0)`` makes its storage before the first operation that sees it.
+        if func.overloadpacket is not torch.ops.aten.lift_fresh:
+            self._existing.update(s for s in storages_in(given) if s not in self._numbers)
+        result = func(*args, **kwargs)
+        for tensor in given:
+            self.resized(tensor)
+        self._note(func, args, kwargs, given, result)
+        return result
+
+    def _note(self, func, args, kwargs, given: list[Tensor], result: Any) -> None:
+        op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
+        where = self._where()
+        before = {id(storage) for storage in storages_in(given)}
+        arguments = func._schema.arguments
+        named = {**{a.name: x for a, x in zip(arguments, args)}, **kwargs}
+        changed = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]
+        written, made = [_bytes(tensor) for tensor in tensors_in(changed)], False
+        for tensor in tensors_in(result):
+            for part in plain_tensors(tensor):
+                storage = storage_of(part)
+                if storage is None:
+                    continue
+                if storage not in self._numbers and storage not in self._existing:
+                    self._begin(storage, f"{where}: {op}" if where else op)
+                    made = True
+                if id(storage) not in before and "empty" not in op:
+                    written.append(_bytes(part))
+        if kind := kind_of(func):
+            largest = max(map(_bytes, [*given, *tensors_in(result)]), default=0)
+            self.events.append(Exchange(kind, ranks_of(named), largest, where))
+        if made or written:
+            read = tuple(map(_bytes, given)) if written else ()
+            self.events.append(Run(op, where, _flops(func, args, kwargs, named, result), read, tuple(written)))
+
+    def _begin(self, storage: torch.UntypedStorage, name: str) -> None:
+        number = len(self._sizes)
+        self._numbers[storage] = number
+        self._sizes.append(storage.nbytes())
+        self.events.append(Make(number, storage.nbytes(), name))
+        weakref.finalize(storage, self.events.append, Free(number)).atexit = False
+
+
+def _bytes(tensor: Tensor) -> int:
+    return sum(part.numel() * part.element_size() for part in plain_tensors(tensor))
+
+
+def _flops(func, args, kwargs, named: dict[str, Any], result: Any) -> int:
+    packet = func.overloadpacket
+    if packet in _CPU_FLOPS:
+        flops = _CPU_FLOPS[packet](*args)
+    elif packet in flop_registry:
+        flops = flop_registry[packet](*args, **kwargs, out_val=result)
+    else:
+        return 0
+    return flops // 2 if named.get("is_causal") else flops
+
+
+def record_step(
+    module: nn.Module,
+    forward: Callable[[Recorder], Tensor],
+    backward: Callable[[Tensor, Recorder], object],
+    inputs: object = (),
+) -> list[Event]:
+    """The events of ``forward`` and of ``backward`` of what it returned.
+
+    Weights, their gradients (which wait already, so that each new one is added and freed), buffers and inputs don't count.
+    """
+    for parameter in module.parameters():
+        if parameter.requires_grad and gradient_of(parameter) is None:
+            parameter.grad = torch.zeros_like(parameter)
+    weights = [tensor for p in module.parameters() for tensor in (p, gradient_of(p)) if tensor is not None]
+    gc.collect()
+    collects = gc.isenabled()
+    gc.disable()  # or what cycles hold would go at any moment
+    try:
+        recorder = Recorder([*weights, *module.buffers(), *tensors_in(inputs)])
+        with recorder, recorder.naming(module):
+            output = forward(recorder)
+            recorder.mark(BACKWARD)
+            backward(output, recorder)
+            recorder.mark("end")
+        return list(recorder.events)
+    finally:
+        if collects:
+            gc.enable()

@@ -1,0 +1,211 @@
+"""Solve a tape: one structure for all runs, and for each size in it the formula over the letters.
+
+Sizes are drawn as primes times what the model asks for, so that no formula fits by accident.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from fractions import Fraction
+from itertools import combinations, product
+
+import numpy as np
+
+from actmem.checks import ConfigError
+from actmem.tape.evaluate import MOST_ONES, Event, Formula, Run, Tape, sizes_of, with_sizes
+
+#: Of what a letter is a multiple: a number times other letters.
+Rules = Mapping[str, tuple[int, tuple[str, ...]]]
+Record = Callable[[dict[str, int]], list[Event]]
+#: A letter's own primes; the last are for letters of no known meaning.
+_PRIMES = {"s": (5, 7, 11, 13, 17, 19), "b": (2, 3, 5, 7), "t": (2, 3, 5), "k": (2, 3, 5), "a": (2, 3, 5), "h": (2, 3, 5, 7)}
+_OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
+#: The most monomials of a formula, and the highest power in one after common letters are divided out.
+_MOST_TERMS, _HIGHEST, _LARGEST_DENOMINATOR = 3, 2, 720
+
+
+class NoFormula(ConfigError):
+    """A size, or the order of events, that no formula over the letters gives."""
+
+
+def draw(letters: Sequence[str], rules: Rules, rng: random.Random, fixed: Mapping[str, int] = {}) -> dict[str, int]:
+    """Sizes that keep the rules, with as few common factors as they allow.  fixed: of some letters."""
+    sizes: dict[str, int] = dict(fixed)
+    waiting = [letter for letter in letters if letter not in fixed]
+    while waiting:
+        letter = next((x for x in waiting if all(y in sizes for y in rules.get(x, (1, ()))[1])), None)
+        if letter is None:
+            raise ConfigError("letters", f"{', '.join(waiting)} are multiples of each other")
+        waiting.remove(letter)
+        number, others = rules.get(letter, (1, ()))
+        sizes[letter] = number * math.prod(sizes[x] for x in others) * rng.choice(_PRIMES.get(letter, _OTHER_PRIMES))
+    return {letter: sizes[letter] for letter in letters}
+
+
+def solve(record: Record, letters: Sequence[str], rules: Rules = {}, seed: int = 0, ones: Sequence[str] = ()) -> Tape:
+    """The tape of what ``record`` does at given sizes.
+
+    ones: letters that may be 1; where one or two of them change the events, the tape has those as a variant.
+    Raises NoFormula, which names the event and shows two sizes.
+    """
+    rng = random.Random(seed)
+    formulas: list[Formula] = []
+    tape = Tape(tuple(letters), formulas, {})
+    record(draw(letters, rules, rng))  # the first run of a process can hold more: caches fill, modules load
+    tape.variants[()] = _solved(record, tape, rules, rng, {})
+    for count in range(1, MOST_ONES + 1):
+        for some in combinations(sorted(ones), count):
+            fixed = dict.fromkeys(some, 1)
+            sizes = draw(letters, rules, rng, fixed)
+            try:
+                events = record(sizes)
+            except ConfigError:  # the model doesn't run there
+                continue
+            if not _same(tape, sizes, events):
+                tape.variants[some] = _solved(record, tape, rules, rng, fixed)
+    return tape
+
+
+def _same(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
+    try:
+        return tape.events(sizes) == events
+    except ConfigError:
+        return False
+
+
+def _solved(record: Record, tape: Tape, rules: Rules, rng: random.Random, fixed: Mapping[str, int]) -> list[Event]:
+    """Events with numbers of formulas, which are added to the tape's."""
+    free = [letter for letter in tape.letters if letter not in fixed]
+    runs: list[tuple[dict[str, int], list[Event]]] = []
+    drawn: set[tuple[int, ...]] = set()
+    while len(runs) < max(12, len(free) + 6):
+        sizes = draw(tape.letters, rules, rng, fixed)
+        if tuple(sizes.values()) not in drawn or len(drawn) > 10_000:
+            runs.append((sizes, record(sizes)))
+            drawn.add(tuple(sizes.values()))
+            _check_structure(*runs[0], *runs[-1])
+    fit = _Fit([sizes for sizes, _ in runs], free, rules)
+    numbers = {formula: i for i, formula in enumerate(tape.formulas)}
+    events = []
+    for same in zip(*(events for _, events in runs)):
+        solved = []
+        for sizes in zip(*map(sizes_of, same)):
+            formula = fit.formula(sizes)
+            if formula is None:
+                what = getattr(same[0], "name", "") or f"{getattr(same[0], 'where', '')}: {getattr(same[0], 'op', '')}"
+                shown = "; ".join(f"{_text(runs[i][0])}: {sizes[i]:,}" for i in (0, 1))
+                raise NoFormula("letters", f"a size of {what} has no formula in {', '.join(free)}: {shown}")
+            widened = tuple((c, tuple(powers.get(x, 0) for x in tape.letters)) for c, powers in formula)
+            if widened not in numbers:
+                numbers[widened] = len(tape.formulas)
+                tape.formulas.append(widened)
+            solved.append(numbers[widened])
+        events.append(with_sizes(same[0], solved))
+    return events
+
+
+def _text(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{letter}={size}" for letter, size in sizes.items())
+
+
+def _check_structure(first: dict[str, int], one: list[Event], second: dict[str, int], other: list[Event]) -> None:
+    def plain(event: Event | None) -> Event | None:
+        return None if event is None else with_sizes(event, (0,) * len(sizes_of(event)))
+
+    for i in range(max(len(one), len(other))):
+        mine, theirs = (plain(events[i] if i < len(events) else None) for events in (one, other))
+        if mine != theirs:
+            what = [f"{_text(sizes)}: {_event_text(event)}" for sizes, event in ((first, mine), (second, theirs))]
+            raise NoFormula("letters", f"what runs depends on the sizes or on values; event {i} at {what[0]}; at {what[1]}")
+
+
+def _event_text(event: Event | None) -> str:
+    if event is None:
+        return "the end"
+    name = getattr(event, "name", "") or (f"{event.where}: {event.op}" if isinstance(event, Run) else "")
+    return f"{type(event).__name__} {name or getattr(event, 'number', '')}".strip()
+
+
+class _Fit:
+    """Formulas by what they give in all runs."""
+
+    def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
+        self._runs, self._letters = runs, list(letters)
+        self._logs = np.array([[math.log(run[x]) for x in letters] + [1.0] for run in runs])
+        self._found: dict[tuple[int, ...], list | None] = {}
+        # What may be a common factor: a letter, or a letter over one that divides it.
+        self._factors = [{x: 1} for x in letters]
+        self._factors += [{x: 1, y: -1} for x, (_, others) in rules.items() for y in others if {x, y} <= {*letters}]
+
+    def formula(self, sizes: tuple[int, ...]) -> list[tuple[Fraction, dict[str, int]]] | None:
+        if sizes not in self._found:
+            ways = (way(sizes) for way in (self._constant, self._monomial, self._sum))
+            self._found[sizes] = next((found for found in ways if found is not None), None)
+        return self._found[sizes]
+
+    def _constant(self, sizes):
+        return None if len(set(sizes)) > 1 else [(Fraction(sizes[0]), {})] if sizes[0] else []
+
+    def _value(self, powers: Mapping[str, int], run: Mapping[str, int]) -> Fraction:
+        return math.prod((Fraction(run[x]) ** e for x, e in powers.items()), start=Fraction(1))
+
+    def _monomial(self, sizes):
+        if min(sizes) <= 0:
+            return None
+        powers, *_ = np.linalg.lstsq(self._logs, np.log(np.array(sizes, float)), rcond=None)
+        named = {x: e for x, p in zip(self._letters, powers) if (e := round(float(p)))}
+        coefficients = {Fraction(size) / self._value(named, run) for size, run in zip(sizes, self._runs)}
+        return [(coefficients.pop(), named)] if len(coefficients) == 1 else None
+
+    def _sum(self, sizes):
+        """Two or three monomials, after all letters that divide every size are divided out."""
+        left, common = [Fraction(size) for size in sizes], dict.fromkeys(self._letters, 0)
+        for factor in self._factors * 2:
+            divided = [size / self._value(factor, run) for size, run in zip(left, self._runs)]
+            if all(x.denominator == 1 for x in divided):
+                left = divided
+                for x, e in factor.items():
+                    common[x] += e
+        for found in self._sums_of(left):
+            terms = [(c, {x: e for x in self._letters if (e := common[x] + powers.get(x, 0))}) for c, powers in found]
+            return sorted(terms, key=lambda term: sorted(term[1].items()), reverse=True)
+        return None
+
+    def _candidates(self) -> list[dict[str, int]]:
+        small = [dict(zip(self._letters, p)) for p in product(range(_HIGHEST + 1), repeat=len(self._letters)) if sum(p) <= _HIGHEST]  # fmt: skip
+        found = {tuple(sorted((x, e) for x, e in p.items() if e)) for p in small}
+        for ratio in (f for f in self._factors if len(f) > 1):
+            for p in small:
+                if sum(p.values()) < _HIGHEST:
+                    found.add(tuple(sorted((x, e) for x in self._letters if (e := p[x] + ratio.get(x, 0)))))
+        return [dict(powers) for powers in sorted(found)]
+
+    def _sums_of(self, left: list[Fraction]) -> Iterator[list[tuple[Fraction, dict[str, int]]]]:
+        candidates = self._candidates()
+        target = np.array([float(x) for x in left])
+        columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])
+        scale = np.abs(columns).max(axis=0)
+        unit = columns / scale
+        for terms in range(2, _MOST_TERMS + 1):
+            chosen = np.array(list(combinations(range(len(candidates)), terms)))
+            for part in np.array_split(chosen, max(1, len(chosen) // 20_000)):
+                some = unit[:, part].transpose(1, 0, 2)  # [sets, runs, terms]
+                weights = np.linalg.pinv(some) @ target
+                errors = np.abs((some @ weights[..., None])[..., 0] - target).max(axis=1)
+                for i in np.flatnonzero(errors < 1e-7 * np.abs(target).max()):
+                    exact = [
+                        (Fraction(float(w / scale[j])).limit_denominator(_LARGEST_DENOMINATOR), candidates[j])
+                        for w, j in zip(weights[i], part[i])
+                    ]
+                    if all(c for c, _ in exact) and all(
+                        sum(c * self._value(p, run) for c, p in exact) == x for x, run in zip(left, self._runs)
+                    ):
+                        yield exact
+
+
+def check_against(tape: Tape, sizes: dict[str, int], events: list[Event]) -> None:
+    """Raise NoFormula unless the tape gives the same events as a fresh run at other sizes."""
+    if tape.events(sizes) != events:
+        raise NoFormula("letters", f"the formulas don't hold at {_text(sizes)}, which wasn't among the runs")

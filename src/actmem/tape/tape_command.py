@@ -1,0 +1,149 @@
+"""``python -m actmem tape``: solve the tape of a model from tiny runs, or read one at any sizes, without torch."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import NoReturn
+
+from actmem.checks import ConfigError
+from actmem.tape.evaluate import Reading, Tape
+
+#: Of what letters of known meaning are multiples, as --letters writes it; only letters that are there count.
+_USUAL = {"h": "2a", "a": "k", "d": "2"}
+_HELP = """
+To solve: python -m actmem tape my_model.py:factory --letters s,b,h,a,f,v --out FILE
+  The factory takes the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns (model, inputs),
+  inputs a tuple of positional or a dict of keyword arguments. Backward starts from the output's loss, or else from the
+  sum of its first floating-point tensor. h:8 says that h is a multiple of 8, h:2a of 2·a, l=2 that l is always 2.
+To read: python -m actmem tape FILE --at s=200,b=3,h=64,a=4,f=256,v=1000 --json OUT
+  kept_bytes: alive when forward ends. peak_bytes: the most alive after any operation of backward. Neither counts weights,
+  their gradients (each new one counts until it is added to the one that waits), buffers or inputs.
+"""
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        print(f"actmem tape: {message}", file=sys.stderr)
+        sys.exit(2)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = _Parser(
+        prog="python -m actmem tape", epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="What a model's step makes and frees, solved as formulas from tiny runs, and read at any sizes.",
+    )  # fmt: skip
+    parser.add_argument("target", help="file.py:factory or pkg.module:factory to solve, or the file of a tape to read")
+    parser.add_argument("--letters", metavar="s,b,h,…", help="the sizes to solve for")
+    parser.add_argument("--dtype", default="", help="of weights and floating inputs: float32, bfloat16, float16, float64")
+    parser.add_argument("--out", metavar="FILE", help="where the tape goes")
+    parser.add_argument("--at", metavar="s=200,b=3,…", help="the sizes to read a tape at")
+    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="the reading as JSON, to a file or the screen")
+    return parser
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 2 and one line on bad input."""
+    options = _parser().parse_args(argv)
+    try:
+        return _solve(options) if options.letters is not None else _read(options)
+    except ConfigError as error:
+        print(f"actmem tape: {error}", file=sys.stderr)
+    except (OSError, UnicodeDecodeError) as error:
+        print(f"actmem tape: {getattr(error, 'filename', '') or options.target}: {error}", file=sys.stderr)
+    return 2
+
+
+def _solve(options: argparse.Namespace) -> int:
+    if options.at or options.json:
+        raise ConfigError("letters", "solve first, then read the file with --at")
+    if not options.out:
+        raise ConfigError("out", "give a file for the tape")
+    Path(options.out).open("a", encoding="utf-8").close()  # now, rather than after all runs
+    letters, rules, fixed = parsed_letters(options.letters)
+    from actmem.tape.model_tape import model_tape  # needs torch
+
+    tape = model_tape(options.target, letters, rules, fixed, options.dtype)
+    Path(options.out).write_text(tape.to_json() + "\n", encoding="utf-8")
+    ones = "".join(f"; of its own where {' and '.join(some)} = 1" for some in tape.variants if some)
+    print(f"{options.out}: {len(tape.variants[()])} events, {len(tape.formulas)} formulas in {', '.join(letters)}{ones}")
+    return 0
+
+
+def parsed_letters(text: str) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
+    """Letters, what each is a multiple of, and those that are fixed, of a text such as ``s,b,h:2a,a,l=2``."""
+    letters, multiples, fixed = [], {}, {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([^\W\d_])\s*(?::(\d*)([^\W\d_]*)|=(\d+))?\s*", part)
+        if found is None:
+            raise ConfigError("letters", f"must be letters as s, h:8, h:2a or l=2, got {part.strip()!r}")
+        letter, number, others, size = found.groups()
+        if letter in letters or letter in fixed:
+            raise ConfigError("letters", f"{letter} is there twice")
+        if size is not None:
+            fixed[letter] = int(size)
+            continue
+        letters.append(letter)
+        if number or others:
+            multiples[letter] = f"{number}{others}"
+    if not letters:
+        raise ConfigError("letters", "none of them is left to solve for")
+    rules = {}
+    for letter in letters:
+        rule = multiples.get(letter) or _USUAL.get(letter, "")
+        number, others = re.fullmatch(r"(\d*)(.*)", rule).groups()  # type: ignore[union-attr]
+        unknown = [x for x in others if x not in letters and letter in multiples]
+        if unknown or number.startswith("0"):
+            raise ConfigError("letters", f"{letter} can't be a multiple of {rule}: {', '.join(unknown) or number}")
+        rules[letter] = int(number or 1), tuple(x for x in others if x in letters)
+    return letters, rules, fixed
+
+
+def parsed_sizes(text: str) -> dict[str, int]:
+    """Sizes of a text such as ``s=200,b=3``."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        letter, equals, number = (x.strip() for x in part.partition("="))
+        if not equals or not re.fullmatch(r"\d{1,15}", number) or letter in sizes:
+            raise ConfigError("at", f"must be sizes as s=200,b=3, each once, got {part.strip()!r}")
+        sizes[letter] = int(number)
+    return sizes
+
+
+def _read(options: argparse.Namespace) -> int:
+    if ":" in options.target and not Path(options.target).exists():
+        raise ConfigError("letters", "give the letters to solve a model for, as --letters s,b,h")
+    tape = Tape.from_json(Path(options.target).read_text(encoding="utf-8"))
+    if options.at is None:
+        raise ConfigError("at", f"give the sizes to read the tape at: {'=…,'.join(tape.letters)}=…")
+    sizes = parsed_sizes(options.at)
+    result = as_object(sizes, tape.at(sizes))
+    text = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
+    if options.json == "-":
+        sys.stdout.write(text)
+        return 0
+    if options.json:
+        Path(options.json).write_text(text, encoding="utf-8")
+    for name in ("kept", "peak"):
+        print(f"{name} {result[f'{name}_bytes']:,} B")
+        for term, size in sorted(result[name].items(), key=lambda row: -row[1])[:10]:
+            print(f"  {size:>18,}  {term}")
+    return 0
+
+
+def as_object(sizes: dict[str, int], reading: Reading) -> dict:
+    """A reading as plain values, for JSON."""
+    return {
+        "sizes": sizes,
+        "kept_bytes": reading.kept_bytes,
+        "peak_bytes": reading.peak_bytes,
+        "kept": {row.term: row.bytes for row in reading.kept_rows},
+        "peak": {row.term: row.bytes for row in reading.peak_rows},
+        "product_flops": dict(reading.flops),
+        "moved_bytes": dict(reading.moved_bytes),
+        "exchanges": [{"phase": phase, **asdict(exchange)} for phase, exchange in reading.exchanges],
+    }

@@ -78,7 +78,7 @@ def ranks_of(arguments: dict[str, Any]) -> int:
                 return torch.distributed.ProcessGroup.unbox(value).size()
         except (RuntimeError, AttributeError):  # the operation that reduces is such an object too
             continue
-    name = arguments.get("group_name")
+    name: Any = arguments.get("group_name")
     return torch.distributed.distributed_c10d._resolve_process_group(name).size() if isinstance(name, str) else 0
 
 

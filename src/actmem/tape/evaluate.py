@@ -21,8 +21,8 @@ Monomial = tuple[Fraction, tuple[int, ...]]
 Formula = tuple[Monomial, ...]
 #: What begins at the mark of that name.
 FORWARD, BACKWARD = "forward", "backward"
-#: How many letters may be 1 together: a size of 1 can change which tensors are copies, so it has a tape of its own.
-MOST_ONES = 2
+#: Letters that may be 1, and how many together: a size of 1 can change which tensors are copies, so it has events of its own.
+MAY_BE_ONE, MOST_ONES = ("b", "a", "k"), 2
 
 
 @dataclass(frozen=True)
@@ -125,8 +125,8 @@ class Reading:
 class Tape:
     """Events whose sizes are numbers of ``formulas``.
 
-    variants: by the letters that are 1, sorted; () where none is.  Sets of one or two letters that aren't there have the
-    events of the largest set in them that is.
+    variants: by the letters that are 1, sorted; () where none is.  A set that isn't there has the events of the largest
+    set in it that is: the runs were the same.
     """
 
     letters: tuple[str, ...]
@@ -148,8 +148,9 @@ class Tape:
                 raise ConfigError("at", f"{letter} is missing: the tape needs {', '.join(self.letters)}")
             check_size(letter, sizes[letter], largest=2**40)
         ones = tuple(sorted(letter for letter in self.letters if sizes[letter] == 1))
-        if len(ones) > MOST_ONES:
-            raise ConfigError("at", f"{', '.join(ones)} are 1: a tape is for at most {MOST_ONES} letters of 1")
+        if len(ones) > MOST_ONES or not {*ones} <= {*MAY_BE_ONE}:
+            few = f"at most {MOST_ONES} of {', '.join(MAY_BE_ONE)} may be 1"
+            raise ConfigError("at", f"{few}: other sizes of 1 weren't recorded, and can run otherwise")
         chosen = next(self.variants[s] for n in range(len(ones), -1, -1) for s in combinations(ones, n) if s in self.variants)  # fmt: skip
         used = {i for event in chosen for i in sizes_of(event)}
         own = [sizes[letter] for letter in self.letters]

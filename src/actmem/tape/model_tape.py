@@ -15,14 +15,14 @@ from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of
 from actmem.tape.evaluate import Event, Make, Tape
 from actmem.tape.record import Recorder, record_step
-from actmem.tape.solve import NoFormula, Rules, draw, solve
+from actmem.tape.solve import NO_RULES, NoFormula, Rules, draw, solve
 
 #: The field that each of the paper's letters stands for.
 _FIELDS = {names[0]: size for size, names in factories.SIZE_NAMES.items()}
 
 
 def model_tape(
-    target: str, letters: Sequence[str], rules: Rules = {}, fixed: Mapping[str, int] = {}, dtype: str = ""
+    target: str, letters: Sequence[str], rules: Rules = NO_RULES, fixed: Mapping[str, int] = {}, dtype: str = ""
 ) -> Tape:
     """The tape of ``file.py:factory``.  Raises ConfigError if it can't run or has no formulas over the letters."""
     if dtype:
@@ -38,7 +38,7 @@ def model_tape(
         except ConfigError as error:
             raise ConfigError(error.argument, f"at {shown}: {error.rule}; h:8 makes h a multiple of 8") from error
 
-    tape = solve(recorded, letters, rules, ones=letters)
+    tape = solve(recorded, letters, rules)
     sizes = {**draw(letters, rules, random.Random(0)), **fixed}
     names: dict[int, str] = {}
     run_factory(factory, sizes, dtype, names)

@@ -156,7 +156,6 @@ def record_step(
         if parameter.requires_grad and gradient_of(parameter) is None:
             parameter.grad = torch.zeros_like(parameter)
     weights = [tensor for p in module.parameters() for tensor in (p, gradient_of(p)) if tensor is not None]
-    gc.collect()
     collects = gc.isenabled()
     gc.disable()  # or what cycles hold would go at any moment
     try:

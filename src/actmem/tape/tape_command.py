@@ -39,10 +39,14 @@ def _parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     parser.add_argument("target", help="file.py:factory or pkg.module:factory to solve, or the file of a tape to read")
     parser.add_argument("--letters", metavar="s,b,h,…", help="the sizes to solve for")
-    parser.add_argument("--dtype", default="", help="of weights and floating inputs: float32, bfloat16, float16, float64")
+    parser.add_argument(
+        "--dtype", default="", help="of weights and floating inputs: float32, bfloat16, float16, float64"
+    )
     parser.add_argument("--out", metavar="FILE", help="where the tape goes")
     parser.add_argument("--at", metavar="s=200,b=3,…", help="the sizes to read a tape at")
-    parser.add_argument("--json", nargs="?", const="-", metavar="FILE", help="the reading as JSON, to a file or the screen")
+    parser.add_argument(
+        "--json", nargs="?", const="-", metavar="FILE", help="the reading as JSON, to a file or the screen"
+    )
     return parser
 
 
@@ -70,7 +74,9 @@ def _solve(options: argparse.Namespace) -> int:
     tape = model_tape(options.target, letters, rules, fixed, options.dtype)
     Path(options.out).write_text(tape.to_json() + "\n", encoding="utf-8")
     ones = "".join(f"; of its own where {' and '.join(some)} = 1" for some in tape.variants if some)
-    print(f"{options.out}: {len(tape.variants[()])} events, {len(tape.formulas)} formulas in {', '.join(letters)}{ones}")
+    print(
+        f"{options.out}: {len(tape.variants[()])} events, {len(tape.formulas)} formulas in {', '.join(letters)}{ones}"
+    )
     return 0
 
 

@@ -1,0 +1,122 @@
+"""A tape solved from tiny runs says what real runs of foreign models keep and need, at sizes that it hasn't seen."""
+
+import json
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from actmem.tape.evaluate import Tape, read
+from actmem.tape.model_tape import model_tape, run_factory
+from actmem.tape.solve import NoFormula, draw
+from actmem.tape.tape_command import main, parsed_letters
+from tests.tape import models_for_tapes
+
+MODELS = Path(models_for_tapes.__file__)
+#: Letters of each factory, and one shape besides those drawn.
+SEEN = {
+    "odd_mlp": ("s,b,h:4,f", {"s": 64, "b": 1, "h": 48, "f": 100}),
+    "next_token": ("s,b,h,v", {"s": 64, "b": 1, "h": 48, "v": 1000}),
+    "checkpointed": ("s,b,h,f", {"s": 64, "b": 1, "h": 48, "f": 100}),
+}
+SEEN_SLOWLY = {
+    "convolutions": ("b,c,i:4", {"b": 1, "c": 16, "i": 64}),
+    "encoder": ("s,b,h,a,f", {"s": 64, "b": 1, "h": 48, "a": 6, "f": 100}),
+    "gpt2": ("s,b,h,a,v", {"s": 100, "b": 1, "h": 48, "a": 6, "v": 1000}),
+    "llama": ("s,b,h,a,k,f,v", {"s": 200, "b": 1, "h": 64, "a": 4, "k": 1, "f": 100, "v": 1000}),
+    "qwen3": ("s,b,d,a,k,f,v", {"s": 64, "b": 4, "d": 8, "a": 6, "k": 2, "f": 100, "v": 1000}),
+    "mixtral": ("s,b,h,a,k,f,v", {"s": 64, "b": 4, "h": 48, "a": 6, "k": 2, "f": 100, "v": 1000}),
+}
+
+
+@pytest.mark.parametrize("name", [*SEEN, *(pytest.param(name, marks=pytest.mark.nightly) for name in SEEN_SLOWLY)])
+def test_a_tape_agrees_with_real_runs(name):
+    if name in ("gpt2", "llama", "qwen3", "mixtral"):
+        pytest.importorskip("transformers")
+    text, shape = (SEEN | SEEN_SLOWLY)[name]
+    letters, rules, _ = parsed_letters(text)
+    tape = model_tape(f"{MODELS}:{name}", letters, rules)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    factory = getattr(models_for_tapes, name)
+    for sizes in (shape, *(draw(letters, rules, rng) for _ in range(2))):
+        told, real = tape.at(sizes), read(run_factory(factory, sizes))
+        assert (told.kept_bytes, told.peak_bytes) == (real.kept_bytes, real.peak_bytes)
+        assert (told.flops, told.moved_bytes, told.exchanges) == (real.flops, real.moved_bytes, real.exchanges)
+
+
+@pytest.mark.parametrize(("name", "says"), [("positive", ("index", "s=")), ("by_length", ("s=", "relu"))])
+def test_what_has_no_formula_is_refused_by_name_with_two_sizes(name, says):
+    with pytest.raises(NoFormula) as refused:
+        model_tape(f"{MODELS}:{name}", ["s", "b", "h"])
+    assert all(word in str(refused.value) for word in says) and str(refused.value).count("s=") == 2
+    assert "\n" not in str(refused.value)
+
+
+@pytest.fixture(scope="module")
+def solved(tmp_path_factory):
+    file = tmp_path_factory.mktemp("tape") / "odd.json"
+    assert main([f"{MODELS}:odd_mlp", "--letters", "s,b,h:4,f", "--out", str(file)]) == 0
+    return file
+
+
+def test_the_command_reads_a_tape_without_torch(solved, tmp_path):
+    out = tmp_path / "reading.json"
+    command = ["tape", str(solved), "--at", "s=64,b=3,h=48,f=100", "--json", str(out)]
+    code = f"import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from actmem.__main__ import main; sys.exit(main({command!r}))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    result = json.loads(out.read_text())
+    real = read(run_factory(models_for_tapes.odd_mlp, {"s": 64, "b": 3, "h": 48, "f": 100}))
+    assert (result["kept_bytes"], result["peak_bytes"]) == (real.kept_bytes, real.peak_bytes)
+    assert sum(result["kept"].values()) == real.kept_bytes and sum(result["peak"].values()) == real.peak_bytes
+    assert result["product_flops"] == real.flops and result["moved_bytes"] == real.moved_bytes
+    assert real.flops["forward"] == 2 * 64 * 3 * 48 * (100 + 103)
+
+
+def test_a_tape_survives_its_file(solved):
+    tape = Tape.from_json(solved.read_text())
+    assert Tape.from_json(tape.to_json()) == tape
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["{models}:odd_mlp"], "letters"),
+        (["{models}:odd_mlp", "--letters", "s,b,h,f"], "out"),
+        (["{models}:odd_mlp", "--letters", "s,b,hh", "--out", "{new}"], "letters"),
+        (["{models}:odd_mlp", "--letters", "s,s", "--out", "{new}"], "twice"),
+        (["{models}:odd_mlp", "--letters", "s:x,b", "--out", "{new}"], "multiple"),
+        (["{models}:odd_mlp", "--letters", "s:b,b:s", "--out", "{new}"], "multiples of each other"),
+        (["{models}:odd_mlp", "--letters", "s=2", "--out", "{new}"], "none"),
+        (["{models}:odd_mlp", "--letters", "s,b,h,f,z", "--out", "{new}"], "z"),
+        (["{models}:odd_mlp", "--letters", "s,b,h,f", "--out", "{new}", "--dtype", "int3"], "dtype"),
+        (["{models}:convolutions", "--letters", "b,c,i=1", "--out", "{new}"], "at b="),
+        (["{models}:nothing", "--letters", "s,b", "--out", "{new}"], "nothing"),
+        (["{models}:positive", "--letters", "s,b,h", "--out", "{new}"], "index"),
+        (["{models}:odd_mlp", "--letters", "s,b,h,f", "--out", "{folder}/none/x.json"], "none/x.json"),
+        (["{tape}"], "at"),
+        (["{tape}", "--at", "s=1"], "missing"),
+        (["{tape}", "--at", "s=64,b=3,h=48,f=100,q=2"], "q"),
+        (["{tape}", "--at", "s=64,b=3,h=48,f=x"], "f=x"),
+        (["{tape}", "--at", "s=64,b=3,h=48,f=0"], "f"),
+        (["{tape}", "--at", "s=1,b=3,h=48,f=100"], "1"),
+        (["{tape}", "--at", "s=64,s=2"], "s=2"),
+        (["{models}", "--at", "s=64"], "tape"),
+        (["{folder}/nowhere.json", "--at", "s=64"], "nowhere"),
+        (["{folder}", "--at", "s=64"], "folder"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(options, says, solved, tmp_path, capsys):
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    named = {"models": MODELS, "tape": solved, "new": tmp_path / "new.json", "folder": folder}
+    try:
+        code = main([option.format(**named) for option in options])
+    except SystemExit as left:
+        code = int(left.code or 0)
+    error = capsys.readouterr().err.strip()
+    assert code == 2 and says in error and error.count("\n") == 0, error

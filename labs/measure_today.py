@@ -9,13 +9,22 @@ Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 
 import sys
 
+import torch
+
 from actmem.config import ConfigError
 from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.arguments import LabParser
 from actmem_course.bench.layer_table import LayerTable, run_layer_table
-from actmem_course.bench.measure_today import check_room, check_today, extras_of_today, measure_today
+from actmem_course.bench.measure_today import (
+    check_kernel,
+    check_room,
+    check_today,
+    extras_of_today,
+    measure_today,
+)
 from actmem_course.process import lab
+from actmem_course.ranks import device_type
 
 SIZES = {
     "seq_length": "tokens of one sequence (s)",
@@ -66,6 +75,8 @@ def check(args, shape, ranks):
     if args.paper_layer and args.context != 1:
         raise ConfigError("context_parallel_size", "the paper's layer has none: leave out --paper-layer, or this")
     check_today(shape, ranks, args.context, args.context_kind)
+    if not args.paper_layer and device_type(args) == "cuda":
+        check_kernel(shape, getattr(torch, args.dtype), args.context, args.context_kind)
 
 
 def check_memory(args, shape, element_size, ranks_here, memory_bytes):

@@ -16,7 +16,18 @@ SOURCE = Path(__file__).resolve().parents[1] / "src"
 
 PREDICTION = {
     f"actmem.{part}"
-    for part in ("checks", "config", "rows", "recipes", "llama_shape", "llama_recipes", "models", "formulas", "plan")
+    for part in (
+        "attention_kernels",
+        "checks",
+        "config",
+        "rows",
+        "recipes",
+        "llama_shape",
+        "llama_recipes",
+        "models",
+        "formulas",
+        "plan",
+    )
 }
 MEASUREMENT = {
     f"actmem.{part}"

@@ -22,6 +22,8 @@ from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper
 from torch.utils._pytree import tree_leaves  # noqa: F401
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
+cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention
+efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
@@ -29,6 +31,12 @@ wait_for = torch.ops._c10d_functional.wait_tensor  # the result of start_all_to_
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 SPLITS_BACKWARDS = torch.__version__ >= "2.13"  # older pipelining refuses the node of an autograd.Function
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
+
+
+def torch_release() -> tuple[int, int]:
+    """(2, 13) for torch 2.13.0."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
 
 
 def assert_async(condition: Tensor, message: str) -> None:

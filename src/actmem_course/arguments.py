@@ -20,7 +20,7 @@ from actmem.config import ConfigError, ModelShape
 from actmem.models import PAPER_MODELS, model_shape
 
 #: Bytes of one activation element by the name on the command line.
-ELEMENT_SIZES = {"bfloat16": 2, "float32": 4}
+ELEMENT_SIZES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 _SIZES = {
     "seq_length": "tokens of one sequence (s)",

@@ -89,9 +89,10 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
             "not started by torchrun",
             f"run torchrun --nproc-per-node 2 labs/{script}{alone}, or python labs/{script} --ranks 2",
         )
-    if args.device == "cuda" and not torch.cuda.is_available():
+    fakes = args.emulate is not None and getattr(args, "can_fake_cuda", False) and torch.version.cuda is not None
+    if args.device == "cuda" and not torch.cuda.is_available() and not fakes:
         raise ConfigError("device", "torch finds no CUDA GPU here")
-    if device_type(args) == "cuda":
+    if device_type(args) == "cuda" and not fakes:
         local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
         if local > gpus:
             raise ConfigError(

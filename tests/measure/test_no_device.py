@@ -5,16 +5,22 @@ import torch
 import torch.nn.functional as F
 
 from actmem.__main__ import main
+from actmem.attention_kernels import AttentionCall, attention_kernel, attention_rows
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.llama_terms import llama_rows
+from actmem.llama_shape import LLAMA_MODELS
 from actmem.measure.ledger import record
-from actmem.measure.no_device import cuda_without_device
-from actmem.measure.term_names import rows_by_term
+from actmem.measure.no_device import cuda_without_device, gpu_of_this_build
+from actmem.measure.term_names import llama_term_name, rows_by_term
 from actmem.model.layer import TransformerLayer
+from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare
-from actmem.torch_private import fake_tensors
+from actmem.today.llama import LlamaLayer
+from actmem.torch_private import fake_tensors, torch_release
+from actmem_course import launch
 
 HERE = "tests.measure.factories_for_tests"
 needs_build = pytest.mark.skipif(
@@ -48,13 +54,86 @@ def test_gpt3s_layer_is_equation_1_and_float32_statistics():
     assert kept_on_cuda(shape, "none").total_bytes == eq1(shape) + 2 * 2 * 4 * 2048 == 2_868_936_704
 
 
+def layer_rows_on(capability, shape, dtype, recompute="none"):
+    """What a Llama layer keeps on such a GPU, and what the formulas and the table of kernels say of it."""
+    gpu = gpu_of_this_build(capability)
+    name = str(dtype).removeprefix("torch.")
+    with fake_tensors(), cuda_without_device(gpu):
+        layer = LlamaLayer(shape, recompute=recompute, routing="even", device="cuda", dtype=dtype)
+        x = torch.randn(shape.seq_length, shape.micro_batch_size, shape.hidden_size, device="cuda", dtype=dtype)
+        with record(layer) as ledger:
+            y = layer(x.requires_grad_())
+        del y
+    heads, lengths = (shape.num_attention_heads, shape.num_key_value_heads), 2 * (shape.seq_length,)
+    kernel = attention_kernel(gpu, AttentionCall(name, shape.d, shape.value_size, *heads, *lengths, causal=True))
+    predicted = llama_rows(shape, recompute=recompute, element_size=dtype.itemsize)
+    if any(row.term == "log-sum-exp" for row in predicted):
+        predicted += attention_rows(kernel, shape.micro_batch_size, heads[0], shape.seq_length)
+    return kernel, compare(predicted, rows_by_term(ledger.saved, llama_term_name))
+
+
 @needs_build
-def test_attention_takes_the_flash_kernel():
-    with fake_tensors(), cuda_without_device():
-        q = torch.randn(2, 4, 32, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-        assert "Flash" in str(F.scaled_dot_product_attention(q, q, q, is_causal=True).grad_fn)
-        assert F.scaled_dot_product_attention(q, q[:, :2], q[:, :2], enable_gqa=True).shape == q.shape
-        assert "Flash" not in str(F.scaled_dot_product_attention(q.float(), q.float(), q.float()).grad_fn)
+@pytest.mark.parametrize("recompute", ["none", "elementwise"])
+@pytest.mark.parametrize(
+    ("capability", "dtype", "kernels"),
+    [
+        ((9, 0), torch.bfloat16, {"cuDNN"}),
+        ((8, 0), torch.bfloat16, {"flash", "memory-efficient"}),  # the second: latent heads of two widths
+        ((9, 0), torch.float32, {"memory-efficient"}),
+        ((7, 5), torch.float16, {"memory-efficient"}),
+    ],
+)
+def test_named_layers_keep_what_the_table_of_kernels_says(capability, dtype, kernels, recompute):
+    if "memory-efficient" in kernels and torch_release() < (2, 14):
+        pytest.skip("older torch has grouped queries in 16 bits on sm_80 only")
+    found = {}
+    for model, shape in LLAMA_MODELS.items():
+        # a length that 32 does not divide, where the log-sum-exp is padded
+        found[model], comparison = layer_rows_on(capability, shape.with_sizes(seq_length=1000), dtype, recompute)
+        assert comparison.exact, f"{model}: {comparison.describe()}"
+    assert set(found.values()) == kernels
+
+
+@needs_build
+@pytest.mark.parametrize("model", [*LLAMA_MODELS, *PAPER_MODELS])
+def test_measure_today_agrees_on_fake_cuda(model):
+    paper = ["--paper-layer"] if model in PAPER_MODELS else []
+    done = launch.run("measure_today.py", "--emulate", 8, "--device", "cuda", "--model", model, *paper)
+    assert done.returncode == 0, done.stderr
+    assert "12 of 12 measurements agree with the formulas to the byte" in done.stdout
+    assert "an H100's kernels" in " ".join(done.stdout.split()) and ("attention seed" in done.stdout) is not bool(paper)
+
+
+@needs_build
+def test_attention_keeps_what_its_kernel_keeps():
+    def kept(capability, q, k, **options):
+        with cuda_without_device(gpu_of_this_build(capability)), record(torch.nn.Identity()) as ledger:
+            y = F.scaled_dot_product_attention(q, k, k, **options)
+        node = y.grad_fn.name()
+        del y
+        return node, ledger.total_bytes
+
+    with fake_tensors():
+        q = torch.randn(2, 4, 40, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        k = torch.randn(2, 2, 40, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        inputs, output, log_sum_exp = 2 * (q.numel() + k.numel()), 2 * q.numel(), 4 * 2 * 4 * 40
+        # K and V are one tensor here, and are not repeated.
+        assert kept((8, 0), q, k, is_causal=True, enable_gqa=True) == (
+            "ScaledDotProductFlashAttentionBackward0",
+            inputs + output + log_sum_exp + 24,
+        )
+        assert kept((9, 0), q, k, enable_gqa=True)[1] == inputs + output + log_sum_exp + 16
+        mask = torch.ones(40, 40, device="cuda", dtype=torch.bool)
+        node, held = kept((8, 0), q, q, attn_mask=mask)
+        assert node.startswith("ScaledDotProductEfficient")
+        assert held == 2 * output + 4 * 2 * 4 * 64 + 16 + 2 * 40 * 40
+        node, held = kept((8, 0), q.detach().float().requires_grad_(), q.detach().float())
+        assert node.startswith("ScaledDotProductEfficient")
+        assert held == 3 * 2 * output + 4 * 2 * 4 * 64 + 16
+        narrow = q.detach()[..., :12].requires_grad_()
+        padded = 2 * 2 * 4 * 40 * 16
+        assert kept((8, 0), narrow, narrow) == ("SliceBackward0", 4 * padded + log_sum_exp + 24)
+        assert "Dot" not in kept((8, 0), q.detach().double().requires_grad_(), q.detach().double())[0]
 
 
 @needs_build

@@ -3,20 +3,21 @@
 torch's fake backend completes every collective at once, with a result of the right shape and
 meaningless values (at most a copy of this rank's input).  On a CPU the tensors are fake too: they
 have shapes, dtypes and storages with sizes, but no memory, so a laptop can run a layer of the 1T
-model.  On a GPU they are real: real kernels and real memory on a single device.  To measure times
-on a CPU, ask for real tensors.
+model; so are CUDA's where there is no GPU.  On a GPU they are real: real kernels and real memory on
+a single device.  To measure times on a CPU, ask for real tensors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from actmem.config import ConfigError, check_size
+from actmem.measure.no_device import cuda_without_device
 from actmem.measure.replace import replaced
 from actmem.parallel import collectives
 from actmem.torch_private import fake_store, fake_tensors
@@ -26,8 +27,8 @@ from actmem.torch_private import fake_store, fake_tensors
 def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_tensors: bool = False) -> Iterator[None]:
     """Act as rank ``rank`` of ``world_size`` while the block runs.
 
-    Creates the default process group.  On ``"cpu"`` every tensor created inside is fake, unless
-    ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already exists.
+    Creates the default process group.  On ``"cpu"``, and on ``"cuda"`` without a GPU, every tensor
+    created inside is fake, unless ``real_tensors``.  Raises ConfigError on a bad size, or if a process group already exists.
     """
     check_size("world_size", world_size)
     check_size("rank", rank, world_size - 1, least=0)
@@ -35,7 +36,13 @@ def emulated_rank(world_size: int, rank: int = 0, device: str = "cpu", *, real_t
         raise ConfigError("emulate", "this process is already a rank of a real process group")
     dist.init_process_group("fake", store=fake_store(), rank=rank, world_size=world_size)
     try:
-        with fake_tensors() if device == "cpu" and not real_tensors else _written_results():
+        with ExitStack() as stack:
+            if real_tensors or device == "cuda" and torch.cuda.is_available():
+                stack.enter_context(_written_results())
+            else:
+                stack.enter_context(fake_tensors())
+                if device == "cuda":
+                    stack.enter_context(cuda_without_device())
             yield
     finally:
         dist.destroy_process_group()

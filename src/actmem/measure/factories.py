@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from actmem.attention_kernels import Gpu
 from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
 from actmem.measure.no_device import cuda_without_device
@@ -147,11 +148,11 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def tensors_for(fake: bool, device: str = "cpu") -> Iterator[None]:
-    """Fake tensors in the block if asked for; on ``cuda`` without a GPU too."""
+def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iterator[None]:
+    """Fake tensors in the block if asked for; on ``cuda`` without a GPU too, with the attention kernels of ``gpu``."""
     with fake_tensors() if fake else contextlib.nullcontext():
         without = fake and device == "cuda" and not torch.cuda.is_available()
-        with cuda_without_device() if without else contextlib.nullcontext():
+        with cuda_without_device(gpu) if without else contextlib.nullcontext():
             yield
 
 

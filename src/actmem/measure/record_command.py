@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from actmem.attention_kernels import Gpu
 from actmem.config import ConfigError, check_size
 from actmem.measure import factories
 from actmem.measure.diagnosis import findings
 from actmem.measure.ledger import Ledger, SavedTensor, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, readable_size
+from actmem.measure.no_device import gpu_of_this_build
 from actmem.measure.step_bill import StepBill
 from actmem.measure.whole_step import step
 
@@ -51,6 +53,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--fake", action="store_true", help="fake tensors: any size, no memory")
     parser.add_argument("--dtype", choices=tuple(factories.DTYPES), default="", help="of weights and floating inputs")
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument(
+        "--capability",
+        default="9.0",
+        metavar="X.Y",
+        help="with --fake --device cuda: whose kernels (default: 9.0, an H100's)",
+    )
     for size in factories.SIZE_NAMES:
         parser.add_argument(
             f"--{size.replace('_', '-')}", type=int, dest=size, help="goes to the factory, if it takes it"
@@ -71,7 +79,12 @@ def _run(options: argparse.Namespace) -> int:
     if not options.target:
         raise ConfigError("target", "must be pkg.module:factory or file.py:factory")
     if options.device == "cuda" and torch.version.cuda is None:
-        raise ConfigError("device", CPU_BUILD)
+        if torch.version.hip is None:
+            raise ConfigError("device", CPU_BUILD)
+        if not torch.cuda.is_available():
+            raise ConfigError(
+                "device", "this torch is for AMD's GPUs, and there is none here; --fake needs a build for CUDA"
+            )
     if options.device == "cuda" and not torch.cuda.is_available():
         if not options.fake:
             raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
@@ -105,7 +118,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) -> tuple[Ledger, StepBill | None, int]:
-    with factories.tensors_for(options.fake, options.device):
+    gpu = _gpu(options)
+    with factories.tensors_for(options.fake, options.device, gpu):
         model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         with record(model) as ledger:
@@ -122,6 +136,18 @@ def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) 
             except Exception as error:
                 raise ConfigError("step", f"the training step raised {factories.one_line(error)}") from error
     return ledger, bill, weights
+
+
+def _gpu(options: argparse.Namespace) -> Gpu | None:
+    """The GPU that fake CUDA tensors stand for."""
+    if options.device != "cuda" or torch.cuda.is_available():
+        return None
+    major, dot, minor = options.capability.partition(".")
+    if not (major.isdecimal() and dot and minor.isdecimal()):
+        raise ConfigError(
+            "capability", f"must be a compute capability as 9.0 (H100) or 7.5 (T4), got {options.capability}"
+        )
+    return gpu_of_this_build((int(major), int(minor)))
 
 
 def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | None:

@@ -18,7 +18,11 @@ _PRODUCTS = (
     "div",
     "__truediv__",
 )
-_ATTENTION = ("scaled_dot_product_attention", "_scaled_dot_product_flash_attention", "flash_attn_func")
+_ATTENTION = (
+    "scaled_dot_product_attention",
+    *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "cudnn", "efficient")),
+    "flash_attn_func",
+)
 _MASK = "backward drops the same elements, by this mask"
 _SECOND_RUN = "a second run in backward starts from it"
 _CHECKPOINTS = ("checkpoint", "CheckpointFunction")

@@ -89,15 +89,20 @@ def _core_term(op: str, argument: str) -> str:
 _NORM, _COLUMNS, _ROWS, _SWIGLU = (fused.FUNCTIONS[name].__name__ for name in ("rms_norm", "columns", "rows", "swiglu"))
 _CHOSEN, _TO_EXPERTS = (expert_ops.FUNCTIONS[name].__name__ for name in ("chosen_scores", "to_experts"))
 _EXPERT_SWIGLU, _EXPERT_ROWS = (expert_ops.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
-_ATTENTION = "scaled_dot_product_attention"
+#: The second to the fourth are what ``no_device`` runs in place of the first.
+_ATTENTION = (
+    "scaled_dot_product_attention",
+    *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "cudnn", "efficient")),
+)
 _PART = part_attention.FUNCTIONS["attend_part"].__name__
 _UNEVEN = latent_ops.FUNCTIONS["attend_uneven"].__name__
+_SEED = "attention seed"  # of a GPU's kernel, and its offset
 #: Where attention runs: alone, over one part of the sequence, over some heads.  → the term of what it makes.
 _KERNELS = {
-    ("attention", _ATTENTION): "attention projection input",
+    **{("attention", op): "attention projection input" for op in _ATTENTION},
     ("attention", _PART): "attention projection input",
     ("attention", _UNEVEN): "attention projection input",
-    ("core", _ATTENTION): "attention output before all-to-all",
+    **{("core", op): "attention output before all-to-all" for op in _ATTENTION},
 }
 #: The key that all heads share: it lies beside the latent in one tensor, of which the norm reads the latent.
 _SHARED_KEY = "{} (rest of its storage)"
@@ -139,10 +144,14 @@ def llama_term_name(saved: SavedTensor) -> str:
     module, op, argument = saved.module.rsplit(".", 1)[-1], saved.op, saved.argument
     if op == _KEEP and not argument.isdigit():
         kept = argument  # by name, see ``drop``
+        if kept == "log-sum-exp" and not saved.dtype.is_floating_point:
+            return _SEED
         return "KV latent" if kept == _SHARED_KEY.format("KV latent") else kept
     if (module, op) in _KERNELS and not argument:
-        # The kernel's output has a dimension for the elements of a head; its log-sum-exp has none.
-        return _KERNELS[module, op] if len(saved.shape) == 4 else "log-sum-exp"
+        if not saved.dtype.is_floating_point:
+            return _SEED
+        # The kernel's output has a dimension for the elements of a head; its log-sum-exp has none, or of size 1.
+        return _KERNELS[module, op] if len(saved.shape) == 4 and saved.shape[-1] > 1 else "log-sum-exp"
     return _LLAMA_TERMS.get((module, op, argument), f"{module or 'root'}: {op} {argument}".rstrip())
 
 

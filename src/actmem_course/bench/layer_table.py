@@ -29,7 +29,7 @@ class LayerTable:
     shape_from(args), title(args, shape): of the command line.  check(args, shape, ranks): raises ConfigError if
     that many ranks can't measure it.  check_memory(args, shape, element_size, ranks_here, memory_bytes): raises it if
     real tensors don't fit.  measure(args, shape, ranks, dtype, on_configuration): this rank's results.
-    extras(shape, ranks, element_size): the rows that the formulas leave out, with their reasons.
+    extras(args, shape, ranks): the rows that the formulas leave out, with their reasons.
     """
 
     shape_from: Callable[[argparse.Namespace], Any]
@@ -37,7 +37,7 @@ class LayerTable:
     check: Callable[[argparse.Namespace, Any, int], None]
     check_memory: Callable[[argparse.Namespace, Any, int, int, int], None]
     measure: Callable[[argparse.Namespace, Any, Ranks, torch.dtype, Callable], list[Table2Result]]
-    extras: Callable[[Any, Ranks, int], list[Row]]
+    extras: Callable[[argparse.Namespace, Any, Ranks], list[Row]]
 
 
 def run_layer_table(parser: LabParser, table: LayerTable) -> int:
@@ -47,6 +47,7 @@ def run_layer_table(parser: LabParser, table: LayerTable) -> int:
     )
     add_rank_arguments(parser)
     add_json_argument(parser)
+    parser.set_defaults(can_fake_cuda=True)
     args = parser.parse_args()
     with parser.refusing():
         shape = table.shape_from(args)
@@ -73,10 +74,12 @@ def run_layer_table(parser: LabParser, table: LayerTable) -> int:
 def _report(args: argparse.Namespace, table: LayerTable, shape: Any, here: Ranks, results: list[Table2Result]) -> None:
     """Print the table, of each configuration the worst rank, and write the file if one is asked for."""
     how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
+    if here.device == "cuda" and not torch.cuda.is_available():
+        how += " (fake tensors, an H100's kernels)"
     title = f"{table.title(args, shape)}, {args.dtype}\n{how} on {here.device}, torch {version('torch')}"
     console = lab_console()
     console.print(table2_table(worst_by_configuration(results), title=title))
-    if extras := table.extras(shape, here, ELEMENT_SIZES[args.dtype]):
+    if extras := table.extras(args, shape, here):
         console.print(extras_table(extras))
     wrong = [result for result in results if not result.exact]
     for result in wrong:

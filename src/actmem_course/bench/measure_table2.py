@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 
 import torch
@@ -14,6 +15,7 @@ from actmem.formulas.table2 import TABLE2, Configuration
 from actmem.measure.one_layer import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Comparison, Row, compare, total
+from actmem_course.arguments import ELEMENT_SIZES
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
 
@@ -89,12 +91,16 @@ def _measure(
     return compare(predicted + extra, measured), total(predicted), total(extra), total(measured)
 
 
-def extras_of_table2(shape: ModelShape, ranks: Ranks, element_size: int) -> list[Row]:
+def extras_of_table2(args: argparse.Namespace, shape: ModelShape, ranks: Ranks) -> list[Row]:
     """The extra rows of all six configurations, for the list of reasons."""
     return [
         row
         for configuration in TABLE2
         for row in layer_extra_rows(
-            shape, configuration.parallel(ranks.size), configuration.recompute, element_size, ranks.device
+            shape,
+            configuration.parallel(ranks.size),
+            configuration.recompute,
+            ELEMENT_SIZES[args.dtype],
+            ranks.device,
         )
     ]

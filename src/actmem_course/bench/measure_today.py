@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import argparse
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 
+from actmem.attention_kernels import (
+    FLASH_WIDTH,
+    KERNEL_NODES,
+    AttentionCall,
+    Gpu,
+    attention_kernel,
+    attention_rows,
+)
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.context_terms import context_rows
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.extras import layer_extra_rows
 from actmem.llama_shape import LlamaShape, own_context_shape
+from actmem.measure.no_device import H100, gpu_of_this_build
 from actmem.measure.one_layer import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel
 from actmem.rows import Row, compare, total
 from actmem.today.context import layer_groups
 from actmem.today.llama import LlamaLayer
 from actmem.today.moe import Routing
+from actmem_course.arguments import ELEMENT_SIZES
 from actmem_course.bench.measure_table2 import check_fits, check_memory
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
@@ -101,15 +114,60 @@ def check_room(
     check_fits(each, ranks_here, memory_bytes)
 
 
-def extras_of_today(shape: ModelShape | LlamaShape, ranks: Ranks, element_size: int) -> list[Row]:
+def extras_of_today(args: argparse.Namespace, shape: ModelShape | LlamaShape, ranks: Ranks) -> list[Row]:
     """The extra rows of all configurations, for the list of reasons."""
-    return [
-        row
+    if isinstance(shape, LlamaShape):
+        kernel = kernel_here(shape, getattr(torch, args.dtype), ranks, args.context, args.context_kind)
+        return predictions(shape, Parallel(), "none", 2, ranks.device, kernel=kernel)[1]
+    cells = (
+        (shape, configuration.parallel(ranks.size), configuration.recompute, ELEMENT_SIZES[args.dtype], ranks.device)
         for configuration in CONFIGURATIONS
-        for row in predictions(
-            shape, configuration.parallel(ranks.size), configuration.recompute, element_size, ranks.device
-        )[1]
-    ]
+    )
+    return [row for cell in cells for row in layer_extra_rows(*cell)]
+
+
+def check_kernel(
+    shape: LlamaShape, dtype: torch.dtype, context_parallel_size: int, context_kind: str, gpu: Gpu | None = None
+) -> str:
+    """The attention kernel of a GPU by the table, by default of this rank's, or of an H100 where there is none.
+
+    ``""`` where parts of a sequence call the flash kernel themselves.  Raises ConfigError where more is kept than the formulas say.
+    """
+    if context_parallel_size > 1 and context_kind != "ulysses":
+        return ""
+    if gpu is None:
+        here = torch.cuda.is_available()
+        own = int(os.environ.get("LOCAL_RANK", 0))
+        gpu = gpu_of_this_build(torch.cuda.get_device_capability(own) if here else H100)
+    name, heads = str(dtype).removeprefix("torch."), (shape.num_attention_heads, shape.num_key_value_heads)
+    lengths = shape.seq_length, shape.seq_length
+    kernel = attention_kernel(gpu, AttentionCall(name, shape.d, shape.value_size, *heads, *lengths, causal=True))
+    if kernel == "math":
+        rule = f"{name} with {heads[0]} query and {heads[1]} key heads of {shape.d} has no fused attention kernel on a GPU of"
+        rule += " capability {}.{}".format(*gpu.capability)
+        raise ConfigError("dtype", f"{rule}, which would keep the scores: no formula here (--device cpu has one)")
+    if kernel == "flash" and shape.d % FLASH_WIDTH:
+        rule = f"gives heads of {shape.d}: a GPU's flash kernel keeps copies padded to a multiple of {FLASH_WIDTH}"
+        raise ConfigError("num_attention_heads", rule)
+    return kernel
+
+
+def kernel_here(
+    shape: LlamaShape, dtype: torch.dtype, ranks: Ranks, context_parallel_size: int, context_kind: str
+) -> str:
+    """The attention kernel of this rank, ``""`` on a CPU: a GPU is asked by a small call, and the node that autograd records tells."""
+    kernel = check_kernel(shape, dtype, context_parallel_size, context_kind) if ranks.device == "cuda" else ""
+    if not kernel or not torch.cuda.is_available():
+        return kernel
+    heads = (shape.num_attention_heads, *2 * (shape.num_key_value_heads,))
+    q, k, v = (
+        torch.zeros(1, min(shape.seq_length, 128), count, width, device="cuda", dtype=dtype, requires_grad=True)
+        for count, width in zip(heads, (shape.d, shape.d, shape.value_size))
+    )
+    q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    node = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1]).grad_fn
+    assert node is not None
+    return next((kernel for kernel, name in KERNEL_NODES.items() if node.name().startswith(name)), "math")
 
 
 def predictions(
@@ -122,12 +180,20 @@ def predictions(
     rank: int = 0,
     context_parallel_size: int = 1,
     context_kind: str = "gather",
+    kernel: str = "",
 ) -> tuple[list[Row], list[Row]]:
-    """The formula's rows, and those that it leaves out.  rank: of the ranks that share the layer's experts."""
+    """The formula's rows, and those that it leaves out.  rank: of the ranks that share the layer's experts.
+
+    kernel: of ``kernel_here``.
+    """
     if isinstance(shape, LlamaShape):
         own = own_context_shape(shape, parallel, context_parallel_size, context_kind)
         routed = forced_routed_tokens(own, parallel, routing, rank) if shape.num_experts else None
-        return context_rows(shape, parallel, context_parallel_size, context_kind, recompute, element_size, routed), []
+        rows = context_rows(shape, parallel, context_parallel_size, context_kind, recompute, element_size, routed)
+        if not kernel or all(row.term != "log-sum-exp" for row in rows):  # attention runs again, seed and all
+            return rows, []
+        t = parallel.tensor_parallel_size * (context_parallel_size if context_kind == "ulysses" else 1)
+        return rows, attention_rows(kernel, shape.micro_batch_size, shape.num_attention_heads // t, shape.seq_length, t)
     rows = layer_rows(shape, parallel, recompute, element_size)
     return rows, layer_extra_rows(shape, parallel, recompute, element_size, device_type)
 
@@ -146,6 +212,9 @@ def measure_today(
     Of the ranks c share each sequence, and t = ranks / c the layer.
     """
     results = []
+    kernel = ""
+    if isinstance(shape, LlamaShape):
+        kernel = kernel_here(shape, dtype, ranks, context_parallel_size, context_kind)
     tensor, context = layer_groups(context_parallel_size, context_kind)
     for configuration in configurations(context_parallel_size, context_kind):
         on_configuration(configuration)
@@ -160,7 +229,7 @@ def measure_today(
             measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
         predicted, extra = predictions(
             shape, parallel, configuration.recompute, dtype.itemsize, ranks.device, routing, tp.rank,
-            context_parallel_size, context_kind,
+            context_parallel_size, context_kind, kernel,
         )  # fmt: skip
         comparison = compare(predicted + extra, measured)
         sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size

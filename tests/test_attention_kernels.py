@@ -1,0 +1,56 @@
+"""The table of attention kernels: which one runs."""
+
+import pytest
+
+from actmem.attention_kernels import AttentionCall, Gpu, attention_kernel, attention_rows
+
+H100, A100, T4 = Gpu(), Gpu((8, 0)), Gpu((7, 5))
+LLAMA = dict(
+    head_size=128, value_size=128, num_heads=8, num_key_value_heads=2, num_queries=64, num_keys=64, causal=True
+)
+EQUAL = LLAMA | {"num_key_value_heads": 8}
+
+
+@pytest.mark.parametrize(
+    ("gpu", "dtype", "call", "kernel"),
+    [
+        (H100, "bfloat16", LLAMA, "cuDNN"),
+        (Gpu(cudnn=91500), "bfloat16", LLAMA, "flash"),
+        (Gpu((12, 0)), "bfloat16", LLAMA, "flash"),
+        (A100, "float16", LLAMA, "flash"),
+        (H100, "bfloat16", LLAMA | {"dropout": 0.1}, "flash"),
+        (H100, "bfloat16", LLAMA | {"dropout": 0.125}, "cuDNN"),
+        (H100, "bfloat16", LLAMA | {"head_size": 12, "value_size": 12}, "flash"),
+        (H100, "bfloat16", LLAMA | {"head_size": 192, "value_size": 192}, "flash"),
+        (H100, "bfloat16", EQUAL | {"head_size": 192}, "cuDNN"),
+        (A100, "bfloat16", EQUAL | {"head_size": 192}, "memory-efficient"),
+        (H100, "bfloat16", EQUAL | {"head_size": 256, "value_size": 256}, "flash"),
+        (Gpu(cudnn=92300, torch=(2, 14)), "bfloat16", EQUAL | {"head_size": 256, "value_size": 256}, "cuDNN"),
+        (Gpu((8, 9)), "bfloat16", EQUAL | {"head_size": 224, "value_size": 224}, "memory-efficient"),
+        (A100, "bfloat16", EQUAL | {"masked": True}, "memory-efficient"),
+        (H100, "bfloat16", LLAMA | {"masked": True}, "cuDNN"),
+        (A100, "bfloat16", LLAMA | {"masked": True}, "math"),
+        (Gpu((8, 0), torch=(2, 14)), "bfloat16", LLAMA | {"masked": True}, "memory-efficient"),
+        (A100, "bfloat16", EQUAL | {"num_keys": 65}, "memory-efficient"),
+        (A100, "float32", EQUAL, "memory-efficient"),
+        (A100, "float32", EQUAL | {"head_size": 6, "value_size": 6}, "math"),
+        (T4, "float32", EQUAL | {"head_size": 6, "value_size": 6}, "memory-efficient"),
+        (T4, "float16", EQUAL, "memory-efficient"),
+        (T4, "float16", LLAMA, "math"),
+        (T4, "bfloat16", EQUAL, "math"),
+        (A100, "float64", EQUAL, "math"),
+    ],
+)
+def test_which_kernel_runs(gpu, dtype, call, kernel):
+    assert attention_kernel(gpu, AttentionCall(dtype, **call)) == kernel
+
+
+def test_what_is_kept_besides():
+    kept = {
+        kernel: [row.bytes for row in attention_rows(kernel, 3, 4, 40)]
+        for kernel in ("flash", "cuDNN", "memory-efficient")
+    }
+    assert kept == {"flash": [24], "cuDNN": [16], "memory-efficient": [16, 4 * 3 * 4 * 24]}
+    assert [row.bytes for row in attention_rows("memory-efficient", 3, 4, 64)] == [16]
+    with pytest.raises(ValueError, match="keeps the scores"):
+        attention_rows("math", 1, 1, 1)

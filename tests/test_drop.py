@@ -28,6 +28,7 @@ from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, total
 from actmem.today.llama import LlamaLayer
 from actmem.torch_private import TorchDispatchMode, tree_leaves
+from tests.tiers import covering
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)
 ONE_TENSOR = frozenset(PAPER_LAYER.one_tensor)
@@ -109,9 +110,11 @@ def unpredicted_exchanges(dropped, tp):
 RANK_SETS = ["elementwise", {"GeLU input"}, {"layer-norm 2 input", "h→4h input"}, set(LAYER_TERMS[1:])]
 
 
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("dropped", RANK_SETS, ids=lambda s: s if isinstance(s, str) else f"{len(s)} terms")
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "dropped", "sequence_parallel"),
+    covering([2, 4], RANK_SETS, [False, True]),
+    ids=lambda s: f"{len(s)} terms" if isinstance(s, (set, frozenset)) else str(s),
+)
 def test_on_ranks(pools, size, dropped, sequence_parallel):
     for wrong, same, exchanges in pools[size].run(on_ranks, dropped, sequence_parallel):
         assert wrong == [] and same and exchanges == []

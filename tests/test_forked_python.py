@@ -95,6 +95,7 @@ def test_signals_reach_it(name, forked, tmp_path):
         time.sleep(0.05)
 
 
+@pytest.mark.nightly
 def test_forty_at_once(forked, tmp_path):
     (tmp_path / "a.py").write_text("import sys; print(sys.argv[1]); sys.exit(int(sys.argv[1]))")
     runs = [started(forked, str(tmp_path / "a.py"), str(number)) for number in range(40)]

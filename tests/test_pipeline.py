@@ -14,6 +14,7 @@ from actmem.pipeline import Pipeline, check_pipeline, make_mesh
 from actmem.rows import compare
 from actmem_course.bench.held import InFlight
 from tests.rank_pool import RankFailed
+from tests.tiers import covering
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=8, vocab_size=20)
 #: From 2.15 on torch frees a stage's output once it is sent.
@@ -185,12 +186,15 @@ def test_refuses_what_cannot_be():
         check_pipeline(SHAPE, 4, 1, 3, False)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_bytes_of_every_rank_are_the_formulas(pools, cut, recompute):
+@pytest.mark.parametrize(("cut", "recompute"), covering(CUTS, ["none", "selective", "full"], of=1), ids=str)
+def test_the_runtime_runs_the_schedule_that_is_drawn_and_holds_the_formulas_bytes(pools, cut, recompute):
     p, t, chunks, microbatches = cut
     parallel = Parallel(t, True, p, chunks)
     per_round = torch_microbatches_per_round(p, microbatches) if chunks > 1 else None
+    if chunks == 1:
+        orders = one_forward_one_backward(p, microbatches)
+    else:
+        orders = interleaved(p, chunks, microbatches, per_round)
     for rank, (samples, rows) in enumerate(pools[4].run(watched, cut, False, recompute)):
         place = (SHAPE, parallel, rank // t, recompute, microbatches)
         predicted = stage_rows(*place, microbatches_per_round=per_round)
@@ -198,16 +202,6 @@ def test_bytes_of_every_rank_are_the_formulas(pools, cut, recompute):
         comparison = compare(predicted, [row for row in rows if not row.extra])
         assert comparison.exact, f"rank {rank}: {comparison.describe()}"
         assert max(s.in_flight for s in samples) == in_flight(parallel, rank // t, microbatches, per_round)
-
-
-@pytest.mark.parametrize("cut", CUTS, ids=str)
-def test_the_runtime_runs_the_schedule_that_is_drawn(pools, cut):
-    p, t, chunks, microbatches = cut
-    if chunks == 1:
-        ranks = one_forward_one_backward(p, microbatches)
-    else:
-        ranks = interleaved(p, chunks, microbatches, torch_microbatches_per_round(p, microbatches))
-    for rank, (samples, _) in enumerate(pools[4].run(watched, cut, False)):
-        ours = [(a.kind, a.chunk * p + a.rank, a.microbatch) for a in ranks[rank // t]]
+        ours = [(a.kind, a.chunk * p + a.rank, a.microbatch) for a in orders[rank // t]]
         assert [(s.kind, s.stage, s.microbatch) for s in samples] == ours
-        assert [s.in_flight for s in samples] == held(ranks[rank // t])
+        assert [s.in_flight for s in samples] == held(orders[rank // t])

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tiers import at_night, paired, sampled
+from tests.tiers import at_night, covering, sampled
 
 
 def by_day(cases):
@@ -21,11 +21,12 @@ def values(cases):
 
 def test_pairs_keep_every_two_values_together():
     axes = ("abcd", (1, 2, 3), (True, False), "xy")
-    cases = paired(*axes)
+    cases = covering(*axes)
     assert len(set(values(cases))) == 48 and 12 <= len(by_day(cases)) < 18
     for one, other in combinations(range(4), 2):
         kept = {(case[one], case[other]) for case in by_day(cases)}
         assert kept == {(x, y) for x in axes[one] for y in axes[other]}
+    assert len(by_day(covering(*axes, of=1))) == 4
 
 
 def test_a_sample_is_the_same_every_time():

@@ -10,6 +10,7 @@ from collections import Counter
 from itertools import combinations, product
 
 import pytest
+from hypothesis import settings
 
 ALL, FAST = os.environ.get("ALL") == "1", os.environ.get("FAST") == "1"
 LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
@@ -67,14 +68,19 @@ def sampled(cases, number, always=()):
     return [case if which in chosen or case in always else at_night(case) for which, case in enumerate(cases)]
 
 
-def paired(*axes):
-    """The product of ``axes``; in ``make test`` only as many of it as have every two values of two axes together once."""
+def covering(*axes, of=2):
+    """The product of ``axes``; in ``make test`` only as many of it as have every ``of`` values of as many axes together."""
     cases = list(product(*(range(len(axis)) for axis in axes)))
-    pairs: dict[tuple, set] = {case: set(combinations(enumerate(case), 2)) or {case} for case in cases}
-    missing, chosen = set().union(*pairs.values()), set()
+    parts: dict[tuple, set] = {case: set(combinations(enumerate(case), of)) for case in cases}
+    missing, chosen = set().union(*parts.values()), set()
     while missing:
-        best = max(cases, key=lambda case: len(pairs[case] & missing))
+        best = max(cases, key=lambda case: len(parts[case] & missing))
         chosen.add(best)
-        missing -= pairs[best]
-    made = [(case, tuple(axis[which] for axis, which in zip(axes, case))) for case in cases]
+        missing -= parts[best]
+    made = [(case, tuple(list(axis)[which] for axis, which in zip(axes, case))) for case in cases]
     return [values if case in chosen else at_night(values) for case, values in made]
+
+
+def examples(number, at_night):
+    """Settings for a property: so many examples in ``make test``, and in ``make test-all``."""
+    return settings(max_examples=at_night if ALL else number, deadline=None)

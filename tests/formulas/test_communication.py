@@ -28,6 +28,7 @@ from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES
 from tests.formulas.cuts import layer_cuts, model_cuts
+from tests.tiers import covering
 
 SHAPE = ModelShape(8, 3, 24, 4, num_layers=2, vocab_size=20)
 
@@ -41,10 +42,10 @@ def seen_in(collectives):
     return Counter((c.kind, c.payload_bytes) for c in collectives)
 
 
-@pytest.mark.parametrize("keep_gathered_input", [False, True])
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize(
+    ("t", "sequence_parallel", "recompute", "keep_gathered_input"),
+    covering([1, 2, 4], [False, True], RECOMPUTE_MODES, [False, True]),
+)
 def test_the_real_layer_makes_them(t, sequence_parallel, recompute, keep_gathered_input):
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel, keep_gathered_input=keep_gathered_input)
@@ -59,9 +60,10 @@ def test_the_real_layer_makes_them(t, sequence_parallel, recompute, keep_gathere
     assert seen_in(backward.collectives) == expected(x for x in exchanges if x.phase != "forward")
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(
+    ("sequence_parallel", "recompute", "dtype"),
+    covering([False, True], ["none", "selective", "full"], [torch.bfloat16, torch.float32]),
+)
 def test_the_real_model_makes_them_in_an_iteration(sequence_parallel, recompute, dtype):
     n = 2
     with emulated_rank(4):

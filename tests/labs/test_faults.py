@@ -10,6 +10,7 @@ import pytest
 from actmem_course import launch
 from tests.labs.faults import GOAL_SECONDS, TORCHRUN, Started, listening, planted
 from tests.labs.stuck import learner_file
+from tests.tiers import at_night
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
@@ -29,7 +30,7 @@ def times(record_property, monkeypatch):
     monkeypatch.setattr(Started, "nothing_is_left", timed)
 
 
-@pytest.mark.parametrize("place", ["forward", "backward", "a collective"])
+@pytest.mark.parametrize("place", [at_night("forward"), at_night("backward"), "a collective"])
 def test_a_rank_is_killed(place, tmp_path):
     run = planted(tmp_path, "is killed", place)
     code, output, errors = run.end()
@@ -70,7 +71,7 @@ def test_a_rank_leaves_early(tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("place", ["forward", "backward"])
+@pytest.mark.parametrize("place", ["forward", at_night("backward")])
 def test_a_rank_has_no_memory_left(place, tmp_path):
     run = planted(tmp_path, "has no memory", place)
     code, output, errors = run.end()
@@ -78,7 +79,7 @@ def test_a_rank_has_no_memory_left(place, tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("name", [at_night("SIGTERM"), at_night("SIGHUP"), "SIGKILL", "SIGINT"])
 def test_the_parent_is_ended_and_its_ranks_with_it(name, tmp_path):
     run = planted(tmp_path, "loops")
     run.wait_for_the_loop()
@@ -98,7 +99,7 @@ def test_the_parent_is_ended_and_its_ranks_with_it(name, tmp_path):
     assert run.nothing_is_left()
 
 
-@pytest.mark.parametrize("name", ["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGKILL", at_night("SIGINT")])
 def test_torchrun_is_ended_and_its_ranks_with_it(name, tmp_path):
     run = planted(tmp_path, "loops", torchrun=True)
     run.wait_for_the_loop()
@@ -110,6 +111,7 @@ def test_torchrun_is_ended_and_its_ranks_with_it(name, tmp_path):
     assert run.nothing_is_left()
 
 
+@pytest.mark.nightly
 def test_torchrun_is_killed_before_its_ranks_have_met(tmp_path):
     run = planted(tmp_path, "loops", torchrun=True)
     while len(run.alive()) < 2:  # the first rank has begun to load Python
@@ -125,7 +127,7 @@ def test_torchrun_is_killed_before_its_ranks_have_met(tmp_path):
 LOOPS = "from pathlib import Path; import os; Path(os.environ['ACTMEM_LOOPS']).touch()\n    while True:\n        pass"
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGHUP", "SIGKILL"])
+@pytest.mark.parametrize("name", [at_night("SIGTERM"), at_night("SIGHUP"), "SIGKILL"])
 def test_the_parent_of_judged_ranks_is_ended_and_its_ranks_with_it(name, tmp_path):
     file = learner_file(tmp_path, "lab3_sequence_parallel", seconds=10_000, g=LOOPS)
     run = Started([sys.executable, str(file), "--only", "3.1"], tmp_path)
@@ -145,7 +147,7 @@ def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
     assert run.end()[0] == -9 and run.nothing_is_left()
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [0, at_night(1)])
 def test_an_answer_that_ends_the_process_has_not_passed(rank, tmp_path):
     body = f"if dist.get_rank() == {rank}:\n        import os\n        os._exit(0)\n    return x"
     file = learner_file(tmp_path, "lab3_sequence_parallel", g=body)

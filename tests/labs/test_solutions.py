@@ -14,6 +14,7 @@ from actmem_course.rank_store import RankStore
 from tests.labs.judged import joined, names_in
 from tests.labs.stuck import learner_file
 from tests.rank_pool import RankPool
+from tests.tiers import covering
 
 README = FOLDER.parent / "README.md"
 
@@ -95,8 +96,9 @@ def test_solved_in_one_process(name):
     assert [entry for entry in verdicts(name, store=RankStore()) if entry[1] != "passed"] == []
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
-@pytest.mark.parametrize("name", [name for name in LAB_NAMES if not load_lab(name).one_process])
+@pytest.mark.parametrize(
+    ("name", "size"), covering([name for name in LAB_NAMES if not load_lab(name).one_process], [1, 2, 4], of=1)
+)
 def test_solved(pools, one_rank, name, size):
     for found in ({1: one_rank} | pools)[size].run(verdicts, name):
         assert [entry for entry in found if entry[1] != "passed"] == []

@@ -23,6 +23,7 @@ from actmem_course.ranks import Ranks
 from actmem_course.standard_library import standard_library
 from tests.labs.faults import Started
 from tests.labs.in_process import lab_exit
+from tests.tiers import sampled
 
 SCRIPT = "train.py"
 MODES = {mode.name: mode for mode in TABLE2}
@@ -51,7 +52,7 @@ def digest(model, optimizer):
     return found.hexdigest()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", sampled(MODES, 2))
 def test_what_goes_on_from_a_save_is_the_same_to_the_bit(mode, pools, tmp_path):
     job = replace(JOB, mode=MODES[mode])
     (uninterrupted, again) = pools[2].run(losses_of, job)

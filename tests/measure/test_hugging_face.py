@@ -12,6 +12,7 @@ from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of, step
 from actmem.torch_private import fake_tensors
 from tests.measure.live_count import LiveCount, existing, one_step
+from tests.tiers import covering
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
 
@@ -96,9 +97,11 @@ def test_there_are_fifteen():
     assert len(ARCHITECTURES) == 15
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize(
+    ("name", "attention", "dtype"),
+    covering(ARCHITECTURES, ["eager", "sdpa"], [torch.float32, torch.bfloat16], of=1),
+    ids=str,
+)
 def test_totals_equal_two_other_counts(name, attention, dtype):
     model, inputs = built(name, attention, dtype)
     with record(model) as ledger:

@@ -12,6 +12,7 @@ from actmem.measure.one_layer import measure_layer_peak
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
+from tests.tiers import covering
 
 #: Shapes whose peaks lie in different places: a long sequence, wide, many heads, next to nothing.
 SHAPES = {
@@ -40,10 +41,11 @@ def measured(shape, ranks, recompute, dtype):
         return measure_layer_peak(shape, tp, recompute, dtype=dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(
+    ("shape", "recompute", "ranks", "dtype"),
+    covering(SHAPES, RECOMPUTE_MODES, RANKS, [torch.bfloat16, torch.float32]),
+    ids=str,
+)
 def test_the_peak_is_as_predicted(shape, recompute, ranks, dtype):
     size, sequence_parallel = RANKS[ranks]
     shape = SHAPES[shape]
@@ -58,8 +60,9 @@ def test_the_peak_is_as_predicted(shape, recompute, ranks, dtype):
     assert kinds["weights"] == bill.by_kind()["weight"]
 
 
-@pytest.mark.parametrize("ranks", ["one rank", "TP", "TP + SP"])
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize(
+    ("recompute", "ranks"), covering(RECOMPUTE_MODES, ["one rank", "TP", "TP + SP"], of=1), ids=str
+)
 def test_every_smaller_peak_is_as_predicted_too(recompute, ranks):
     shape, (size, sequence_parallel) = SHAPES["even"], RANKS[ranks]
     curve = measured(shape, (size, sequence_parallel), recompute, torch.bfloat16).curve

@@ -30,6 +30,7 @@ from actmem_course.bench.held import InFlight
 from actmem_course.others.controllable_memory import v_half, v_min
 from actmem_course.others.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
 from tests.rank_pool import RankFailed
+from tests.tiers import covering
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=8, vocab_size=20)
 E = 8  # float64
@@ -188,16 +189,14 @@ def check_bytes(ranks, p, t, m, v_shaped, dropout, results):
         assert waiting == held(actions, lambda a: 0, lambda a: left_for_w(stage(a), p * m, t))
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("name", ["short warm-up", *ON_A_V])
+@pytest.mark.parametrize(("name", "grid"), covering(["short warm-up", *ON_A_V], GRIDS, of=1), ids=str)
 def test_bytes_of_every_rank_are_those_of_the_list(pools, name, grid):
     p, t, n = grid
     ranks, m, v_shaped = schedule_of(name, p, n)
     check_bytes(ranks, p, t, m, v_shaped, 0.1, pools[p * t].run(run_list, name, *grid, 0.1, None))
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("name", OF_TORCH)
+@pytest.mark.parametrize(("name", "grid"), covering(list(OF_TORCH), GRIDS, of=1), ids=str)
 def test_torchs_own_classes_run_the_same_list_and_hold_as_much(pools, name, grid):
     p, t, n = grid
     ranks, m, v_shaped = schedule_of(name, p, n)
@@ -217,8 +216,7 @@ def test_a_short_warm_up_holds_pm_chunks_and_gives_torchs_gradients(pools, m, gr
     assert same(results, pools[p * t].run(plain_step, p, t, n, m, 0.1))
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=str)
-@pytest.mark.parametrize("name", ["ZB-H1", *ON_A_V])
+@pytest.mark.parametrize(("name", "grid"), covering(["ZB-H1", *ON_A_V], GRIDS, of=1), ids=str)
 def test_a_list_gives_the_gradients_of_whole_backwards(pools, name, grid):
     p, t, n = grid
     _, m, _ = schedule_of(name, p, n)

@@ -15,6 +15,7 @@ from actmem.model.gpt import GPT
 from actmem.model.layer import TransformerLayer
 from actmem.recipes import RECOMPUTE_MODES
 from tests.measure.live_count import LiveCount, exchanges_on_copies, existing, one_step
+from tests.tiers import covering
 
 SHAPE = ModelShape(16, 2, 32, 4, num_layers=2, vocab_size=64)
 
@@ -39,8 +40,7 @@ MODELS: dict[str, tuple] = {
 }
 
 
-@pytest.mark.parametrize("fake", [False, True])
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(("name", "fake"), covering(list(MODELS), [False, True], of=1))
 def test_the_bill_adds_up_to_the_independent_peak(name, fake):
     with emulated_rank(1) if fake else nullcontext():
         make, inputs, loss = MODELS[name]
@@ -140,8 +140,7 @@ def tensor_parallel_bill(sequence_parallel, recompute):
     return sum(row.bytes for row in bill.peak), bill.peak_bytes, second.peak_bytes
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("sequence_parallel", "recompute"), covering([False, True], RECOMPUTE_MODES, of=1))
 def test_two_ranks_of_tensor_and_sequence_parallelism(pools, sequence_parallel, recompute):
     for billed, peak, counted in pools[2].run(tensor_parallel_bill, sequence_parallel, recompute):
         assert billed == peak == counted > 0

@@ -4,7 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -27,13 +27,13 @@ from actmem.today.llama import LlamaLayer, attend
 from actmem.today.part_attention import attend_part
 from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
 from tests.model.test_llama import FLASH, MODES, flash_flops, plain, whole_weights
+from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(16, 3, 32, 8, 4, 40)
 SHAPES = {
     "llama": SHAPE,
     "qwen3 with experts": LlamaShape(16, 3, 32, 8, 4, 40, 6, True, num_experts=4, experts_per_token=2),
 }
-kinds = pytest.mark.parametrize("kind", SHAPES)
 ways = pytest.mark.parametrize("way", CONTEXT_KINDS)
 
 
@@ -93,17 +93,13 @@ def on_ranks(shape, context_parallel_size, way, sequence_parallel, members=None)
     return max(errors), "".join(wrong)
 
 
-@kinds
-@ways
-@pytest.mark.parametrize("context_parallel_size", [2, 4])
+@pytest.mark.parametrize(("context_parallel_size", "way", "kind"), covering([2, 4], CONTEXT_KINDS, SHAPES))
 def test_on_ranks(pools, context_parallel_size, way, kind):
     for error, wrong in pools[context_parallel_size].run(on_ranks, SHAPES[kind], context_parallel_size, way, False):
         assert error < 1e-12 and wrong == ""
 
 
-@kinds
-@ways
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("sequence_parallel", "way", "kind"), covering([False, True], CONTEXT_KINDS, SHAPES))
 def test_with_tensor_parallelism(pools, sequence_parallel, way, kind):
     for error, wrong in pools[4].run(on_ranks, SHAPES[kind], 2, way, sequence_parallel):
         assert error < 1e-12 and wrong == ""
@@ -143,14 +139,13 @@ def exchanges_on_ranks(shape, context_parallel_size, way):
     return [exchange_differences(shape, tp, context, mode) for mode in MODES]
 
 
-@kinds
-@ways
+@pytest.mark.parametrize(("way", "kind"), covering(CONTEXT_KINDS, SHAPES, of=1))
 def test_exchanges_on_real_ranks(pools, way, kind):
     assert pools[4].run(exchanges_on_ranks, SHAPES[kind], 2, way) == 4 * [4 * [{}]]
 
 
 @ways
-@settings(max_examples=15, deadline=None)
+@examples(5, at_night=15)
 @given(st.data())
 def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
     c, t, groups = data.draw(st.sampled_from([2, 3, 4])), data.draw(st.integers(1, 2)), data.draw(st.integers(1, 3))
@@ -166,8 +161,9 @@ def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
         assert exchange_differences(shape, tp, context, recompute) == {}
 
 
-@ways
-@pytest.mark.parametrize("model", [name for name, shape in LLAMA_MODELS.items() if not shape.latent])
+@pytest.mark.parametrize(
+    ("model", "way"), covering([name for name, shape in LLAMA_MODELS.items() if not shape.latent], CONTEXT_KINDS, of=1)
+)
 def test_named_shapes_are_exact_on_emulated_ranks(model, way):
     shape = llama_shape(model)
     t, c = (2, 2) if way == "ulysses" else (8, 4)

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,6 +23,7 @@ from actmem.rows import compare, total
 from actmem.today.fused import rotary_tables
 from actmem.today.llama import LlamaLayer
 from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
+from tests.tiers import covering, examples, sampled
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
 #: As Qwen3: a norm over each head's query and key, and heads that are wider than h/a.
@@ -179,15 +180,13 @@ def on_ranks(shape, sequence_parallel, members=None):
 
 
 # k = 2: with four ranks two hold the same key and value head.
-@kinds
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "sequence_parallel", "kind"), covering([2, 4], [False, True], SHAPES))
 def test_on_ranks(pools, size, sequence_parallel, kind):
     for error, wrong in pools[size].run(on_ranks, SHAPES[kind], sequence_parallel):
         assert error < 1e-12 and wrong == ""
 
 
-@kinds
+@pytest.mark.parametrize("kind", sampled(SHAPES, 2, always=["deepseek"]))
 def test_in_a_subgroup(pools, kind):
     for error, wrong in pools[4].run(on_ranks, SHAPES[kind], True, [3, 1]):
         assert error < 1e-12 and wrong == ""
@@ -209,7 +208,7 @@ def llama_shapes(draw):
     return LlamaShape(s, b, h, a, k, f, d, qk_norm, experts, taken, shared, sigmoid, latent)
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15, at_night=30)
 @given(llama_shapes(), st.data(), st.sampled_from([torch.bfloat16, torch.float32, torch.float64]))
 def test_bytes_of_any_shape_and_set(shape, data, dtype):
     recompute = data.draw(sets(shape))
@@ -234,7 +233,7 @@ def each_kind_with_a_set():
     return st.sampled_from(list(SHAPES)).flatmap(lambda kind: st.tuples(st.just(kind), sets(SHAPES[kind])))
 
 
-@settings(max_examples=30, deadline=None)
+@examples(15, at_night=30)
 @given(each_kind_with_a_set())
 @example(("llama", {"Q", "QKV projection input", "log-sum-exp"}))  # one node reads Q, and what is made from Q
 @example(("qwen3", {"Q before its norm", "Q"}))
@@ -260,18 +259,21 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
     assert llama_recomputed_flops(shape, "full") == sum(products.values()) - last
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-@pytest.mark.parametrize("model", LLAMA_MODELS)
-def test_named_shapes_are_exact_on_emulated_ranks(model, dtype):
+@pytest.mark.parametrize(
+    ("model", "dtype", "t"), covering(LLAMA_MODELS, [torch.bfloat16, torch.float32], [1, 2, 4, 8, 16], of=1), ids=str
+)
+def test_named_shapes_are_exact_on_emulated_ranks(model, dtype, t):
     shape = llama_shape(model)
     routings = ("even", "one-sided") if shape.num_experts else ("even",)
-    sizes = [t for t in (1, 2, 4, 8, 16) if (shape.num_experts or t) % t == 0]
-    assert sizes[3:] == ([8] if model == "mixtral-8x7b" else [8, 16])
-    for t in sizes:
-        with emulated_rank(t):
-            for sequence_parallel, mode, routing in itertools.product((False, True), MODES, routings):
-                tp = tensor_parallel(sequence_parallel=sequence_parallel)
-                assert differences(shape, mode, tp, dtype, routing) == "", (model, t, mode, routing)
+    if (shape.num_experts or t) % t:
+        assert (model, t) == ("mixtral-8x7b", 16)
+        with pytest.raises(ConfigError, match="^num_experts: 8 must be divisible"):
+            llama_rows(shape, Parallel(t))
+        return
+    with emulated_rank(t):
+        for sequence_parallel, mode, routing in itertools.product((False, True), MODES, routings):
+            tp = tensor_parallel(sequence_parallel=sequence_parallel)
+            assert differences(shape, mode, tp, dtype, routing) == "", (mode, routing)
 
 
 def test_the_two_floors():

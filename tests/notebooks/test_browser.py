@@ -23,6 +23,7 @@ from tests.notebooks.lab import Lab
 from tests.notebooks.opened import LIGHT_SHARE, LOST, OUTPUTS
 from tests.notebooks.panels import DESCRIBE, SHOWN, panel_in_page, use_panel
 from tests.notebooks.predictions import PREDICTIONS, use_predictions
+from tests.tiers import sampled
 
 #: The first panel of a chapter, with sliders for s, b, h and a, which comes with a guess; in a notebook of its own,
 #: whose kernel starts without torch.
@@ -90,7 +91,7 @@ def add(lab, name, *cells):
     nbformat.write(notebook, lab.folder / "notebooks" / name)
 
 
-@pytest.mark.parametrize("name", IN_JUPYTERLAB)
+@pytest.mark.parametrize("name", sampled(IN_JUPYTERLAB, 0, always=IN_JUPYTERLAB[1:2]))
 def test_a_reader_uses_it(name, lab, browser, shots):
     with lab.notebook(browser, name) as notebook:
         check_cells(notebook.run_all(), name)
@@ -136,33 +137,6 @@ def run_and_guess(notebook):
     return panel_in_page(notebook)
 
 
-def test_only_sizes_that_fit_are_offered(lab, browser, shots):
-    with lab.notebook(browser, BARS) as notebook:
-        box, figure = run_and_guess(notebook)
-        expect(box.locator(".actmem-predict output")).to_have_text(re.compile("^It is "))
-        hidden, heads = box.locator(".noUi-handle").nth(2), box.locator(".noUi-handle").nth(3)
-        heads.press("ArrowRight")
-        expect(figure).to_have_attribute("aria-label", re.compile("h=12288, a=128"))
-        hidden.press("ArrowRight")  # 13 × 1,024
-        expect(figure).to_have_attribute("aria-label", re.compile("h=13312, a=128"))
-        hidden.press("ArrowRight")
-        expect(figure).to_have_attribute("aria-label", re.compile("h=14336, a=128"))
-        expect(box.locator(".actmem-line")).to_have_text("")
-        shots(box, "offered")
-
-
-def test_a_reloaded_page_shows_what_was_there(lab, browser):
-    with lab.notebook(browser, BARS) as notebook:
-        box, figure = run_and_guess(notebook)
-        box.locator(".noUi-handle").first.press("ArrowRight")
-        expect(figure).to_have_attribute("aria-label", re.compile("s=2304"))
-        shown = figure.evaluate(SHOWN)
-        notebook.save_and_reload()
-        _, figure = panel_in_page(notebook)
-        assert figure.evaluate(SHOWN) == shown
-        assert notebook.complaints == []
-
-
 #: Go to a code cell, by its number among code cells.
 SHOW_CELL = """
 async (number) => {
@@ -172,50 +146,71 @@ async (number) => {
   await notebook.scrollToCell(cell, "start");
 }
 """
-
-
-def test_the_browser_keeps_a_guess(lab, browser):
-    with lab.notebook(browser, BARS) as notebook:
-        notebook.run_all()
-        form = notebook.go_to(notebook.ask(PREDICTIONS)[0]).locator(".actmem-predict")
-        form.locator("input").fill("42")
-        form.locator("button[type=submit]").click()
-        expect(form.locator("output")).to_have_text(re.compile("^You said 42"))
-        notebook.run_all()  # new widgets, which the kernel knows no guess of
-        form = notebook.go_to(notebook.ask(PREDICTIONS)[-1]).locator(".actmem-predict")
-        expect(form.locator("input")).to_have_value("42")
-        expect(form.locator("output")).to_have_text("")
-
-
 #: The drawing's width on the page.  It is asked for anew each time: plotly may draw in a new element.
 DRAWN_WIDTH = "figure => figure.querySelector('.main-svg')?.getBoundingClientRect().width"
 
 
-def test_figures_fit_a_narrow_page_and_follow_a_wider_one(lab, browser, shots):
+def test_a_panel_fits_its_page_and_keeps_what_it_showed(lab, browser, shots):
+    """One notebook, from a narrow page in a light theme to a wide one in a dark theme, reloaded, and guessed at."""
     with lab.notebook(browser, BARS, width=800) as notebook:
         box, figure = run_and_guess(notebook)
-        page, node = notebook.page, figure.element_handle()
-        page.wait_for_function(f"figure => ({DRAWN_WIDTH})(figure) <= figure.clientWidth + 1", arg=node)
-        narrow = figure.evaluate(DRAWN_WIDTH)
-        shots(box, "narrow")
-        page.set_viewport_size({"width": 1280, "height": 1000})
-        page.wait_for_function(f"([figure, narrow]) => ({DRAWN_WIDTH})(figure) > narrow + 100", arg=[node, narrow])
+        check_widths(notebook.page, box, figure, shots)
+        check_sizes_offered(box, figure, shots)
+        check_themes(notebook.page, box, figure, shots)
+        shown = figure.evaluate(SHOWN)
+        notebook.save_and_reload()
+        _, figure = panel_in_page(notebook)
+        assert figure.evaluate(SHOWN) == shown
+        assert notebook.complaints == []
+        check_a_guess_is_kept(notebook)
 
 
-def test_a_dark_theme_has_no_white_slabs(lab, browser, shots):
-    with lab.notebook(browser, BARS) as notebook:
-        box, figure = run_and_guess(notebook)
-        page = notebook.page
-        for theme, light in (("Light", True), ("Dark", False)):
-            page.evaluate("(theme) => { window.jupyterapp.commands.execute('apputils:change-theme', { theme }); }", f"JupyterLab {theme}")
-            page.wait_for_selector(f"body[data-jp-theme-light='{str(light).lower()}']", state="attached")
-            for part in (figure, box.locator(".actmem-predict")):
-                part.scroll_into_view_if_needed()
-                shot = base64.b64encode(part.screenshot()).decode()
-                assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == light
-        shots(page, "dark-theme")
+def check_widths(page, box, figure, shots):
+    node = figure.element_handle()
+    page.wait_for_function(f"figure => ({DRAWN_WIDTH})(figure) <= figure.clientWidth + 1", arg=node)
+    narrow = figure.evaluate(DRAWN_WIDTH)
+    shots(box, "narrow")
+    page.set_viewport_size({"width": 1280, "height": 1000})
+    page.wait_for_function(f"([figure, narrow]) => ({DRAWN_WIDTH})(figure) > narrow + 100", arg=[node, narrow])
 
 
+def check_sizes_offered(box, figure, shots):
+    expect(box.locator(".actmem-predict output")).to_have_text(re.compile("^It is "))
+    hidden, heads = box.locator(".noUi-handle").nth(2), box.locator(".noUi-handle").nth(3)
+    heads.press("ArrowRight")
+    expect(figure).to_have_attribute("aria-label", re.compile("h=12288, a=128"))
+    hidden.press("ArrowRight")  # 13 × 1,024
+    expect(figure).to_have_attribute("aria-label", re.compile("h=13312, a=128"))
+    hidden.press("ArrowRight")
+    expect(figure).to_have_attribute("aria-label", re.compile("h=14336, a=128"))
+    expect(box.locator(".actmem-line")).to_have_text("")
+    shots(box, "offered")
+
+
+def check_themes(page, box, figure, shots):
+    for theme, light in (("Light", True), ("Dark", False)):
+        page.evaluate("(theme) => { window.jupyterapp.commands.execute('apputils:change-theme', { theme }); }", f"JupyterLab {theme}")
+        page.wait_for_selector(f"body[data-jp-theme-light='{str(light).lower()}']", state="attached")
+        for part in (figure, box.locator(".actmem-predict")):
+            part.scroll_into_view_if_needed()
+            shot = base64.b64encode(part.screenshot()).decode()
+            assert (page.evaluate(LIGHT_SHARE, shot) > 0.3) == light
+    shots(page, "dark-theme")
+
+
+def check_a_guess_is_kept(notebook):
+    notebook.run_all()
+    form = notebook.go_to(notebook.ask(PREDICTIONS)[0]).locator(".actmem-predict")
+    form.locator("input").fill("42")
+    form.locator("button[type=submit]").click()
+    expect(form.locator("output")).to_have_text(re.compile("^You said 42"))
+    notebook.run_all()  # new widgets, which the kernel knows no guess of
+    form = notebook.go_to(notebook.ask(PREDICTIONS)[-1]).locator(".actmem-predict")
+    expect(form.locator("input")).to_have_value("42")
+    expect(form.locator("output")).to_have_text("")
+
+
+@pytest.mark.nightly
 def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
     add(lab, "slow.ipynb", FIGURES)
     with lab.notebook(browser, "slow.ipynb") as notebook:
@@ -232,6 +227,7 @@ def test_figures_take_changes_however_long_plotly_needs_to_start(lab, browser):
         assert notebook.complaints == []
 
 
+@pytest.mark.nightly
 def test_a_key_changes_the_figure_at_once(lab, browser, record_property):
     """The limit is loose, because other work runs beside this test; the numbers are in the report."""
     with lab.notebook(browser, BARS) as notebook:

@@ -13,6 +13,7 @@ from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.recipes import RECOMPUTE_MODES
+from tests.tiers import covering
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4)
 FORMS: dict[str, dict[str, Any]] = {
@@ -66,9 +67,7 @@ def test_one_rank(form, recompute):
     assert largest_error(form, recompute) < 1e-12
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
-@pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(("size", "form", "recompute"), covering([2, 4], FORMS, RECOMPUTE_MODES))
 def test_sharded_equals_unsharded(pools, size, form, recompute):
     assert max(pools[size].run(largest_error, form, recompute)) < 1e-12
 

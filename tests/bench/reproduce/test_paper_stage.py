@@ -13,6 +13,7 @@ from actmem_course.bench.reproduce.paper_stage import (
     num_microbatches,
     schedule,
 )
+from tests.tiers import covering
 
 BOTH = "tensor+sequence+selective"
 
@@ -27,8 +28,7 @@ def test_the_ranks_hold_every_layer_once(name):
     assert sorted(layers) == list(range(PAPER_MODELS[name].shape.num_layers))
 
 
-@pytest.mark.parametrize("configuration", STAGE_CONFIGURATIONS)
-@pytest.mark.parametrize("name", PAPER_MODELS)
+@pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, STAGE_CONFIGURATIONS, of=1))
 def test_the_chosen_moment_is_the_fullest(name, configuration):
     """Counted from the actions alone: as many chunk-microbatches as the formula says, on every rank."""
     for rank in ranks(name):
@@ -42,8 +42,7 @@ def test_the_chosen_moment_is_the_fullest(name, configuration):
         assert len(held) == in_flight(stage.parallel, rank, stage.num_microbatches)
 
 
-@pytest.mark.parametrize("configuration", ["tensor+sequence", BOTH])
-@pytest.mark.parametrize("name", PAPER_MODELS)
+@pytest.mark.parametrize(("name", "configuration"), covering(PAPER_MODELS, ["tensor+sequence", BOTH], of=1))
 def test_first_stage_is_equation_5_or_6_to_the_byte(name, configuration):
     """Real layers, all of them, every microbatch in flight: measured equals predicted, term by term."""
     stage = PaperStage(name, configuration)

@@ -35,7 +35,7 @@ from actmem_course.bench.race import progress_line
 from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
 from actmem_course.files import check_files, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
 from actmem_course.show.speed_communication import compared_lines, exchanges_table, sent_table
 
 GLOO = (
@@ -58,7 +58,7 @@ def main() -> int:
         dtype = check_timing(args)
         check_layer(shape, Parallel(size, sequence_parallel=True))
         if args.emulate is None:  # an emulated rank on a CPU needs no memory: it only counts
-            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
+            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
         check_files(args, "json")
 
     torch.manual_seed(1234)

@@ -25,7 +25,7 @@ from actmem_course.bench.session import Session
 from actmem_course.bench.timing import device_name, setting
 from actmem_course.files import check_writable
 from actmem_course.process import lab, lab_console
-from actmem_course.ranks import check_ranks, device_type, ranks
+from actmem_course.ranks import check_ranks, ranks
 from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
 from actmem_course.show.speed_table import noise_line, speed_table
 
@@ -70,7 +70,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     torch.manual_seed(1234)
     console, started = lab_console(), time.monotonic()
-    dtype = torch.bfloat16 if device_type(args) == "cuda" else torch.float32
+    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     with ranks(args, real_tensors=True) as here:
 
         def say(text: str) -> None:

@@ -41,7 +41,7 @@ from actmem_course.bench.race import progress_line
 from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
 from actmem_course.files import check_files, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
 from actmem_course.show.speed_peers import elementwise_line, missing_lines, overheads_table, peers_table
 from actmem_course.show.tables import others_table, why_lines
 
@@ -87,7 +87,7 @@ def main() -> int:
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
         dtype = check_timing(args)
-        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
+        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
         check_files(args, "json")
 
     # What peers and torch warn of while they are built is not this lab's to say.

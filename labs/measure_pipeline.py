@@ -26,7 +26,7 @@ from actmem_course.bench.measure_pipeline import PipelineRun, measure_pipeline
 from actmem_course.bench.timing import memory_bytes, ranks_here
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
 from actmem_course.show.tables import memory_table, pipeline_table
 
 SPELLED = {
@@ -72,7 +72,7 @@ def main() -> int:
         size = check_ranks(args, parser.prog)
         plan = plan_from(args)
         plan.check(size)
-        plan.check_memory(ELEMENT_SIZES[args.dtype], ranks_here(args), memory_bytes(device_type(args)))
+        plan.check_memory(ELEMENT_SIZES[args.dtype], ranks_here(args), memory_bytes(args.device))
         check_files(args, "json", "html")
 
     torch.manual_seed(1234)

@@ -28,7 +28,7 @@ from actmem_course.bench.race import progress_line
 from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, setting
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
 from actmem_course.show.speed_scaling import scaling_figure, scaling_table
 
 
@@ -58,9 +58,7 @@ def main() -> int:
         axes = [axis for axis in AXES if axis in (args.axis or AXES)]
         for axis in axes:
             for place in axis_settings(axis, shape).values():
-                check_speed(
-                    place.shape, place.tensor_parallel_size, ELEMENT_SIZES[dtype], 1, memory_bytes(device_type(args))
-                )
+                check_speed(place.shape, place.tensor_parallel_size, ELEMENT_SIZES[dtype], 1, memory_bytes(args.device))
         check_files(args, "json", "html")
 
     torch.manual_seed(1234)

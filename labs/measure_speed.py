@@ -32,7 +32,7 @@ from actmem_course.bench.timing import add_timing_arguments, check_timing, clock
 from actmem_course.bench.trace import write_trace
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
 from actmem_course.show.speed_table import milliseconds, noise_line, speed_table
 
 
@@ -66,7 +66,7 @@ def main() -> int:
         shape = shape_from(args)
         size = check_ranks(args, parser.prog)
         dtype = check_timing(args)
-        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(device_type(args)))
+        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
         check_files(args, "json", "html", "trace")
 
     torch.manual_seed(1234)
@@ -99,7 +99,7 @@ def main() -> int:
 def report_products(args, dtype: torch.dtype) -> int:
     """Print the share for each shape; the exit code."""
     torch.manual_seed(1234)
-    alone = Ranks(0, 1, device_type(args), False)
+    alone = Ranks(0, 1, args.device, False)
     pairs = measure_products(
         rounds=args.rounds, dtype=dtype, device=alone.device, cpu_time=args.cpu_time,
         on_progress=lambda text: progress_line(text, alone),

@@ -14,7 +14,7 @@ import torch
 from actmem.config import ConfigError
 from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
-from actmem_course.arguments import LabParser
+from actmem_course.arguments import LabParser, noting_smaller
 from actmem_course.bench.layer_table import LayerTable, run_layer_table
 from actmem_course.bench.measure_today import (
     check_kernel,
@@ -24,7 +24,6 @@ from actmem_course.bench.measure_today import (
     measure_today,
 )
 from actmem_course.process import lab
-from actmem_course.ranks import device_type
 
 SIZES = {
     "seq_length": "tokens of one sequence (s)",
@@ -75,7 +74,7 @@ def check(args, shape, ranks):
     if args.paper_layer and args.context != 1:
         raise ConfigError("context_parallel_size", "the paper's layer has none: leave out --paper-layer, or this")
     check_today(shape, ranks, args.context, args.context_kind)
-    if not args.paper_layer and device_type(args) == "cuda":
+    if not args.paper_layer and args.device == "cuda":
         check_kernel(shape, getattr(torch, args.dtype), args.context, args.context_kind)
 
 
@@ -96,8 +95,8 @@ def shape_from(args):
         for name in ONLY_TODAY:
             if name in given:
                 raise ConfigError(name, "the paper's layer has none: leave out --paper-layer, or this")
-        return model_shape(args.model or "tiny").with_sizes(**given)
-    return llama_shape(args.model or "tiny-llama").with_sizes(**given)
+        return noting_smaller(model_shape(args.model or "tiny").with_sizes(**given))
+    return noting_smaller(llama_shape(args.model or "tiny-llama").with_sizes(**given))
 
 
 def title(args, shape) -> str:

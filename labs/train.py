@@ -16,7 +16,7 @@ from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.bench.training import TEXT_BYTES, TRAINING_SHAPE, TrainingJob, check_folder, run_training
 from actmem_course.files import check_files, write_text
 from actmem_course.process import lab
-from actmem_course.ranks import add_rank_arguments, check_ranks, device_type, ranks
+from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
 from actmem_course.standard_library import standard_library
 
 MODES = {mode.name: mode for mode in TABLE2}
@@ -54,7 +54,7 @@ def main() -> int:
             if here.rank == 0:
                 print(f"step {step}: loss {loss:.6f}", flush=True)
 
-        losses = run_training(job, here, text.to(device_type(args)), args.save, args.save_every or 10, on_step)
+        losses = run_training(job, here, text.to(args.device), args.save, args.save_every or 10, on_step)
         if here.rank == 0 and args.json:
             write_text(args.json, json.dumps(losses) + "\n")
     return 0

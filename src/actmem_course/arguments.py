@@ -30,11 +30,34 @@ _SIZES = {
 }
 
 
+def device_for(asked: str, ranks: int, gpus: int, program: str, alone: bool = True) -> str:
+    """ "cuda" or "cpu" for all ``ranks`` of this host, which has so many GPUs.
+
+    Ranks that don't have a GPU each, and are alone in the job, run on the CPU; the first says so.  Raises ConfigError
+    if ``asked`` is "cuda", or if ranks on other hosts may have GPUs.
+    """
+    if asked == "cuda" and not gpus:
+        raise ConfigError("device", "torch finds no CUDA GPU here")
+    if asked == "cpu" or not gpus:
+        return "cpu"
+    if ranks <= gpus:
+        return "cuda"
+    found = f"{gpus} GPU{'s' * (gpus > 1)}"
+    if asked == "cuda" or not alone:
+        raise ConfigError("device", f"{ranks} processes on this host but {found}: start {gpus}, or add --device cpu")
+    if os.environ.get("RANK", "0") == "0":
+        print(f"{program}: {ranks} ranks and only {found} here: they run on the CPU", file=sys.stderr, flush=True)
+    return "cpu"
+
+
 class LabParser(argparse.ArgumentParser):
     """An ArgumentParser whose errors are one line, on rank 0 only, with exit code 2.
 
     spelled: options that are shorter than the argument that a ConfigError names.
     """
+
+    #: Sizes to try where memory is too small, once a lab knows its own.
+    smaller = ""
 
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
@@ -83,7 +106,16 @@ def add_shape_arguments(parser: argparse.ArgumentParser) -> None:
 def shape_from(args: argparse.Namespace) -> ModelShape:
     """The shape that the arguments name.  Raises ConfigError on sizes that do not fit together."""
     given = {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
-    return model_shape(args.model).with_sizes(**given)
+    return noting_smaller(model_shape(args.model).with_sizes(**given))
+
+
+def noting_smaller(shape):
+    """The same shape; if memory is too small for it, the lab's error names half its microbatch, or half its sequence."""
+    for name in ("micro_batch_size", "seq_length"):
+        if getattr(shape, name) > 1:
+            LabParser.smaller = f"--{name.replace('_', '-')} {getattr(shape, name) // 2}"
+            break
+    return shape
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

@@ -41,6 +41,8 @@ class Guard(threading.Thread):
     def __init__(self, store: RankStore | None = None, program: str = ""):
         super().__init__(name="guard", daemon=True)
         self.store, self.program = store or RankStore(), program or os.path.basename(sys.argv[0])
+        #: Whether all ranks have been there.
+        self.met = False
         self._over, self._giving_up = threading.Event(), threading.Lock()
         self._signs = Signs(self.quit)
         self._parent = os.getppid()
@@ -95,7 +97,7 @@ class Guard(threading.Thread):
         """Twice a second: has another rank failed?"""
         if self.store.size > 1 and self.store.count("alarm", 0):
             self.give_up(None)
-        if silent := self._signs.exchange(self.store):
+        if self.met and (silent := self._signs.exchange(self.store)):
             self.give_up(silent)
 
     def lost(self) -> None:
@@ -103,30 +105,33 @@ class Guard(threading.Thread):
         time.sleep(BEAT_SECONDS)
         say_gone()
 
-    def give_up(self, cause: str | None) -> NoReturn:
-        """End this rank, and the others with it.  cause: None if it lies with another rank, or outside."""
+    def give_up(self, cause: str | None, echo: bool = False) -> NoReturn:
+        """End this rank, and the others with it.  cause: None if it lies with another rank, or outside.
+
+        echo: the cause is what an exchange says whose other side is gone.  It counts if no rank knows better.
+        """
         self._giving_up.acquire()  # and never release it: the other thread waits here for the end
         try:
             # Before the alarm: who hears it finds that somebody speaks, and blames nobody.
-            speaks = cause is not None and self.store.count("spoken") == 1
+            speaks = cause is not None and not echo and self.store.count("spoken") == 1
             self.store.count("alarm")
             self.store.post("here", True)
-            if cause is None and not self._to_start:  # start knows itself what became of a rank
-                cause = self._blame()
+            if echo or cause is None and not self._to_start:
+                cause = self._blame(cause)
                 speaks = cause is not None and self.store.count("spoken") == 1
             self.quit(cause if speaks else None)
         except RanksLost:
             self.quit(cause)
 
-    def _blame(self) -> str | None:
-        """Who has failed, if nobody says so itself."""
+    def _blame(self, echo: str | None) -> str | None:
+        """Who has failed, if nobody says so itself; ``echo`` if all are there."""
         missing = self.silent("here", until=lambda: self.store.count("spoken", 0) > 0)
         if self.store.count("spoken", 0):
             return None
-        ranks = ", ".join(map(str, sorted(missing)))
-        if missing:
-            return f"rank{'s' * (len(missing) > 1)} {ranks} died: killed, or crashed"
-        return "told to end" if os.environ.get("RANK", "0") == "0" else None
+        if missing and self.met:
+            ranks = ", ".join(map(str, sorted(missing)))  # start knows itself what became of a rank
+            return None if self._to_start else f"rank{'s' * (len(missing) > 1)} {ranks} died: killed, or crashed"
+        return echo or ("told to end" if os.environ.get("RANK", "0") == "0" else None)
 
     def silent(self, key: str, until: Callable[[], bool] = lambda: False) -> set[int]:
         """The other ranks that don't say this word in time; the time starts anew with each that does."""

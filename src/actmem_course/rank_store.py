@@ -80,12 +80,15 @@ def _lost():
 def connect(purpose: str, seconds: float = SECONDS) -> RankStore:
     """A connection of one's own to the store; one that waits blocks all of its connection.
 
-    Every rank of the default process group must have one for each purpose, and each purpose has
-    keys of its own.
+    Every rank must have one for each purpose, and each purpose has keys of its own.  Before there is a
+    process group, ranks are those of the environment.
     """
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
+    if dist.is_initialized():
+        rank, size = dist.get_rank(), dist.get_world_size()
+    if size == 1:
         return RankStore()
     host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
     store = dist.TCPStore(host, port, None, False, timeout=timedelta(seconds=seconds), wait_for_workers=False)
     attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-    return RankStore(dist.get_rank(), dist.get_world_size(), dist.PrefixStore(f"actmem/{attempt}/{purpose}", store))
+    return RankStore(rank, size, dist.PrefixStore(f"actmem/{attempt}/{purpose}", store))

@@ -22,6 +22,7 @@ import torch.distributed.nn.functional  # noqa: F401
 
 from actmem.config import ConfigError, check_size
 from actmem.measure.emulate import emulated_rank
+from actmem_course.arguments import device_for
 from actmem_course.guard import LINE, Guard, say_gone
 from actmem_course.rank_store import RankStore, connect
 from actmem_course.start import start_ranks
@@ -63,13 +64,16 @@ def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True, st
         "--device",
         choices=("auto", "cpu", "cuda"),
         default="auto",
-        help="default: GPUs if there are any" + (" (CPU with --emulate)" if emulate else ""),
+        help="default: GPUs if there is one for each rank" + (" (CPU with --emulate)" if emulate else ""),
     )
     parser.set_defaults(can_emulate=emulate)
 
 
 def check_ranks(args: argparse.Namespace, script: str) -> int:
-    """How many ranks there will be.  Raises ConfigError if the arguments and the start do not fit."""
+    """How many ranks there will be; ``args.device`` is "cpu" or "cuda" from here on, on all of a host's ranks.
+
+    Raises ConfigError if the arguments and the start do not fit.
+    """
     started = "RANK" in os.environ and "WORLD_SIZE" in os.environ
     wanted = getattr(args, "ranks", None)
     if wanted is not None and LINE not in os.environ:
@@ -89,15 +93,14 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
             "not started by torchrun",
             f"run torchrun --nproc-per-node 2 labs/{script}{alone}, or python labs/{script} --ranks 2",
         )
-    fakes = args.emulate is not None and getattr(args, "can_fake_cuda", False) and torch.version.cuda is not None
-    if args.device == "cuda" and not torch.cuda.is_available() and not fakes:
-        raise ConfigError("device", "torch finds no CUDA GPU here")
-    if device_type(args) == "cuda" and not fakes:
-        local, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", "1")), torch.cuda.device_count()
-        if local > gpus:
-            raise ConfigError(
-                "device", f"{local} processes on this host but {gpus} GPUs: start {gpus}, or add --device cpu"
-            )
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if args.emulate is not None:
+        fakes = getattr(args, "can_fake_cuda", False) and torch.version.cuda is not None
+        # It stays on the CPU unless asked: there it needs no memory.
+        args.device = device_for(args.device, 1, int(gpus or fakes) if args.device == "cuda" else 0, script)
+    else:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        args.device = device_for(args.device, local, gpus, script, alone=local == size)
     return size
 
 
@@ -107,14 +110,15 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
 
     real_tensors: an emulated rank works on real tensors on a CPU too, as it must to be timed.
     """
-    device = device_type(args)
+    device = args.device
     if args.emulate is not None:
         with emulated_rank(args.emulate, device=device, real_tensors=real_tensors):
             yield Ranks(0, args.emulate, device, emulated=True)
         return
     guard = Guard()
     guard.start()
-    _find_the_store()
+    if _store_is_served():
+        guard.store = connect("guard")  # so that of all ranks that can't start one says why
     if device == "cuda":
         gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(gpu)
@@ -122,29 +126,36 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
     else:
         stay_on_this_host()
         dist.init_process_group("gloo", timeout=TIMEOUT)
-    guard.store = connect("guard")
+    if guard.store.store is None:
+        guard.store = connect("guard")
+    guard.met = True
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size(), device, emulated=False)
         dist.barrier()  # no rank leaves while another still talks to it
-    finally:
-        end_group()
+    except BaseException as error:
+        # To destroy a group of NCCL may wait for the other ranks, which wait for this one: first say what is wrong.
+        if isinstance(error, (KeyboardInterrupt, SystemExit)) or dist.get_world_size() == 1:
+            end_group()
+        raise
+    end_group()
     if Guard.current:  # after an error it stays, and ends the other ranks
         Guard.current.stop()
 
 
-def _find_the_store() -> None:
-    """End this rank if nobody serves the store: what started it is gone, and joining would wait for minutes.
+def _store_is_served() -> bool:
+    """Whether what started this rank serves the store.  Ends this rank if that is gone: joining would wait for minutes.
 
     Where torchrun serves it, as usual, it did so before it started any rank.
     """
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
-        return
+        return False
     try:
         socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=60).close()
     except ConnectionRefusedError:
         say_gone()
     except OSError:
-        pass  # the process group says what is wrong
+        return False  # the process group says what is wrong
+    return True
 
 
 def stay_on_this_host() -> None:
@@ -164,11 +175,3 @@ def end_group() -> None:
     _store.cache_clear()
     dist.destroy_process_group()
     gc.collect()
-
-
-def device_type(args: argparse.Namespace) -> str:
-    """``"cuda"`` or ``"cpu"``: what ``--device`` means here."""
-    if args.device != "auto":
-        return args.device
-    # An emulated rank stays on the CPU unless asked: there it needs no memory.
-    return "cuda" if args.emulate is None and torch.cuda.is_available() else "cpu"

@@ -79,6 +79,32 @@ def test_a_rank_has_no_memory_left(place, tmp_path):
     assert run.nothing_is_left()
 
 
+#: A fault, whether all ranks have it, and what is said.
+SAID = {
+    ("has no GPU memory", False): "out of memory on a GPU: 2.00 GiB asked for; try --micro-batch-size 1",
+    ("cannot save", True): "a save or its reading failed on rank 1: cannot write x/y: No space left on device",
+    ("meets NCCL's error", True): "NCCL: unhandled system error: "
+    "Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)",
+    ("loses the other", True): "RuntimeError: [x/gloo/transport/tcp/pair.cc:547] Connection closed by peer",
+}
+
+
+@pytest.mark.parametrize(("fault", "everywhere"), SAID)
+def test_one_rank_or_each_says_its_cause(fault, everywhere, tmp_path):
+    run = planted(tmp_path, fault, everywhere=everywhere)
+    code, output, (line,) = run.end()
+    assert code == 1 and re.match("measure_parity.py: rank [01]: " + re.escape(SAID[fault, everywhere]), line), line
+    assert run.nothing_is_left()
+
+
+def test_no_rank_can_start(tmp_path):
+    """Nothing exists yet over which one could hear of the others, but the store where they meet."""
+    run = planted(tmp_path, "loops", GLOO_SOCKET_IFNAME="nosuch0")
+    code, output, (line,) = run.end()
+    assert code == 1 and re.fullmatch(r"measure_parity.py: rank [01]: RuntimeError: .*nosuch0.*", line), line
+    assert run.nothing_is_left()
+
+
 @pytest.mark.parametrize("name", [at_night("SIGTERM"), at_night("SIGHUP"), "SIGKILL", "SIGINT"])
 def test_the_parent_is_ended_and_its_ranks_with_it(name, tmp_path):
     run = planted(tmp_path, "loops")

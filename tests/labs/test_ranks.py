@@ -25,19 +25,33 @@ def two_gpus(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
 
 
-@pytest.mark.parametrize("arguments", [(), ("--device", "cuda")])
-def test_more_ranks_than_gpus(monkeypatch, two_gpus, arguments):
+def test_more_ranks_than_gpus(monkeypatch, two_gpus, capsys):
     for name, value in {"RANK": "0", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="device: 4 processes on this host but 2 GPUs: start 2, or add --device cpu"):
-        check_ranks(parse(*arguments), "x.py")
-    assert check_ranks(parse("--device", "cpu"), "x.py") == 4
+        check_ranks(parse("--device", "cuda"), "x.py")
+    assert capsys.readouterr().err == ""
+    for rank, said in (("0", "x.py: 4 ranks and only 2 GPUs here: they run on the CPU\n"), ("1", "")):
+        monkeypatch.setenv("RANK", rank)
+        args = parse()
+        assert (check_ranks(args, "x.py"), args.device, capsys.readouterr().err) == (4, "cpu", said)
+    args = parse("--device", "cpu")
+    assert (check_ranks(args, "x.py"), args.device, capsys.readouterr().err) == (4, "cpu", "")
+
+
+def test_other_hosts_may_have_gpus_enough(monkeypatch, two_gpus):
+    """Then this one can't choose the CPU alone."""
+    for name, value in {"RANK": "0", "WORLD_SIZE": "6", "LOCAL_WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ConfigError, match="device: 3 processes on this host but 2 GPUs"):
+        check_ranks(parse(), "x.py")
 
 
 def test_two_hosts_count_their_own_gpus(monkeypatch, two_gpus):
     for name, value in {"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert check_ranks(parse(), "x.py") == 4
+    args = parse()
+    assert (check_ranks(args, "x.py"), args.device) == (4, "cuda")
 
 
 #: What keeps a group alive beyond its end: each must be gone when ``ranks`` is over.

@@ -53,7 +53,7 @@ def run_layer_table(parser: LabParser, table: LayerTable) -> int:
         shape = table.shape_from(args)
         size = check_ranks(args, parser.prog)
         table.check(args, shape, size)
-        if args.emulate is None and args.device != "cuda" and not torch.cuda.is_available():
+        if args.emulate is None and args.device == "cpu":
             memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
             table.check_memory(args, shape, ELEMENT_SIZES[args.dtype], int(os.environ["LOCAL_WORLD_SIZE"]), memory)
         check_files(args, "json")

@@ -11,7 +11,6 @@ import torch
 
 from actmem.config import ConfigError, check_size
 from actmem_course.arguments import ELEMENT_SIZES
-from actmem_course.ranks import device_type
 
 
 def add_timing_arguments(parser: argparse.ArgumentParser, rounds: int = 20) -> None:
@@ -32,7 +31,7 @@ def add_timing_arguments(parser: argparse.ArgumentParser, rounds: int = 20) -> N
 def check_timing(args: argparse.Namespace) -> str:
     """The dtype's name, chosen if none is given.  Raises ConfigError on options that do not fit together."""
     check_size("rounds", args.rounds, largest=100_000)
-    device = device_type(args)
+    device = args.device
     if args.cpu_time and device == "cuda":
         raise ConfigError("cpu_time", "says nothing about a GPU")
     return args.dtype or ("bfloat16" if device == "cuda" else "float32")
@@ -51,7 +50,7 @@ def memory_bytes(device: str) -> int:
 
 def ranks_here(args: argparse.Namespace) -> int:
     """How many ranks share the memory of ``memory_bytes``."""
-    if args.emulate is not None or device_type(args) == "cuda":
+    if args.emulate is not None or args.device == "cuda":
         return 1
     return int(os.environ["LOCAL_WORLD_SIZE"])
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.text import Text
 
 from actmem.config import ConfigError, check_size
-from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
+from actmem_course.arguments import LabParser, add_json_argument, device_for, tell_torchrun
 from actmem_course.console import lab_console
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files
@@ -54,7 +54,7 @@ def main(functions: dict) -> int:
             return 0
         if not args.solution:
             script = _file(script)
-        device = _device(args, size)
+        device = _device(args, size, script.name)
     judging = _Judging(lab, exercises, args, script, RankParent(size, device, alone=lab.one_process))
     try:
         with signals_end(judging.parent):
@@ -211,18 +211,14 @@ def _size(lab: Lab, args) -> int:
     return 2 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
 
 
-def _device(args, size: int) -> str:
-    """ "cpu" or "cuda".  Raises ConfigError without as many GPUs as ranks."""
+def _device(args, size: int, script: str) -> str:
+    """ "cpu" or "cuda" for so many ranks.  Raises ConfigError if that isn't what is asked for."""
     if args.device == "cpu" or args.device == "auto" and not os.path.exists("/dev/nvidiactl"):
         return "cpu"
     import torch  # where there may be GPUs
 
     gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    if args.device == "cuda" and not gpus:
-        raise ConfigError("device", "torch finds no CUDA GPU here")
-    if gpus and size > gpus:
-        raise ConfigError("device", f"{size} processes on this host but {gpus} GPUs: start {gpus}, or add --device cpu")
-    return "cuda" if gpus else "cpu"
+    return device_for(args.device, size, gpus, script)
 
 
 def _file(script: Path) -> Path:
@@ -251,7 +247,7 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     if not lab.one_process:
         parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 2)")
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs if there are any"
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs if there is one for each rank"
     )
     return parser
 

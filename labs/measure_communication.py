@@ -36,7 +36,7 @@ from actmem_course.bench.timing import add_timing_arguments, check_timing, clock
 from actmem_course.files import check_files, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
-from actmem_course.show.speed_communication import compared_lines, exchanges_table, sent_table
+from actmem_course.show.tables import compared_lines, exchanges_table, sent_table
 
 GLOO = (
     f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "

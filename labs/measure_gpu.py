@@ -26,8 +26,7 @@ from actmem_course.bench.timing import device_name, setting
 from actmem_course.files import check_writable
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import check_ranks, ranks
-from actmem_course.show.speed_peers import missing_lines, overheads_table, peers_table
-from actmem_course.show.speed_table import noise_line, speed_table
+from actmem_course.show.tables import missing_lines, noise_line, overheads_table, peers_table, speed_table
 
 RESULTS = Path(__file__).parent / "results"
 

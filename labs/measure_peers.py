@@ -42,8 +42,14 @@ from actmem_course.bench.timing import add_timing_arguments, check_timing, clock
 from actmem_course.files import check_files, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
-from actmem_course.show.speed_peers import elementwise_line, missing_lines, overheads_table, peers_table
-from actmem_course.show.tables import others_table, why_lines
+from actmem_course.show.tables import (
+    elementwise_line,
+    missing_lines,
+    others_table,
+    overheads_table,
+    peers_table,
+    why_lines,
+)
 
 
 @lab

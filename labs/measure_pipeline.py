@@ -112,11 +112,11 @@ def report(args, plan, results) -> None:
     if args.json:
         write_text(args.json, json.dumps([asdict(result) for result in results], indent=1) + "\n")
     if args.html:
-        from actmem_course.show.pipeline_schedule import measured_schedule
-        from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
+        from actmem_course.show.measured import write_page  # plotly is loaded only to draw
+        from actmem_course.show.pipeline import measured_schedule
 
         with replacing(args.html) as beside:
-            write_page(measured_schedule(plan.schedule, [asdict(result) for result in results]), beside)
+            write_page(measured_schedule(plan.schedule, results), beside)
 
 
 if __name__ == "__main__":

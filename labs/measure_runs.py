@@ -27,7 +27,8 @@ from actmem_course.bench.measure_runs import (
 )
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
-from actmem_course.show.published_runs import (
+from actmem_course.show.measured import runs_figure
+from actmem_course.show.tables import (
     calculators_table,
     choices_table,
     parts_table,
@@ -35,7 +36,6 @@ from actmem_course.show.published_runs import (
     runs_table,
     times_table,
 )
-from actmem_course.show.runs_figure import runs_figure
 
 
 @lab
@@ -86,7 +86,7 @@ def main() -> int:
     if args.json:
         write_text(args.json, json.dumps(predicted, ensure_ascii=False, indent=1) + "\n")
     if args.html and judged:
-        from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
+        from actmem_course.show.measured import write_page  # plotly is loaded only to draw
 
         with replacing(args.html) as beside:
             write_page(runs_figure(judged), beside)

@@ -29,7 +29,8 @@ from actmem_course.bench.timing import add_timing_arguments, check_timing, clock
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
-from actmem_course.show.speed_scaling import scaling_figure, scaling_table
+from actmem_course.show.measured import scaling_figure
+from actmem_course.show.tables import scaling_table
 
 
 @lab
@@ -93,7 +94,7 @@ def report(args, points, axes, where, clock) -> None:
         document = {"points": [asdict(point) for point in points], "slopes": [asdict(one) for one in found]}
         write_text(args.json, json.dumps(document, indent=1) + "\n")
     if args.html:
-        from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
+        from actmem_course.show.measured import write_page  # plotly is loaded only to draw
 
         with replacing(args.html) as beside:
             write_page(scaling_figure(points, found, where.replace("\n", ", ")), beside)

@@ -33,7 +33,8 @@ from actmem_course.bench.trace import write_trace
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
-from actmem_course.show.speed_table import milliseconds, noise_line, speed_table
+from actmem_course.show.style import milliseconds
+from actmem_course.show.tables import noise_line, speed_table
 
 
 @lab
@@ -142,7 +143,7 @@ def report(args, lines, wrong, title, clock) -> None:
     if args.json:
         write_text(args.json, json.dumps([asdict(line) for line in lines], indent=1) + "\n")
     if args.html:
-        from actmem_course.show.speed_figure import speed_figure, write_page  # plotly is loaded only to draw
+        from actmem_course.show.measured import speed_figure, write_page  # plotly is loaded only to draw
 
         with replacing(args.html) as beside:
             write_page(speed_figure(lines, title.replace("\n", ", ")), beside)

@@ -23,7 +23,7 @@ PLOTLY = "plotly.js-basic-dist-min@4.1.1"
 #: What the packages of a notebook's widgets are, which no page has.
 WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
 #: The front page's figure.
-FRONT = "from actmem_course.show.front_door import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+FRONT = "from actmem_course.show.memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
 
 
 def write_assets(folder: Path) -> None:

@@ -8,12 +8,9 @@ from actmem.formulas.activations import eq1
 from actmem.formulas.extras import layer_extra_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
-from actmem_course.show.front_door import front_door, front_door_controls
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.memory_wall import front_door, front_door_controls
 from actmem_course.show.style import size_text
-from actmem_course.show.varies import Varies
+from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
 
 gpt3 = PAPER_MODELS["175B"].shape
 a, b, h, s = gpt3.letters()

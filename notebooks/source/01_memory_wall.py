@@ -15,15 +15,12 @@ from actmem.models import PAPER_MODELS
 from actmem_course.others.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
-from actmem_course.show.choices import choice, slider
-from actmem_course.show.crossover import crossover_lines
+from actmem_course.show.controls import choice, slider
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.memory_wall import METHODS, gpu_bytes, memory_wall
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.memory_wall import METHODS, crossover_lines, gpu_bytes, memory_wall
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
+from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 largest = PAPER_MODELS["1T"]
 parts = gpu_bytes(largest, "tensor")

@@ -17,15 +17,11 @@ from actmem.measure.term_names import rows_by_term
 from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
-from actmem_course.show.choices import slider, steps
-from actmem_course.show.keep_game import keep_controls, keep_game
-from actmem_course.show.layer_bars import layer_bars
-from actmem_course.show.layer_drawing import layer_drawing
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.controls import slider, steps
+from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, comparison_text, extras_text, kept_text, saved_text
+from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 gpt3 = PAPER_MODELS["175B"].shape
 

@@ -20,16 +20,11 @@ from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
-from actmem_course.show.choices import choice, steps
-from actmem_course.show.floor import divided_and_whole, floor_bars, floor_lines, sizes_of_t
-from actmem_course.show.mlp_cut import COLUMNS_FIRST, ORDERS, mlp_cut
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.progress import Progress
-from actmem_course.show.qkv_cut import BY_HEAD, ROW_ORDERS, qkv_cut
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.controls import choice, steps
 from actmem_course.show.style import size_text
+from actmem_course.show.tensor_parallel import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
 from actmem_course.show.text import apart_text
+from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size

@@ -22,18 +22,13 @@ from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
-from actmem_course.show.choices import choice, play, steps
-from actmem_course.show.floor import sizes_of_t
-from actmem_course.show.gathered import gathered_lines
+from actmem_course.show.controls import choice, play, steps
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.progress import Progress
-from actmem_course.show.rank_parts import MODES, TENSOR, rank_parts
-from actmem_course.show.reveal import Reveal
-from actmem_course.show.ring_figure import FORWARD_EXCHANGE, RANKS, operator_ring, ring_step, steps_of_operator
+from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, TENSOR, gathered_lines, operator_ring, rank_parts, ring_step, steps_of_operator
 from actmem_course.show.style import size_text
+from actmem_course.show.tensor_parallel import sizes_of_t
 from actmem_course.show.text import apart_text, text_table
+from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size

@@ -24,19 +24,11 @@ from actmem.formulas.rebuild import core_over_gelu, rebuilds
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
-from actmem_course.show.added_flops import added_flops
-from actmem_course.show.batch_payoff import batch_payoff
-from actmem_course.show.choices import choice, play, slider, steps
-from actmem_course.show.memory_ladder import memory_ladder
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.progress import Progress
-from actmem_course.show.rebuild_price import rebuild_price
-from actmem_course.show.recompute_trade import recompute_trade
-from actmem_course.show.reveal import Reveal
-from actmem_course.show.step_timeline import step_timeline, training_moments
+from actmem_course.show.controls import choice, play, slider, steps
+from actmem_course.show.recomputation import added_flops, batch_payoff, memory_ladder, rebuild_price, recompute_trade, step_timeline, training_moments
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, table2_text, text_table
+from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
 

@@ -21,18 +21,13 @@ from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
 from actmem.formulas.timeline import draw, timeline
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
-from actmem_course.show.choices import play, slider, steps
+from actmem_course.results import PipelineResult, read
+from actmem_course.show.controls import play, slider, steps
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.moving_window import least_budget_bytes, moving_window_chart
-from actmem_course.show.panel import Panel
-from actmem_course.show.pipeline_schedule import chunks_that_fit, measured_schedule, microbatches_that_fit, moments_of, pipeline_schedule, ranks_that_fit, with_pipeline
-from actmem_course.show.predict import Prediction
-from actmem_course.show.progress import Progress
-from actmem_course.show.rank_memory import rank_memory
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.pipeline import chunks_that_fit, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, text_table
-from actmem_course.show.warm_up import warm_up_times
+from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
 CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
@@ -178,7 +173,7 @@ print("microbatches in flight, by rank:", [r["measured_in_flight"] for r in meas
 print("each rank ran its actions in the order of the schedule:", all(r["order_as_drawn"] for r in measured))
 
 # %%
-LiveFigure(measured_schedule(one_forward_one_backward(4, 8), measured))
+LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResult, one) for one in measured]))
 
 # %% [markdown]
 # The curves are measured; the time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 does not

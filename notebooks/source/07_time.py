@@ -18,18 +18,11 @@ from actmem.formulas.roofline import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECON
 from actmem_course.others.table5 import data_parallel_530b_mfu_percent, table5
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
-from actmem_course.show.choices import slider, steps
+from actmem_course.show.controls import slider, steps
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.progress import Progress
-from actmem_course.show.reveal import Reveal
-from actmem_course.show.roofline_figure import least_times, roofline
-from actmem_course.show.speed_text import results_text, speed_facts
-from actmem_course.show.table4_bars import table4_bars
-from actmem_course.show.text import apart_text, text_table
-from actmem_course.show.throughput import days_bars, training_days, utilisation_bars
-from actmem_course.show.varies import Varies
+from actmem_course.show.text import apart_text, results_text, speed_facts, text_table
+from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, training_days, utilisation_bars
+from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal, Varies
 
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 baseline = paper.TABLE4["baseline, no recompute"]

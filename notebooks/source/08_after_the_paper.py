@@ -22,15 +22,12 @@ from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, 
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import compare, total
-from actmem_course.show.choices import choice, steps
-from actmem_course.show.frontier_figure import frontier_figure
-from actmem_course.show.kept_today import kept_today
-from actmem_course.show.later_schedules import later_schedule
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.controls import choice, steps
+from actmem_course.show.pipeline import later_schedule
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, text_table
+from actmem_course.show.today import frontier_figure, kept_today
+from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 LLAMA = llama_shape("llama3-8b")
 

@@ -29,12 +29,10 @@ from actmem.measure.solve import formula_text, solve_formula
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
 from actmem.today.fused import rms_norm, swiglu
-from actmem_course.show.choices import choice, slider
-from actmem_course.show.llama_bars import llama_bars
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.controls import choice, slider
 from actmem_course.show.text import text_table
+from actmem_course.show.today import llama_bars
+from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 llama = LLAMA_MODELS["llama3-8b"]
 once = 2 * llama.seq_length * llama.micro_batch_size * llama.hidden_size

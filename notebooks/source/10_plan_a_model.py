@@ -16,14 +16,12 @@ from actmem.plan.settings import FRAMEWORK_SETTINGS
 from actmem.verify.verify_plan import verify_plan
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import measure_runs, paper_choice_results, step_time_results
-from actmem_course.show.choices import choice
+from actmem_course.show.controls import choice
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.panel import Panel
-from actmem_course.show.plan_wall import plan_wall
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
+from actmem_course.show.today import plan_wall
+from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 model = planned_model_of("llama3-70b")
 cluster = Cluster(64, 80 * GIBIBYTE)

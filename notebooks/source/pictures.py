@@ -8,7 +8,7 @@ from pathlib import Path
 
 import plotly
 
-from actmem_course.show.drawing import Drawing
+from actmem_course.show.marks import Drawing
 from actmem_course.show.memory_wall import memory_wall
 
 #: In CSS pixels, and device pixels for each.

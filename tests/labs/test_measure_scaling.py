@@ -9,7 +9,8 @@ from actmem.config import ConfigError, ModelShape
 from actmem_course import launch
 from actmem_course.bench.measure_scaling import AXES, FACTORS, axis_settings, slope, slopes
 from actmem_course.results import ScalingPoint
-from actmem_course.show.speed_scaling import scaling_figure, scaling_table, slope_finding
+from actmem_course.show.measured import scaling_figure, slope_finding
+from actmem_course.show.tables import scaling_table
 from tests.labs.in_process import lab_exit
 from tests.show.test_speed import printed
 

@@ -13,7 +13,7 @@ from actmem_course.judge.lab_checks.lab6_reward import ModesReward, curve
 from actmem_course.judge.workbench import Bench
 from actmem_course.rank_store import RankStore
 from actmem_course.results import ModeCost
-from actmem_course.show.training_figure import training_figure
+from actmem_course.show.measured import training_figure
 from tests.labs.judged import joined
 
 

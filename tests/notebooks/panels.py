@@ -10,9 +10,7 @@ from tests.notebooks.opened import PATIENCE_SECONDS
 PANELS = """
 import json as _json
 from ipywidgets.widgets.widget import _instances
-from actmem_course.show.panel import Panel as _Panel
-from actmem_course.show.predict import Prediction as _Prediction
-from actmem_course.show.reveal import Reveal as _Reveal
+from actmem_course.show.widgets import Panel as _Panel, Prediction as _Prediction, Reveal as _Reveal
 _panels = [widget for widget in _instances.values() if isinstance(widget, _Panel)]
 # What a cell displays: a panel and a question of their own, or one around both.
 _cells = dict((part.model_id, widget.model_id) for widget in _instances.values() if isinstance(widget, _Reveal) for part in (widget.prediction, widget.figure))

@@ -29,9 +29,7 @@ from tests.tiers import sampled
 #: whose kernel starts without torch.
 CHAPTER, BARS = "02_counting_bytes.ipynb", "bars.ipynb"
 WIDGETS = """
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.widgets import Panel, Prediction, Reveal
 """
 #: A plotly.js that starts when the page says so, and then holds the page for five seconds, as on a slow machine.
 SLOW_PLOTLY = """

@@ -13,7 +13,7 @@ import nbformat
 import pytest
 from nbclient.exceptions import CellExecutionError
 
-from actmem_course.show.live import PICTURES
+from actmem_course.show.live import PICTURES, LiveFigure
 from notebooks.source import build as builder
 from notebooks.source.build import NOTEBOOKS, build, execute, read, sources, target, tidy, without_pictures, write
 
@@ -49,9 +49,8 @@ print(1 + 1)
 
 # %%
 from actmem.config import ModelShape
-from actmem_course.show.crossover import crossover_lines
-from actmem_course.show.live import LiveFigure
-from actmem_course.show.varies import Varies
+from actmem_course.show.memory_wall import crossover_lines
+from actmem_course.show.widgets import Varies
 
 LiveFigure(crossover_lines(ModelShape(64, 1, 64, 4)))
 

@@ -6,11 +6,9 @@ from functools import cache
 import pytest
 from ipywidgets import Checkbox, IntSlider
 
-from actmem_course.show import plan_wall
+from actmem_course.show import today
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.widgets import Panel, Prediction, Reveal
 from notebooks.site.slices import figures
 from tests.notebooks.kinds import IN_JUPYTERLAB, IN_JUPYTERLITE, NAMES, kinds, stored
 
@@ -20,7 +18,7 @@ def each_plan_is_searched_once():
     """A search takes seconds.  The course keeps none: the mutation run changes formulas under it."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("planned_model_of", "plan_of_request"):
-            patch.setattr(plan_wall, name, cache(getattr(plan_wall, name)))
+            patch.setattr(today, name, cache(getattr(today, name)))
         yield
 
 

@@ -22,7 +22,7 @@ from notebooks.site.needs import Reader, needs_machine
         ("actmem.record", True),  # loaded when it is asked for
         ("actmem_course.others.paper", False),
         ("actmem.formulas.activations.eq1", False),
-        ("actmem_course.show.panel.Panel", False),
+        ("actmem_course.show.widgets.Panel", False),
         ("actmem.measure.record", True),
         ("actmem.model.layer", True),
         ("actmem_course.launch.results", True),  # starts processes

@@ -10,9 +10,8 @@ from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem_course.others.frontier import frontier
-from actmem_course.show.frontier_figure import frontier_figure
-from actmem_course.show.kept_today import kept_today
 from actmem_course.show.style import size_text
+from actmem_course.show.today import frontier_figure, kept_today
 
 
 @pytest.mark.parametrize("t", [1, 8])

@@ -7,18 +7,19 @@ import pytest
 
 from actmem.config import ConfigError, Parallel
 from actmem.models import model_shape
-from actmem_course.show.choices import choice, fitted, in_letters, slider, steps, switch
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.moving_window import least_budget_bytes, moving_window_chart
-from actmem_course.show.panel import Panel
-from actmem_course.show.pipeline_schedule import (
+from actmem_course.show.controls import choice, fitted, in_letters, slider, steps, switch
+from actmem_course.show.marks import Drawing
+from actmem_course.show.pipeline import (
     chunks_that_fit,
+    least_budget_bytes,
     microbatches_that_fit,
+    moving_window_chart,
     pipeline_schedule,
     ranks_that_fit,
     with_pipeline,
 )
-from actmem_course.show.ring_figure import FORWARD_EXCHANGE, RANKS, operator_ring, steps_of_operator
+from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, RANKS, operator_ring, steps_of_operator
+from actmem_course.show.widgets import Panel
 
 GPT3, CUT = model_shape("175B"), Parallel(8, True)
 

@@ -9,8 +9,8 @@ from actmem.formulas.activations import crossover_seq_length, eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import total
-from actmem_course.show.crossover import LENGTHS, crossover_lines
-from actmem_course.show.layer_bars import layer_bars
+from actmem_course.show.layer import layer_bars
+from actmem_course.show.memory_wall import LENGTHS, crossover_lines
 from actmem_course.show.style import axis_unit
 from tests.shapes import shapes
 

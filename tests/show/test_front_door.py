@@ -7,9 +7,8 @@ import pytest
 
 from actmem.models import PAPER_MODELS
 from actmem_course.others.paper import A100_BYTES
-from actmem_course.show.front_door import PARTS_OF_GPU, front_door, one_gpu
-from actmem_course.show.memory_wall import METHODS, gpu_bytes
-from actmem_course.show.table4_bars import table4_bars
+from actmem_course.show.memory_wall import METHODS, PARTS_OF_GPU, front_door, gpu_bytes, one_gpu
+from actmem_course.show.times import table4_bars
 
 SWITCHES = list(itertools.product((False, True), repeat=4))
 OF_METHOD = {

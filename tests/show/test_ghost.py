@@ -6,9 +6,9 @@ import pytest
 from actmem.formulas.activations import layer_rows
 from actmem.models import model_shape
 from actmem.rows import total
-from actmem_course.show.ghost import BEFORE, after
-from actmem_course.show.layer_bars import layer_bars
-from actmem_course.show.throughput import days_bars, utilisation_bars
+from actmem_course.show.controls import BEFORE, after
+from actmem_course.show.layer import layer_bars
+from actmem_course.show.times import days_bars, utilisation_bars
 
 GPT3 = model_shape("175B")
 

@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from actmem_course.show.front_door import front_door
-from actmem_course.show.guess import SHOW_ME
+from actmem_course.show.controls import SHOW_ME
 from actmem_course.show.in_page import Page
+from actmem_course.show.memory_wall import front_door
 
-FRONT = "from actmem_course.show.front_door import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
+FRONT = "from actmem_course.show.memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
 FOLLOWS = """
-from actmem_course.show.choices import slider, steps
-from actmem_course.show.drawing import Drawing
+from actmem_course.show.controls import slider, steps
+from actmem_course.show.marks import Drawing
 Panel(lambda n, d: Drawing([], {}, f"{n} / {d}."), n=slider("n", "number", 1, 12, 1, 12),
       d=steps("d", "divisor", lambda n: [d for d in range(1, n + 1) if n % d == 0], 4))
 """
 GUESS = """
-from actmem_course.show.drawing import Drawing
+from actmem_course.show.marks import Drawing
 Reveal(Prediction("How many?", 98765, "GiB", "Because."), LiveFigure(Drawing([], {}, "98765.")))
 """
 

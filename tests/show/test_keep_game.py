@@ -6,7 +6,7 @@ import pytest
 from actmem.formulas.activations import eq1
 from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS
-from actmem_course.show.keep_game import ANSWERS, NO_ANSWER, keep_controls, keep_game, kept_by, operations
+from actmem_course.show.layer import ANSWERS, NO_ANSWER, keep_controls, keep_game, kept_by, operations
 
 GPT3 = model_shape("175B")
 EMPTY = dict.fromkeys(keep_controls(), NO_ANSWER)

@@ -7,7 +7,7 @@ from actmem.config import ConfigError
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
-from actmem_course.show.layer_drawing import ATTENTION_COLUMN, MLP_COLUMN, layer_drawing
+from actmem_course.show.layer import ATTENTION_COLUMN, MLP_COLUMN, layer_drawing
 
 GPT3 = model_shape("175B")
 

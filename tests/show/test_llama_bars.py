@@ -6,7 +6,7 @@ import pytest
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from actmem.rows import total
-from actmem_course.show.llama_bars import llama_bars
+from actmem_course.show.today import llama_bars
 
 
 @pytest.mark.parametrize("recompute", ["none", "elementwise"])

@@ -7,7 +7,7 @@ from typing import Any
 from rich.console import Console
 
 from actmem_course.results import PaperEntry
-from actmem_course.show.paper_tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
+from actmem_course.show.tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
 
 
 def entry(model="1T", quantity="tensor", **fields):

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 from itertools import accumulate
+from types import SimpleNamespace
 
 import plotly.graph_objects as go
 import pytest
@@ -16,18 +17,18 @@ from actmem.formulas.timeline import memory_curve, timeline
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
-from actmem_course.show.later_schedules import later_schedule
-from actmem_course.show.moving_window import moving_window_chart
-from actmem_course.show.pipeline_schedule import (
+from actmem_course.show.pipeline import (
+    later_schedule,
     measured_schedule,
     moments_of,
+    moving_window_chart,
     pipeline_schedule,
+    rank_memory,
     schedule_of,
+    warm_up_times,
     with_pipeline,
 )
-from actmem_course.show.rank_memory import rank_memory
 from actmem_course.show.style import size_text
-from actmem_course.show.warm_up import warm_up_times
 
 GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
 CUT = Parallel(8, True)
@@ -141,9 +142,9 @@ def test_too_little_memory_for_recomputing_all_is_refused():
 
 
 def result(pipeline_rank, held, **more):
-    """What labs/measure_pipeline.py writes of a process."""
-    samples = [{"kept_bytes": kept} for kept in held]
-    return {"pipeline_rank": pipeline_rank, "samples": samples, "predicted_bytes": max(held), "extra_bytes": 0, **more}
+    """What a process measured."""
+    own = {"pipeline_rank": pipeline_rank, "predicted_bytes": max(held), "extra_bytes": 0}
+    return SimpleNamespace(samples=[SimpleNamespace(kept_bytes=kept) for kept in held], **{**own, **more})
 
 
 @pytest.mark.parametrize("p, m, n", SIZES)

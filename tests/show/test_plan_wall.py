@@ -5,7 +5,7 @@ import pytest
 
 from actmem.plan.hardware import GIBIBYTE, Cluster
 from actmem.plan.known_models import planned_model_of
-from actmem_course.show.plan_wall import plan_of_request, plan_wall
+from actmem_course.show.today import plan_of_request, plan_wall
 
 
 @pytest.mark.parametrize(("name", "memory"), [("llama3-70b", 80), ("175b", 40)])

@@ -5,8 +5,8 @@ import pytest
 from rich.console import Console
 
 from actmem_course.bench.measure_runs import measure_runs
-from actmem_course.show.published_runs import parts_table, runs_table
-from actmem_course.show.runs_figure import runs_figure
+from actmem_course.show.measured import runs_figure
+from actmem_course.show.tables import parts_table, runs_table
 
 RESULTS = [result for result in measure_runs() if result.framework == "nanotron"]
 

@@ -11,11 +11,15 @@ from actmem.formulas.batch import throughput
 from actmem.formulas.flops import layer_overhead
 from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS, TINY, model_shape
-from actmem_course.show.added_flops import added_flops
-from actmem_course.show.batch_payoff import SHARES, batch_payoff
-from actmem_course.show.memory_ladder import LADDER, memory_ladder
-from actmem_course.show.rebuild_price import rebuild_price
-from actmem_course.show.recompute_trade import recompute_trade
+from actmem_course.show.recomputation import (
+    LADDER,
+    SHARES,
+    added_flops,
+    batch_payoff,
+    memory_ladder,
+    rebuild_price,
+    recompute_trade,
+)
 
 GPT3 = model_shape("175B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)

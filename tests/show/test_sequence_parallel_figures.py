@@ -10,15 +10,22 @@ from actmem.formulas.communication import Exchange
 from actmem.formulas.ring import ring
 from actmem.models import model_shape
 from actmem.rows import LAYER_TERMS
-from actmem_course.show.boxes import EMPTY, Box, box_traces
-from actmem_course.show.gathered import GATHERED_FORMS, coefficients, gathered_lines
-from actmem_course.show.rank_parts import EXCHANGES_AFTER, MODES, SEQUENCE, TENSOR, parts, rank_parts
-from actmem_course.show.ring_figure import (
+from actmem_course.show.marks import EMPTY, Box, boxes
+from actmem_course.show.sequence_parallel import (
     CONJUGATE_OF,
+    EXCHANGES_AFTER,
     FORWARD_EXCHANGE,
+    GATHERED_FORMS,
+    MODES,
     RANKS,
+    SEQUENCE,
+    TENSOR,
+    coefficients,
+    gathered_lines,
     operator_ring,
     operator_states,
+    parts,
+    rank_parts,
     ring_step,
 )
 from actmem_course.show.style import FILLS, size_text
@@ -115,7 +122,7 @@ def test_the_filled_area_is_what_is_held():
 
 
 def test_frames_are_drawn_behind_parts():
-    traces = box_traces([Box(0, 0, 1, 1, FILLS["softmax"]), Box(1, 0, 1, 1, EMPTY)])
+    traces = boxes([Box(0, 0, 1, 1, FILLS["softmax"]), Box(1, 0, 1, 1, EMPTY)])
     assert [trace.get("fillcolor") for trace in traces] == [EMPTY.colour, FILLS["softmax"].colour, None]
 
 

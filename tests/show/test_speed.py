@@ -8,10 +8,16 @@ from rich.console import Console
 
 from actmem_course.bench.measure_speed import VARIANTS
 from actmem_course.results import Overhead, PeerLine, SpeedLine
-from actmem_course.show.speed_figure import overhead_finding, speed_figure
-from actmem_course.show.speed_peers import elementwise_line, missing_lines, overheads_table, peers_table
-from actmem_course.show.speed_table import noise_line, overhead_text, speed_table
-from actmem_course.show.speed_text import results_text, speed_facts, speed_text
+from actmem_course.show.measured import overhead_finding, speed_figure
+from actmem_course.show.tables import (
+    elementwise_line,
+    missing_lines,
+    noise_line,
+    overheads_table,
+    peers_table,
+    speed_table,
+)
+from actmem_course.show.text import overhead_text, results_text, speed_facts, speed_text
 
 
 def line(variant, number):

@@ -7,7 +7,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.batch import fullest_bytes
 from actmem.models import TINY, model_shape
 from actmem.rows import total
-from actmem_course.show.step_timeline import step_timeline, training_moments
+from actmem_course.show.recomputation import step_timeline, training_moments
 
 STEP = model_shape("175B").with_sizes(num_layers=4)
 MODES = ("none", "selective", "full")

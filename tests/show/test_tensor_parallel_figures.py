@@ -8,9 +8,24 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import eq2, layer_rows
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
-from actmem_course.show.floor import divided_and_whole, floor_bars, floor_lines, sizes_of_t
-from actmem_course.show.mlp_cut import COLUMNS_FIRST, ORDERS, ROWS_FIRST, kept_coefficient, mlp_cut
-from actmem_course.show.qkv_cut import BY_HEAD, BY_KIND, ROW_ORDERS, blocks, complete_heads, qkv_cut, shares
+from actmem_course.show.tensor_parallel import (
+    BY_HEAD,
+    BY_KIND,
+    COLUMNS_FIRST,
+    ORDERS,
+    ROW_ORDERS,
+    ROWS_FIRST,
+    blocks,
+    complete_heads,
+    divided_and_whole,
+    floor_bars,
+    floor_lines,
+    kept_coefficient,
+    mlp_cut,
+    qkv_cut,
+    shares,
+    sizes_of_t,
+)
 from tests.shapes import shapes
 
 GPT3 = model_shape("175B")

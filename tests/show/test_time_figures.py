@@ -8,8 +8,7 @@ from actmem.formulas.roofline import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECON
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course.others import paper
 from actmem_course.others.table5 import table5
-from actmem_course.show.roofline_figure import least_times, roofline
-from actmem_course.show.throughput import days_bars, training_days, utilisation_bars
+from actmem_course.show.times import days_bars, least_times, roofline, training_days, utilisation_bars
 
 SHAPE, CUT = model_shape("22B"), Parallel(8, True)
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)

@@ -8,14 +8,10 @@ from ipywidgets.widgets import widget
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.models import TINY
-from actmem_course.show.choices import choice, slider
-from actmem_course.show.guess import SHOW_ME
-from actmem_course.show.layer_bars import layer_bars
+from actmem_course.show.controls import SHOW_ME, choice, slider
+from actmem_course.show.layer import layer_bars
 from actmem_course.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME, LiveFigure, PlotlyScript
-from actmem_course.show.panel import Panel
-from actmem_course.show.predict import Prediction
-from actmem_course.show.progress import Progress
-from actmem_course.show.reveal import Reveal
+from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 DRAWING = layer_bars(layer_rows(TINY), TINY)
 

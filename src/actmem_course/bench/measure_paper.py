@@ -15,7 +15,7 @@ from actmem_course.bench.reproduce.paper_stage import num_microbatches
 from actmem_course.others import paper
 from actmem_course.others.disagreements import disagreements
 from actmem_course.results import PaperEntry
-from actmem_course.show.paper_tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
+from actmem_course.show.tables import disagreements_list, exact_table, flops_table, percent_table, ranks_table
 
 Models = Sequence[str]
 

@@ -4,8 +4,8 @@ With ``--json`` a lab writes ``asdict`` of these; ``read`` makes them again.
 """
 
 from collections.abc import Mapping
-from dataclasses import fields
-from typing import TYPE_CHECKING, TypeVar
+from dataclasses import is_dataclass
+from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
 from actmem_course.results.exchange_results import ExchangeCount, ParityResult, SocketCount
 from actmem_course.results.memory_results import ModeCost, Number, OtherLine, PaperEntry, PipelineResult, Table2Result
@@ -33,5 +33,17 @@ _Result = TypeVar("_Result", bound="DataclassInstance")
 
 def read(kind: type[_Result], values: Mapping) -> _Result:
     """A result from its JSON object; what ``kind`` has no field for is left out."""
-    names = {field.name for field in fields(kind)}
-    return kind(**{name: value for name, value in values.items() if name in names})
+    hints = get_type_hints(kind)
+    return kind(**{name: _made(hints[name], value) for name, value in values.items() if name in hints})
+
+
+def _made(hint: Any, value: Any) -> Any:
+    """A field's value, with the results that are in it."""
+    for part in (hint, *get_args(hint)):
+        if not (isinstance(part, type) and is_dataclass(part)):
+            continue
+        if isinstance(value, Mapping):
+            return read(part, value)
+        if isinstance(value, list):
+            return [read(part, one) for one in value]
+    return value

@@ -12,10 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from actmem_course.show.choices import Control, shown_value
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.guess import judged
-from actmem_course.show.moves import Moves
+from actmem_course.show.controls import Control, Moves, judged, shown_value
+from actmem_course.show.marks import Drawing
 
 
 @dataclass

@@ -1,23 +1,37 @@
-"""What fills one GPU of the first pipeline stage: figure 1 of the paper, for the four models."""
+"""Chapters 0 and 1: what fills a GPU, what each method takes off it, and where attention overtakes the rest."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, layer_rows
 from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.formulas.table2 import TABLE2, Configuration
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import by_term, total
 from actmem_course.others.paper import A100_BYTES
-from actmem_course.show.drawing import Drawing
-from actmem_course.show.style import GIB, GREEN, INK, SKY, VERMILION, Fill, size_text
+from actmem_course.show.controls import Control, choice, switch
+from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
+from actmem_course.show.style import (
+    BLUE,
+    CARD,
+    GIB,
+    GREEN,
+    INK,
+    SKY,
+    VERMILION,
+    Fill,
+    exact_text,
+    size_text,
+    three_digits,
+)
 
 #: Rows of table 2 that a GPU of a parallel run can have, by their names in a control.
 METHODS: dict[str, Configuration] = {row.name: row for row in TABLE2 if row.tensor_parallel}
 BASELINE_METHOD = "tensor"
-
 _TITLES = {
     "tensor": "Tensor parallelism alone",
     "tensor+sequence": "Tensor and sequence parallelism",
@@ -25,7 +39,6 @@ _TITLES = {
     "tensor+sequence+selective": "Tensor and sequence parallelism, selective recomputation",
     "full": "Tensor parallelism, full recomputation",
 }
-
 #: Segments of a bar.  Freed: what the method saves over tensor parallelism alone.
 PART_FILLS = {
     "parameters": Fill(GREEN, ""),
@@ -33,6 +46,11 @@ PART_FILLS = {
     "activations": Fill(VERMILION, "/"),
     "freed by the method": Fill("#FFFFFF", "."),
 }
+PARTS_OF_GPU = tuple(PART_FILLS)[:3]
+#: Of the front door's vertical axis, in bytes.  Bars that go on beyond it are cut off, and say so.
+TOP_BYTES = 5 * A100_BYTES // 2
+#: Sequence lengths of the crossover's horizontal axis, in tokens.
+LENGTHS = tuple(2**power for power in range(7, 16))
 
 
 def gpu_bytes(model: PaperModel, method: str) -> dict[str, int]:
@@ -40,66 +58,16 @@ def gpu_bytes(model: PaperModel, method: str) -> dict[str, int]:
 
     method: a key of METHODS.  States are those of mixed-precision Adam with float32 gradients.
     """
-    configuration = METHODS[method]
-    return stage_parts(
-        model.shape, replace(model.parallel, sequence_parallel=configuration.sequence_parallel), configuration.recompute
-    )
+    row = METHODS[method]
+    parallel = replace(model.parallel, sequence_parallel=row.sequence_parallel)
+    return stage_parts(model.shape, parallel, row.recompute)
 
 
 def stage_parts(shape: ModelShape, parallel: Parallel, recompute: str) -> dict[str, int]:
     """Bytes of parameters, of gradients and optimizer, and of activations on one rank of the first stage."""
     states = by_term(state_rows(shape, parallel))
-    parameters = states.pop("parameters")
-    activations = total(stage_rows(shape, parallel, recompute=recompute))
-    return {"parameters": parameters, "gradients and optimizer": sum(states.values()), "activations": activations}
-
-
-def memory_wall(method: str = BASELINE_METHOD) -> Drawing:
-    """Four bars, one for each model's fullest GPU, against the 80 GB of an A100."""
-    held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}
-    before = {name: sum(gpu_bytes(model, BASELINE_METHOD).values()) for name, model in PAPER_MODELS.items()}
-    for name, parts in held.items():
-        parts["freed by the method"] = before[name] - sum(parts.values())
-    now = {name: before[name] - parts["freed by the method"] for name, parts in held.items()}
-    fit = [name for name, size in now.items() if size <= A100_BYTES]
-    shown = [part for part in PART_FILLS if any(parts[part] for parts in held.values())]
-    traces = [_segments(part, {name: parts[part] for name, parts in held.items()}) for part in shown]
-    traces.append(
-        {
-            "type": "scatter",
-            "mode": "lines",
-            "name": f"one A100, {A100_BYTES / GIB:.0f} GiB",
-            "x": [A100_BYTES / GIB] * 2,
-            "y": [-0.6, len(held) - 0.4],
-            "yaxis": "y2",
-            "line": {"color": INK, "width": 2.5, "dash": "dash"},
-            "hovertemplate": "memory of one A100: %{x:.0f} GiB<extra></extra>",
-        }
-    )
-    verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(
-        len(fit), f"of the four models only {', '.join(fit)} fits"
-    )
-    title = f"{title_of(method)}:<br>{verdict} in {A100_BYTES / GIB:.0f} GiB"
-    sizes = "; ".join(
-        f"{name} {size_text(now[name])}, of it activations {size_text(held[name]['activations'])}" for name in held
-    )
-    return Drawing(
-        traces,
-        {
-            "title": {"text": title},
-            "barmode": "stack",
-            "bargap": 0.35,
-            "xaxis": {
-                "title": {"text": "memory of one GPU of the first stage, GiB"},
-                "range": [0, 1.04 * max(before.values()) / GIB],
-            },
-            "yaxis": {"autorange": "reversed", "tickfont": {"size": 15}},
-            # The line runs past the first and the last bar, where a category axis ends.
-            "yaxis2": {"overlaying": "y", "visible": False, "range": [-0.6, len(held) - 0.4], "fixedrange": True},
-            "legend": {"traceorder": "normal"},
-        },
-        f"Stacked bars, one GPU of each model's first stage. {title_of(method)}: {verdict} in {size_text(A100_BYTES)}. {sizes}.",
-    )
+    sizes = (states.pop("parameters"), sum(states.values()), total(stage_rows(shape, parallel, recompute=recompute)))
+    return dict(zip(PARTS_OF_GPU, sizes))
 
 
 def title_of(method: str) -> str:
@@ -107,15 +75,158 @@ def title_of(method: str) -> str:
     return _TITLES[method]
 
 
-def _segments(part: str, sizes: dict[str, int]) -> dict:
-    fill = PART_FILLS[part]
+def memory_wall(method: str = BASELINE_METHOD) -> Drawing:
+    """Figure 1 of the paper: four bars, one for each model's fullest GPU, against the 80 GB of an A100."""
+    held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}
+    before = {name: sum(gpu_bytes(model, BASELINE_METHOD).values()) for name, model in PAPER_MODELS.items()}
+    now = {name: sum(parts.values()) for name, parts in held.items()}
+    for name, parts in held.items():
+        parts["freed by the method"] = before[name] - now[name]
+    fit = [name for name, size in now.items() if size <= A100_BYTES]
+    parts_shown = [part for part in PART_FILLS if any(parts[part] for parts in held.values())]
+    traces = [_part(part, {name: parts[part] for name, parts in held.items()}) for part in parts_shown]
+    hover = "memory of one A100: %{x:.0f} GiB"
+    across, beyond = limit(f"one A100, {A100_BYTES / GIB:.0f} GiB", A100_BYTES / GIB, len(held), hover)
+    some = f"of the four models only {', '.join(fit)} fits"
+    verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
+    sizes = "; ".join(
+        f"{name} {size_text(now[name])}, of it activations {size_text(held[name]['activations'])}" for name in held
+    )
+    return chart(
+        f"{title_of(method)}:<br>{verdict} in {A100_BYTES / GIB:.0f} GiB",
+        [*traces, across],
+        f"Stacked bars, one GPU of each model's first stage. {title_of(method)}: {verdict} in {size_text(A100_BYTES)}. {sizes}.",
+        bargap=0.35,
+        xaxis=scale("memory of one GPU of the first stage, GiB", 0, 1.04 * max(before.values()) / GIB),
+        yaxis={"autorange": "reversed", "tickfont": {"size": 15}},
+        yaxis2=beyond,
+        **STACKED,
+    )
+
+
+def limit(name: str, at: float, count: int, hover: str | None = None) -> tuple[dict, dict]:
+    """A dashed line across ``count`` bars, and its axis: it runs past the first and the last bar, where a category axis ends."""
+    ends = [-0.6, count - 0.4]
+    axis = {"overlaying": "y", "visible": False, "range": ends, "fixedrange": True}
+    return line(name, [at, at], ends, INK, hover, "dash", 2.5, yaxis="y2"), axis
+
+
+def _part(part: str, sizes: dict[str, int], along: str = "x", **more: Any) -> dict:
+    hover = f"<b>%{{{'y' if along == 'x' else 'x'}}}</b>, {part}<br>%{{customdata}}"
+    said = [exact_text(size) for size in sizes.values()]
+    values = [size / GIB for size in sizes.values()]
+    return bars(part, sizes, values, PART_FILLS[part], hover, along=along, customdata=said, **more)
+
+
+def one_gpu(model: PaperModel, tensor: bool, sequence: bool, selective: bool, full: bool) -> dict[str, int]:
+    """Bytes by part on one GPU of the first stage.  Full recomputation includes what selective recomputes.
+
+    Without tensor parallelism a layer is on one GPU, and there is nothing to cut along the sequence.
+    """
+    t = model.parallel.tensor_parallel_size if tensor else 1
+    parallel = replace(model.parallel, tensor_parallel_size=t, sequence_parallel=sequence and tensor)
+    return stage_parts(model.shape, parallel, "full" if full else "selective" if selective else "none")
+
+
+def front_door_controls() -> dict[str, Control]:
+    """What a reader can choose, by the names of ``front_door``'s arguments."""
     return {
-        "type": "bar",
-        "orientation": "h",
-        "name": part,
-        "x": [size / GIB for size in sizes.values()],
-        "y": list(sizes),
-        "marker": fill.marker(),
-        "customdata": [f"{size:,} B = {size_text(size)}" for size in sizes.values()],
-        "hovertemplate": f"<b>%{{y}}</b>, {part}<br>%{{customdata}}<extra></extra>",
+        "model": choice("model", list(PAPER_MODELS), "175B"),
+        "tensor": switch("tensor parallelism", True),
+        "sequence": switch("sequence parallelism", False),
+        "selective": switch("selective recomputation", False),
+        "full": switch("full recomputation", False),
     }
+
+
+def front_door(model: str, tensor: bool, sequence: bool, selective: bool, full: bool) -> Drawing:
+    """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title."""
+    methods = {"tensor": tensor, "sequence": sequence, "selective": selective, "full": full}
+    held = {name: one_gpu(one, **methods) for name, one in PAPER_MODELS.items()}
+    sums = {name: sum(parts.values()) for name, parts in held.items()}
+    over = sums[model] - A100_BYTES
+    verdict = f"{size_text(over)} too much" if over > 0 else "it fits"
+    switches = front_door_controls()
+    on = ", ".join(switches[name].label for name in methods if methods[name]) or "nothing switched on"
+    said = "; ".join(f"{name} {size_text(size)}{'' if size > A100_BYTES else ', fits'}" for name, size in sums.items())
+    traces = []
+    for part in PARTS_OF_GPU:
+        trace = _part(part, {name: parts[part] for name, parts in held.items()}, "y")
+        trace["marker"] |= {"opacity": [1 if name == model else 0.45 for name in held]}
+        traces.append(trace)
+    # Each bar's size above it; at the top, with an arrow, where the bar goes on.
+    tops = [min(size + 0.04 * TOP_BYTES, 0.95 * TOP_BYTES) / GIB for size in sums.values()]
+    texts = [
+        f"<b>{'↑ ' * (size > TOP_BYTES)}{size_text(size).replace(' ', '<br>' if size > TOP_BYTES else ' ')}</b>"
+        for size in sums.values()
+    ]
+    # The line across is part of the layout: a category axis has no place for the ends of a trace.
+    across, level = {"xref": "paper", "yref": "y"}, A100_BYTES / GIB
+    wall = {
+        "type": "line",
+        "x0": 0,
+        "x1": 1,
+        "y0": level,
+        "y1": level,
+        "line": {"color": INK, "width": 3, "dash": "dash"},
+    }
+    look = {"showarrow": False, "xanchor": "right", "yanchor": "bottom", "bgcolor": CARD, "font": {"size": 13}}
+    names = {"categoryorder": "array", "categoryarray": list(sums), "range": [-0.5, len(sums) - 0.5]}
+    return chart(
+        f"{model}: {size_text(sums[model])} on one GPU of {size_text(A100_BYTES)},<br>{verdict}",
+        [*traces, words(sums, tops, texts, 14)],
+        f"Stacked bars against {size_text(A100_BYTES)}, one GPU of each model, {on}: {said}.",
+        bargap=0.3,
+        height=440,
+        xaxis={"tickfont": {"size": 15}, **names},
+        yaxis=scale("one GPU, GiB", 0, TOP_BYTES / GIB, dtick=40),
+        shapes=[{**across, **wall}],
+        annotations=[{**across, "x": 1, "y": level, "text": f"<b>one A100: {size_text(A100_BYTES)}</b>", **look}],
+        margin={"l": 60, "r": 16, "t": 76, "b": 92},
+        **STACKED,
+    )
+
+
+def crossover_lines(shape: ModelShape) -> Drawing:
+    """Bytes of the attention core and of the rest of one layer for s from 128 to 32768, 16 bits.
+
+    Both axes are logarithmic: the core rises twice as steeply.  The crossover is at
+    s = 34h/(5a); the markers are at the shape's own s.
+    """
+    a, b, h, s = shape.letters()
+    cross = crossover_seq_length(h, a)
+    core, rest = _core_and_rest(shape)
+    ahead, behind = ("the attention core", "all the rest") if core >= rest else ("all the rest", "the attention core")
+    times = three_digits(max(core / rest, rest / core))
+    parts = [_core_and_rest(shape.with_sizes(seq_length=length)) for length in LENGTHS]
+    cores, rests = zip(*parts)
+
+    def along(draw, name: str, at: tuple[int, ...], sizes: tuple[int, ...], *look: str, **more: Any) -> dict:
+        hover = f"<b>{name}</b><br>s = %{{x:,}}: %{{customdata}}"
+        said = [exact_text(size) for size in sizes]
+        return draw(name, at, [size / GIB for size in sizes], look[0], hover, look[1], customdata=said, **more)
+
+    ends = [min(map(min, parts)) / GIB, max(map(max, parts)) / GIB]
+    return chart(
+        f"At s = {s:,} {ahead} holds {times} times {behind};<br>they are equal at s = {cross:,.0f}",
+        [
+            along(line, "all the rest, 34sbh", LENGTHS, rests, BLUE, "solid"),
+            along(line, "attention core, 5as²b", LENGTHS, cores, VERMILION, "dash"),
+            along(points, "the rest at this s", (s,), (rest,), BLUE, "circle", showlegend=False),
+            along(points, "the core at this s", (s,), (core,), VERMILION, "diamond", showlegend=False),
+            line(
+                f"crossover, s = 34h/(5a) = {cross:,.0f}", [cross, cross], ends, INK, "s = 34h/(5a) = %{x:,.1f} tokens",
+                "dot", 1.5,
+            ),
+        ],
+        f"Lines over s at b={b}, h={h}, a={a}: the core's 5as²b rises twice as steeply as the rest's 34sbh and crosses it "
+        f"at s = 34h/(5a) = {cross:,.1f} tokens; at s = {s} the core holds {size_text(core)}, the rest {size_text(rest)}.",
+        xaxis=log_scale("sequence length s, tokens", LENGTHS[::2], map("{:,}".format, LENGTHS[::2]), range=[2.05, 4.6]),
+        yaxis={"type": "log", "dtick": 1, "exponentformat": "none", **scale("one layer, GiB")},
+    )  # fmt: skip
+
+
+def _core_and_rest(shape: ModelShape) -> tuple[int, int]:
+    rows = layer_rows(shape)
+    core = sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
+    return core, total(rows) - core

@@ -23,21 +23,15 @@ class Fill:
     pattern: str
     text: str = BLACK
 
+    def texture(self) -> dict:
+        """The pattern as plotly has it; empty where there is none."""
+        look = {"shape": self.pattern, "fgcolor": INK, "fgopacity": 0.3, "size": 9, "solidity": 0.15}
+        return look if self.pattern else {}
+
     def marker(self) -> dict:
         """For a plotly trace: colour, dark outline, pattern."""
-        pattern = {
-            "shape": self.pattern,
-            "fillmode": "overlay",
-            "fgcolor": INK,
-            "fgopacity": 0.3,
-            "size": 9,
-            "solidity": 0.15,
-        }
-        return {
-            "color": self.colour,
-            "line": {"color": INK, "width": 1},
-            **({"pattern": pattern} if self.pattern else {}),
-        }
+        pattern = {"pattern": {"fillmode": "overlay", **self.texture()}} if self.pattern else {}
+        return {"color": self.colour, "line": {"color": INK, "width": 1}, **pattern}
 
 
 #: The same kind of tensor looks the same in every figure of the course.
@@ -51,6 +45,7 @@ FILLS = {
     "extra": Fill("#BBBBBB", "+"),
 }
 
+_AXIS = {"gridcolor": GRID, "linecolor": INK, "zeroline": False, "automargin": True, "title": {"font": {"size": 14}}}
 TEMPLATE = {
     "layout": {
         "font": {"family": "system-ui, 'Segoe UI', 'DejaVu Sans', sans-serif", "size": 14, "color": INK},
@@ -59,52 +54,22 @@ TEMPLATE = {
         "colorway": [BLUE, VERMILION, GREEN, PURPLE, BLACK],
         # A distance in pixels: a share of the height would cut off two lines in low figures.
         "title": {
-            "x": 0,
-            "xref": "container",
-            "xanchor": "left",
-            "yref": "container",
-            "y": 1,
-            "yanchor": "top",
-            "pad": {"l": 12, "t": 24},
-            "font": {"size": 17},
+            "x": 0, "xref": "container", "xanchor": "left", "yref": "container", "y": 1, "yanchor": "top",
+            "pad": {"l": 12, "t": 24}, "font": {"size": 17},
         },
         "margin": {"l": 60, "r": 24, "t": 76, "b": 104},
         "hoverlabel": {"bgcolor": CARD, "bordercolor": INK, "font": {"size": 13, "color": INK}, "align": "left"},
         # At the bottom of the card, where there is room for a second line.
         "legend": {
-            "orientation": "h",
-            "xref": "container",
-            "x": 0.01,
-            "xanchor": "left",
-            "yref": "container",
-            "y": 0.01,
-            "yanchor": "bottom",
-            "itemclick": False,
-            "itemdoubleclick": False,
-            "itemwidth": 40,
+            "orientation": "h", "xref": "container", "x": 0.01, "xanchor": "left", "yref": "container", "y": 0.01,
+            "yanchor": "bottom", "itemclick": False, "itemdoubleclick": False, "itemwidth": 40,
         },
-        "xaxis": {
-            "separatethousands": True,
-            "gridcolor": GRID,
-            "linecolor": INK,
-            "ticks": "outside",
-            "zeroline": False,
-            "automargin": True,
-            "title": {"font": {"size": 14}},
-        },
-        "yaxis": {
-            "gridcolor": GRID,
-            "linecolor": INK,
-            "ticks": "",
-            "ticksuffix": " ",
-            "zeroline": False,
-            "automargin": True,
-            "title": {"font": {"size": 14}},
-        },
+        "xaxis": {**_AXIS, "separatethousands": True, "ticks": "outside"},
+        "yaxis": {**_AXIS, "ticks": "", "ticksuffix": " "},
         # Who drags on a figure wants to scroll; sliders change it.
         "dragmode": False,
     }
-}
+}  # fmt: skip
 
 CONFIG = {"displayModeBar": False, "scrollZoom": False, "doubleClick": False}
 
@@ -125,12 +90,23 @@ def size_text(size_bytes: int) -> str:
     return f"{size_bytes} B"
 
 
+def exact_text(size_bytes: int) -> str:
+    """Bytes in full, and what they are in a unit: ``2,147,483,648 B = 2.00 GiB``."""
+    return f"{size_bytes:,} B = {size_text(size_bytes)}"
+
+
 def three_digits(value: float) -> str:
     """A number to three significant digits, without an exponent: ``2.67``, ``26.7``, ``2,670``."""
     if value == 0:
         return "0"
     decimals = max(0, 2 - _magnitude(value))
     return f"{value:,.{decimals}f}"
+
+
+def milliseconds(seconds: float) -> str:
+    """Milliseconds to three digits, at most two after the point: ``0.12``, ``12.3``, ``1,234``."""
+    value = 1000 * seconds
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}" if value < 99.95 else f"{value:,.0f}"
 
 
 def axis_end(largest: float) -> float:

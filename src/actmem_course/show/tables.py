@@ -1,48 +1,124 @@
-"""Tables for terminals, by rich.  Bytes in full, since they are exact; at most 80 columns."""
+"""Tables for terminals, by rich.  Bytes in full, since they are exact; at most 80 columns.
+
+Times come with their quartiles, and no overhead is printed that could be noise.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 from rich import box
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from actmem.rows import Row
-from actmem_course.results import OtherLine, PipelineResult, Table2Result
+from actmem_course.others.disagreements import Disagreement
+from actmem_course.results import (
+    CalculatorResult,
+    ExchangeCount,
+    Number,
+    OtherLine,
+    PaperChoiceResult,
+    PaperEntry,
+    PeerLine,
+    PipelineResult,
+    RunResult,
+    ScalingPoint,
+    ScalingSlopes,
+    SocketCount,
+    SpeedLine,
+    StepTimeResult,
+    Table2Result,
+    TimedPair,
+)
+from actmem_course.show.style import milliseconds, size_text, three_digits
+from actmem_course.show.text import overhead_text
+
+_KINDS = ("all-reduce", "all-gather", "reduce-scatter")
+_MIB_IN_GIB = 1024
+_WRONG = "bold red"
+#: The letters of the sizes that a scaling varies.
+LETTERS = {"seq_length": "s", "hidden_size": "h", "tensor_parallel_size": "t", "num_microbatches": "n"}
+#: Of the paper's tables: spaces between two columns, one of padding and one of the box's own divider.
+_GAP = 2
+#: Unit of the FLOPs table.
+_PETA = 10**15
+
+
+def table(title: str, *columns: str, tight: bool = True) -> Table:
+    """An empty table.  A column's name begins with ``>`` if it is on the right, with ``~`` if its text may be folded."""
+    made = Table(
+        title=title or None,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1),
+        collapse_padding=tight,
+    )
+    for name in columns:
+        look = {">": {"justify": "right", "no_wrap": True}, "~": {"overflow": "fold"}}.get(name[:1], {"no_wrap": True})
+        made.add_column(name.lstrip(">~"), **look)  # type: ignore[arg-type]
+    return made
+
+
+def _style(right: bool | None) -> str:
+    return _WRONG if right is False else ""
+
+
+def _whole(number: Number | None, sign: str = "") -> str:
+    return "" if number is None else f"{number:{sign},}"
+
+
+def _dim(text: str, below: str) -> Text:
+    return Text(text).append(f"\n{below}", style="dim")
 
 
 def table2_table(results: Iterable[Table2Result], title: str) -> Table:
     """Table 2, predicted and measured: a line for each configuration, its formula below the name."""
-    table = _plain_table(title)
-    table.add_column("bytes per layer and rank", no_wrap=True)
-    for name in ("predicted", "extra", "measured", "diff."):
-        table.add_column(name, justify="right", no_wrap=True)
+    made = table(title, "bytes per layer and rank", ">predicted", ">extra", ">measured", ">diff.", tight=False)
     for r in results:
         name, plus, last = r.configuration.rpartition("+")
-        label = Text(r.configuration if len(r.configuration) <= 25 else f"{name}\n  {plus}{last}")
-        label.append(f"\n  sbh({r.formula})", style="dim")
+        label = r.configuration if len(r.configuration) <= 25 else f"{name}\n  {plus}{last}"
         numbers = (r.predicted_bytes, r.extra_bytes, r.measured_bytes, r.difference_bytes)
-        table.add_row(label, *(f"{number:,}" for number in numbers), style="" if r.exact else "bold red")
-    return table
+        made.add_row(_dim(label, f"  sbh({r.formula})"), *map(_whole, numbers), style=_style(r.exact))
+    return made
+
+
+def extras_table(rows: Iterable[Row]) -> Table:
+    """What the paper leaves out, each with its reason, once a term."""
+    made = table("", "extra", "~why it is kept, and why the paper leaves it out", tight=False)
+    reasons: dict[str, str] = {}
+    for row in rows:
+        if row.extra:
+            reasons.setdefault(row.term, row.extra)
+    for reason in reasons.items():
+        made.add_row(*reason)
+    return made
 
 
 def others_table(lines: Iterable[OtherLine]) -> Table:
     """What others' layers keep: a formula, and below it the bytes at each shape, predicted and counted."""
-    table = _plain_table("What everyone keeps: bytes of one layer, no parallelism")
-    table.add_column("layer")
-    for name in ("predicted", "measured", "diff."):
-        table.add_column(name, justify="right", no_wrap=True)
+    made = table(
+        "What everyone keeps: bytes of one layer, no parallelism",
+        "~layer",
+        ">predicted",
+        ">measured",
+        ">diff.",
+        tight=False,
+    )
     last: tuple[str, ...] = ()
     for line in lines:
         head = f"{line.name}, {line.dtype}", line.formula
         for text in head if head != last else ():
-            table.add_row(text)
+            made.add_row(text)
         last = head
-        measured = "-" if line.measured_bytes is None else f"{line.measured_bytes:,}"
-        apart = "-" if line.measured_bytes is None else f"{line.measured_bytes - line.predicted_bytes:,}"
-        table.add_row(Text(f"  {line.sizes}", style="dim"), f"{line.predicted_bytes:,}", measured, apart)
-    return table
+        counted = line.measured_bytes
+        measured = ("-", "-") if counted is None else (f"{counted:,}", f"{counted - line.predicted_bytes:,}")
+        made.add_row(Text(f"  {line.sizes}", style="dim"), f"{line.predicted_bytes:,}", *measured)
+    return made
 
 
 def why_lines(lines: Iterable[OtherLine]) -> list[tuple[str, str]]:
@@ -55,30 +131,25 @@ def why_lines(lines: Iterable[OtherLine]) -> list[tuple[str, str]]:
 
 def pipeline_table(results: Iterable[PipelineResult]) -> Table:
     """A rank a line: microbatches in flight and bytes, predicted and measured."""
-    table = _plain_table("One step, when each rank holds most")
-    for name in ("rank", "stage", "in flight", "predicted", "extra", "measured", "diff."):
-        table.add_column(name, justify="right", no_wrap=True)
+    columns = (">rank", ">stage", ">in flight", ">predicted", ">extra", ">measured", ">diff.")
+    made = table("One step, when each rank holds most", *columns, tight=False)
     for r in results:
-        flight = f"{r.measured_in_flight}" + (
-            "" if r.measured_in_flight == r.predicted_in_flight else f" ≠ {r.predicted_in_flight}"
-        )
+        same = r.measured_in_flight == r.predicted_in_flight
+        flight = f"{r.measured_in_flight}" + ("" if same else f" ≠ {r.predicted_in_flight}")
         numbers = (r.predicted_bytes, r.extra_bytes, r.measured_bytes, r.difference_bytes)
-        style = "" if r.exact else "bold red"
-        table.add_row(str(r.rank), str(r.pipeline_rank), flight, *(f"{number:,}" for number in numbers), style=style)
-    return table
+        made.add_row(str(r.rank), str(r.pipeline_rank), flight, *map(_whole, numbers), style=_style(r.exact))
+    return made
 
 
 def memory_table(results: Iterable[PipelineResult]) -> Table:
     """What torch's runtime held besides the graphs, and the rank's memory after each action as a curve."""
-    table = _plain_table("Beside the graphs, and the graphs' bytes after each action")
-    table.add_column("rank", justify="right")
-    table.add_column("outputs held", justify="right", no_wrap=True)
-    table.add_column("idle receive buffers", justify="right", no_wrap=True)
-    table.add_column("memory over the step", no_wrap=True, overflow="fold")
+    columns = (">rank", ">outputs held", ">idle receive buffers")
+    made = table("Beside the graphs, and the graphs' bytes after each action", *columns, tight=False)
+    made.add_column("memory over the step", no_wrap=True, overflow="fold")
     for r in results:
         curve = sparkline([sample.kept_bytes for sample in r.samples])
-        table.add_row(str(r.rank), f"{r.output_bytes:,}", f"{r.buffer_bytes:,}", curve)
-    return table
+        made.add_row(str(r.rank), f"{r.output_bytes:,}", f"{r.buffer_bytes:,}", curve)
+    return made
 
 
 def sparkline(values: list[int]) -> str:
@@ -88,25 +159,313 @@ def sparkline(values: list[int]) -> str:
     return "".join(levels[-(-value * 8 // top)] for value in values)
 
 
-def extras_table(rows: Iterable[Row]) -> Table:
-    """What the paper leaves out, each with its reason, once a term."""
-    table = _plain_table("")
-    table.add_column("extra", no_wrap=True)
-    table.add_column("why it is kept, and why the paper leaves it out")
-    seen = set()
-    for row in rows:
-        if row.extra and row.term not in seen:
-            seen.add(row.term)
-            table.add_row(row.term, row.extra)
-    return table
+def exchanges_table(counted: Iterable[ExchangeCount], title: str) -> Table:
+    """A form and mode a line: how many of each kind, and bytes that each rank sends around a ring."""
+    made = table(title, "one layer, forward + backward", ">all-red.", ">gather", ">scatter", ">bytes sent", ">diff.")
+    form = ""
+    for one in counted:
+        if one.name != form:
+            form = one.name
+            made.add_row(form, style="bold")
+        numbers = (str(one.measured.get(kind, 0) or "–") for kind in _KINDS)
+        sent = (one.measured_wire_bytes, one.measured_wire_bytes - one.predicted_wire_bytes)
+        made.add_row(f"  {one.recompute}", *numbers, *map(_whole, sent), style=_style(one.exact))
+    return made
 
 
-def _plain_table(title: str) -> Table:
-    return Table(
-        title=title or None,
-        title_justify="left",
-        title_style="bold",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        padding=(0, 1),
+def sent_table(sent: Iterable[SocketCount]) -> Table:
+    """Bytes on the wire, all ranks together: data by formula, gloo's headers, and what the sockets say."""
+    made = table("Bytes sent by all ranks' sockets", "", ">data, by formula", ">headers", ">sent", ">diff.")
+    for one in sent:
+        difference = one.sent_bytes - one.predicted_bytes - one.header_bytes
+        numbers = (one.predicted_bytes, one.header_bytes, one.sent_bytes, difference)
+        made.add_row(one.name, *map(_whole, numbers), style=_style(one.exact))
+    return made
+
+
+def compared_lines(compared: Iterable[tuple[str, TimedPair]]) -> list[str]:
+    """A sentence for each comparison, after its title."""
+    return [f"{title}: {_compared(one)}" for title, one in compared]
+
+
+def _compared(one: TimedPair) -> str:
+    ms = f"{one.first} {milliseconds(one.first_seconds)} ms, {one.second} {milliseconds(one.second_seconds)} ms"
+    if not one.is_real:
+        return f"{ms}; no difference that stands out of the noise (±{100 * one.over.within:.0f}%)."
+    hidden = "" if one.hidden is None else f"; overlap hides {100 * one.hidden:.0f}% of the exchanges' own time"
+    return f"{ms} ({overhead_text(one.over)}){hidden}."
+
+
+def speed_table(lines: Iterable[SpeedLine], title: str) -> Table:
+    """Table 4.  Three lines a variant: medians; quartiles, bytes held and FLOPs; peak bytes and the paper's overhead."""
+    made = table(title, "one layer, milliseconds", ">forward", ">backward", ">both", ">overhead")
+    for line in lines:
+        label = Text(line.name, style=_style(line.exact))
+        held = f"\n  holds {size_text(line.held_bytes)}\n  peak {size_text(line.peak_bytes)}"
+        label.append(held, style="dim not bold")
+        times = [
+            _dim(milliseconds(getattr(line, f"{part}_seconds")), _quartiles(getattr(line, f"{part}_quartiles")))
+            for part in ("forward", "backward", "combined")
+        ]
+        flops = f"FLOPs +{100 * line.flops_overhead:.1f}%" if line.flops_overhead else ""
+        paper = f"\npaper {line.paper_overhead_percent:+}%" if line.paper_overhead_percent is not None else ""
+        made.add_row(label, *times, _dim(overhead_text(line.over), flops + paper))
+    return made
+
+
+def _quartiles(quartiles: tuple[float, float]) -> str:
+    return "–".join(map(milliseconds, quartiles))
+
+
+def noise_line(noise: float, rounds: int, clock: str) -> str:
+    """How noisy the runs were, in one sentence."""
+    return (
+        f"Noise: the baseline against itself, in the same {rounds} rounds, came out up to {100 * noise:.1f}% apart "
+        f"({clock}). Smaller overheads are not shown."
     )
+
+
+def peers_table(lines: Sequence[PeerLine], mode: str) -> Table:
+    """The lines of one mode: medians, our time over each, bytes held (and over ours) and at the peak.  Ours is the first line."""
+    columns = ("layer", ">forward", ">backward", ">both, ms", ">ours ÷ it", ">holds", ">peak")
+    made = table(f"recompute: {mode}", *columns)
+    ours = None
+    for line in (line for line in lines if line.mode == mode):
+        if line.unavailable or line.held_bytes is None or line.peak_bytes is None:
+            continue
+        each = line.bytes_per_sequence or line.held_bytes
+        ours = ours or each
+        times = (milliseconds(getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined"))
+        holds = _dim(size_text(line.held_bytes), f"× {each / ours:.2f}")
+        if line.wide_mask_bytes:
+            holds.append(f"\nmasks:\n{size_text(line.wide_mask_bytes)}", style="dim")
+        made.add_row(line.name.replace(", ", "\n  "), *times, _ratio(line), holds, size_text(line.peak_bytes))
+    return made
+
+
+def _ratio(line: PeerLine) -> Text:
+    if line.ratio is None or line.ratio_low is None or line.ratio_high is None or line.noise is None:
+        return Text("–")
+    if line.is_real:
+        return _dim(f"{line.ratio:.2f}", f"{line.ratio_low:.2f}–{line.ratio_high:.2f}")
+    return _dim("same", f"within {max(line.noise, (line.ratio_high - line.ratio_low) / 2):.2f}")
+
+
+def overheads_table(lines: Sequence[PeerLine]) -> Table | None:
+    """What each way to recompute costs each layer, over the same layer without; None if nothing of that ran."""
+    over = {(line.name, line.mode): line.over for line in lines if line.over}
+    if not over:
+        return None
+    modes = list(dict.fromkeys(mode for _, mode in over))
+    made = table("overhead of recomputation", "layer", *(f">{mode}" for mode in modes))
+    for name in dict.fromkeys(name for name, _ in over):
+        made.add_row(name, *(overhead_text(over[name, mode]) if (name, mode) in over else "" for mode in modes))
+    return made
+
+
+def elementwise_line(lines: Sequence[PeerLine], name: str, selective_units: float, elementwise_units: float) -> str:
+    """One sentence on ``elementwise`` beside ``selective``: time in this run, and bytes in 16 bits; "" if either did not run.
+
+    units: bytes in 16 bits, in sbh/t.
+    """
+    over = next((line.over_selective for line in lines if line.name == name and line.over_selective), None)
+    if over is None:
+        return ""
+    low, high = 1 + over.low, 1 + over.high
+    return (
+        f"{name}, elementwise beside selective: {1 + over.value:.3f} of its time ({low:.3f}–{high:.3f}), "
+        f"{elementwise_units:g}/{selective_units:g} of its bytes in 16 bits (sbh/t)."
+    )
+
+
+def missing_lines(lines: Sequence[PeerLine]) -> list[str]:
+    """One sentence for each peer that did not run, and in which modes."""
+    reasons: dict[tuple[str, str], list[str]] = {}
+    for line in lines:
+        if line.unavailable:
+            reasons.setdefault((line.name, line.unavailable), []).append(line.mode)
+    return [f"{name} did not run ({', '.join(modes)}): {reason}" for (name, reason), modes in reasons.items()]
+
+
+def scaling_table(points: Sequence[ScalingPoint], slopes: Sequence[ScalingSlopes], title: str) -> Table:
+    """A point a line, and below each axis its slopes."""
+    made = table(title, "one layer", ">ms", ">quartiles", ">GFLOP", ">holds", ">diff.")
+    for slope in slopes:
+        for point in (point for point in points if point.axis == slope.axis):
+            off = abs(point.measured_flops - point.predicted_flops) + abs(point.measured_bytes - point.predicted_bytes)
+            made.add_row(
+                f"{LETTERS[point.axis]} = {point.value}", milliseconds(point.seconds), Text(_quartiles(point.quartiles), style="dim"),
+                three_digits(point.measured_flops / 1e9), size_text(point.measured_bytes), str(off), style=_style(point.exact),
+            )  # fmt: skip
+        made.add_row(
+            f"~ {LETTERS[slope.axis]} to the", f"{slope.seconds:.2f}", Text(f"±{slope.spread:.2f}", style="dim"),
+            f"{slope.flops:.2f}", f"{slope.bytes:.2f}", "", style="bold", end_section=True,
+        )  # fmt: skip
+    return made
+
+
+def runs_table(results: Sequence[RunResult], title: str = "Peak of one GPU, MiB") -> Table:
+    """A run a line: its setting, the printed peak, the predicted one, the difference in MiB and percent."""
+    made = table(title, "run", ">printed", ">predicted", ">diff.", ">%")
+    for r in results:
+        if r.predicted_mib is None:
+            made.add_row(r.setting, f"{r.printed_mib:,.2f}", "-", "", "")
+            continue
+        numbers = (f"{r.printed_mib:,.2f}", f"{r.predicted_mib:,.2f}", f"{r.predicted_mib - r.printed_mib:+,.2f}")
+        made.add_row(r.setting, *numbers, f"{r.difference_percent:+.3f}", style=_style(r.within_limit))
+    return made
+
+
+def reserved_table(results: Sequence[RunResult]) -> Table:
+    """Runs that logged what their allocator reserved, in GiB: printed, what we count of it, and why no more."""
+    title = "torchtitan: GiB that the allocator reserved, and what we count of them"
+    made = table(title, "~run", ">printed", ">counted", ">share")
+    for r in results:
+        counted = ("-", "")
+        if r.predicted_mib is not None:
+            counted = (f"{r.predicted_mib / _MIB_IN_GIB:.1f}", f"{100 * r.predicted_mib / r.printed_mib:.0f}%")
+        made.add_row(f"{r.setting}: {r.note}", f"{r.printed_mib / _MIB_IN_GIB:.1f}", *counted)
+    return made
+
+
+def times_table(results: Sequence[StepTimeResult]) -> Table:
+    """Published step times beside the planner's."""
+    columns = ("~run", ">unit", ">printed", ">predicted", ">%")
+    made = table("Step times: printed, and by the planner's time model", *columns)
+    for r in results:
+        cells = (r.unit, f"{r.printed:,.2f}", f"{r.predicted:,.2f}", f"{r.difference_percent:+.1f}")
+        made.add_row(f"{r.source}: {r.setting}", *cells)
+    return made
+
+
+def choices_table(results: Sequence[PaperChoiceResult]) -> Table:
+    """The paper's plans beside the fastest of wider and wider searches, by predicted time."""
+    title = "The paper's plans: how much longer a step takes than by the fastest plan"
+    made = table(title, "model", "may use", "~the fastest", ">%", ">s hidden")
+    for r in results:
+        best = "the paper's" if r.best_plan == r.paper_plan else r.best_plan
+        made.add_row(r.model, r.search, best, f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}")
+    return made
+
+
+def calculators_table(results: Sequence[CalculatorResult], title: str) -> Table:
+    """What public calculators print beside counted bytes: a block of rows for each calculator."""
+    made = table(title, "bytes of one rank", ">printed", ">counted", ">difference")
+    last = ""
+    for r in results:
+        if r.calculator != last:
+            made.add_row(r.calculator, style="bold")
+        last = r.calculator
+        made.add_row(f"  {r.row}", f"{r.printed_bytes:,}", f"{r.counted_bytes:,}", f"{r.difference_bytes:+,}")
+    return made
+
+
+def parts_table(results: Sequence[RunResult]) -> Table:
+    """What the predicted peak of each run is made of, in MiB, and when it is reached."""
+    made = table("What the predicted peak is made of, MiB", "part", ">least", ">most", ">share of the peak")
+    shown = [(r.predicted_mib, r.parts_bytes or {}) for r in results if r.predicted_mib is not None]
+    for part in dict.fromkeys(part for r in results for part in r.parts_bytes or {}):
+        sizes = [of_run.get(part, 0) / 2**20 for _, of_run in shown]
+        shares = [100 * size / peak for size, (peak, _) in zip(sizes, shown)]
+        made.add_row(part, f"{min(sizes):,.1f}", f"{max(sizes):,.1f}", f"{min(shares):.1f} – {max(shares):.1f}%")
+    return made
+
+
+@dataclass(frozen=True)
+class _Line:
+    """Cells of one of the paper's tables, from left to right.  below: a second, dim line under the first cells."""
+
+    entry: PaperEntry
+    cells: tuple[str, ...]
+    below: tuple[str, ...] = ()
+
+
+def exact_table(title: str, entries: Iterable[PaperEntry], headings: Mapping[str, str]) -> Group:
+    """Whole numbers: what is predicted, what the paper leaves out, what was measured, the difference.
+
+    Below each name, dim: the paper's own formula or claim, with its number.  headings: what is printed above the
+    lines of each model.
+    """
+    lines = [_Line(e, _counted(e), (f"  {e.note}", _whole(e.printed)) if e.note else ()) for e in entries]
+    return _paper_table(title, ("", "predicted", "extra", "measured", "diff."), lines, headings)
+
+
+def _counted(e: PaperEntry) -> tuple[str, ...]:
+    extra = None if e.measured is None else e.extra
+    return e.quantity, *map(_whole, (e.ours_formula, extra, e.measured, e.difference))
+
+
+def percent_table(title: str, entries: Iterable[PaperEntry], headings: Mapping[str, str] = {}) -> Group:
+    """Percentages: as printed, by formula, measured, and how far ours is from the printed one, in points."""
+    lines = []
+    for e in entries:
+        ours = ("" if x is None else f"{float(x):.2f}" for x in (e.ours_formula, e.measured))
+        off = "" if e.difference_from_paper is None else f"{float(e.difference_from_paper):+.2f}"
+        lines.append(_Line(e, (e.quantity, "" if e.paper is None else str(e.paper), *ours, off)))
+    return _paper_table(title, ("percent", "paper", "ours", "measured", "ours − paper"), lines, headings)
+
+
+def flops_table(title: str, entries: Iterable[PaperEntry], headings: Mapping[str, str]) -> Group:
+    """FLOPs in units of 10¹⁵; the difference is in single FLOPs."""
+    lines = []
+    for e in entries:
+        numbers = ("" if x is None else f"{x / _PETA:,.4f}" for x in (e.printed, e.ours_formula, e.measured))
+        lines.append(_Line(e, (e.quantity, *numbers, _whole(e.difference))))
+    return _paper_table(title, ("10¹⁵ FLOPs", "paper", "ours", "counted", "diff."), lines, headings)
+
+
+def ranks_table(
+    title: str, entries: Iterable[PaperEntry], outputs: Mapping[int, int], headings: Mapping[str, str]
+) -> Group:
+    """Figure 9: bytes of pipeline ranks, and how much outputs would add; outputs: bytes by rank."""
+    lines = [_Line(e, (*_counted(e), _whole(outputs[e.pipeline_rank or 0]))) for e in entries]
+    return _paper_table(title, ("", "predicted", "extra", "measured", "diff.", "outputs"), lines, headings)
+
+
+def disagreements_list(title: str, found: Iterable[Disagreement]) -> Group:
+    """Each place in a few lines."""
+    parts: list = [Text(title, style="bold")]
+    for place in found:
+        parts.append(Text(f"\n{place.where}", style="bold"))
+        lines = Table.grid(padding=(0, 1))
+        lines.add_column(width=6, justify="right", style="dim")
+        lines.add_column()
+        lines.add_row("paper", place.printed)
+        lines.add_row("ours", ", ".join(map(str, place.ours)))
+        lines.add_row("", place.why)
+        parts.append(lines)
+    return Group(*parts)
+
+
+def _paper_table(title: str, header: Sequence[str], lines: Sequence[_Line], headings: Mapping[str, str]) -> Group:
+    """One table for each model, below its heading, all with the same columns; a column that is empty
+    throughout is left out."""
+    used = [i for i in range(len(header)) if not i or any(line.cells[i] for line in lines)]
+    widths = {}
+    for i in used:
+        texts = [cells[i] for line in lines for cells in (line.cells, line.below) if i < len(cells)]
+        widths[i] = max(len(header[i]), *map(len, texts)) + (i == 0)  # names are set in by one
+
+    def empty(show_header: bool) -> Table:
+        # A width of its own, so that a narrow screen cuts no number off.
+        width = sum(widths.values()) + _GAP * (len(used) - 1)
+        look = {"show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0), "show_header": show_header}
+        made = Table(box=box.SIMPLE_HEAD, width=width, **look)  # type: ignore[arg-type]
+        for i in used:
+            made.add_column(header[i], justify="right" if i else "left", min_width=widths[i], no_wrap=True)
+        return made
+
+    def cells(texts: Sequence[str]) -> list[str]:
+        return [" " + texts[0], *(texts[i] if i < len(texts) else "" for i in used[1:])]
+
+    parts: list = [Text(title, style="bold"), empty(show_header=True)]
+    for model in dict.fromkeys(line.entry.model for line in lines):
+        if model in headings:
+            parts.append(Text(headings[model], style="italic"))
+        of_model = empty(show_header=False)
+        for line in (line for line in lines if line.entry.model == model):
+            of_model.add_row(*cells(line.cells), style=_style(line.entry.exact))
+            if line.below:
+                of_model.add_row(*cells(line.below), style="dim")
+        parts.append(of_model)
+    return Group(*parts)

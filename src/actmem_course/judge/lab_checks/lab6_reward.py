@@ -72,8 +72,7 @@ class ModesReward(Reward):
         return max(max(step) - min(step) for step in zip(*(mode.losses for mode in self.modes)))
 
     def write_html(self, path: Path) -> None:
-        from actmem_course.show.speed_figure import write_page  # plotly is loaded only to draw
-        from actmem_course.show.training_figure import training_figure
+        from actmem_course.show.measured import training_figure, write_page  # plotly is loaded only to draw
 
         write_page(training_figure(self.modes, self.what, self.spread(), self.note), path)
 

@@ -1,0 +1,243 @@
+"""What a reader can change or guess, as plain data, and what a change does to the figures.
+
+Notebooks make widgets of controls (``widgets``), pages of the site their own sliders (``in_page``).  A control offers
+only values that can be drawn: where they depend on other controls, they are a function of those before it.
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from actmem.config import ConfigError
+from actmem_course.show.marks import Axis, Drawing, points
+from actmem_course.show.style import INK, size_text, three_digits
+
+#: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
+#: slider that plays.
+RANGE, STOPS_ONLY, BUTTONS, SWITCH, PLAY = ("range", "stops", "buttons", "switch", "play")
+
+#: What the library's messages call the sizes, and the chapters' letters for them.
+LETTER_OF = {
+    "seq_length": "s",
+    "micro_batch_size": "b",
+    "hidden_size": "h",
+    "num_attention_heads": "a",
+    "num_layers": "L",
+    "vocab_size": "v",
+    "tensor_parallel_size": "t",
+    "pipeline_parallel_size": "p",
+    "num_model_chunks": "m",
+    "num_microbatches": "n",
+}
+
+
+@dataclass(frozen=True)
+class Control:
+    """label: its words.  values: what it offers, or a function of earlier controls' values, which are its arguments' names."""
+
+    label: str
+    values: Sequence | Callable[..., Sequence]
+    start: Any
+    look: str
+
+    def options(self, before: Mapping[str, Any]) -> list:
+        """The values on offer, given those of the controls before it, by name."""
+        if not callable(self.values):
+            return list(self.values)
+        return list(self.values(*(before[name] for name in inspect.signature(self.values).parameters)))
+
+
+def slider(letter: str, meaning: str, smallest: int, largest: int, step: int, start: int) -> Control:
+    """A slider over whole numbers, labelled ``s: tokens``.  Arrow keys move it by ``step``."""
+    return Control(f"{letter}: {meaning}", range(smallest, largest + 1, step), start, RANGE)
+
+
+def steps(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
+    """A slider that stops at ``values`` only; arrow keys move it one stop."""
+    return Control(f"{letter}: {meaning}", values, start, STOPS_ONLY)
+
+
+def play(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequence[int]], start: int) -> Control:
+    """A slider with a button that moves it on by itself, one stop after the other."""
+    return Control(f"{letter}: {meaning}", values, start, PLAY)
+
+
+def choice(meaning: str, names: Sequence, start: Any) -> Control:
+    """A button for each name, of which one is pressed."""
+    return Control(meaning, list(names), start, BUTTONS)
+
+
+def switch(meaning: str, start: bool) -> Control:
+    """On or off."""
+    return Control(meaning, (False, True), start, SWITCH)
+
+
+def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """For each control the value on offer that is nearest to the one wanted."""
+    found: dict[str, Any] = {}
+    for name, control in controls.items():
+        options = control.options(found)
+        want = wanted[name]
+        found[name] = want if want in options else min(options, key=lambda option: abs(option - want))
+    return found
+
+
+def shown_value(value: object) -> str:
+    """A value next to its slider: ``12,288``."""
+    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else str(value)
+
+
+def in_letters(message: str) -> str:
+    """A message of the library in the chapters' words: letters for sizes, GiB and MiB for bytes."""
+    for name, letter in LETTER_OF.items():
+        message = re.sub(rf"\b{name}\b", letter, message)
+    if not re.search(r"_bytes\b", message):
+        return message
+    message = re.sub(r"\b(\w+)_bytes\b", lambda found: found[1].replace("_", " "), message)
+    return re.sub(r"\d[\d,]{3,}", lambda found: size_text(int(found[0].replace(",", ""))), message)
+
+
+class Moves:
+    """The state of controls and of the figures that they change.
+
+    draw: takes the controls' values by name and returns a Drawing, or several.  controls: by the name of draw's
+    argument.  When one moves, those after it offer what fits it, and stay as near as they can to where the
+    reader put them.  values: what the controls say; drawings: what is on screen.
+    """
+
+    def __init__(self, draw: Callable[..., Drawing | Sequence[Drawing]], controls: Mapping[str, Control]):
+        self._draw, self.controls = draw, controls
+        self._wanted = {name: control.start for name, control in controls.items()}
+        self._before: list[Drawing] = []
+        self.values = self._drawn_values = fitted(controls, self._wanted)
+        self.drawings = self.drawn(self.values)
+
+    def options(self, name: str) -> list:
+        """What a control offers beside the others' values."""
+        return self.controls[name].options(self.values)
+
+    def drawn(self, values: Mapping[str, Any]) -> list[Drawing]:
+        """What values look like after what was shown before them."""
+        drawn = self._draw(**values)
+        drawings = [drawn] if isinstance(drawn, Drawing) else list(drawn)
+        return [after(*pair) for pair in zip(self._before, drawings, strict=True)] if self._before else drawings
+
+    def move(self, name: str, value: Any) -> str:
+        """Put a control to a value.  Returns why it can't be drawn, or nothing; then ``drawings`` are new."""
+        self._wanted[name] = value
+        self.values = fitted(self.controls, self._wanted)
+        before, self._before = self._before, self.drawings
+        try:
+            self.drawings = self.drawn(self.values)
+        except ConfigError as error:
+            self._before = before
+            still = " ".join(f"{name}={shown_value(value)}" for name, value in self._drawn_values.items())
+            return f"✗ {in_letters(str(error))}. Still drawn: {still}"
+        self._drawn_values = self.values
+        return ""
+
+
+#: Below this share of a kept axis bars would be too short to read.
+_SHORTEST = 1 / 6
+BEFORE = "before the last move"
+
+
+def after(previous: Drawing, drawing: Drawing) -> Drawing:
+    """``drawing`` as it looks when it takes the place of ``previous``; unchanged if either names no axis."""
+    if previous.axis is None or drawing.axis is None:
+        return drawing
+    need, kept = drawing.axis.end * drawing.axis.unit, previous.axis.end * previous.axis.unit
+    axis = previous.axis if _SHORTEST * kept <= need <= kept else drawing.axis
+    drawn = _on_axis(drawing, axis)
+    ends = _ends(previous)
+    if ends == _ends(drawn):
+        return drawn
+    return replace(drawn, traces=[*drawn.traces, _marks(ends, axis)])
+
+
+def _on_axis(drawing: Drawing, axis: Axis) -> Drawing:
+    assert drawing.axis is not None
+    factor, along = drawing.axis.unit / axis.unit, axis.along
+    traces = [
+        {**trace, along: [value if value is None else value * factor for value in trace[along]]}
+        for trace in drawing.traces
+    ]
+    shown = {**drawing.layout[f"{along}axis"], "title": {"text": axis.title}, "range": [0, axis.end]}
+    return replace(drawing, traces=traces, layout={**drawing.layout, f"{along}axis": shown}, axis=axis)
+
+
+def _ends(drawing: Drawing) -> dict[str, float]:
+    """Where each bar ends, in the axis's smallest unit.  None for bars side by side, which show their numbers."""
+    assert drawing.axis is not None
+    if drawing.layout.get("barmode") == "group":
+        return {}
+    along, names = drawing.axis.along, "y" if drawing.axis.along == "x" else "x"
+    found: dict[str, float] = {}
+    for trace in drawing.traces:
+        if trace["type"] == "bar":
+            for name, value in zip(trace[names], trace[along]):
+                if value is not None:
+                    found[name] = found.get(name, 0) + value * drawing.axis.unit
+    return found
+
+
+def _marks(ends: dict[str, float], axis: Axis) -> dict:
+    at, along_x = [end / axis.unit for end in ends.values()], axis.along == "x"
+    symbol = "line-ns" if along_x else "line-ew"
+    marker = {"symbol": symbol, "size": 30, "line": {"width": 3, "color": INK}, "opacity": 0.6}
+    return points(BEFORE, at if along_x else ends, ends if along_x else at, INK, marker=marker)
+
+
+#: What a form sends in place of a guess when its second button is pressed.
+SHOW_ME = "show me"
+
+
+@dataclass(frozen=True)
+class Judged:
+    """What a guess is answered.  value: the guess as a number; None if it was none."""
+
+    reply: str
+    refused: bool = False
+    value: float | None = None
+
+
+def judged(guess: str, answer: float, unit: str = "", because: str = "") -> Judged:
+    """The answer to a guess, how far off it was, and why; or that it is no number."""
+    unit = unit if unit in ("", "%") else f" {unit}"
+    reason = f"\n{because}" if because else ""
+    if guess == SHOW_ME:
+        return Judged(f"It is {_plain(answer)}{unit}.{reason}")
+    value = _number(guess)
+    if value is None:
+        what = guess.strip() or "An empty field"
+        return Judged(f"✗ {what} is not a number: write it like 1.5 or 1,500", refused=True)
+    told = f"You said {_plain(value)}{unit}. It is {_plain(answer)}{unit}: {_how_far(value, answer)}."
+    return Judged(told + reason, value=value)
+
+
+def _number(text: str) -> float | None:
+    """The text as a finite number, with or without commas between thousands; None if it isn't one."""
+    try:
+        number = float(text.replace(",", "").replace("_", "").rstrip("% "))
+    except ValueError:
+        return None
+    return number if abs(number) < float("inf") else None
+
+
+def _plain(number: float) -> str:
+    return f"{int(number):,}" if number == int(number) else three_digits(number)
+
+
+def _how_far(guess: float, answer: float) -> str:
+    """How far off a guess is, as a factor; within 2% it is right."""
+    if abs(guess - answer) <= 0.02 * abs(answer):
+        return "you have it"
+    if guess * answer <= 0:
+        return "not close"
+    factor = max(guess / answer, answer / guess)
+    times = f"{three_digits(factor)} times" if factor >= 1.5 else f"{(factor - 1):.0%}"
+    return f"{times} too {'high' if abs(guess) > abs(answer) else 'low'}"

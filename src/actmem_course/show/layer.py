@@ -1,0 +1,278 @@
+"""Chapter 2: what one layer keeps, as bars, as a drawing of its operations, and as a game of what backward must keep."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from actmem.config import ConfigError, ModelShape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
+from actmem.rows import LAYER_TERMS, Row, total
+from actmem_course.show.controls import Control, choice
+from actmem_course.show.marks import (
+    EMPTY,
+    STACKED,
+    Axis,
+    Box,
+    Drawing,
+    bars,
+    boxes,
+    chart,
+    diagram,
+    downwards,
+    labels,
+    legend,
+    line,
+    scale,
+)
+from actmem_course.show.style import FILLS, INK, Fill, axis_end, axis_unit, exact_text, size_text, three_digits
+from actmem_course.show.terms import BLOCKS, KINDS, formula_of, term_of
+
+
+def segment(row: Row, at: str, shape: ModelShape, unit: int) -> dict:
+    """A stored tensor as a part of the bar ``at``, with its formula inside; its reason for who points at it."""
+    term, formula = term_of(row), formula_of(row, shape)
+    split = f", split by {row.split_by}" if row.split_by > 1 else ""
+    hover = f"<b>{row.term}</b>  {formula}{split}<br>{exact_text(row.bytes)}<br>{term.why}"
+    return bars(row.term, [at], [row.bytes / unit], FILLS[term.kind], hover, [formula], showlegend=False)
+
+
+def kinds_legend(rows: Iterable[Row], along: str = "x") -> list[dict]:
+    """Entries by kind, whatever the number of segments: an empty trace for each that occurs."""
+    present = {term_of(row).kind for row in rows}
+    return legend({kind: FILLS[kind] for kind in KINDS if kind in present}, along)
+
+
+def layer_bars(rows: Sequence[Row], shape: ModelShape) -> Drawing:
+    """Stacked bars, one for each block: rows of one layer, from ``layer_rows`` and, if wanted, ``layer_extra_rows``.
+
+    A trace for each row, in the order of the rows; ``x`` is in the axis's unit, and the hover text has the
+    formula, the bytes and the reason.
+    """
+    in_block = {block: sum(row.bytes for row in rows if term_of(row).block == block) for block in BLOCKS}
+    blocks = [block for block in BLOCKS if in_block[block]]
+    unit, unit_name = axis_unit(max(in_block.values()))
+    whole, core = total(rows), sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
+    share = f"{core / whole:.0%} of it in the attention core" if core else "none of it in the attention core"
+    sizes = ", ".join(f"{block} {size_text(in_block[block])}" for block in blocks)
+    a, b, h, s = shape.letters()
+    return chart(
+        f"One layer keeps {size_text(whole)} for backward, {share}",
+        [*(segment(row, term_of(row).block, shape, unit) for row in rows), *kinds_legend(rows)],
+        f"Stacked bars at s={s}, b={b}, h={h}, a={a}: one layer keeps {whole:,} bytes for backward, {share}; {sizes}.",
+        Axis(f"kept for backward, {unit_name}", axis_end(max(in_block.values()) / unit), unit),
+        bargap=0.3,
+        height=400,
+        yaxis=downwards(blocks, tickfont={"size": 15}),
+        # A formula is printed in its segment only where it fits at a readable size.
+        uniformtext={"mode": "hide", "minsize": 12},
+        margin={"t": 60},
+        **STACKED,
+    )
+
+
+#: The two columns: each operation and the tensors that its gradient reads, in the order of the forward pass.
+ATTENTION_COLUMN = (
+    ("layer<br>norm 1", ("layer-norm 1 input",)),
+    ("Q, K, V<br>products", ("QKV projection input",)),
+    ("QKᵀ", ("Q", "K")),
+    ("softmax", ("softmax output",)),
+    ("dropout", ("softmax dropout mask",)),
+    ("attention<br>over V", ("softmax dropout output", "V")),
+    ("projection", ("attention projection input",)),
+    ("dropout", ("attention dropout mask",)),
+    ("+ input", ()),
+)
+MLP_COLUMN = (
+    ("layer<br>norm 2", ("layer-norm 2 input",)),
+    ("h→4h", ("h→4h input",)),
+    ("GeLU", ("GeLU input",)),
+    ("4h→h", ("4h→h input",)),
+    ("dropout", ("MLP dropout mask",)),
+    ("+ input", ()),
+)
+#: Names that fit into half of a line; next to its operation each is clear.
+_SHORT = {"softmax dropout output": "dropout output", "softmax dropout mask": "dropout mask"}
+_OPERATION, _DARK, _AGAIN = Fill("#EEEEEE", ""), Fill("#FFFFFF", ""), Fill("#FFFFFF", "/")
+_COLUMN, _OP, _KEPT, _GAP, _HIGH, _FOOT = 5.2, 1.0, 3.9, 0.15, 0.74, 7.24
+#: The upper part of a line is words, the lower part bars; all bars are of this height, so widths are bytes.
+_BAR_TOP, _BAR = 0.4, 0.36
+#: Where the words of a line's second tensor begin, after those of the first.
+_SECOND = 2.35
+
+
+def layer_drawing(rows: Sequence[Row], shape: ModelShape, step: int = len(LAYER_TERMS)) -> Drawing:
+    """Figures 2 and 3 of the paper in one: operations in order, each next to the tensors that it keeps, as wide as their bytes.
+
+    The left column is the attention block, the right one the MLP; the first ``step`` of the 15 tensors are lit, as forward
+    has stored them, the last one framed.  rows: of one layer, from ``layer_rows``.  A tensor without a row is recomputed: it
+    never lights up.  Raises ConfigError where step is not from 1 to 15.
+    """
+    if not 1 <= step <= len(LAYER_TERMS):
+        raise ConfigError("step", f"must be from 1 to {len(LAYER_TERMS)}, got {step}")
+    kept = {row.term: row for row in rows}
+    lit, now = LAYER_TERMS[:step], LAYER_TERMS[step - 1]
+    unit = axis_unit(min(row.bytes for row in rows))
+    # What the widest line would hold if nothing were recomputed: so the scale doesn't depend on that.
+    whole = {row.term: row.bytes for row in layer_rows(shape)}
+    lines = [terms for _, terms in ATTENTION_COLUMN + MLP_COLUMN]
+    per_byte = _KEPT / max(sum(whole[term] for term in terms) for terms in lines)
+    drawn: list[Box] = []
+    arrows: list[tuple[float, float, str]] = []
+    names: list[tuple[float, float, str]] = []
+    frames: dict[str, Box] = {}
+    for x, column in ((0.0, ATTENTION_COLUMN), (_COLUMN, MLP_COLUMN)):
+        for y, (operation, terms) in enumerate(column):
+            said = f"{operation.replace('<br>', ' ')}: keeps {', '.join(terms) or 'nothing'}"
+            drawn.append(Box(x, y, _OP, _HIGH, _OPERATION, operation, said))
+            if y:
+                arrows.append((x + _OP / 2, y - (1 - _HIGH) / 2, "↓"))
+            bar = text = x + _OP + _GAP
+            for term in terms:
+                fill, name, hover = _look(term, kept.get(term), term in lit, shape, unit)
+                names.append((text, y + 0.17, name))
+                frames[term] = Box(bar, y + _BAR_TOP, per_byte * whole[term], _BAR, fill, "", hover)
+                text += _SECOND
+                bar += per_byte * whole[term]
+    drawn += frames.values()
+    arrows.append((_COLUMN + _OP / 2, -0.3, "from the attention block ↓"))
+    so_far = total(kept[term] for term in lit if term in kept)
+    drawn += _stored(so_far, total(rows))
+    arrows.append((_COLUMN + (_OP + _GAP + _KEPT) / 2, _FOOT + 0.25, f"{so_far / total(rows):.0%} stored"))
+    size = kept[now].bytes if now in kept else 0
+    said = f"{formula_of(kept[now], shape)} = {size_text(size)}" if now in kept else "not kept, made again in backward"
+    frame = line("", *frames[now].outline(), INK, width=4, showlegend=False)
+    a, b, h, s = shape.letters()
+    return diagram(
+        f"{step} of {len(LAYER_TERMS)}, {now}: {said};<br>stored so far {size_text(so_far)} of {size_text(total(rows))}",
+        [*boxes(drawn, 12), frame, labels(arrows, 12), labels(names, 12, "middle right")],
+        f"Drawing of the layer at s={s}, b={b}, h={h}, a={a}, its operations in order with what each keeps: tensor {step} of "
+        f"{len(LAYER_TERMS)}, {now}, {size:,} bytes; stored so far {so_far:,} of {total(rows):,} bytes.",
+        _COLUMN + _OP + _GAP + _KEPT + 0.08, len(ATTENTION_COLUMN), 560, -0.08, -0.6,
+    )  # fmt: skip
+
+
+def _look(term: str, row: Row | None, lit: bool, shape: ModelShape, unit: tuple[int, str]) -> tuple[Fill, str, str]:
+    """A tensor's fill, the words above it, and what pointing at it says."""
+    name = _SHORT.get(term, term)
+    if row is None:
+        return _AGAIN, f"{name}, made again", f"<b>{term}</b>: not kept, made again in backward"
+    formula, about = formula_of(row, shape), term_of(row)
+    hover = f"<b>{term}</b>  {formula}<br>{exact_text(row.bytes)}<br>{about.why}"
+    if not lit:
+        return _DARK, name, hover
+    return FILLS[about.kind], f"{name} <b>{formula}</b>, {three_digits(row.bytes / unit[0])} {unit[1]}", hover
+
+
+def _stored(so_far: int, whole: int) -> list[Box]:
+    """The share of all tensors that is stored so far; under the MLP, where there is room."""
+    width = _OP + _GAP + _KEPT
+    say = f"stored so far: {size_text(so_far)} of {size_text(whole)}"
+    return [
+        Box(_COLUMN, _FOOT, width, 0.5, EMPTY, "", say),
+        Box(_COLUMN, _FOOT, width * so_far / whole, 0.5, Fill("#BBBBBB", ""), "", say),
+    ]
+
+
+#: What a player can say of an operation, the first of which is no answer.
+NO_ANSWER, INPUT, INPUTS, OUTPUT, MASK, NOTHING = ("?", "its input", "both inputs", "its output", "a mask", "nothing")
+ANSWERS = (NO_ANSWER, INPUT, INPUTS, OUTPUT, MASK, NOTHING)
+_LINEARS = ("Q, K, V products", "projection", "h→4h", "4h→h")
+
+
+def operations() -> dict[str, tuple[str, ...]]:
+    """The layer's kinds of operation in the order of forward, each with all tensors that the layer keeps for it."""
+    found: dict[str, tuple[str, ...]] = {}
+    for drawn, terms in (*ATTENTION_COLUMN, *MLP_COLUMN):
+        name = drawn.replace("<br>", " ")
+        kind = "layer norm" if name.startswith("layer norm") else "linear" if name in _LINEARS else name
+        found[kind] = (*found.get(kind, ()), *terms)
+    return {("adding the residual" if name == "+ input" else name): terms for name, terms in found.items()}
+
+
+def kept_by(operation: str) -> str:
+    """The right answer, read off the names of the tensors: one of ANSWERS."""
+    terms = operations()[operation]
+    if not terms:
+        return NOTHING
+    if any(term.endswith("mask") for term in terms):
+        return MASK
+    if any(term == f"{operation} output" for term in terms):
+        return OUTPUT
+    return INPUT if all(term.endswith("input") for term in terms) else INPUTS
+
+
+def keep_controls() -> dict[str, Control]:
+    """A row of buttons for each operation, by a name that ``keep_game`` takes."""
+    return {_argument(operation): choice(operation, ANSWERS, NO_ANSWER) for operation in operations()}
+
+
+def keep_game(shape: ModelShape, **answers: str) -> Drawing:
+    """The bytes of each operation that was answered rightly, and the score.
+
+    shape: of the layer.  answers: by the names of ``keep_controls``.
+    """
+    rows = {row.term: row for row in layer_rows(shape)}
+    said = {operation: answers[_argument(operation)] for operation in operations()}
+    right = {operation for operation, answer in said.items() if answer == kept_by(operation)}
+    tried = [operation for operation, answer in said.items() if answer != NO_ANSWER]
+    found = sum(total(_rows(rows, operation)) for operation in right)
+    whole = total(rows.values())
+    most = max(total(_rows(rows, operation)) for operation in said)
+    unit, unit_name = axis_unit(most)
+    score = f"{len(right)} of {len(said)} right"
+    all_right = f"you have found all {size_text(whole)},<br>every byte of equation 1"
+    # Beside each bar its bytes, at the foot of the others what was said.  The stack puts the words after the bar.
+    verdicts = [
+        f"✓ {answer}, {size_text(total(_rows(rows, operation)))}"
+        if operation in right
+        else NO_ANSWER
+        if answer == NO_ANSWER
+        else f"✗ {answer}"
+        for operation, answer in said.items()
+    ]
+    return chart(
+        f"{score}: "
+        + (all_right if len(right) == len(said) else f"{size_text(found)} of {size_text(whole)} found;<br>{_next(said, right)}"),
+        [
+            *(_found(row, operation, unit) for operation in said if operation in right for row in _rows(rows, operation)),
+            {
+                "type": "bar", "orientation": "h", "x": [0] * len(said), "y": list(said), "text": verdicts,
+                "textposition": "outside", "textfont": {"size": 13, "color": INK}, "hoverinfo": "skip", "cliponaxis": False,
+            },
+        ],
+        f"A bar for each operation that was answered rightly. {score}, {len(tried)} answered; {found:,} of {whole:,} bytes found: "
+        + ", ".join(f"{operation} {answer}{_mark(operation, said, right)}" for operation, answer in said.items())
+        + ".",
+        barmode="stack",
+        bargap=0.3,
+        height=420,
+        showlegend=False,
+        margin={"l": 130, "b": 56},
+        xaxis=scale(f"kept for backward, {unit_name}", 0, axis_end(1.5 * most / unit)),
+        yaxis=downwards(said),
+    )  # fmt: skip
+
+
+def _found(row: Row, operation: str, unit: int) -> dict:
+    term = term_of(row)
+    hover = f"<b>{row.term}</b><br>{exact_text(row.bytes)}<br>{term.why}"
+    return bars(row.term, [operation], [row.bytes / unit], FILLS[term.kind], hover)
+
+
+def _argument(operation: str) -> str:
+    return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in operation)
+
+
+def _rows(rows: Mapping[str, Row], operation: str) -> list[Row]:
+    return [rows[term] for term in operations()[operation]]
+
+
+def _mark(operation: str, said: Mapping[str, str], right: set[str]) -> str:
+    return "" if said[operation] == NO_ANSWER else " ✓" if operation in right else " ✗"
+
+
+def _next(said: Mapping[str, str], right: set[str]) -> str:
+    wrong = [operation for operation, answer in said.items() if answer != NO_ANSWER and operation not in right]
+    if wrong:
+        return f"not {said[wrong[0]]} for {wrong[0]}: what does its gradient read?"
+    return f"what does {next(operation for operation in said if operation not in right)} keep?"

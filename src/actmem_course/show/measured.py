@@ -1,0 +1,268 @@
+"""What labs measured, as figures for a page of its own: speed, scaling, published runs, a training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from actmem_course.results import ModeCost, RunResult, ScalingPoint, ScalingSlopes, SpeedLine
+from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
+from actmem_course.show.style import (
+    BLACK,
+    BLUE,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    Fill,
+    axis_unit,
+    milliseconds,
+    size_text,
+)
+from actmem_course.show.tables import LETTERS
+from actmem_course.show.text import overhead_text
+
+_PARTS = {
+    "forward": Fill(BLUE, "", "#FFFFFF"),
+    "forward again, in backward": Fill(VERMILION, "/"),
+    "backward": Fill(ORANGE, "x"),
+}
+#: What an axis of the scaling is about.
+NAMES = {
+    "seq_length": "sequence length s",
+    "hidden_size": "hidden size h",
+    "tensor_parallel_size": "tensor-parallel size t",
+    "num_microbatches": "microbatches n",
+}
+#: Ticks of the scaling's vertical axes: these powers of 2.
+_POWERS = range(-6, 13)
+_MIB_IN_GIB = 1024
+_KEPT, _TIME = Fill(BLUE, "", "#FFFFFF"), Fill(SKY, "-")
+#: Curves cover each other: each is thinner than those below it, and dashed differently.
+_CURVES = ((BLACK, "solid"), (SKY, "solid"), (VERMILION, "solid"), (GREEN, "dash"), (PURPLE, "dot"), (BLUE, "dashdot"))
+
+
+def write_page(drawing: Drawing, path: Path) -> None:
+    """Write a drawing as one page that needs no network."""
+    import plotly.graph_objects as go  # loaded only to write
+
+    spec = drawing.spec()
+    figure = go.Figure({"data": spec["data"], "layout": spec["layout"]})
+    figure.write_html(path, include_plotlyjs=True, config=spec["config"])
+
+
+def measured_chart(title: str, under: str, traces: list[dict], alt: str, **layout: Any) -> Drawing:
+    """A chart that says below its title what was run where."""
+    drawing = chart(title, traces, alt, **layout)
+    drawing.layout["title"]["subtitle"] = {"text": under}
+    return drawing
+
+
+def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
+    """Figure 8, measured here: a bar for each variant, cut into forward, second run, backward; the first on top.
+
+    setting: what was run where, in one line.
+    """
+    names = [line.name for line in lines]
+    seconds = zip(
+        *((one.forward_seconds, one.recompute_seconds, one.backward_seconds - one.recompute_seconds) for one in lines)
+    )
+    ends = [1000 * (line.forward_seconds + line.backward_seconds) for line in lines]
+    texts = [
+        f" {milliseconds(end / 1000)} ms{f', {overhead_text(line.over)}' if line.over else ''}"
+        for end, line in zip(ends, lines)
+    ]
+    finding = overhead_finding(lines)
+    return measured_chart(
+        finding,
+        setting,
+        [
+            *(
+                bars(name, names, [1000 * value for value in values], fill, f"%{{y}}<br>{name}: %{{x:.3~g}} ms")
+                for (name, fill), values in zip(_PARTS.items(), seconds)
+            ),
+            words(ends, names, texts, position="middle right"),
+        ],
+        f"{finding}. " + "; ".join(f"{name}:{text}" for name, text in zip(names, texts)) + ".",
+        height=180 + 42 * len(lines),
+        xaxis=scale("milliseconds of one layer, one microbatch", 0, 1.35 * max(ends, default=1)),
+        yaxis={"autorange": "reversed"},
+        **STACKED,
+    )  # fmt: skip
+
+
+def overhead_finding(lines: Sequence[SpeedLine]) -> str:
+    """The figure's title: what recomputing everything costs here, and what recomputing the core does."""
+    by_mode = {(line.recompute, line.sequence_parallel): line for line in lines}
+    full, ours = by_mode[("full", False)], by_mode[("selective", True)]
+    return f"Full recomputation costs {_cost(full)}, selective with sequence parallelism {_cost(ours)}"
+
+
+def _cost(line: SpeedLine) -> str:
+    if line.over is None:
+        return "nothing"
+    return f"{100 * line.over.value:+.0f}%" if line.over.is_real else f"less than {math.ceil(100 * line.over.within)}%"
+
+
+def scaling_figure(points_of: Sequence[ScalingPoint], slopes: Sequence[ScalingSlopes], setting: str) -> Drawing:
+    """A panel for each axis: seconds, FLOPs and bytes, each over its first point, on logarithmic axes."""
+    traces: list[dict] = []
+    axes: dict[str, dict] = {}
+    for number, slope in enumerate(slopes):
+        own = [point for point in points_of if point.axis == slope.axis]
+        suffix = str(number + 1) if number else ""
+        traces += _panel(own, slope, suffix, first=number == 0)
+        axes |= _axes([point.value for point in own], slope, suffix, number)
+    each = (f"{NAMES[s.axis]}: time {s.seconds:.2f}, FLOPs {s.flops:.2f}, bytes {s.bytes:.2f}" for s in slopes)
+    alt = "Slopes on logarithmic axes, measured time beside the formulas of FLOPs and bytes: " + "; ".join(each) + "."
+    return measured_chart(slope_finding(slopes), setting, traces, alt, height=720, **axes)
+
+
+def slope_finding(slopes: Sequence[ScalingSlopes]) -> str:
+    """The title: how far the seconds' slopes are from the FLOPs'."""
+    worst = max(slopes, key=lambda slope: abs(slope.seconds - slope.flops))
+    return (
+        f"The slope of time is within {abs(worst.seconds - worst.flops):.2f} of that of the FLOPs,<br>"
+        f"furthest off in {NAMES[worst.axis]}: {worst.seconds:.2f} where the formula has {worst.flops:.2f}"
+    )
+
+
+def _panel(own: Sequence[ScalingPoint], slope: ScalingSlopes, suffix: str, first: bool) -> list[dict]:
+    values, base = [point.value for point in own], own[0]
+    seconds = {
+        "type": "data", "symmetric": False, "array": [(p.quartiles[1] - p.seconds) / base.seconds for p in own],
+        "arrayminus": [(p.seconds - p.quartiles[0]) / base.seconds for p in own], "color": INK,
+    }  # fmt: skip
+    kinds: tuple[tuple[str, str, str, Iterable[float], str, dict], ...] = (
+        ("FLOPs by formula", BLUE, "dash", (p.predicted_flops / base.predicted_flops for p in own), "lines", {}),
+        (
+            "bytes held, by formula and counted", VERMILION, "dot", (p.predicted_bytes / base.predicted_bytes for p in own),
+            "lines+markers", {"symbol": "square-open"},
+        ),
+        ("seconds, measured", INK, "solid", (p.seconds / base.seconds for p in own), "markers", {"symbol": "circle"}),
+    )  # fmt: skip
+    traces = [
+        line(
+            name, values, ys, colour, None, dash, 2, mode=mode, legendgroup=name, showlegend=first, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
+            marker={"color": colour, "size": 10, **symbol},
+            hovertemplate=LETTERS[slope.axis] + " = %{x}: × %{y:.3~g}<extra>" + name + "</extra>",
+        )
+        for name, colour, dash, ys, mode, symbol in kinds
+    ]  # fmt: skip
+    traces[-1]["error_y"] = seconds
+    return traces
+
+
+def _axes(values: Sequence[int], slope: ScalingSlopes, suffix: str, number: int) -> dict[str, dict]:
+    left, bottom = number % 2, 1 - number // 2
+    words_of = (
+        f"{NAMES[slope.axis]}; slope of time {slope.seconds:.2f}, FLOPs {slope.flops:.2f}, bytes {slope.bytes:.2f}"
+    )
+    across = log_scale(
+        words_of, values, map(str, values), anchor=f"y{suffix}", domain=[0.54 * left, 0.46 + 0.54 * left]
+    )
+    across["title"]["font"] = {"size": 12}
+    ticks = [2.0**n for n in _POWERS], [str(2**n) if n >= 0 else f"1/{2**-n}" for n in _POWERS]
+    place: dict[str, Any] = {"anchor": f"x{suffix}", "domain": [0.58 * bottom, 0.42 + 0.58 * bottom]}
+    return {
+        f"xaxis{suffix}": across,
+        f"yaxis{suffix}": log_scale("× the first" if not left else "", *ticks, **place),
+    }
+
+
+def runs_figure(results: Sequence[RunResult]) -> Drawing:
+    """Runs that others published: predicted over printed, a point a run, on the line of equality; below, the differences."""
+    shown = [r for r in results if r.predicted_mib is not None and r.difference_percent is not None]
+    x = [r.printed_mib / _MIB_IN_GIB for r in shown]
+    y = [(r.predicted_mib or 0) / _MIB_IN_GIB for r in shown]
+    off = [r.difference_percent or 0.0 for r in shown]
+    top, worst = 1.06 * max(x + y), max(map(abs, off))
+    limits = [r.limit_percent for r in shown if r.limit_percent]
+    reach = 1.15 * max([worst, *limits])
+    hover = [
+        f"{r.framework}, {r.setting}<br>printed {r.printed_mib:,.2f} MiB, predicted {r.predicted_mib:,.2f} MiB"
+        f"<br>{r.difference_percent:+.3f}%, {r.moment}"
+        for r in shown
+    ]
+    below = {"xaxis": "x2", "yaxis": "y2"}
+    said: dict[str, Any] = {"text": hover, "hoverinfo": "text"}
+    return chart(
+        f"{len(shown)} runs of others, {min(x):.0f} to {max(x):.0f} GiB on a GPU:<br>no prediction is more than {worst:.2f}% off",
+        [
+            line("predicted = printed", [0, top], [0, top], INK, None, "dot", 1),
+            points("one run", x, y, BLUE, size=12, edge=1, **said),
+            points("", x, off, BLUE, size=12, edge=1, showlegend=False, **below, **said),
+            *(
+                line(
+                    f"limit {limits[0]}%", [0, top], [side * limits[0]] * 2, VERMILION, None, "dash", 2, showlegend=side == 1, **below
+                )
+                for side in ((-1, 1) if limits else ())
+            ),
+        ],
+        f"Predicted over printed peak, {len(shown)} runs, all near the line of equality: "
+        + "; ".join(f"{r.setting} {r.printed_mib:,.0f} MiB, {r.difference_percent:+.3f}%" for r in shown)
+        + ".",
+        height=640,
+        xaxis={"range": [0, top], "showticklabels": False},
+        yaxis=scale("predicted, GiB", 0, top, domain=[0.42, 1]),
+        xaxis2=scale("peak that the run logged, GiB", 0, top, anchor="y2"),
+        yaxis2=scale("difference", -reach, reach, domain=[0, 0.32], ticksuffix="%"),
+    )  # fmt: skip
+
+
+def training_figure(modes: Sequence[ModeCost], setting: str, spread: float, note: str = "") -> Drawing:
+    """Lab 6's training: what each mode keeps, how long a step takes, how the loss falls; the first mode on top.
+
+    setting: what was trained where, in one line.
+    spread: the largest difference between two modes' losses of one step.  note: how it was measured.
+    """
+    names = [mode.name for mode in modes]
+    unit, unit_name = axis_unit(max(mode.kept_bytes for mode in modes))
+    said = [f"{m.name}<br>kept {m.kept_bytes:,} B<br>formula {m.formula_bytes:,} B" for m in modes]
+    ticks = {"symbol": "line-ns", "size": 22, "line": {"color": VERMILION, "width": 3}}
+    beside, below = {"xaxis": "x2", "yaxis": "y2"}, {"xaxis": "x3", "yaxis": "y3"}
+    under = [setting, f"Between the modes' losses of one step at most {spread:.1e}.", *note.splitlines()]
+    rows = {"domain": [0.6, 1], "range": [len(modes) - 0.5, -0.5]}
+    each = (f"{m.name} keeps {m.kept_bytes:,} B and takes {milliseconds(m.step_seconds)} ms a step" for m in modes)
+    return measured_chart(
+        training_finding(modes),
+        "<br>".join(under),
+        [
+            bars(
+                "kept", names, [mode.kept_bytes / unit for mode in modes], _KEPT, text=[size_text(mode.kept_bytes) for mode in modes],
+                where="auto", showlegend=False, hovertext=said, hoverinfo="text",
+            ),
+            points("bytes by formula", [mode.formula_bytes / unit for mode in modes], names, INK, marker=ticks),
+            bars(
+                "a step", names, [1000 * mode.step_seconds for mode in modes], _TIME, "%{y}: %{x:.3~g} ms",
+                [f"{milliseconds(mode.step_seconds)} ms" for mode in modes], "auto", showlegend=False, **beside,
+            ),
+            *(
+                line(
+                    mode.name, range(1, len(mode.losses) + 1), mode.losses, colour, mode.name + ", step %{x}: %{y:.4f}", dash,
+                    2 * (len(modes) - i), **below,
+                )
+                for i, (mode, (colour, dash)) in enumerate(zip(modes, _CURVES))
+            ),
+        ],
+        f"{training_finding(modes)}. {'; '.join(each)}.",
+        height=860,
+        margin={"t": 140, "b": 150},
+        xaxis=scale(f"{unit_name} kept of one microbatch", domain=[0, 0.48]),
+        yaxis=rows,
+        xaxis2=scale("milliseconds of one step", domain=[0.54, 1], anchor="y2"),
+        yaxis2={**rows, "anchor": "x2", "showticklabels": False},
+        xaxis3=scale("step", domain=[0, 1], anchor="y3"),
+        yaxis3=scale("loss, nats per token", domain=[0, 0.44], anchor="x3"),
+    )  # fmt: skip
+
+
+def training_finding(modes: Sequence[ModeCost]) -> str:
+    """The figure's title: how far apart the bytes are, although the curves are the same."""
+    most, least = (choose(modes, key=lambda mode: mode.kept_bytes) for choose in (max, min))
+    ratio = most.kept_bytes / least.kept_bytes
+    return f"{len(modes)} modes, one loss curve; {most.name} keeps {ratio:.1f} times the bytes of {least.name}"

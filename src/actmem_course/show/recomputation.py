@@ -1,0 +1,336 @@
+"""Chapter 5: what recomputation frees and what it costs, from one training step to a larger microbatch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+from typing import Any
+
+from actmem.config import ModelShape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
+from actmem.formulas.batch import batch_factor, break_even, throughput
+from actmem.formulas.first_stage import selective_saves
+from actmem.formulas.flops import eq9, layer_overhead
+from actmem.formulas.rebuild import core_over_gelu, rebuilds
+from actmem.formulas.table2 import TABLE2, closed_form
+from actmem.models import PAPER_MODELS
+from actmem.rows import Row, total
+from actmem_course.show.layer import kinds_legend
+from actmem_course.show.marks import FITTING, STACKED, Axis, Drawing, bars, chart, downwards, line, points, scale
+from actmem_course.show.style import (
+    BLACK,
+    BLUE,
+    CARD,
+    FILLS,
+    GREEN,
+    INK,
+    ORANGE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Fill,
+    axis_end,
+    axis_unit,
+    exact_text,
+    size_text,
+    three_digits,
+)
+from actmem_course.show.terms import term_of
+
+KEPT, CORE, WORK = Fill(BLUE, "", CARD), Fill(VERMILION, "/"), Fill("#BBBBBB", "", BLACK)
+#: What is run again: all of it by the paper's count, and no more than is needed.
+_PAPER, LESS = Fill("#BBBBBB", "x"), Fill(YELLOW, ".")
+_MODES = {"none": "keep everything", "selective": "selective", "full": "full"}
+#: What a tensor's group looks like in the price of its bytes.
+_KIND = {
+    "Q, K, V": "Q, K, V",
+    "attention core": "softmax",
+    "attention output": "input of a linear",
+    "middle of the layer": "layer-norm input",
+    "GeLU input": "GeLU input",
+}
+_BASELINE = "tensor"
+LADDER = {
+    "tensor": Fill(VERMILION, "/"),
+    "tensor+sequence": Fill(ORANGE, "x"),
+    "tensor+selective": Fill(SKY, "-"),
+    "tensor+sequence+selective": Fill(BLUE, "", "#FFFFFF"),
+    "full": Fill(GREEN, "."),
+}
+#: Values of φ along the axis, in percent.
+SHARES = tuple(range(0, 101, 2))
+LINES = (
+    ("selective", "selective", BLUE, "solid", "circle"),
+    ("paper-full", "full, run to its end", VERMILION, "dash", "diamond"),
+)
+
+
+def recompute_trade(shape: ModelShape) -> Drawing:
+    """Six bars, each in percent of its own bar without recomputation: three of bytes, three of FLOPs.
+
+    The modes stop at the last tensor that backward reads (``selective`` and ``full``).
+    """
+    whole = total(layer_rows(shape))
+    left = {mode: total(layer_rows(shape, recompute=mode)) for mode in _MODES}
+    core = sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS)
+    added = {mode: layer_overhead(shape, mode) for mode in _MODES}
+    names = [f"{what}, {name}" for what in ("bytes", "FLOPs") for name in _MODES.values()]
+    others = [whole - core, whole - core, left["full"]]
+    says = [size_text(size) for size in (whole - core, left["selective"], left["full"])]
+    again = [added[mode] for mode in ("selective", "full")]
+    a, b, h, s = shape.letters()
+
+    def part(name: str, at: list[str], values: list[float], fill: Fill, text: list[str], where: str = "") -> dict:
+        places = where or ["inside" if value >= 12 else "outside" for value in values]
+        return bars(
+            name, at, values, fill, f"<b>{name}</b><br>%{{y}}: %{{x:.2f}}%, %{{text}}", text, textposition=places,
+            outsidetextfont={"color": INK, "size": 13}, cliponaxis=False,
+        )  # fmt: skip
+
+    return chart(
+        f"s = {s:,}: dropping the attention core frees {float(selective_saves(shape)):.0%} of the bytes<br>"
+        f"for {_percent(added['selective'])} more FLOPs; full recomputation costs {_percent(added['full'])}",
+        [
+            part("kept for backward", names[:3], [100 * size / whole for size in others], KEPT, says),
+            part("attention core, 5as²b", names[:1], [100 * core / whole], CORE, [size_text(core)]),
+            part("the layer, forward and backward", names[3:], [100.0] * 3, WORK, ["72Bsh² + 12Bs²h"] * 3),
+            part(
+                "run again", names[4:], [float(100 * share) for share in again], LESS,
+                [f"+{_percent(share)}" for share in again], "outside",
+            ),
+        ],
+        f"Bars for one layer at s={s}, b={b}, h={h}, a={a}: selective recomputation leaves {size_text(left['selective'])} of "
+        f"{size_text(whole)} and adds {_percent(added['selective'])} FLOPs; full recomputation leaves {size_text(left['full'])} "
+        f"and adds {_percent(added['full'])}.",
+        bargap=0.25,
+        height=460,
+        xaxis=scale("percent of the same without recomputation", 0, 150, ticksuffix="%"),
+        yaxis=downwards(names),
+        **FITTING,
+        **STACKED,
+    )  # fmt: skip
+
+
+def _percent(share: Fraction) -> str:
+    value = float(100 * share)
+    return f"{value:.2f}%" if value < 10 else f"{value:.1f}%"
+
+
+@dataclass(frozen=True)
+class Moment:
+    """What is held after one change.  held: for each layer the rows that are there; again: they were just recomputed."""
+
+    says: str
+    held: tuple[tuple[Row, ...], ...]
+    again: bool = False
+
+    @property
+    def bytes(self) -> int:
+        """Of all layers together."""
+        return sum(total(rows) for rows in self.held)
+
+
+@cache
+def training_moments(shape: ModelShape, recompute: str = "none") -> tuple[Moment, ...]:
+    """Forward and backward through the shape's layers, one stored tensor at a time, from nothing to nothing.
+
+    Backward takes a layer's tensors in reverse.  Where it needs one that forward dropped, all that the layer
+    has dropped is recomputed first.
+    """
+    whole, kept = layer_rows(shape), {row.term for row in layer_rows(shape, recompute=recompute)}
+    held: list[list[Row]] = [[] for _ in range(shape.num_layers)]
+    found = [Moment("before forward", _frozen(held))]
+    for layer, rows in enumerate(held):
+        for row in whole:
+            if row.term in kept:
+                rows.append(row)
+                found.append(Moment(f"forward, layer {layer}: {row.term} is kept", _frozen(held)))
+    for layer in reversed(range(shape.num_layers)):
+        there = {row.term for row in held[layer]}
+        for row in reversed(whole):
+            if row.term not in there:
+                held[layer] = list(whole[: whole.index(row) + 1])
+                there = {one.term for one in held[layer]}
+                found.append(
+                    Moment(f"backward, layer {layer}: what was dropped is recomputed", _frozen(held), again=True)
+                )
+            held[layer].pop()
+            found.append(Moment(f"backward, layer {layer}: {row.term} is freed", _frozen(held)))
+    return tuple(found)
+
+
+def _frozen(held: Sequence[Sequence[Row]]) -> tuple[tuple[Row, ...], ...]:
+    return tuple(map(tuple, held))
+
+
+def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Drawing:
+    """One training step: a column of blocks for each layer at one moment, and below them the bytes held over the whole step."""
+    moments = training_moments(shape, recompute)
+    now, layers, rows = moments[moment], list(range(shape.num_layers)), layer_rows(shape)
+    sizes = [one.bytes for one in moments]
+    most = total(rows) * shape.num_layers
+    unit, unit_name = axis_unit(most)
+    there = [{row.term for row in of_layer} for of_layer in now.held]
+    blocks = [
+        bars(
+            row.term, layers, [row.bytes / unit if row.term in terms else 0 for terms in there], FILLS[term_of(row).kind],
+            f"<b>{row.term}</b>, layer %{{x}}<br>{exact_text(row.bytes)}", along="y", showlegend=False,
+        )
+        for row in rows
+    ]  # fmt: skip
+    again = [place for place, one in enumerate(moments) if one.again]
+    below: dict[str, Any] = {"xaxis": "x2", "yaxis": "y2", "showlegend": False}
+    plain: dict[str, Any] = {"showgrid": False, "ticks": ""}
+    names = {"tickvals": layers, "ticktext": [f"layer {layer}" for layer in layers]}
+    return chart(
+        f"{now.says[0].upper()}{now.says[1:]}:<br>{size_text(now.bytes)} held, {size_text(max(sizes))} at the fullest",
+        [
+            *blocks,
+            *kinds_legend(rows, "y"),
+            line("held", range(len(sizes)), [size / unit for size in sizes], GREEN, width=2, shape="hv", fill="tozeroy", **below),
+            points("recomputed", again, [sizes[place] / unit for place in again], VERMILION, "recomputed", "triangle-up", 9, 1, **below),
+            line(
+                "now", [moment, moment], [0, sizes[moment] / unit], INK, width=2, mode="lines+markers",
+                marker={"color": INK, "size": [0, 11]}, **below,
+            ),
+        ],
+        f"Blocks of memory, {shape.num_layers} layers, recomputation {recompute}, moment {moment} of {len(moments) - 1}: {now.says}; "
+        f"{now.bytes:,} bytes held, {max(sizes):,} at the fullest.",
+        bargap=0.25,
+        height=560,
+        xaxis={"range": [-0.5, shape.num_layers - 0.5], "anchor": "y", **names, **plain},
+        yaxis=scale(f"a layer, {unit_name}", 0, axis_end(total(rows) / unit), domain=[0.5, 1], anchor="x"),
+        xaxis2=scale(
+            "forward, then backward: one stored tensor at a time", 0, len(moments) - 1, anchor="y2", showticklabels=False, **plain
+        ),
+        yaxis2=scale(f"held, {unit_name}", 0, axis_end(most / unit), domain=[0, 0.36], anchor="x2"),
+        **STACKED,
+    )  # fmt: skip
+
+
+def rebuild_price(shape: ModelShape) -> Drawing:
+    """What a FLOP buys: a bar for each group of tensors that takes a matrix product to rebuild, the most expensive at the bottom.
+
+    Groups that need none have no such price; the table next to the figure names them.
+    """
+    priced = [(r, float(1000 * r.bytes_per_flop)) for r in rebuilds(shape) if r.bytes_per_flop]
+    priced.sort(key=lambda pair: pair[1], reverse=True)
+    a, b, h, s = shape.letters()
+
+    def bar(r, value: float) -> dict:
+        hover = f"<b>{r.name}</b><br>{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>made again by {r.how}"
+        text = [three_digits(value)]
+        return bars(r.name, [r.name], [value], FILLS[_KIND[r.name]], hover, text, "outside", showlegend=False)
+
+    return chart(
+        f"A FLOP in the attention core gives back {float(core_over_gelu(shape)):,.0f} times<br>"
+        f"the bytes of a FLOP in h→4h: 5a/2, with a = {a:,}",
+        [bar(r, value) for r, value in priced],
+        f"Bars at s={s}, b={b}, h={h}, a={a}, bytes given back for 1,000 FLOPs: "
+        + ", ".join(f"{r.name} {three_digits(value)}" for r, value in priced)
+        + ".",
+        Axis("bytes given back for 1,000 FLOPs", axis_end(1.12 * priced[0][1])),
+        yaxis=downwards(r.name for r, _ in priced),
+        height=360,
+        margin={"b": 60},
+    )
+
+
+def added_flops(shape: ModelShape) -> Drawing:
+    """Percent of a layer's FLOPs that each way to recompute adds: selective in three counts, full in two.
+
+    The first bar is equation 9, 1 + s/6h, which is equation 8 over 7 as the paper rounds it.
+    """
+    every = (
+        ("selective, eq. 9", eq9(shape) - 1, _PAPER, "s/6h: three passes of the core"),
+        ("selective, by the text", layer_overhead(shape, "paper-selective"), CORE, "the core once more: 4s/(72h + 12s)"),
+        ("selective, stopped", layer_overhead(shape, "selective"), LESS, "QKᵀ once more: 2s/(72h + 12s)"),
+        ("full, to its end", layer_overhead(shape, "paper-full"), CORE, "the forward pass once more: 1/3"),
+        ("full, stopped", layer_overhead(shape, "full"), LESS, "without 4h→h: (16h + 4s)/(72h + 12s)"),
+    )  # fmt: skip
+    _, _, h, s = shape.letters()
+    values = [float(100 * share) for _, share, _, _ in every]
+
+    def bar(name: str, value: float, fill: Fill, why: str) -> dict:
+        hover, text = f"<b>{name}</b>: {value:.3f}%<br>{why}", [f"{value:.2f}%  {why}"]
+        return bars(name, [name], [value], fill, hover, text, "outside", showlegend=False)
+
+    return chart(
+        f"s = {s:,}, h = {h:,}: the core once more is {values[1]:.2f}%, not {values[0]:.2f}%;<br>"
+        f"full recomputation can stop at {values[4]:.1f}%",
+        [bar(name, value, fill, why) for (name, _, fill, why), value in zip(every, values)],
+        f"Bars of FLOPs added at s={s}, h={h}: "
+        + ", ".join(f"{name} {value:.2f}%" for (name, *_), value in zip(every, values))
+        + ".",
+        Axis("FLOPs added to one layer, forward and backward", axis_end(2.3 * max(values))),
+        xaxis={"ticksuffix": "%"},
+        yaxis=downwards(name for name, *_ in every),
+        height=360,
+        bargap=0.3,
+        margin={"b": 60},
+    )
+
+
+def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
+    """Figure 7: what each row of table 2 leaves of the tensor-parallel baseline, for the four models, in percent.
+
+    Raises ConfigError where t cannot share a model.
+    """
+    rows = {row.name: row for row in TABLE2}
+    shapes = {name: model.shape.with_sizes(seq_length=seq_length) for name, model in PAPER_MODELS.items()}
+    t = tensor_parallel_size
+    sizes = {name: [closed_form(rows[name], shape, t) for shape in shapes.values()] for name in LADDER}
+    shares = {name: [100 * size / whole for size, whole in zip(sizes[name], sizes[_BASELINE])] for name in LADDER}
+    both, full = shares["tensor+sequence+selective"], shares["full"]
+    return chart(
+        f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>"
+        f"full recomputation {min(full):.1f} to {max(full):.1f}%",
+        [
+            bars(
+                name, shapes, shares[name], fill, f"<b>{name}</b>, %{{x}}: %{{y:.1f}}%<br>%{{customdata}}",
+                [f"{share:.1f}" if share < 40 else f"{share:.0f}" for share in shares[name]], "outside", "y",
+                customdata=[f"{size_text(size)} a layer and rank" for size in sizes[name]],
+            )
+            for name, fill in LADDER.items()
+        ],
+        f"Grouped bars at s={seq_length}, t={t}, percent of tensor parallelism alone: "
+        + "; ".join(f"{name} " + ", ".join(f"{n} {share:.1f}" for n, share in zip(shapes, shares[name])) for name in LADDER)
+        + ".",
+        barmode="group",
+        bargap=0.2,
+        uniformtext={"mode": "show", "minsize": 10},
+        height=470,
+        yaxis=scale("percent of tensor parallelism alone", 0, max(112, 1.1 * max(map(max, shares.values()))), ticksuffix="%"),
+        xaxis={"tickfont": {"size": 15}},
+    )  # fmt: skip
+
+
+def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:
+    """When a larger microbatch pays for recomputation: throughput over φ, in the memory of one sequence that keeps everything.
+
+    Full recomputation runs to its end, as the paper's baseline does.
+    """
+    traces: list[dict] = []
+    reached = []
+    for mode, name, colour, dash, symbol in LINES:
+        hover = f"<b>{name}</b>, φ = %{{x}}%: %{{y:.3f}} times"
+        rates = [float(throughput(shape, mode, Fraction(share, 100))) for share in SHARES]
+        reached.append(float(throughput(shape, mode, Fraction(fixed_percent, 100))))
+        long_name = f"{name}, {float(batch_factor(shape, mode)):.1f} times the microbatch"
+        traces += [
+            line(long_name, SHARES, rates, colour, hover, dash),
+            points(f"{name} at this φ", [fixed_percent], reached[-1:], colour, hover, symbol, showlegend=False),
+        ]
+    even = {mode: float(100 * break_even(shape, mode)) for mode, *_ in LINES}
+    return chart(
+        f"A larger microbatch pays for selective recomputation above φ = {even['selective']:.2f}%,<br>"
+        f"for full recomputation, run to its end, above φ = {even['paper-full']:.0f}%",
+        [*traces, line("no recomputation", [SHARES[0], SHARES[-1]], [1, 1], INK, None, "dot", 1.5)],
+        f"Lines of throughput over the fixed share φ: selective recomputation passes 1 at {even['selective']:.2f}%, full, run to its end, at "
+        f"{even['paper-full']:.1f}%; at φ={fixed_percent}% they reach {reached[0]:.3f} and {reached[1]:.3f}.",
+        xaxis=scale("φ: fixed part of a step, percent of the work of its sequences", -1, 101, ticksuffix="%"),
+        yaxis=scale("sequences a second, relative", 0.7, 1.7),
+        height=430,
+    )

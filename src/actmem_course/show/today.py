@@ -1,0 +1,227 @@
+"""Chapters 8 to 10: what today's layers keep, every choice of what to run again, and a model of one's own on the wall."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.formulas.activations import layer_rows
+from actmem.formulas.flops import layer_overhead
+from actmem.formulas.llama_terms import llama_rows
+from actmem.llama_shape import LlamaShape
+from actmem.plan.bill import Bill
+from actmem.plan.explain import layout_text, plan_text
+from actmem.plan.hardware import GIBIBYTE, Cluster
+from actmem.plan.known_models import planned_model_of
+from actmem.plan.planned_model import PlannedModel
+from actmem.plan.rank_bill import rank_bill
+from actmem.plan.search import bill_of, find_plans
+from actmem.rows import Row, total
+from actmem_course.others.frontier import FrontierPoint, all_choices, frontier
+from actmem_course.show.marks import STACKED, Axis, Drawing, bars, chart, downwards, points, scale
+from actmem_course.show.memory_wall import limit
+from actmem_course.show.style import (
+    BLUE,
+    FILLS,
+    GREEN,
+    INK,
+    ORANGE,
+    PURPLE,
+    SKY,
+    VERMILION,
+    YELLOW,
+    Fill,
+    axis_end,
+    axis_unit,
+    size_text,
+)
+
+#: Mode → its words.
+_BARS = {
+    "none": "keep everything",
+    "selective": "selective: core again",
+    "elementwise": "elementwise: no product again",
+    "full": "full: all again",
+}
+_NORMED_HEADS = ("Q", "K", "Q latent", "KV latent")
+_KINDS = {
+    "norm inputs": ("layer-norm input", ("norm 1 input", "norm 2 input")),
+    "inputs of linears": (
+        "input of a linear",
+        (
+            *("QKV projection input", "Q up-projection input", "KV up-projection input", "attention projection input"),
+            *("gate and up input", "router input", "down input", "shared down input"),
+        ),
+    ),
+    "Q, K, V": ("Q, K, V", ("Q", "K", "V")),
+    "gate and up": ("GeLU input", ("gate", "up", "shared gate", "shared up")),
+    "log-sum-exp": ("softmax", ("log-sum-exp",)),
+    "Q, K before their norms": ("layer-norm input", ("Q before its norm", "K before its norm")),
+    "latents": ("layer-norm input", ("Q latent", "KV latent")),
+    "who goes to which expert": (
+        "dropout mask",
+        ("chosen experts", "routing weights", "dispatch order", "dispatched weights"),
+    ),
+    "statistics": (
+        "extra",
+        tuple(f"{name} statistics" for name in ("norm 1", "norm 2", *(f"{x} norm" for x in _NORMED_HEADS))),
+    ),
+}
+#: Parts of today's layer, and the first words of the MLP's terms.
+_PART_FILLS = {"norm": Fill(GREEN, "/"), "attention": Fill(BLUE, ""), "MLP": Fill(VERMILION, "x")}
+_MLP = ("gate", "up", "down", "router", "chosen", "routing", "dispatch", "dispatched")
+_NAMED = ("none", "selective", "elementwise", "full")
+#: Parts of a bill, from the left; what frees bytes again is added to the transient.
+PLAN_FILLS = {
+    "weights": Fill(GREEN, ""),
+    "gradients": Fill(SKY, "-"),
+    "optimizer states": Fill(BLUE, "", "#FFFFFF"),
+    "activations": Fill(VERMILION, "/"),
+    "logits and loss": Fill(ORANGE, "x"),
+    "communication buffers": Fill(PURPLE, "."),
+    "transient": Fill(YELLOW, "+"),
+}
+
+
+def kept_today(shape: LlamaShape, parallel: Parallel = Parallel()) -> Drawing:
+    """What a layer of a Llama keeps: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16 bits."""
+    rows = {mode: {row.term: row.bytes for row in llama_rows(shape, parallel, mode)} for mode in _BARS}
+    totals = {mode: total(llama_rows(shape, parallel, mode)) for mode in _BARS}
+    unit, name = axis_unit(totals["none"])
+    saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
+    beside = {"showarrow": False, "xanchor": "left"}
+    return chart(
+        f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>and what needs no product {saved['elementwise']:.0%}",
+        [
+            bars(
+                kind, _BARS.values(), [sum(rows[mode].get(term, 0) for term in terms) / unit for mode in _BARS], FILLS[fill],
+                f"{kind}: %{{x:.3f}} {name}",
+            )
+            for kind, (fill, terms) in _KINDS.items()
+            if rows["none"].keys() & set(terms)
+        ],
+        "Bars, bytes kept by one layer: " + ", ".join(f"{_BARS[mode]} {size_text(totals[mode])}" for mode in _BARS) + ".",
+        Axis(f"kept by one layer on one rank ({name})", axis_end(1.2 * totals["none"] / unit), unit),
+        barmode="stack",
+        yaxis={"autorange": "reversed"},
+        height=440,
+        annotations=[
+            {"x": totals[mode] / unit, "y": bar, "text": f" {size_text(totals[mode])}", **beside} for mode, bar in _BARS.items()
+        ],
+    )  # fmt: skip
+
+
+def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
+    """A bar for each term of ``llama_rows`` in forward order; the axis counts inputs of the layer, 2sbh bytes each."""
+    rows = [row for row in llama_rows(shape, recompute=recompute) if row.bytes]
+    once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
+    kept = total(rows)
+    sizes = ", ".join(f"{row.term} {row.bytes:,}" for row in rows)
+    sizes_of = f"s={shape.seq_length}, h={shape.hidden_size}, f={shape.ffn_hidden_size}, k={shape.num_key_value_heads}"
+
+    def bar(row: Row) -> dict:
+        first = row.term.split()[0]
+        block = "norm" if first == "norm" else "MLP" if first in _MLP else "attention"
+        hover = f"<b>{row.term}</b>, {block}: {row.bytes:,} B<br>{row.source}"
+        fill, text = _PART_FILLS[block], [size_text(row.bytes)]
+        return bars(row.term, [row.term], [row.bytes / once], fill, hover, text, "auto")
+
+    return chart(
+        f"At the floor the layer keeps {size_text(kept)}: {kept / once:.1f} times its input",
+        list(map(bar, rows)),
+        f"Bars of what one layer keeps at {sizes_of}: {kept:,} bytes; {sizes}.",
+        Axis("bytes kept, as multiples of the layer's input", axis_end(max(row.bytes for row in rows) / once), once),
+        height=420,
+        bargap=0.25,
+        showlegend=False,
+        yaxis=downwards((row.term for row in rows), automargin=True),
+        margin={"t": 60},
+    )
+
+
+def frontier_figure(shape: ModelShape) -> Drawing:
+    """All choices of what to run again, and the line that none beats; 16 bits, one rank.
+
+    x: FLOPs added to the layer's forward and backward, in percent.  y: bytes kept, in sbh.
+    """
+    _, b, h, s = shape.letters()
+    work = 72 * s * b * h * h + 12 * s * s * b * h
+    every, best = all_choices(shape), frontier(shape)
+    added = {mode: float(100 * layer_overhead(shape, mode)) for mode in _NAMED}
+    kept = {mode: total(layer_rows(shape, recompute=mode)) / (s * b * h) for mode in _NAMED}
+    hover = "+%{x:.2f}% FLOPs, %{y:.1f} sbh"
+
+    def of(choices: list[FrontierPoint], **look: object) -> dict:
+        return {
+            "x": [100 * choice.flops / work for choice in choices],
+            "y": [choice.bytes / (s * b * h) for choice in choices],
+            "colour": VERMILION,
+            "hover": f"%{{customdata}} again<br>{hover}",
+            "customdata": [", ".join(choice.products) or "no product" for choice in choices],
+            **look,
+        }
+
+    return chart(
+        f"Elementwise keeps {kept['elementwise']:.0f} sbh where selective keeps {kept['selective']:.0f},<br>for the same FLOPs",
+        [
+            points("every choice", **of(every, marker={"color": BLUE, "size": 6, "symbol": "circle-open"})),
+            points("none keeps less for less", **of(best, mode="lines+markers", line={"color": VERMILION}, marker={"size": 9})),
+            points(
+                "the named modes", added.values(), kept.values(), INK, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),
+                textposition="top right", marker={"color": INK, "symbol": "diamond", "size": 10}, cliponaxis=False,
+            ),
+        ],
+        "Points, percent of FLOPs added and sbh kept: "
+        + ", ".join(f"{mode} {added[mode]:.2f} and {kept[mode]:.1f}" for mode in _NAMED)
+        + f"; the line has {len(best)} of {len(every)} choices.",
+        xaxis=scale("FLOPs added to a layer's forward and backward (%)", -1, 34),
+        yaxis=scale("kept by a layer (sbh)", 0, 1.15 * kept["none"]),
+        height=480,
+    )  # fmt: skip
+
+
+def plan_of_request(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> tuple[Bill | None, str, bool]:
+    """The bill of the fastest plan or, if none fits, of the nearest; what it is in words; whether it fits."""
+    try:
+        found = find_plans(model, cluster, global_batch_size, 1)
+    except ConfigError as error:
+        return None, str(error), False
+    if found.plans:
+        best = found.plans[0]
+        return bill_of(model, best), f"{plan_text(best)}: {best.seconds.total:,.1f} s a step", True
+    near = found.nearest[0]
+    bill = rank_bill(model, near.layout, near.recompute, near.num_microbatches, near.pipeline_rank)
+    return bill, f"nothing fits; nearest: {layout_text(near.layout)}, {near.recompute}", False
+
+
+def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256), global_batch_size: int = 512) -> Drawing:
+    """A bar for each number of GPUs: the fullest rank's bill by part, against the memory of one GPU in GiB."""
+    model = planned_model_of(name)
+    plans = {
+        f"{count:,} GPUs": plan_of_request(model, Cluster(count, memory * GIBIBYTE), global_batch_size)
+        for count in gpus
+    }
+    traces = []
+    for part, fill in PLAN_FILLS.items():
+        sizes = [bill.by_part().get(part, 0) if bill else 0 for bill, _, _ in plans.values()]
+        if any(sizes):
+            hover = f"<b>%{{y}}</b>, {part}: %{{customdata}}"
+            said = [f"{size_text(size)}<br>{plan}" for size, (_, plan, _) in zip(sizes, plans.values())]
+            traces.append(bars(part, plans, [max(size, 0) / GIBIBYTE for size in sizes], fill, hover, customdata=said))
+    across, beyond = limit(f"{memory} GiB", memory, len(plans))
+    fitting = ", ".join(count for count, (_, _, fits) in plans.items() if fits)
+    verdict = f"fits on {fitting or 'none of them'}"
+    largest = max([memory, *(bill.bytes / GIBIBYTE for bill, _, _ in plans.values() if bill)])
+    return chart(
+        f"{model.name} with {memory} GiB a GPU {verdict}",
+        [*traces, across],
+        f"Stacked bars of {model.name}, {memory} GiB a GPU; it {verdict}. "
+        + "; ".join(f"{count}: {plan}" for count, (_, plan, _) in plans.items())
+        + ".",
+        bargap=0.35,
+        xaxis=scale("fullest GPU of the fastest plan, GiB", 0, 1.05 * largest),
+        yaxis={"autorange": "reversed"},
+        yaxis2=beyond,
+        margin={"b": 130},
+        **STACKED,
+    )

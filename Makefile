@@ -24,7 +24,7 @@ RUN = $(VENV)/bin/python
 COURSE = $(VENV)/.course-installed
 SITE_TOOLS = $(VENV)/.site-installed
 TESTS = $(VENV)/.tests-installed
-SOURCES = src labs tests
+SOURCES = src labs tests .ci
 NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600
 # Settings of JupyterLab that a learner's own come on top of: no popup about news, no look for updates.
 LAB_CONFIG = notebooks/jupyter
@@ -67,13 +67,13 @@ test-all: ## run all tests there are, also those that CI runs at night
 	@$(MAKE) --no-print-directory test ALL=1
 
 matrix: $(COURSE) ## test the library on every torch from 2.9 on; downloads gigabytes (ARGS="2.9.1", KEEP=1 keeps them)
-	KEEP=$(KEEP) $(RUN) -m tests.matrix $(ARGS)
+	KEEP=$(KEEP) $(RUN) .ci/matrix.py $(ARGS)
 
 mutants: $(TESTS) ## break the library in 80 ways and list those that no test notices (half an hour on two idle cores)
-	@$(RUN) -m tests.mutants $(ARGS)
+	@$(RUN) .ci/mutants.py $(ARGS)
 
 report: $(TESTS) ## run faults and bad inputs, or read them (ARGS=build/tests.xml), and write all results to build/report.md
-	@$(RUN) -m tests.report $(ARGS)
+	@$(RUN) .ci/report.py $(ARGS)
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)
 	$(RUN) -m notebooks.source.build $(ARGS)

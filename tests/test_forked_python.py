@@ -31,6 +31,8 @@ ENDS = {
     "has a last word": "import atexit; atexit.register(print, 'last')",
 }
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def forked(tmp_path_factory):

@@ -250,7 +250,7 @@ def test_course_shows_no_popup_about_news(workshop):
     assert settings == {"@jupyterlab/apputils-extension:notification": news}
 
 
-LINT = ["-m ruff check --quiet src labs tests", "-m ruff format --check --quiet src labs tests", "-m mypy"]
+LINT = ["-m ruff check --quiet src labs tests .ci", "-m ruff format --check --quiet src labs tests .ci", "-m mypy"]
 
 
 def test_each_tier_is_one_command(workshop):

@@ -4,20 +4,27 @@
 (``nightly``), ``make test-all`` nothing.  Each run says how many it left out.
 """
 
+import json
 import os
 import random
 from collections import Counter
 from itertools import combinations, product
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
 
 ALL, FAST = os.environ.get("ALL") == "1", os.environ.get("FAST") == "1"
 LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
-#: Folders in which every test starts programs, a browser or a lab on ranks.
+#: Folders in which every test starts programs, a browser or a lab on ranks; so do tests that use ``pools``.
 SLOW = tuple(f"tests/{folder}/" for folder in ("bench", "labs", "notebooks", "right_answers", "wrong_answers"))
-#: What takes longest begins first, so that no test process is left alone with it in the end.
-LONGEST = ("tests/notebooks", "tests/labs")
+#: Seconds by file, of the run that ``make report`` stored last.
+_STORED = Path(__file__).with_name("durations.json")
+SECONDS = json.loads(_STORED.read_text(encoding="utf-8")) if _STORED.exists() else {}
+
+
+def _seconds(file):
+    return SECONDS.get(file, 60.0 if file.startswith((*SLOW, "notebooks/")) else 0.0)
 
 
 _left_out = pytest.StashKey[Counter]()
@@ -25,10 +32,10 @@ _left_out = pytest.StashKey[Counter]()
 
 def pytest_collection_modifyitems(config, items):
     """Leave out the later tiers, unless tests are named; put the longest first; note what ``make report`` counts."""
-    items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
+    items.sort(key=lambda item: -_seconds(item.nodeid.partition("::")[0]))
     for item in items:
         item.user_properties += [("kind", kind) for kind in ("fault", "bad_input") if item.get_closest_marker(kind)]
-        if item.nodeid.startswith(SLOW):
+        if item.nodeid.startswith(SLOW) or "pools" in item.fixturenames:
             item.add_marker("slow")
     if config.option.markexpr or all("::" in argument for argument in config.args):
         return

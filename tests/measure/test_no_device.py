@@ -94,6 +94,7 @@ def test_named_layers_keep_what_the_table_of_kernels_says(capability, dtype, ker
     assert set(found.values()) == kernels
 
 
+@pytest.mark.slow
 @needs_build
 @pytest.mark.parametrize("model", [*LLAMA_MODELS, *PAPER_MODELS])
 def test_measure_today_agrees_on_fake_cuda(model):

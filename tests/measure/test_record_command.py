@@ -50,6 +50,7 @@ def test_a_step_bills_its_peak(capsys, fake):
     assert {"weight", "optimizer state", "gradient", "activation", "input"} <= kinds
 
 
+@pytest.mark.slow
 def test_a_file_works_too_and_the_library_alone_is_enough(tmp_path):
     Path(tmp_path / "mine.py").write_text(
         "import sys, torch\nfor name in ('plotly', 'jupyterlab', 'ipywidgets'):\n    sys.modules[name] = None\n"

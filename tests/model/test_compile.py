@@ -24,6 +24,7 @@ def layer_step(tp, mode, backend=None):
     return [y.detach(), x.grad, *(parameter.grad for parameter in layer.parameters())], counter.frame_count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("backend", "mode"),
     [("eager", "none"), ("eager", "full"), ("eager", "paper-selective"), ("aot_eager", "selective")],

@@ -144,6 +144,7 @@ def test_exchanges_on_real_ranks(pools, way, kind):
     assert pools[4].run(exchanges_on_ranks, SHAPES[kind], 2, way) == 4 * [4 * [{}]]
 
 
+@pytest.mark.slow
 @ways
 @examples(5, at_night=15)
 @given(st.data())
@@ -161,6 +162,7 @@ def test_bytes_and_exchanges_of_any_shape_and_set(way, data):
         assert exchange_differences(shape, tp, context, recompute) == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "way"), covering([name for name, shape in LLAMA_MODELS.items() if not shape.latent], CONTEXT_KINDS, of=1)
 )

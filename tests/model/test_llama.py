@@ -233,6 +233,7 @@ def each_kind_with_a_set():
     return st.sampled_from(list(SHAPES)).flatmap(lambda kind: st.tuples(st.just(kind), sets(SHAPES[kind])))
 
 
+@pytest.mark.slow
 @examples(15, at_night=30)
 @given(each_kind_with_a_set())
 @example(("llama", {"Q", "QKV projection input", "log-sum-exp"}))  # one node reads Q, and what is made from Q
@@ -259,6 +260,7 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
     assert llama_recomputed_flops(shape, "full") == sum(products.values()) - last
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "dtype", "t"), covering(LLAMA_MODELS, [torch.bfloat16, torch.float32], [1, 2, 4, 8, 16], of=1), ids=str
 )

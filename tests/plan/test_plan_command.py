@@ -69,6 +69,7 @@ def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
         capsys.readouterr()
 
 
+@pytest.mark.slow
 def test_the_same_answer_in_every_process():
     command = [sys.executable, "-m", "actmem", "plan", *REQUEST, "--json"]
     runs = [
@@ -110,6 +111,7 @@ def test_bad_input_is_one_line_and_exit_code_2(case, capsys):
     assert line.startswith("actmem plan: ") and expected in line
 
 
+@pytest.mark.slow
 def test_an_unknown_word_names_the_commands():
     done = subprocess.run(
         [sys.executable, "-m", "actmem", "plot"], capture_output=True, text=True, env={"PYTHONPATH": "src"}

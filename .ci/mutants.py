@@ -1,10 +1,10 @@
 """Break the library in 80 ways and list those that no test catches: ``make mutants``, not in CI.
 
-Each mutant is one change from ``tests/mutation_rules.py`` in a copy of the repository.  The tests near the
+Each mutant is one change from ``.ci/mutation_rules.py`` in a copy of the repository.  The tests near the
 changed file run on it, cheap ones first, until one fails.  Near: the file's own tests, then those that
 import it, then those that import what imports it.  A test that fails has to pass on the unchanged code.
 Every run is a fork of one process that has torch loaded, and so are the ranks that tests start.
-Results go to tests/mutants.json, and as they come to build/mutants.json: ``--new`` takes those that are
+Results go to .ci/mutants.json, and as they come to build/mutants.json: ``--new`` takes those that are
 there, of files that are still the same.
 """
 
@@ -29,12 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-
-from tests.mutation_rules import Site, chosen, package_sites
+from mutation_rules import Site, chosen, package_sites
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = ROOT / "src" / "actmem"
-RESULTS = ROOT / "tests" / "mutants.json"
+RESULTS = ROOT / ".ci" / "mutants.json"
 LATEST = ROOT / "build" / "mutants.json"
 SEED = 2205
 #: What the copy needs to run tests.
@@ -55,7 +54,7 @@ NEARBY = (
     "bench/reproduce",
 )
 #: Tests of the repository, not of the library.
-APART = {"test_imports", "test_matrix", "test_mutants", "test_names", "test_project_files", "test_report", "test_setup", "test_torch_private"}  # fmt: skip
+APART = {"test_ci_tools", "test_imports", "test_names", "test_project_files", "test_setup", "test_tiers", "test_torch_private"}  # fmt: skip
 #: What a test file costs if its text has one of these words; 1 without any.
 COSTS = {"torch": 2, "pools": 6, "subprocess": 12, "launch": 12, "reproduce": 12, "torch.compile": 20, "memory_peak": 6}
 #: Farther tests than this many imports are not near.
@@ -251,7 +250,7 @@ def stored() -> dict[str, Any]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m tests.mutants", description=__doc__.split("\n\n")[0])
+    parser = argparse.ArgumentParser(prog="make mutants", description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=SEED, help="another choice of 80; only the default one is stored")
     parser.add_argument("--only", default="", help="of all sites there are, those with this in their name")
     parser.add_argument("--new", action="store_true", help="only what the latest results have not caught")

@@ -1,7 +1,7 @@
 """Run the library's tests on every version of torch that actmem says it works on.  CI does not run this: ``make matrix`` does.
 
 Each version gets a virtual environment of its own in build/matrix, some gigabytes where pip brings a
-CUDA build, and it is deleted after the run unless KEEP=1.  Results go to tests/torch_versions.json and
+CUDA build, and it is deleted after the run unless KEEP=1.  Results go to .ci/torch_versions.json and
 into README.md.  ``2.9.1@3.10`` tests one version on another Python, ``python3.10`` by name.
 """
 
@@ -22,7 +22,7 @@ from actmem.torch_private import CHECKED_ON
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "build" / "matrix"
-RESULTS = ROOT / "tests" / "torch_versions.json"
+RESULTS = ROOT / ".ci" / "torch_versions.json"
 README = ROOT / "README.md"
 START, END = "<!-- make matrix writes from here -->", "<!-- make matrix writes to here -->"
 #: What runs on each version: a part passes if some of its tests pass and none fails.
@@ -62,7 +62,8 @@ def main(arguments: list[str]) -> int:
     found = {entry["torch"]: entry for entry in read_results()}
     for version, python in wanted:
         print(f"torch {version}", flush=True)
-        found[version] = check_version(version, shutil.which(f"python{python}") if python else sys.executable)
+        found_python = shutil.which(f"python{python}") if python else None  # it was looked for above
+        found[version] = check_version(version, found_python or sys.executable)
         write_results([found[v] for v in CHECKED_ON if v in found])
         print(table([found[version]]), flush=True)
     return int(any(works(found[version]) != "yes" for version, _ in wanted))

@@ -19,14 +19,18 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import matrix
+import mutants
+
 from actmem.torch_private import CHECKED_ON
-from tests import matrix, mutants, repeat
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "build" / "report.md"
 #: What `make test` leaves: how long it took, and on what day.
 LAST_TESTS = ROOT / "build" / "tests.xml"
-RESULTS = ROOT / "tests" / "report.json"
+RESULTS = ROOT / ".ci" / "report.json"
+#: The seconds that the tests of each file took in the last stored run; tests/tiers.py begins with the longest.
+DURATIONS = ROOT / "tests" / "durations.json"
 START, END = "<!-- make report writes from here -->", "<!-- make report writes to here -->"
 KINDS = {"fault": "faults", "bad_input": "bad inputs"}
 PACKAGES = ("torch", "numpy", "rich", "pytest", "hypothesis")
@@ -57,6 +61,15 @@ def cases_of(report: str) -> list[Case]:
     return found
 
 
+def durations(report: str) -> dict[str, float]:
+    """The seconds of each test file, the longest first."""
+    seconds: dict[str, float] = {}
+    for case in ElementTree.fromstring(report).iter("testcase"):
+        if (file := case.get("file", "")).startswith(("tests/", "notebooks/")):
+            seconds[file] = seconds.get(file, 0.0) + float(case.get("time", 0))
+    return {file: round(time, 1) for file, time in sorted(seconds.items(), key=lambda item: -item[1])}
+
+
 def run_marked() -> list[Case]:
     """Run the marked tests, two at a time: most of them wait for processes."""
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +86,7 @@ def sums(cases: list[Case], kind: str) -> dict[str, int]:
     return {end: sum(c.inputs for c in of_kind if c.outcome == end) for end in ("passed", "failed", "skipped")}
 
 
-def summary(results: dict, versions: list[dict], mutated: dict, repeated: dict) -> str:
+def summary(results: dict, versions: list[dict], mutated: dict) -> str:
     """The table of the README, from stored results alone."""
     lines = ["| what | result | date | command |", "|---|---|---|---|"]
     working = [entry for entry in versions if matrix.works(entry) == "yes"]
@@ -90,16 +103,12 @@ def summary(results: dict, versions: list[dict], mutated: dict, repeated: dict) 
             tried = counts["passed"] + counts["failed"]
             line = f"| {words} | {counts['passed']:,} of {tried:,}"
             lines.append(f"{line} | {results['date']} | `make report` |")
-    for name, words in repeat.WORDS.items():
-        if (entry := repeated.get(name)) and entry["runs"]:
-            line = f"| crashes of {words} | {len(entry['crashes'])} in {entry['runs']} runs | {entry['date']}"
-            lines.append(f"{line} | `python -m tests.repeat --{name.replace('_', '-')} 100` |")
     return "\n".join(lines)
 
 
-def page(results: dict, versions: list[dict], mutated: dict, repeated: dict) -> str:
+def page(results: dict, versions: list[dict], mutated: dict) -> str:
     """The whole page, in Markdown."""
-    lines = [f"# What actmem was put through, {results['date']}", "", summary(results, versions, mutated, repeated), ""]
+    lines = [f"# What actmem was put through, {results['date']}", "", summary(results, versions, mutated), ""]
     lines += ["## Versions", "", *(f"- {name} {number}" for name, number in results["versions"].items()), ""]
     for kind, title in KINDS.items():
         cases = [case for case in results["cases"] if case["kind"] == kind]
@@ -143,17 +152,22 @@ def with_summary(readme: str, text: str) -> str:
     return f"{before}{START}\n{text}\n{END}{rest.split(END)[1]}"
 
 
-def stored() -> tuple[dict, list[dict], dict, dict]:
-    """The latest results of ``make report``, ``make matrix``, ``make mutants`` and ``tests.repeat``."""
-    return read(RESULTS), matrix.read_results(), mutants.stored(), read(repeat.RESULTS)
+def stored() -> tuple[dict, list[dict], dict]:
+    """The latest results of ``make report``, ``make matrix`` and ``make mutants``."""
+    return read(RESULTS), matrix.read_results(), mutants.stored()
 
 
 def main(arguments: list[str]) -> int:
-    """Run, or read the report of a whole `make test` if its path is given; store, write.
+    """Run, or read the report of a whole `make test` if its path is given, with how long each file took; store, write.
 
     Returns 1 if a fault or an input was not survived.
     """
-    cases = cases_of(Path(arguments[0]).read_text(encoding="utf-8")) if arguments else run_marked()
+    if arguments:
+        text = Path(arguments[0]).read_text(encoding="utf-8")
+        cases = cases_of(text)
+        DURATIONS.write_text(json.dumps(durations(text), indent=1) + "\n", encoding="utf-8")
+    else:
+        cases = run_marked()
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
         "versions": {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}},

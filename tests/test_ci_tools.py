@@ -1,0 +1,193 @@
+"""The programs in .ci: what they count, break and write, and that the README shows what is stored."""
+
+import ast
+
+import matrix
+import mutants
+import pytest
+import report
+from matrix import PARTS, README, ROOT, counts, read_results, table, with_table, works
+from mutation_rules import ALWAYS, RULES, chosen, package_sites, sites_of
+from report import Case, cases_of, durations, page, stored, summary, sums, with_summary
+
+from actmem.torch_private import CHECKED_ON
+
+# make matrix
+
+PASSING = {"torch": "2.0.0", "build": "2.0.0+cpu", "python": "3.11.2", "date": "2026-01-01"}
+ALL_PASS = {part: {"passed": 3, "failed": 0, "skipped": 1} for part in PARTS}
+
+
+def junit(**numbers):
+    attributes = " ".join(f'{name}="{number}"' for name, number in numbers.items())
+    return f"<testsuites><testsuite {attributes}></testsuite></testsuites>"
+
+
+@pytest.mark.parametrize(
+    ("report", "exit_code", "expected"),
+    [
+        (junit(tests=5, failures=0, errors=0, skipped=2), 0, (3, 0, 2)),
+        (junit(tests=5, failures=1, errors=2, skipped=1), 1, (1, 3, 1)),
+        (junit(tests=5, failures=0, errors=0, skipped=0), 139, (5, 1, 0)),  # ended by a signal after its last test
+        (junit(tests=0, failures=0, errors=0, skipped=0), 5, (0, 1, 0)),  # no test was found
+        ("", 4, (0, 1, 0)),
+    ],
+)
+def test_counts(report, exit_code, expected):
+    assert tuple(counts(report, exit_code).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        (ALL_PASS, "yes"),
+        ({**ALL_PASS, "ledger": {"passed": 2, "failed": 1, "skipped": 0}}, "no: ledger"),
+        ({**ALL_PASS, "pipeline": {"passed": 0, "failed": 0, "skipped": 4}}, "no: pipeline"),
+        ({part: ALL_PASS[part] for part in list(PARTS)[1:]}, "no: formulas"),
+    ],
+)
+def test_a_part_that_failed_was_skipped_or_never_ran_does_not_work(parts, expected):
+    assert works({**PASSING, "parts": parts}) == expected
+
+
+def test_a_version_that_could_not_be_installed_does_not_work():
+    assert works({**PASSING, "build": "", "parts": {}}) == "not installed"
+
+
+def test_the_table_adds_up_the_parts():
+    row = table([{**PASSING, "parts": ALL_PASS}]).splitlines()[-1]
+    assert row == f"| 2.0.0+cpu | 3.11.2 | yes | {3 * len(PARTS)} | 0 | {len(PARTS)} | 2026-01-01 |"
+
+
+def test_every_part_names_files_that_exist():
+    assert [path for paths in PARTS.values() for path in paths if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("argument", ["1.0.0", f"{CHECKED_ON[0]}@2.6"])
+def test_a_version_or_a_python_that_is_not_there_is_refused(argument, capsys):
+    assert matrix.main([argument]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert argument in line
+
+
+def test_the_readme_shows_the_latest_run_and_every_version_in_it_works():
+    results = read_results()
+    assert {entry["torch"] for entry in results} <= set(CHECKED_ON)
+    assert [entry["torch"] for entry in results if works(entry) != "yes"] == []
+    readme = README.read_text(encoding="utf-8")
+    assert with_table(readme, results) == readme
+
+
+# make report
+
+JUNIT = """<testsuites><testsuite>
+<testcase classname="tests.labs.test_a" name="one[2]" time="1.5"><properties><property name="kind" value="fault"/></properties></testcase>
+<testcase classname="tests.labs.test_a" name="two" time="2"><properties><property name="kind" value="fault"/></properties><failure/></testcase>
+<testcase classname="tests.labs.test_a" name="root" time="0"><properties><property name="kind" value="fault"/></properties><skipped/></testcase>
+<testcase classname="tests.test_b" name="many" time="3"><properties><property name="kind" value="bad_input"/><property name="inputs" value="600"/></properties></testcase>
+<testcase classname="tests.test_c" name="else" time="3"/>
+</testsuite></testsuites>"""
+
+
+def test_cases_are_counted_by_what_became_of_them():
+    cases = cases_of(JUNIT)
+    assert cases[0] == Case("test_a: one[2]", "fault", "passed", 1, 1.5)
+    assert sums(cases, "fault") == {"passed": 1, "failed": 1, "skipped": 1}
+    assert sums(cases, "bad_input") == {"passed": 600, "failed": 0, "skipped": 0}
+
+
+def test_files_are_listed_by_how_long_they_took():
+    of_files = JUNIT.replace(
+        '<testcase classname="tests.labs', '<testcase file="tests/labs/test_a.py" classname="tests.labs'
+    )
+    of_files = of_files.replace('<testcase classname="tests.test_b"', '<testcase file="tests/test_b.py"')
+    assert list(durations(of_files).items()) == [("tests/labs/test_a.py", 3.5), ("tests/test_b.py", 3.0)]
+
+
+def test_the_summary_hides_nothing_that_failed():
+    counts = {kind: sums(cases_of(JUNIT), kind) for kind in report.KINDS}
+    results = {"date": "2026-01-01", "versions": {"Python": "3.0"}, "counts": counts, "cases": []}
+    broken = [{"torch": CHECKED_ON[0], "build": "x", "python": "3", "date": "2026-01-02", "parts": {}}]
+    mutated = {"date": "2026-01-03", "torch": "2", "tried": [{"site": "a", "caught": "", "seconds": 1}]}
+    text = summary(results, broken, mutated)
+    assert f"| torch versions | 0 of {len(CHECKED_ON)} work | 2026-01-02 |" in text
+    assert "| mutants of the library | 0 of 1 caught | 2026-01-03 |" in text
+    assert "| faults survived | 1 of 2 | 2026-01-01 |" in text
+    assert "| bad inputs answered | 600 of 600 | 2026-01-01 |" in text
+    assert "**nothing**" in page(results, broken, mutated) and text in page(results, broken, mutated)
+
+
+def test_the_readme_shows_the_stored_results():
+    readme = matrix.README.read_text(encoding="utf-8")
+    assert with_summary(readme, summary(*stored())) == readme
+
+
+def test_no_stored_fault_or_bad_input_was_too_much():
+    counts = stored()[0].get("counts", {})
+    assert [kind for kind, ends in counts.items() if ends["failed"]] == []
+
+
+# make mutants
+
+SITES = package_sites(mutants.PACKAGE)
+CODE = b"""
+def product(x, tp, *, seed: int = 3):
+    \"\"\"1 + 2 is left alone.\"\"\"
+    for each in range(len(x) - 1):
+        if x.size < 4 and tp:
+            x.check(each)
+    if tp.low == tp.high:
+        raise ValueError("a" + "b")
+    return all_reduce(f"{x + 1}" if tp.low else (2 * x.mul_(tp) + x.sum(dtype=torch.int32)) // tp.size, tp)
+"""
+MADE = {
+    "collective dropped": {"(f'{x + 1}' if tp.low else (2 * x.mul_(tp) + x.sum(dtype=torch.int32)) // tp.size)"},
+    "twins swapped": {"(tp.high)", "(tp.low)"},
+    "other dtype": {"(torch.int64)"},
+    "sign flipped": {"(len(x) + 1)", "(2 * x.mul_(tp) - x.sum(dtype=torch.int32))"},
+    "term dropped": {"(len(x))", "(2 * x.mul_(tp))"},
+    "factor dropped": {"(2)"},
+    "divisor dropped": {"(2 * x.mul_(tp) + x.sum(dtype=torch.int32))"},
+    "off by one": {"(2)", "(3)", "(4)", "(5)"},
+    "boundary moved": {"(x.size <= 4)", "(tp.low != tp.high)"},
+    "condition turned": {
+        "(x.size < 4 or tp)",
+        "((2 * x.mul_(tp) + x.sum(dtype=torch.int32)) // tp.size if tp.low else f'{x + 1}')",
+    },
+    "branch never taken": {"(False)"},
+    "step skipped": {"(x)"},
+    "call dropped": {"pass"},
+}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_what_each_rule_makes_of_a_function(rule):
+    assert {site.after for site in sites_of("a.py", CODE) if site.rule == rule} == MADE[rule]
+
+
+def test_every_mutant_of_the_library_is_python_and_not_what_was_there():
+    sources = {site.path: (mutants.PACKAGE / site.path).read_bytes() for site in SITES}
+    for site in SITES[::23]:
+        mutant = site.applied(sources[site.path])
+        assert ast.dump(ast.parse(mutant)) != ast.dump(ast.parse(sources[site.path])), site.name
+
+
+def test_eighty_are_chosen_and_those_that_are_always_tried_among_them():
+    found = chosen(SITES, mutants.SEED)
+    assert len({(site.path, site.start, site.rule, site.after) for site in found}) == 80
+    assert set(ALWAYS) <= {(site.path, site.owner, site.rule) for site in found}
+    assert len({site.path for site in found}) > 35
+
+
+def test_what_is_left_out_is_there():
+    assert [name for name in mutants.LEFT_OUT if not any(site.name.startswith(name) for site in SITES)] == []
+
+
+def test_near_tests_begin_with_the_files_own():
+    assert mutants.near_tests("formulas/ring.py")[0] == "tests/formulas/test_ring.py"
+    assert "tests/bench/reproduce/test_paper_stage.py" in mutants.near_tests("measure/one_stage.py")
+
+
+def test_what_is_stored_misses_four_at_most():
+    tried = mutants.stored().get("tried", [])
+    assert len([entry for entry in tried if not entry["caught"]]) <= 4 and len(tried) in (0, 80)

@@ -5,7 +5,7 @@ Lab 2: tensor parallelism (2205.05198 section 4.2.1).
 Read notebooks/03_tensor_parallelism.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
-command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 2.1.
+command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 2.1.
 
 Activations are [s, b, h], sequence first.  Weights are as torch stores them, [out, in].
 group is a process group of t ranks: dist.get_world_size(group), dist.get_rank(group).

@@ -6,7 +6,7 @@ mode of 2205.05198 table 2, on the same ranks; the loss curves must be equal.
 Read notebooks/03_tensor_parallelism.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
-command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 6.1.
+command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 6.1.
 
 A mode is a row of table 2: mode.tensor_parallel, mode.sequence_parallel (bool), mode.recompute.
 GPT(shape, tp, recompute=…) is the course's model: tp says how ranks share it; model(tokens) gives

@@ -5,7 +5,7 @@ Lab 7: today's layer (RMSNorm, grouped queries, SwiGLU), and the least that it m
 Read notebooks/08_after_the_paper.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
-command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 7.1.
+command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 7.1.
 
 Letters as in 2205.05198, and k key and value heads, d elements of a head, f width of the MLP.
 Weights are as torch stores them, [out, in].  Keep tensors for backward with ctx.save_for_backward;

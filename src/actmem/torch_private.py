@@ -3,6 +3,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 
 - ``torch.utils._python_dispatch``, ``torch.utils._pytree``: see every operation; tell DTensor and its like; tensors in lists
 - ``torch._subclasses``, ``torch.distributed._tools``, ``torch.testing._internal``: fake tensors, collectives on them, their store
+- ``multi_threaded_pg``, thread isolation: each thread has process groups of its own, as a rank has
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
 - the autograd node that runs now, and the group that a collective was given: what a tape notes
 - ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides; the runtime of listed actions
@@ -10,8 +11,8 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
 from tempfile import NamedTemporaryFile
 from typing import Any
@@ -19,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass  # noqa: F401
+from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes  # noqa: F401
 from torch.utils._pytree import tree_leaves  # noqa: F401
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
@@ -60,6 +62,22 @@ def fake_store() -> torch.distributed.Store:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     return FakeStore()
+
+
+@contextmanager
+def world_of_each_thread() -> Iterator[None]:
+    """In the block each thread has process groups of its own, and a default one if it makes it."""
+    from torch.testing._internal.distributed.multi_threaded_pg import ThreadLocalWorld
+
+    c10d: Any = torch.distributed.distributed_c10d
+    before, c10d._world = c10d._world, ThreadLocalWorld()
+    isolate: Any = getattr(torch._C._distributed_c10d, "_set_thread_isolation_mode")  # noqa: B009: no stub has it
+    isolate(True)
+    try:
+        yield
+    finally:
+        isolate(False)
+        c10d._world = before
 
 
 def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:

@@ -1,47 +1,40 @@
-"""Judge functions as if they were in a learner's file, on the ranks of a RankPool or in this process."""
+"""Judge functions as if they were in a learner's file, on virtual ranks."""
 
 import importlib.util
 import inspect
 
 from actmem_course.judge.catalogue import load_lab, solutions_of
-from actmem_course.judge.judging import judge
+from actmem_course.judge.judging import Judge
+from actmem_course.judge.real import RealRank
 from actmem_course.judge.workbench import Bench
-from actmem_course.rank_store import RankStore, connect
+from actmem_course.rank_store import connect
 
 _joined = {}
 
 
-def judged(lab_name, number, function=None, target=None):
+def judged(lab_name, number, function=None, target=None, size=4):
     """The verdict of one exercise, with ``function`` in place of our solution's ``target``.
 
     target: by default the function that the exercise asks for.
     """
-    return judge_with(joined(), lab_name, number, function, target)
-
-
-def joined():
-    """This process's place among the ranks of its pool; the store outlives the test."""
-    if "store" not in _joined:
-        _joined["store"] = connect("judge")
-    return _joined["store"]
-
-
-def judge_with(store, lab_name, number, function=None, target=None):
     lab = load_lab(lab_name)
-    (exercise,) = lab.choose([number], "number")
     functions = dict(solutions_of(lab_name))
     if function is not None:
-        functions[target or exercise.function] = function
+        functions[target or lab.choose([number], "number")[0].function] = function
         functions["__file__"] = inspect.getsourcefile(function)
-    (verdict,) = judge(lab, [exercise], Bench(functions, store))
-    return verdict
+    return judged_names(lab_name, number, functions, size)
 
 
-def judged_file(path, number):
+def judged_names(lab_name, number, functions, size=4):
+    """The verdict of one exercise of a file with these names."""
+    lab = load_lab(lab_name)
+    spaces = [dict(functions) for _ in range(1 if lab.one_process else size)]
+    return Judge(lab, spaces).judge(lab.choose([number], "number")[0])
+
+
+def judged_file(path, number, size=2):
     """The verdict of one exercise of a learner's file."""
-    lab = load_lab(path.stem)
-    (verdict,) = judge(lab, lab.choose([number], "number"), Bench(names_in(path), joined()))
-    return verdict
+    return judged_names(path.stem, number, names_in(path), size)
 
 
 def names_in(path):
@@ -51,6 +44,8 @@ def names_in(path):
     return vars(module)
 
 
-def judged_alone(lab_name, number, function=None, target=None):
-    """The same with a single rank and no process group."""
-    return judge_with(RankStore(), lab_name, number, function, target)
+def real_bench(functions):
+    """A bench on the ranks of a RankPool; the store outlives the test."""
+    if "store" not in _joined:
+        _joined["store"] = connect("judge")
+    return Bench(functions, RealRank(_joined["store"]))

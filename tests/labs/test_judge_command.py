@@ -21,7 +21,7 @@ def test_solution_passes_with_exit_code_0_and_a_file(tmp_path):
     verdicts = json.loads(path.read_text())["verdicts"]
     assert [(v["exercise"], v["status"]) for v in verdicts] == [("3.1", "passed"), ("3.2", "passed")]
     assert verdicts[0].keys() == Verdict.__dataclass_fields__.keys()
-    assert "2 of 2 passed" in done.stdout and "our solution, 2 ranks on cpu" in done.stdout
+    assert "2 of 2 passed" in done.stdout and "our solution, 4 ranks on cpu" in done.stdout
 
 
 def test_under_torchrun(tmp_path):
@@ -115,10 +115,10 @@ UNFINISHED = {
 
 
 @pytest.mark.parametrize("case", UNFINISHED)
-def test_unfinished_code_gets_a_sentence(case, pools, tmp_path):
+def test_unfinished_code_gets_a_sentence(case, tmp_path):
     body, expected = UNFINISHED[case]
-    first, second = pools[2].run(judged_file, learner_file(tmp_path, LAB3, g=body), "3.1")
-    assert first == second and first.status != PASSED
+    first = judged_file(learner_file(tmp_path, LAB3, g=body), "3.1")
+    assert first.status != PASSED
     said = f"{first.exercise} {first.function} {first.status} {first.where} {first.diagnosis}"
     assert re.search(expected, said) and "actmem/" not in said, said
 
@@ -141,7 +141,7 @@ def test_unfinished_code_gets_no_traceback_of_ours(body, expected, tmp_path):
 @pytest.mark.parametrize("unbuffered", ["", "1"])
 def test_what_a_learner_prints_is_seen_once_for_each_rank_in_whole_lines(unbuffered, tmp_path):
     body = "for number in range(300):\n        print('line', number, 'of', tuple(x.shape))\n    return x"
-    done = start(learner_file(tmp_path, LAB3, g=body), "--only", "3.1", PYTHONUNBUFFERED=unbuffered)
+    done = start(learner_file(tmp_path, LAB3, g=body), "--only", "3.1", "--ranks", "2", PYTHONUNBUFFERED=unbuffered)
     assert "3.1  g" in done.stdout
     lines = [line for line in done.stdout.splitlines() if "line" in line or " of (" in line]
     assert all(re.fullmatch(r"line \d+ of \(\d.*\)", line) for line in lines)

@@ -10,18 +10,16 @@ from actmem_course.judge import costs
 from actmem_course.judge.catalogue import LAB_NAMES, load_lab, solutions_of
 from actmem_course.judge.lab_checks import lab6_reward
 from actmem_course.judge.lab_checks.lab6_reward import ModesReward, curve
-from actmem_course.judge.workbench import Bench
-from actmem_course.rank_store import RankStore
 from actmem_course.results import ModeCost
 from actmem_course.show.measured import training_figure
-from tests.labs.judged import joined
+from tests.labs.judged import real_bench
 
 
-def reward_of(name, store=None):
+def reward_of(name):
     # In this rank's own process; more steps and rounds show nothing new.
     lab6_reward._FEWEST = lab6_reward._MOST = 3
     costs._SECONDS, costs._FEWEST_ROUNDS = 0.0, 1
-    return load_lab(name).reward(Bench(dict(solutions_of(name)), store or joined()))
+    return load_lab(name).reward(real_bench(dict(solutions_of(name))))
 
 
 def shown(reward, width=80):
@@ -33,7 +31,7 @@ def shown(reward, width=80):
 @pytest.mark.parametrize("name", [name for name in LAB_NAMES if name != "lab6_train"])
 def test_bytes_equal_the_formula(pools, name, tmp_path):
     alone = load_lab(name).one_process
-    for reward in [reward_of(name, RankStore())] if alone else pools[2].run(reward_of, name):
+    for reward in [reward_of(name)] if alone else pools[2].run(reward_of, name):
         counted = [measure for measure in reward.measures if measure.unit != "ms"]
         assert counted and all(
             len(set(measure.values.values())) == 1 and len(measure.values) > 1 for measure in counted

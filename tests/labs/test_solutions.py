@@ -7,23 +7,21 @@ import pytest
 
 from actmem_course.cut import SOLUTIONS, lab_source
 from actmem_course.judge.catalogue import LAB_NAMES, load_lab, solutions_of
-from actmem_course.judge.judging import judge
-from actmem_course.judge.workbench import Bench
+from actmem_course.judge.judging import Judge, outcome_of
 from actmem_course.launch import LABS as FOLDER
-from actmem_course.rank_store import RankStore
-from tests.labs.judged import joined, names_in
+from tests.labs.judged import names_in, real_bench
 from tests.labs.stuck import learner_file
-from tests.rank_pool import RankPool
-from tests.tiers import covering
+from tests.tiers import at_night
 
 README = FOLDER.parent / "README.md"
 
 
-def verdicts(name, lab_file=None, store=None):
-    """Every exercise's status, function by function, on this rank: of our solution, or of a file."""
+def verdicts(name, lab_file=None, size=4):
+    """Every exercise's status, function by function: of our solution, or of a file."""
     lab = load_lab(name)
-    functions = names_in(lab_file) if lab_file else dict(solutions_of(name))
-    found = judge(lab, lab.exercises, Bench(functions, store or joined()))
+    functions = names_in(lab_file) if lab_file else solutions_of(name)
+    judge = Judge(lab, [dict(functions) for _ in range(1 if lab.one_process else size)])
+    found = [judge.judge(exercise) for exercise in lab.exercises]
     return [(verdict.exercise, verdict.status, verdict.diagnosis) for verdict in found]
 
 
@@ -78,27 +76,25 @@ def test_the_readme_lists_it(name):
 
 
 @pytest.mark.parametrize("name", LAB_NAMES)
-def test_unsolved(pools, name, tmp_path):
-    alone, path = load_lab(name).one_process, learner_file(tmp_path, name)
-    for found in [verdicts(name, path, RankStore())] if alone else pools[2].run(verdicts, name, path):
-        assert [(status, diagnosis) for _, status, diagnosis in found] == [("todo", "")] * len(found)
+def test_unsolved(name, tmp_path):
+    found = verdicts(name, learner_file(tmp_path, name))
+    assert [(status, diagnosis) for _, status, diagnosis in found] == [("todo", "")] * len(found)
 
 
-@pytest.fixture(scope="module")
-def one_rank():
-    pool = RankPool(1)
-    yield pool
-    pool.stop()
+SIZES: list = [(name, 4) for name in LAB_NAMES]
+SIZES += [at_night((name, size)) for name in LAB_NAMES if not load_lab(name).one_process for size in (1, 2)]
 
 
-@pytest.mark.parametrize("name", [name for name in LAB_NAMES if load_lab(name).one_process])
-def test_solved_in_one_process(name):
-    assert [entry for entry in verdicts(name, store=RankStore()) if entry[1] != "passed"] == []
+@pytest.mark.parametrize(("name", "size"), SIZES)
+def test_solved(name, size):
+    assert [entry for entry in verdicts(name, size=size) if entry[1] != "passed"] == []
 
 
-@pytest.mark.parametrize(
-    ("name", "size"), covering([name for name in LAB_NAMES if not load_lab(name).one_process], [1, 2, 4], of=1)
-)
-def test_solved(pools, one_rank, name, size):
-    for found in ({1: one_rank} | pools)[size].run(verdicts, name):
-        assert [entry for entry in found if entry[1] != "passed"] == []
+def real_verdicts(name):
+    return [outcome_of(exercise, real_bench(dict(solutions_of(name)))) for exercise in load_lab(name).exercises]
+
+
+@pytest.mark.parametrize("name", [name for name in LAB_NAMES if not load_lab(name).one_process])
+def test_solved_on_real_processes(pools, name):
+    for found in pools[2].run(real_verdicts, name):
+        assert [outcome for outcome in found if outcome.status != "passed"] == []

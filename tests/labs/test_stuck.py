@@ -15,17 +15,16 @@ RANK_1 = "if dist.get_rank() == 1:\n        "
 STUCK = {
     "an endless loop": (
         RANK_1 + "while True:\n            pass",
-        r"no end after 12 s: rank 0 is waiting in all_gather \(lab3_sequence_parallel.py:\d+\); "
-        r"rank 1 is at lab3_sequence_parallel.py:\d+, in g",
+        r"no end after 12 s: rank 1 is at lab3_sequence_parallel.py:\d+, in g",
     ),
     "a message that nobody sends": (
         RANK_1 + "dist.recv(x, 0)",
-        r"rank 0 is waiting in all_gather .*; rank 1 is at lab3_sequence_parallel.py:\d+, in g",
+        r"deadlock: rank 0 is waiting in all_gather \(.*\); rank 1 is waiting in receive \(lab3_sequence_parallel.py:\d+\)",
     ),
-    "a rank that dies": (RANK_1 + "import ctypes\n        ctypes.CDLL(None)._exit(3)", r"rank 1 died"),
+    "a rank that dies": (RANK_1 + "import ctypes\n        ctypes.CDLL(None)._exit(3)", r"it died: exit code 3"),
     "a rank that is killed": (
         RANK_1 + "import os, signal\n        os.kill(os.getpid(), signal.SIGKILL)",
-        r"rank 1 died",
+        r"it died: ended by SIGKILL",
     ),
 }
 GATHER = "\n    y = x.new_empty(2 * x.shape[0], *x.shape[1:])\n    dist.all_gather_into_tensor(y, x.contiguous(), group=group)\n    return y"
@@ -44,24 +43,21 @@ def test_every_rank_ends_and_the_verdict_says_where(case, torchrun, tmp_path):
     body, expected = STUCK[case]
     path = tmp_path / "verdicts.json"
     file = learner_file(tmp_path, NAME, seconds=12, g=body + GATHER)
-    done = start(file, "--only", "3.1,3.2", "--json", str(path), torchrun=torchrun)
+    done = start(file, "--only", "3.1,3.2", "--json", str(path), *["--ranks", "2"] * (not torchrun), torchrun=torchrun)
     assert done.returncode == 1
     first, second = json.loads(path.read_text())["verdicts"]
     assert (first["exercise"], first["status"]) == ("3.1", "wrong") and re.search(expected, first["diagnosis"]), first
-    assert second["status"] == "todo" and "3.1 ended the ranks" in second["diagnosis"]
+    if "deadlock" in expected:
+        assert second["status"] == "todo" and second["diagnosis"] == ""
+    else:
+        assert (second["status"], second["diagnosis"]) == ("not judged", "3.1 ended the ranks")
     assert "0 of 2 passed" in done.stdout and "Traceback" not in done.stdout
-
-
-def test_rank_0_may_die_too(tmp_path):
-    body = "if dist.get_rank() == 0:\n        import ctypes\n        ctypes.CDLL(None)._exit(3)" + GATHER
-    done = start(learner_file(tmp_path, NAME, seconds=12, g=body), "--only", "3.1")
-    assert done.returncode == 1 and "rank 0 died" in done.stdout
 
 
 def test_mismatched_collectives_are_named_and_judging_goes_on(tmp_path):
     body = RANK_1 + "dist.all_reduce(x.clone(), group=group)" + GATHER
     file = learner_file(tmp_path, NAME, g=body, g_bar="return x[: len(x) // 2]")
-    done = start(file, "--only", "3.1,3.2")
+    done = start(file, "--only", "3.1,3.2", "--ranks", "2")
     text = " ".join(done.stdout.split())
     assert done.returncode == 1
     assert re.search(
@@ -72,7 +68,7 @@ def test_mismatched_collectives_are_named_and_judging_goes_on(tmp_path):
 
 def test_tensors_that_do_not_fit_are_named(tmp_path):
     body = RANK_1 + "x = x[:1]" + GATHER
-    text = " ".join(start(learner_file(tmp_path, NAME, g=body), "--only", "3.1").stdout.split())
+    text = " ".join(start(learner_file(tmp_path, NAME, g=body), "--only", "3.1", "--ranks", "2").stdout.split())
     assert re.search(
         r"the ranks meet in all_gather with tensors that do not fit: rank 0 hands it [\d,]+ elements of float64", text
     ), text

@@ -11,14 +11,12 @@ from actmem_course.judge.lab_checks.lab6_model import mode_named, small_shape
 from actmem_course.judge.lab_checks.lab6_step import random_microbatches, training_start
 from actmem_course.judge.lab_checks.lab6_training import take_training_steps, training_mistakes, training_program
 from actmem_course.judge.solutions.lab6_train import make_model
-from actmem_course.judge.workbench import Bench
-from tests.labs.judged import joined
+from tests.labs.judged import real_bench
 
 
 def parameters_that_move_otherwise(name, max_norm):
     """Those in which the program and one whole model, whose gradient is clipped, take another step."""
-    b = Bench({"__file__": ""}, joined())
-    b.start()
+    b = real_bench({"__file__": ""})
     model, dense = (
         make_model(small_shape(b), mode_named(mode), b.group, dtype=torch.float64) for mode in (name, "none")
     )
@@ -30,7 +28,6 @@ def parameters_that_move_otherwise(name, max_norm):
     scale = min(1.0, max_norm / torch.stack([p.grad.norm() for p in dense.parameters()]).norm().item())
     cuts = {name: getattr(p, "partition_dim", None) for name, p in model.named_parameters()}
     right = {name: shard(scale * p.grad, cuts[name], model.tp) for name, p in dense.named_parameters()}
-    b.in_step.stop()
     return [name for name in right if not close(moved[name] / scale, right[name] / scale)]
 
 

@@ -60,7 +60,7 @@ class Watched:
 
 @pytest.fixture
 def watched(tmp_path):
-    run = Watched(learner_file(tmp_path, LAB, seconds=9, g="return x"), "--only", "3.1,3.2")
+    run = Watched(learner_file(tmp_path, LAB, seconds=9, g="return x"), "--only", "3.1,3.2", "--ranks", "2")
     yield run
     run.end()
 
@@ -97,11 +97,11 @@ def test_ranks_that_die_or_hang_are_replaced(watched):
     watched.verdicts()
     text, _ = watched.save("import ctypes\n    ctypes.CDLL(None)._exit(0)")
     assert re.search(
-        r"3\.1 g wrong rank \d died: it ended the process by itself, with exit code 0 and without a verdict", text
+        r"3\.1 g wrong it died: it ended the process by itself, with exit code 0 and without a verdict", text
     )
     assert "this rank's own part" in watched.save("return x + 0")[0]
     text, _ = watched.save("while True:\n        pass")
-    assert re.search(r"no end after 9 s: rank 0 is at lab3_sequence_parallel.py:\d+, in g; rank 1 is at", text), text
+    assert re.search(r"no end after 9 s: rank 0 is at lab3_sequence_parallel.py:\d+, in g", text), text
     assert "this rank's own part" in watched.save("return x * 1")[0]
 
 
@@ -129,7 +129,7 @@ def test_the_end_leaves_no_rank(tmp_path):
     children = subprocess.run(
         ["ps", "-o", "pid=", "--ppid", str(run._process.pid)], capture_output=True, text=True
     ).stdout.split()
-    assert len(children) == 2
+    assert len(children) == 1
     run.end()
     time.sleep(0.5)
     assert not [pid for pid in children if os.path.exists(f"/proc/{pid}")]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.text import Text
 
@@ -18,9 +19,9 @@ from actmem_course.files import check_files
 from actmem_course.judge.catalogue import lab_name, load_lab
 from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.learner_progress import LearnerProgress, reading
-from actmem_course.judge.parent import RankParent, Stuck, signals_end
+from actmem_course.judge.parent import Outdated, RankParent, Stuck, signals_end
 from actmem_course.judge.report import Report
-from actmem_course.judge.verdict import OPEN, PASSED, WRONG, Verdict
+from actmem_course.judge.verdict import SKIPPED, WRONG, Verdict
 
 #: Between two looks at the learner's file.
 _LOOK_SECONDS = 0.1
@@ -54,10 +55,10 @@ def main(functions: dict) -> int:
             return 0
         if not args.solution:
             script = _file(script)
-        device = _device(args, size, script.name)
-    judging = _Judging(lab, exercises, args, script, RankParent(size, device, alone=lab.one_process))
+        device = _device(args)
+    judging = _Judging(lab, exercises, args, script, size, device)
     try:
-        with signals_end(judging.parent):
+        with signals_end(judging.virtual, judging.real):
             code = judging.watch() if args.watch else judging.once()
         sys.stdout.flush()
     except BrokenPipeError:  # who read the output has enough
@@ -71,21 +72,28 @@ def main(functions: dict) -> int:
 
 
 class _Judging:
-    """One file, the ranks that judge it, and what is said of it."""
+    """One file, what judges it, and what is said of it.
 
-    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, parent: RankParent):
-        self.lab, self.exercises, self.args, self.script, self.parent = lab, exercises, args, script, parent
+    Virtual ranks judge.  If all that was asked for has passed, it runs once more on real processes, which then measure.
+    """
+
+    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, device: str):
+        self.lab, self.exercises, self.args, self.script = lab, exercises, args, script
+        self.size, self.device = size, device
+        self.virtual = RankParent(size, device, virtual=True)
+        self.real = RankParent(size, device if enough_gpus(size, device) else "cpu", alone=lab.one_process)
 
     def once(self) -> int:
         """Judge, and measure if all has passed."""
         source = self.script.read_bytes()
         report = self._report()
         self._verdicts(report, source, changed_only=False)
-        passed = all(verdict.status == PASSED for verdict in report.verdicts)
+        self.virtual.end()
+        passed = report.all_passed and self._confirmed(report, source)
         torchrun = "TORCHELASTIC_RUN_ID" in os.environ
         report.end(f"(torchrun reports exit code 1 below; python {typed(self.script)} ends without it)" * torchrun)
         if passed and self.exercises == self.lab.exercises and not self.args.verdicts_only:
-            self._measure(report)
+            self._measure(report, source)
         self._remember(report)
         report.write()
         if passed:
@@ -94,49 +102,62 @@ class _Judging:
         return 1
 
     def watch(self) -> int:
-        """Judge whenever the file is saved, by ranks that stay; what has not changed since keeps its verdict."""
+        """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
         console = lab_console(highlight=False, emoji=False)
         console.print(Text(f"watching {typed(self.script)}: save it and it is judged; Ctrl-C ends this", style="dim"))
         before: tuple[int, int] | None = None
         while True:
-            self.parent.start()
+            self.virtual.start()
             now = _stamp(self.script)
             if now is None or now == before:
                 time.sleep(_LOOK_SECONDS)
                 continue
             before, began = now, time.monotonic()
+
+            def outdated(judged: tuple[int, int] = now) -> bool:
+                return _stamp(self.script) not in (None, judged)
+
             try:
                 source = self.script.read_bytes()
             except FileNotFoundError:  # an editor is about to put the new one in its place
                 continue
             report = self._report()
-            self._verdicts(report, source, changed_only=True)
-            report.end()
-            self._remember(report)
-            console.print(Text(f"judged in {time.monotonic() - began:.1f} s", style="dim"))
+            try:
+                self._verdicts(report, source, changed_only=True, outdated=outdated)
+                report.end()
+                self._remember(report)
+                console.print(Text(f"judged in {time.monotonic() - began:.1f} s", style="dim"))
+                sys.stdout.flush()
+                if report.all_passed:
+                    self._confirmed(report, source, outdated)
+                    self._remember(report)
+            except Outdated:
+                report.pause()
+                self._remember(report)
+                console.print(Text("saved again: judging the new one", style="dim"))
+            finally:
+                self.real.end()
             sys.stdout.flush()
 
     def _report(self) -> Report:
-        size, device = self.parent.size, self.parent.device
-        how = f"on {device}" if self.lab.one_process else f"{size} rank{'s' * (size > 1)} on {device}"
-        report = Report(self.lab, typed(self.script), size, json_file=self.args.json)
+        how = f"on {self.device}" if self.lab.one_process else f"{self.size} ranks on {self.device}"
+        how = how.replace("1 ranks", "1 rank")
+        report = Report(self.lab, typed(self.script), self.size, json_file=self.args.json)
         report.head(f"our solution, {how}" if self.args.solution else how)
         return report
 
-    def _verdicts(self, report: Report, source: bytes, changed_only: bool) -> None:
-        command = {
-            "do": "judge",
-            "lab": self.lab.name,
-            # Not for the ranks to read: while an editor writes the file, they would judge different ones.
-            "source": source.decode("latin-1"),
-            "only": [exercise.number for exercise in self.exercises],
-            "solution": self.args.solution,
-            "changed_only": changed_only,
-        }
-        report.begin("starting" if not all(member.ready for member in self.parent.members) else "judging")
+    def _ask(self, parent: RankParent, do: str, source: bytes, **more: Any) -> Iterator[dict[str, Any]]:
+        # The source is not for the processes to read: while an editor writes the file, they would read different ones.
+        return parent.ask(
+            str(self.script.resolve()), do=do, lab=self.lab.name, source=source.decode("latin-1"), size=self.size,
+            only=[exercise.number for exercise in self.exercises], solution=self.args.solution, **more,
+        )  # fmt: skip
+
+    def _verdicts(self, report: Report, source: bytes, **more: Any) -> None:
+        report.begin("starting" if not all(member.ready for member in self.virtual.members) else "judging")
         running: str | None = None
         try:
-            for message in self.parent.ask(str(self.script.resolve()), **command):
+            for message in self._ask(self.virtual, "judge", source, **more):
                 if "begin" in message:
                     running = message["begin"]
                     report.begin(f"judging {running}")
@@ -146,11 +167,11 @@ class _Judging:
                     report.show(Verdict(**message["verdict"]))
                     running = None
         except Stuck as stuck:
-            self.parent.end()
+            self.virtual.end()
             self._say_stuck(report, running, str(stuck))
 
     def _say_stuck(self, report: Report, running: str | None, why: str) -> None:
-        """Make a verdict of a rank's end, for the exercise that it ended in, and say what is not judged."""
+        """Make a verdict of a process's end, for the exercise that it ended in, and say what is not judged."""
         shown = {verdict.exercise for verdict in report.verdicts}
         left = [exercise for exercise in self.exercises if exercise.number not in shown]
         blamed = next((exercise for exercise in left if exercise.number == running), left[0] if left else None)
@@ -159,14 +180,38 @@ class _Judging:
         report.show(Verdict(blamed.number, blamed.function, WRONG, why))
         for exercise in left:
             if exercise is not blamed:
-                reason = f"not judged: {blamed.number} ended the ranks"
-                report.show(Verdict(exercise.number, exercise.function, OPEN, reason))
+                report.show(Verdict(exercise.number, exercise.function, SKIPPED, f"{blamed.number} ended the ranks"))
 
-    def _measure(self, report: Report) -> None:
+    def _confirmed(self, report: Report, source: bytes, outdated: Callable[[], bool] = lambda: False) -> bool:
+        """Whether what has passed passes on real processes too; a verdict more if it does not."""
+        if self.lab.one_process:
+            return True
+        report.begin(f"once more, on {self.size} processes")
+        wrong, running = None, self.exercises[0].number
+        try:
+            for message in self._ask(self.real, "confirm", source, outdated=outdated):
+                running = message.get("begin", running)
+                if "verdict" in message:
+                    wrong = Verdict(**message["verdict"])
+                    break
+        except Stuck as stuck:
+            (exercise,) = self.lab.choose([running], "only")
+            why = f"right on virtual ranks, but on real processes: {stuck}"
+            wrong = Verdict(exercise.number, exercise.function, WRONG, why)
+        report.pause()
+        if wrong:
+            self.real.end()
+            report.correct(wrong)
+        return not wrong
+
+    def _measure(self, report: Report, source: bytes) -> None:
         report.begin("measuring")
         html = str(self.args.html.resolve()) if self.args.html else None
         try:
-            for message in self.parent.ask(str(self.script.resolve()), do="measure", html=html):
+            if self.lab.one_process:  # it has not been there to confirm
+                for message in self._ask(self.real, "load", source):
+                    report.note(message.get("note", ""))
+            for message in self._ask(self.real, "measure", source, html=html):
                 report.note(message.get("note", ""))
                 if "reward" in message:
                     report.reward = message["reward"]
@@ -184,7 +229,7 @@ class _Judging:
         progress.note(report.verdicts)
         report.console.print(Text(progress.summary(), style="dim"), soft_wrap=True)
         found = progress.next()
-        if found and found[0] is not self.lab and all(verdict.status == PASSED for verdict in report.verdicts):
+        if found and found[0] is not self.lab and report.all_passed:
             lab, exercise = found
             report.console.print(
                 Text(f"next: {exercise.number} in {lab.name}.py; read {reading(lab, exercise)}"), soft_wrap=True
@@ -208,17 +253,29 @@ def _size(lab: Lab, args) -> int:
         if args.ranks is not None:
             raise ConfigError("ranks", "torchrun has started the ranks: leave one of them out")
         return int(os.environ["WORLD_SIZE"])
-    return 2 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
+    return 4 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
 
 
-def _device(args, size: int, script: str) -> str:
-    """ "cpu" or "cuda" for so many ranks.  Raises ConfigError if that isn't what is asked for."""
+def _device(args) -> str:
+    """ "cpu" or "cuda".  Raises ConfigError if there is no GPU and one is asked for."""
     if args.device == "cpu" or args.device == "auto" and not os.path.exists("/dev/nvidiactl"):
         return "cpu"
     import torch  # where there may be GPUs
 
-    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    return device_for(args.device, size, gpus, script)
+    if torch.cuda.is_available():
+        return "cuda"  # virtual ranks share one
+    if args.device == "cuda":
+        raise ConfigError("device", "torch finds no CUDA GPU here")
+    return "cpu"
+
+
+def enough_gpus(size: int, device: str) -> bool:
+    """Whether each of ``size`` processes can have a GPU of its own; else they run on the CPU."""
+    if device == "cpu":
+        return True
+    import torch
+
+    return torch.cuda.device_count() >= size
 
 
 def _file(script: Path) -> Path:
@@ -245,9 +302,9 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     add_json_argument(parser)
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the measurement as a figure (needs plotly)")
     if not lab.one_process:
-        parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 2)")
+        parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 4)")
     parser.add_argument(
-        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: GPUs if there is one for each rank"
+        "--device", choices=("auto", "cpu", "cuda"), default="auto", help="default: a GPU if there is one"
     )
     return parser
 

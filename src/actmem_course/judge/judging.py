@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from actmem_course.judge.catalogue import solutions_of
 from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.verdict import (
+    BLOCKED,
     ERROR,
     OPEN,
     PASSED,
@@ -22,59 +23,75 @@ from actmem_course.judge.verdict import (
     Verdict,
     Wrong,
 )
+from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import Bench
-from actmem_course.messages import message
-from actmem_course.rank_store import RanksLost
 
 
-def judge(
-    lab: Lab,
-    exercises: Iterable[Exercise],
-    b: Bench,
-    on_start: Callable[[Exercise], None] = lambda exercise: None,
-    on_verdict: Callable[[Verdict], None] = lambda verdict: None,
-    passed: set[str] | None = None,
-) -> list[Verdict]:
-    """Verdicts of ``exercises`` in order; every rank gets the same.  passed: functions known to be right, added to.
+class Judge:
+    """Judges a learner's file on virtual ranks.
 
-    An exercise that fails is tried again with our own functions in place of the others that have
-    not passed: what then passes only waits for them, and what fails is to blame itself.
+    spaces: the names of the learner's file, for each rank its own.  passed: functions known to be right.
+    alone: the lab needs one rank and no process group.
     """
-    verdicts: list[Verdict] = []
-    passed = set() if passed is None else passed
-    for exercise in exercises:
-        on_start(exercise)
-        verdict = judge_one(exercise, b)
+
+    def __init__(self, lab: Lab, spaces: list[dict], device: str = "cpu", progress: Callable[..., None] | None = None):
+        self.lab, self.spaces = lab, spaces
+        self.ranks = VirtualRanks(len(spaces), device, alone=lab.one_process)
+        self.passed: set[str] = set()
+        self._progress = progress or (lambda text="": None)
+
+    def judge(self, exercise: Exercise) -> Verdict:
+        """The verdict of all ranks.
+
+        An exercise that fails is tried again with our own functions in place of the others that have
+        not passed: what then passes only waits for them, and what fails is to blame itself.
+        """
+        verdict = self._once(exercise)
         if verdict.status == PASSED:
-            passed.add(exercise.function)
-        else:
-            passed.discard(exercise.function)  # several exercises may ask for one function
-            verdict = _tried_again(lab, exercise, b, verdict, passed)
-        verdicts.append(verdict)
-        on_verdict(verdict)
-    return verdicts
+            self.passed.add(exercise.function)
+            return verdict
+        self.passed.discard(exercise.function)  # several exercises may ask for one function
+        others = {
+            e.function: e.number for e in self.lab.exercises if e.function not in {*self.passed, exercise.function}
+        }
+        space = self.spaces[0]
+        used = names_used_by(space.get(exercise.function), space, others) & set(others)
+        if not used:
+            return verdict
+        with self._ours(used):
+            second = self._once(exercise)
+        if second.status == PASSED:
+            names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
+            are = "it is" if len(used) == 1 else "they are"
+            return replace(verdict, status=BLOCKED, diagnosis=f"by {names}; passes once {are} right", where="")
+        return second
+
+    def _once(self, exercise: Exercise) -> Verdict:
+        def job(rank: VirtualRank) -> Outcome | None:
+            b = Bench(self.spaces[rank.number], rank, self.ranks.device, self._progress)
+            return outcome_of(exercise, b)
+
+        return verdict_of(exercise, self.ranks.run(job, self.spaces[0].get("__file__", "")))
+
+    @contextmanager
+    def _ours(self, names: Iterable[str]) -> Iterator[None]:
+        """Put our own functions in place of the learner's while the block runs."""
+        solutions, before = solutions_of(self.lab.name), [dict(space) for space in self.spaces]
+        for space in self.spaces:
+            space.update({name: solutions[name] for name in names})
+        try:
+            yield
+        finally:
+            for space, names_before in zip(self.spaces, before):
+                space.update(names_before)
 
 
-def _tried_again(lab: Lab, exercise: Exercise, b: Bench, first: Verdict, passed: set[str]) -> Verdict:
-    others = {e.function: e.number for e in lab.exercises if e.function not in passed | {exercise.function}}
-    used = names_used_by(b.functions.get(exercise.function), b.functions, others) & set(others)
-    if not used:
-        return first
-    with _ours(lab, used, b.functions):
-        second = judge_one(exercise, b)
-    if second.status == PASSED:
-        names = " and ".join(f"{others[name]} ({name})" for name in sorted(used, key=lambda name: others[name]))
-        are = "it is" if len(used) == 1 else "they are"
-        return replace(first, status=OPEN, diagnosis=f"blocked by {names}; passes once {are} right", where="")
-    return second
-
-
-def judge_one(exercise: Exercise, b: Bench) -> Verdict:
-    """Run one check on every rank, and make one verdict of what the ranks found."""
-    b.start()
-    own = _outcome(exercise, b)
-    b.in_step.stop()
-    outcomes = [outcome for outcome in b.store.gather(own) if outcome is not None]
+def verdict_of(exercise: Exercise, found: list) -> Verdict:
+    """One verdict of what each rank found: an Outcome, None if it stopped because another did, or an exception."""
+    for error in found:
+        if isinstance(error, BaseException):
+            raise error
+    outcomes = [outcome for outcome in found if outcome is not None]
     worst = max(outcomes, key=lambda outcome: _RANKING.index(outcome.status), default=None)
     if worst is None:
         return Verdict(exercise.number, exercise.function, ERROR, "every rank was waiting for another")
@@ -85,7 +102,7 @@ def judge_one(exercise: Exercise, b: Bench) -> Verdict:
         diagnosis = next(
             (fit for fit in (diagnosis, *worst.others) if all(fit in fits for fits in everywhere)), diagnosis
         )
-    if worst.status in (WRONG, ERROR) and 0 < len(blamed) < b.size and not worst.everywhere:
+    if worst.status in (WRONG, ERROR) and 0 < len(blamed) < len(found) and not worst.everywhere:
         diagnosis = f"on rank {worst.rank}: {diagnosis}"
     return Verdict(exercise.number, exercise.function, worst.status, diagnosis, worst.where)
 
@@ -93,9 +110,8 @@ def judge_one(exercise: Exercise, b: Bench) -> Verdict:
 _RANKING = (PASSED, WRONG, ERROR, OPEN)
 
 
-@message
 @dataclass(frozen=True)
-class _Outcome:
+class Outcome:
     """What one rank found.  everywhere: the diagnosis speaks of all ranks already."""
 
     rank: int
@@ -106,21 +122,19 @@ class _Outcome:
     others: list[str] = field(default_factory=list)
 
 
-def _outcome(exercise: Exercise, b: Bench) -> _Outcome | None:
+def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
     """This rank's finding; None if it stopped because another rank did."""
     try:
         remark = exercise.check(b)
         if exercise.takes_group:
             _check_subgroups(exercise, b)
-        return _Outcome(b.rank, PASSED, remark or "")
+        return Outcome(b.rank, PASSED, remark or "")
     except PeerStopped:
         return None
-    except RanksLost:
-        raise
     except OutOfStep as wrong:
-        return _Outcome(b.rank, WRONG, str(wrong), everywhere=True)
+        return Outcome(b.rank, WRONG, str(wrong), everywhere=True)
     except Wrong as wrong:
-        return _Outcome(b.rank, WRONG, str(wrong), others=wrong.others)
+        return Outcome(b.rank, WRONG, str(wrong), others=wrong.others)
     except (Exception, SystemExit) as error:
         return _from_error(exercise, b, error)
 
@@ -130,7 +144,7 @@ def _check_subgroups(exercise: Exercise, b: Bench) -> None:
     for other in b.subgroups():
         try:
             exercise.check(other)
-        except (PeerStopped, RanksLost, OutOfStep, OtherGroup):
+        except (OutOfStep, OtherGroup):
             raise
         except Exception as error:
             found = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {_short(str(error), 120)}"
@@ -143,9 +157,9 @@ def _check_subgroups(exercise: Exercise, b: Bench) -> None:
             ) from None
 
 
-def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> _Outcome:
+def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> Outcome:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)]
-    own = [frame for frame in frames if frame.filename == b.place.file]
+    own = [frame for frame in frames if frame.filename == b.functions.get("__file__")]
     where = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
     # By the line, because torch raises NotImplementedError too, from code that has no frame.
     if (
@@ -156,17 +170,17 @@ def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> _Outcome:
     ):
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
-        return _Outcome(b.rank, OPEN, text, where)
+        return Outcome(b.rank, OPEN, text, where)
     message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
     for part, diagnosis in _AUTOGRAD.items():
         if part in message:
-            return _Outcome(b.rank, WRONG, f"{diagnosis} (torch: {_short(message)})", where)
+            return Outcome(b.rank, WRONG, f"{diagnosis} (torch: {_short(message)})", where)
     if (
         isinstance(error, TypeError)
         and not own
         and re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
     ):
-        return _Outcome(
+        return Outcome(
             b.rank,
             ERROR,
             f"its parameters are not those that the lab passes, in this order: {_short(message)}",
@@ -174,7 +188,7 @@ def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> _Outcome:
         )
     # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
     line = f"“{own[-1].line}” raises " if own else "what it returns cannot be used: "
-    return _Outcome(b.rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{_short(message)}", where)
+    return Outcome(b.rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{_short(message)}", where)
 
 
 #: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.
@@ -220,15 +234,3 @@ def _names_in(item: object) -> Iterator[str]:
         code = pending.pop()
         yield from code.co_names
         pending.extend(constant for constant in code.co_consts if hasattr(constant, "co_names"))
-
-
-@contextmanager
-def _ours(lab: Lab, names: Iterable[str], functions: dict) -> Iterator[None]:
-    """Put our own functions in place of the learner's while the block runs."""
-    solutions = solutions_of(lab.name)
-    before = {name: functions[name] for name in names}
-    functions.update({name: solutions[name] for name in names})
-    try:
-        yield
-    finally:
-        functions.update(before)

@@ -1,79 +1,147 @@
-"""What a learner's function keeps for backward: by the ledger, and by the census beside it."""
+"""What a learner's function keeps for backward: by autograd's hooks, and by what is still alive beside them.
+
+``actmem.measure.record`` says more of a tensor, and replaces functions of torch for all threads; virtual ranks count at
+the same time, so everything here belongs to one thread.
+"""
 
 from __future__ import annotations
 
+import os
+import sys
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.measure.census import census
-from actmem.measure.ledger import Ledger, record
+from actmem.measure.leaves import plain_tensors, shape_of, storage_of, storages_of
+from actmem.torch_private import TorchDispatchMode, tree_leaves
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 
 
 @dataclass(frozen=True)
-class KeptBytes:
-    """ledger: what went through autograd's hooks.  census_bytes: all that stayed alive."""
+class Saved:
+    """One storage that autograd keeps.  line: where the learner's file saved it."""
 
-    ledger: Ledger
-    census_bytes: int
+    bytes: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    line: str
+
+    @property
+    def text(self) -> str:
+        return f"{str(self.dtype).removeprefix('torch.')} {list(self.shape)} of {self.bytes:,} B" + (
+            f" at {self.line}" if self.line else ""
+        )
+
+
+@dataclass(frozen=True)
+class KeptBytes:
+    """saved: what went through autograd's hooks.  hidden_bytes: what stayed alive without."""
+
+    saved: list[Saved]
+    hidden_bytes: int
 
     @property
     def bytes(self) -> int:
         """Bytes that the hooks saw."""
-        return self.ledger.saved_bytes
-
-    @property
-    def hidden_bytes(self) -> int:
-        """Bytes that stayed alive without the hooks seeing them; torch's own checkpoint keeps random-number states so."""
-        states = sum(tensor.bytes for tensor in self.ledger.unsaved if tensor.kind == "generator state")
-        return self.census_bytes - self.ledger.saved_bytes - states
+        return sum(tensor.bytes for tensor in self.saved)
 
     def largest(self, count: int = 2) -> str:
-        """The largest tensors kept, with who saved them."""
-        saved = sorted(self.ledger.saved, key=lambda tensor: -tensor.bytes)[:count]
-        return ", ".join(f"{t.bytes:,} B by {t.op} at {t.line}" for t in saved)
+        """The largest tensors kept, with the line that saved them."""
+        return ", ".join(tensor.text for tensor in sorted(self.saved, key=lambda tensor: -tensor.bytes)[:count])
 
 
-class Call(nn.Module):
-    """A function as a module whose parameters are the weights that must not count."""
+class Keeping:
+    """Notes what autograd saves, and every storage that an operation makes, while a block runs in this thread.
 
-    def __init__(self, function: Callable[[Tensor], Tensor], weights: Sequence[Tensor] = ()):
+    weights: these storages don't count.
+    """
+
+    def __init__(self, weights: Sequence[Tensor] = (), file: str = ""):
+        self._own, self._file = storages_of(*weights), file
+        self._saved: dict[int, tuple[weakref.ref, Saved]] = {}
+        self._made: dict[int, weakref.ref] = {}
+        self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
+        self._results = _Results(self._note)
+
+    def __enter__(self) -> Keeping:
+        self._results.__enter__()
+        self._hooks.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._hooks.__exit__(*error)
+        self._results.__exit__(*error)
+
+    def kept(self) -> KeptBytes:
+        """What is alive now.  Hold the graph, and nothing else."""
+        saved = {key: tensor for key, (storage, tensor) in self._saved.items() if storage() is not None}
+        made = [storage() for key, storage in self._made.items() if key not in saved]
+        return KeptBytes(list(saved.values()), sum(storage.nbytes() for storage in made if storage is not None))
+
+    def _pack(self, tensor: Tensor) -> Tensor:
+        for part in plain_tensors(tensor):
+            storage = storage_of(part)
+            if storage is None or storage in self._own:
+                continue
+            before = self._saved.get(id(storage))
+            if before is None or before[0]() is None:
+                saved = Saved(storage.nbytes(), part.dtype, tuple(shape_of(part)), self._line())
+                self._saved[id(storage)] = weakref.ref(storage), saved
+        # An output that is saved itself would hold the graph that holds it: a leak.
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    def _note(self, tensor: Tensor) -> None:
+        for part in plain_tensors(tensor):
+            storage = storage_of(part)
+            if storage is not None and storage not in self._own:
+                self._made[id(storage)] = weakref.ref(storage)
+
+    def _line(self) -> str:
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == self._file:
+                return f"{os.path.basename(self._file)}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
+
+class _Results(TorchDispatchMode):
+    def __init__(self, note: Callable[[Tensor], None]):
         super().__init__()
-        self.function = function
-        self.weights = nn.ParameterList(
-            nn.Parameter(w.detach()) if not isinstance(w, nn.Parameter) else w for w in weights
-        )
+        self._note = note
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.function(x, *self.weights)
-        if hasattr(y, "trigger_wait"):  # a functional collective holds its tensors until someone waits for it
-            y.trigger_wait()
-        return y
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if any(kind.__name__ == "DTensor" for kind in types):
+            return NotImplemented  # it turns into plain tensors first
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, Tensor):
+                self._note(tensor)
+        return result
 
 
 def kept(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor] = ()) -> KeptBytes:
-    """Count what ``function(x, *weights)`` keeps; runs it twice.  The weights do not count."""
-    module = Call(function, weights)
-
-    def make_input() -> Tensor:
-        return x.detach().clone().requires_grad_()
-
-    with b.watching():
-        with record(module) as ledger:
-            y = module(make_input())
+    """Count what ``function(x, *weights)`` keeps.  The weights do not count."""
+    weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]
+    leaf = x.detach().clone().requires_grad_()
+    with b.watching(), Keeping(weights, b.functions.get("__file__", "")) as keeping:
+        y = function(leaf * 1, *weights)
+        if hasattr(y, "trigger_wait"):  # a functional collective holds its tensors until someone waits for it
+            y = y.trigger_wait()
         if not isinstance(y, Tensor):
             raise Wrong("the result is None: is a return missing?")
         if y.grad_fn is None:
             raise Wrong("the result has no graph, so nothing before it gets a gradient")
+        graph = y.grad_fn
         del y
-        if x.device.type == "cuda":
-            torch.cuda.synchronize()
-        counted = census(module, make_input)
-    return KeptBytes(ledger, counted)
+        found = keeping.kept()
+        del graph
+    return found
 
 
 def check_keeps(

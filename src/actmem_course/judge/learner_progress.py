@@ -18,7 +18,7 @@ from actmem_course.copies import MINE
 from actmem_course.files import write_text
 from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.outline import ALL_LABS
-from actmem_course.judge.verdict import PASSED, Verdict
+from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
 
 
 class LearnerProgress:
@@ -35,11 +35,11 @@ class LearnerProgress:
         )
 
     def note(self, verdicts: Iterable[Verdict]) -> None:
-        """Remember what has passed, and what no longer does."""
+        """Remember what has passed, and what no longer does.  What is not judged keeps its mark."""
         for verdict in verdicts:
             if verdict.status == PASSED:
                 self.passed.add(verdict.exercise)
-            else:
+            elif verdict.status != SKIPPED:
                 self.passed.discard(verdict.exercise)
         self._write()
 

@@ -1,141 +1,142 @@
-"""One parent that starts the ranks, follows each, and ends them.  Loads no torch, so that it is there at once.
+"""One parent that starts the processes of the judge, follows each, and ends them.  Loads no torch, so that it is there at once.
 
-It tells the ranks what to judge and passes on what they say.  A rank that takes too long is asked
-by a signal where it stands, which its C code answers.  One that ends before its verdict has no
-verdict but the parent's.
+It tells them what to judge and passes on what they say.  One that takes too long is asked where it stands.  One that ends
+before its verdict has no verdict but the parent's.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
-from typing import Any, BinaryIO
+from typing import Any
 
-#: The file descriptors of a rank's line, of its trace, and of what rank 0 listens on, by name in the environment.
-RANKS_LINE, RANKS_TRACE, RANKS_STORE = "ACTMEM_RANKS_LINE", "ACTMEM_RANKS_TRACE", "ACTMEM_RANKS_STORE"
-#: How long ranks may take until they can judge, on a machine that does other things too.
+#: The file descriptors of a process's line and of what rank 0 listens on, and how many virtual ranks it has, by name in
+#: the environment.
+RANKS_LINE, RANKS_STORE, VIRTUAL = "ACTMEM_RANKS_LINE", "ACTMEM_RANKS_STORE", "ACTMEM_VIRTUAL"
+#: How long processes may take until they can judge, on a machine that does other things too.
 START_SECONDS = 180
+#: How long one may go on with a file that has been saved again.
+_OUTDATED_SECONDS = 1.0
+#: Python does not look for modules where it was started: a torch.py there is not torch.
+_RUN = "import sys; sys.path[:1] = [] if sys.path[:1] == [''] else sys.path[:1]; from actmem_course.judge.worker import main; main()"
 
 
 class Stuck(Exception):
-    """A rank ended, or takes too long.  The message says which and where, for a verdict."""
+    """A process ended, or takes too long.  The message says which and where, for a verdict."""
+
+
+class Outdated(Exception):
+    """The file has been saved again, so nobody wants to know."""
 
 
 @dataclass
 class Member:
-    """One rank as the parent sees it.  line: JSON objects both ways.  waits_in: the collective that it is in, if it is in one."""
+    """One process as the parent sees it.  line: JSON objects both ways."""
 
     number: int
     process: subprocess.Popen
     line: Connection
-    trace: BinaryIO
-    waits_in: str = ""
     ready: bool = False
     done: bool = True
 
+    def tell(self, **message: Any) -> None:
+        with suppress(OSError):  # it has died, which shows when it is heard next
+            self.line.send_bytes(json.dumps(message).encode())
+
     def where(self, file: str) -> str:
-        """Where the rank stands in ``file``, to follow "rank 1" in a sentence."""
-        if not hasattr(signal, "SIGUSR1"):
-            return "takes too long"
-        before = os.fstat(self.trace.fileno()).st_size
-        self.process.send_signal(signal.SIGUSR1)
-        deadline = time.monotonic() + 2
-        while os.fstat(self.trace.fileno()).st_size == before and time.monotonic() < deadline:
-            time.sleep(0.02)
-        time.sleep(0.05)
-        text = os.pread(self.trace.fileno(), 1 << 16, before).decode(errors="replace")
-        own = re.search(rf'File "{re.escape(file)}", line (\d+) in (\S+)', text)
-        if not text:
-            return "has gone silent"
-        line = f"{os.path.basename(file)}:{own[1]}" if own else ""
-        if self.waits_in:
-            return f"is waiting in {self.waits_in}" + (f" ({line})" if line else "")
-        return f"is at {line}, in {own[2]}" if own else "is in none of your functions"
+        """Where it stands in ``file``, in its own words."""
+        self.tell(do="where", file=file)
+        with suppress(EOFError, OSError):
+            deadline = time.monotonic() + 2
+            while self.line.poll(max(0.0, deadline - time.monotonic())):
+                if (said := json.loads(self.line.recv_bytes()).get("where")) is not None:
+                    return said
+        return "it has gone silent"
 
 
 @dataclass
 class RankParent:
-    """``size`` ranks on ``device``; alone: a rank that meets nobody."""
+    """``size`` ranks on ``device``: virtual, in one process, or a process each.  alone: one that meets nobody."""
 
     size: int
     device: str
     alone: bool = False
+    virtual: bool = False
     members: list[Member] = field(default_factory=list)
 
     def start(self) -> None:
-        """Start what isn't there; ``judge`` waits until it is ready."""
+        """Start what isn't there; ``ask`` waits until it is ready."""
         if self.members:
             return
+        processes = 1 if self.virtual else self.size
+        left_out = ("TORCHELASTIC_", "GROUP_", "MASTER_", VIRTUAL)
         environment = {
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            **{name: value for name, value in os.environ.items() if not name.startswith(("TORCHELASTIC_", "GROUP_"))},
-            "WORLD_SIZE": str(self.size),
-            "LOCAL_WORLD_SIZE": str(self.size),
+            **{name: value for name, value in os.environ.items() if not name.startswith(left_out)},
+            "WORLD_SIZE": str(processes),
+            "LOCAL_WORLD_SIZE": str(processes),
             "ACTMEM_DEVICE": self.device,
         }
         listener = None
-        if self.alone:
-            environment = {k: v for k, v in environment.items() if k not in ("MASTER_ADDR", "MASTER_PORT")}
-        else:
+        if self.virtual:
+            environment[VIRTUAL] = "1"
+        elif not self.alone:
             listener = socket.socket()
             listener.bind(("127.0.0.1", 0))  # nobody on another machine reaches it
             listener.listen()
             host, port = listener.getsockname()
             # Rank 0 serves the store already when torch's own start looks for one.
             environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        for number in range(self.size):
+        for number in range(processes):
             ours, theirs = Pipe()
-            trace = tempfile.TemporaryFile()
-            own = environment | {"RANK": str(number), "LOCAL_RANK": str(number)}
-            own |= {RANKS_LINE: str(theirs.fileno()), RANKS_TRACE: str(trace.fileno())}
-            handed = [theirs.fileno(), trace.fileno()]
+            own = environment | {"RANK": str(number), "LOCAL_RANK": str(number), RANKS_LINE: str(theirs.fileno())}
+            handed = [theirs.fileno()]
             if listener and number == 0:
                 own[RANKS_STORE] = str(listener.fileno())
                 handed.append(listener.fileno())
-            command = [sys.executable, "-m", "actmem_course.judge.worker"]
             with theirs:
-                process = subprocess.Popen(command, env=own, pass_fds=handed)
-            self.members.append(Member(number, process, ours, trace))
+                process = subprocess.Popen([sys.executable, "-c", _RUN], env=own, pass_fds=handed)
+            self.members.append(Member(number, process, ours))
         if listener:
             listener.close()
 
     def end(self) -> None:
-        """End all ranks at once."""
+        """End all of them at once."""
         for member in self.members:
             with suppress(OSError):
                 member.process.kill()
         for member in self.members:
             member.process.wait()
             member.line.close()
-            member.trace.close()
         self.members = []
 
-    def ask(self, file: str, **command: Any) -> Iterator[dict[str, Any]]:
-        """Tell all ranks to do something in the learner's file; what rank 0 says meanwhile.  Raises Stuck."""
+    def ask(self, file: str, outdated: Callable[[], bool] = lambda: False, **command: Any) -> Iterator[dict[str, Any]]:
+        """Tell all to do something in the learner's file; what the first says meanwhile, and every verdict.
+
+        outdated: whether the file has been saved again.  Raises Stuck, and Outdated.
+        """
         self.start()
         torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
-        asked, limit, since = False, float(START_SECONDS), time.monotonic()
+        asked, limit, since, stopped = False, float(START_SECONDS), time.monotonic(), 0.0
         for member in self.members:
-            member.done, member.waits_in = False, ""
+            member.done = False
         by_line = {member.line: member for member in self.members}
         while not all(member.done for member in self.members):
             if not asked and all(member.ready for member in self.members):
                 asked, since = True, time.monotonic()
                 for member in self.members:
-                    member.line.send_bytes(json.dumps({"file": file, **command}).encode())
+                    member.tell(file=file, **command)
             for line in wait(list(by_line), 0.1):
                 member = by_line[line]  # type: ignore[index]
                 try:
@@ -144,24 +145,33 @@ class RankParent:
                     raise Stuck(self._ended(member)) from None
                 member.ready |= "ready" in message
                 member.done |= "done" in message
-                member.waits_in = message.get("waits_in", member.waits_in)
                 if member.number == 0 and {"begin", "note", "verdict"} & message.keys():
                     since, limit = time.monotonic(), message.get("seconds", limit)
-                if member.number == 0 and "waits_in" not in message:
+                if (member.number == 0 or "verdict" in message) and not stopped:
                     yield message
             if torchrun not in (None, os.getppid()):  # what started this process is gone
                 self.end()
                 raise SystemExit(1)
+            if asked and not stopped and outdated():
+                stopped = time.monotonic()
+                for member in self.members:
+                    member.tell(do="stop")
+            if stopped and time.monotonic() - stopped > _OUTDATED_SECONDS:
+                self.end()
+                break
             if time.monotonic() - since > limit:
-                places = "; ".join(f"rank {member.number} {member.where(file)}" for member in self.members)
-                raise Stuck(f"no end after {limit:g} s: {places}")
+                places = [(member.number, member.where(file)) for member in self.members]
+                said = "; ".join(f"rank {k} {said}" if len(places) > 1 else said for k, said in places)
+                raise Stuck(f"no end after {limit:g} s: {said}")
+        if stopped:
+            raise Outdated
 
     def _ended(self, member: Member) -> str:
         try:
             code = member.process.wait(5)
         except subprocess.TimeoutExpired:
             return f"rank {member.number} has closed its line"
-        who = "it" if self.size == 1 else f"rank {member.number}"
+        who = "it" if len(self.members) == 1 else f"rank {member.number}"
         how = f"ended by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
         if code == 0:
             return f"{who} died: it ended the process by itself, with exit code 0 and without a verdict"
@@ -169,12 +179,13 @@ class RankParent:
 
 
 @contextmanager
-def signals_end(parent: RankParent) -> Iterator[None]:
-    """Whatever ends this process ends its ranks."""
+def signals_end(*parents: RankParent) -> Iterator[None]:
+    """Whatever ends this process ends theirs."""
     numbers = [number for name in ("SIGTERM", "SIGHUP") if (number := getattr(signal, name, None)) is not None]
 
     def end(number, frame):
-        parent.end()
+        for parent in parents:
+            parent.end()
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, end) for number in numbers}
@@ -183,6 +194,7 @@ def signals_end(parent: RankParent) -> Iterator[None]:
     except KeyboardInterrupt:
         raise SystemExit(130) from None
     finally:
-        parent.end()
+        for parent in parents:
+            parent.end()
         for number, handler in before.items():
             signal.signal(number, handler)

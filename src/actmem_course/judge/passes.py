@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from actmem.measure.comms import Collective, count_collectives
+from actmem.measure.comms import Collective
 from actmem_course.judge.compare import check_tensor
 from actmem_course.judge.verdict import Unexplained, Wrong
-from actmem_course.judge.watch import watching
+from actmem_course.judge.virtual import Watch
 from actmem_course.judge.workbench import Bench, unchanged
 
 
@@ -19,8 +19,8 @@ class Passes:
     """gradients by the name that the learner knows; the collectives of both passes."""
 
     gradients: dict[str, Tensor | None]
-    forward: watching
-    backward: watching
+    forward: Watch
+    backward: Watch
 
 
 def run_passes(
@@ -81,7 +81,7 @@ def run_passes(
     return Passes({name: leaf.grad for name, leaf in leaves.items()}, forward, backward)
 
 
-def _check_waited(*seen: watching) -> None:
+def _check_waited(*seen: Watch) -> None:
     for one in seen:
         if one.unwaited:
             raise Wrong(
@@ -109,7 +109,7 @@ def check_gradient(
     check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t, explain)
 
 
-def _assigned(seen: count_collectives) -> str:
+def _assigned(seen: Watch) -> str:
     """A guess at where a None comes from, if a pass ran a collective."""
     name = f"dist.{seen.collectives[-1].kind.replace('-', '_')}"
     return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"

@@ -16,9 +16,10 @@ from actmem_course.console import lab_console
 from actmem_course.files import write_text
 from actmem_course.judge.exercise import Lab
 from actmem_course.judge.learner_progress import reading
-from actmem_course.judge.verdict import ERROR, OPEN, PASSED, WRONG, Verdict
+from actmem_course.judge.verdict import BLOCKED, ERROR, OPEN, PASSED, SKIPPED, WRONG, Verdict
 
-_STYLES = {PASSED: "bold green", OPEN: "bold yellow", WRONG: "bold red", ERROR: "bold red"}
+_YELLOW, _RED = "bold yellow", "bold red"
+_STYLES = {PASSED: "bold green", OPEN: _YELLOW, BLOCKED: _YELLOW, SKIPPED: _YELLOW, WRONG: _RED, ERROR: _RED}
 
 
 class Report:
@@ -58,19 +59,23 @@ class Report:
         self.verdicts.append(verdict)
         width = max(len(exercise.function) for exercise in self.lab.exercises) + 2
         line = Text(f"  {verdict.exercise}  {verdict.function.ljust(width)}")
-        status = verdict.status
-        if status == OPEN:
-            status = next(
-                (word for word in ("blocked", "not judged") if verdict.diagnosis.startswith(word)), "not written yet"
-            )
-        line.append(status, style=_STYLES[verdict.status])
+        line.append("not written yet" if verdict.status == OPEN else verdict.status, style=_STYLES[verdict.status])
         if verdict.where:
             line.append(f"  {verdict.where}", style="dim")
         self.console.print(line, soft_wrap=True)
         if verdict.diagnosis:
-            self.console.print(
-                Padding(Text(verdict.diagnosis.removeprefix("blocked ").removeprefix("not judged: ")), (0, 2, 0, 7))
-            )
+            self.console.print(Padding(Text(verdict.diagnosis), (0, 2, 0, 7)))
+
+    @property
+    def all_passed(self) -> bool:
+        """Whether all that was asked for has passed so far."""
+        return all(verdict.status == PASSED for verdict in self.verdicts)
+
+    def correct(self, verdict: Verdict) -> None:
+        """Another verdict of an exercise that has one."""
+        self.verdicts = [before for before in self.verdicts if before.exercise != verdict.exercise]
+        self.show(verdict)
+        self.verdicts.sort(key=lambda verdict: verdict.exercise)
 
     def end(self, farewell: str = "") -> None:
         """The sum of it, what to do next, and the file; ``farewell`` if something is left to do."""
@@ -81,11 +86,6 @@ class Report:
             self.console.print(Text(self._next_step()), soft_wrap=True)
             if farewell:
                 self.console.print(Text(farewell, style="dim"), soft_wrap=True)
-        elif self.ranks == 2 and not self.lab.one_process:
-            # What two ranks can't tell apart, four can: a group that is not the world, more ranks than key heads.
-            only = [verdict.exercise for verdict in self.verdicts]
-            part = f" --only {','.join(only)}" if len(only) < len(self.lab.exercises) else ""
-            self.console.print(Text(f"on 2 ranks; now on 4: python {self.script} --ranks 4{part}"), soft_wrap=True)
 
     def write(self) -> None:
         """The file, if one is asked for: verdicts, and what was measured, on what."""
@@ -106,9 +106,7 @@ class Report:
     def _next_step(self) -> str:
         """What a learner does now: the first exercise that has not passed, and how to get a hint."""
         open_ones = [verdict for verdict in self.verdicts if verdict.status != PASSED]
-        left = [
-            verdict for verdict in open_ones if not verdict.diagnosis.startswith(("blocked", "not judged"))
-        ] or open_ones
+        left = [verdict for verdict in open_ones if verdict.status not in (BLOCKED, SKIPPED)] or open_ones
         (exercise,) = (e for e in self.lab.exercises if e.number == left[0].exercise)
         hint = f"and for a hint: python {self.script} --hint {exercise.number}"
         return f"next: {exercise.number}, {hint}; read {reading(self.lab, exercise)}"

@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-PASSED, OPEN, WRONG, ERROR = "passed", "todo", "wrong", "error"
+#: Not written, and waiting for another exercise; ended by another exercise, or in a file that can't be loaded.
+PASSED, OPEN, BLOCKED, SKIPPED, WRONG, ERROR = "passed", "todo", "blocked", "not judged", "wrong", "error"
 
 
 @dataclass(frozen=True)
 class Verdict:
     """One exercise's outcome.
 
-    status: passed, todo (not written, or blocked by another exercise), wrong (it runs and does
-    something else), error (it raises).  diagnosis: what is wrong, in the learner's terms; on
+    status: passed, todo (not written), blocked (right once another exercise is), not judged, wrong (it runs and
+    does something else), error (it raises).  diagnosis: what is wrong, in the learner's terms; on
     passed a remark or nothing.  where: file and line, if there is one.
     """
 
@@ -47,11 +48,10 @@ class OtherGroup(Wrong):
     """A collective is about to run among other ranks than those of the group that the function was given."""
 
     def __init__(self, kind: str, where: str):
-        line = where.split(",")[0]
         super().__init__(
-            f"{kind}{line and f' ({line})'} exchanges with ranks outside group: pass group=group to every call of torch.distributed"
+            f"{kind}{where and f' ({where})'} exchanges with ranks outside group: pass group=group to every call of torch.distributed"
         )
 
 
-class PeerStopped(Exception):
+class PeerStopped(BaseException):
     """Another rank has ended its judging, so this one cannot go on; the other has the reason."""

@@ -5,16 +5,24 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from actmem_course.judge.verdict import Wrong
-from actmem_course.judge.watch import JUDGING, InStep, Place, Step, watching
-from actmem_course.rank_store import RankStore
+
+
+class Side(Protocol):
+    """One rank as a check meets it: virtual (``virtual.VirtualRank``) or a process (``real.RealRank``)."""
+
+    number: int
+    size: int
+
+    def gather(self, value: object) -> list: ...
+    def watching(self, expected: list[int] | None = None) -> AbstractContextManager[Any]: ...
 
 
 class Bench:
@@ -22,23 +30,22 @@ class Bench:
 
     rank, size, group, device: as the learner's functions see them.  functions: the names of the
     learner's file.  Random tensors depend only on the seed and the group, so each rank knows what
-    the others of its group hold and expected values need no exchange.
+    the others of its group hold and expected values need no exchange.  progress: called by long
+    checks to say that they move on, and what they do.
     """
 
-    def __init__(self, functions: dict, store: RankStore, device: str = "cpu"):
-        self.functions, self.store, self.device = functions, store, device
-        self.rank, self.size = store.rank, store.size
+    def __init__(
+        self,
+        functions: dict,
+        side: Side,
+        device: str = "cpu",
+        progress: Callable[..., None] = lambda text="": None,
+    ):
+        self.functions, self.side, self.device, self.progress = functions, side, device, progress
+        self.rank, self.size = side.number, side.size
         self.group = dist.group.WORLD if dist.is_initialized() else None
-        self.place = Place(file=functions.get("__file__", ""))
-        self.in_step = InStep(store, self.place)
-        #: Called by long checks to say that they move on, and what they do; the command line listens.
-        self.progress: Callable[..., None] = lambda text="": None
         #: The ranks of ``group``, in its order, as numbers among all ranks; "" or a name for them.
         self.members, self.group_name = list(range(self.size)), ""
-
-    def start(self) -> None:
-        """Begin to judge an exercise; ranks are in step from here on."""
-        self.in_step = InStep(self.store, self.place)
 
     def __getitem__(self, name: str):
         """The learner's function of that name."""
@@ -60,22 +67,20 @@ class Bench:
             ("the ranks in another order", [list(range(world))[::-1]]),
             (f"{len(halves[0])} of {world} ranks" if step < world else "one rank alone", halves),
         ):
-            groups = self.store.kept.get(name) or [_new_group(members) for members in partition]
-            self.store.kept[name] = groups
-            which = next(i for i, members in enumerate(partition) if self.rank in members)
+            made = [(members, dist.new_group(members, **_UNSORTED)) for members in partition]
             other = copy.copy(self)
-            other.group, other.members, other.group_name = groups[which], partition[which], name
-            other.size, other.rank = len(other.members), dist.get_rank(groups[which])
-            other.members = dist.get_process_group_ranks(groups[which])
+            other.group = next(group for members, group in made if self.rank in members)
+            other.size, other.rank, other.group_name = len(partition[0]), dist.get_rank(other.group), name
+            other.members = dist.get_process_group_ranks(other.group)
             yield other
 
-    def watching(self) -> watching:
-        """Run the learner's code in this: collectives are counted, and ranks kept in step."""
-        return watching(self.in_step, self.members if self.group_name else None)
+    def watching(self) -> AbstractContextManager[Any]:
+        """Run the learner's code in this: what it exchanges is noted, and all ranks wait for each other at its end."""
+        return self.side.watching(self.members if self.group_name else None)
 
     def gather(self, value: object) -> list:
         """Every rank's ``value``, by rank, while a check runs; ends the check if another rank has ended its own."""
-        values = self.in_step.step(Step(JUDGING), value)
+        values = self.side.gather(value)
         return [values[member] for member in self.members]
 
     def random(self, *sizes: int, seed: int = 0) -> Tensor:
@@ -93,12 +98,10 @@ class Bench:
         return [part.contiguous() for part in full.chunk(self.size, dim)]
 
 
-def _new_group(members: list[int]) -> dist.ProcessGroup:
-    # torch before 2.10 always sorts a group's ranks.
-    unsorted: dict[str, Any] = (
-        {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
-    )
-    return dist.new_group(members, **unsorted)
+#: torch before 2.10 always sorts a group's ranks.
+_UNSORTED: dict[str, Any] = (
+    {"sort_ranks": False} if "sort_ranks" in inspect.signature(dist.new_group).parameters else {}
+)
 
 
 @contextmanager

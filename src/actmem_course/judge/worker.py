@@ -1,14 +1,14 @@
-"""A rank of the judge: ``python -m actmem_course.judge.worker``, started by the parent, which tells it what to judge.
+"""The judge's process: ``python -m actmem_course.judge.worker``, started by the parent, which tells it what to judge.
 
-It loads the learner's file, judges, and says on its line what it is doing.  It watches nobody: the
-parent sees whether it lives, how long it takes, and where it stands.
+It loads the learner's file, once for each virtual rank, judges, and says on its line what it is doing.  It watches
+nobody: the parent sees whether it lives, how long it takes, and asks where it stands.  Started without ACTMEM_VIRTUAL it
+is one of several real ranks, which run what has passed once more, and measure.
 """
 
 from __future__ import annotations
 
 import ast
 import dataclasses
-import faulthandler
 import gc
 import json
 import linecache
@@ -19,23 +19,28 @@ import sys
 import threading
 import traceback
 import warnings
+from collections.abc import Iterable
 from contextlib import suppress
 from datetime import timedelta
 from importlib.util import decode_source
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional
 
 from actmem.measure.comms import count_collectives
 from actmem_course.files import replacing
 from actmem_course.judge.catalogue import load_lab, solutions_of
 from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.judging import judge, names_used_by
-from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, RANKS_TRACE
-from actmem_course.judge.verdict import ERROR, PASSED, Verdict
+from actmem_course.judge.judging import Judge, names_used_by, outcome_of
+from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, VIRTUAL
+from actmem_course.judge.real import RealRank
+from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
+from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.judge.workbench import Bench
 from actmem_course.process import lab_console
 from actmem_course.rank_store import RankStore, connect
@@ -45,15 +50,13 @@ _leave = os._exit  # a learner's code meets another one
 
 
 class Worker:
-    """This rank, and what it remembers between two judgements of a file."""
+    """What both kinds of process do: hear the parent, and answer."""
 
     def __init__(self, line: Connection, device: str):
         self.line, self.device = line, device
         self.commands: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.store = RankStore()
-        #: What each exercise's function and all it uses read when it was judged, and the verdict.
-        self.judged: dict[str, tuple[list[str], Verdict]] = {}
-        self.reads: dict[str, list[str]] = {}
+        #: Set by the parent when the file has been saved again: what is being judged is of no interest any more.
+        self.outdated = threading.Event()
 
     def tell(self, **message: Any) -> None:
         """Say something to the parent."""
@@ -63,12 +66,118 @@ class Worker:
         """Take the parent's commands; end with it.  Runs in a thread of its own."""
         with suppress(EOFError, OSError):
             while True:
-                self.commands.put(json.loads(self.line.recv_bytes()))
+                command = json.loads(self.line.recv_bytes())
+                if command["do"] == "stop":
+                    self.outdated.set()
+                elif command["do"] == "where":
+                    self.tell(where=self.where(command["file"]))
+                else:
+                    self.commands.put(command)
         _leave(0)
+
+    def where(self, file: str) -> str:
+        """What the learner's code is doing, in words."""
+        return _standing(threading.main_thread().ident, file)
+
+    def run(self) -> None:
+        """Do what the parent asks, whenever it asks."""
+        while True:
+            command = self.commands.get()
+            getattr(self, command["do"])(command)
+            sys.stdout.flush()
+            self.tell(done=command["do"])
+
+
+class VirtualWorker(Worker):
+    """Judges on virtual ranks, and remembers between two judgements of a file."""
+
+    def __init__(self, line: Connection, device: str):
+        super().__init__(line, device)
+        self.ranks: VirtualRanks | None = None
+        #: What each exercise's function and all it uses read when it was judged, and the verdict.
+        self.judged: dict[str, tuple[list[str], Verdict]] = {}
+        self.before: dict[Any, dict[str, Any]] = {}
+
+    def where(self, file: str) -> str:
+        rank = self.ranks and self.ranks.running
+        if not rank:
+            return "it is in none of your functions"
+        return f"rank {rank.number} {_standing(rank.thread, file)}"
+
+    def warm_up(self) -> None:
+        """Load what torch loads when it first sees an operation: seconds that are no learner's."""
+        with count_collectives():
+            x = torch.ones(2, device=self.device, requires_grad=True)
+            (x * 1).sum().backward()
+
+    def judge(self, command: dict[str, Any]) -> None:
+        """Every exercise of the command, in order, unless the file has been saved again."""
+        lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
+        exercises = lab.choose(command["only"], "only")
+        _freeze(lab)
+        self.outdated.clear()
+        self.before = self.before or _state_of_modules()
+        _restore(self.before)
+        beside = _forget_modules_beside(path)
+        judge = Judge(lab, [{} for _ in range(command["size"])], self.device, self._progress)
+        self.ranks = judge.ranks
+        try:
+            judge.spaces = self._load(judge.ranks, path, source, lab if command["solution"] else None)
+        except Exception as error:
+            self._say_unloadable(exercises, path, error)
+            return
+        texts = {} if command["solution"] else _texts(source)
+        for exercise in exercises:
+            if self.outdated.is_set():
+                return
+            reads = _reads(exercise, judge.spaces[0], texts)
+            known = self.judged.get(exercise.number)
+            if command["changed_only"] and known and known[0] == reads and not beside:
+                verdict = known[1]
+                if verdict.status == PASSED:
+                    judge.passed.add(exercise.function)
+            else:
+                self.tell(begin=exercise.number, seconds=exercise.seconds)
+                verdict = judge.judge(exercise)
+                # What one exercise's code did to torch, or to the judge, is no other's.
+                _restore(self.before)
+            self.judged[exercise.number] = reads, verdict
+            sys.stdout.flush()
+            self.tell(verdict=dataclasses.asdict(verdict))
+
+    def _progress(self, text: str = "") -> None:
+        self.tell(note=text)
+
+    def _load(self, ranks: VirtualRanks, path: Path, source: bytes, ours: Lab | None) -> list[dict]:
+        """The names of the file, for each rank from a run of its own."""
+        if ours:
+            return [dict(solutions_of(ours.name)) for _ in range(ranks.size)]
+        found = ranks.run(lambda rank: _names_in(path, source), str(path))
+        for names in found:
+            if isinstance(names, BaseException):
+                raise names if isinstance(names, Exception) else RuntimeError(f"it ends with {names!r}")
+        return found
+
+    def _say_unloadable(self, exercises: Iterable[Exercise], path: Path, error: Exception) -> None:
+        line = error.lineno if isinstance(error, SyntaxError) else None
+        own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+        line = line or (own[-1].lineno if own else None)
+        said = str(error).splitlines()[0] if str(error) else ""
+        what = f"the file can't be loaded: {type(error).__name__}: {said}"
+        where = f"{path.name}:{line}" if line else ""
+        self.judged.clear()
+        for exercise in exercises:
+            verdict = Verdict(exercise.number, exercise.function, SKIPPED, what, where)
+            self.tell(verdict=dataclasses.asdict(verdict))
+            what = where = ""
+
+
+class RealWorker(Worker):
+    """One of several processes in a process group."""
 
     def join(self) -> None:
         """Join the other ranks, where there are some."""
-        size = int(os.environ["WORLD_SIZE"])
+        self.store = RankStore()
         if "MASTER_PORT" not in os.environ:
             return
         if RANKS_STORE in os.environ:  # rank 0 serves the store where all meet, on the loopback interface
@@ -83,89 +192,89 @@ class Worker:
         else:
             stay_on_this_host()
             dist.init_process_group("gloo", timeout=TIMEOUT)
-        assert dist.get_world_size() == size
         self.store = connect("judge")
 
-    def warm_up(self) -> None:
-        """Load what torch loads when it first sees an operation: seconds that are no learner's."""
-        with count_collectives():
-            x = torch.ones(2, device=self.device, requires_grad=True)
-            (x * 1).sum().backward()
-            if self.store.size > 1:
-                dist.all_reduce(x.detach().clone())
+    def load(self, command: dict[str, Any]) -> None:
+        """Run the file."""
+        self.lab, path = load_lab(command["lab"]), Path(command["file"])
+        sys.path.append(str(path.parent))
+        ours = command["solution"]
+        names = dict(solutions_of(self.lab.name)) if ours else _names_in(path, command["source"].encode("latin-1"))
+        self.bench = Bench(names, RealRank(self.store), self.device, lambda text="": self.tell(note=text))
 
-    def run(self) -> None:
-        """Judge whenever the parent asks."""
-        while True:
-            command = self.commands.get()
-            if command["do"] == "judge":
-                self._judge(command)
-            else:
-                self._measure(command)
-            sys.stdout.flush()
-            self.tell(done=command["do"])
+    def confirm(self, command: dict[str, Any]) -> None:
+        """Run the checks of what has passed once more, on real ranks; say what fails."""
+        self.load(command)
+        for exercise in self.lab.choose(command["only"], "only"):
+            self.tell(begin=exercise.number, seconds=exercise.seconds)
+            found = outcome_of(exercise, self.bench)
+            if found and found.status != PASSED:
+                how = f"right on virtual ranks, but on real processes: {found.diagnosis}"
+                verdict = Verdict(exercise.number, exercise.function, found.status, how, found.where)
+                self.tell(verdict=dataclasses.asdict(verdict))
+                return
 
-    def _bench(self, functions: dict) -> Bench:
-        b = Bench(functions, self.store, self.device)
-        b.place.on_collective = lambda kind: self.tell(waits_in=kind)
-        b.progress = lambda text="": self.tell(note=text)
-        return b
-
-    def _judge(self, command: dict[str, Any]) -> None:
-        lab, path, source = load_lab(command["lab"]), Path(command["file"]), command["source"].encode("latin-1")
-        exercises = lab.choose(command["only"], "only")
-        _freeze(lab)
-        try:
-            functions = solutions_of(lab.name) if command["solution"] else _names_in(path, source)
-        except Exception as error:
-            self.reads = {}
-            for exercise in exercises:
-                self._say(_unloadable(exercise, path, error))
-            return
-        self.bench, self.lab = self._bench(functions), lab
-        texts = {} if command["solution"] else _texts(source)
-        passed: set[str] = set()
-        for exercise in exercises:
-            if self._is_new(exercise, functions, texts) or not command["changed_only"]:
-                judge(lab, [exercise], self.bench, self._begin, self._say, passed)
-                continue
-            verdict = self.judged[exercise.number][1]
-            if verdict.status == PASSED:
-                passed.add(exercise.function)
-            self._say(verdict)
-
-    def _begin(self, exercise: Exercise) -> None:
-        self.tell(begin=exercise.number, seconds=exercise.seconds)
-
-    def _is_new(self, exercise: Exercise, functions: dict, texts: dict[str, str]) -> bool:
-        """Whether a function, or something of the file that it uses, reads otherwise than when it was judged."""
-        used = sorted({exercise.function, *names_used_by(functions.get(exercise.function), functions)})
-        self.reads[exercise.number] = [texts.get(name, "") for name in used]
-        before = self.judged.get(exercise.number)
-        return before is None or before[0] != self.reads[exercise.number]
-
-    def _say(self, verdict: Verdict) -> None:
-        self.judged[verdict.exercise] = (self.reads.get(verdict.exercise, []), verdict)
-        sys.stdout.flush()
-        self.tell(verdict=dataclasses.asdict(verdict))
-
-    def _measure(self, command: dict[str, Any]) -> None:
+    def measure(self, command: dict[str, Any]) -> None:
+        """The lab's reward."""
         b = self.bench
-        b.start()
         try:
             reward = self.lab.reward(b)
         except Exception as error:  # all has passed; a failing measurement must not hide that
-            b.in_step.stop()
             self.tell(reward=None, why=f"no measurement: {type(error).__name__}: {error}")
             return
-        finally:
-            b.in_step.stop()
         if b.rank == 0:
             reward.show(lab_console(highlight=False, emoji=False))
             if command["html"]:
                 with replacing(Path(command["html"])) as beside:
                     reward.write_html(beside)
         self.tell(reward=dataclasses.asdict(reward), why="")
+
+
+def _standing(thread: int | None, file: str) -> str:
+    """Where a thread is in the learner's file, to follow "rank 1" in a sentence."""
+    frame: FrameType | None = sys._current_frames().get(thread or 0)
+    while frame is not None:
+        if frame.f_code.co_filename == file:
+            return f"is at {os.path.basename(file)}:{frame.f_lineno}, in {frame.f_code.co_name}"
+        frame = frame.f_back
+    return "is in none of your functions"
+
+
+def _state_of_modules() -> dict[Any, dict[str, Any]]:
+    """What torch's and the judge's own modules, and the classes that a learner may patch, hold now."""
+    modules = [m for name, m in list(sys.modules.items()) if name.split(".")[0] in ("actmem", "actmem_course") and m]
+    torchs = [torch, torch.nn.functional, torch.nn, torch.distributed, torch.autograd, torch.random]
+    owners: list[Any] = [*torchs, *modules]
+    owners += [c for m in modules for c in vars(m).values() if isinstance(c, type) and c.__module__ == m.__name__]
+    return {owner: dict(vars(owner)) for owner in [*owners, torch.Tensor, torch.autograd.Function]}
+
+
+def _restore(before: dict[Any, dict[str, Any]]) -> None:
+    """Undo what a learner's code did to modules and to settings of the whole process."""
+    for owner, names in before.items():
+        now = vars(owner)
+        for name, value in names.items():
+            if now.get(name) is not value and not name.startswith("__"):
+                setattr(owner, name, value)
+    torch.set_default_dtype(torch.float32)
+
+
+def _forget_modules_beside(path: Path) -> bool:
+    """Let the file import what lies beside it, after everything else; whether it has, in which case it is read anew."""
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.append(folder)
+    files = {name: getattr(module, "__file__", None) or "" for name, module in list(sys.modules.items())}
+    beside = [name for name, file in files.items() if file.startswith(folder + os.sep)]
+    for name in beside:
+        del sys.modules[name]
+    return bool(beside)
+
+
+def _reads(exercise: Exercise, names: dict, texts: dict[str, str]) -> list[str]:
+    """The text of an exercise's function, and of everything of the file that it uses."""
+    used = sorted({exercise.function, *names_used_by(names.get(exercise.function), names)})
+    return [texts.get(name, "") for name in used]
 
 
 def _freeze(lab: Lab) -> None:
@@ -184,18 +293,22 @@ def _freeze(lab: Lab) -> None:
 def _names_in(path: Path, source: bytes) -> dict:
     """The names of a learner's file, run afresh.  It may read otherwise by now: tracebacks show ``source``."""
     code = compile(source, str(path), "exec")
+    if any(name.startswith("actmem_course.judge.solutions") for name in _imports(source)):
+        raise ValueError("it imports our own solutions: write the functions yourself")
     linecache.cache[str(path)] = len(source), None, decode_source(source).splitlines(keepends=True), str(path)
     names = {"__name__": "learner", "__file__": str(path)}
     exec(code, names)
     return names
 
 
-def _unloadable(exercise: Exercise, path: Path, error: Exception) -> Verdict:
-    line = error.lineno if isinstance(error, SyntaxError) else None
-    own = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
-    line = line or (own[-1].lineno if own else None)
-    what = f"the file can't be loaded: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-    return Verdict(exercise.number, exercise.function, ERROR, what, f"{path.name}:{line}" if line else "")
+def _imports(source: bytes) -> set[str]:
+    """All that a file imports, by its full name."""
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, (ast.Import, ast.ImportFrom)):
+            package = f"{getattr(node, 'module', None) or ''}."
+            found |= {f"{package}{alias.name}".lstrip(".") for alias in node.names}
+    return found
 
 
 def _texts(source: bytes) -> dict[str, str]:
@@ -210,18 +323,20 @@ def _texts(source: bytes) -> dict[str, str]:
 
 def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent hears it, and ends its ranks
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, file=int(os.environ[RANKS_TRACE]), all_threads=False)
     os._exit = sys.exit  # type: ignore[assignment]  # else a learner's os._exit(0) ends with 0 and no verdict
     # torch 2.13 has new names for two collectives; the old ones are right, and the only ones before it.
     warnings.filterwarnings("ignore", category=FutureWarning, message=".*is deprecated. Please use .*_single")
     for stream in (sys.stdout, sys.stderr):
         # Ranks share the screen, and PYTHONUNBUFFERED would mix the parts of their lines.
         stream.reconfigure(errors="replace", line_buffering=True, write_through=False)  # type: ignore[union-attr]
-    worker = Worker(Connection(int(os.environ[RANKS_LINE])), os.environ["ACTMEM_DEVICE"])
+    line, device = Connection(int(os.environ[RANKS_LINE])), os.environ["ACTMEM_DEVICE"]
+    worker = VirtualWorker(line, device) if VIRTUAL in os.environ else RealWorker(line, device)
     threading.Thread(target=worker.listen, name="line", daemon=True).start()
-    worker.join()
-    worker.warm_up()
+    if isinstance(worker, RealWorker):
+        worker.join()
+    else:
+        torch.set_num_threads(1)
+        worker.warm_up()
     worker.tell(ready=True)
     try:
         worker.run()

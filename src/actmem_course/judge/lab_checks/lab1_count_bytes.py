@@ -7,13 +7,12 @@ import torch
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.ledger import record
 from actmem.measure.one_layer import measure_layer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.compare import named_value
-from actmem_course.judge.kept import Call
+from actmem_course.judge.kept import kept
 from actmem_course.judge.lab_checks.ratios import check_whole_number, explain_difference, explain_ratio
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.verdict import Wrong
@@ -172,11 +171,7 @@ def check_gated_mlp_bytes(b: Bench) -> None:
 def _keeps(b: Bench, s: int, micro_batch: int, h: int, f: int) -> int:
     """Bytes that the layer of the lab's file keeps, by the ledger."""
     weights = [torch.randn(size, dtype=torch.bfloat16) for size in ((f, h), (f, h), (h, f))]
-    module = Call(b["gated_mlp"], weights)
-    with record(module) as ledger:
-        y = module(torch.randn(s, micro_batch, h, dtype=torch.bfloat16, requires_grad=True))
-    del y
-    return ledger.total_bytes
+    return kept(b, b["gated_mlp"], torch.randn(s, micro_batch, h, dtype=torch.bfloat16), weights).bytes
 
 
 def check_crossover(b: Bench) -> None:

@@ -19,7 +19,7 @@ from actmem_course.judge.workbench import Bench, unchanged
 
 def bytes_without_states(found: KeptBytes) -> int:
     """Bytes kept, the states of random-number generators left out: these are flat tensors of uint8."""
-    return sum(t.bytes for t in found.ledger.saved if not (t.dtype is torch.uint8 and len(t.shape) == 1))
+    return sum(t.bytes for t in found.saved if not (t.dtype is torch.uint8 and len(t.shape) == 1))
 
 
 def check_hides_nothing(found: KeptBytes) -> None:

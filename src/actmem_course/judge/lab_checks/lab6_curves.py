@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from threading import get_ident
 
 import torch
 from torch import Tensor
@@ -41,15 +42,20 @@ class Seen:
 
 @contextmanager
 def _looking() -> Iterator[Seen]:
-    """Look on through torch's own hooks, so that it does not matter which function does what."""
-    seen = Seen()
+    """Look on through torch's own hooks, so that it does not matter which function does what.
+
+    The hooks are the process's, and each rank looks at what its own thread runs.
+    """
+    seen, thread = Seen(), get_ident()
 
     def forward(module, inputs):
-        if isinstance(module, GPT) and inputs:
+        if get_ident() == thread and isinstance(module, GPT) and inputs:
             seen.models.add(module)
             seen.tokens[-1].append(inputs[0].detach().clone())
 
     def step(optimizer, args, kwargs):
+        if get_ident() != thread:
+            return
         seen.optimizers.append(optimizer)
         gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
         seen.norms.append(math.sqrt(sum(gradient.square().sum().item() for gradient in gradients)))
@@ -65,7 +71,7 @@ def _looking() -> Iterator[Seen]:
 
 def check_train(b: Bench) -> str:
     heads = 2 * b.size
-    shape = ModelShape(16 * b.size, 2, 16 * heads, heads, num_layers=1, vocab_size=256)
+    shape = ModelShape(4 * b.size, 2, 4 * heads, heads, num_layers=1, vocab_size=256)
     text = standard_library(20_000, b.device)
     curves = {}
     for mode in TABLE2:

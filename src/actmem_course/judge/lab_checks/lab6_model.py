@@ -8,9 +8,9 @@ from torch import Tensor
 from actmem.config import ModelShape
 from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.table2 import TABLE2, Configuration
-from actmem.measure.ledger import record
 from actmem.model.gpt import GPT
 from actmem.rows import Row, total
+from actmem_course.judge.kept import Keeping
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 
@@ -82,10 +82,10 @@ def _check_same(mode: Configuration, whole: dict[str, Tensor], reference: dict[s
 def _check_kept(b: Bench, model: GPT, mode: Configuration, shape: ModelShape, dropout: float) -> None:
     """Which recompute and which dropout a model has shows in what it keeps."""
     tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.int64, device=b.device)
-    with b.watching(), record(model) as ledger:
+    with b.watching(), Keeping([*model.parameters(), *model.buffers()]) as keeping:
         loss = model.loss(model(tokens), tokens)
+        found = keeping.kept().bytes
     del loss
-    found = ledger.total_bytes
     expected = {
         (r, p): _bytes(b, shape, mode, r, p)
         for p in (dropout, _DROPOUT - dropout)

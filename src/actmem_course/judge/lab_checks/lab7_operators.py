@@ -151,13 +151,12 @@ def check_keeps_only(
 
     def beside(found: KeptBytes) -> str:
         left, words = [(tensor.dtype, tuple(tensor.shape)) for tensor in needed], []
-        for saved in sorted(found.ledger.saved, key=lambda saved: -saved.bytes):
-            if (saved.dtype, tuple(saved.shape)) in left:
-                left.remove((saved.dtype, tuple(saved.shape)))
+        for saved in sorted(found.saved, key=lambda saved: -saved.bytes):
+            if (saved.dtype, saved.shape) in left:
+                left.remove((saved.dtype, saved.shape))
                 continue
             how = "a wider copy: widen again" if saved.dtype.itemsize > x.dtype.itemsize else "make it again"
-            size = f"{str(saved.dtype).removeprefix('torch.')} {list(saved.shape)} of {saved.bytes:,} B"
-            words.append(f"{size} ({how} in backward)")
+            words.append(f"{saved.text} ({how} in backward)")
         return "not needed: " + "; ".join(words)
 
     check_keeps(b, sum(map(size_of, needed)), what, own, x, weights, more=beside)

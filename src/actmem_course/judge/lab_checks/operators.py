@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem.measure.comms import Collective, count_collectives
+from actmem.measure.comms import Collective
 from actmem_course.judge.kept import check_keeps
 from actmem_course.judge.lab_checks.exchanged import JOINED, OWN_PART, SHARE, SUM, Made, Parts, explain_exchange
 from actmem_course.judge.passes import check_collectives, check_gradient, run_passes
+from actmem_course.judge.virtual import Watch
 from actmem_course.judge.workbench import Bench
 
 
@@ -100,7 +101,7 @@ def check_operator(b: Bench, right: Operator, parts: Parts, upstream: Parts) -> 
     check_keeps(b, 0, "", lambda y: function(y, b.group), x, more="its backward needs no tensor of forward's")
 
 
-def _ran(seen: count_collectives) -> str:
+def _ran(seen: Watch) -> str:
     """The collective of a pass in words, if it ran one that sums or joins; "" otherwise."""
-    kinds = [kind for kind in seen.counts if kind in (SUM.kind, JOINED.kind, SHARE.kind)]
+    kinds = sorted({c.kind for c in seen.collectives} & {SUM.kind, JOINED.kind, SHARE.kind})
     return f"the {kinds[0]}" if len(kinds) == 1 else ""

@@ -3,7 +3,7 @@
 Lab 3: sequence parallelism (2205.05198 section 4.2.2).
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
-command above starts two ranks (--ranks 4 for four) and judges them.  For a hint, add --hint 3.1.
+command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 3.1.
 
 Activations are [s, b, h], sequence first; rank r of t holds tokens r·s/t and up.  Weights are as
 torch stores them, [out, in].  group is a process group: dist.get_world_size(group) is t,

@@ -1,0 +1,445 @@
+"""Virtual ranks: t threads of one process, of which one runs at a time, meet in collectives that are plain copies.
+
+Each thread has a torch.distributed world of its own, so the functions of torch.distributed, functional collectives and
+DTensor work unmodified.  A rank runs until it waits for one that isn't there yet; then the next one runs.  So a run is
+deterministic, a mismatch is a sentence at once, nothing hangs, and any number of ranks works on any number of GPUs.
+Every run has new threads: a learner's grad mode, default group or autocast ends with it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import reduce as _all_of
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actmem.measure.comms import Collective
+from actmem.torch_private import no_dispatch_modes, world_of_each_thread
+from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
+
+_REDUCE: dict[str, Any] = {
+    "SUM": torch.add, "AVG": torch.add, "MAX": torch.maximum, "MIN": torch.minimum, "PRODUCT": torch.mul,
+    "BAND": torch.bitwise_and, "BOR": torch.bitwise_or, "BXOR": torch.bitwise_xor,
+}  # fmt: skip
+#: What a rank waits in when it has left the learner's function.
+RETURNED = "returned"
+_local = threading.local()
+
+
+@dataclass
+class Meeting:
+    """One collective of one group: what each rank brought, and what each takes away.
+
+    said: by rank of the group, what it is about to do; if these differ, ``wrong`` is raised on every rank.
+    """
+
+    size: int
+    make: Callable[[list], list]
+    brought: dict[int, Any] = field(default_factory=dict)
+    said: dict[int, tuple] = field(default_factory=dict)
+    made: list | None = None
+    wrong: OutOfStep | None = None
+
+    @property
+    def over(self) -> bool:
+        return self.made is not None or self.wrong is not None
+
+    def join(self, rank: int, said: tuple, brought: Any, members: list[VirtualRank]) -> None:
+        self.brought[rank], self.said[rank] = brought, said
+        if len(self.said) < self.size:
+            return
+        if len({one[:-1] for one in self.said.values()}) > 1:
+            self.wrong = OutOfStep(_mismatch({members[k].number: one for k, one in self.said.items()}))
+        else:
+            with no_dispatch_modes(), torch.no_grad():
+                self.made = self.make([self.brought[k] for k in range(self.size)])
+        self.brought.clear()
+
+
+def _mismatch(said: dict[int, tuple]) -> str:
+    """What the ranks do, in words.  said: kind, elements, dtype, more, and the line."""
+    if len({one[0] for one in said.values()}) == 1:
+        kind, *_, line = said[min(said)]
+        if len({one[1:3] for one in said.values()}) == 1:
+            others = "; ".join(f"rank {r} with {', '.join(map(str, one[3]))}" for r, one in sorted(said.items()))
+            return f"the ranks meet in {kind} with different arguments: {others} ({line})"
+        sizes = "; ".join(f"rank {r} hands it {one[1]:,} elements of {one[2]}" for r, one in sorted(said.items()))
+        return f"the ranks meet in {kind} with tensors that do not fit: {sizes} ({line})"
+    same: dict[tuple[str, str], list[int]] = {}
+    for rank, (kind, *_, line) in sorted(said.items()):
+        same.setdefault((kind, line), []).append(rank)
+    return "deadlock: " + "; ".join(_doing(kind, line, ranks) for (kind, line), ranks in same.items())
+
+
+def _doing(kind: str, line: str, ranks: list[int]) -> str:
+    who = f"rank{'s' * (len(ranks) > 1)} {', '.join(map(str, ranks))}"
+    if kind == RETURNED:
+        return f"{who} {'have' if len(ranks) > 1 else 'has'} returned"
+    return f"{who} {'are' if len(ranks) > 1 else 'is'} waiting in {kind}" + (f" ({line})" if line else "")
+
+
+class Work(dist.Work):
+    """The handle of a collective; its results are copied when it is waited for."""
+
+    def __init__(self, rank: VirtualRank, meeting: Meeting, place: int, outputs: list[Tensor], kind: str, line: str):
+        super().__init__()
+        self._rank, self._meeting, self._place, self._outputs = rank, meeting, place, outputs
+        self.kind, self.line, self.over = kind, line, False
+        if rank.plain:  # functional collectives are waited for when their result is read
+            rank.unwaited.append(self)
+
+    def wait(self, timeout=None) -> bool:
+        if not self.over:
+            self.over = True
+            self._rank.unwaited = [work for work in self._rank.unwaited if work is not self]
+            self._rank.wait_for(self._meeting, self.kind, self.line)
+            with torch.no_grad(), no_dispatch_modes():
+                for out, value in zip(self._outputs, self._meeting.made[self._place]):  # type: ignore[index]
+                    if value is not None:
+                        out.detach().copy_(value.view(out.shape))
+        return True
+
+    def is_completed(self) -> bool:
+        return self._meeting.over
+
+    def get_future(self):
+        self.wait()
+        future: torch.futures.Future = torch.futures.Future()
+        future.set_result(self._outputs)
+        return future
+
+
+def _name_of(op: Any) -> str:
+    return getattr(getattr(op, "op", op), "name", "")
+
+
+def _reduced(parts: list[Tensor], op: Any) -> Tensor:
+    total = _all_of(_REDUCE[_name_of(op)], parts)
+    return total / len(parts) if _name_of(op) == "AVG" else total
+
+
+class Group(dist.ProcessGroup):
+    """A process group of virtual ranks."""
+
+    def __init__(self, rank: int, size: int):
+        super().__init__(rank, size)  # type: ignore[call-arg]
+        self._rank, self._size, self._count = rank, size, 0
+        for watch in VirtualRank.current().watches:
+            watch.groups += 1
+
+    def size(self):
+        return self._size
+
+    def getBackendName(self):
+        return "virtual"
+
+    @property
+    def group_name(self):
+        return dist.distributed_c10d._world.pg_names[self]
+
+    pg_name = group_name
+
+    def _meet(
+        self, kind: str, tensors: list[Tensor], outputs: list[Tensor], make, more: tuple = (), sized=None
+    ) -> Work:
+        """sized: the tensors whose sizes must agree, where a rank may have none of the others."""
+        me, line = VirtualRank.current(), VirtualRank.current().line()
+        members = [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
+        me.note(kind, line, tensors, outputs, [member.number for member in members])
+        self._count += 1
+        both = [tensors, outputs] if sized is None else [sized]
+        largest = max(sum(both, []), key=Tensor.numel, default=None)
+        elements = max(sum(x.numel() for x in xs) for xs in both)
+        dtype = "" if largest is None else str(largest.dtype).removeprefix("torch.")
+        meeting = me.ranks.meetings.setdefault((self.group_name, self._count), Meeting(self._size, make))
+        with no_dispatch_modes():
+            brought = [x.detach().clone() for x in tensors]
+        meeting.join(self._rank, (kind, elements, dtype, more, line), brought, members)
+        return Work(me, meeting, self._rank, outputs, kind, line)
+
+    def allreduce(self, tensors, opts=None):  # type: ignore[override]
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+        def make(everyone):
+            return [[_reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]] * len(everyone)
+
+        return self._meet("all_reduce", tensors, tensors, make, (_name_of(op),))
+
+    def allgather(self, outputs, tensors, opts=None):
+        return self._meet("all_gather", tensors, outputs[0], lambda all_: [[own[0] for own in all_]] * len(all_))
+
+    def all_gather_single(self, output, tensor, opts=None):
+        return self.all_gather_single_coalesced([output], [tensor])
+
+    def all_gather_single_coalesced(self, outputs, tensors, opts=None):
+        def make(everyone):
+            joined = [torch.cat([own[i].flatten() for own in everyone]) for i in range(len(everyone[0]))]
+            return [joined] * len(everyone)
+
+        return self._meet("all_gather", tensors, outputs, make)
+
+    def reduce_scatter(self, outputs, lists, opts=None):  # type: ignore[override]
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+        def make(everyone):
+            return [[_reduced([own[k] for own in everyone], op)] for k in range(len(everyone))]
+
+        return self._meet("reduce_scatter", lists[0], outputs, make, (_name_of(op),))
+
+    def reduce_scatter_single(self, output, tensor, opts=None):
+        return self.reduce_scatter_single_coalesced([output], [tensor], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs, tensors, opts=None):
+        op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
+
+        def make(everyone):
+            parts = [[own[i].flatten() for own in everyone] for i in range(len(everyone[0]))]
+            sums = [_reduced(part, op).chunk(len(everyone)) for part in parts]
+            return [[of_ranks[k] for of_ranks in sums] for k in range(len(everyone))]
+
+        return self._meet("reduce_scatter", tensors, outputs, make, (_name_of(op),))
+
+    def broadcast(self, tensors, opts):  # type: ignore[override]
+        root = opts.rootRank
+        return self._meet("broadcast", tensors, tensors, lambda all_: [all_[root]] * len(all_), (root,))
+
+    def reduce(self, tensors, opts):  # type: ignore[override]
+        root, op = opts.rootRank, opts.reduceOp
+
+        def make(everyone):
+            sums = [_reduced([own[i] for own in everyone], op) for i in range(len(everyone[0]))]
+            return [sums if k == root else [None] * len(sums) for k in range(len(everyone))]
+
+        return self._meet("reduce", tensors, tensors, make, (root, _name_of(op)))
+
+    def alltoall(self, outputs, tensors, opts=None):
+        def make(everyone):
+            return [[own[k] for own in everyone] for k in range(len(everyone))]
+
+        return self._meet("all_to_all", tensors, outputs, make)
+
+    def all_to_all_single(self, output, tensor, out_splits, in_splits, opts=None):
+        outputs = list(output.split(list(out_splits)) if out_splits else output.chunk(self._size))
+        return self.alltoall(outputs, list(tensor.split(list(in_splits)) if in_splits else tensor.chunk(self._size)))
+
+    def gather(self, outputs, tensors, opts):  # type: ignore[override]
+        root = opts.rootRank
+
+        def make(everyone):
+            return [[own[0] for own in everyone] if k == root else [] for k in range(len(everyone))]
+
+        return self._meet("gather", tensors, outputs[0] if outputs else [], make, (root,), tensors)
+
+    def scatter(self, outputs, lists, opts):  # type: ignore[override]
+        root, own = opts.rootRank, lists[0] if lists else []
+        return self._meet("scatter", own, outputs, lambda all_: [[part] for part in all_[root]], (root,), outputs)
+
+    def barrier(self, opts=None):
+        return self._meet("barrier", [], [], lambda all_: [[]] * len(all_))
+
+    def send(self, tensors, to, tag=0):
+        return self._message("send", self._rank, to, tag, tensors, [])
+
+    def recv(self, tensors, source, tag=0):
+        return self._message("receive", source, self._rank, tag, [], tensors)
+
+    def _message(self, kind: str, source: int, to: int, tag: int, tensors: list, outputs: list) -> Work:
+        """A message is a meeting of the rank that sends, which waits for nobody, and the one that receives."""
+        me, line = VirtualRank.current(), VirtualRank.current().line()
+        members = dist.get_process_group_ranks(self)
+        me.note(kind, line, tensors, outputs, members)
+        key = (self.group_name, kind, source, to, tag)
+        me.counts[key] = me.counts.get(key, 0) + 1
+        meeting = me.ranks.meetings.setdefault((key[0], *key[2:], me.counts[key]), Meeting(1, lambda all_: all_))
+        if kind == "send":
+            with no_dispatch_modes():
+                meeting.join(0, (kind, line), [x.detach().clone() for x in tensors], [])
+        return Work(me, meeting, 0, outputs, kind, line)
+
+    # As these were called before torch 2.13.
+    _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    allreduce_coalesced = allreduce
+
+
+class Watch:
+    """What a rank exchanges while a block of the learner's code runs.
+
+    unwaited: collectives whose handles nobody has waited for.  unrecorded: where a collective ran on a tensor that
+    autograd was following.  groups: how many process groups it made.
+    """
+
+    def __init__(self) -> None:
+        self.collectives: list[Collective] = []
+        self.groups = 0
+        self.unwaited: list[str] = []
+        self.unrecorded = ""
+
+
+class VirtualRank:
+    """One rank: its thread's side.  file: the learner's."""
+
+    def __init__(self, ranks: VirtualRanks, number: int, file: str):
+        self.ranks, self.number, self.size, self.file = ranks, number, ranks.size, file
+        self.go, self.done, self.thread = threading.Semaphore(0), False, 0
+        self.result: Any = None
+        self.waits: tuple[Meeting, tuple] | None = None
+        self.stop: BaseException | None = None
+        self.watches: list[Watch] = []
+        self.unwaited: list[Work] = []
+        #: Whether its latest collective was called by a function of torch.distributed.
+        self.plain = True
+        #: The ranks among which a collective may run; None for any.
+        self.expected: list[int] | None = None
+        self.counts: dict[tuple, int] = {}
+        self.states: list[Tensor] = []
+
+    @staticmethod
+    def current() -> VirtualRank:
+        """The rank whose thread this is."""
+        return _local.rank
+
+    def line(self) -> str:
+        """File and line of the learner's innermost frame; "" outside the learner's file."""
+        frame = sys._getframe(1)
+        while frame is not None:
+            if frame.f_code.co_filename == self.file:
+                return f"{os.path.basename(self.file)}:{frame.f_lineno}"
+            frame = frame.f_back  # type: ignore[assignment]
+        return ""
+
+    def note(self, kind: str, line: str, tensors: list[Tensor], outputs: list[Tensor], members: list[int]) -> None:
+        """A collective of this rank is about to run among ``members``."""
+        if self.expected is not None and members != self.expected:
+            raise OtherGroup(kind, line)
+        payload = max((sum(x.numel() * x.element_size() for x in xs) for xs in (tensors, outputs)), default=0)
+        caller = sys._getframe(2)
+        while caller.f_code.co_filename == __file__:
+            caller = caller.f_back  # type: ignore[assignment]
+        # Functional collectives come from torch's dispatcher, below autograd.
+        self.plain = caller.f_globals.get("__name__") == "torch.distributed.distributed_c10d"
+        for watch in self.watches:
+            watch.collectives.append(Collective(kind.replace("_", "-"), payload))
+            if self.plain and torch.is_grad_enabled() and any(x.requires_grad for x in tensors):
+                watch.unrecorded = watch.unrecorded or f"{kind} ({line})"
+
+    def wait_for(self, meeting: Meeting, kind: str, line: str = "") -> None:
+        """Let other ranks run until ``meeting`` is over."""
+        while not meeting.over:
+            self.waits = meeting, (kind, 0, "", line)
+            self.ranks.back.release()
+            self.go.acquire()
+            if self.stop is not None:
+                error, self.stop = self.stop, None
+                raise error
+        self.waits = None
+        if meeting.wrong is not None:
+            raise meeting.wrong
+
+    def gather(self, value: object) -> list:
+        """Every rank's ``value``, by rank; ends this rank's judging if another has ended its own."""
+        if self.size == 1:
+            return [value]
+        self.counts[("gather",)] = count = self.counts.get(("gather",), 0) + 1
+        meeting = self.ranks.meetings.setdefault(("gather", count), Meeting(self.size, lambda all_: [all_]))
+        meeting.join(self.number, (RETURNED, 0, ""), value, self.ranks.members)
+        self.wait_for(meeting, RETURNED)
+        assert meeting.made is not None
+        return list(meeting.made[0])
+
+    @contextmanager
+    def watching(self, expected: list[int] | None = None) -> Iterator[Watch]:
+        """Run the learner's code in this.  expected: the ranks of the group that it was given."""
+        watch, before, handles = Watch(), self.expected, list(self.unwaited)
+        self.watches.append(watch)
+        self.expected = expected
+        try:
+            yield watch
+            if self.size > 1:
+                self.gather(None)
+            watch.unwaited = [f"dist.{work.kind} ({work.line})" for work in self.unwaited if work not in handles]
+        finally:
+            self.watches.remove(watch)
+            self.expected = before
+
+
+class VirtualRanks:
+    """``size`` ranks on ``device``, for one run after the other.  alone: one rank without a process group."""
+
+    def __init__(self, size: int, device: str = "cpu", alone: bool = False):
+        self.size, self.device, self.alone = size, device, alone
+        self.back = threading.Semaphore(0)
+        self.members: list[VirtualRank] = []
+        self.meetings: dict[tuple, Meeting] = {}
+        self.running: VirtualRank | None = None
+
+    def run(self, job: Callable[[VirtualRank], Any], file: str = "") -> list:
+        """``job(rank)`` on each rank: what it returned, or the exception that it raised."""
+        self.meetings = {}
+        self.members = [VirtualRank(self, number, file) for number in range(self.size)]
+        store = dist.HashStore()
+        before = self._generators()
+        for rank in self.members:
+            rank.states = before
+        with world_of_each_thread():
+            for rank in self.members:
+                threading.Thread(target=self._serve, args=(rank, job, store), daemon=True).start()
+            while not all(rank.done for rank in self.members):
+                able = [rank for rank in self.members if not rank.done and (rank.waits is None or rank.waits[0].over)]
+                for rank in able or self._stuck():
+                    self._turn(rank)
+        self._set_generators(before)
+        return [rank.result for rank in self.members]
+
+    def _turn(self, rank: VirtualRank) -> None:
+        self._set_generators(rank.states)
+        self.running = rank
+        rank.go.release()
+        self.back.acquire()
+        self.running = None
+        rank.states = self._generators()
+
+    def _serve(self, rank: VirtualRank, job: Callable[[VirtualRank], Any], store: dist.Store) -> None:
+        _local.rank, rank.thread = rank, threading.get_ident()
+        rank.go.acquire()
+        try:
+            torch.autograd.set_multithreading_enabled(False)  # on a GPU too, backward runs in this thread
+            if not self.alone:
+                dist.init_process_group("virtual", rank=rank.number, world_size=self.size, store=store)
+            rank.result = job(rank)
+        except BaseException as error:
+            rank.result = error
+        rank.done = True
+        self.back.release()
+
+    def _stuck(self) -> list[VirtualRank]:
+        """No rank can go on: every one that waits gets an exception that says why."""
+        waiting = [rank for rank in self.members if not rank.done]
+        if any(isinstance(rank.result, BaseException) for rank in self.members if rank.done):
+            why: BaseException = PeerStopped()
+        else:
+            said = {rank.number: rank.waits[1] if rank.waits else (RETURNED, 0, "", "") for rank in self.members}
+            why = OutOfStep(_mismatch(said))
+        for rank in waiting:
+            rank.stop = why
+        return waiting
+
+    def _generators(self) -> list[Tensor]:
+        return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if self.device == "cuda" else [])]
+
+    def _set_generators(self, states: list[Tensor]) -> None:
+        torch.set_rng_state(states[0])
+        if self.device == "cuda":
+            torch.cuda.set_rng_state(states[1])
+
+
+dist.Backend.register_backend("virtual", lambda store, rank, size, timeout: Group(rank, size), devices=["cpu", "cuda"])

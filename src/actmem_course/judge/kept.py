@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
@@ -140,8 +142,16 @@ def kept(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence
         graph = y.grad_fn
         del y
         found = keeping.kept()
+        deadline = time.monotonic() + 2  # gloo's own threads release a tensor a moment after its exchange ends
+        while found.hidden_bytes and _by_gloo() and time.monotonic() < deadline:
+            time.sleep(0.02)
+            found = keeping.kept()
         del graph
     return found
+
+
+def _by_gloo() -> bool:
+    return dist.is_initialized() and dist.get_backend() == "gloo"
 
 
 def check_keeps(

@@ -71,13 +71,19 @@ def world_of_each_thread() -> Iterator[None]:
 
     c10d: Any = torch.distributed.distributed_c10d
     before, c10d._world = c10d._world, ThreadLocalWorld()
-    isolate: Any = getattr(torch._C._distributed_c10d, "_set_thread_isolation_mode")  # noqa: B009: no stub has it
+    private: Any = torch._C._distributed_c10d  # no stub has the name
+    isolate = private._set_thread_isolation_mode
     isolate(True)
     try:
         yield
     finally:
         isolate(False)
         c10d._world = before
+
+
+def name_of_group(group: torch.distributed.ProcessGroup) -> str:
+    """The name under which this thread's torch.distributed has a group."""
+    return torch.distributed.distributed_c10d._world.pg_names[group]
 
 
 def top_saved_tensors_hooks() -> tuple[Callable, Callable] | None:

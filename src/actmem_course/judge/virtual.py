@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actmem.measure.comms import Collective
-from actmem.torch_private import no_dispatch_modes, world_of_each_thread
+from actmem.torch_private import name_of_group, no_dispatch_modes, world_of_each_thread
 from actmem_course.judge.verdict import OtherGroup, OutOfStep, PeerStopped
 
 _REDUCE: dict[str, Any] = {
@@ -143,7 +143,7 @@ class Group(dist.ProcessGroup):
 
     @property
     def group_name(self):
-        return dist.distributed_c10d._world.pg_names[self]
+        return name_of_group(self)
 
     pg_name = group_name
 

@@ -1,0 +1,125 @@
+"""torch's caching allocator on one stream, without a GPU: which block each tensor gets, and what it counts.
+
+``torch.cuda.max_memory_allocated`` adds up *blocks*, and a block can be larger than its tensor.  The rules
+are those of c10/cuda/CUDACachingAllocator.cpp (torch 2.8): sizes go up to a multiple of 512 B; up to 1 MiB
+come from segments of 2 MiB, up to 10 MiB from segments of 20 MiB, larger ones from a segment of their own,
+rounded up to 2 MiB; the smallest free block that fits is taken (of equals the lowest address); and a large
+block is split only if more than 1 MiB is left over (``should_split``).  What is left unsplit is counted as
+allocated: up to 1 MiB a tensor that no formula of tensors shows.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import Counter
+from dataclasses import dataclass, field
+
+KIB, MIB = 2**10, 2**20
+_ROUND, _SMALL = 512, MIB
+_SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_MINIMUM, _ROUND_LARGE = 2 * MIB, 20 * MIB, 10 * MIB, 2 * MIB
+#: The line of a bill that holds what blocks have beyond their tensors.
+UNSPLIT = "unsplit remainders of the allocator's blocks"
+
+
+def rounded(num_bytes: int, unit: int = _ROUND) -> int:
+    """``num_bytes`` rounded up to whole units, at least one."""
+    return max(unit, -(-num_bytes // unit) * unit)
+
+
+@dataclass(eq=False)
+class Block:
+    """A stretch of a segment, free or holding one tensor of ``wanted`` bytes."""
+
+    address: int
+    size: int
+    small: bool
+    before: Block | None = None
+    after: Block | None = None
+    used: bool = False
+    wanted: int = 0
+    line: str = ""
+
+
+@dataclass
+class CachingAllocator:
+    """Blocks taken and given back; ``expandable``: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
+
+    allocated, peak: bytes of blocks in use, now and at most.  lines: the bytes of each line now; peak_lines: then.
+    """
+
+    expandable: bool = False
+    allocated: int = 0
+    peak: int = 0
+    lines: Counter = field(default_factory=Counter)
+    peak_lines: Counter = field(default_factory=Counter)
+    _free: dict[bool, list[tuple[int, int, Block]]] = field(default_factory=lambda: {True: [], False: []})
+    _end: int = 0
+    _last: dict[bool, Block] = field(default_factory=dict)
+
+    def take(self, line: str, num_bytes: int) -> Block:
+        """A block for a tensor of ``num_bytes``, counted under ``line``."""
+        size = rounded(num_bytes)
+        small = size <= _SMALL
+        free = self._free[small]
+        place = bisect_left(free, (size, -1))
+        block = free.pop(place)[2] if place < len(free) else self._new_segment(size, small)
+        rest = block.size - size
+        if rest >= _ROUND if small or self.expandable else rest > _SMALL:
+            beyond = Block(block.address + size, rest, small, block, block.after)
+            if block.after:
+                block.after.before = beyond
+            block.after, block.size = beyond, size
+            self._insert(beyond)
+        block.used, block.wanted, block.line = True, size, line
+        self.allocated += block.size
+        self.lines[line] += size
+        self.lines[UNSPLIT] += block.size - size
+        if self.allocated > self.peak:
+            self.peak, self.peak_lines = self.allocated, +self.lines
+        return block
+
+    def free(self, *blocks: Block) -> None:
+        """Give blocks back; a free neighbour becomes part of the block."""
+        for block in blocks:
+            if not block.used:
+                raise ValueError(f"{block.line}: given back twice")
+            self.allocated -= block.size
+            self.lines[block.line] -= block.wanted
+            self.lines[UNSPLIT] -= block.size - block.wanted
+            block.used = False
+            if block.before and not block.before.used:
+                block = self._join(block.before, block)
+            if block.after and not block.after.used:
+                block = self._join(block, block.after)
+            self._insert(block)
+
+    def empty_cache(self) -> None:
+        """Give segments back that are free as a whole, as torch.cuda.empty_cache does."""
+        for small, free in self._free.items():
+            self._free[small] = [item for item in free if item[2].before or item[2].after]
+
+    def _new_segment(self, size: int, small: bool) -> Block:
+        if small:
+            whole = _SMALL_SEGMENT
+        elif size < _LARGE_MINIMUM:
+            whole = _LARGE_SEGMENT
+        else:
+            whole = rounded(size, _ROUND_LARGE)
+        block = Block(self._end, whole, small)
+        self._end += whole + _ROUND_LARGE
+        return block
+
+    def _join(self, left: Block, right: Block) -> Block:
+        free = self._free[left.small]
+        for block in (left, right):
+            place = bisect_left(free, (block.size, block.address))
+            if place < len(free) and free[place][2] is block:
+                free.pop(place)
+        left.size += right.size
+        left.after = right.after
+        if right.after:
+            right.after.before = left
+        return left
+
+    def _insert(self, block: Block) -> None:
+        insort(self._free[block.small], (block.size, block.address, block), key=lambda item: item[:2])

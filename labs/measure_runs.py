@@ -4,7 +4,8 @@ GPU runs that others published, with the peak that each logged, beside the peak 
 the framework's code keeps: 18 runs of a 1.1B Llama under nanotron, and of torchtitan's table what we can
 count. No constant is fitted to them. Then published step times beside those of the planner's time model, and
 the paper's own plans beside the fastest of wider and wider searches. --calculators: what public memory
-calculators print instead, beside counted bytes.
+calculators print instead, beside counted bytes. --megatron: instead, the memory that NVIDIA's own CI logged
+for Megatron-LM's functional tests, predicted tensor by tensor on a model of torch's allocator.
 Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. No GPU needed.
 """
 
@@ -26,7 +27,9 @@ from actmem_course.bench.measure_runs import (
     step_time_results,
 )
 from actmem_course.files import check_files, replacing, write_text
+from actmem_course.others.golden import GOLDEN, GoldenResult, experiments, predict, read_golden
 from actmem_course.process import lab, lab_console
+from actmem_course.show.golden_table import bill_table, experiments_table, golden_summary, golden_table
 from actmem_course.show.measured import runs_figure
 from actmem_course.show.tables import (
     calculators_table,
@@ -53,6 +56,11 @@ def main() -> int:
         action="store_true",
         help="instead of runs: what public calculators print for table 2 and one of the runs, beside counted bytes",
     )
+    parser.add_argument(
+        "--megatron",
+        action="store_true",
+        help="instead: the memory that NVIDIA's CI logged for Megatron-LM's tests, and what its code keeps; --rows takes a table with columns case, gpu, arguments, peak_bytes, held_bytes",
+    )
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the figure (needs plotly)")
     args = parser.parse_args()
     with parser.refusing():
@@ -60,7 +68,11 @@ def main() -> int:
             raise ConfigError("started by torchrun", f"needs a single process: python labs/{parser.prog}")
         if args.calculators and (args.rows or args.html):
             raise ConfigError("calculators", "it has no rows and no page of its own: leave out --rows and --html")
+        if args.megatron and (args.calculators or args.html):
+            raise ConfigError("megatron", "it has no page, and no calculators: leave out --html and --calculators")
         check_files(args, "json", "html")
+        if args.megatron:
+            return show_megatron(args.rows, args.json)
         if args.calculators:
             return show_calculators(args.json)
         times, choices = [], []
@@ -102,6 +114,39 @@ def main() -> int:
     else:
         console.print(f"{len(predicted)} runs predicted, none with a peak to compare with", highlight=False)
     return 0 if len(good) == len(judged) else 1
+
+
+def show_megatron(rows_file: Path | None, json_file: Path | None) -> int:
+    """NVIDIA's rows or the file's, predicted; the bill of one run and the pairs that differ in one thing."""
+    results = [predict(row) for row in read_golden(rows_file or GOLDEN)]
+    found = experiments(results)
+    console = lab_console()
+    console.print(golden_table(results))
+    if played := sorted((r for r in results if r.played), key=lambda r: not r.row.unfused):
+        console.print(bill_table(played[0]))
+    if found:
+        console.print(experiments_table(found))
+    for line in golden_summary(results, found):
+        console.print(line, highlight=False)
+    if json_file:
+        write_text(json_file, json.dumps([golden_json(r) for r in results], ensure_ascii=False, indent=1) + "\n")
+    return 0 if all(abs(r.peak_percent) <= r.limit_percent for r in results if r.peak_percent is not None) else 1
+
+
+def golden_json(result: GoldenResult) -> dict:
+    """A row with its prediction, and the lines of its peak."""
+    row = result.row
+    return {
+        "case": row.case,
+        "gpu": row.gpu,
+        "peak_bytes": row.peak_bytes,
+        "held_bytes": row.held_bytes,
+        "predicted_peak_bytes": result.predicted_peak_bytes,
+        "predicted_held_bytes": result.predicted_held_bytes,
+        "kept_apart": row.kept_apart,
+        "why_not": result.why_not,
+        "lines": dict(result.played.memory.peak_lines) if result.played else {},
+    }
 
 
 def show_calculators(json_file: Path | None) -> int:

@@ -7,6 +7,7 @@ import pytest
 from actmem.formulas.table2 import TABLE2
 from actmem.models import PAPER_MODELS
 from actmem_course import launch
+from actmem_course.others.golden import GOLDEN
 from actmem_course.others.paper_choices import SEARCHES
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from tests.labs.in_process import lab_exit
@@ -59,6 +60,35 @@ def test_public_calculators_beside_counted_bytes(tmp_path):
         assert len(own) == len(TABLE2)
         right = sum(one["printed_bytes"] == one["counted_bytes"] for one in own)
         assert f"{name}: {right} of {len(TABLE2)} rows to the byte" in done.stdout
+
+
+def test_nvidias_rows_come_back_with_a_prediction(tmp_path):
+    rows, out = tmp_path / "rows.tsv", tmp_path / "out.json"
+    own = GOLDEN.read_text(encoding="utf-8").splitlines()
+    kept = [i for i, name in enumerate(own[0].split("\t")) if name not in ("gpus", "written", "environment")]
+    some = [
+        "\t".join(line.split("\t")[i] for i in kept)
+        for line in [own[0], *(line for line in own if "_tp1_pp4_" in line and "vp2" not in line)]
+    ]
+    rows.write_text("\n".join([*some, "moe/x\th100\t100\t50\t90\tnum-experts=4"]) + "\n", encoding="utf-8")
+    done = launch.run(SCRIPT, "--megatron", "--rows", rows, "--json", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert (
+        len(found) == len(some) and found[-1]["predicted_peak_bytes"] is None and "not modelled" in found[-1]["why_not"]
+    )
+    for one in found[:-1]:
+        assert abs(one["predicted_peak_bytes"] / one["peak_bytes"] - 1) < 0.003
+        assert sum(one["lines"].values()) == one["predicted_peak_bytes"]
+    assert "1 rows not modelled" in done.stdout and "239,140,864" in done.stdout
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize("other", [["--html", "page.html"], ["--calculators"]])
+def test_megatron_takes_no_page_and_no_calculators(other, monkeypatch, capsys):
+    code, out, lines = lab_exit(SCRIPT, ["--megatron", *other], monkeypatch, capsys)
+    assert (code, out, len(lines)) == (2, "", 1) and "--megatron: it has no page" in lines[0]
 
 
 @pytest.mark.bad_input

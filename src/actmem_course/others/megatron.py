@@ -10,8 +10,6 @@ from.  Letters: s, b, h, a, t, v, f as in the paper, n = sb/cp tokens.
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from actmem.checks import ConfigError
@@ -26,6 +24,7 @@ SOURCES = {
     "cuBLAS workspaces": "CUBLAS_WORKSPACE_CONFIG=:4096:8 is 32 MiB for each thread: aten/src/ATen/cuda/CublasHandlePool.cpp",
     "Transformer Engine's workspace": "32 MiB from Hopper on, else 4: transformer_engine/pytorch/module/base.py",
     "attention's buffer for scores": "2as²b/t, kept: utils.py GlobalMemoryBuffer, transformer/dot_product_attention.py",
+    "buffer for the gathered input": "2sbh, kept, with sequence parallelism: tensor_parallel/layers.py GlobalMemoryBuffer",
     "rotary table": "4s·d, cached: models/common/embeddings/rotary_pos_embedding.py forward",
     "received input and its gradient": "2sbh + 2sbh: transformer/transformer_block.py set_input_tensor keeps the last",
     "batch": "ids, labels, positions, loss mask, causal mask sb·s: pretrain_gpt.py get_batch",
@@ -50,93 +49,175 @@ SOURCES = {
     UNSPLIT: "c10/cuda/CUDACachingAllocator.cpp should_split",
 }
 
-ATTENTION = ("unfused", "flash")
+
+_NOT_MODELLED = """num-experts multi-latent-attention fp8-format use-megatron-fsdp mtp-num-layers squared-relu
+    step-batch-size-schedule defer-embedding-wgrad-compute no-masked-softmax-fusion use-transformer-engine-op-fuser"""
 
 
-@dataclass(frozen=True)
+def parse(arguments: str) -> dict[str, str]:
+    """``name=value`` words as golden rows have them; a word without "=" is part of the value before it."""
+    words = (word.partition("=") for word in arguments.split())
+    return {name: value.strip('"') for name, equals, value in words if equals}
+
+
 class MegatronRun:
-    """One run as its arguments give it.  chunk_layers: layers of each model chunk on the last pipeline rank."""
+    """One run as a golden row's arguments give it, under the paper's letters where they have one.
 
-    hidden_size: int
-    ffn_hidden_size: int
-    num_attention_heads: int
-    num_query_groups: int
-    head_size: int
-    vocab_size: int
-    seq_length: int
-    micro_batch_size: int
-    num_microbatches: int
-    microbatch_group: int
-    chunk_layers: tuple[int, ...]
-    tensor_parallel_size: int
-    pipeline_parallel_size: int
-    context_parallel_size: int
-    data_parallel_size: int
-    sequence_parallel: bool
-    optimizer_shards: int
-    overlap_grad_reduce: bool
-    flush_overlap: bool
-    transformer_engine: bool
-    attention: str
-    dropout: bool
-    linear_bias: bool
-    swiglu: bool
-    rms_norm: bool
-    qk_layernorm: bool
-    rotary: bool
-    tied_embeddings: bool
-    full_recompute: bool
-    mask_in_dataloader: bool
-    hopper: bool
-    workspace_bytes: int
-    expandable_segments: bool
-    batches_kept: bool
+    chunks: layers of each model chunk on the last pipeline rank; shards: ranks that share optimizer states, 0 if none.
+    environment: ``cublas`` if the test sets CUBLAS_WORKSPACE_CONFIG, ``expandable`` if it sets expandable segments;
+    written: the day on which the values were last written, where the code's age matters.
+    Raises ConfigError that names the argument which this module doesn't model, or which is no size.
+    """
+
+    def __init__(self, arguments: str, gpu: str, gpus: int = 8, environment: str = "cublas", written: str = ""):
+        self.given = given = parse(arguments)
+        for name in _NOT_MODELLED.split():
+            if name in given:
+                raise ConfigError(name, "not modelled")
+        number, flag = self._number, self._flag
+        self.h, self.a, self.s, self.b = map(
+            number, ("hidden-size", "num-attention-heads", "seq-length", "micro-batch-size")
+        )
+        self.t, self.p = number("tensor-model-parallel-size", 1), number("pipeline-model-parallel-size", 1)
+        self.cp = number("context-parallel-size", 1)
+        if gpus % (self.t * self.p * self.cp):
+            raise ConfigError("gpus", f"{gpus} can't hold t · p · cp = {self.t * self.p * self.cp}")
+        self.dp = gpus // (self.t * self.p * self.cp)
+        self.swiglu, self.rms_norm = flag("swiglu"), given.get("normalization") == "RMSNorm"
+        self.f = number("ffn-hidden-size", 64 * int(4 * self.h * 2 / 3 / 64) if self.swiglu else 4 * self.h)
+        self.groups = number("num-query-groups", self.a) if flag("group-query-attention") else self.a
+        self.d = number("kv-channels", self.h // self.a)
+        unit = number("make-vocab-size-divisible-by", 128) * self.t
+        self.v = -(-number("vocab-size", 50257) // unit) * unit
+        self.microbatches = number("global-batch-size") // (self.b * self.dp)
+        self.group = number("microbatch-group-size-per-virtual-pipeline-stage", self.p)
+        self.chunks = self._chunks()
+        self.sequence_parallel = flag("sequence-parallel") and self.t > 1
+        instances = number("num-distributed-optimizer-instances", 1)
+        self.shards = self.dp * self.cp // instances if flag("use-distributed-optimizer") else 0
+        self.overlap_grad_reduce = flag("overlap-grad-reduce")
+        self.flush_overlap = flag("overlap-p2p-communication-warmup-flush")
+        self.transformer_engine = given.get("transformer-impl") != "local"
+        by_gpu = "cudnn" if gpu == "h100" else "flash"  # DotProductAttention's own choice: get_attention_backend
+        self.attention = given.get("attention-backend", by_gpu) if self.transformer_engine else "unfused"
+        self.dropout = given.get("hidden-dropout", "0.1") not in ("0", "0.0")
+        self.linear_bias, self.qk_layernorm = not flag("disable-bias-linear"), flag("qk-layernorm")
+        self.rotary = given.get("position-embedding-type") == "rope"
+        self.tied_embeddings = not flag("untie-embeddings-and-output-weights")
+        self.full_recompute = given.get("recompute-granularity") == "full"
+        self.mask_in_dataloader = not flag("no-create-attention-mask-in-dataloader")
+        self.hopper = gpu != "a100"
+        # Without CUBLAS_WORKSPACE_CONFIG torch chooses 32 MiB for Hopper, and since the containers of May 2026 for
+        # Blackwell too; else :4096:2:16:8.
+        large = gpu == "h100" or (gpu == "gb200" and (not written or written >= "2026-05"))
+        self.workspace_bytes = 32 * MIB if large or "cublas" in environment else 8 * MIB + 128 * KIB
+        self.expandable_segments = "expandable" in environment
+        # From 5e4fc931ba (2026-05-21) to bf32f4415e (2026-07-06) tensor-parallel rank 0 moved the very batch to the
+        # GPU that RerunDataIterator keeps until the step ends.
+        self.batches_kept = self.t == 1 and "2026-05-21" <= written <= "2026-07-06"
+
+    def _number(self, name: str, default: int | None = None) -> int:
+        text = self.given.get(name)
+        if text is None and default is not None:
+            return default
+        if text is None or not text.isdecimal() or not int(text):
+            raise ConfigError(name, "must be given as a whole number above 0")
+        return int(text)
+
+    def _flag(self, name: str) -> bool:
+        return self.given.get(name, "false").lower() != "false"
+
+    def _chunks(self) -> list[int]:
+        layers, last = self._number("num-layers"), "decoder-last-pipeline-num-layers"
+        if last in self.given:
+            return [self._number(last)]
+        if "num-layers-per-virtual-pipeline-stage" in self.given:
+            chunks = layers // self.p // self._number("num-layers-per-virtual-pipeline-stage")
+        else:
+            chunks = self._number("num-virtual-stages-per-pipeline-rank", 1)
+        if layers % (self.p * chunks):
+            # --account-for-{embedding,loss}-in-pipeline-split: each counts as a layer, and the last chunk has the loss.
+            whole = (layers + 2) // (self.p * chunks)
+            return [whole] * (chunks - 1) + [whole - 1]
+        return [layers // (self.p * chunks)] * chunks
 
     @property
     def has_embedding(self) -> bool:
         """Whether the last pipeline rank is the first too."""
-        return self.pipeline_parallel_size == 1
+        return self.p == 1
 
     @property
     def tokens(self) -> int:
         """Tokens of one microbatch on one rank."""
-        return self.seq_length * self.micro_batch_size // self.context_parallel_size
+        return self.s * self.b // self.cp
 
     @property
     def residual_bytes(self) -> int:
         """One tensor of the residual stream: 2sbh, divided by t with sequence parallelism."""
-        return 2 * self.tokens * self.hidden_size // (self.tensor_parallel_size if self.sequence_parallel else 1)
+        return 2 * self.tokens * self.h // (self.t if self.sequence_parallel else 1)
 
     def chunk_parameters(self, chunk: int) -> list[tuple[str, int]]:
         """The parameters of one chunk in the order of its modules: name, elements on one tensor-parallel rank."""
-        h, t, d = self.hidden_size, self.tensor_parallel_size, self.head_size
+        h, t, d = self.h, self.t, self.d
         norm = [("norm", h)] if self.rms_norm else [("norm", h), ("norm", h)]
 
         def linear(name: str, out: int, into: int, bias: int) -> list[tuple[str, int]]:
             return [(name, out * into // t), *([("bias", bias)] if self.linear_bias else [])]
 
-        qkv = (self.num_attention_heads + 2 * self.num_query_groups) * d
-        fc1 = self.ffn_hidden_size * (2 if self.swiglu else 1)
-        layer = linear("projection", h, self.num_attention_heads * d, h) + norm + linear("QKV", qkv, h, qkv // t)
+        qkv = (self.a + 2 * self.groups) * d
+        fc1 = self.f * (2 if self.swiglu else 1)
+        layer = linear("projection", h, self.a * d, h) + norm + linear("QKV", qkv, h, qkv // t)
         if self.qk_layernorm:
             layer += 2 * len(norm) * [("head norm", d)]
-        layer += norm + linear("fc1", fc1, h, fc1 // t) + linear("fc2", h, self.ffn_hidden_size, h)
-        parameters = layer * self.chunk_layers[chunk]
+        layer += norm + linear("fc1", fc1, h, fc1 // t) + linear("fc2", h, self.f, h)
+        parameters = layer * self.chunks[chunk]
         if self.has_embedding and chunk == 0:
-            position = [] if self.rotary else [("position", self.seq_length * h)]
-            parameters = [("embedding", self.vocab_size * h // t), *position, *parameters]
-        if chunk == len(self.chunk_layers) - 1:
+            position = [] if self.rotary else [("position", self.s * h)]
+            parameters = [("embedding", self.v * h // t), *position, *parameters]
+        if chunk == len(self.chunks) - 1:
             parameters += norm
             if not (self.has_embedding and self.tied_embeddings):
-                parameters.append(("output", self.vocab_size * h // t))
+                parameters.append(("output", self.v * h // t))
         return parameters
 
 
-class _Held:
-    """What backward of one layer, or of one chunk and microbatch, still needs, by name."""
+@dataclass
+class _Layer:
+    """The blocks that backward of one layer needs."""
 
-    def __init__(self, **blocks: Block | list[Block]):
-        self.__dict__.update(blocks)
+    norm1: list[Block]
+    attention: list[Block]
+    mask1: list[Block]
+    middle: Block
+    norm2: list[Block]
+    fc1: Block
+    activated: Block
+    mask2: list[Block]
+
+    def blocks(self) -> list[Block]:
+        single = [self.middle, self.fc1, self.activated]
+        return [*self.norm1, *self.attention, *self.mask1, *self.norm2, *self.mask2, *single]
+
+
+@dataclass
+class _Head:
+    """The blocks that backward of the loss needs: the output layer's input with its norm, and the loss's own."""
+
+    norm: list[Block]
+    softmax: Block
+    others: list[Block]
+
+
+@dataclass
+class _Chunk:
+    """One microbatch in one model chunk between its forward and its backward."""
+
+    received: Block | None
+    embedding: list[Block]
+    layers: list[tuple[Block, _Layer]]
+    hidden: Block
+    head: _Head | None = None
+    stub: Block | None = None
 
 
 class Trace:
@@ -149,7 +230,7 @@ class Trace:
         self.peaks: list[int] = []
         self.held: list[int] = []
         self._once: set[str] = set()
-        self._groups: list[list[int]] = []
+        self._parameters: list[int] = []
         self._inputs: dict[int, tuple[Block, ...]] = {}
         self._pending: list[Block] = []
         self._late: list[Block] = []
@@ -173,10 +254,10 @@ class Trace:
         run = self.run
         decayed: list[int] = []
         others: list[int] = []
-        chunks = [run.chunk_parameters(chunk) for chunk in range(len(run.chunk_layers))]
+        chunks = [run.chunk_parameters(chunk) for chunk in range(len(run.chunks))]
         weights = [[self.take("weights", 2 * size) for _, size in parameters] for parameters in chunks]
         for chunk, parameters in enumerate(chunks):
-            if not run.optimizer_shards:
+            if not run.shards:
                 self.take("main gradients", 4 * sum(size for _, size in parameters))
                 shards = [size for _, size in parameters]
             else:
@@ -188,24 +269,20 @@ class Trace:
                 if size:
                     (others if name in ("norm", "bias", "head norm") else decayed).append(size)
         first_decays = not chunks[0] or chunks[0][0][0] not in ("norm", "bias", "head norm")
-        self._groups = [decayed, others] if first_decays else [others, decayed]
-        for size in self._each_parameter():
+        self._parameters = decayed + others if first_decays else others + decayed
+        for size in self._parameters:
             copy = self.take("transient", 2 * size)
             self.take("main parameters", 4 * size)
             self.free(copy)
 
-    def _each_parameter(self) -> Iterator[int]:
-        for group in self._groups:
-            yield from group
-
     def _buffer_shards(self, parameters: list[tuple[str, int]]) -> tuple[int, list[int]]:
         """Elements of the padded buffer, and of each parameter those that the last shard holds."""
         run = self.run
-        shards = run.optimizer_shards
+        shards = run.shards
         bucket_end = math.lcm(shards, 128)
         limit = None
         if run.overlap_grad_reduce and run.has_embedding:
-            limit = max(40_000_000, 1_000_000 * run.data_parallel_size * run.context_parallel_size)
+            limit = max(40_000_000, 1_000_000 * run.dp * run.cp)
         shared = {"embedding", "output"} if run.tied_embeddings and not run.has_embedding else set()
         places: list[tuple[int, int]] = []
         buckets: list[tuple[int, int]] = []
@@ -238,34 +315,32 @@ class Trace:
     def _cublas(self, thread: str) -> None:
         self._keep_once("cuBLAS workspaces", self.run.workspace_bytes, thread)
 
-    def _linear_workspace(self, thread: str) -> None:
-        if self.run.transformer_engine:
-            self._keep_once("Transformer Engine's workspace", (32 if self.run.hopper else 4) * MIB)
-        else:
-            self._cublas(thread)
-
     # One iteration: 1F1B on the last rank, interleaved where it has more chunks.
 
     def _iteration(self) -> None:
         run = self.run
         scalars = [self.take("transient", 4)]
-        if len(run.chunk_layers) > 1:
+        if len(run.chunks) > 1:
             self._interleaved(scalars)
         else:
-            for microbatch in range(run.num_microbatches):
+            output: list[Block] = []
+            for microbatch in range(run.microbatches):
                 # set_input_tensor replaces the last input; the last output's graph keeps it through this forward.
                 old = self._inputs.pop(0, ())
                 saved = self._forward(0, scalars, () if microbatch else old)
                 if microbatch:
                     self.free(*old)
+                self.free(*output)
+                output = [self.take("loss", 4) for _ in range(2)]  # the loss, and what it is divided by
                 if pair := self._backward(saved):
                     self._inputs[0] = pair
+            self.free(*output)
         self.free(*scalars)
 
     def _interleaved(self, scalars: list[Block]) -> None:
         """schedules.py forward_backward_pipelining_with_interleaving: (chunks - 1) groups of forwards warm up."""
         run = self.run
-        chunks, m, group = len(run.chunk_layers), run.num_microbatches, run.microbatch_group
+        chunks, m, group = len(run.chunks), run.microbatches, run.group
         ends = [(first, min(first + group, m)) for first in range(0, m, group)]
         forwards = [(chunk, i) for low, high in ends for chunk in range(chunks) for i in range(low, high)]
         backwards = [(chunk, i) for low, high in ends for chunk in reversed(range(chunks)) for i in range(low, high)]
@@ -274,7 +349,7 @@ class Trace:
         # received; with the flush overlapped, recv_prev_wait_handle holds what that step waited for.
         held_to_the_end = forwards[warm_up - run.flush_overlap]
         stale, self._inputs = self._inputs, {}
-        live: dict[tuple[int, int], _Held] = {}
+        live: dict[tuple[int, int], _Chunk] = {}
         newest: dict[int, int] = {}
         kept: tuple[Block, ...] = ()
         arrived: dict[tuple[int, int], Block] = {}
@@ -294,9 +369,9 @@ class Trace:
                 forward(*forwards[warm_up + step])
             pair = self._backward(live.pop((chunk, microbatch)), arrived.pop((chunk, microbatch), None)) or ()
             self.free(*self._pending)
-            ahead, which = backwards[step - run.pipeline_parallel_size + 1] if step >= run.pipeline_parallel_size - 1 else (0, 0)
-            if ahead:  # recv_tensor_from_previous_stage: the gradient that the first rank has just sent
-                arrived[ahead - 1, which] = self.take("received input and its gradient", run.residual_bytes)
+            sent = step - run.p + 1
+            if sent >= 0 and (ahead := backwards[sent])[0]:  # what the first rank has just sent
+                arrived[ahead[0] - 1, ahead[1]] = self.take("received input and its gradient", run.residual_bytes)
             if (chunk, microbatch) == held_to_the_end:
                 kept = pair
             if newest[chunk] == microbatch:
@@ -306,28 +381,28 @@ class Trace:
         if not any(kept is pair for pair in self._inputs.values()):
             self.free(*kept)
 
-    def _forward(self, chunk: int, scalars: list[Block], replaced: tuple[Block, ...]) -> _Held:
+    def _forward(self, chunk: int, scalars: list[Block], replaced: tuple[Block, ...]) -> _Chunk:
         run, take, free = self.run, self.take, self.free
-        last = chunk == len(run.chunk_layers) - 1
+        last = chunk == len(run.chunks) - 1
         received = None if run.has_embedding else take("received input and its gradient", run.residual_bytes)
         free(*replaced)
         batch = self._batch() if last or run.has_embedding else []
-        if received:
-            hidden, embedding = received, []
-        else:
-            hidden, embedding = self._embed()
-        layers: list[tuple[Block, _Held]] = []
-        for _ in range(run.chunk_layers[chunk]):
+        hidden, embedding = (received, list[Block]()) if received else self._embed()
+        if run.rotary:
+            self._keep_once("rotary table", 4 * run.s * run.d)
+        layers: list[tuple[Block, _Layer]] = []
+        for _ in range(run.chunks[chunk]):
             output, held = self._layer(hidden)
             if run.full_recompute:
-                self._free_all(held)
+                free(*held.blocks())
             layers.append((hidden, held))
             hidden = output
-        saved = _Held(received=received, embedding=embedding, layers=layers, hidden=hidden, head=None)
+        saved = _Chunk(received=received, embedding=embedding, layers=layers, hidden=hidden)
         if last:
             saved.head = self._head_forward(batch, scalars)
         elif hidden is not received:
-            free(hidden)  # sent on, and its data replaced: schedules.py deallocate_output_tensor
+            free(hidden)  # sent on, and its data replaced by one number: schedules.py deallocate_output_tensor
+            saved.stub = take("transient", 2)
         if not run.batches_kept:
             free(*batch)
         else:
@@ -336,13 +411,13 @@ class Trace:
 
     def _batch(self) -> list[Block]:
         run, take = self.run, self.take
-        whole = run.seq_length * run.micro_batch_size
+        whole = run.s * run.b
         rows = [8 * whole, 8 * whole, 4 * whole]
-        rows += [whole * run.seq_length] if run.mask_in_dataloader else []
+        rows += [whole * run.s] if run.mask_in_dataloader else []
         rows.append(8 * whole)
         batch = [take("batch", size) for size in rows]
-        if run.context_parallel_size > 1:
-            parts = [take("batch", size // run.context_parallel_size) for size in rows]
+        if run.cp > 1:
+            parts = [take("batch", size // run.cp) for size in rows]
             self.free(*batch)
             batch = parts
         if not run.has_embedding and run.batches_kept:
@@ -350,45 +425,39 @@ class Trace:
         return batch
 
     def _embed(self) -> tuple[Block, list[Block]]:
+        """Words; positions added; turned to [s, b] or scattered; dropout: each step's input goes after it."""
         run, take, free = self.run, self.take, self.free
-        whole = 2 * run.tokens * run.hidden_size
-        saved = [take("batch", 8 * run.tokens)] if run.tensor_parallel_size > 1 else []
-        words = take("embedding", whole)
-        if run.sequence_parallel:
-            part = take("embedding", run.residual_bytes)
-            free(words)
-            words = part
-        if not run.rotary:
-            positions = take("embedding", whole)
-            added = take("embedding", run.residual_bytes)
-            free(words, positions)
-            words = added
-        if not run.sequence_parallel:
-            turned = take("embedding", whole)
-            free(words)
-            words = turned
-        if not run.dropout:
-            return words, saved
-        output, mask = take("norm inputs", run.residual_bytes), take("dropout masks", run.residual_bytes // 2)
-        free(words)
-        if run.rotary:
-            self._keep_once("rotary table", 4 * run.seq_length * run.head_size)
-        return output, [*saved, mask]
+        whole = 2 * run.tokens * run.h
+        saved = [take("batch", 8 * run.tokens)] if run.t > 1 else []
+        output = take("embedding", whole)
+        positions = [] if run.rotary else [take("embedding", whole)]
+        for _ in range((not run.rotary) + 1):
+            before, output = output, take("embedding", run.residual_bytes)
+            free(before, *positions)
+            positions = []
+        if run.dropout:
+            before, output = output, take("norm inputs", run.residual_bytes)
+            saved.append(take("dropout masks", run.residual_bytes // 2))
+            free(before)
+        return output, saved
 
     def _norm(self, line: str = "norm outputs") -> list[Block]:
         run, take = self.run, self.take
-        tokens = run.residual_bytes // (2 * run.hidden_size)
+        tokens = run.residual_bytes // (2 * run.h)
         output = take(line, run.residual_bytes)
         return [output, *(take("norm statistics", 4 * tokens) for _ in range(1 if run.rms_norm else 2))]
 
-    def _layer(self, hidden: Block) -> tuple[Block, _Held]:
+    def _layer(self, hidden: Block) -> tuple[Block, _Layer]:
         """Forward of one layer: the blocks that backward needs, and the output."""
         run, take, free = self.run, self.take, self.free
         norm1 = self._norm()
-        self._linear_workspace("forward")
+        if run.transformer_engine:
+            self._keep_once("Transformer Engine's workspace", (32 if run.hopper else 4) * MIB)
+        else:
+            self._cublas("forward")
         gathered = self._gathered()
         attention = self._attention_forward(gathered)
-        projected = take("transient", 2 * run.tokens * run.hidden_size)
+        projected = take("transient", 2 * run.tokens * run.h)
         free(*self._late)  # the caller's value is a view of the packed tensor until here
         self._late = []
         middle, mask1 = self._bias_dropout_add(projected)
@@ -397,27 +466,18 @@ class Trace:
         fc1 = take("MLP", self._fc1_bytes)
         free(*gathered)
         activated = take("MLP", self._fc1_bytes // (2 if run.swiglu else 1))
-        projected = take("transient", 2 * run.tokens * run.hidden_size)
+        projected = take("transient", 2 * run.tokens * run.h)
         output, mask2 = self._bias_dropout_add(projected)
-        return output, _Held(
-            norm1=norm1,
-            attention=attention,
-            mask1=mask1,
-            middle=middle,
-            norm2=norm2,
-            fc1=fc1,
-            activated=activated,
-            mask2=mask2,
-        )
+        return output, _Layer(norm1, attention, mask1, middle, norm2, fc1, activated, mask2)
 
     @property
     def _fc1_bytes(self) -> int:
         run = self.run
-        return 2 * run.tokens * run.ffn_hidden_size * (2 if run.swiglu else 1) // run.tensor_parallel_size
+        return 2 * run.tokens * run.f * (2 if run.swiglu else 1) // run.t
 
     def _gathered(self) -> list[Block]:
         run = self.run
-        return [self.take("transient", 2 * run.tokens * run.hidden_size)] if run.sequence_parallel else []
+        return [self.take("transient", 2 * run.tokens * run.h)] if run.sequence_parallel else []
 
     def _bias_dropout_add(self, projected: Block) -> tuple[Block, list[Block]]:
         run, take = self.run, self.take
@@ -433,8 +493,8 @@ class Trace:
     def _attention_forward(self, gathered: list[Block]) -> list[Block]:
         """The blocks kept: those of Q, K, V first, then scores, then the output."""
         run, take, free = self.run, self.take, self.free
-        t, d = run.tensor_parallel_size, run.head_size
-        heads, groups = run.num_attention_heads // t, max(1, run.num_query_groups // t)
+        t, d = run.t, run.d
+        heads, groups = run.a // t, max(1, run.groups // t)
         q, k = 2 * run.tokens * heads * d, 2 * run.tokens * groups * d
         packed = [take("Q, K, V", q + 2 * k)]
         if not run.transformer_engine and run.linear_bias:
@@ -449,7 +509,7 @@ class Trace:
                     new += [take("norm statistics", 4 * run.tokens * rows) for _ in range(1 if run.rms_norm else 2)]
             if run.rotary:
                 for size in (q, k):
-                    tables = [take("rotary cos and sin", 2 * run.seq_length * d) for _ in range(2)]
+                    tables = [take("rotary cos and sin", 2 * run.s * d) for _ in range(2)]
                     turned = [take("transient", size) for _ in range(2)]
                     new += [take("Q and K after norm or rotation", size), *tables]
                     free(*turned)
@@ -458,16 +518,9 @@ class Trace:
                 new.append(take("Q and K after norm or rotation", k))
                 self._late, packed = packed, []
             packed += new
-        if run.attention == "flash":  # it wants each contiguous; the ring of context parallelism sends K and V as one
-            if not self._late:
-                self._late, packed = packed, []
-                packed.append(take("Q and K after norm or rotation", q))
-                copies = [take("transient", k), take("transient", k)]
-                packed.append(take("Q and K after norm or rotation", 2 * k))
-                free(*copies)
-            output = take("attention outputs", q)
-            return [*packed, take("log-sum-exp", 4 * run.tokens * heads), output]
-        scores = 2 * run.tokens * (run.seq_length // run.context_parallel_size) * heads
+        if run.attention != "unfused":
+            return self._fused_attention(packed, q, k, heads)
+        scores = 2 * run.tokens * (run.s // run.cp) * heads
         if run.transformer_engine:
             empty = [take("transient", scores)]
         else:
@@ -484,13 +537,31 @@ class Trace:
         free(by_head, product)
         return [*packed, *kept, output]
 
-    def _head_forward(self, batch: list[Block], scalars: list[Block]) -> _Held:
+    def _fused_attention(self, packed: list[Block], q: int, k: int, heads: int) -> list[Block]:
+        """flash-attn wants Q, K, V contiguous, in context parallelism's ring K and V as one; its output is [b, s]."""
+        run, take = self.run, self.take
+        if run.attention == "flash" and not self._late:
+            self._late = packed
+            packed = [take("Q and K after norm or rotation", q)]
+            copies = [take("Q and K after norm or rotation", k) for _ in range(2)]
+            if run.cp > 1:
+                packed.append(take("Q and K after norm or rotation", 2 * k))
+                self.free(*copies)
+            else:
+                packed += copies
+        kept = [*packed, take("log-sum-exp", 4 * run.tokens * heads), take("attention outputs", q)]
+        if run.attention == "flash" and run.b > 1:  # the projection wants [s, b]
+            kept.append(take("attention outputs", q))
+        return kept
+
+    def _head_forward(self, batch: list[Block], scalars: list[Block]) -> _Head:
         run, take, free = self.run, self.take, self.free
         n = run.tokens
         norm = self._norm("output layer input")
-        gathered = self._gathered()
+        if run.sequence_parallel:
+            self._keep_once("buffer for the gathered input", 2 * n * run.h)
         self._cublas("forward")
-        elements = n * run.vocab_size // run.tensor_parallel_size
+        elements = n * run.v // run.t
         logits = take("logits, 16 bits", 2 * elements)
         labels = take("loss", 8 * n)
         softmax = take("logits, float32", 4 * elements)
@@ -510,15 +581,15 @@ class Trace:
         free(positions)
         log = take("loss", 4 * n)
         loss = take("loss", 4 * n)
-        free(log, largest, predicted, sums, logits, labels, *gathered)
+        free(log, largest, predicted, sums, logits, labels)
         turned = take("loss", 4 * n)
         free(loss)
         scalars.append(take("loss", 8))  # the sum that is reported, and its tokens
-        return _Held(norm=norm, softmax=softmax, target_mask=target_mask, target=target, loss=turned)
+        return _Head(norm, softmax, [target_mask, target, turned])
 
     # Backward.
 
-    def _backward(self, saved: _Held, arrived: Block | None = None) -> tuple[Block, Block] | None:
+    def _backward(self, saved: _Chunk, arrived: Block | None = None) -> tuple[Block, Block] | None:
         run, take, free = self.run, self.take, self.free
         if saved.head:
             gradient = self._head_backward(saved.head)
@@ -533,26 +604,27 @@ class Trace:
             self._layer_backward(held)
             if hidden is not saved.received:
                 free(hidden)
+        if saved.stub:
+            free(saved.stub)
         if saved.received:
             return saved.received, gradient
         scratch = [take("transient", run.residual_bytes) for _ in range(2)]
         free(*scratch, gradient, *saved.embedding)
-        free(take("transient", 2 * run.vocab_size * run.hidden_size // run.tensor_parallel_size))
+        free(take("transient", 2 * run.v * run.h // run.t))
         return None
 
-    def _head_backward(self, head: _Held) -> Block:
+    def _head_backward(self, head: _Head) -> Block:
         run, take, free = self.run, self.take, self.free
-        n, h, t = run.tokens, run.hidden_size, run.tensor_parallel_size
+        n, h, t = run.tokens, run.h, run.t
         gradients = [take("loss", 4 * n), take("loss", 4 * n)]
         positions, update = take("loss", 8 * n), take("loss", 4 * n)
-        logits = take("logits, 16 bits", 2 * n * run.vocab_size // t)
-        free(positions, update, head.softmax, head.target_mask, head.target, head.loss, *gradients)
+        logits = take("logits, 16 bits", 2 * n * run.v // t)
+        free(positions, update, head.softmax, *head.others, *gradients)
         self._cublas("backward")
-        gathered = self._gathered()
         whole = take("transient", 2 * n * h)
         own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
-        weight = take("transient", 2 * run.vocab_size * h // t)
-        free(logits, weight, *gathered)
+        weight = take("transient", 2 * run.v * h // t)
+        free(logits, weight)
         if own:
             free(whole)
             whole = own[0]
@@ -560,10 +632,10 @@ class Trace:
         free(whole, *head.norm)
         return gradient
 
-    def _layer_backward(self, held: _Held) -> None:
+    def _layer_backward(self, held: _Layer) -> None:
         """Backward of one layer, MLP first; its input gradient is added to the residual's in place."""
         run, take, free = self.run, self.take, self.free
-        h, t, n = run.hidden_size, run.tensor_parallel_size, run.tokens
+        h, t, n = run.h, run.t, run.tokens
         residual = run.residual_bytes
         fc1 = self._fc1_bytes
         activated = fc1 // (2 if run.swiglu else 1)
@@ -571,7 +643,7 @@ class Trace:
         dropped = take("transient", residual)
         free(*held.mask2)
         gathered = self._gathered()
-        gradient, weight = take("transient", activated), take("transient", 2 * run.ffn_hidden_size * h // t)
+        gradient, weight = take("transient", activated), take("transient", 2 * run.f * h // t)
         free(held.activated, dropped, *gathered, weight)
         before = take("transient", fc1)
         free(gradient, held.fc1)
@@ -581,7 +653,7 @@ class Trace:
         dropped = take("transient", residual)
         free(*held.mask1)
         gathered = self._gathered()
-        width = run.num_attention_heads * run.head_size // t
+        width = run.a * run.d // t
         gradient, weight = take("transient", 2 * n * width), take("transient", 2 * h * width)
         free(held.attention[-1], dropped, *gathered, weight)
         packed = self._attention_backward(gradient, held.attention[:-1])
@@ -590,7 +662,7 @@ class Trace:
     def _norm_linear_backward(self, gradient: Block, weight_bytes: int, norm: list[Block]) -> None:
         run, take, free = self.run, self.take, self.free
         gathered = self._gathered()
-        whole = take("transient", 2 * run.tokens * run.hidden_size)
+        whole = take("transient", 2 * run.tokens * run.h)
         own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
         weight = take("transient", weight_bytes)
         free(norm[0], *gathered)
@@ -599,16 +671,16 @@ class Trace:
 
     def _attention_backward(self, gradient: Block, kept: list[Block]) -> Block:
         run, take, free = self.run, self.take, self.free
-        t, d = run.tensor_parallel_size, run.head_size
-        heads, groups = run.num_attention_heads // t, max(1, run.num_query_groups // t)
+        t, d = run.t, run.d
+        heads, groups = run.a // t, max(1, run.groups // t)
         q, k = 2 * run.tokens * heads * d, 2 * run.tokens * groups * d
-        if run.attention == "flash":
+        if run.attention != "unfused":
             parts = [take("transient", size) for size in (q, k, k)]
             packed = take("transient", q + 2 * k)
             free(gradient, *parts, *kept)
             return packed
         self._cublas("backward")
-        scores = 2 * run.tokens * (run.seq_length // run.context_parallel_size) * heads
+        scores = 2 * run.tokens * (run.s // run.cp) * heads
         count = 3 if run.dropout else 1
         packed_kept, kept = kept[:-count], kept[-count:]
         probabilities, value = take("transient", scores), take("transient", k)
@@ -627,15 +699,11 @@ class Trace:
         free(*parts, value, *packed_kept)
         return packed
 
-    def _free_all(self, held: _Held) -> None:
-        for value in held.__dict__.values():
-            self.free(*(value if isinstance(value, list) else [value]))
-
     def _optimizer_step(self) -> None:
         """count_zeros_fp32 compares each gradient with 0 (1 byte an element); then Adam, its moments at first use."""
-        for size in self._each_parameter():
+        for size in self._parameters:
             self.free(self.take("transient", size))
-        for number, size in enumerate(self._each_parameter()):
+        for number, size in enumerate(self._parameters):
             for moment in ("first", "second"):
                 self._keep_once("Adam's moments", 4 * size, f"{moment} {number}")
 
@@ -643,101 +711,3 @@ class Trace:
 def trace(run: MegatronRun) -> Trace:
     """The run played to its steady state."""
     return Trace(run).play()
-
-
-def parse(arguments: str) -> dict[str, str]:
-    """``name=value`` words as golden rows have them.  Raises ConfigError on a word without a value."""
-    parsed: dict[str, str] = {}
-    for word in arguments.split():
-        name, equals, value = word.partition("=")
-        if equals:
-            parsed[name] = value.strip('"')
-    return parsed
-
-
-def _flag(given: Mapping[str, str], name: str) -> bool:
-    return given.get(name, "false") not in ("false", "False")
-
-
-def megatron_run(arguments: str, gpu: str, num_gpus: int = 8, environment: str = "cublas", written: str = "") -> MegatronRun:
-    """The run that arguments of a golden row describe.  Raises ConfigError that names what this module doesn't model.
-
-    environment: ``cublas`` if the test sets CUBLAS_WORKSPACE_CONFIG, ``expandable`` if it sets expandable segments;
-    written: the date at which the values were last written, 2026-07-01 for instance, where the code's age matters.
-    """
-    given = parse(arguments)
-
-    def number(name: str, default: int | None = None) -> int:
-        text = given.get(name)
-        if text is None and default is not None:
-            return default
-        if text is None or not text.isdecimal() or not int(text):
-            raise ConfigError(name, "must be given as a whole number above 0")
-        return int(text)
-
-    for name in ("num-experts", "multi-latent-attention", "fp8-format", "use-megatron-fsdp", "mtp-num-layers"):
-        if name in given:
-            raise ConfigError(name, "not modelled: only dense layers in 16 bits are")
-    h, a, layers = number("hidden-size"), number("num-attention-heads"), number("num-layers")
-    t, p = number("tensor-model-parallel-size", 1), number("pipeline-model-parallel-size", 1)
-    cp = number("context-parallel-size", 1)
-    if num_gpus % (t * p * cp):
-        raise ConfigError("num_gpus", f"{num_gpus} can't hold t · p · cp = {t * p * cp}")
-    dp = num_gpus // (t * p * cp)
-    swiglu = _flag(given, "swiglu")
-    ffn = number("ffn-hidden-size", 64 * int(4 * h * 2 / 3 / 64) if swiglu else 4 * h)
-    if "num-layers-per-virtual-pipeline-stage" in given:
-        chunks = layers // p // number("num-layers-per-virtual-pipeline-stage")
-    else:
-        chunks = number("num-virtual-stages-per-pipeline-rank", 1)
-    per_chunk = [layers // (p * chunks)] * chunks
-    if layers % (p * chunks):
-        # --account-for-{embedding,loss}-in-pipeline-split: both count as a layer, the last chunk has the loss.
-        per_chunk = [(layers + 2) // (p * chunks)] * chunks
-        per_chunk[-1] -= 1
-    if "decoder-last-pipeline-num-layers" in given:
-        per_chunk = [number("decoder-last-pipeline-num-layers")]
-    b = number("micro-batch-size")
-    microbatches = number("global-batch-size", b * dp) // (b * dp)
-    unit = number("make-vocab-size-divisible-by", 128) * t
-    attention = given.get("attention-backend", "unfused" if given.get("transformer-impl") == "local" else "flash")
-    instances = number("num-distributed-optimizer-instances", 1)
-    sharded = _flag(given, "use-distributed-optimizer")
-    newer_blackwell = gpu == "gb200" and (not written or written >= "2026-05")
-    default_workspace = 32 * MIB if gpu == "h100" or newer_blackwell else 8 * MIB + 128 * KIB
-    return MegatronRun(
-        hidden_size=h,
-        ffn_hidden_size=ffn,
-        num_attention_heads=a,
-        num_query_groups=number("num-query-groups", a) if _flag(given, "group-query-attention") else a,
-        head_size=number("kv-channels", h // a),
-        vocab_size=-(-number("vocab-size", 50257) // unit) * unit,
-        seq_length=number("seq-length"),
-        micro_batch_size=b,
-        num_microbatches=microbatches,
-        microbatch_group=number("microbatch-group-size-per-virtual-pipeline-stage", p),
-        chunk_layers=tuple(per_chunk),
-        tensor_parallel_size=t,
-        pipeline_parallel_size=p,
-        context_parallel_size=cp,
-        data_parallel_size=dp,
-        sequence_parallel=_flag(given, "sequence-parallel") and t > 1,
-        optimizer_shards=dp * cp // instances if sharded else 0,
-        overlap_grad_reduce=_flag(given, "overlap-grad-reduce"),
-        flush_overlap=_flag(given, "overlap-p2p-communication-warmup-flush"),
-        transformer_engine=given.get("transformer-impl", "transformer_engine") == "transformer_engine",
-        attention=attention,
-        dropout=float(given.get("hidden-dropout", "0.1")) > 0,
-        linear_bias=not _flag(given, "disable-bias-linear"),
-        swiglu=swiglu,
-        rms_norm=given.get("normalization") == "RMSNorm",
-        qk_layernorm=_flag(given, "qk-layernorm"),
-        rotary=given.get("position-embedding-type") == "rope",
-        tied_embeddings=not _flag(given, "untie-embeddings-and-output-weights"),
-        full_recompute=given.get("recompute-granularity") == "full",
-        mask_in_dataloader=not _flag(given, "no-create-attention-mask-in-dataloader"),
-        hopper=gpu != "a100",
-        workspace_bytes=32 * MIB if "cublas" in environment else default_workspace,
-        expandable_segments="expandable" in environment,
-        batches_kept=t == 1 and "2026-05-21" <= written <= "2026-07-06",
-    )

@@ -1,0 +1,108 @@
+"""NVIDIA's logged rows beside predicted ones, and the pairs that differ in one thing, as tables 80 columns wide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from statistics import median
+
+from rich.table import Table
+
+from actmem_course.others.golden import Experiment, GoldenResult
+from actmem_course.others.megatron import SOURCES
+from actmem_course.show.tables import table
+
+
+def golden_table(results: Sequence[GoldenResult]) -> Table:
+    """A row a line: logged peak, predicted minus logged for peak and held bytes; in italics what was kept apart."""
+    title = "Megatron-LM's functional tests: bytes of the last rank"
+    made = table(title, "~case", "GPU", ">logged peak", ">diff.", ">%", ">held, diff.")
+    for r in results:
+        name, logged = short(r.row.case), r.row.peak_bytes
+        if not r.played:
+            made.add_row(f"{name}: {r.why_not}", r.row.gpu, _number(logged))
+            continue
+        peak, held = r.predicted_peak_bytes, r.predicted_held_bytes
+        assert peak is not None and held is not None
+        if not logged:
+            made.add_row(name, r.row.gpu, "-", f"{peak:,}", "", f"{held:,}")
+            continue
+        cells = [f"{peak - logged:+,}", f"{r.peak_percent:+.3f}"]
+        if r.row.held_bytes:
+            cells.append(f"{held - r.row.held_bytes:+,}")
+        late = abs(r.peak_percent or 0) > r.limit_percent
+        style = "bold red" if late else "italic" if r.row.kept_apart else ""
+        made.add_row(name, r.row.gpu, _number(logged), *cells, style=style)
+    return made
+
+
+def short(case: str) -> str:
+    """A test's name without what nearly all of them share."""
+    return case.removeprefix("gpt/").removeprefix("gpt3_").removeprefix("mcore_")
+
+
+def _number(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"
+
+
+def bill_table(result: GoldenResult) -> Table:
+    """What one run holds at its peak, a line a kind of tensor, with the file that it was read from."""
+    assert result.played
+    made = table(f"At the peak of {short(result.row.case)}, {result.row.gpu}", "~what", ">bytes", "~read from")
+    lines = result.played.memory.peak_lines
+    for line in SOURCES:
+        if lines.get(line):
+            made.add_row(line, f"{lines[line]:,}", SOURCES[line])
+    if result.row.peak_bytes:
+        assert result.predicted_peak_bytes
+        made.add_row("not explained", f"{result.row.peak_bytes - result.predicted_peak_bytes:,}", "")
+    return made
+
+
+def experiments_table(found: Sequence[Experiment]) -> Table:
+    """A pair a line: the bytes that both logged beyond what they hold, their difference by formula, how far apart."""
+    title = "Pairs that differ in one thing: peak less held, first run less second"
+    made = table(title, "~what differs, in which runs", ">logged", ">formula", ">apart")
+    thing = ""
+    for e in found:
+        if e.thing != thing:
+            made.add_row(f"[bold]{e.thing}[/]: {e.formula}")
+            thing = e.thing
+        runs = f"  {short(e.more.row.case)} − {short(e.less.row.case)}"
+        gpus = e.more.row.gpu if e.more.row.gpu == e.less.row.gpu else f"{e.more.row.gpu} − {e.less.row.gpu}"
+        if e.more.row.case == e.less.row.case:
+            runs = f"  {short(e.more.row.case)}"
+        apart = f"{e.apart_bytes:+,}" if e.apart_bytes else "0"
+        style = "" if e.verdict == "open" else "green"
+        made.add_row(f"{runs}, {gpus}: {e.verdict}", f"{e.logged_bytes:,}", f"{e.formula_bytes:,}", apart, style=style)
+    return made
+
+
+def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment]) -> list[str]:
+    """Lines that say how far off the rows are: dense layers with unfused attention, the others, those kept apart."""
+    lines = []
+    compared = [r for r in results if r.peak_percent is not None]
+    for what, own in (
+        ("unfused attention", [r for r in compared if r.row.unfused]),
+        ("flash or cuDNN attention", [r for r in compared if not r.row.unfused]),
+        ("kept apart while this was written", [r for r in compared if r.row.kept_apart]),
+    ):
+        if own:
+            peaks = _sizes(r.peak_percent for r in own)
+            held = _sizes(r.held_percent for r in own)
+            near = sum(size <= 0.02 for size in peaks)
+            text = f"{len(own)} rows, {what}: peak worst {max(peaks):.3f}%, median {median(peaks):.4f}%, "
+            text += f"{near} within 0.02%"
+            if held:
+                text += f"; held worst {max(held):.3f}%, median {median(held):.4f}%"
+            lines.append(text)
+    if missing := len(results) - sum(r.played is not None for r in results):
+        lines.append(f"{missing} rows not modelled")
+    if found:
+        zero = sum(not e.apart_bytes for e in found)
+        opened = sum(e.verdict == "open" for e in found)
+        lines.append(f"{len(found)} pairs: {zero} of 0 B, {len(found) - zero - opened} explained, {opened} open")
+    return lines
+
+
+def _sizes(percents: Iterable[float | None]) -> list[float]:
+    return [abs(percent) for percent in percents if percent is not None]

@@ -12,7 +12,7 @@ from typing import Any
 from rich.text import Text
 
 from actmem.config import ConfigError, check_size
-from actmem_course.arguments import LabParser, add_json_argument, device_for, tell_torchrun
+from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
 from actmem_course.console import lab_console
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files

@@ -6,6 +6,7 @@ interrupted; other numbers of ranks and other modes may go on too, and differ by
 Exit code 0 at the end of all steps, 2 on wrong use.
 """
 
+import argparse
 import json
 import sys
 from pathlib import Path
@@ -29,7 +30,7 @@ def main() -> int:
     parser.add_argument("--mode", choices=tuple(MODES), default="tensor+sequence+selective", help="a row of table 2")
     parser.add_argument("--dropout", type=float, default=0.1, metavar="P", help="default: 0.1")
     parser.add_argument("--dtype", choices=("float32", "float64", "bfloat16"), default="float32")
-    parser.add_argument("--save", type=Path, metavar="FOLDER", help="where to save; all hosts must see it")
+    parser.add_argument("--save", type=folder, metavar="FOLDER", help="where to save; all hosts must see it")
     parser.add_argument("--save-every", type=int, metavar="N", help="steps between two saves (default: 10)")
     parser.add_argument("--resume", action="store_true", help="go on from the newest save there, if there is one")
     add_rank_arguments(parser, emulate=False)
@@ -58,6 +59,13 @@ def main() -> int:
         if here.rank == 0 and args.json:
             write_text(args.json, json.dumps(losses) + "\n")
     return 0
+
+
+def folder(name: str) -> Path:
+    """The folder of --save: ``""`` would be the one in which the lab was started."""
+    if not name:
+        raise argparse.ArgumentTypeError("must name a folder")
+    return Path(name)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
 import sys
 from dataclasses import replace
@@ -12,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from actmem.config import ModelShape
+from actmem.config import ConfigError, ModelShape
 from actmem.formulas.table2 import TABLE2
 from actmem_course import launch
 from actmem_course.bench import saved_training
-from actmem_course.bench.saved_training import load_training, newest_save, save_training, streams_of
+from actmem_course.bench.saved_training import check_save, load_training, newest_save, save_training, streams_of
 from actmem_course.bench.training import TEXT_BYTES, TRAINING_SHAPE, TrainingJob, run_training
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, make_model
 from actmem_course.ranks import Ranks
@@ -112,12 +113,66 @@ def test_generators_go_on_where_they_were(pools, tmp_path):
 def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     pools[2].run(losses_of, JOB, tmp_path)
     assert newest_save(tmp_path) == 6
-    (tmp_path / "step-00000006" / ".metadata").unlink()
+    (tmp_path / "step-00000006" / "checksums.json").unlink()
     (tmp_path / "step-x").mkdir()
-    (tmp_path / "step-x" / ".metadata").touch()
+    (tmp_path / "step-x" / "checksums.json").touch()
     assert newest_save(tmp_path) == 4
     assert pools[2].run(losses_of, JOB, tmp_path)[0] == pools[2].run(losses_of, JOB)[0]
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
+
+
+@pytest.mark.fault
+def test_one_flipped_byte_is_found(pools, tmp_path):
+    pools[2].run(losses_of, replace(JOB, num_steps=2), tmp_path)
+    place = tmp_path / "step-00000002"
+    check_save(tmp_path, 2)
+    for path in [path for path in place.iterdir() if path.name != "checksums.json"]:
+        contents = bytearray(path.read_bytes())
+        contents[len(contents) // 2] ^= 1
+        path.write_bytes(contents)
+        with pytest.raises(ConfigError, match=f"{path.name} is damaged: remove"):
+            check_save(tmp_path, 2)
+        contents[len(contents) // 2] ^= 1
+        path.write_bytes(contents)
+    check_save(tmp_path, 2)
+
+
+def save_as_gpus(folder):
+    """A save whose generators are GPUs', with states of 16 bytes."""
+    with pytest.MonkeyPatch.context() as patch:
+        states = saved_training._generators
+        patch.setattr(
+            saved_training,
+            "_generators",
+            lambda model: {name.replace("cpu", "cuda"): torch.zeros(16, dtype=torch.uint8) for name in states(model)},
+        )
+        return draws(folder, 0)
+
+
+def test_a_save_of_gpus_goes_on_without_them(pools, tmp_path):
+    saved = pools[2].run(save_as_gpus, tmp_path)
+    shared, own = zip(*(drawn for _, drawn in pools[2].run(draws, tmp_path, None)))
+    assert shared[0] == shared[1] != saved[0][1][0] and own[0] != own[1]
+
+
+@pytest.mark.fault
+@pytest.mark.skipif(os.name == "nt", reason="limits the size of a file by ulimit")
+def test_a_save_that_does_not_fit_is_one_line(tmp_path):
+    saving = [
+        sys.executable,
+        str(launch.LABS / SCRIPT),
+        "--ranks",
+        "2",
+        "--steps",
+        "2",
+        "--save",
+        str(tmp_path / "run"),
+    ]
+    code, output, errors = Started(["sh", "-c", 'ulimit -f 64; exec "$@"', "sh", *saving], tmp_path).end()
+    assert code == 1 and "step 2" in output and newest_save(tmp_path / "run") == 0
+    assert len(errors) == 1 and re.fullmatch(
+        r"train.py: rank \d: cannot write .*step-00000002: File too large", errors[0]
+    )
 
 
 @pytest.mark.fault
@@ -158,16 +213,27 @@ ALONE = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
         (["--save", "{saved}"], "--save: {saved} holds a training of 4 steps: add --resume, or name another folder"),
         (["--save", "{saved}", "--resume"], "--resume: the training in {saved} has another dropout: 0.5, not 0.1"),
         (["--save", "{saved}", "--resume", "--dropout", 0.5, "--steps", 3], "--steps: {saved} holds 4 already"),
+        (
+            ["--save", "{broken}", "--resume", "--dropout", 0.5],
+            "--resume: {broken}/step-00000004/shard is damaged: remove",
+        ),
+        (["--save", ""], "argument --save: must name a folder"),
     ],
 )
 def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_path):
     (tmp_path / "file").touch()
     whole = tmp_path / "saved" / "step-00000004"
     whole.mkdir(parents=True)
-    (whole / ".metadata").touch()
+    (whole / "checksums.json").write_text("{}")
+    broken = tmp_path / "broken" / "step-00000004"
+    broken.mkdir(parents=True)
+    (broken / "shard").write_bytes(b"abc")
+    (broken / "checksums.json").write_text(json.dumps(saved_training._checksums(broken)))
+    (broken / "shard").write_bytes(b"abd")
     settings = TrainingJob(TRAINING_SHAPE, JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
-    (tmp_path / "saved" / "training.json").write_text(json.dumps(settings))
-    names = {"folder": str(tmp_path), "saved": str(tmp_path / "saved")}
+    for folder in ("saved", "broken"):
+        (tmp_path / folder / "training.json").write_text(json.dumps(settings))
+    names = {"folder": str(tmp_path), **{folder: str(tmp_path / folder) for folder in ("saved", "broken")}}
     arguments = [str(argument).format(**names) for argument in arguments]
     code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ALONE)
     assert (code, out) == (2, "") and line.startswith("train.py: " + expected.format(**names))

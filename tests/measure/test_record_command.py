@@ -205,3 +205,9 @@ def test_folded_names():
     assert folded_name(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
     assert folded_name(["a.0.b", "a.2.b"]) == "a.0,2.b"
     assert folded_name(["layer2.conv1"]) == "layer2.conv1"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+def test_a_full_disk_is_one_line_that_names_the_file(capsys):
+    assert main(["record", "tests.measure.factories_for_tests:tiny", "--html", "/dev/full"]) == 2
+    assert capsys.readouterr().err.splitlines()[-1] == "actmem record: cannot write /dev/full: No space left on device"

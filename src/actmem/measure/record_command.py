@@ -39,7 +39,8 @@ def main(argv: list[str]) -> int:
         print(f"actmem record: {error}", file=sys.stderr)
         return 2
     except OSError as error:
-        print(f"actmem record: {error}", file=sys.stderr)
+        place = error.filename or options.html or options.json
+        print(f"actmem record: cannot write {place}: {error.strerror}", file=sys.stderr)
         return 2
 
 

@@ -151,7 +151,7 @@ def main(
     except BrokenPipeError:
         return 1
     except OSError as error:
-        parser.error(f"cannot write {error.filename}: {error.strerror}")
+        parser.error(f"cannot write {error.filename or args.html or args.json}: {error.strerror}")
     if args.verify and found.plans:
         try:
             return 0 if verify(_screen(), request.model, found.plans[0]) else 1

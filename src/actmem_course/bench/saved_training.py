@@ -4,28 +4,35 @@ torch.distributed.checkpoint writes each rank's shards, and reads those that ano
 belongs to the state: weights, the optimizer's averages and its count of steps, the losses so far, and the
 random-number generators of the dropouts.  The batches don't: they follow from the number of the step.
 
-A save is a folder ``step-00000012`` whose ``.metadata`` is written last, and is whole only with that file.
-Its layout is torch's own: ``.metadata`` is a pickle, so resume only from a folder that you trust.
+A save is a folder ``step-00000012`` with torch's files and, written last, their checksums: it is whole only with those.
+``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.
 """
 
 from __future__ import annotations
 
+import errno
+import json
 import shutil
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
 
+from actmem.config import ConfigError
 from actmem.model.gpt import GPT
 from actmem.model.layer import TransformerLayer
 from actmem.parallel.rng import DropoutStreams
 from actmem.parallel.weights import child_seed
+from actmem_course.files import write_text
 
 #: Whole saves that stay; older ones are deleted.
 KEPT_SAVES = 2
-_COMPLETE = ".metadata"
+_COMPLETE = "checksums.json"
 
 
 def newest_save(folder: Path) -> int:
@@ -37,8 +44,9 @@ def save_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, lo
     """Save the state after ``len(losses)`` steps.  Every rank must call it, and see the same folder."""
     place = _place(folder, len(losses))
     state = {**_shards(model, optimizer), **_generators(model), "losses": torch.tensor(losses, dtype=torch.float64)}
-    dcp.save(state, storage_writer=dcp.FileSystemWriter(place))
+    _one_error(lambda: dcp.save(state, storage_writer=dcp.FileSystemWriter(place)), place)
     if torch.distributed.get_rank() == 0:
+        write_text(place / _COMPLETE, json.dumps(_checksums(place)) + "\n")
         for step in sorted(_whole_saves(folder))[:-KEPT_SAVES]:
             old = _place(folder, step)
             (old / _COMPLETE).unlink()  # first: what is left by a kill in between is no save
@@ -48,21 +56,51 @@ def save_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, lo
 def load_training(folder: Path, step: int, model: GPT, optimizer: torch.optim.Optimizer, seed: int) -> list[float]:
     """Read the save of ``step`` into a new model and optimizer; returns the losses so far.
 
-    The ranks may share the model in another way than those that saved it.  A generator that was not
-    saved, as those of other ranks weren't, begins anew: from ``seed`` and the step, not where it
+    The ranks may share the model in another way than those that saved it, and be of another kind.  A generator that
+    was not saved, as those of other ranks and of another kind of device weren't, begins anew: from ``seed`` and the step, not where it
     began the first time.
     """
-    reader = dcp.FileSystemReader(_place(folder, step))
+    place = _place(folder, step)
+    reader = dcp.FileSystemReader(place)
     saved = reader.read_metadata().state_dict_metadata
     losses = torch.zeros(step, dtype=torch.float64)
     generators = {name: state for name, state in _generators(model).items() if name in saved}
-    dcp.load({**_shards(model, optimizer), **generators, "losses": losses}, storage_reader=reader)
+    state = {**_shards(model, optimizer), **generators, "losses": losses}
+    _one_error(lambda: dcp.load(state, storage_reader=reader), place)
     for name, generator in _named_generators(model).items():
         if name in generators:
             generator.set_state(generators[name])
         else:
             generator.manual_seed(child_seed(seed, name, step))
     return losses.tolist()
+
+
+def check_save(folder: Path, step: int) -> None:
+    """Raise ConfigError if a file of the save of ``step`` is not what was written."""
+    place = _place(folder, step)
+    try:
+        written, found = json.loads((place / _COMPLETE).read_text(encoding="utf-8")), _checksums(place)
+    except (OSError, ValueError):
+        written, found = {_COMPLETE: 0}, {}
+    for name in written:
+        if found.get(name) != written[name]:
+            raise ConfigError("resume", f"{place / name} is damaged: remove {place} to go on from an older save")
+
+
+def _checksums(place: Path) -> dict[str, int]:
+    files = (path for path in place.iterdir() if path.is_file() and not path.name.startswith(_COMPLETE))
+    return {path.name: zlib.crc32(path.read_bytes()) for path in sorted(files)}
+
+
+def _one_error(run: Callable[[], object], place: Path) -> None:
+    """``run()``; what fails on any rank is an OSError on every one: torch's own is no Exception, and has 100 lines."""
+    try:
+        run()
+    except CheckpointException as error:
+        causes = [cause for cause, _ in error.failures.values()]
+        first = next((cause for cause in causes if isinstance(cause, OSError)), causes[0])
+        reason = getattr(first, "strerror", None) or str(first).partition("\n")[0]
+        raise OSError(getattr(first, "errno", None) or errno.EIO, reason, str(place)) from None
 
 
 def _place(folder: Path, step: int) -> Path:
@@ -112,10 +150,11 @@ def streams_of(model: GPT) -> DropoutStreams:
 
 
 def _named_generators(model: GPT) -> dict[str, torch.Generator]:
-    """The model's generators; one that differs among the ranks is named by its rank and t."""
+    """The model's generators by their device, whose states differ; one that differs among the ranks by its rank and t too."""
     streams = streams_of(model)
-    mine = f"generator.sharded.{model.tp.rank} of {model.tp.size}"
-    return {"generator.replicated": streams.replicated, mine: streams.sharded}
+    kind = streams.replicated.device.type
+    mine = f"generator.{kind}.sharded.{model.tp.rank} of {model.tp.size}"
+    return {f"generator.{kind}.replicated": streams.replicated, mine: streams.sharded}
 
 
 def _generators(model: GPT) -> dict[str, Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from actmem.config import ConfigError, ModelShape, check_layer, check_size, check_vocab_size
 from actmem.formulas.table2 import Configuration
-from actmem_course.bench.saved_training import load_training, newest_save, save_training
+from actmem_course.bench.saved_training import check_save, load_training, newest_save, save_training
 from actmem_course.files import check_writable, write_text
 from actmem_course.judge.solutions.lab6_train import (
     LEARNING_RATE,
@@ -79,6 +79,7 @@ def check_folder(job: TrainingJob, text: Tensor, folder: Path, resume: bool) -> 
             "resume",
             f"the training in {folder} has another {different[0]}: {saved.get(different[0])}, not {own[different[0]]}",
         )
+    check_save(folder, there)
     if there > job.num_steps:
         raise ConfigError("steps", f"{folder} holds {there} already")
 

@@ -43,7 +43,7 @@ NEARBY = (
     "",
     "formulas",
     "measure",
-    "model",
+    "layers",
     "parallel",
     "plan",
     "verify",

@@ -18,15 +18,15 @@ from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.flops import hardware_flops
+from actmem.layers.llama import LlamaLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.measure import census, count_collectives, layer_rows_of
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rebuilder import RecipeSource
 from actmem.recipes import PAPER_LAYER
 from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, total
-from actmem.today.llama import LlamaLayer
 from actmem.torch_private import TorchDispatchMode, tree_leaves
 from tests.tiers import covering
 
@@ -42,7 +42,7 @@ def layer_of(recompute, tp=TensorParallel(), **options: Any):
 
 
 def random_input(tp=TensorParallel(), dtype=torch.float32):
-    s = 12 // (tp.size if tp.sequence_parallel else 1)
+    s = 12 // tp.sequence_parts
     return torch.randn(s, 3, 24, generator=torch.Generator().manual_seed(tp.rank), dtype=dtype).requires_grad_()
 
 

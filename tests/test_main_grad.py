@@ -11,9 +11,9 @@ from torch import nn
 
 from actmem.config import ModelShape
 from actmem.formulas.states import gradient_bytes, state_rows
+from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.pipeline import Pipeline, make_mesh

@@ -11,8 +11,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
-from actmem.model.layer import TransformerLayer
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.recompute import around_second_runs, checkpoint
 

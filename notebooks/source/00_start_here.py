@@ -126,7 +126,7 @@ Varies(
 
 # %%
 from actmem.measure import record
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 
 layer = TransformerLayer(TINY, dtype=torch.bfloat16)
 x = torch.randn(TINY.seq_length, TINY.micro_batch_size, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=True)

@@ -10,7 +10,7 @@ from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts
 from actmem.measure import emulated_rank, measure_layer
-from actmem.model.gpt import GPT
+from actmem.layers.gpt import GPT
 from actmem.models import PAPER_MODELS
 from actmem_course.others.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel

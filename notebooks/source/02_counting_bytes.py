@@ -14,7 +14,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_leng
 from actmem.formulas.extras import layer_extra_rows
 from actmem.measure import census, record
 from actmem.measure.term_names import rows_by_term
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
 from actmem_course.show.controls import slider, steps

@@ -16,7 +16,7 @@ from actmem.measure import count_collectives, emulated_rank
 from actmem.measure.one_layer import layer_input
 from actmem.measure.ledger import record
 from actmem.measure.term_names import rows_by_term, term_name
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total

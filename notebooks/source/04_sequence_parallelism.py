@@ -18,7 +18,7 @@ from actmem.formulas.ring import ring, ring_steps
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
 from actmem.measure.one_layer import layer_input
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
@@ -333,7 +333,7 @@ print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%
 # <details><summary>Answer</summary>
 #
 # Now each rank has different tokens, so the masks must be *different*, or every stretch of $s/t$ tokens gets the same
-# pattern. The layer uses the other of its two random-number streams: look for `block_stream` in `actmem/model/layer.py`.
+# pattern. The layer uses the other of its two random-number streams: look for `block_stream` in `actmem/layers/transformer.py`.
 # </details>
 #
 # **3.** Which rule must $s$ satisfy, and what would you do with a batch of odd lengths?

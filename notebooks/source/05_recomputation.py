@@ -102,7 +102,7 @@ for name, coefficient in paper.SECTION5_CORE_COEFFICIENT.items():
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import record
-from actmem.model.attention import CoreAttention, causal_mask
+from actmem.layers.attention import CoreAttention, causal_mask
 
 HEADS, LENGTH, HEAD_SIZE = 4, 64, 16
 
@@ -278,7 +278,7 @@ print(apart_text("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r
 # on torch's `meta` device, which has shapes but no data, while torch counts products.
 
 # %%
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 
 
 def count(shape, recompute):

@@ -71,7 +71,7 @@ print(apart_text("an iteration, three times these products and equation 7", [(3 
 # %%
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.model.gpt import GPT
+from actmem.layers.gpt import GPT
 
 
 def count(shape, recompute):

@@ -79,7 +79,7 @@ print(text_table(("Llama 3 8B, one layer", "bytes", "", "who reads it"), [*lines
 # %% [markdown]
 # ## Measured
 #
-# The layer in `src/actmem/today/llama.py` keeps exactly these, and a ledger of real autograd says so:
+# The layer in `src/actmem/layers/llama.py` keeps exactly these, and a ledger of real autograd says so:
 
 # %%
 from actmem.measure.one_layer import measure_llama
@@ -137,7 +137,7 @@ print("K is divided by", ", by ".join(keys))
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import wire_bytes
 from actmem.formulas.context_terms import context_exchanges, context_rows
-from actmem.today.context import layer_groups
+from actmem.layers.context import layer_groups
 
 for t, c, kind in ((8, 1, "gather"), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, "gather"), (8, 2, "gather")):
     kept = total(context_rows(shape, Parallel(t, True), c, kind))
@@ -158,7 +158,8 @@ print(apart_text("layer, predicted and measured", [(total(context_rows(shape, Pa
 
 # %%
 from actmem.measure import record
-from actmem.today.fused import rms_norm, swiglu
+from actmem.layers.norms import rms_norm
+from actmem.layers.mlp import swiglu
 
 
 class PlainNorm(nn.Module):
@@ -356,7 +357,7 @@ print(f"{len(points)} choices on the line, {sum(point.bytes for point in points)
 # A real layer and three sets. Whatever is dropped, the gradients are the same bit for bit:
 
 # %%
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 
 small = model_shape("tiny")
 
@@ -496,7 +497,7 @@ print(f"all ranks under all orders: {whole[0]:,} bytes held, {whole[1]:,} free")
 # the paper's layer, `--context 2` for half of each sequence on a rank.
 #
 # **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
-# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2401.10241 and 2405.15362 for the pipelines · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/today/`.
+# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2401.10241 and 2405.15362 for the pipelines · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/layers/`.
 #
 # ## Now fit your model
 #

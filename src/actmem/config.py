@@ -84,6 +84,11 @@ class Parallel:
     pipeline_parallel_size: int = 1
     num_model_chunks: int = 1
 
+    @property
+    def sequence_parts(self) -> int:
+        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
+        return self.tensor_parallel_size if self.sequence_parallel else 1
+
     def __post_init__(self) -> None:
         for name in ("tensor_parallel_size", "pipeline_parallel_size", "num_model_chunks"):
             check_size(name, getattr(self, name), LARGEST_PARALLEL_SIZE)

@@ -8,7 +8,7 @@ from typing import Any
 from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_divides, check_size, checked, shown
 from actmem.config import Parallel
 
-#: How c ranks share a sequence, see ``today.context``: K and V gathered, and again in backward; gathered and
+#: How c ranks share a sequence, see ``layers.context``: K and V gathered, and again in backward; gathered and
 #: kept; or all-to-alls from tokens to heads and back.
 CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 

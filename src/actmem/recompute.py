@@ -164,9 +164,15 @@ def _never(_: None) -> Tensor:
 
 def autocast_state() -> list[dict]:
     """Arguments of ``torch.autocast`` that restore what holds now, a set for each kind of device."""
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     return [
-        {"device_type": device, "dtype": torch.get_autocast_dtype(device), "enabled": torch.is_autocast_enabled(device)}
-        for device in ("cpu", "cuda")
+        {
+            "device_type": device,
+            "dtype": torch.get_autocast_dtype(device),
+            "enabled": torch.is_autocast_enabled(device),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        for device in sorted({"cpu", "cuda"} | ({accelerator.type} if accelerator else set()))
     ]
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 
 from actmem.config import ModelShape
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
-from actmem.model.layer import TransformerLayer
 from actmem_course.bench.peak import measure_memory
 
 SHAPE = ModelShape(32, 2, 48, 4)

@@ -5,8 +5,8 @@ import json
 import torch
 
 from actmem.config import ModelShape
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
-from actmem.model.layer import TransformerLayer
 from actmem.parallel import conjugates, linear
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench.clock import Work

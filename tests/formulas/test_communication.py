@@ -20,10 +20,10 @@ from actmem.formulas.communication import (
     step_exchanges,
     wire_bytes,
 )
+from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.recipes import RECOMPUTE_MODES
@@ -128,7 +128,7 @@ def test_what_is_sent_between_stages(cut, sequence_parallel):
     for phase in ("forward", "backward"):
         assert sum(x.count for rows in sent for x in rows if x.phase == phase) == boundaries * n
     _, b, h, s = shape.letters()
-    size = 2 * s * b * h // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
+    size = 2 * s * b * h // parallel.sequence_parts
     assert {x.payload_bytes for rows in sent for x in rows} <= {size}
 
 

@@ -20,8 +20,8 @@ from actmem.formulas.flops import (
     text_selective,
     utilisation,
 )
+from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES
 from actmem_course.others import paper

@@ -54,7 +54,7 @@ def test_stage_rows_are_the_peak_of_the_schedule(cut, recompute, e):
     shape, parallel, n = cut
     _, b, h, s = shape.letters()
     t = parallel.tensor_parallel_size
-    sbh = s * b * h // (t if parallel.sequence_parallel else 1)
+    sbh = s * b * h // parallel.sequence_parts
     head = 2 * e * sbh + max(e, 4) * s * b * shape.vocab_size // t
     layer = total(layer_rows(shape, parallel, recompute, e))
     for rank in range(parallel.pipeline_parallel_size):
@@ -66,7 +66,7 @@ def test_stage_rows_are_the_peak_of_the_schedule(cut, recompute, e):
 def test_stage_extra_rows_are_the_peak_of_the_schedule(cut, recompute, e, device):
     shape, parallel, n = cut
     tokens = shape.seq_length * shape.micro_batch_size
-    cut_by = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    cut_by = parallel.sequence_parts
     head = 4 * tokens + 2 * tokens * (max(e, 4) if device == "cuda" else e) // cut_by
     of_layer = [r for r in layer_extra_rows(shape, parallel, recompute, e, device) if r.term != "causal mask"]
     for rank in range(parallel.pipeline_parallel_size):
@@ -133,7 +133,7 @@ def test_outputs_are_those_of_chunks_that_send(cut, e):
     shape, parallel, n = cut
     _, b, h, s = shape.letters()
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
-    size = e * s * b * h // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
+    size = e * s * b * h // parallel.sequence_parts
     for rank, actions in enumerate(schedule_of(parallel, n)):
         in_last = held(actions, lambda action: int(rank == p - 1 and action.chunk == m - 1))
         # At the fullest moment that also holds the model's last chunk, if this rank has it.

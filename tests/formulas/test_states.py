@@ -6,7 +6,7 @@ from hypothesis import given
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
-from actmem.model.gpt import GPT
+from actmem.layers.gpt import GPT
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import total

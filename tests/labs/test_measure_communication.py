@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from actmem.config import ModelShape
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
-from actmem.model.layer import TransformerLayer
 from actmem.parallel import linear
 from actmem.parallel.groups import tensor_parallel
 from actmem_course import launch

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
 from actmem.formulas.flops import hardware_flops
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem_course import launch
 from actmem_course.bench import measure_products
 from actmem_course.bench.measure_speed import BASELINE, VARIANTS

@@ -4,8 +4,8 @@ import torch
 from torch import nn
 
 from actmem.config import ModelShape
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
+from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 
 NOT_A_FUNCTION = 3
 

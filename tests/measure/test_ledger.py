@@ -9,12 +9,12 @@ from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure import holders
 from actmem.measure.census import census
 from actmem.measure.kinds import UNSAVED
 from actmem.measure.ledger import record
 from actmem.measure.ledger_tables import readable_size
-from actmem.model.layer import TransformerLayer
 from actmem.models import TINY
 
 

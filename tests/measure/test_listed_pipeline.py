@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules as torch_schedules
 
+from actmem import pipeline
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import weight_gradient_rows
 from actmem.formulas.schedule import (
@@ -21,10 +22,8 @@ from actmem.formulas.schedule import (
     stage_at,
 )
 from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
-from actmem.pipeline import Pipeline, make_mesh
+from actmem.pipeline import ListedPipeline, Pipeline, make_mesh
 from actmem.rows import by_term, total
-from actmem.today import listed_pipeline
-from actmem.today.listed_pipeline import ListedPipeline
 from actmem.torch_private import SPLITS_BACKWARDS
 from actmem_course.bench.held import InFlight
 from actmem_course.others.controllable_memory import v_half, v_min
@@ -241,7 +240,7 @@ def test_torch_keeps_more_from_b_to_w_than_the_products_need():
 
 def refused(orders, torch_splits=SPLITS_BACKWARDS):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(listed_pipeline, "SPLITS_BACKWARDS", torch_splits)
+        patch.setattr(pipeline, "SPLITS_BACKWARDS", torch_splits)
         ListedPipeline(SHAPE, make_mesh("cpu", 2, 1), orders)
 
 

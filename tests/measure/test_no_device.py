@@ -10,15 +10,15 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.llama_terms import llama_rows
+from actmem.layers.llama import LlamaLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LLAMA_MODELS
 from actmem.measure.ledger import record
 from actmem.measure.no_device import cuda_without_device, gpu_of_this_build
 from actmem.measure.term_names import llama_term_name, rows_by_term
-from actmem.model.layer import TransformerLayer
 from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare
-from actmem.today.llama import LlamaLayer
 from actmem.torch_private import fake_tensors, torch_release
 from actmem_course import launch
 

@@ -9,10 +9,10 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError, ModelShape
+from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.whole_step import loss_of, step, watch_step
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
 from actmem.recipes import RECOMPUTE_MODES
 from tests.measure.live_count import LiveCount, exchanges_on_copies, existing, one_step
 from tests.tiers import covering

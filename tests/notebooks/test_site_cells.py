@@ -24,7 +24,7 @@ from notebooks.site.needs import Reader, needs_machine
         ("actmem.formulas.activations.eq1", False),
         ("actmem_course.show.widgets.Panel", False),
         ("actmem.measure.record", True),
-        ("actmem.model.layer", True),
+        ("actmem.layers.transformer", True),
         ("actmem_course.launch.results", True),  # starts processes
         ("actmem.pipeline", True),
     ],

@@ -9,12 +9,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from actmem.config import ConfigError, ModelShape
+from actmem.layers.attention import SelfAttention
+from actmem.layers.gpt import GPT
+from actmem.layers.mlp import MLP
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
-from actmem.model.attention import SelfAttention
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
-from actmem.model.mlp import MLP
 from actmem.parallel.collectives import all_gather, start_all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear, load_dense, shard

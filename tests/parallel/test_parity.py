@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from actmem.config import ModelShape
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import count_collectives
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard

@@ -5,8 +5,8 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ConfigError, ModelShape
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.recipes import RECOMPUTE_MODES, Recompute

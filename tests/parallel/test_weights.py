@@ -8,10 +8,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from actmem.config import ModelShape
+from actmem.layers.gpt import GPT
+from actmem.layers.mlp import MLP
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
-from actmem.model.mlp import MLP
 from actmem.parallel import weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from actmem.model.gpt import GPT
+from actmem.layers.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients, shard
 from actmem_course.judge.solutions import lab6_train as lab6

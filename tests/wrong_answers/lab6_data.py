@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.formulas.table2 import TABLE2
-from actmem.model.gpt import GPT
+from actmem.layers.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.solutions import lab6_train as right

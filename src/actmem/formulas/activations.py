@@ -35,7 +35,7 @@ def layer_rows(
     e = element_size
     t = parallel.tensor_parallel_size
     # Tensor parallelism leaves these whole; sequence parallelism splits them along s.
-    whole = t if parallel.sequence_parallel else 1
+    whole = parallel.sequence_parts
     sbh, scores = s * b * h, a * s * s * b
 
     rows = [
@@ -71,7 +71,7 @@ def weight_gradient_rows(shape: ModelShape, parallel: Parallel = Parallel(), ele
     e, t = element_size, parallel.tensor_parallel_size
     linears = ("QKV projection input", "attention projection input", "h→4h input", "4h→h input")
     inputs = [row for row in layer_rows(shape, parallel, "none", e) if row.term in linears]
-    whole = t if parallel.sequence_parallel else 1
+    whole = parallel.sequence_parts
     return inputs + [
         Row("gradient of Q, K and V", 3 * e * s * b * h // t, t, "2401.10241 table 1"),
         Row("gradient of the attention projection's output", e * s * b * h // whole, whole, "2401.10241 table 1"),

@@ -212,7 +212,7 @@ def pipeline_sends(
         parallel.num_model_chunks,
         parallel.pipeline_parallel_size,
     )
-    cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    cut = parallel.sequence_parts
     size = _activation_bytes(shape, element_size) // cut
     forward = n * (m - (pipeline_rank == p - 1))  # the last stage of the model sends nothing on
     backward = n * (m - (pipeline_rank == 0))

@@ -30,7 +30,7 @@ def expert_mlp_rows(
     if routed_tokens is None:
         routed_tokens = check_divides("routed_tokens", pairs, "tensor_parallel_size", t)
     check_size("routed_tokens", routed_tokens, most, least=0)
-    whole = t if parallel.sequence_parallel else 1
+    whole = parallel.sequence_parts
     own, weight = pairs // whole, max(e, WEIGHT)
     wide = e * routed_tokens * shape.ffn_hidden_size
     shared = e * (pairs // taken) * shape.shared_ffn_size // t
@@ -75,7 +75,7 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     check_choice("routing", routing, ("even", "one-sided"))
     t, experts, taken = parallel.tensor_parallel_size, shape.num_experts or 0, shape.experts_per_token or 0
     check_size("rank", rank, t - 1, least=0)
-    senders = t if parallel.sequence_parallel else 1
+    senders = parallel.sequence_parts
     tokens = shape.seq_length * shape.micro_batch_size // senders
     own = range(rank * experts // t, (rank + 1) * experts // t)
     if routing == "one-sided":

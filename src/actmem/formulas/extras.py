@@ -33,7 +33,7 @@ def layer_extra_rows(
     check_layer(shape, parallel)
     region = Recompute.of(recompute).region
     _, b, _, s = shape.letters()
-    cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    cut = parallel.sequence_parts
     rng = RNG_STATE_BYTES[device_type]
     if region == "layer":
         return [Row("random-number state", 2 * rng, 1, "checkpoint of the layer", RNG_REASON)]

@@ -118,7 +118,7 @@ def layer_bytes(
     a, b, h, s = shape.letters()
     e, t = element_size, parallel.tensor_parallel_size
     if region == "layer":
-        return e * s * b * h // (t if parallel.sequence_parallel else 1)
+        return e * s * b * h // parallel.sequence_parts
     if t == 1:
         whole = eq1(shape, e)
     else:

@@ -27,7 +27,7 @@ def latent_head_rows(shape: LlamaShape, parallel: Parallel = Parallel(), element
     sizes = _latent(shape)
     check_llama_ranks(shape, parallel)
     t, e = parallel.tensor_parallel_size, element_size
-    whole = t if parallel.sequence_parallel else 1
+    whole = parallel.sequence_parts
     own = shape.seq_length * shape.micro_batch_size // whole
     heads = e * shape.seq_length * shape.micro_batch_size * shape.num_attention_heads // t
     rows = []

@@ -39,7 +39,7 @@ def llama_rows(
     check_llama_ranks(shape, parallel)
     s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
     a, e, t = shape.num_attention_heads, element_size, parallel.tensor_parallel_size
-    whole = t if parallel.sequence_parallel else 1
+    whole = parallel.sequence_parts
     wide = max(e, FLOAT32)
     rows = [
         Row("norm 1 input", e * s * b * h // whole, whole, "RMSNorm"),

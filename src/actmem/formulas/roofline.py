@@ -57,7 +57,7 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
     a, b, h, s = shape.letters()
     t = parallel.tensor_parallel_size
     # Elements of a block's input on this rank outside the two blocks, inside them, and of the scores.
-    outside = s * b * h // (t if parallel.sequence_parallel else 1)
+    outside = s * b * h // parallel.sequence_parts
     whole, scores = s * b * h, a * s * s * b // t
 
     def elementwise(name: str, kind: str, elements: int, moved: int, core: bool = False) -> Operation:

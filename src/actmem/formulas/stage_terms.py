@@ -49,7 +49,7 @@ def stage_rows(
     _, b, h, s = shape.letters()
     v, e, t = shape.vocab_size, element_size, parallel.tensor_parallel_size
     check_divides("vocab_size", v, "tensor_parallel_size", t)
-    whole = t if parallel.sequence_parallel else 1
+    whole = parallel.sequence_parts
     if pipeline_rank == 0:
         count = embeddings_in_flight(parallel, n, g)
         rows.append(Row(EMBEDDING_TERM, count * s * b * h // whole, whole, f"§4.3, {count} microbatches"))
@@ -86,7 +86,7 @@ def stage_extra_rows(
         if row.term != "causal mask"
     ]
     _, b, _, s = shape.letters()
-    cut = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    cut = parallel.sequence_parts
     if pipeline_rank == 0:
         count = embeddings_in_flight(parallel, n, g)
         rows.append(Row("token ids", count * 4 * s * b, 1, "embedding", IDS_REASON))
@@ -119,7 +119,7 @@ def stage_output_rows(
     if pipeline_rank == parallel.pipeline_parallel_size - 1:
         count -= 1  # the one microbatch in the last chunk
     _, b, h, s = shape.letters()
-    whole = parallel.tensor_parallel_size if parallel.sequence_parallel else 1
+    whole = parallel.sequence_parts
     size = count * element_size * s * b * h // whole
     return [Row(OUTPUT_TERM, size, whole, f"appendix B, {count} outputs", OUTPUT_REASON)] if count else []
 

@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import ModelShape
+from actmem.layers.context import ContextParallel
+from actmem.layers.experts import Routing
+from actmem.layers.llama import LlamaLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.measure.census import census
 from actmem.measure.ledger import SavedTensor, record
 from actmem.measure.step_bill import StepBill
 from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
 from actmem.measure.whole_step import watch_step
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, total
-from actmem.today.context import ContextParallel
-from actmem.today.llama import LlamaLayer
-from actmem.today.moe import Routing
 
 
 class LedgerMismatch(RuntimeError):
@@ -29,7 +29,7 @@ class LedgerMismatch(RuntimeError):
 
 def layer_input(shape: ModelShape | LlamaShape, tp: TensorParallel, device: str, dtype: torch.dtype) -> Tensor:
     """A random input for one layer: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism."""
-    s = shape.seq_length // (tp.size if tp.sequence_parallel else 1)
+    s = shape.seq_length // tp.sequence_parts
     sizes = (s, shape.micro_batch_size, shape.hidden_size)
     return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
 

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from actmem.config import ModelShape
+from actmem.layers.gpt import GPT
 from actmem.measure.ledger import record
 from actmem.measure.term_names import rows_by_term
-from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import ModelShape
+from actmem.layers.gpt import GPT
 from actmem.main_grad import gradient_of, use_main_gradients
 from actmem.measure.ledger import plain_tensors
-from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.torch_private import TorchDispatchMode, tree_leaves

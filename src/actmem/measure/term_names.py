@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable
 import torch
 
 from actmem import keep
+from actmem.layers import context, experts, latent, mlp, norms
 from actmem.measure.ledger import SavedTensor
 from actmem.parallel import linear, vocab
 from actmem.rows import Row
-from actmem.today import expert_ops, fused, latent_ops, part_attention
 
 _LINEAR_INPUT = (linear.FUNCTIONS["column_parallel"].__name__, "linear")
 _KEEP = keep.FUNCTIONS["keep"].__name__
@@ -86,16 +86,17 @@ def _core_term(op: str, argument: str) -> str:
     return ""
 
 
-_NORM, _COLUMNS, _ROWS, _SWIGLU = (fused.FUNCTIONS[name].__name__ for name in ("rms_norm", "columns", "rows", "swiglu"))
-_CHOSEN, _TO_EXPERTS = (expert_ops.FUNCTIONS[name].__name__ for name in ("chosen_scores", "to_experts"))
-_EXPERT_SWIGLU, _EXPERT_ROWS = (expert_ops.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
+_COLUMNS, _ROWS = (linear.FUNCTIONS[name].__name__ for name in ("column_parallel", "product"))
+_NORM, _SWIGLU = norms.FUNCTIONS["rms_norm"].__name__, mlp.FUNCTIONS["swiglu"].__name__
+_CHOSEN, _TO_EXPERTS = (experts.FUNCTIONS[name].__name__ for name in ("chosen_scores", "to_experts"))
+_EXPERT_SWIGLU, _EXPERT_ROWS = (experts.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
 #: The second to the fourth are what ``no_device`` runs in place of the first.
 _ATTENTION = (
     "scaled_dot_product_attention",
     *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "cudnn", "efficient")),
 )
-_PART = part_attention.FUNCTIONS["attend_part"].__name__
-_UNEVEN = latent_ops.FUNCTIONS["attend_uneven"].__name__
+_PART = context.FUNCTIONS["attend_part"].__name__
+_UNEVEN = latent.FUNCTIONS["attend_uneven"].__name__
 _SEED = "attention seed"  # of a GPU's kernel, and its offset
 #: Where attention runs: alone, over one part of the sequence, over some heads.  → the term of what it makes.
 _KERNELS = {

@@ -2,7 +2,7 @@
 
 Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it.
 None writes to the caller's tensor unless told to. Each has two forms: ``start_…`` returns at once, so that a matrix
-product can overlap it; the plain form waits. Only this file and ``gloo`` call torch's collectives.
+product can overlap it; the plain form waits.
 
 These functions are not differentiable, and no result is part of a graph: see ``conjugates``.
 """
@@ -75,9 +75,10 @@ def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderW
     return Pending(result, torch_reduce_scatter(result, x.detach().contiguous(), group=tp.group, async_op=True))
 
 
-def all_reduce(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Sum over the ranks: any shape in, the same shape out."""
-    return start_all_reduce(x, tp).wait()
+def all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Tensor:
+    """Sum over the ranks: any shape in, the same shape out.  in_place: ``x`` has the sum, whatever its strides."""
+    result = start_all_reduce(x, tp, in_place=in_place).wait()
+    return result if not in_place or x.is_contiguous() else x.copy_(result)
 
 
 def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
@@ -88,3 +89,14 @@ def all_gather(x: Tensor, tp: TensorParallel) -> Tensor:
 def reduce_scatter(x: Tensor, tp: TensorParallel) -> Tensor:
     """Sum, then keep one part of dimension 0: ``[s, …]`` in, ``[s/t, …]`` out."""
     return start_reduce_scatter(x, tp).wait()
+
+
+def all_to_all(
+    x: Tensor, tp: TensorParallel, received: list[int] | None = None, sent: list[int] | None = None
+) -> Tensor:
+    """Rows in the order of their receivers in, in the order of their senders out; equal parts without sizes."""
+    if tp.size == 1:
+        return x
+    result = x.new_empty((x.shape[0] if received is None else sum(received), *x.shape[1:]))
+    dist.all_to_all_single(result, x.contiguous(), received, sent, group=tp.group)
+    return result

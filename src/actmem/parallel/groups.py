@@ -32,6 +32,11 @@ class TensorParallel:
     sequence_parallel: bool = False
     keep_gathered_input: bool = False
 
+    @property
+    def sequence_parts(self) -> int:
+        """Into how many parts the sequence is cut between the blocks: t under sequence parallelism, else 1."""
+        return self.size if self.sequence_parallel else 1
+
     def __deepcopy__(self, memo: dict) -> TensorParallel:
         return self  # frozen, and a process group has no copies
 

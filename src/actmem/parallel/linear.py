@@ -1,4 +1,4 @@
-"""The two linears of tensor parallelism, and the gradients that sequence parallelism leaves partial.
+"""The linears of tensor parallelism, and the gradients that a rank finds only a part of.
 
 Column and row speak of A in Y = XA.  torch stores Aᵀ, ``[out, in]``, so a column-parallel
 weight is cut along dimension 0 of ``weight`` and a row-parallel one along dimension 1.
@@ -6,19 +6,21 @@ weight is cut along dimension 0 of ``weight`` and a row-parallel one along dimen
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from actmem.config import ConfigError, check_divides
 from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_gather, all_reduce, start_all_gather, start_all_reduce, start_reduce_scatter
 from actmem.parallel.conjugates import f, f_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, draw_normal, mark_partial_gradient
+from actmem.parallel.weights import ParallelModule, Part, draw_normal, mark_partial_gradient, part_of
 
 
 class ColumnParallelLinear(ParallelModule):
@@ -45,17 +47,20 @@ class ColumnParallelLinear(ParallelModule):
             parameter.partition_dim = 0  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor) -> Tensor:
-        return column_parallel(x, self.weight, self.bias, self.tp)
+        return column_parallel(x, self.tp, self.weight, bias=self.bias)[0]
 
 
-def column_parallel(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
-    """The product behind ColumnParallelLinear, for a weight that another module owns."""
+def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
+    """Column-parallel products of one input: ``[s/t, b, in]`` or ``[s, b, in]`` to ``[s, b, out/t]`` each.
+
+    One gather, one reduction, and the input kept once, as given; nothing if all weights are frozen.  bias: of a single weight.
+    """
     # Under autocast the linear would convert its input itself, but only after the gather.
     x = x.to(_autocast_dtype(x))
     if tp.keep_gathered_input:
-        enter = g if tp.sequence_parallel else f
-        return F.linear(enter(x, tp), weight, bias)
-    return _GatherInBackward.apply(x, weight, bias, tp)
+        full = (g if tp.sequence_parallel else f)(x, tp)
+        return tuple(F.linear(full, weight, bias) for weight in weights)
+    return _GatherInBackward.apply(x, tp, bias, *weights)
 
 
 def _autocast_dtype(x: Tensor) -> torch.dtype:
@@ -95,12 +100,12 @@ class RowParallelLinear(ParallelModule):
 
 
 class _GatherInBackward(Function):
-    """f or g, and the linear after it, as one operation that keeps its input as given.
+    """f or g, and the linears after it, as one operation that keeps its input as given.
 
-    Only the weight gradient needs the gathered input, so under sequence parallelism each rank
-    keeps its shard and gathers again in backward.  Each of backward's two exchanges overlaps a
-    matrix product that doesn't depend on it: the gather overlaps the gradient of the input, and
-    the reduction of that gradient overlaps the gradient of the weight.
+    Only the weights' gradients need the gathered input, so under sequence parallelism each rank
+    keeps its shard and gathers again in backward.  Each of backward's two exchanges overlaps
+    matrix products that don't depend on it: the gather overlaps the gradient of the input, and
+    the reduction of that gradient overlaps the gradients of the weights.
 
     On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first
     here, but the GPU may take the two streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1
@@ -109,59 +114,127 @@ class _GatherInBackward(Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel) -> Tensor:
+    def forward(ctx, x: Tensor, tp: TensorParallel, bias: Tensor | None, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.tp = tp
-        needs_x, needs_weight = ctx.needs_input_grad[:2]
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        needs_x, _, _, *needs_weights = ctx.needs_input_grad
+        ctx.save_for_backward(x if any(needs_weights) else None, *(weights if needs_x else ()))
         full = all_gather(x, tp) if tp.sequence_parallel else x  # [s, b, in]
-        return F.linear(full, weight, bias)
+        return tuple(F.linear(full, weight, bias) for weight in weights)
 
     @staticmethod
-    def backward(ctx, grad: Tensor):
+    def backward(ctx, *grads: Tensor):
         tp: TensorParallel = ctx.tp
-        x: Any  # None where no gradient reads it, as weight
-        weight: Any
-        # Under autocast the product ran in another dtype than the weight has.
-        x, weight = (None if saved is None else saved.to(grad.dtype) for saved in ctx.saved_tensors)
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        needs_x, _, needs_bias, *needs_weights = ctx.needs_input_grad
+        x, *weights = ctx.saved_tensors
+        # Under autocast the products ran in another dtype than the weights have.
+        weights = [weight.to(grads[0].dtype) for weight in weights]
         if torch.is_grad_enabled():  # create_graph=True: the same by operators that have a backward themselves
             enter, leave = (g, g_bar) if tp.sequence_parallel else (f, f_bar)
-            rows = grad.flatten(0, -2)
-            grad_x = leave(grad @ weight, tp) if needs_x else None
-            grad_weight = rows.t() @ enter(x, tp).flatten(0, -2) if needs_weight else None
-            return grad_x, grad_weight, rows.sum(0) if needs_bias else None, None
-        gather = start_all_gather(x, tp) if tp.sequence_parallel and needs_weight else None
+            grad_x = leave(_input_gradient(grads, weights), tp) if needs_x else None
+            full = enter(x, tp) if x is not None else None
+            grad_weights = _weight_gradients(grads, full, needs_weights)
+            return grad_x, None, grads[0].flatten(0, -2).sum(0) if needs_bias else None, *grad_weights
+        gather = start_all_gather(x, tp) if tp.sequence_parallel and any(needs_weights) else None
 
-        partial = grad @ weight if needs_x else None  # [s, b, in] partial over t
+        partial = _input_gradient(grads, weights) if needs_x else None  # [s, b, in] partial over t
         full = gather.wait() if gather else x
         reduction: Any = None
         if partial is not None and tp.sequence_parallel:
             reduction = start_reduce_scatter(partial, tp)
         elif partial is not None:
             reduction = start_all_reduce(partial, tp, in_place=True)
-        rows = grad.flatten(0, -2)  # [sb, out/t]
-        grad_weight = rows.t() @ full.flatten(0, -2) if needs_weight else None
-        grad_bias = rows.sum(0) if needs_bias else None
-        return reduction.wait() if reduction else None, grad_weight, grad_bias, None
+        grad_weights = _weight_gradients(grads, full, needs_weights)
+        grad_bias = grads[0].flatten(0, -2).sum(0) if needs_bias else None
+        return reduction.wait() if reduction else None, None, grad_bias, *grad_weights
 
 
+def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
+    """The sum over the products, added up in one tensor."""
+    if torch.is_grad_enabled():
+        return torch.stack([grad @ weight for grad, weight in zip(grads, weights)]).sum(0)
+    total = grads[0] @ weights[0]
+    for grad, weight in zip(grads[1:], weights[1:]):
+        total.flatten(0, -2).addmm_(grad.flatten(0, -2), weight)
+    return total
+
+
+def _weight_gradients(grads: Sequence[Tensor], full: Tensor | None, needed: Sequence[bool]) -> list[Tensor | None]:
+    # An input that is a view is laid out in order once, for all weights.
+    rows = None if full is None else full.flatten(0, -2)
+    return [grad.flatten(0, -2).t() @ rows if need and rows is not None else None for grad, need in zip(grads, needed)]
+
+
+def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
+    """``[s, b, in/t]`` to ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  Keeps ``x`` as given."""
+    leave = g_bar if tp.sequence_parallel else f_bar
+    return leave(product(x, weight), tp)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x · weightᵀ.  Keeps ``x`` as given, where a linear keeps a copy of a view; nothing if the weight is frozen."""
+    return _Product.apply(x.to(_autocast_dtype(x)), weight)
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return F.linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, weight = (None if saved is None else saved.to(grad.dtype) for saved in ctx.saved_tensors)
+        grad_x = None if weight is None else grad @ weight
+        return grad_x, None if x is None else grad.flatten(0, -2).t() @ x.reshape(-1, x.shape[-1])
+
+
+class ReplicatedLinear(ParallelModule):
+    """``[s, b, in_features]`` to ``[s, b, out_features]``, alike on every rank: a latent, or a score for each expert.
+
+    Under sequence parallelism of this rank's tokens; the weight's gradient is partial then.  Keeps its input as given.
+    """
+
+    def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
+        self.mark_parameters()
+        draw_normal(self.weight, tp, seed)
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight)
+
+
+@torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
-    """All-reduce the gradients (main gradients, if any) of parameters that ``mark_partial_gradient`` marked.
+    """Once an iteration, after backward: add up the gradients (main gradients, if any) that ranks found parts of.
 
-    Call it once an iteration, after backward.  One all-reduce for each dtype, over all marked
-    parameters of ``module`` together.
+    Those that ``mark_partial_gradient`` marked, and those of key and value heads that several ranks hold.  One
+    all-reduce for each dtype: a rank adds its part of such heads to zeros for all heads, so no further
+    process group is needed.
     """
     if tp.size == 1:
         return
-    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    by_dtype: dict[torch.dtype, list[tuple[Tensor, Part]]] = {}
     for parameter in module.parameters():
-        grad = gradient_of(parameter)
-        if getattr(parameter, "partial_gradient", False) and grad is not None:
-            by_dtype.setdefault(grad.dtype, []).append(grad)
-    for grads in by_dtype.values():
-        summed = all_reduce(torch.cat([grad.flatten() for grad in grads]), tp)
-        for grad, part in zip(grads, summed.split([grad.numel() for grad in grads])):
-            grad.copy_(part.view_as(grad))
+        grad, part = gradient_of(parameter), part_of(parameter, tp)
+        held_alike = hasattr(parameter, "partition") and part.size < tp.size
+        if grad is not None and (held_alike or getattr(parameter, "partial_gradient", False)):
+            by_dtype.setdefault(grad.dtype, []).append((grad, part))
+    for pairs in by_dtype.values():
+        sizes = [part.size * grad.numel() for grad, part in pairs]
+        every = pairs[0][0].new_zeros(sum(sizes))
+        mine = [zeros.chunk(part.size)[part.rank] for zeros, (_, part) in zip(every.split(sizes), pairs)]
+        for own, (grad, _) in zip(mine, pairs):
+            own.copy_(grad.flatten())
+        all_reduce(every, tp, in_place=True)
+        for own, (grad, _) in zip(mine, pairs):
+            grad.copy_(own.view_as(grad))
 
 
 def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, *, strict: bool = True) -> None:
@@ -178,21 +251,21 @@ def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, 
     for name, parameter in parameters.items():
         if name not in dense:
             raise ConfigError(name, "is missing from the unsharded state")
-        dim, wanted = getattr(parameter, "partition_dim", None), list(parameter.shape)
+        dim, part, wanted = getattr(parameter, "partition_dim", None), part_of(parameter, tp), list(parameter.shape)
         if dim is not None:
-            wanted[dim] *= tp.size
+            wanted[dim] *= part.size
         if list(dense[name].shape) != wanted:
             raise ConfigError(name, f"must have shape {wanted} in the unsharded state, got {list(dense[name].shape)}")
-        shards[name] = shard(dense[name], dim, tp)
+        shards[name] = shard(dense[name], dim, part)
     with torch.no_grad():
         for name, parameter in parameters.items():
             parameter.copy_(shards[name])
 
 
-def shard(full: Tensor, partition_dim: int | None, tp: TensorParallel) -> Tensor:
+def shard(full: Tensor, partition_dim: int | None, part: Part | TensorParallel) -> Tensor:
     """This rank's part of an unsharded parameter or gradient; all of it if it is replicated."""
-    return full if partition_dim is None else full.chunk(tp.size, dim=partition_dim)[tp.rank]
+    return full if partition_dim is None else full.chunk(part.size, dim=partition_dim)[part.rank]
 
 
-#: The autograd Function behind ``column_parallel``, for tools that time or name it.
-FUNCTIONS = {"column_parallel": _GatherInBackward}
+#: The autograd Functions behind ``column_parallel`` and ``product``, for tools that time or name them.
+FUNCTIONS = {"column_parallel": _GatherInBackward, "product": _Product}

@@ -13,6 +13,7 @@ layers by their number in the whole model, so the result doesn't depend on pipel
 from __future__ import annotations
 
 import hashlib
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -46,8 +47,7 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
     seed = fresh_seed() if seed is None else seed
     if parameter.is_meta or type(parameter.data) is not Tensor:
         return
-    dim = getattr(parameter, "partition_dim", None)
-    size, rank = (1, 0) if dim is None else (tp.size, tp.rank)
+    dim, (size, rank) = getattr(parameter, "partition_dim", None), part_of(parameter, tp)
     slices = parameter.detach().movedim(dim or 0, 0)
     start, stop = rank * len(slices), (rank + 1) * len(slices)
     slices_per_block = min(max(1, BLOCK_ELEMENTS // slices[0].numel()), size * len(slices))
@@ -60,8 +60,31 @@ def draw_normal(parameter: nn.Parameter, tp: TensorParallel, seed: int | None) -
         slices[first - start : last - start] = block[first - offset : last - offset]
 
 
+class Part(NamedTuple):
+    """Into how many parts something is cut, and which of them this rank holds."""
+
+    size: int
+    rank: int
+
+
+def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
+    """How a parameter is cut: not at all, into t parts, or into fewer where several ranks hold the same one."""
+    if getattr(parameter, "partition_dim", None) is None:
+        return Part(1, 0)
+    return getattr(parameter, "partition", Part(tp.size, tp.rank))
+
+
+def key_value_part(num_key_value_heads: int, tp: TensorParallel) -> Part:
+    """How k heads are cut: into min(t, k) parts.  With k < t, t/k neighbouring ranks hold the same head.
+
+    Each of these finds the head's gradient from its own query heads; ``reduce_partial_gradients`` adds them up.
+    """
+    parts = min(tp.size, num_key_value_heads)
+    return Part(parts, tp.rank * parts // tp.size)
+
+
 class ParallelModule(nn.Module):
-    """A module whose parameters carry marks: ``partition_dim``, ``partial_gradient``.
+    """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
 
     ``copy.deepcopy`` drops a parameter's attributes, so the module marks its parameters again.
     """

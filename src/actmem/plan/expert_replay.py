@@ -1,4 +1,4 @@
-"""Replays of ``today.moe``: router, dispatch and experts, operation by operation, forward and backward.
+"""Replays of ``layers.experts``: router, dispatch and experts, operation by operation, forward and backward.
 
 Experts run one after another, and their outputs or their weights' gradients are joined at the end:
 for that moment both the parts and the whole are alive.
@@ -20,7 +20,7 @@ class ExpertReplay:
     def __init__(self, shape: LlamaShape, parallel: Parallel, routed_tokens: int):
         h, f, t = shape.hidden_size, shape.ffn_hidden_size, parallel.tensor_parallel_size
         experts, taken = shape.num_experts or 0, shape.experts_per_token or 0
-        self.sends, self.sums = parallel.sequence_parallel and t > 1, not parallel.sequence_parallel and t > 1
+        self.sends = parallel.sequence_parallel and t > 1
         tokens = shape.seq_length * shape.micro_batch_size // (t if self.sends else 1)
         self.pairs, self.routed = tokens * taken, routed_tokens
         self.hidden, self.wide, self.row = 2 * tokens * h, 2 * routed_tokens * f, 2 * h
@@ -102,11 +102,7 @@ class ExpertReplay:
         r.free("as they come back")
 
     def _summed(self, r: Replay, partial: str, result: str, size: int) -> None:
-        if self.sums:
-            r.make(result, size)
-            r.free(partial)
-        else:
-            r.rename(partial, result)
+        r.rename(partial, result)  # the ranks add up in place
 
     def down_and_swiglu(self, r: Replay) -> None:
         """The first part of backward, from the gradient of the output, which stays, to those of gate, up and weights."""
@@ -118,7 +114,7 @@ class ExpertReplay:
 
     def _swiglu(self, r: Replay) -> None:
         wide = self.wide
-        for name in ("sigmoid", "SiLU", "gradient · SiLU", "gradient · SiLU · up"):
+        for name in ("SiLU", "gradient · SiLU", "gradient · SiLU · up"):
             r.make(name, wide)
         r.free("gradient · SiLU")
         r.make("gradient of the dispatched weights", WEIGHT * self.routed)
@@ -127,15 +123,10 @@ class ExpertReplay:
         r.make("gradient · weight", wide)
         r.free("weights in 16 bits")
         r.make("gradient · weight · up", wide)
-        r.make("1 − sigmoid", wide)
-        r.make("SiLU · (1 − sigmoid)", wide)
-        r.free("1 − sigmoid")
-        r.make("slope of SiLU", wide)
-        r.free("SiLU · (1 − sigmoid)")
         r.make("gradient of gate", wide)
-        r.free("gradient · weight · up", "slope of SiLU")
-        r.make("gradient of up", wide)
-        r.free("sigmoid", "SiLU", "gradient · weight", "gradient of the product", "gate", "up", "dispatched weights")
+        r.free("gradient · weight · up")
+        r.rename("SiLU", "gradient of up")
+        r.free("gradient · weight", "gradient of the product", "gate", "up", "dispatched weights")
 
     def gate_up_and_router(self, r: Replay) -> None:
         """The rest, which reads "router input": makes "gradient of the block's input"."""
@@ -145,17 +136,16 @@ class ExpertReplay:
     def _columns(self, r: Replay) -> None:
         arrived = self.row * self.routed
         self._dispatch(r)
-        for number in range(2):
-            self._products(r, "gradient by one weight", arrived)
-            r.make(f"sum of {number + 1}", arrived)
-            r.free("gradient by one weight", *[f"sum of {number}"] * number)
+        self._products(r, "gradient by both weights", arrived)
+        self._products(r, "gradient by one weight", arrived)
+        r.free("gradient by one weight")
         for name in ("gate", "up"):
             self._weight_gradient(r, f"gradient of {name}'s weight")
         self._sent_back(r, "gradient of each pair's row", self.row)
         r.make("gradient of the tokens, partial", self.hidden)
         r.free("gradient of each pair's row")
         self._summed(r, "gradient of the tokens, partial", "gradient of the tokens", self.hidden)
-        r.free(_ARRIVED, "sum of 2", "gradient of gate", "gradient of up")
+        r.free(_ARRIVED, "gradient by both weights", "gradient of gate", "gradient of up")
         r.free("gradient of gate's weight", "gradient of up's weight")
 
     def _router(self, r: Replay) -> None:

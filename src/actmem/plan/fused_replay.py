@@ -1,4 +1,4 @@
-"""Replays of ``today.fused``'s operations that compute in float32: a norm and a rotation, forward and backward.
+"""Replays of the layer's operations that compute in float32: a norm and a rotation, forward and backward.
 
 Their temporaries are twice the size of what they keep, so they can be the fullest moment.
 """

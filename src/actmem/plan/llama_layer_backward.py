@@ -84,17 +84,11 @@ class LlamaLayerBackward:
         if self.region == "terms":
             r.make("down input", self.wide)
         self._row_product(r, "gradient of the product", self.wide, entering, "down input")
-        for name in ("sigmoid", "SiLU", "gradient of SiLU's output"):
-            r.make(name, self.wide)
-        r.make("1 − sigmoid", self.wide)
-        r.make("SiLU · (1 − sigmoid)", self.wide)
-        r.free("1 − sigmoid")
-        r.make("slope of SiLU", self.wide)
-        r.free("SiLU · (1 − sigmoid)")
+        r.make("gradient of SiLU's output", self.wide)
         r.make("gradient of gate", self.wide)
-        r.free("gradient of SiLU's output", "slope of SiLU")
+        r.free("gradient of SiLU's output")
         r.make("gradient of up", self.wide)
-        r.free("gradient of the product", "sigmoid", "SiLU", "gate", "up")
+        r.free("gradient of the product", "gate", "up")
         if self.region == "terms":
             self.norms[1].forward(r, "gate and up input")
         gradients = {"gradient of gate": self.wide, "gradient of up": self.wide}
@@ -125,23 +119,22 @@ class LlamaLayerBackward:
         """Column-parallel products of one input: makes "gradient of the block's input"."""
         if self.gathers:
             r.make("linear's input, gathered again", self.whole)
+        total = "gradient of the input, partial"
         for number, name in enumerate(gradients):
             self._value_copy(r, name, gradients[name])
-            r.make("gradient of the input by one weight", self.whole)
+            if number == 0:  # the others are added to it in place
+                r.make(total, self.whole)
             self._free_copy(r, name)
-            r.make(f"sum of {number + 1}", self.whole)
-            r.free("gradient of the input by one weight", *[f"sum of {number}"] * (number > 0))
-        total = f"sum of {len(gradients)}"
-        if self.t > 1:
+        if self.gathers:
             r.make("gradient of the block's input", self.hidden)
         for name, size in gradients.items():
             self._value_copy(r, name, size)
             r.make("gradients of weights", self.weights[size])
         self._free_copy(r, list(gradients)[-1])
         r.free(*gradients, kept, "gradients of weights", *["linear's input, gathered again"] * self.gathers)
-        if self.t > 1:
+        if self.gathers:
             r.free(total)
-        else:
+        else:  # the ranks add up in place
             r.rename(total, "gradient of the block's input")
 
     def _value_copy(self, r: Replay, name: str, size: int) -> None:

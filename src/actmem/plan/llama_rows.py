@@ -21,7 +21,7 @@ LLAMA_MODES = ("none", "elementwise", "full")
 def own_llama_shape(decoder: Decoder, layout: Layout, seq_length: int) -> LlamaShape:
     """One layer as a context-parallel rank sees it: its part of the sequence.
 
-    Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``today.context``).
+    Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``layers.context``).
     """
     d = decoder
     heads = d.num_attention_heads, d.num_key_value_heads

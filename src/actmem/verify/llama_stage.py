@@ -8,19 +8,19 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import Parallel
+from actmem.layers.context import ContextParallel
+from actmem.layers.experts import Routing
+from actmem.layers.gpt import OutputLayer
+from actmem.layers.llama import LlamaLayer
+from actmem.layers.norms import RMSNorm
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.ledger import SavedTensor, record
 from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
-from actmem.model.gpt import OutputLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge
-from actmem.today.context import ContextParallel
-from actmem.today.llama import LlamaLayer
-from actmem.today.moe import Routing
-from actmem.today.norms import RMSNorm
 
 
 class LlamaStage(ParallelModule):

@@ -18,11 +18,13 @@ from actmem.checks import ConfigError
 from actmem.config import padded_vocab_size
 from actmem.formulas.microbatches import moving_window
 from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
+from actmem.layers.context import ContextParallel, layer_groups
+from actmem.layers.experts import Routing
+from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.one_stage import measure_stage
 from actmem.measure.rank_states import measure_states
 from actmem.measure.stage_peak import measure_part_peak, measure_stage_peak
-from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.outcome import Plan
@@ -31,8 +33,6 @@ from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.planned_model import PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
 from actmem.rows import Comparison, Row, compare, total
-from actmem.today.context import ContextParallel, layer_groups
-from actmem.today.moe import Routing
 from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 
 #: What ``--verify`` says it leaves out.

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from actmem.config import ModelShape
+from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record
 from actmem.parallel.groups import tensor_parallel
-from actmem.today.llama import LlamaLayer
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.hugging_face import hugging_face_block
 from actmem_course.bench.peers.megatron import megatron_layer

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import count_collectives
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.extras import layer_extra_rows
+from actmem.layers.attention import causal_mask
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.one_layer import layer_input
-from actmem.model.attention import causal_mask
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import total

@@ -23,14 +23,14 @@ from actmem.formulas.activations import layer_rows
 from actmem.formulas.context_terms import context_rows
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.extras import layer_extra_rows
+from actmem.layers.context import layer_groups
+from actmem.layers.experts import Routing
+from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.no_device import H100, gpu_of_this_build
 from actmem.measure.one_layer import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel
 from actmem.rows import Row, compare, total
-from actmem.today.context import layer_groups
-from actmem.today.llama import LlamaLayer
-from actmem.today.moe import Routing
 from actmem_course.arguments import ELEMENT_SIZES
 from actmem_course.bench.measure_table2 import check_fits, check_memory
 from actmem_course.ranks import Ranks

@@ -24,8 +24,8 @@ from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
 from actmem.config import ConfigError
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
+from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.rng import DropoutStreams
 from actmem.parallel.weights import child_seed
 from actmem_course.files import write_text

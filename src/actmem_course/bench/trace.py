@@ -15,9 +15,9 @@ from tempfile import TemporaryDirectory
 from torch import nn
 from torch.profiler import ProfilerActivity, profile, record_function
 
+from actmem.layers.attention import CoreAttention, SelfAttention
+from actmem.layers.mlp import MLP
 from actmem.measure.replace import replaced
-from actmem.model.attention import CoreAttention, SelfAttention
-from actmem.model.mlp import MLP
 from actmem.parallel import conjugates, linear, rng
 from actmem.recompute import around_second_runs
 from actmem_course.bench.clock import Work

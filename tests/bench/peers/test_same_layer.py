@@ -10,9 +10,9 @@ import torch.distributed as dist
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import gathered_input_bytes, layer_rows
 from actmem.formulas.extras import RNG_STATE_BYTES
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import shard
 from actmem.rows import total

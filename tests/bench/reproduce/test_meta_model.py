@@ -7,8 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ModelShape
 from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.states import num_parameters, parameter_counts
+from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES

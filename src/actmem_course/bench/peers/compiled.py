@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ModelShape
-from actmem.model.attention import causal_mask
-from actmem.model.layer import TransformerLayer
+from actmem.layers.attention import causal_mask
+from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.conjugates import g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import RowParallelLinear

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ModelShape
-from actmem.model.attention import causal_mask
+from actmem.layers.attention import causal_mask
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem_course.bench.peers import PeerUnavailable

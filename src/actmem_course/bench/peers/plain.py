@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ModelShape
-from actmem.model.attention import causal_mask
+from actmem.layers.attention import causal_mask
 from actmem.recipes import Recompute
 from actmem_course.bench.peers import PeerUnavailable
 

@@ -11,8 +11,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape, check_divides
+from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.model.gpt import GPT
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench.reproduce.paper_stage import PaperStage

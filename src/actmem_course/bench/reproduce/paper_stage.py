@@ -82,7 +82,7 @@ class PaperStage:
         size = len(layers) * layer_bytes(shape, parallel, self.configuration.recompute)
         if layers.start == 0:
             _, b, h, s = shape.letters()
-            size += s * b * h // (parallel.tensor_parallel_size if parallel.sequence_parallel else 1)
+            size += s * b * h // parallel.sequence_parts
         if layers.stop == shape.num_layers:
             size += sum(row.bytes for row in self.rows() if row.term in HEAD_TERMS)
         return size

@@ -15,8 +15,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actmem.config import ModelShape
 from actmem.formulas.table2 import TABLE2, Configuration
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
+from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench

@@ -9,8 +9,8 @@ from itertools import product
 import torch
 from torch import Tensor
 
+from actmem.layers.gpt import GPT
 from actmem.measure.comms import Collective
-from actmem.model.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.compare import grad_of, named_value

@@ -10,12 +10,12 @@ from torch import Tensor
 
 from actmem.config import Parallel
 from actmem.formulas.llama_terms import llama_rows
+from actmem.layers.llama import attend
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.conjugates import f, f_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import product, row_parallel
 from actmem.rows import total
-from actmem.today.fused import rows
-from actmem.today.llama import attend
 from actmem_course.judge.costs import costs, time_measure
 from actmem_course.judge.kept import kept
 from actmem_course.judge.lab_checks.lab7_grouped import most_shared
@@ -76,7 +76,7 @@ def _layer(shape: LlamaShape, tp: TensorParallel, functions: Functions) -> Calla
         y = linear(entered, qkv, x, norm1).unflatten(-1, (-1, d)).permute(1, 2, 0, 3)  # [b, heads, s, d]
         q = shape.num_attention_heads // tp.size
         y = attend(*y.split([q, *[(y.shape[1] - q) // 2] * 2], 1))
-        x = x + f_bar(rows(y, projection), tp)
+        x = x + row_parallel(y, projection, tp)
         gate, up = linear(entered, gate_up, x, norm2).chunk(2, -1)
         return x + f_bar(linear(functions["swiglu"], down, gate, up), tp)
 
@@ -84,7 +84,7 @@ def _layer(shape: LlamaShape, tp: TensorParallel, functions: Functions) -> Calla
 
 
 def _keeps_its_input(recipe: Callable[..., Tensor], weight: Tensor, *sources: Tensor) -> Tensor:
-    return rows(recipe(*sources), weight)
+    return product(recipe(*sources), weight)
 
 
 def _plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from actmem.config import ModelShape
 from actmem.formulas.table2 import Configuration
-from actmem.model.gpt import GPT
+from actmem.layers.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 

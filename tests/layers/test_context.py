@@ -14,6 +14,8 @@ from actmem.formulas.communication import wire_bytes
 from actmem.formulas.context_terms import context_exchanges, context_rows
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_rows
+from actmem.layers.context import ContextParallel, attend_part, layer_groups, reduce_context_gradients
+from actmem.layers.llama import LlamaLayer, attend
 from actmem.llama_recipes import llama_layer_terms, ulysses_layer_terms
 from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, LlamaShape, llama_shape, own_context_shape
 from actmem.measure import emulated_rank
@@ -21,12 +23,10 @@ from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.one_layer import layer_input, measure_llama
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+from actmem.parallel.weights import part_of
 from actmem.rows import by_term, compare, total
-from actmem.today.context import ContextParallel, layer_groups, reduce_context_gradients
-from actmem.today.llama import LlamaLayer, attend
-from actmem.today.part_attention import attend_part
-from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
-from tests.model.test_llama import FLASH, MODES, flash_flops, plain, whole_weights
+from tests.layers.test_llama import FLASH, MODES, flash_flops, plain, whole_weights
 from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(16, 3, 32, 8, 4, 40)
@@ -46,7 +46,7 @@ def largest_error(shape, recompute, tp, context):
     (expected * loss_weights).sum().backward()
 
     layer = LlamaLayer(shape, tp, recompute=recompute, context=context, dtype=torch.float64)
-    load_whole(layer, {name: value.detach() for name, value in whole.items()}, tp)
+    load_dense(layer, {name: value.detach() for name, value in whole.items()}, tp)
 
     def cut(z):
         z = context.own_tokens(z)
@@ -55,7 +55,7 @@ def largest_error(shape, recompute, tp, context):
     x = cut(full.detach()).clone().requires_grad_()
     y = layer(x)
     (y * cut(loss_weights)).sum().backward()
-    reduce_all_gradients(layer, tp)
+    reduce_partial_gradients(layer, tp)
     reduce_context_gradients(layer, context)
 
     def join(z):
@@ -63,7 +63,9 @@ def largest_error(shape, recompute, tp, context):
 
     pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
     for name, parameter in layer.named_parameters():
-        pairs.append((parameter.grad, own_part(whole[name].grad, parameter, tp)))
+        pairs.append(
+            (parameter.grad, shard(whole[name].grad, getattr(parameter, "partition_dim", None), part_of(parameter, tp)))
+        )
     assert len(pairs) == 2 + 9 + 2 * shape.qk_norm + bool(shape.num_experts)
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, check_divides, check_vocab_size
-from actmem.model.attention import causal_mask
-from actmem.model.layer import ParallelLayerNorm, TransformerLayer, check_length
+from actmem.layers.attention import causal_mask
+from actmem.layers.transformer import ParallelLayerNorm, TransformerLayer, check_length
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
@@ -118,4 +118,4 @@ class OutputLayer(nn.Module):
         self.tp = tp
 
     def forward(self, x: Tensor, weight: Tensor) -> Tensor:
-        return column_parallel(x, weight, None, self.tp)
+        return column_parallel(x, self.tp, weight)[0]

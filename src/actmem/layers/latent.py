@@ -6,22 +6,29 @@
 
 A latent is a sum over the whole of a token, so no rank can make a part of it: without sequence parallelism every
 rank makes all of it, with it each makes its own tokens', and only the latents are gathered, not the tokens.
+
+**Values narrower than keys.**  torch's flash kernel for CPUs wants one width.  ``scaled_dot_product_attention`` then falls
+back to the plain form, which keeps the scores, as²b of them; zeros beside the values, as many implementations add them, keep
+a wider V and a wider output.  The zeros change no product, so here they come and go with each call.
 """
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
 
 from actmem.drop import KEEP_ALL, Terms
+from actmem.layers.norms import RMSNorm
+from actmem.layers.rotary import rotary_tables, rotate
 from actmem.llama_shape import LlamaShape
-from actmem.parallel.conjugates import f, f_bar, g, g_bar
+from actmem.parallel.conjugates import f, g
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import ReplicatedLinear, column_parallel, row_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
-from actmem.today.fused import columns, rotary_tables, rotate, rows
-from actmem.today.latent_ops import attend_uneven
-from actmem.today.norms import RMSNorm
-from actmem.today.replicas import ReplicatedLinear
+from actmem.torch_private import flash_on_cpu, flash_on_cpu_backward
 
 
 class LatentAttention(ParallelModule):
@@ -65,8 +72,7 @@ class LatentAttention(ParallelModule):
         y = terms("KV up-projection input", self.normed, latent, also="KV latent norm statistics")
         k, v = terms(("K", "V"), self.keys_and_values, y, latent)
         y = terms("attention projection input", attend_uneven, q, k, v, also="log-sum-exp")
-        leave = g_bar if self.tp.sequence_parallel else f_bar
-        return terms("attention output", lambda y: leave(rows(y, self.projection), self.tp), y)
+        return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def queries(self, latent: Tensor) -> Tensor:
         """``[b, a/t, s, n + r]``, the last r elements turned by position."""
@@ -108,5 +114,46 @@ class UpProjection(ParallelModule):
             weight.partition_dim = 0  # type: ignore[attr-defined]
 
     def forward(self, latent: Tensor) -> list[Tensor]:
-        parts = columns(latent, self.tp, *self.parameters())
+        parts = column_parallel(latent, self.tp, *self.parameters())
         return [part.view(*part.shape[:2], self.heads, -1) for part in parts]
+
+
+def attend_uneven(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Causal attention, q and k ``[b, heads, s, d]``, v ``[b, heads, s, d_v]``, to ``[s, b, heads·d_v]``.
+
+    Keeps q, k, v, the result, and 4 bytes a query.  On a GPU torch's memory-efficient kernel takes two widths (not measured).
+    """
+    if q.device.type == "cpu" and q.shape[-1] != v.shape[-1]:
+        context = _UnevenAttention.apply(q, k, v)
+    else:
+        context = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return context.permute(2, 0, 1, 3).flatten(2)
+
+
+def _widened(width: int, *tensors: Tensor) -> list[Tensor]:
+    return [F.pad(x, (0, width - x.shape[-1])) for x in tensors]
+
+
+class _UnevenAttention(Function):
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        ctx.width, ctx.scale = max(q.shape[-1], v.shape[-1]), q.shape[-1] ** -0.5
+        context, log_sum_exp = flash_on_cpu(*_widened(ctx.width, q, k, v), 0.0, True, scale=ctx.scale)
+        # As the kernel lays its output out, [b, s, heads, d_v], but without the zeros.
+        context = (
+            context[..., : v.shape[-1]].transpose(1, 2).clone(memory_format=torch.contiguous_format).transpose(1, 2)
+        )
+        ctx.save_for_backward(q, k, v, context, log_sum_exp)
+        return context
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        q, k, v, context, log_sum_exp = ctx.saved_tensors
+        grad, *wide = _widened(ctx.width, grad, q, k, v, context)
+        grads = flash_on_cpu_backward(grad, *wide, log_sum_exp, 0.0, True, scale=ctx.scale)
+        return tuple(grad[..., : x.shape[-1]] for grad, x in zip(grads, (q, k, v)))
+
+
+#: The autograd Functions here, for tools that time or name them.
+FUNCTIONS = {"attend_uneven": _UnevenAttention}

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.drop import Terms
-from actmem.model.attention import SelfAttention, causal_mask
-from actmem.model.mlp import MLP
+from actmem.layers.attention import SelfAttention, causal_mask
+from actmem.layers.mlp import MLP
+from actmem.layers.norms import ParallelLayerNorm
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
-from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, mark_partial_gradient
+from actmem.parallel.weights import child_seed, fresh_seed
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.recompute import checkpoint
 
@@ -59,7 +60,7 @@ class TransformerLayer(nn.Module):
         self.norm2 = ParallelLayerNorm(shape.hidden_size, tp, **factory)
         self.mlp = MLP(shape, tp, seed=child_seed(seed, "mlp"), **factory)
         self.mlp_dropout = DropoutMask(p, block_stream)
-        self.seq_length, self.ranks_of_sequence = shape.seq_length, tp.size if tp.sequence_parallel else 1
+        self.seq_length, self.ranks_of_sequence = shape.seq_length, tp.sequence_parts
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """mask: from ``causal_mask``, made once for many layers; without one the layer makes its own."""
@@ -83,22 +84,6 @@ class TransformerLayer(nn.Module):
             drop = self.mlp_dropout(x, terms, "MLP dropout mask")
             y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
             return x + drop.drop(self.mlp(y, terms))
-
-
-class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
-    """A layer norm over h.  Keeps its input and two numbers a token.
-
-    Under sequence parallelism it sees s/t tokens, so its own gradients are partial.
-    """
-
-    def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
-        super().__init__(hidden_size, **factory)
-        self.tp = tp
-        self.mark_parameters()
-
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
-        mark_partial_gradient(self.bias, self.tp)
 
 
 def check_length(length: int, seq_length: int) -> int:

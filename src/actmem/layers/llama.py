@@ -1,6 +1,6 @@
 """Today's layer: RMSNorm, rotary positions, grouped-query attention, SwiGLU, no dropout, no biases.
 
-Reads like ``model``: the same f, f_bar, g, g_bar around the same two blocks.
+Reads like the paper's ``transformer.py``: the same f, f_bar, g, g_bar around the same two blocks.
 """
 
 from __future__ import annotations
@@ -14,21 +14,19 @@ from torch import Tensor, nn
 from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.drop import KEEP_ALL, Terms
+from actmem.layers.context import ContextParallel, attend_part, to_tokens
+from actmem.layers.experts import ExpertMLP, Routing
+from actmem.layers.latent import LatentAttention
+from actmem.layers.mlp import GatedMLP
+from actmem.layers.norms import HeadNorm, RMSNorm
+from actmem.layers.rotary import rotary_tables, rotate
 from actmem.llama_recipes import llama_layer_terms, ulysses_layer_terms
 from actmem.llama_shape import LlamaShape, own_context_shape
-from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed
+from actmem.parallel.linear import column_parallel, row_parallel
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed, key_value_part
 from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
-from actmem.today.context import ContextParallel, to_tokens
-from actmem.today.fused import columns, rotary_tables, rotate, rows
-from actmem.today.gated_mlp import GatedMLP
-from actmem.today.latent import LatentAttention
-from actmem.today.moe import ExpertMLP, Routing
-from actmem.today.norms import HeadNorm, RMSNorm
-from actmem.today.part_attention import attend_part
-from actmem.today.replicas import key_value_group, mark_replicas
 
 
 class LlamaLayer(nn.Module):
@@ -37,7 +35,7 @@ class LlamaLayer(nn.Module):
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
     these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
     formulas.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
-    the weights; as for model.layer.TransformerLayer.  routing: of the experts, see ``moe``.  Raises ConfigError if the ranks can't
+    the weights; as for ``TransformerLayer``.  routing: of the experts, see ``layers.experts``.  Raises ConfigError if the ranks can't
     share the layer, on a longer sequence, and under context parallelism on a shorter one too.
     """
 
@@ -76,7 +74,7 @@ class LlamaLayer(nn.Module):
         self.mlp_input = "router input" if shape.num_experts else "gate and up input"
 
     def forward(self, x: Tensor) -> Tensor:
-        length = x.shape[0] * (self.tp.size if self.tp.sequence_parallel else 1)
+        length = x.shape[0] * self.tp.sequence_parts
         if length > self.seq_length or length < self.seq_length and self.context.size > 1:
             rule = f"the layer was made for {self.seq_length} tokens a sequence, got {length}"
             raise ConfigError("seq_length", rule)
@@ -97,14 +95,14 @@ class GroupedQueryAttention(ParallelModule):
     """a query heads share k key and value heads; whole query heads to each rank.
 
     With t <= k each rank has k/t key and value heads; with t > k it has one, the same as t/k − 1
-    other ranks, whose gradients ``replicas.reduce_replicated_gradients`` adds.
+    other ranks, whose gradients ``linear.reduce_partial_gradients`` adds up.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
         super().__init__()
         h, self.head_size, self.tp, self.context = shape.hidden_size, shape.d, tp, context
         self.key_value_heads = shape.num_key_value_heads
-        held = self.key_value_heads // key_value_group(self.key_value_heads, tp).size
+        held = self.key_value_heads // key_value_part(self.key_value_heads, tp).size
         own = shape.num_attention_heads // tp.size * self.head_size
         self.q = nn.Parameter(torch.empty(own, h, **factory))
         self.k = nn.Parameter(torch.empty(held * self.head_size, h, **factory))
@@ -114,10 +112,8 @@ class GroupedQueryAttention(ParallelModule):
             self.q_norm, self.k_norm = (HeadNorm(self.head_size, tp, **factory) for _ in "qk")
         self.qk_norm = shape.qk_norm
         self.mark_parameters()
-        draw_normal(self.q, tp, child_seed(seed, "q"))
-        for name, weight in (("k", self.k), ("v", self.v)):
-            draw_normal(weight, key_value_group(self.key_value_heads, tp), child_seed(seed, name))
-        draw_normal(self.projection, tp, child_seed(seed, "projection"))
+        for name in ("q", "k", "v", "projection"):
+            draw_normal(getattr(self, name), tp, child_seed(seed, name))
         # One pair of tables for all of this rank's tokens: constants, so not activations.
         for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, self.head_size)):
             table = context.own_tokens(table) if context.size > 1 else table
@@ -125,9 +121,9 @@ class GroupedQueryAttention(ParallelModule):
         self.core = FlashCore()
 
     def mark_parameters(self) -> None:
-        self.q.partition_dim, self.projection.partition_dim = 0, 1  # type: ignore[attr-defined]
-        for weight in (self.k, self.v):
-            mark_replicas(weight, self.key_value_heads, self.tp)
+        self.projection.partition_dim = 1  # type: ignore[attr-defined]
+        self.q.partition_dim = self.k.partition_dim = self.v.partition_dim = 0  # type: ignore[attr-defined]
+        self.k.partition = self.v.partition = key_value_part(self.key_value_heads, self.tp)  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         if self.qk_norm:
@@ -141,12 +137,11 @@ class GroupedQueryAttention(ParallelModule):
             y = terms("attention projection input", self.to_tokens, y)
         else:
             y = terms("attention projection input", self.attend, q, k, v, also="log-sum-exp")
-        leave = g_bar if self.tp.sequence_parallel else f_bar
-        return terms("attention output", lambda y: leave(rows(y, self.projection), self.tp), y)
+        return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
     def heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Q ``[s/c, b, a/t, d]`` and K ``[s/c, b, k/t, d]`` before rotation, V ``[b, k/t, s, d]`` as attention reads it."""
-        parts = columns(x, self.tp, self.q, self.k, self.v)
+        parts = column_parallel(x, self.tp, self.q, self.k, self.v)
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
         return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
 

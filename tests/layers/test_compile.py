@@ -5,7 +5,7 @@ import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
 from actmem.config import ModelShape
-from actmem.model.layer import TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 
 SHAPE = ModelShape(8, 2, 24, 4)

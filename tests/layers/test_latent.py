@@ -9,13 +9,13 @@ from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.formulas.latent_terms import latent_head_rows, latent_products
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem.layers.latent import attend_uneven
+from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
 from actmem.measure import record
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import total
-from actmem.today.latent_ops import attend_uneven
-from actmem.today.llama import LlamaLayer
 
 SHAPE = LlamaShape(12, 3, 32, 8, 8, 40, latent=LatentHeads(20, 14, 6, 4, 8))
 EXPERTS = SHAPE.with_sizes(num_experts=8, experts_per_token=3, num_shared_experts=1, sigmoid_router=True)

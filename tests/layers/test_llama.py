@@ -13,16 +13,20 @@ from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem.layers.llama import LlamaLayer
+from actmem.layers.mlp import swiglu
+from actmem.layers.rotary import rotary_tables
 from actmem.llama_recipes import llama_layer_terms
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_shape
 from actmem.measure import emulated_rank
-from actmem.measure.one_layer import measure_llama
+from actmem.measure.one_layer import layer_rows_of, measure_llama
+from actmem.measure.term_names import llama_term_name
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
+from actmem.parallel.weights import part_of
 from actmem.rows import compare, total
-from actmem.today.fused import rotary_tables
-from actmem.today.llama import LlamaLayer
-from actmem.today.replicas import load_whole, own_part, reduce_all_gradients
+from actmem.torch_private import TorchDispatchMode
 from tests.tiers import covering, examples, sampled
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
@@ -138,16 +142,18 @@ def largest_error(shape, recompute, sequence_parallel=False, group=None):
     (expected * loss_weights).sum().backward()
 
     layer = LlamaLayer(shape, tp, recompute=recompute, dtype=torch.float64)
-    load_whole(layer, {name: value.detach() for name, value in whole.items()}, tp)
+    load_dense(layer, {name: value.detach() for name, value in whole.items()}, tp)
     cut = (lambda z: z.chunk(tp.size)[tp.rank]) if tp.sequence_parallel else (lambda z: z)
     x = cut(full.detach()).clone().requires_grad_()
     y = layer(x)
     (y * cut(loss_weights)).sum().backward()
-    reduce_all_gradients(layer, tp)
+    reduce_partial_gradients(layer, tp)
     join = (lambda z: all_gather(z, tp)) if tp.sequence_parallel else (lambda z: z)
     pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
     for name, parameter in layer.named_parameters():
-        pairs.append((parameter.grad, own_part(whole[name].grad, parameter, tp)))
+        pairs.append(
+            (parameter.grad, shard(whole[name].grad, getattr(parameter, "partition_dim", None), part_of(parameter, tp)))
+        )
     more = 2 * shape.qk_norm + 4 * bool(shape.latent) + bool(shape.num_experts) + 3 * bool(shape.num_shared_experts)
     assert len(pairs) == 2 + 9 + more
     return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
@@ -332,4 +338,60 @@ def test_t_ranks_draw_what_one_rank_draws(kind):
         for rank in range(t):
             tp = TensorParallel(None, t, rank)
             for name, parameter in LlamaLayer(SHAPES[kind], tp, seed=9).named_parameters():
-                assert torch.equal(parameter, own_part(whole[name], parameter, tp)), (t, rank, name)
+                assert torch.equal(
+                    parameter, shard(whole[name], getattr(parameter, "partition_dim", None), part_of(parameter, tp))
+                ), (t, rank, name)
+
+
+@kinds
+def test_autocast_runs_products_in_16_bits_and_gives_float32_gradients(kind):
+    """The products ran in bfloat16, the weights are float32: backward has to read them in the products' dtype."""
+    torch.manual_seed(1)
+    layer, x = LlamaLayer(SHAPES[kind], seed=1), torch.randn(12, 3, 32)
+    exact = torch.autograd.grad(layer(x).sum(), list(layer.parameters()))
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x)
+    found = torch.autograd.grad(y.sum(), list(layer.parameters()))
+    for one, other in zip(exact, found):
+        assert other.dtype is torch.float32
+        assert (one - other).norm() <= 0.1 * one.norm() + 0.05
+
+
+@pytest.mark.parametrize("kind", ["llama", "qwen3", "mixtral", "deepseek"])
+def test_frozen_weights_keep_no_inputs(kind):
+    """As the paper's layer: what only a weight's gradient reads is not kept where there is none."""
+    layer = LlamaLayer(SHAPES[kind], seed=1)
+    x = torch.randn(12, 3, 32, requires_grad=True)
+    trained = {row.term: row.bytes for row in layer_rows_of(layer, x, llama_term_name)}
+    frozen = {row.term: row.bytes for row in layer_rows_of(layer.requires_grad_(False), x, llama_term_name)}
+    read_by_weights = {
+        term
+        for term in trained
+        if term.endswith(("projection input", "gate and up input", "down input", "router input"))
+    }
+    # The kernel keeps its own result, and who goes to which expert is read by other gradients too.
+    assert read_by_weights & frozen.keys() <= {"attention projection input"}
+    assert all(frozen[term] == trained[term] for term in frozen)
+    assert len(read_by_weights) >= 3
+
+
+def test_backward_of_swiglu_makes_no_more_than_three_tensors():
+    gate, up = (torch.randn(4, 3, 5, requires_grad=True) for _ in range(2))
+    y, made, gradient = swiglu(gate, up), [], torch.ones(4, 3, 5)
+
+    class Notes(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            result = func(*args, **(kwargs or {}))
+            made.append(result.untyped_storage())
+            return result
+
+    with Notes():
+        y.backward(gradient)
+    assert len({storage._cdata for storage in made}) <= 3
+
+
+def test_heads_that_ranks_hold_alike_name_no_group():
+    """A part is two numbers: an exchange over it can't go to all ranks of the job by mistake."""
+    layer = LlamaLayer(SHAPE, TensorParallel(None, 4, 1), seed=1)
+    assert layer.attention.k.partition == (2, 0)
+    assert not hasattr(layer.attention.k.partition, "group")

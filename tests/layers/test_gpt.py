@@ -10,11 +10,11 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from actmem.config import ConfigError, ModelShape
+from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.measure.term_names import rows_by_term
-from actmem.model.gpt import GPT
-from actmem.model.layer import TransformerLayer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.rows import by_term

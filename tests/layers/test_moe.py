@@ -7,14 +7,14 @@ from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.formulas.expert_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
 from actmem.formulas.llama_terms import llama_rows
+from actmem.layers.experts import ExpertMLP
+from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.measure.census import census
 from actmem.measure.one_layer import layer_rows_of
 from actmem.measure.term_names import llama_term_name
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import by_term, compare, total
-from actmem.today.llama import LlamaLayer
-from actmem.today.moe import ExpertMLP
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3)
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,13 +92,17 @@ def judge_file(file: Path, seconds: float) -> JudgedFile:
     """Judge one file in a process of its own, which ends after ``seconds``."""
     lab = load_lab(_lab_of(file))
     names = {"__file__": str(file.resolve()), "__doc__": _docstring(file)}
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "verdicts.json"
-        command = [sys.executable, "-c", _RUN.format(names=names), file.name, "--verdicts-only", "--json", str(path)]
-        environment = {**os.environ, "XDG_CACHE_HOME": folder}  # a learner's progress is nobody else's
+    ours, theirs = os.pipe()
+    with tempfile.TemporaryDirectory() as cache:
+        # The verdicts come over a pipe that the judge holds, and not the processes that it starts for the file.
+        verdicts = f"/dev/fd/{theirs}"
+        command = [sys.executable, "-c", _RUN.format(names=names), file.name, "--verdicts-only", "--json", verdicts]
+        environment = {**os.environ, "XDG_CACHE_HOME": cache}  # a learner's progress is nobody else's
+        quiet = subprocess.DEVNULL
         process = subprocess.Popen(
-            command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+            command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True, pass_fds=[theirs]
         )
+        os.close(theirs)
         why = ""
         try:
             process.wait(seconds)
@@ -107,11 +112,13 @@ def judge_file(file: Path, seconds: float) -> JudgedFile:
             try:
                 process.wait(10)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-        statuses = {}
-        if path.exists():
-            statuses = {v["exercise"]: v["status"] for v in json.loads(path.read_text(encoding="utf-8"))["verdicts"]}
+                pass
+        with suppress(ProcessLookupError):  # what the file has started as well, which could go on beside the next
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        with open(ours, encoding="utf-8") as file_of_verdicts:
+            text = file_of_verdicts.read()
+        statuses = {v["exercise"]: v["status"] for v in json.loads(text)["verdicts"]} if text else {}
     why = why or ("" if statuses else f"ended with exit code {process.returncode}")
     return JudgedFile(file, lab.name, statuses, why)
 
@@ -139,7 +146,13 @@ def _write_csv(found: list[JudgedFile], folder: Path, path: Path) -> None:
         for judged in found:
             for exercise in load_lab(judged.lab).exercises:
                 status = judged.statuses.get(exercise.number, "")
-                writer.writerow([judged.file.relative_to(folder), judged.lab, exercise.number, status, judged.why])
+                row = [str(judged.file.relative_to(folder)), judged.lab, exercise.number, status, judged.why]
+                writer.writerow([_escaped(cell) for cell in row])
+
+
+def _escaped(cell: str) -> str:
+    """A cell that no spreadsheet takes for a formula."""
+    return f"'{cell}" if cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
 def _progress(reset: bool) -> int:

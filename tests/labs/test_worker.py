@@ -1,0 +1,142 @@
+"""The judge's process: what one exercise's code does to torch, to its group or to the judge is no other's business."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from actmem_course.cut import SOLUTIONS
+from actmem_course.judge.__main__ import _escaped
+from actmem_course.judge.learner_progress import LearnerProgress
+from actmem_course.judge.verdict import PASSED, SKIPPED, WRONG, Verdict
+from actmem_course.judge.virtual import VirtualRanks
+from actmem_course.judge.worker import VirtualWorker
+
+LAB3, LAB7 = "lab3_sequence_parallel", "lab7_todays_layer"
+
+
+class Line:
+    """A parent that listens."""
+
+    def __init__(self):
+        self.heard = []
+
+    def send_bytes(self, data):
+        self.heard.append(json.loads(data))
+
+    def verdicts(self):
+        heard, self.heard = self.heard, []
+        return [message["verdict"] for message in heard if "verdict" in message]
+
+
+@pytest.fixture
+def judged(tmp_path):
+    """What a worker that stays says of a file after the other; the file's text replaces pieces of our solution's."""
+    worker = VirtualWorker(Line(), "cpu")
+
+    def judge(lab, only, *pieces, changed_only=True, size=2):
+        text = (SOLUTIONS / f"{lab}.py").read_text(encoding="utf-8")
+        for old, new in zip(pieces[::2], pieces[1::2]):
+            assert old in text
+            text = text.replace(old, new)
+        path = tmp_path / f"{lab}.py"
+        command = {"lab": lab, "file": str(path), "source": text, "only": only, "solution": False, "size": size}
+        command["source"] = text.encode().decode("latin-1")
+        worker.judge(command | {"changed_only": changed_only})
+        return worker.line.verdicts()
+
+    return judge
+
+
+def statuses(verdicts):
+    return [verdict["status"] for verdict in verdicts]
+
+
+POISON = {
+    "grad mode": "torch.set_grad_enabled(False)\n    ",
+    "its group": "dist.destroy_process_group()\n    ",
+    "default dtype": "torch.set_default_dtype(torch.float16)\n    ",
+    "torch": "F.linear = None\n    dist.all_gather_into_tensor = None\n    torch.empty = None\n    ",
+    "the judge": "import actmem_course.judge.passes as p\n    p.check_tensor = lambda *a: None\n    ",
+}
+
+
+@pytest.mark.parametrize("what", POISON)
+def test_what_one_exercise_does_is_gone_with_the_next(what, judged):
+    poisoned = "return _G.apply(x, group)", POISON[what] + "return x * 1"
+    first, second = judged(LAB3, ["3.1", "3.2"], *poisoned)
+    assert first["status"] != PASSED and second["status"] == PASSED, (first, second)
+    assert statuses(judged(LAB3, ["3.1", "3.2"])) == [PASSED, PASSED]
+
+
+def test_a_patched_function_of_torch_is_whole_again(judged):
+    silu = F.silu
+    judged(LAB7, ["7.3"], "return _SwiGLU.apply(gate, up)", "F.silu = torch.sigmoid\n    return gate")
+    assert F.silu is silu and statuses(judged(LAB7, ["7.3"])) == [PASSED]
+
+
+def test_a_module_beside_the_file_can_be_imported_and_is_read_anew(judged, tmp_path):
+    beside = tmp_path / "my_helpers_of_lab_7.py"
+    line = (
+        "# 7.3\n",
+        "# 7.3\nimport my_helpers_of_lab_7 as helpers\n\n\n",
+        "F.silu(gate) * up",
+        "helpers.product(gate, up)",
+    )
+    for right in (False, True):
+        beside.write_text(
+            "import torch.nn.functional as F\ndef product(gate, up):\n    return F.silu(gate) * up"
+            + " * 2" * (not right)
+        )
+        assert statuses(judged(LAB7, ["7.3"], *line)) == [PASSED if right else WRONG]
+
+
+def test_a_file_that_cant_be_loaded_is_said_once(judged):
+    first, *others = judged(LAB7, ["7.2", "7.3", "7.4"], "# 7.3\n", "# 7.3\nraise ValueError('now')\n")
+    assert "the file can't be loaded: ValueError: now" in first["diagnosis"] and first["where"].startswith(LAB7)
+    assert {v["status"] for v in (first, *others)} == {SKIPPED} and not any(v["diagnosis"] for v in others)
+
+
+def test_our_solutions_cant_be_imported(judged):
+    (only,) = judged(LAB7, ["7.3"], "# 7.3\n", f"# 7.3\nfrom actmem_course.judge.solutions import {LAB7}\n")
+    assert only["status"] == SKIPPED and "our own solutions" in only["diagnosis"]
+
+
+def test_what_is_not_judged_keeps_its_mark(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    progress = LearnerProgress(tmp_path / f"{LAB3}.py")
+    progress.note([Verdict("3.1", "g", PASSED), Verdict("3.2", "g_bar", PASSED)])
+    progress.note([Verdict("3.1", "g", SKIPPED), Verdict("3.2", "g_bar", WRONG)])
+    assert LearnerProgress(tmp_path / f"{LAB3}.py").passed == {"3.1"}
+
+
+def test_names_in_a_table_are_no_formulas():
+    assert [_escaped(cell) for cell in ("=1+1", "@x", "ada/lab1.py")] == ["'=1+1", "'@x", "ada/lab1.py"]
+
+
+def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():
+    import torch.distributed as dist
+
+    def mean(rank):
+        x = torch.full((2,), float(rank.number))
+        dist.all_reduce(x)
+        if rank.number:
+            dist.send(x + rank.number, 0)
+            return None
+        for other in range(rank.size - 1, 0, -1):
+            got = torch.empty(2)
+            dist.recv(got, other)
+            assert got[0] == 6 + other
+        return x[0].item()
+
+    def mismatched(rank):
+        (dist.all_reduce if rank.number else dist.barrier)(*[torch.ones(1)] * (rank.number > 0))
+
+    ranks = VirtualRanks(4)
+    assert ranks.run(mean) == [6.0, None, None, None]
+    assert {str(error) for error in ranks.run(mismatched)} == {
+        "deadlock: rank 0 is waiting in barrier; ranks 1, 2, 3 are waiting in all_reduce"
+    }
+    assert ranks.run(lambda rank: torch.rand(1).item()) == [ranks.run(lambda rank: torch.rand(1).item())[0]] * 4
+    assert not dist.is_initialized()

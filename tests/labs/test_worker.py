@@ -1,6 +1,7 @@
 """The judge's process: what one exercise's code does to torch, to its group or to the judge is no other's business."""
 
 import json
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -16,13 +17,16 @@ from actmem_course.judge.worker import VirtualWorker
 LAB3, LAB7 = "lab3_sequence_parallel", "lab7_todays_layer"
 
 
-class Line:
+class Line(Connection):
     """A parent that listens."""
 
     def __init__(self):
-        self.heard = []
+        self.heard: list[dict] = []
 
-    def send_bytes(self, data):
+    def __del__(self):
+        pass  # there is nothing to close
+
+    def send_bytes(self, data, *_):
         self.heard.append(json.loads(data))
 
     def verdicts(self):
@@ -33,7 +37,8 @@ class Line:
 @pytest.fixture
 def judged(tmp_path):
     """What a worker that stays says of a file after the other; the file's text replaces pieces of our solution's."""
-    worker = VirtualWorker(Line(), "cpu")
+    line = Line()
+    worker = VirtualWorker(line, "cpu")
 
     def judge(lab, only, *pieces, changed_only=True, size=2):
         text = (SOLUTIONS / f"{lab}.py").read_text(encoding="utf-8")
@@ -44,7 +49,7 @@ def judged(tmp_path):
         command = {"lab": lab, "file": str(path), "source": text, "only": only, "solution": False, "size": size}
         command["source"] = text.encode().decode("latin-1")
         worker.judge(command | {"changed_only": changed_only})
-        return worker.line.verdicts()
+        return line.verdicts()
 
     return judge
 
@@ -131,7 +136,7 @@ def test_virtual_ranks_take_turns_and_a_mismatch_is_a_sentence():
         return x[0].item()
 
     def mismatched(rank):
-        (dist.all_reduce if rank.number else dist.barrier)(*[torch.ones(1)] * (rank.number > 0))
+        dist.all_reduce(torch.ones(1)) if rank.number else dist.barrier()
 
     ranks = VirtualRanks(4)
     assert ranks.run(mean) == [6.0, None, None, None]

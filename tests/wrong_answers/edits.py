@@ -234,6 +234,15 @@ EDITS = [
     ("7.6", r"k_weight itself is changed; only its \.grad may be", "        weight.grad.copy_(heads[own])\n", "        weight.grad.copy_(heads[own])\n        weight.data -= weight.grad\n"),
     ("7.6", OUTSIDE, "dist.all_reduce(heads, group=group)", "dist.all_reduce(heads)"),
     ("7.6", r"it makes a process group: all ranks must make it together", "        dist.all_reduce(heads, group=group)\n", "        dist.all_reduce(heads, group=dist.new_group([rank, (rank + 1) % t]))\n"),
+    # What passed until somebody looked for it.
+    ("7.1", r"^K is counted with all k heads where there are fewer heads than ranks: .*; V is counted", "2 * s * b * k * (h // a) // min(t, k)", "2 * s * b * k * (h // a) // (t if t <= k else 1)"),
+    ("7.2", r"a number a token with 8 bits of it left", "ctx.save_for_backward(x, weight, inverse)", "ctx.save_for_backward(x, weight, inverse.to(x.dtype))"),
+    ("7.2", r"right where h is 8, and wrong where it is 12", "wide(x).square().mean(-1, keepdim=True) + eps", "wide(x).square().sum(-1, keepdim=True) / 8 + eps"),
+    ("7.5", r"k_weight", "    parts = min(t, num_key_value_heads)", "    parts = min(t, num_key_value_heads) if num_key_value_heads < num_attention_heads else 1"),
+    ("3.7", r"without sequence_parallel and with seed 0, ranks draw the same for core", "core.manual_seed(seed + 1000 * (rank + 1))", "core.manual_seed(seed * (rank + 2))"),
+    ("8.1", r"round the share up", "-(-num_parameters // data_parallel_size)", "(num_parameters + data_parallel_size // 2) // data_parallel_size"),
+    ("6.1", r"steps 0 and 3 have the same batch", "manual_seed(SEED + step)", "manual_seed(SEED + step % 3)"),
+    ("6.1", r"a piece runs over its end|is not the piece", "len(text) - seq_length, (batch_size,)", "max(1, len(text) - seq_length + (len(text) == 2 * seq_length)), (batch_size,)"),
 ]  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 import torch
 from torch.autograd import Function
 
-from actmem_course.judge.solutions.lab4_recompute import checkpoint, checkpoint_stopping_early
+from actmem_course.judge.solutions.lab4_recompute import checkpoint, checkpoint_stopping_early, full_layer
 from actmem_course.pieces import Dropouts, attention, core_attention, layer, layer_norm, mlp
 from tests.wrong_answers.planted import planted
 
@@ -321,3 +321,34 @@ def stops_nowhere_and_seeds_again(function, *inputs):
 @planted(LAB, "4.5", r"starts from the seed, not from the state", size=1)
 def stops_nowhere_and_stays_at_the_seed(function, *inputs):
     return from_the_seed(put_back=False)(function, *inputs)
+
+
+_inputs_of: dict = {}
+
+
+@planted(LAB, "4.2", r"right for one region, wrong for two of the same function")
+def keeps_the_state_with_the_function(function, *inputs):
+    class Keeps(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, *tensors):
+            _inputs_of[function] = torch.get_rng_state()
+            ctx.save_for_backward(*tensors)
+            return function(*tensors)
+
+        @staticmethod
+        def backward(ctx, grad):
+            state = torch.get_rng_state()
+            torch.set_rng_state(_inputs_of[function])
+            leaves = [x.detach().requires_grad_(x.requires_grad) for x in ctx.saved_tensors]
+            with torch.enable_grad():
+                result = function(*leaves)
+            torch.set_rng_state(state)
+            torch.autograd.backward(result, grad)
+            return tuple(leaf.grad for leaf in leaves)
+
+    return Keeps.apply(*inputs)
+
+
+@planted(LAB, "4.4", r"with a rate of its own, 0.1")
+def full_layer_with_a_rate_of_its_own(x, w, dropouts):
+    return full_layer(x, w, Dropouts(0.1))

@@ -197,6 +197,8 @@ class RealWorker(Worker):
     def load(self, command: dict[str, Any]) -> None:
         """Run the file."""
         self.lab, path = load_lab(command["lab"]), Path(command["file"])
+        for exercise in self.lab.exercises:
+            _ = exercise.check
         sys.path.append(str(path.parent))
         ours = command["solution"]
         names = dict(solutions_of(self.lab.name)) if ours else _names_in(path, command["source"].encode("latin-1"))
@@ -206,7 +208,8 @@ class RealWorker(Worker):
         """Run the checks of what has passed once more, on real ranks; say what fails."""
         self.load(command)
         for exercise in self.lab.choose(command["only"], "only"):
-            self.tell(begin=exercise.number, seconds=exercise.seconds)
+            # Processes share the cores, and wait for the slowest at each exchange.
+            self.tell(begin=exercise.number, seconds=exercise.seconds * (1 + self.store.size))
             found = outcome_of(exercise, self.bench)
             if found and found.status != PASSED:
                 how = f"right on virtual ranks, but on real processes: {found.diagnosis}"

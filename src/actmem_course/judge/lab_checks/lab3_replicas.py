@@ -86,21 +86,27 @@ def check_dropout_generators(b: Bench) -> None:
             )
         if any(map(torch.equal, draws, other)):
             raise Wrong("another seed gives the same numbers: derive each generator's seed from the argument seed")
-        cores, blocks = zip(*b.gather(draws))
-        faults = {
-            "the first generator draws what the second should, and the other way round: core comes first, then block":
-                not parallel and b.size > 1 and not _alike(blocks) and all(torch.equal(cores[0], draw) for draw in cores),
-            "ranks draw the same for core: each holds different heads, so every rank must drop differently there": _alike(cores),
-            "ranks draw the same for block: each holds different tokens, and would repeat one pattern of drops":
-                parallel and _alike(blocks),
-            "ranks draw different numbers for block: each holds the whole [s, b, h], and the replicas would drift apart":
-                not parallel and not all(torch.equal(blocks[0], draw) for draw in blocks),
-            "core and block draw the same numbers on some ranks: give the two generators seeds that are never equal":
-                any(torch.equal(core, block) for core in cores for block in blocks),
-        }  # fmt: skip
-        for diagnosis, found in faults.items():
-            if found:
-                raise Wrong(f"{when}, {diagnosis}")
+        _check_streams(b, draws, parallel, when)
+        # A seed that is multiplied makes the same of 0 everywhere.
+        _check_streams(b, _draws(b, 0, parallel), parallel, f"{when} and with seed 0")
+
+
+def _check_streams(b: Bench, draws: tuple[Tensor, Tensor], parallel: bool, when: str) -> None:
+    cores, blocks = zip(*b.gather(draws))
+    faults = {
+        "the first generator draws what the second should, and the other way round: core comes first, then block":
+            not parallel and b.size > 1 and not _alike(blocks) and all(torch.equal(cores[0], draw) for draw in cores),
+        "ranks draw the same for core: each holds different heads, so every rank must drop differently there": _alike(cores),
+        "ranks draw the same for block: each holds different tokens, and would repeat one pattern of drops":
+            parallel and _alike(blocks),
+        "ranks draw different numbers for block: each holds the whole [s, b, h], and the replicas would drift apart":
+            not parallel and not all(torch.equal(blocks[0], draw) for draw in blocks),
+        "core and block draw the same numbers on some ranks: give the two generators seeds that are never equal":
+            any(torch.equal(core, block) for core in cores for block in blocks),
+    }  # fmt: skip
+    for diagnosis, found in faults.items():
+        if found:
+            raise Wrong(f"{when}, {diagnosis}")
 
 
 def _draws(b: Bench, seed: int, sequence_parallel: bool) -> tuple[Tensor, Tensor]:

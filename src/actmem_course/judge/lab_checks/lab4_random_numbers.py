@@ -109,12 +109,19 @@ def _check_two_regions(b: Bench, checkpoint: Callable) -> None:
     def chained(wrap: Callable, leaf: Tensor) -> None:
         wrap(second, wrap(first, leaf * 1) * 1).backward(upstream)
 
+    def of_one_function(wrap: Callable, leaf: Tensor) -> None:
+        wrap(first, wrap(first, leaf * 1) * 1).backward(upstream)
+
     def side_by_side(wrap: Callable, leaf: Tensor) -> None:
         results = wrap(first, leaf * 1), wrap(second, leaf * 2)
         for result in results:
             result.backward(upstream)
 
-    for run, how in ((chained, "in a row"), (side_by_side, "side by side, the first one's backward first")):
+    for run, how in (
+        (chained, "in a row"),
+        (of_one_function, "of the same function"),
+        (side_by_side, "side by side, the first one's backward first"),
+    ):
         gradients = []
         for wrap in (lambda f, y: f(y), checkpoint):
             seed_and_draw(_SEED, b.device)

@@ -34,7 +34,13 @@ def check_batch(b: Bench) -> None:
         raise Wrong("steps 0 and 1 have the same batch: choose different pieces each step")
     if len({tuple(row.tolist()) for row in tokens}) < size:
         raise Wrong("rows of one batch are equal: choose a different piece for each")
-    _check_the_end(b, s, size)
+    later = [tokens, *(_windows(b, text, step, s, size)[0] for step in range(1, 7))]
+    for i, one in enumerate(later):
+        for j in range(i):
+            if torch.equal(one, later[j]):
+                raise Wrong(f"steps {j} and {i} have the same batch: choose different pieces each step")
+    for length in (s + size, 2 * s, 2 * s + 1):
+        _check_the_end(b, s, size, length)
 
 
 def _check_pieces(text: Tensor, tokens: Tensor, targets: Tensor) -> None:
@@ -59,9 +65,9 @@ def _check_pieces(text: Tensor, tokens: Tensor, targets: Tensor) -> None:
         raise Wrong(f"row {row} of targets is not the piece of text one token further on")
 
 
-def _check_the_end(b: Bench, s: int, size: int) -> None:
+def _check_the_end(b: Bench, s: int, size: int, length: int) -> None:
     """A text with room for few pieces: whoever runs over its end does so here."""
-    text = torch.arange(s + size, device=b.device)
+    text = torch.arange(length, device=b.device)
     case = f"a text of {len(text)} tokens: "
     over = f"{case}a piece runs over its end; the last one starts at len(text) - seq_length - 1"
     for step in range(20):

@@ -25,6 +25,7 @@ _HEADS = {
     "is divided by t where there are fewer heads than ranks: no head is cut, several ranks hold the same one; divide by "
     "min(t, k)": lambda true, a, k, t: true * min(t, k) // t,
     "is counted with all a heads; there are k key and value heads": lambda true, a, k, t: true * min(t, k) * a // (k * t),
+    "is counted with all k heads where there are fewer heads than ranks: each rank holds one of them": lambda true, a, k, t: true * k // min(t, k),
     "is not divided: with t <= k each rank has k/t of the heads": lambda true, a, k, t: true * min(t, k),
 }  # fmt: skip
 
@@ -32,10 +33,11 @@ _HEADS = {
 def check_llama_layer_bytes(b: Bench) -> None:
     found, true, sizes = [], [], []
     for t in (1, 2, 4):
-        # Few common factors, so that a wrong power of a letter shows; more heads than ranks, fewer, as many.
-        # Heads of a multiple of 8: others are padded by a GPU's kernels, which keep the padded copies.
-        for s, micro_batch, a, k, d, f in ((11, 3, 6, 3, 8, 26), (7, 2, 5, 0, 24, 34), (5, 4, 3, 1, 40, 38)):
-            letters = (s * t, micro_batch, a * t * d, a * t, k * t or 1, f * t)
+        # Few common factors, so that a wrong power of a letter shows; more heads than ranks, fewer (one, two), as many.
+        for s, micro_batch, a, k, d, f in (
+            (11, 3, 6, 3, 4, 26), (7, 2, 5, 0, 6, 34), (3, 5, 4, 0.5, 10, 22), (5, 4, 3, 1, 14, 38)
+        ):  # fmt: skip
+            letters = (s * t, micro_batch, a * t * d, a * t, int(k * t) or 1, f * t)
             true.append(by_term(llama_rows(LlamaShape(*letters), Parallel(t, sequence_parallel=True))))
             found.append(_checked_names(b["llama_layer_bytes"](*letters, t)))
             sizes.append(dict(zip("sbhakft", (*letters, t))))

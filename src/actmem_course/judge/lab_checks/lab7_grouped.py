@@ -23,7 +23,7 @@ _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 def _cases(b: Bench) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
     """In words, a, k, and unsharded weights: fewer key and value heads than ranks, as many, more."""
     a, h, d = 4 * b.size, _HIDDEN_SIZE * b.size, _HEAD_SIZE * b.size
-    for k in sorted({1, most_shared(b.size), b.size, 2 * b.size}):
+    for k in sorted({1, most_shared(b.size), b.size, 2 * b.size, a}):
         sizes = ((a * d, h), (k * d, h), (k * d, h), (h, a * d))
         words = f"{k} key and value head{'s' * (k > 1)} on {b.size} rank{'s' * (b.size > 1)}"
         yield words, a, k, {name: b.random(*size, seed=20 + i) for i, (name, size) in enumerate(zip(_NAMES, sizes))}

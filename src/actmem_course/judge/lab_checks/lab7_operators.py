@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.compare import check_tensor, close, grad_of
-from actmem_course.judge.kept import KeptBytes, check_keeps
+from actmem_course.judge.kept import KeptBytes, check_keeps, kept
 from actmem_course.judge.lab_checks.operators import size_of
 from actmem_course.judge.lab_checks.steps import Weights
 from actmem_course.judge.passes import check_gradient, run_passes
@@ -61,8 +61,20 @@ def check_rms_norm(b: Bench) -> None:
     own = lambda y, w: b["rms_norm"](y, w, _EPS)  # noqa: E731
     check_like_plain(b, own, plain_norm, {"x": x, "weight": weight}, upstream, results, gradients, factors)
     _check_half(b, own, 1000 * x, weight, upstream)
+    wider = {"x": b.random(5, 3, 12, seed=11), "weight": b.random(12, seed=12)}
+    with b.watching():
+        found, right = (result_and_gradients(f, wider, b.random(5, 3, 12, seed=13)) for f in (own, plain_norm))
+    if not all(map(close, (found[0], *found[1].values()), (right[0], *right[1].values()))):
+        raise Wrong(
+            "right where h is 8, and wrong where it is 12: every mean is over the last dimension, whatever its size"
+        )
     short = x.bfloat16()
     check_keeps_only(b, "x, and 1/rms of each token", own, short, (weight.bfloat16(),), (short, inverse.float()))
+    statistics = [s for s in kept(b, own, short, (weight.bfloat16(),)).saved if s.bytes < short[..., 0].numel() * 4]
+    if statistics:
+        raise Wrong(
+            f"it keeps {statistics[0].text}: a number a token with 8 bits of it left. Keep 1/rms as wide(x) has it"
+        )
 
 
 def check_swiglu(b: Bench) -> None:

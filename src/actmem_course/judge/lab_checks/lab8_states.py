@@ -30,7 +30,19 @@ def bill_states(layout: Layout, model: PlannedModel) -> tuple[int, dict[str, int
 
 def check_rank_state_bytes(b: Bench) -> None:
     model = planned_model_of("22b")
-    for t, dp, stage in ((1, 1, 0), (1, 7, 0), (8, 7, 1), (8, 7, 2), (8, 7, 3), (2, 64, 1), (4, 3, 3)):
+    for t, dp, stage in (
+        (1, 1, 0),
+        (1, 7, 0),
+        (8, 7, 1),
+        (8, 7, 2),
+        (8, 7, 3),
+        (2, 64, 1),
+        (4, 3, 3),
+        (8, 5, 3),
+        (8, 9, 2),
+        (8, 11, 3),
+        (8, 13, 1),
+    ):
         n, true = bill_states(Layout(dp, t, zero_stage=stage), model)
         answer = b["rank_state_bytes"](n, dp, stage)
         if not isinstance(answer, Mapping):

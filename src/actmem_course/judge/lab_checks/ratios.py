@@ -41,8 +41,8 @@ def explain_ratio(pairs: Sequence[tuple[int, int]], sizes: Sequence[Mapping[str,
         constants = {Fraction(f, t) / _product(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
         if len(constants) == 1 and constants <= _CONSTANTS:
             return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
-    found, true = pairs[0]
-    return f"is {found:,} B where {true:,} B are kept ({' '.join(f'{name}={n}' for name, n in sizes[0].items())})"
+    (found, true), letters = next((pair, z) for pair, z in zip(pairs, sizes) if pair[0] != pair[1])
+    return f"is {found:,} B where {true:,} B are kept ({' '.join(f'{name}={n}' for name, n in letters.items())})"
 
 
 def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from actmem.config import ConfigError
 from actmem_course.cut import SOLUTIONS
 from actmem_course.judge.__main__ import _escaped
 from actmem_course.judge.learner_progress import LearnerProgress
@@ -114,6 +115,24 @@ def test_what_is_not_judged_keeps_its_mark(tmp_path, monkeypatch):
     progress.note([Verdict("3.1", "g", PASSED), Verdict("3.2", "g_bar", PASSED)])
     progress.note([Verdict("3.1", "g", SKIPPED), Verdict("3.2", "g_bar", WRONG)])
     assert LearnerProgress(tmp_path / f"{LAB3}.py").passed == {"3.1"}
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"passed": 3, "hints": [1]}', '{"passed": [1, "3.1"], "hints": {"3.1": "x"}}']
+)
+def test_odd_progress_files_are_read_as_far_as_they_go(text, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "actmem").mkdir()
+    (tmp_path / "actmem" / "progress.json").write_text(text)
+    progress = LearnerProgress(tmp_path / f"{LAB3}.py")
+    assert progress.passed <= {"3.1"} and progress.hints == {}
+
+
+def test_a_progress_that_cant_be_reset_is_one_line(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    (tmp_path / "actmem" / "progress.json").mkdir(parents=True)
+    with pytest.raises(ConfigError, match="cannot remove"):
+        LearnerProgress(tmp_path / f"{LAB3}.py").reset()
 
 
 def test_names_in_a_table_are_no_formulas():

@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.table import Table
 from rich.text import Text
 
+from actmem.config import ConfigError
 from actmem_course.copies import MINE
 from actmem_course.files import write_text
 from actmem_course.judge.exercise import Exercise, Lab
@@ -28,7 +29,8 @@ class LearnerProgress:
         mine = script is None or script.resolve().is_relative_to(MINE.resolve())
         self.path = MINE / ".progress.json" if mine else cache_folder() / "progress.json"
         found = _read(self.path)
-        self.passed = {number for number in found.get("passed", []) if isinstance(number, str)}
+        passed = found.get("passed", [])
+        self.passed = {number for number in passed if isinstance(number, str)} if isinstance(passed, list) else set()
         hints = found.get("hints", {})
         self.hints = (
             {n: count for n, count in hints.items() if isinstance(count, int)} if isinstance(hints, dict) else {}
@@ -53,7 +55,10 @@ class LearnerProgress:
     def reset(self) -> None:
         """Forget everything."""
         self.passed, self.hints = set(), {}
-        self.path.unlink(missing_ok=True)
+        try:
+            self.path.unlink(missing_ok=True)
+        except OSError as error:
+            raise ConfigError("reset", f"cannot remove {self.path}: {error.strerror}") from None
 
     def table(self) -> Table:
         """Every exercise of every lab."""

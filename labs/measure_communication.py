@@ -8,6 +8,7 @@ Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wron
 """
 
 import json
+import os
 import sys
 from dataclasses import asdict
 from functools import partial
@@ -47,14 +48,14 @@ GLOO = (
 @lab
 def main() -> int:
     parser = LabParser(prog="measure_communication.py", description=__doc__.split("\n\n")[1])
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, timed=True)
     add_rank_arguments(parser)
     add_timing_arguments(parser)
     add_json_argument(parser)
     args = parser.parse_args()
     with parser.refusing():
-        shape = shape_from(args)
         size = check_ranks(args, parser.prog)
+        shape = shape_from(args)
         dtype = check_timing(args)
         check_layer(shape, Parallel(size, sequence_parallel=True))
         if args.emulate is None:  # an emulated rank on a CPU needs no memory: it only counts
@@ -108,6 +109,12 @@ def report(args, counted, sent, timed, wrong, where, clock) -> None:
         console.print("Every number, kind and byte agrees with the formulas.", highlight=False)
     for sentence in compared_lines(timed):
         console.print(sentence, highlight=False)
+    if timed and args.device == "cuda":
+        queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "torch's default")
+        console.print(
+            f"CUDA_DEVICE_MAX_CONNECTIONS: {queues}. Megatron sets 1, so that an exchange starts before the", end=" "
+        )
+        console.print("product that hides it: run this once with 1 in the environment and once without.")
     console.print(
         f"Times: medians of {args.rounds} rounds, {clock}."
         if timed

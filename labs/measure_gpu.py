@@ -4,7 +4,7 @@ All that one GPU can tell, in less than 9 minutes: table 2, table 4 and the peer
 rank of 8, for a layer of the 22B and the 175B model at s = 2048 and 8192, the rate of a matrix
 product beside them, and scaling. Writes labs/results/DEVICE-DATE.json after every step, so that what
 was measured is kept whatever happens. Try it without a GPU: --device cpu --quick
-Exit code 0 if all claims hold, 1 if one does not or a step failed, 2 on wrong use.
+Exit code 0 if all claims hold, which are about bytes, 1 if one does not or a step failed, 2 on wrong use.
 """
 
 import os
@@ -138,6 +138,8 @@ def report(console, results, here) -> None:
         )
     for skip in results["skipped"]:
         console.print(f"skipped: {skip['job']}: {skip['reason']}", highlight=False, markup=False)
+    for sentence in results["findings"]:
+        console.print(sentence, highlight=False, markup=False)
     for claim in results["claims"]:
         mark = "holds" if claim.holds else "DOES NOT HOLD"
         console.print(

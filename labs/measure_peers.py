@@ -38,7 +38,15 @@ from actmem_course.bench.measure_peers import (
 )
 from actmem_course.bench.measure_speed import check_speed
 from actmem_course.bench.race import progress_line
-from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
+from actmem_course.bench.timing import (
+    EMULATED,
+    add_timing_arguments,
+    check_timing,
+    clock_name,
+    memory_bytes,
+    ranks_here,
+    setting,
+)
 from actmem_course.files import check_files, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
@@ -169,7 +177,7 @@ def report(args, lines, units, where, clock, here) -> None:
     if here.device == "cpu" and here.size > 1 and not here.emulated:
         console.print(f"{OURS}: {OVER_GLOO}.", highlight=False)
     if args.emulate is not None:
-        console.print("One emulated rank: exchanges take no time here, so this is computing alone.", highlight=False)
+        console.print(EMULATED, highlight=False)
     strange = sorted({line.name for line in lines if line.finite is False})
     if strange:
         console.print(

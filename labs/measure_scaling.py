@@ -2,7 +2,7 @@
 
 How the cost of one transformer layer grows with sequence length, hidden size, tensor-parallel size
 and number of microbatches: seconds, FLOPs and bytes, with their slopes on logarithmic axes
-beside those of the formulas. One process plays the ranks (no torchrun): exchanges take no time.
+beside those of the formulas. One process plays the ranks (no torchrun): exchanges send nothing.
 Exit code 0 if all FLOPs and bytes equal their formulas, 1 if any do not, 2 on wrong use.
 """
 

@@ -28,8 +28,16 @@ from actmem_course.arguments import (
 from actmem_course.bench.measure_products import measure_products
 from actmem_course.bench.measure_speed import VARIANTS, check_speed, measure_speed, runners_of
 from actmem_course.bench.race import progress_line
-from actmem_course.bench.timing import add_timing_arguments, check_timing, clock_name, memory_bytes, ranks_here, setting
-from actmem_course.bench.trace import write_trace
+from actmem_course.bench.timing import (
+    EMULATED,
+    add_timing_arguments,
+    check_timing,
+    clock_name,
+    memory_bytes,
+    ranks_here,
+    setting,
+)
+from actmem_course.bench.trace import mark_for_nsys, write_trace
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
@@ -40,7 +48,7 @@ from actmem_course.show.tables import noise_line, speed_table
 @lab
 def main() -> int:
     parser = LabParser(prog="measure_speed.py", description=__doc__.split("\n\n")[1])
-    add_shape_arguments(parser)
+    add_shape_arguments(parser, timed=True)
     add_rank_arguments(parser)
     add_timing_arguments(parser)
     add_json_argument(parser)
@@ -49,6 +57,9 @@ def main() -> int:
     )
     parser.add_argument(
         "--trace", type=Path, metavar="FILE", help="write rank 0's profiler trace, to open in https://ui.perfetto.dev"
+    )
+    parser.add_argument(
+        "--nvtx", action="store_true", help="run one more step of each with NVTX ranges, for nsys (GPUs only)"
     )
     parser.add_argument(
         "--products",
@@ -64,11 +75,13 @@ def main() -> int:
             check_files(args, "json")
         return report_products(args, getattr(torch, dtype))
     with parser.refusing():
-        shape = shape_from(args)
         size = check_ranks(args, parser.prog)
+        shape = shape_from(args)
         dtype = check_timing(args)
         check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
         check_files(args, "json", "html", "trace")
+        if args.nvtx and args.device != "cuda":
+            raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
 
     torch.manual_seed(1234)
     with ranks(args, real_tensors=True) as here:
@@ -89,6 +102,9 @@ def main() -> int:
                     write_trace(work, beside, here.device)
             else:
                 write_trace(work, None, here.device)
+        if args.nvtx:
+            marked = runners_of(shape, here, getattr(torch, dtype))
+            mark_for_nsys({name: runner.work() for name, runner in marked.items()})
         wrong = [line for of_rank in here.gather(lines) for line in of_rank if not line.exact]
         if here.rank == 0:
             report(
@@ -130,7 +146,7 @@ def report(args, lines, wrong, title, clock) -> None:
     console.print(speed_table(lines, title))
     console.print(noise_line(lines[0].noise, args.rounds, clock), highlight=False)
     if args.emulate is not None:
-        console.print("One emulated rank: exchanges take no time here, so this is computing alone.", highlight=False)
+        console.print(EMULATED, highlight=False)
     if not all(line.finite for line in lines):
         console.print("[bold red]The emulated exchanges made infinities or NaNs, on which kernels can run faster.")
     for line in wrong:

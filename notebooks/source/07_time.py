@@ -149,7 +149,7 @@ Varies(speed_facts(measured))
 # %% [markdown]
 # On a GPU, `python labs/measure_gpu.py` measures the paper's layer at its real size and writes the results to
 # `labs/results`; the next cell prints what is there. It emulates one rank of eight: kernels and memory are real and
-# exchanges take no time, so these are the costs of computation alone.
+# exchanges send nothing, so these are the costs of computation alone.
 
 # %% jupyter={"source_hidden": true}
 print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sorted((LABS / "results").glob("*.json"))]))

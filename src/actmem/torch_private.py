@@ -41,6 +41,17 @@ def torch_release() -> tuple[int, int]:
     return int(major), int(minor)
 
 
+@contextmanager
+def memory_snapshot(path: str) -> Iterator[None]:
+    """Note every allocation of the GPU in the block, and write them as https://pytorch.org/memory_viz reads them."""
+    torch.cuda.memory._record_memory_history(max_entries=100_000)
+    try:
+        yield
+        torch.cuda.memory._dump_snapshot(path)
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)
+
+
 def assert_async(condition: Tensor, message: str) -> None:
     """Raise RuntimeError unless ``condition`` is True: now on a CPU, and on a GPU without waiting for it."""
     torch._assert_async(condition, message)

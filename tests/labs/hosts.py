@@ -19,7 +19,7 @@ echo host-b
 #: Over a cut cable that order comes late: the other host's ranks have to find out for themselves.  They do so seconds
 #: apart; then their torchrun would wait for the store on the first host, for longer than anybody does.
 SRUN = """#!/bin/bash
-[ "$1" = --kill-on-bad-exit=1 ] && shift || exit 2
+[ "$1" = --kill-on-bad-exit=1 ] && [ "${{2%%=*}}" = --cpus-per-task ] && shift 2 || exit 2
 {on_a} "$@" & {on_b} "$@" &
 for _ in 1 2; do
     wait -n && continue

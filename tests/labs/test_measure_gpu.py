@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,7 +14,16 @@ from actmem.config import ConfigError
 from actmem_course import launch
 from actmem_course.bench import peak, session
 from actmem_course.bench.clock import Work, take_turns
-from actmem_course.bench.measure_gpu import check_plan, claims, full_plan, gemm_share, quick_plan, run_plan
+from actmem_course.bench.measure_gpu import (
+    BASELINE,
+    check_plan,
+    claims,
+    findings,
+    full_plan,
+    gemm_share,
+    quick_plan,
+    run_plan,
+)
 from actmem_course.bench.session import Session
 from actmem_course.ranks import Ranks
 from actmem_course.results import SpeedLine, Table2Result
@@ -120,10 +130,20 @@ def test_claims_say_what_does_not_hold():
     }
     case["speed"] = [line("selective + sequence parallel", 0.039), line("full recompute", 0.31)]
     assert [(claim.measured, claim.holds) for claim in claims({"cases": [case]})] == [
-        ("2 of 3", False), ("2 of 2", True), ("+3.9% ±1.0", True), ("+31.0% ±1.0", False), ("61%", True),
+        ("2 of 3", False), ("2 of 2", True),
     ]  # fmt: skip
     case["speed"][0] = line("selective + sequence parallel", 0.039, requested_bytes=1512)
     assert claims({"cases": [case]})[1].measured == "1 of 2"
+
+
+def test_times_are_findings_and_no_claims():
+    seconds = {BASELINE: 0.5, "full recompute": 0.65, "sequence parallel": 0.4, "selective + sequence parallel": 0.44}
+    speed = [replace(line(name, 0.0), combined_seconds=each) for name, each in seconds.items()]
+    case = {"model": "22B", "seq_length": 2048, "table2": [], "speed": speed, "gemm_share": {BASELINE: 0.53}}
+    over_sp, full, share = findings({"cases": [case]})
+    assert "takes +10.0% over sequence parallel" in over_sp and "takes +30.0% over baseline" in full
+    assert share == "22B at s = 2048: the layer runs at 53% of the matrix product's rate"
+    assert all(claim.holds for claim in claims({"cases": [case]}))
 
 
 def test_share_of_the_matrix_products_rate():

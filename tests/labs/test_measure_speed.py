@@ -43,7 +43,7 @@ def test_emulated_with_all_files(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     check_lines(json.loads(files["json"].read_text()))
-    assert "exchanges take no time here" in done.stdout and "All 8 layers hold" in done.stdout
+    assert "exchanges send nothing here" in " ".join(done.stdout.split()) and "All 8 layers hold" in done.stdout
     assert "Noise: the baseline against itself" in done.stdout
     assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines() if not line.startswith("wrote"))
     assert "Full recomputation costs" in files["html"].read_text()

@@ -8,6 +8,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+import torch
 
 from actmem.__main__ import main
 from actmem.config import ConfigError
@@ -16,6 +17,7 @@ from actmem.measure.fold import folded_name
 from actmem.measure.ledger import SavedTensor
 from actmem.measure.solve import formula_text, solve_formula
 from actmem.measure.stay_reasons import reason_of, runs_again
+from actmem.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
 
 HERE = "tests.measure.factories_for_tests"
@@ -211,3 +213,20 @@ def test_folded_names():
 def test_a_full_disk_is_one_line_that_names_the_file(capsys):
     assert main(["record", "tests.measure.factories_for_tests:tiny", "--html", "/dev/full"]) == 2
     assert capsys.readouterr().err.splitlines()[-1] == "actmem record: cannot write /dev/full: No space left on device"
+
+
+def test_a_snapshot_is_of_the_step_and_the_record_is_switched_off(monkeypatch, tmp_path):
+    calls = []
+    monkeypatch.setattr(torch.cuda.memory, "_record_memory_history", lambda **options: calls.append(options))
+    monkeypatch.setattr(torch.cuda.memory, "_dump_snapshot", calls.append)
+    with memory_snapshot("file"):
+        calls.append("step")
+    assert calls == [{"max_entries": 100_000}, "step", "file", {"enabled": None}]
+    with pytest.raises(ValueError), memory_snapshot("file"):
+        raise ValueError
+    assert calls[-1] == {"enabled": None} and calls.count("file") == 1
+
+
+def test_a_snapshot_without_a_gpu_is_one_line(capsys):
+    assert main(["record", "tests.measure.factories_for_tests:tiny", "--step", "--snapshot", "x"]) == 2
+    assert "snapshot: needs --step and --device cuda, and a GPU" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from actmem.measure.ledger_tables import bill_text, ledger_text, readable_size
 from actmem.measure.no_device import gpu_of_this_build
 from actmem.measure.step_bill import StepBill
 from actmem.measure.whole_step import step
+from actmem.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
 _CHECKED_BYTES = 256 << 20
@@ -72,6 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="the result as JSON, to a file or the screen"
     )
+    parser.add_argument(
+        "--snapshot", metavar="FILE", help="with --step on a GPU: every allocation, for https://pytorch.org/memory_viz"
+    )
     parser.add_argument("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
     return parser
 
@@ -91,6 +96,8 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
         if options.step:
             raise ConfigError("step", "backward does not run on CUDA tensors without a GPU")
+    if options.snapshot and (options.device != "cuda" or options.fake or not options.step):
+        raise ConfigError("snapshot", "needs --step and --device cuda, and a GPU")
     factory = factories.load_factory(options.target)
     sizes = {name: value for name in factories.SIZE_NAMES if (value := getattr(options, name)) is not None}
     for name, value in sizes.items():
@@ -133,7 +140,8 @@ def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) 
                 step(model, inputs, None, optimizer)
                 if optimizer is not None:
                     optimizer.zero_grad()
-                bill = step(model, inputs, None, optimizer)
+                with memory_snapshot(options.snapshot) if options.snapshot else nullcontext():
+                    bill = step(model, inputs, None, optimizer)
             except Exception as error:
                 raise ConfigError("step", f"the training step raised {factories.one_line(error)}") from error
     return ledger, bill, weights

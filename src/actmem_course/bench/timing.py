@@ -12,6 +12,12 @@ import torch
 from actmem.config import ConfigError, check_size
 from actmem_course.arguments import ELEMENT_SIZES
 
+#: What a lab says below times of an emulated rank.
+EMULATED = (
+    "One emulated rank: exchanges send nothing here. These are times of computing, and of the copies that torch's fake "
+    "gathers make."
+)
+
 
 def add_timing_arguments(parser: argparse.ArgumentParser, rounds: int = 20) -> None:
     """--dtype, --rounds and --cpu-time."""

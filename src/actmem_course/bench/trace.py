@@ -13,6 +13,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from torch import nn
+from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from actmem.layers.attention import CoreAttention, SelfAttention
@@ -69,14 +70,7 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
         work.finish()
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * (device == "cuda")
     with paper_ranges(), profile(activities=activities) as recorded:
-        for name, work in candidates.items():
-            with record_function(name):
-                with record_function("forward"):
-                    output = work.forward()
-                with record_function("backward"):
-                    work.backward(output)
-            del output
-            work.finish()
+        _steps(candidates)
     if path is not None:
         with TemporaryDirectory() as folder:  # torch doesn't say when a disk is full
             exported = Path(folder) / "trace.json"
@@ -85,6 +79,23 @@ def write_trace(candidates: dict[str, Work], path: Path | None, device: str) -> 
         if not contents.rstrip().endswith(b"}"):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
         path.write_bytes(contents)
+
+
+def mark_for_nsys(candidates: dict[str, Work]) -> None:
+    """Run each candidate once with the same ranges as NVTX ranges, which Nsight Systems shows.  Every rank must call it."""
+    with paper_ranges(), emit_nvtx():
+        _steps(candidates)
+
+
+def _steps(candidates: dict[str, Work]) -> None:
+    for name, work in candidates.items():
+        with record_function(name):
+            with record_function("forward"):
+                output = work.forward()
+            with record_function("backward"):
+                work.backward(output)
+        del output
+        work.finish()
 
 
 def _named(text: str) -> Callable[[Callable], Callable]:

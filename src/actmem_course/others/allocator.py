@@ -54,7 +54,6 @@ class CachingAllocator:
     peak_lines: Counter = field(default_factory=Counter)
     _free: dict[bool, list[tuple[int, int, Block]]] = field(default_factory=lambda: {True: [], False: []})
     _end: int = 0
-    _last: dict[bool, Block] = field(default_factory=dict)
 
     def take(self, line: str, num_bytes: int) -> Block:
         """A block for a tensor of ``num_bytes``, counted under ``line``."""

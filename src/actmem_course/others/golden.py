@@ -18,7 +18,7 @@ from pathlib import Path
 
 from actmem.checks import ConfigError
 from actmem_course.others.allocator import UNSPLIT
-from actmem_course.others.megatron import MegatronRun, Trace, parse, trace
+from actmem_course.others.megatron import MegatronRun, Trace, parse
 
 GOLDEN = Path(__file__).with_name("golden.tsv")
 _NEEDED = ("case", "gpu", "arguments")
@@ -149,7 +149,7 @@ def predict(row: GoldenRow) -> GoldenResult:
     """The row with its run played, or why it can't be."""
     try:
         run = MegatronRun(row.arguments, row.gpu, row.gpus, row.environment, row.written)
-        return GoldenResult(row, run, trace(run))
+        return GoldenResult(row, run, Trace(run).play())
     except ConfigError as error:
         return GoldenResult(row, None, None, str(error))
 
@@ -236,28 +236,14 @@ def experiments(results: Sequence[GoldenResult]) -> list[Experiment]:
         thing = differ.pop()
         if thing == "GPU" and one.row.case != other.row.case:
             continue
-        active = [(sum(r.active_lines.values()), r.active_lines.get(UNSPLIT, 0)) for r in (one, other)]
-        tensors = [total - unsplit for total, unsplit in active]
-        pair = [(one, *active[0], tensors[0]), (other, *active[1], tensors[1])]
-        pair.sort(key=lambda item: item[3], reverse=True)
-        (more, _, more_unsplit, more_tensors), (less, _, less_unsplit, less_tensors) = pair
-        logged = _active(more) - _active(less)
-        if thing == "GPU" and not logged and more_tensors == less_tensors:
-            continue
-        if (thing, more.row.gpu, less.row.gpu, logged, more_tensors - less_tensors) in seen:
+        more, less = sorted((one, other), key=_tensors, reverse=True)
+        logged, formula = _active(more) - _active(less), _tensors(more) - _tensors(less)
+        same = (thing, more.row.gpu, less.row.gpu, logged, formula)
+        if same in seen or (thing == "GPU" and not logged and not formula):
             continue  # the same bytes from rows that differ in nothing that is active
-        seen.add((thing, more.row.gpu, less.row.gpu, logged, more_tensors - less_tensors))
-        found.append(
-            Experiment(
-                thing,
-                THINGS[thing][1],
-                more,
-                less,
-                logged,
-                more_tensors - less_tensors,
-                more_unsplit - less_unsplit,
-            )
-        )
+        seen.add(same)
+        unsplit = more.active_lines.get(UNSPLIT, 0) - less.active_lines.get(UNSPLIT, 0)
+        found.append(Experiment(thing, THINGS[thing][1], more, less, logged, formula, unsplit))
     order = list(THINGS)
     return sorted(found, key=lambda e: (order.index(e.thing), e.more.row.gpu, e.more.row.case, e.less.row.case))
 
@@ -265,3 +251,7 @@ def experiments(results: Sequence[GoldenResult]) -> list[Experiment]:
 def _active(result: GoldenResult) -> int:
     assert result.row.peak_bytes and result.row.held_bytes
     return result.row.peak_bytes - result.row.held_bytes
+
+
+def _tensors(result: GoldenResult) -> int:
+    return sum(size for line, size in result.active_lines.items() if line != UNSPLIT)

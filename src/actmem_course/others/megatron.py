@@ -1,6 +1,6 @@
 """The memory of Megatron-LM's last rank, tensor by tensor: what one of NVIDIA's CI runs logs, predicted from its code.
 
-``trace`` plays a run's setup and three iterations on torch's allocator (allocator.py): each tensor that
+``Trace`` plays a run's setup and three iterations on torch's allocator (allocator.py): each tensor that
 NVIDIA/Megatron-LM makes is taken with its bytes and given back where its code lets go of it, in the order of its
 code at adc69dba2d (October 2025, which wrote most of the logged values) and of TransformerEngine 2.8.
 Nothing is fitted: a line is a formula of the run's arguments and names the file and the function it was read
@@ -10,7 +10,7 @@ from.  Letters: s, b, h, a, t, v, f as in the paper, n = sb/cp tokens.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from actmem.checks import ConfigError
 from actmem_course.others.allocator import KIB, MIB, UNSPLIT, Block, CachingAllocator
@@ -200,23 +200,15 @@ class _Layer:
 
 
 @dataclass
-class _Head:
-    """The blocks that backward of the loss needs: the output layer's input with its norm, and the loss's own."""
-
-    norm: list[Block]
-    softmax: Block
-    others: list[Block]
-
-
-@dataclass
 class _Chunk:
-    """One microbatch in one model chunk between its forward and its backward."""
+    """One microbatch in one model chunk between forward and backward; of the last one the loss's blocks too."""
 
     received: Block | None
     embedding: list[Block]
     layers: list[tuple[Block, _Layer]]
     hidden: Block
-    head: _Head | None = None
+    norm: list[Block] = field(default_factory=list)
+    loss: list[Block] = field(default_factory=list)
     stub: Block | None = None
 
 
@@ -399,7 +391,7 @@ class Trace:
             hidden = output
         saved = _Chunk(received=received, embedding=embedding, layers=layers, hidden=hidden)
         if last:
-            saved.head = self._head_forward(batch, scalars)
+            saved.norm, saved.loss = self._head_forward(scalars)
         elif hidden is not received:
             free(hidden)  # sent on, and its data replaced by one number: schedules.py deallocate_output_tensor
             saved.stub = take("transient", 2)
@@ -420,8 +412,8 @@ class Trace:
             parts = [take("batch", size // run.cp) for size in rows]
             self.free(*batch)
             batch = parts
-        if not run.has_embedding and run.batches_kept:
-            self.free(batch.pop(0), batch.pop())
+        if not run.has_embedding and (run.batches_kept or run.t > 1):
+            self.free(batch.pop(0), batch.pop())  # the last stage drops ids and positions
         return batch
 
     def _embed(self) -> tuple[Block, list[Block]]:
@@ -453,8 +445,6 @@ class Trace:
         norm1 = self._norm()
         if run.transformer_engine:
             self._keep_once("Transformer Engine's workspace", (32 if run.hopper else 4) * MIB)
-        else:
-            self._cublas("forward")
         gathered = self._gathered()
         attention = self._attention_forward(gathered)
         projected = take("transient", 2 * run.tokens * run.h)
@@ -497,6 +487,8 @@ class Trace:
         heads, groups = run.a // t, max(1, run.groups // t)
         q, k = 2 * run.tokens * heads * d, 2 * run.tokens * groups * d
         packed = [take("Q, K, V", q + 2 * k)]
+        if not run.transformer_engine:
+            self._cublas("forward")
         if not run.transformer_engine and run.linear_bias:
             packed.append(take("Q, K, V", q + 2 * k))
             free(packed.pop(0))
@@ -526,8 +518,8 @@ class Trace:
         else:
             self._keep_once("attention's buffer for scores", scores)
             empty = []
-        self._cublas("forward")
         product = take("transient", scores)
+        self._cublas("forward")
         free(*empty)
         kept = [take("softmax outputs", scores)]
         if run.dropout:
@@ -554,7 +546,7 @@ class Trace:
             kept.append(take("attention outputs", q))
         return kept
 
-    def _head_forward(self, batch: list[Block], scalars: list[Block]) -> _Head:
+    def _head_forward(self, scalars: list[Block]) -> tuple[list[Block], list[Block]]:
         run, take, free = self.run, self.take, self.free
         n = run.tokens
         norm = self._norm("output layer input")
@@ -585,17 +577,17 @@ class Trace:
         turned = take("loss", 4 * n)
         free(loss)
         scalars.append(take("loss", 8))  # the sum that is reported, and its tokens
-        return _Head(norm, softmax, [target_mask, target, turned])
+        return norm, [softmax, target_mask, target, turned]
 
     # Backward.
 
     def _backward(self, saved: _Chunk, arrived: Block | None = None) -> tuple[Block, Block] | None:
         run, take, free = self.run, self.take, self.free
-        if saved.head:
-            gradient = self._head_backward(saved.head)
+        if saved.norm:
+            gradient = self._head_backward(saved.norm, saved.loss)
         else:
             gradient = arrived or take("received input and its gradient", run.residual_bytes)
-        if saved.head and saved.hidden is not saved.received:
+        if saved.norm and saved.hidden is not saved.received:
             free(saved.hidden)
         for hidden, held in reversed(saved.layers):
             if run.full_recompute:
@@ -613,23 +605,23 @@ class Trace:
         free(take("transient", 2 * run.v * run.h // run.t))
         return None
 
-    def _head_backward(self, head: _Head) -> Block:
+    def _head_backward(self, norm: list[Block], loss: list[Block]) -> Block:
         run, take, free = self.run, self.take, self.free
         n, h, t = run.tokens, run.h, run.t
         gradients = [take("loss", 4 * n), take("loss", 4 * n)]
         positions, update = take("loss", 8 * n), take("loss", 4 * n)
         logits = take("logits, 16 bits", 2 * n * run.v // t)
-        free(positions, update, head.softmax, *head.others, *gradients)
-        self._cublas("backward")
+        free(positions, update, *loss, *gradients)
         whole = take("transient", 2 * n * h)
+        self._cublas("backward")
         own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
         weight = take("transient", 2 * run.v * h // t)
-        free(logits, weight)
+        free(logits, weight, norm[0])
         if own:
             free(whole)
             whole = own[0]
         gradient = take("received input and its gradient", run.residual_bytes)
-        free(whole, *head.norm)
+        free(whole, *norm[1:])
         return gradient
 
     def _layer_backward(self, held: _Layer) -> None:
@@ -686,17 +678,19 @@ class Trace:
         probabilities, value = take("transient", scores), take("transient", k)
         free(gradient)
         if run.dropout:
+            free(kept[1])
             before = take("transient", scores)
-            free(probabilities, *kept[1:])
+            free(probabilities, kept[2])
             probabilities = before
-        parts = []
+        free(kept[0])  # the softmax's backward writes in place
+        parts = [value]
         for size in (q, k):
             product = take("transient", size)
             parts.append(take("transient", size))
             free(product)
-        free(probabilities, kept[0])
+        free(probabilities, *packed_kept)
         packed = take("transient", q + 2 * k)
-        free(*parts, value, *packed_kept)
+        free(*parts)
         return packed
 
     def _optimizer_step(self) -> None:
@@ -706,8 +700,3 @@ class Trace:
         for number, size in enumerate(self._parameters):
             for moment in ("first", "second"):
                 self._keep_once("Adam's moments", 4 * size, f"{moment} {number}")
-
-
-def trace(run: MegatronRun) -> Trace:
-    """The run played to its steady state."""
-    return Trace(run).play()

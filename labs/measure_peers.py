@@ -8,21 +8,13 @@ What Hugging Face's blocks keep beside ours, on one process: python labs/measure
 Exit code 0, 1 if --today finds other bytes than its formulas, or 2 on wrong use.
 """
 
-import json
 import os
 import sys
 import warnings
-from dataclasses import asdict
 
 import torch
 
-from actmem_course.arguments import (
-    ELEMENT_SIZES,
-    LabParser,
-    add_json_argument,
-    add_shape_arguments,
-    shape_from,
-)
+from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
 from actmem_course.bench.measure_others import measure_others
 from actmem_course.bench.measure_peers import (
     COMPILED,
@@ -37,155 +29,86 @@ from actmem_course.bench.measure_peers import (
     table2_units,
 )
 from actmem_course.bench.measure_speed import check_speed
-from actmem_course.bench.race import progress_line
-from actmem_course.bench.timing import (
-    EMULATED,
-    add_timing_arguments,
-    check_timing,
-    clock_name,
-    memory_bytes,
-    ranks_here,
-    setting,
-)
-from actmem_course.files import check_files, write_text
-from actmem_course.process import lab, lab_console
-from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
-from actmem_course.show.tables import (
-    elementwise_line,
-    missing_lines,
-    others_table,
-    overheads_table,
-    peers_table,
-    why_lines,
-)
+from actmem_course.bench.runner import Measurement
+from actmem_course.bench.timing import EMULATED, add_timing_arguments, check_timing, memory_bytes, ranks_here, setting
+from actmem_course.process import lab
+from actmem_course.ranks import add_rank_arguments, check_ranks
+from actmem_course.show import tables
+
+COMPILE = "our layer under torch.compile too (a minute more, and a C++ compiler on CPUs)"
+TODAY = "instead: bytes of Hugging Face's blocks and of ours, each by a formula"
 
 
 @lab
 def main() -> int:
-    parser = LabParser(prog="measure_peers.py", description=__doc__.split("\n\n")[1])
-    add_shape_arguments(parser)
-    add_rank_arguments(parser)
-    add_timing_arguments(parser)
-    add_json_argument(parser)
-    parser.add_argument(
-        "--peer",
-        action="append",
-        choices=tuple(PEERS),
-        metavar="NAME",
-        help=f"one of {', '.join(PEERS)}; may be repeated (default: all)",
-    )
-    parser.add_argument(
-        "--recompute",
-        action="append",
-        choices=PEER_MODES,
-        metavar="MODE",
-        help=f"one of {', '.join(PEER_MODES)}; may be repeated (default: all)",
-    )
-    parser.add_argument(
-        "--compile",
-        action="store_true",
-        help="our layer under torch.compile too (a minute more, and a C++ compiler on CPUs)",
-    )
-    parser.add_argument(
-        "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
-    )
-    parser.add_argument(
-        "--today", action="store_true", help="instead: bytes of Hugging Face's blocks and of ours, each by a formula"
-    )
-    args = parser.parse_args()
-    if args.today:
-        with parser.refusing():
-            check_files(args, "json")
-        return report_today(args)
-    with parser.refusing():
-        shape = shape_from(args)
-        size = check_ranks(args, parser.prog)
-        dtype = check_timing(args)
-        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
-        check_files(args, "json")
-
+    run = Measurement(__doc__)
+    add_shape_arguments(run.parser)
+    add_rank_arguments(run.parser)
+    add_timing_arguments(run.parser)
+    run.several("peer", tuple(PEERS))
+    run.several("recompute", PEER_MODES, "MODE")
+    run.option("--compile", action="store_true", help=COMPILE)
+    run.option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
+    run.option("--today", action="store_true", help=TODAY)
+    with run.asked() as args:
+        if not args.today:
+            shape = shape_from(args)
+            size, dtype = check_ranks(args, run.parser.prog), check_timing(args)
+            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
-    torch.manual_seed(1234)
-    with ranks(args, real_tensors=True) as here:
+    if args.today:
+        return today(run)
+
+    with run.ranks(real_tensors=True) as here:
         lines = measure_peers(
-            shape,
-            here,
-            getattr(torch, dtype),
-            rounds=args.rounds,
-            cpu_time=args.cpu_time,
-            peers=[COMPILED] * args.compile + [name for name in PEERS if name in (args.peer or PEERS)],
-            modes=[mode for mode in PEER_MODES if mode in (args.recompute or PEER_MODES)],
-            sequence_parallel=not args.no_sequence_parallel,
-            on_progress=lambda text: progress_line(text, here),
-        )
+            shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
+            peers=[COMPILED] * args.compile + run.chosen("peer"), modes=run.chosen("recompute"),
+            sequence_parallel=not args.no_sequence_parallel, on_progress=run.progress,
+        )  # fmt: skip
         # Every rank counts: an exchange is part of it.
         units = [
             table2_units(shape, here, mode, not args.no_sequence_parallel)
             for mode in ("selective", "elementwise")
             if any(line.over_selective for line in lines)
         ]
-        progress_line("", here)
-        if here.rank == 0:
-            report(args, lines, units, setting(shape, here, dtype), clock_name(args, here.device), here)
+        run.progress()
+        run.show(f"One layer by others: {setting(shape, here, dtype)}", style="bold")
+        run.show(*(tables.peers_table(lines, mode) for mode in dict.fromkeys(line.mode for line in lines)))
+        if (overheads := tables.overheads_table(lines)) is not None:
+            run.show(overheads)
+        run.show(
+            f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {run.clock}; ours against itself came out up to "
+            f"{100 * (lines[0].noise or 0):.1f}% apart. Below each: 95% interval; for bytes, over ours."
+        )
+        if units:
+            run.show(tables.elementwise_line(lines, OURS, *units))
+        ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
+        run.show(*(f"{name}: {NOTES[name]}." for name in (*PEERS, LITERAL, COMPILED) if name in ran))
+        run.show(*tables.missing_lines(lines), markup=False)
+        if here.device == "cpu" and here.size > 1 and not here.emulated:
+            run.show(f"{OURS}: {OVER_GLOO}.")
+        if here.emulated:
+            run.show(EMULATED)
+        if strange := ", ".join(sorted({line.name for line in lines if line.finite is False})):
+            run.show(f"Emulated exchanges made infinities or NaNs in {strange}: kernels can run faster on those.")
+        run.write(lines)
     return 0
 
 
-def report_today(args) -> int:
-    """Print what each layer keeps, why, and how to lose it; the exit code."""
+def today(run: Measurement) -> int:
+    """What each layer keeps, why, and how to lose it; the exit code."""
     if int(os.environ.get("RANK", "0")):
         return 0
-    warnings.filterwarnings("ignore")
     torch.manual_seed(1234)
     lines = measure_others()
-    console = lab_console()
-    console.print(others_table(lines))
-    for why, names in why_lines(lines):
-        console.print(f"{names}: {why}.", highlight=False)
-    for reason in dict.fromkeys(line.unavailable for line in lines if line.unavailable):
-        console.print(f"Left out: {reason}.", highlight=False)
+    run.show(tables.others_table(lines), *(f"{names}: {why}." for why, names in tables.why_lines(lines)))
+    run.show(*(f"Left out: {reason}." for reason in dict.fromkeys(one.unavailable for one in lines) if reason))
     ran = [line for line in lines if line.measured_bytes is not None]
     agree = sum(line.measured_bytes == line.predicted_bytes for line in ran)
-    console.print(f"{agree} of {len(ran)} measurements agree with the formulas to the byte", highlight=False)
-    if args.json:
-        write_text(args.json, json.dumps([asdict(line) for line in lines], indent=1) + "\n")
+    run.show(f"{agree} of {len(ran)} measurements agree with the formulas to the byte")
+    run.write(lines)
     return 0 if agree == len(ran) else 1
-
-
-def report(args, lines, units, where, clock, here) -> None:
-    """Print a table for each mode and what to know about the peers, and write the file that is asked for."""
-    console = lab_console()
-    console.print(f"One layer by others: {where}", style="bold", highlight=False)
-    for mode in dict.fromkeys(line.mode for line in lines):
-        console.print(peers_table(lines, mode))
-    if (table := overheads_table(lines)) is not None:
-        console.print(table)
-    noise = lines[0].noise
-    console.print(
-        f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {clock}; ours against itself came out up to "
-        f"{100 * noise:.1f}% apart. Below each: 95% interval; for bytes, over ours.",
-        highlight=False,
-    )
-    if units:
-        console.print(elementwise_line(lines, OURS, *units), highlight=False)
-    ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
-    for name in (*PEERS, LITERAL, COMPILED):
-        if name in ran:
-            console.print(f"{name}: {NOTES[name]}.", highlight=False)
-    for sentence in missing_lines(lines):
-        console.print(sentence, highlight=False, markup=False)
-    if here.device == "cpu" and here.size > 1 and not here.emulated:
-        console.print(f"{OURS}: {OVER_GLOO}.", highlight=False)
-    if args.emulate is not None:
-        console.print(EMULATED, highlight=False)
-    strange = sorted({line.name for line in lines if line.finite is False})
-    if strange:
-        console.print(
-            f"Emulated exchanges made infinities or NaNs in {', '.join(strange)}: kernels can run faster on those.",
-            highlight=False,
-        )
-    if args.json:
-        write_text(args.json, json.dumps([asdict(line) for line in lines], indent=1) + "\n")
 
 
 if __name__ == "__main__":

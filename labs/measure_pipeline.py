@@ -5,28 +5,19 @@ most, by formula and counted, the schedule that torch ran, and each rank's memor
 Exit code 0 if all agrees to the byte, 1 if anything does not, 2 on wrong use.
 """
 
-import json
 import sys
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
-from rich.console import Console
 
 from actmem.config import Parallel
 from actmem.formulas.timeline import draw, timeline
-from actmem_course.arguments import (
-    ELEMENT_SIZES,
-    LabParser,
-    add_json_argument,
-    add_shape_arguments,
-    shape_from,
-)
+from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
 from actmem_course.bench.measure_pipeline import PipelineRun, measure_pipeline
+from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import memory_bytes, ranks_here
-from actmem_course.files import check_files, replacing, write_text
-from actmem_course.process import lab, lab_console
-from actmem_course.ranks import add_rank_arguments, check_ranks, ranks
+from actmem_course.process import lab
+from actmem_course.ranks import add_rank_arguments, check_ranks
+from actmem_course.show.pipeline import measured_schedule
 from actmem_course.show.tables import memory_table, pipeline_table
 
 SPELLED = {
@@ -35,53 +26,46 @@ SPELLED = {
     "num_model_chunks": "--chunks",
     "num_microbatches": "--microbatches",
 }
+CHUNKS = "model chunks a rank, m; more than 1 interleaves (default: 1)"
 
 
 @lab
 def main() -> int:
-    parser = LabParser(prog="measure_pipeline.py", description=__doc__.split("\n\n")[1], spelled=SPELLED)
-    parser.add_argument("--pipeline", type=int, default=2, metavar="P", help="pipeline stages, p (default: 2)")
-    parser.add_argument(
-        "--tensor", type=int, default=1, metavar="T", help="tensor-parallel ranks a stage, t (default: 1)"
-    )
-    parser.add_argument(
-        "--chunks",
-        type=int,
-        default=1,
-        metavar="M",
-        help="model chunks a rank, m; more than 1 interleaves (default: 1)",
-    )
-    parser.add_argument("--microbatches", type=int, metavar="N", help="microbatches of the step (default: 2p)")
-    parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
-    parser.add_argument(
-        "--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism"
-    )
-    parser.add_argument("--free-outputs", action="store_true", help="free each output once it is sent (appendix B)")
-    add_shape_arguments(parser)
-    parser.add_argument("--num-layers", type=int, metavar="N", help="layers of the model (L)")
-    parser.add_argument(
-        "--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help="of the activations (default: bfloat16)"
-    )
-    add_rank_arguments(parser, emulate=False)
-    add_json_argument(parser)
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write the schedule and the memory curves as a figure (needs plotly)"
-    )
-    args = parser.parse_args()
-    with parser.refusing():
-        size = check_ranks(args, parser.prog)
+    run = Measurement(__doc__, SPELLED)
+    run.option("--pipeline", type=int, default=2, metavar="P", help="pipeline stages, p (default: 2)")
+    run.option("--tensor", type=int, default=1, metavar="T", help="tensor-parallel ranks a stage, t (default: 1)")
+    run.option("--chunks", type=int, default=1, metavar="M", help=CHUNKS)
+    run.option("--microbatches", type=int, metavar="N", help="microbatches of the step (default: 2p)")
+    run.option("--recompute", choices=("none", "selective", "full"), default="none")
+    run.option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
+    run.option("--free-outputs", action="store_true", help="free each output once it is sent (appendix B)")
+    add_shape_arguments(run.parser)
+    run.option("--num-layers", type=int, metavar="N", help="layers of the model (L)")
+    run.dtype()
+    add_rank_arguments(run.parser, emulate=False)
+    run.page("the schedule and the memory curves as a figure")
+    with run.asked() as args:
+        size = check_ranks(args, run.parser.prog)
         plan = plan_from(args)
         plan.check(size)
         plan.check_memory(ELEMENT_SIZES[args.dtype], ranks_here(args), memory_bytes(args.device))
-        check_files(args, "json", "html")
 
-    torch.manual_seed(1234)
-    with ranks(args) as here:
-        with Console(stderr=True, quiet=here.rank > 0).status("running one step"):
-            results = here.gather(measure_pipeline(plan, here.rank, here.device, getattr(torch, args.dtype)))
-        if here.rank == 0:
-            report(args, plan, results)
-    return 0 if all(result.exact and result.order_as_drawn for result in results) else 1
+    with run.ranks() as here:
+        with run.status("running one step"):
+            own = measure_pipeline(plan, here.rank, here.device, getattr(torch, args.dtype))
+            results = run.gathered([own])
+        run.show(pipeline_table(results))
+        run.show("Schedule, a backward taking twice a forward's time:", style="bold")
+        run.show(draw(timeline(plan.schedule)), markup=False, soft_wrap=True)
+        run.show(memory_table(results))
+        run.wrong(*(f"rank {one.rank}:\n{one.disagreement}" for one in results if not one.exact))
+        other = [one for one in results if not one.order_as_drawn]
+        run.wrong(*(f"rank {one.rank} ran its actions in another order than the one drawn" for one in other))
+        agree = sum(one.exact for one in results)
+        run.show(f"{agree} of {len(results)} ranks agree with the formulas to the byte")
+        run.write(results)
+        run.draw(lambda: measured_schedule(plan.schedule, results))
+    return 0 if agree == len(results) and not other else 1
 
 
 def plan_from(args) -> PipelineRun:
@@ -92,31 +76,6 @@ def plan_from(args) -> PipelineRun:
     parallel = Parallel(args.tensor, not args.no_sequence_parallel, args.pipeline, args.chunks)
     microbatches = 2 * args.pipeline if args.microbatches is None else args.microbatches
     return PipelineRun(shape, parallel, microbatches, args.recompute, args.free_outputs)
-
-
-def report(args, plan, results) -> None:
-    """Print the tables and the schedule, and write the files that are asked for."""
-    console = lab_console()
-    console.print(pipeline_table(results))
-    spans = timeline(plan.schedule)
-    console.print("Schedule, a backward taking twice a forward's time:", style="bold")
-    console.print(draw(spans), markup=False, highlight=False, soft_wrap=True)
-    console.print(memory_table(results))
-    wrong = [result for result in results if not result.exact]
-    for result in wrong:
-        console.print(f"rank {result.rank}:\n{result.disagreement}", style="bold red")
-    for result in results:
-        if not result.order_as_drawn:
-            console.print(f"rank {result.rank} ran its actions in another order than the one drawn", style="bold red")
-    console.print(f"{len(results) - len(wrong)} of {len(results)} ranks agree with the formulas to the byte")
-    if args.json:
-        write_text(args.json, json.dumps([asdict(result) for result in results], indent=1) + "\n")
-    if args.html:
-        from actmem_course.show.measured import write_page  # plotly is loaded only to draw
-        from actmem_course.show.pipeline import measured_schedule
-
-        with replacing(args.html) as beside:
-            write_page(measured_schedule(plan.schedule, results), beside)
 
 
 if __name__ == "__main__":

@@ -9,163 +9,106 @@ python labs/measure_speed.py --products
 Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on wrong use.
 """
 
-import json
 import os
 import sys
-from dataclasses import asdict
-from pathlib import Path
 
 import torch
 
 from actmem.config import ConfigError
-from actmem_course.arguments import (
-    ELEMENT_SIZES,
-    LabParser,
-    add_json_argument,
-    add_shape_arguments,
-    shape_from,
-)
+from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, device_for, shape_from
 from actmem_course.bench.measure_products import measure_products
 from actmem_course.bench.measure_speed import VARIANTS, check_speed, measure_speed, runners_of
-from actmem_course.bench.race import progress_line
-from actmem_course.bench.timing import (
-    EMULATED,
-    add_timing_arguments,
-    check_timing,
-    clock_name,
-    memory_bytes,
-    ranks_here,
-    setting,
-)
+from actmem_course.bench.runner import Measurement
+from actmem_course.bench.timing import EMULATED, add_timing_arguments, check_timing, memory_bytes, ranks_here, setting
 from actmem_course.bench.trace import mark_for_nsys, write_trace
-from actmem_course.files import check_files, replacing, write_text
-from actmem_course.process import lab, lab_console
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.files import replacing
+from actmem_course.process import lab
+from actmem_course.ranks import add_rank_arguments, check_ranks
+from actmem_course.show.measured import speed_figure
 from actmem_course.show.style import milliseconds
 from actmem_course.show.tables import noise_line, speed_table
+
+NVTX = "run one more step of each with NVTX ranges, for nsys (GPUs only)"
+PRODUCTS = "instead: the share of a layer's time that its matrix products alone take"
 
 
 @lab
 def main() -> int:
-    parser = LabParser(prog="measure_speed.py", description=__doc__.split("\n\n")[1])
-    add_shape_arguments(parser, timed=True)
-    add_rank_arguments(parser)
-    add_timing_arguments(parser)
-    add_json_argument(parser)
-    parser.add_argument(
-        "--html", type=Path, metavar="FILE", help="write figure 8: forward, recomputation, backward (needs plotly)"
-    )
-    parser.add_argument(
-        "--trace", type=Path, metavar="FILE", help="write rank 0's profiler trace, to open in https://ui.perfetto.dev"
-    )
-    parser.add_argument(
-        "--nvtx", action="store_true", help="run one more step of each with NVTX ranges, for nsys (GPUs only)"
-    )
-    parser.add_argument(
-        "--products",
-        action="store_true",
-        help="instead: the share of a layer's time that its matrix products alone take",
-    )
-    args = parser.parse_args()
-    if args.products:
-        with parser.refusing():
+    run = Measurement(__doc__)
+    add_shape_arguments(run.parser, timed=True)
+    add_rank_arguments(run.parser)
+    add_timing_arguments(run.parser)
+    run.page("figure 8: forward, recomputation, backward")
+    run.file("trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
+    run.option("--nvtx", action="store_true", help=NVTX)
+    run.option("--products", action="store_true", help=PRODUCTS)
+    with run.asked() as args:
+        if args.products:
             if "RANK" in os.environ or args.emulate is not None or args.ranks is not None:
                 raise ConfigError("products", "needs a single process: python labs/measure_speed.py --products")
+            gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+            args.device = device_for(args.device, 1, gpus, run.parser.prog)
             dtype = check_timing(args)
-            check_files(args, "json")
-        return report_products(args, getattr(torch, dtype))
-    with parser.refusing():
-        size = check_ranks(args, parser.prog)
-        shape = shape_from(args)
-        dtype = check_timing(args)
-        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
-        check_files(args, "json", "html", "trace")
-        if args.nvtx and args.device != "cuda":
-            raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
+        else:
+            size = check_ranks(args, run.parser.prog)
+            shape, dtype = shape_from(args), check_timing(args)
+            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
+            if args.nvtx and args.device != "cuda":
+                raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
+    if args.products:
+        return products(run, dtype)
 
-    torch.manual_seed(1234)
-    with ranks(args, real_tensors=True) as here:
-        lines = measure_speed(
-            shape,
-            here,
-            getattr(torch, dtype),
-            rounds=args.rounds,
-            cpu_time=args.cpu_time,
-            on_progress=lambda text: progress_line(text, here),
-        )
-        progress_line("", here)
+    with run.ranks(real_tensors=True) as here:
+        place = (shape, here, getattr(torch, dtype))
+        lines = measure_speed(*place, rounds=args.rounds, cpu_time=args.cpu_time, on_progress=run.progress)
+        run.progress()
         if args.trace:
-            runners = runners_of(shape, here, getattr(torch, dtype))
-            work = {v.name: runners[v.name].work() for v in VARIANTS}
-            if here.rank == 0:
-                with replacing(args.trace) as beside:
-                    write_trace(work, beside, here.device)
-            else:
-                write_trace(work, None, here.device)
+            trace(args.trace, place)
         if args.nvtx:
-            marked = runners_of(shape, here, getattr(torch, dtype))
-            mark_for_nsys({name: runner.work() for name, runner in marked.items()})
-        wrong = [line for of_rank in here.gather(lines) for line in of_rank if not line.exact]
-        if here.rank == 0:
-            report(
-                args, lines, wrong, f"Table 4 measured: {setting(shape, here, dtype)}", clock_name(args, here.device)
-            )
+            mark_for_nsys({name: runner.work() for name, runner in runners_of(*place).items()})
+        wrong = [line for line in run.gathered(lines) if not line.exact]
+        title = f"Table 4 measured: {setting(shape, here, dtype)}"
+        run.show(speed_table(lines, title), noise_line(lines[0].noise, args.rounds, run.clock))
+        if here.emulated:
+            run.show(EMULATED)
+        if not all(line.finite for line in lines):
+            run.wrong("The emulated exchanges made infinities or NaNs, on which kernels can run faster.")
+        run.wrong(*(f"{o.name}: holds {o.held_bytes:,} B, by formula {o.predicted_bytes:,} B" for o in wrong))
+        if not wrong:
+            run.show(f"All {len(lines)} layers hold what their formulas say, to the byte.")
+        run.write(lines)
+        run.draw(lambda: speed_figure(lines, title.replace("\n", ", ")))
+        if args.trace:
+            run.show(f"wrote {args.trace}")
     return 1 if wrong else 0
 
 
-def report_products(args, dtype: torch.dtype) -> int:
-    """Print the share for each shape; the exit code."""
+def trace(path, place) -> None:
+    """A profiler trace of all variants; every rank runs them, rank 0 writes."""
+    runners, here = runners_of(*place), place[1]
+    work = {v.name: runners[v.name].work() for v in VARIANTS}
+    if here.rank:
+        write_trace(work, None, here.device)
+    else:
+        with replacing(path) as beside:
+            write_trace(work, beside, here.device)
+
+
+def products(run: Measurement, dtype: str) -> int:
+    """The share for each shape, on this process alone."""
+    args = run.args
     torch.manual_seed(1234)
-    alone = Ranks(0, 1, args.device, False)
     pairs = measure_products(
-        rounds=args.rounds, dtype=dtype, device=alone.device, cpu_time=args.cpu_time,
-        on_progress=lambda text: progress_line(text, alone),
+        rounds=args.rounds, dtype=getattr(torch, dtype), device=args.device, cpu_time=args.cpu_time, on_progress=run.progress
     )  # fmt: skip
-    progress_line("", alone)
-    console = lab_console()
-    console.print(
-        f"Matrix products alone ÷ forward and backward of the layer, {dtype}".replace("torch.", ""), style="bold"
-    )
+    run.progress()
+    run.show(f"Matrix products alone ÷ forward and backward of the layer, {dtype}", style="bold")
     for pair in pairs:
         times = f"{milliseconds(pair.second_seconds)} of {milliseconds(pair.first_seconds)} ms"
-        console.print(
-            f"{pair.first}: {pair.ratio:.2f} ({pair.ratio_low:.2f}–{pair.ratio_high:.2f}), {times}", highlight=False
-        )
-    console.print(
-        noise_line(pairs[0].noise, args.rounds, clock_name(args, alone.device)).partition(" Smaller")[0],
-        highlight=False,
-    )
-    if args.json:
-        write_text(args.json, json.dumps([asdict(pair) for pair in pairs], indent=1) + "\n")
+        run.show(f"{pair.first}: {pair.over.ratio:.2f} ({pair.over.interval}), {times}")
+    run.show(noise_line(pairs[0].over.noise, args.rounds, run.clock).partition(" Smaller")[0])
+    run.write(pairs)
     return 0
-
-
-def report(args, lines, wrong, title, clock) -> None:
-    """Print the table and what to know about it, and write the files that are asked for."""
-    console = lab_console()
-    console.print(speed_table(lines, title))
-    console.print(noise_line(lines[0].noise, args.rounds, clock), highlight=False)
-    if args.emulate is not None:
-        console.print(EMULATED, highlight=False)
-    if not all(line.finite for line in lines):
-        console.print("[bold red]The emulated exchanges made infinities or NaNs, on which kernels can run faster.")
-    for line in wrong:
-        console.print(
-            f"[bold red]{line.name}: holds {line.held_bytes:,} B, by formula {line.predicted_bytes:,} B",
-            highlight=False,
-        )
-    if not wrong:
-        console.print(f"All {len(lines)} layers hold what their formulas say, to the byte.", highlight=False)
-    if args.json:
-        write_text(args.json, json.dumps([asdict(line) for line in lines], indent=1) + "\n")
-    if args.html:
-        from actmem_course.show.measured import speed_figure, write_page  # plotly is loaded only to draw
-
-        with replacing(args.html) as beside:
-            write_page(speed_figure(lines, title.replace("\n", ", ")), beside)
-    for path in (args.html, args.trace):
-        if path:
-            console.print(f"wrote {path}", highlight=False)
 
 
 if __name__ == "__main__":

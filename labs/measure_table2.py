@@ -7,17 +7,18 @@ Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 
 import sys
 
-from actmem_course.arguments import LabParser, add_shape_arguments, shape_from
+from actmem_course.arguments import add_shape_arguments, shape_from
 from actmem_course.bench.layer_table import LayerTable, run_layer_table
 from actmem_course.bench.measure_table2 import check_memory, check_table2, extras_of_table2, measure_table2
+from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
 
 
 @lab
 def main() -> int:
-    parser = LabParser(prog="measure_table2.py", description=__doc__.split("\n\n")[1])
-    add_shape_arguments(parser)
-    return run_layer_table(parser, LayerTable(shape_from, title, check, check_room, measure, extras_of_table2))
+    run = Measurement(__doc__)
+    add_shape_arguments(run.parser)
+    return run_layer_table(run, LayerTable(shape_from, title, check, check_room, measure, extras_of_table2))
 
 
 def check(args, *arguments):

@@ -14,7 +14,7 @@ import torch
 from actmem.config import ConfigError
 from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
-from actmem_course.arguments import LabParser, noting_smaller
+from actmem_course.arguments import noting_smaller
 from actmem_course.bench.layer_table import LayerTable, run_layer_table
 from actmem_course.bench.measure_today import (
     check_kernel,
@@ -23,6 +23,7 @@ from actmem_course.bench.measure_today import (
     extras_of_today,
     measure_today,
 )
+from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
 
 SIZES = {
@@ -41,32 +42,32 @@ ONLY_TODAY = tuple(SIZES)[4:]
 @lab
 def main() -> int:
     spelled = {"context_parallel_size": "--context", "context_kind": "--context-kind"}
-    parser = LabParser(prog="measure_today.py", description=__doc__.split("\n\n")[1], spelled=spelled)
-    parser.add_argument("--model", help=f"one of tiny-llama (default), {', '.join(LLAMA_MODELS)}; "
+    run = Measurement(__doc__, spelled)
+    run.option("--model", help=f"one of tiny-llama (default), {', '.join(LLAMA_MODELS)}; "
                         f"with --paper-layer of tiny (default), {', '.join(PAPER_MODELS)}")  # fmt: skip
-    parser.add_argument("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
+    run.option("--paper-layer", action="store_true", help="measure the layer of 2205.05198 instead")
     for name, meaning in SIZES.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
-    parser.add_argument(
+        run.option(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
+    run.option(
         "--routing",
         choices=("even", "one-sided"),
         default="even",
         help="of a mixture of experts: all alike (default), or every token to the first κ: rank 0 is the fullest",
     )
-    parser.add_argument(
+    run.option(
         "--context",
         type=int,
         default=1,
         metavar="C",
         help="ranks that share each sequence; the others share the weights",
     )
-    parser.add_argument(
+    run.option(
         "--context-kind",
         choices=CONTEXT_KINDS,
         default="gather",
         help="how they see its keys and values: gathered, and again in backward (default); gathered and kept; all-to-all",
     )
-    return run_layer_table(parser, LayerTable(shape_from, title, check, check_memory, measure, extras_of_today))
+    return run_layer_table(run, LayerTable(shape_from, title, check, check_memory, measure, extras_of_today))
 
 
 def check(args, shape, ranks):

@@ -43,7 +43,7 @@ def modules() -> list[Path]:
     for path in sorted(SOURCE.rglob("*.py")):
         parts = path.relative_to(SOURCE).with_suffix("").parts
         part = parts[:-1] if parts[-1] == "__init__" else parts
-        outside = part[0] == "actmem_course" and part[1:2] not in ((), ("show",), ("results",))
+        outside = part[0] == "actmem_course" and part[1:2] not in ((), ("others",), ("show",), ("results",))
         if not outside and not needs_machine(".".join(part), frozenset(WIDGETS)):
             found.append(path)
     return found

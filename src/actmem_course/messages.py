@@ -34,8 +34,8 @@ def message(kind: Kind) -> Kind:
     return kind
 
 
-for _kind in (clock.Sample, rows.MemorySample, *(getattr(results, name) for name in results.__all__)):
-    if isinstance(_kind, type):
+for _kind in (clock.Sample, rows.MemorySample, *vars(results).values()):
+    if isinstance(_kind, type) and is_dataclass(_kind):
         message(_kind)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from actmem_course.bench import layer_table
+from actmem_course.bench import runner
 from actmem_course.launch import LABS
 from actmem_course.ranks import Ranks
 
@@ -44,8 +44,8 @@ def _on_this_rank(script, arguments):
     sys.argv, printed = [script, *arguments], io.StringIO()
     try:
         with contextlib.redirect_stdout(printed), pytest.MonkeyPatch.context() as patch:
-            for joins in (module, layer_table):  # the lab itself, or what it shares with others
-                patch.setattr(joins, "ranks", lambda args: contextlib.nullcontext(here), raising=False)
+            for joins in (module, runner):
+                patch.setattr(joins, "ranks", lambda args, **options: contextlib.nullcontext(here), raising=False)
             return module.main.__wrapped__(), printed.getvalue()
     finally:
         for name in place:

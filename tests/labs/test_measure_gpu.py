@@ -26,7 +26,7 @@ from actmem_course.bench.measure_gpu import (
 )
 from actmem_course.bench.session import Session
 from actmem_course.ranks import Ranks
-from actmem_course.results import SpeedLine, Table2Result
+from actmem_course.results import Overhead, SpeedLine, Table2Result
 from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_gpu.py"
@@ -115,8 +115,8 @@ def test_no_time_at_all_still_ends_with_a_file(tmp_path):
 
 def line(name, overhead, **changed):
     return SpeedLine(
-        name, False, "none", False, 0.2, (0.2, 0.2), 0.3, (0.3, 0.3), 0.0, 0.5, (0.5, 0.5), overhead, overhead - 0.01,
-        overhead + 0.01, True, 0.0, 0.0, None, 1016, 1016, 2000, 1024, **{"requested_bytes": 1000, "finite": True, **changed},
+        name, False, "none", False, 0.2, (0.2, 0.2), 0.3, (0.3, 0.3), 0.0, 0.5, (0.5, 0.5),
+        Overhead(overhead, overhead - 0.01, overhead + 0.01, True, 0.0), 0.0, 0.0, None, 1016, 1016, 2000, 1024, **{"requested_bytes": 1000, "finite": True, **changed},
     )  # fmt: skip
 
 

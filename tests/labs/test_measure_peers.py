@@ -43,8 +43,8 @@ def test_every_mode_and_peer(tmp_path):
             assert (torchs or line["name"] == "megatron-core") and line["unavailable"] in " ".join(done.stdout.split())
             continue
         assert line["combined_seconds"] > 0 and line["peak_bytes"] >= line["held_bytes"] > 0
-        assert (line["ratio"] is None) == (line["name"] == OURS)
-        assert (line["overhead"] is None) == (line["mode"] == "none")
+        assert (line["ours"] is None) == (line["name"] == OURS)
+        assert (line["over"] is None) == (line["mode"] == "none")
     assert by_name["none", "DTensor"]["held_bytes"] > by_name["none", OURS]["held_bytes"]
     assert by_name["none", "FSDP2"]["sequences"] == 2
 
@@ -69,7 +69,7 @@ def test_under_torchrun_with_a_choice(tmp_path):
         ("selective", name)
         for name in (OURS, LITERAL, "DTensor")  # no reduce-scatter without sequence parallelism
     ]
-    assert not any(line["unavailable"] for line in lines) and all(line["overhead"] is None for line in lines)
+    assert not any(line["unavailable"] for line in lines) and all(line["over"] is None for line in lines)
 
 
 def test_elementwise_beside_selective_and_the_same_exchange(tmp_path):
@@ -82,7 +82,7 @@ def test_elementwise_beside_selective_and_the_same_exchange(tmp_path):
     lines = {(line["mode"], line["name"]): line for line in json.loads(path.read_text())}
     shipped, same = lines["none", "DTensor"], lines["none", "DTensor, our exchange"]
     assert shipped["held_bytes"] == same["held_bytes"] and same["combined_seconds"] > 0
-    assert [key for key, line in lines.items() if line["beside_selective"] is not None] == [("elementwise", OURS)]
+    assert [key for key, line in lines.items() if line["over_selective"] is not None] == [("elementwise", OURS)]
     assert lines["elementwise", OURS]["held_bytes"] < lines["selective", OURS]["held_bytes"]
 
 
@@ -133,7 +133,7 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
     assert ours.name == OURS and not ours.unavailable
     assert (dtensor.unavailable, megatron.unavailable) == ("not here", "ValueError: first line")
     assert fsdp.sequences == 4
-    assert fsdp.ratio_low <= fsdp.ratio <= fsdp.ratio_high
+    assert fsdp.ours.low <= fsdp.ours.value <= fsdp.ours.high
 
 
 @pytest.mark.bad_input

@@ -7,7 +7,17 @@ import pytest
 
 from notebooks.site.book import chapters
 from notebooks.site.browser import INTRODUCTION, MEASURED_TAG, for_browser
+from notebooks.site.live import SOURCE, modules
 from notebooks.site.needs import Reader, needs_machine
+
+
+def test_a_page_has_all_that_its_modules_import():
+    shipped = {".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__") for path in modules()}
+    for path in modules():
+        for node in ast.parse(path.read_text(encoding="utf-8")).body:
+            if isinstance(node, ast.ImportFrom) and node.module.startswith("actmem"):
+                names = {f"{node.module}.{alias.name}" for alias in node.names}
+                assert node.module in shipped and (names & shipped or not (SOURCE / node.module.replace(".", "/")).is_dir()), (path, node.module)
 
 
 @pytest.mark.parametrize(

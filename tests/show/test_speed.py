@@ -20,13 +20,16 @@ from actmem_course.show.tables import (
 from actmem_course.show.text import overhead_text, results_text, speed_facts, speed_text
 
 
+def around(value, margin, is_real, noise=0.03):
+    return Overhead(value, value - margin, value + margin, is_real, noise)
+
+
 def line(variant, number):
-    over = None if number == 0 else 0.1 * number
+    over = around(0.1 * number, 0.02, number > 1, 0.118) if number else None
     return SpeedLine(
         name=variant.name, sequence_parallel=variant.sequence_parallel, recompute=variant.recompute, literal=variant.literal,
         forward_seconds=0.1234, forward_quartiles=(0.1111, 0.1999), backward_seconds=0.3, backward_quartiles=(0.2501, 0.4321),
-        recompute_seconds=0.05, combined_seconds=0.4234, combined_quartiles=(0.4, 0.5), overhead=over,
-        overhead_low=over and over - 0.02, overhead_high=over and over + 0.02, is_real=number > 1, noise=0.118,
+        recompute_seconds=0.05, combined_seconds=0.4234, combined_quartiles=(0.4, 0.5), over=over, noise=0.118,
         flops_overhead=0.3333, paper_overhead_percent=39, predicted_bytes=10**9, held_bytes=10**9, peak_bytes=2 * 10**9,
         allocated_bytes=None, requested_bytes=None, finite=True,
     )  # fmt: skip
@@ -79,7 +82,7 @@ def test_figure_8_adds_up_to_forward_and_backward():
 
 
 def test_the_title_does_not_name_noise_either():
-    quiet = [replace(one, is_real=False, noise=0.0204) for one in LINES]
+    quiet = [replace(one, over=one.over and replace(one.over, is_real=False, noise=0.0204)) for one in LINES]
     assert (
         overhead_finding(quiet)
         == "Full recomputation costs less than 3%, selective with sequence parallelism less than 3%"
@@ -89,12 +92,12 @@ def test_the_title_does_not_name_noise_either():
 PEER_LINES = [
     PeerLine("selective", "ours", combined_seconds=0.123, forward_seconds=0.05, backward_seconds=0.1, held_bytes=10**6, peak_bytes=10**9, noise=0.03),
     PeerLine(
-        "selective", "megatron-core", combined_seconds=0.2, forward_seconds=0.1, backward_seconds=0.1, ratio=0.615, ratio_low=0.6,
-        ratio_high=0.63, is_real=True, noise=0.03, held_bytes=1_500_000, peak_bytes=10**9,
+        "selective", "megatron-core", combined_seconds=0.2, forward_seconds=0.1, backward_seconds=0.1, ours=around(-0.385, 0.015, True), noise=0.03,
+        held_bytes=1_500_000, peak_bytes=10**9,
     ),
     PeerLine(
-        "selective", "DTensor", combined_seconds=0.123, forward_seconds=0.05, backward_seconds=0.1, ratio=0.99, ratio_low=0.9,
-        ratio_high=1.1, is_real=False, noise=0.03, held_bytes=10**6, peak_bytes=10**9,
+        "selective", "DTensor", combined_seconds=0.123, forward_seconds=0.05, backward_seconds=0.1, ours=Overhead(-0.01, -0.1, 0.1, False, 0.03), noise=0.03,
+        held_bytes=10**6, peak_bytes=10**9,
     ),
     PeerLine("selective", "FSDP2", unavailable="not here"),
     PeerLine("none", "FSDP2", unavailable="not here"),
@@ -112,7 +115,7 @@ def test_peers_table():
 def test_bytes_per_sequence_and_what_is_a_wide_mask():
     ours, other, *_ = PEER_LINES
     sharded = replace(other, name="FSDP2", sequences=2, held_bytes=2 * 10**6, bytes_per_sequence=10**6)
-    masks = replace(other, wide_mask_bytes=7_864_320, ratio_low=0.5, ratio_high=1.5, ratio=1.0, is_real=False)
+    masks = replace(other, wide_mask_bytes=7_864_320, ours=around(0.0, 0.5, False))
     text = printed(peers_table([ours, sharded, replace(masks, name="megatron-core, our exchange")], "selective"))
     assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
     assert "× 1.00" in text and "× 2.00" not in text, "two sequences on two ranks"
@@ -124,9 +127,7 @@ def test_elementwise_beside_selective_in_one_sentence():
     beside = replace(
         PEER_LINES[0],
         mode="elementwise",
-        beside_selective=0.012,
-        beside_selective_low=-0.001,
-        beside_selective_high=0.025,
+        over_selective=around(0.012, 0.013, False),
     )
     lines = [*PEER_LINES, beside]
     assert elementwise_line(lines, "ours", 34.0, 20.0) == (
@@ -136,11 +137,9 @@ def test_elementwise_beside_selective_in_one_sentence():
 
 def test_overheads_over_the_same_layer():
     lines = [
-        replace(PEER_LINES[0], overhead=0.04, overhead_low=0.03, overhead_high=0.05, overhead_is_real=True),
-        replace(PEER_LINES[1], overhead=0.02, overhead_low=0.01, overhead_high=0.03),
-        replace(
-            PEER_LINES[0], mode="full", overhead=0.25, overhead_low=0.24, overhead_high=0.26, overhead_is_real=True
-        ),
+        replace(PEER_LINES[0], over=around(0.04, 0.01, True)),
+        replace(PEER_LINES[1], over=around(0.02, 0.01, False)),
+        replace(PEER_LINES[0], mode="full", over=around(0.25, 0.01, True)),
     ]
     rows = [row.split() for row in printed(overheads_table(lines)).splitlines()]
     assert ["ours", "+4.0%", "±1.0", "+25.0%", "±1.0"] in rows
@@ -159,7 +158,7 @@ def test_the_same_lines_as_text_for_notebooks():
     assert facts[VARIANTS[1].name] == "forward 123, backward 300, both 423 ms", "noise is no overhead"
     noise = "stand out from noise (the baseline against itself: up to 11.8% apart)"
     assert facts["overheads"] == f"{len(VARIANTS) - 2} of {len(VARIANTS) - 1} {noise}"
-    quiet = speed_facts([{**line, "is_real": False} for line in lines])
+    quiet = speed_facts([{**line, "over": line["over"] and {**line["over"], "is_real": False}} for line in lines])
     assert quiet["overheads"] == f"none {noise.replace('stand', 'stands')}" and "overhead" not in quiet["selective"]
 
 

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import json
-import os
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import version
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from actmem.rows import Row
-from actmem_course.arguments import ELEMENT_SIZES, LabParser, add_json_argument
-from actmem_course.files import check_files, write_text
-from actmem_course.process import lab_console
-from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks, ranks
+from actmem_course.arguments import ELEMENT_SIZES
+from actmem_course.bench.runner import Measurement
+from actmem_course.bench.timing import memory_bytes, ranks_here
+from actmem_course.ranks import Ranks, add_rank_arguments, check_ranks
 from actmem_course.results import Table2Result
 from actmem_course.show.tables import extras_table, table2_table
 
@@ -40,54 +37,34 @@ class LayerTable:
     extras: Callable[[argparse.Namespace, Any, Ranks], list[Row]]
 
 
-def run_layer_table(parser: LabParser, table: LayerTable) -> int:
-    """Measure on all ranks and print the table; the exit code: 0 if all agree to the byte, or 1."""
-    parser.add_argument(
-        "--dtype", choices=tuple(ELEMENT_SIZES), default="bfloat16", help="of the activations (default: bfloat16)"
-    )
-    add_rank_arguments(parser)
-    add_json_argument(parser)
-    parser.set_defaults(can_fake_cuda=True)
-    args = parser.parse_args()
-    with parser.refusing():
-        shape = table.shape_from(args)
-        size = check_ranks(args, parser.prog)
-        table.check(args, shape, size)
+def run_layer_table(run: Measurement, table: LayerTable) -> int:
+    """Measure on all ranks and print of each configuration the worst rank; the exit code: 0 if all agree to the byte, or 1."""
+    run.dtype()
+    add_rank_arguments(run.parser)
+    run.parser.set_defaults(can_fake_cuda=True)
+    with run.asked() as args:
+        shape, element_size = table.shape_from(args), ELEMENT_SIZES[args.dtype]
+        table.check(args, shape, check_ranks(args, run.parser.prog))
         if args.emulate is None and args.device == "cpu":
-            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-            table.check_memory(args, shape, ELEMENT_SIZES[args.dtype], int(os.environ["LOCAL_WORLD_SIZE"]), memory)
-        check_files(args, "json")
+            table.check_memory(args, shape, element_size, ranks_here(args), memory_bytes("cpu"))
 
-    torch.manual_seed(1234)
-    with ranks(args) as here:
-        screen = Console(stderr=True, quiet=here.rank > 0)
-        with screen.status("measuring") as status:
-            own = table.measure(
-                args, shape, here, getattr(torch, args.dtype), lambda row: status.update(f"measuring {row.name}")
-            )
-        results = [result for of_rank in here.gather(own) for result in of_rank]
-        if here.rank == 0:
-            _report(args, table, shape, here, results)
-    return 0 if all(result.exact for result in results) else 1
-
-
-def _report(args: argparse.Namespace, table: LayerTable, shape: Any, here: Ranks, results: list[Table2Result]) -> None:
-    """Print the table, of each configuration the worst rank, and write the file if one is asked for."""
-    how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
-    if here.device == "cuda" and not torch.cuda.is_available():
-        how += " (fake tensors, an H100's kernels)"
-    title = f"{table.title(args, shape)}, {args.dtype}\n{how} on {here.device}, torch {version('torch')}"
-    console = lab_console()
-    console.print(table2_table(worst_by_configuration(results), title=title))
-    if extras := table.extras(args, shape, here):
-        console.print(extras_table(extras))
-    wrong = [result for result in results if not result.exact]
-    for result in wrong:
-        console.print(f"{result.configuration}, rank {result.rank}:\n{result.disagreement}")
-    verdict = f"{len(results) - len(wrong)} of {len(results)} measurements agree with the formulas to the byte"
-    console.print(verdict if not wrong else f"[bold red]{verdict}")
-    if args.json:
-        write_text(args.json, json.dumps([asdict(result) for result in results], indent=1) + "\n")
+    with run.ranks() as here:
+        with run.status("measuring") as say:
+            own = table.measure(args, shape, here, getattr(torch, args.dtype), lambda row: say(f"measuring {row.name}"))
+        results = run.gathered(own)
+        how = f"emulated rank 0 of {here.size}" if here.emulated else f"{here.size} ranks"
+        if here.device == "cuda" and not torch.cuda.is_available():
+            how += " (fake tensors, an H100's kernels)"
+        title = f"{table.title(args, shape)}, {args.dtype}\n{how} on {here.device}, torch {version('torch')}"
+        run.show(table2_table(worst_by_configuration(results), title=title))
+        if extras := table.extras(args, shape, here):
+            run.show(extras_table(extras))
+        wrong = [result for result in results if not result.exact]
+        run.show(*(f"{one.configuration}, rank {one.rank}:\n{one.disagreement}" for one in wrong))
+        verdict = f"{len(results) - len(wrong)} of {len(results)} measurements agree with the formulas to the byte"
+        run.show(f"[bold red]{verdict}" if wrong else verdict)
+        run.write(results)
+    return 1 if wrong else 0
 
 
 def worst_by_configuration(results: list[Table2Result]) -> list[Table2Result]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -21,7 +22,6 @@ from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.overlap import without_overlap
 from actmem_course.bench.race import Race, Runner, race_of
 from actmem_course.bench.sockets import bytes_sent_by, can_count
-from actmem_course.bench.spread import is_real
 from actmem_course.ranks import Ranks
 from actmem_course.results import ExchangeCount, SocketCount, TimedPair
 
@@ -176,8 +176,8 @@ def compare_overlap(
     found = race_of(work, "with overlap", ranks, rounds=rounds, on_round=on_round, part="backward_seconds")
     compared = _compared(found, "with overlap", "without", part="backward_seconds")
     saved = compared.second_seconds - compared.first_seconds
-    hidden = saved / found.spread("exchanges alone", "forward_seconds").median if compared.is_real else None
-    return TimedPair(**{**vars(compared), "hidden": hidden})
+    hidden = saved / found.spread("exchanges alone", "forward_seconds").median if compared.over.is_real else None
+    return replace(compared, hidden=hidden)
 
 
 def _exchange(run: Callable[[], object]) -> Work:
@@ -186,8 +186,5 @@ def _exchange(run: Callable[[], object]) -> Work:
 
 
 def _compared(found: Race, first: str, second: str, part: str = "forward_seconds") -> TimedPair:
-    ratio = found.ratio(second, first, part)
-    return TimedPair(
-        first, second, found.spread(first, part).median, found.spread(second, part).median,
-        ratio.median, ratio.low, ratio.high, is_real(ratio, found.noise), found.noise,
-    )  # fmt: skip
+    one, other = (found.spread(name, part).median for name in (first, second))
+    return TimedPair(first, second, one, other, found.over(second, first, part))

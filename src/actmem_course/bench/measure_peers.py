@@ -20,7 +20,6 @@ from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.same_exchange import SameExchange
 from actmem_course.bench.race import Held, Race, Runner, hold, race
-from actmem_course.bench.spread import is_real
 from actmem_course.ranks import Ranks
 from actmem_course.results import PeerLine
 
@@ -176,31 +175,18 @@ def _reason(error: Exception) -> str:
 
 
 def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: ModelShape) -> PeerLine:
-    key, without = (mode, name), ("none", OURS if name == LITERAL else name)
+    key, without, selective = (mode, name), ("none", OURS if name == LITERAL else name), ("selective", name)
     forward, backward, both = (found.spread(key, f"{part}seconds").median for part in ("forward_", "backward_", ""))
-    ratio = found.ratio((mode, OURS), key)
-    over = found.ratio(key, without) if _runs_again(mode) and without in found.samples else None
-    selective = ("selective", name)
-    beside = found.ratio(key, selective) if mode == "elementwise" and selective in found.samples else None
-    each = sequences / shape.micro_batch_size
+    beside = mode == "elementwise" and selective in found.samples
     return PeerLine(
         mode=mode,
         name=name,
         forward_seconds=forward,
         backward_seconds=backward,
         combined_seconds=both,
-        ratio=None if name == OURS else ratio.median * each,
-        ratio_low=None if name == OURS else ratio.low * each,
-        ratio_high=None if name == OURS else ratio.high * each,
-        is_real=name != OURS and is_real(ratio.times(each), found.noise),
-        overhead=None if over is None else over.median - 1,
-        overhead_low=None if over is None else over.low - 1,
-        overhead_high=None if over is None else over.high - 1,
-        overhead_is_real=over is not None and is_real(over, found.noise),
-        beside_selective=None if beside is None else beside.median - 1,
-        beside_selective_low=None if beside is None else beside.low - 1,
-        beside_selective_high=None if beside is None else beside.high - 1,
-        beside_selective_is_real=beside is not None and is_real(beside, found.noise),
+        ours=None if name == OURS else found.over((mode, OURS), key, factor=sequences / shape.micro_batch_size),
+        over=found.over(key, without) if _runs_again(mode) and without in found.samples else None,
+        over_selective=found.over(key, selective) if beside else None,
         noise=found.noise,
         sequences=sequences,
         held_bytes=held.held_bytes,

@@ -15,7 +15,6 @@ from actmem.measure.one_layer import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem_course.bench.clock import Work
 from actmem_course.bench.race import Race, Runner, race_of
-from actmem_course.bench.spread import is_real
 from actmem_course.ranks import Ranks
 from actmem_course.results import TimedPair
 
@@ -54,18 +53,10 @@ def measure_products(
 def _pair(shape: ModelShape, name: str, found: Race) -> TimedPair:
     a, b, h, s = shape.letters()
     layer, products = (shape, name), (shape, "products")
-    ratio = found.ratio(products, layer)
     return TimedPair(
-        first=f"s={s} b={b} h={h} a={a}, {name}",
-        second="matrix products alone",
-        first_seconds=found.spread(layer).median,
-        second_seconds=found.spread(products).median,
-        ratio=ratio.median,
-        ratio_low=ratio.low,
-        ratio_high=ratio.high,
-        is_real=is_real(ratio, found.noise),
-        noise=found.noise,
-    )
+        f"s={s} b={b} h={h} a={a}, {name}", "matrix products alone",
+        found.spread(layer).median, found.spread(products).median, found.over(products, layer),
+    )  # fmt: skip
 
 
 def products_of(shape: ModelShape, dtype: torch.dtype = torch.float32, device: str = "cpu") -> Work:

@@ -17,7 +17,6 @@ from actmem.measure.one_layer import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.bench.race import Race, Runner, hold, race
-from actmem_course.bench.spread import is_real
 from actmem_course.others import paper
 from actmem_course.ranks import Ranks
 from actmem_course.results import SpeedLine
@@ -106,8 +105,6 @@ def measure_speed(
 def _line(variant: Variant, found: Race, held, shape: ModelShape, ranks: Ranks, element_size: int) -> SpeedLine:
     place = (shape, Parallel(ranks.size, variant.sequence_parallel), variant.recompute, element_size)
     forward, backward, both = (found.spread(variant.name, f"{part}seconds") for part in ("forward_", "backward_", ""))
-    is_base = variant.name == BASELINE
-    over = found.ratio(variant.name, BASELINE)
     return SpeedLine(
         name=variant.name,
         sequence_parallel=variant.sequence_parallel,
@@ -120,10 +117,7 @@ def _line(variant: Variant, found: Race, held, shape: ModelShape, ranks: Ranks, 
         recompute_seconds=found.spread(variant.name, "recompute_seconds").median,
         combined_seconds=both.median,
         combined_quartiles=(both.lower_quartile, both.upper_quartile),
-        overhead=None if is_base else over.median - 1,
-        overhead_low=None if is_base else over.low - 1,
-        overhead_high=None if is_base else over.high - 1,
-        is_real=not is_base and is_real(over, found.noise),
+        over=None if variant.name == BASELINE else found.over(variant.name, BASELINE),
         noise=found.noise,
         flops_overhead=float(layer_overhead(shape, variant.recompute)),
         paper_overhead_percent=paper.TABLE4[variant.paper_row].overhead_percent,

@@ -15,8 +15,9 @@ from actmem.measure.ledger import record
 from actmem_course.bench.clock import Sample, Work, take_turns
 from actmem_course.bench.heap import keep_freed_memory
 from actmem_course.bench.peak import clear_gradients, measure_memory
-from actmem_course.bench.spread import Spread, noise_of, ratios, spread
+from actmem_course.bench.spread import Spread, is_real, noise_of, ratios, spread
 from actmem_course.ranks import Ranks
+from actmem_course.results import Overhead
 
 #: The base runs once more in every round under this name: what differs is noise.
 TWIN = "base once more"
@@ -47,6 +48,11 @@ class Race:
     def spread(self, name: Hashable, part: str = "seconds") -> Spread:
         """Of one candidate; part: an attribute of Sample."""
         return spread(self._seconds(name, part))
+
+    def over(self, name: Hashable, base: Hashable, part: str = "seconds", factor: float = 1) -> Overhead:
+        """One candidate's time over another's, times ``factor``, as an overhead."""
+        ratio = self.ratio(name, base, part).times(factor)
+        return Overhead(ratio.median - 1, ratio.low - 1, ratio.high - 1, is_real(ratio, self.noise), self.noise)
 
     def ratio(self, name: Hashable, base: Hashable, part: str = "seconds") -> Spread:
         """Seconds of one candidate over another's, compared round by round."""

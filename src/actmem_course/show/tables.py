@@ -20,6 +20,7 @@ from actmem_course.results import (
     ExchangeCount,
     Number,
     OtherLine,
+    Overhead,
     PaperChoiceResult,
     PaperEntry,
     PeerLine,
@@ -190,7 +191,7 @@ def compared_lines(compared: Iterable[tuple[str, TimedPair]]) -> list[str]:
 
 def _compared(one: TimedPair) -> str:
     ms = f"{one.first} {milliseconds(one.first_seconds)} ms, {one.second} {milliseconds(one.second_seconds)} ms"
-    if not one.is_real:
+    if not one.over.is_real:
         return f"{ms}; no difference that stands out of the noise (±{100 * one.over.within:.0f}%)."
     hidden = "" if one.hidden is None else f"; overlap hides {100 * one.hidden:.0f}% of the exchanges' own time"
     return f"{ms} ({overhead_text(one.over)}){hidden}."
@@ -239,16 +240,14 @@ def peers_table(lines: Sequence[PeerLine], mode: str) -> Table:
         holds = _dim(size_text(line.held_bytes), f"× {each / ours:.2f}")
         if line.wide_mask_bytes:
             holds.append(f"\nmasks:\n{size_text(line.wide_mask_bytes)}", style="dim")
-        made.add_row(line.name.replace(", ", "\n  "), *times, _ratio(line), holds, size_text(line.peak_bytes))
+        made.add_row(line.name.replace(", ", "\n  "), *times, _ratio(line.ours), holds, size_text(line.peak_bytes))
     return made
 
 
-def _ratio(line: PeerLine) -> Text:
-    if line.ratio is None or line.ratio_low is None or line.ratio_high is None or line.noise is None:
+def _ratio(ours: Overhead | None) -> Text:
+    if ours is None:
         return Text("–")
-    if line.is_real:
-        return _dim(f"{line.ratio:.2f}", f"{line.ratio_low:.2f}–{line.ratio_high:.2f}")
-    return _dim("same", f"within {max(line.noise, (line.ratio_high - line.ratio_low) / 2):.2f}")
+    return _dim(f"{ours.ratio:.2f}", ours.interval) if ours.is_real else _dim("same", f"within {ours.within:.2f}")
 
 
 def overheads_table(lines: Sequence[PeerLine]) -> Table | None:

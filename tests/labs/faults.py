@@ -15,6 +15,7 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--np
 
 #: What rank 1, or each rank, does in a planted place, by name.
 FAULTS = {
+    "is well": "pass",
     "is killed": "os.kill(os.getpid(), signal.SIGKILL)",
     "raises": "raise ValueError('planted\\nsecond line')",
     "leaves": "os._exit(0)",

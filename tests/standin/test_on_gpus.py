@@ -1,0 +1,122 @@
+"""The course on GPUs that stand in for real ones: labs, the judge, launches and failures on 1, 2 and 4 of them."""
+
+import re
+import subprocess
+import sys
+import time
+
+import pytest
+
+from actmem_course.judge.catalogue import LAB_NAMES
+from actmem_course.launch import LABS
+from tests.labs.faults import planted
+from tests.patience import SECONDS
+from tests.standin.gpus import build, environment, why_not
+from tests.tiers import at_night
+
+pytestmark = pytest.mark.slow
+NUMBERS = (1, 2, 4)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def built():
+    if reason := why_not():
+        pytest.skip(reason)
+    build()
+
+
+def run(gpus, script, *arguments, **settings):
+    """A lab's exit code, output and errors where there are so many GPUs."""
+    command = [sys.executable, str(LABS / script), *map(str, arguments)]
+    done = subprocess.run(command, env=environment(gpus, **settings), capture_output=True, text=True, timeout=SECONDS)
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("kernel", ["flash", at_night("cudnn")])
+@pytest.mark.parametrize(
+    ("lab", "exercise"),
+    [("lab2_tensor_parallel", "2.5"), at_night(("lab3_sequence_parallel", "3.4")), ("lab7_todays_layer", "7.1")],
+)
+def test_right_answers_are_right_on_gpus(lab, exercise, kernel):
+    options = ("--solution", "--verdicts-only", "--only", exercise, "--device", "cuda")
+    code, output, errors = run(2, f"{lab}.py", *options, STANDIN_SDPA=kernel)
+    assert (code, errors) == (0, "") and "on cuda" in output and "1 of 1 passed" in output, output
+
+
+@pytest.mark.parametrize("kernel", [at_night("flash"), at_night("cudnn")])
+@pytest.mark.parametrize("gpus", NUMBERS)
+@pytest.mark.parametrize("lab", LAB_NAMES)
+def test_every_solution_passes_on_any_number_of_gpus(lab, gpus, kernel):
+    code, output, errors = run(gpus, f"{lab}.py", "--solution", STANDIN_SDPA=kernel, STANDIN_NCCL_DESTROY="collective")
+    passed = re.search(r"(\d+) of (\d+) passed", output)
+    assert code == 0 and passed and passed[1] == passed[2], output + errors
+
+
+#: What notebooks launch, what ``make measure`` runs, and the rest: a lab, its options, and its ranks.
+LAUNCHES = {
+    "table 2": ("measure_table2.py", (), 2),
+    "parity": ("measure_parity.py", ("--seq-length", 64), 2),
+    "exchanges": ("measure_communication.py", ("--rounds", 1), 2),
+    "a pipeline": ("measure_pipeline.py", ("--pipeline", 4, "--microbatches", 8, "--free-outputs"), 4),
+    "times": ("measure_speed.py", ("--rounds", 1), 2),
+    "today's layer": ("measure_today.py", (), 2),
+    "training": ("train.py", ("--mode", "sp", "--steps", 2), 2),
+}
+
+
+@pytest.mark.parametrize("kernel", ["flash", at_night("cudnn")])
+@pytest.mark.parametrize(
+    ("launch", "gpus"),
+    [
+        ("table 2", 2),
+        ("parity", 1),
+        *(
+            at_night((name, gpus))
+            for name in LAUNCHES
+            for gpus in NUMBERS
+            if (name, gpus) not in (("table 2", 2), ("parity", 1))
+        ),
+    ],
+)
+def test_a_launch_gets_its_ranks_on_any_number_of_gpus(launch, gpus, kernel):
+    script, options, ranks = LAUNCHES[launch]
+    settings = {"STANDIN_SDPA": kernel, "STANDIN_NCCL_DESTROY": "collective"}
+    code, output, errors = run(gpus, script, *options, "--ranks", ranks, **settings)
+    found = f"{gpus} GPU{'s' * (gpus > 1)}"
+    said = f"{script}: {ranks} ranks and only {found} here: they run on the CPU"
+    assert code == 0 and (said in errors) == (gpus < ranks), output + errors
+    assert "error" not in errors.lower() and errors.count("\n") <= 1, errors
+
+
+def test_more_ranks_than_gpus_on_gpus_are_refused():
+    code, output, errors = run(1, "measure_parity.py", "--ranks", 2, "--device", "cuda")
+    assert (code, output) == (2, "")
+    assert errors == "measure_parity.py: --device: 2 processes on this host but 1 GPU: start 1, or add --device cpu\n"
+
+
+NCCL = """NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5
+ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
+Last error:
+Error while creating shared memory segment /dev/shm/nccl-4t5gQb (size 9637888)"""
+NCCL_SAID = (
+    "NCCL: unhandled system error: Error while creating shared memory segment /dev/shm/nccl-4t5gQb (size 9637888)"
+)
+MEMORY_SAID = r"out of memory on a GPU: [\d.]+ MiB asked for, 0.00 GiB held by this rank, 0.00 of 0.00 GiB free; try --micro-batch-size 1"
+#: Variables of the stand-in, a fault planted on rank 1 only, and what is said.
+FAILURES = {
+    "one rank": ({}, "raises", r"rank 1: ValueError: planted \(measure_parity.py:\d+; .*\)"),
+    "memory everywhere": ({"STANDIN_BYTES": "100000"}, None, f"rank [01]: {MEMORY_SAID}"),
+    "one at start-up": ({"STANDIN_NCCL_FAILS": NCCL, "STANDIN_NCCL_FAILS_ON": "1"}, None, f"rank 1: {re.escape(NCCL_SAID)}"),
+    "all at start-up": ({"STANDIN_NCCL_FAILS": NCCL}, None, f"rank [01]: {re.escape(NCCL_SAID)}"),
+}  # fmt: skip
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("failure", ["one rank", "memory everywhere", "one at start-up", at_night("all at start-up")])
+def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_path):
+    settings, fault, said = FAILURES[failure]
+    settings = environment(2, STANDIN_NCCL_DESTROY="collective", **settings)
+    started = time.monotonic()
+    code, output, errors = planted(tmp_path, fault or "is well", **settings).end()
+    assert code == 1 and len(errors) == 1 and re.fullmatch(f"measure_parity.py: {said}", errors[0]), errors
+    print(f"{failure}: ended {time.monotonic() - started:.1f} s after its start")

@@ -33,7 +33,7 @@ from actmem_course.show.tables import compared_lines, exchanges_table, sent_tabl
 
 GLOO = (
     f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "
-    "over gloo is an all-reduce that forgets the rest; ours sends only what is kept (parallel/gloo.py)."
+    "over gloo is an all-reduce that forgets the rest; ours sends only what is kept (parallel/collectives.py)."
 )
 CONNECTIONS = (
     "Megatron sets 1, so that an exchange starts before the product that hides it: run this once with 1 in the "

@@ -280,7 +280,7 @@ else:
 # Without headers, an all-reduce sends as much as its two halves together, the plain form as much as tensor parallelism, and
 # the cure a quarter more. One of them is a surprise: gloo has no reduce-scatter, so torch runs an all-reduce and discards the
 # rest. On CPUs "the same bytes" would then be *half as much again*. The course's own reduce-scatter
-# (`actmem/parallel/gloo.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
+# (`actmem/parallel/collectives.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
 
 # %% [markdown]
 # ## Partial gradients

@@ -218,7 +218,7 @@ class Pipeline:
         if self._ends is not None:
             grad = gradient_of((self.parts[0] if self.parts[0].is_first else self.parts[-1]).words.weight)
             if grad is not None:  # else the embedding is frozen
-                grad.copy_(all_reduce(grad, self._ends))
+                all_reduce(grad, self._ends, in_place=True)
 
 
 def check_pipeline(

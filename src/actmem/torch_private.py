@@ -29,7 +29,6 @@ efficient_attention = torch.ops.aten._scaled_dot_product_efficient_attention
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-wait_for = torch.ops._c10d_functional.wait_tensor  # the result of start_all_to_all, complete
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
 SPLITS_BACKWARDS = torch.__version__ >= "2.13"  # older pipelining refuses the node of an autograd.Function
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
@@ -128,6 +127,11 @@ def ranks_of(arguments: dict[str, Any]) -> int:
 def start_all_to_all(x: Tensor, sizes: list[int], group_name: str) -> Tensor:
     """Begin to send ``sizes[r]`` rows of ``x`` to each rank r and to receive as many; read it after ``wait_for``."""
     return torch.ops._c10d_functional.all_to_all_single(x, sizes, sizes, group_name)
+
+
+def wait_for(x: Tensor) -> Tensor:
+    """The result of ``start_all_to_all``, complete."""
+    return torch.ops._c10d_functional.wait_tensor(x)
 
 
 def outputs_of(stage: Any, microbatch: int) -> tuple[Tensor, ...]:

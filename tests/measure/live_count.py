@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_leaves
 
 from actmem import recompute
-from actmem.parallel import collectives, gloo
+from actmem.parallel import collectives
 
 
 class LiveCount(TorchDispatchMode):
@@ -77,7 +77,7 @@ class _Done:
 @contextmanager
 def exchanges_on_copies():
     """Ranks exchange copies that nobody counts: gloo's threads let go of a tensor some time after its exchange."""
-    all_reduce, all_gather, all_to_all = dist.all_reduce, collectives.torch_all_gather, gloo.start_all_to_all
+    all_reduce, all_gather, all_to_all = dist.all_reduce, collectives.torch_all_gather, collectives.start_all_to_all
 
     def reduced(x, op=dist.ReduceOp.SUM, group=None, async_op=False):
         with _disable_current_modes():
@@ -95,13 +95,13 @@ def exchanges_on_copies():
 
     def exchanged(x, sizes, group_name):
         with _disable_current_modes():
-            return gloo.wait_for(all_to_all(x.clone(), sizes, group_name)).clone()
+            return collectives.wait_for(all_to_all(x.clone(), sizes, group_name)).clone()
 
     with ExitStack() as stack:
         for owner, name, new in (
             (dist, "all_reduce", reduced),
             (collectives, "torch_all_gather", gathered),
-            (gloo, "start_all_to_all", exchanged),
+            (collectives, "start_all_to_all", exchanged),
         ):
             stack.callback(setattr, owner, name, getattr(owner, name))
             setattr(owner, name, new)

@@ -22,7 +22,7 @@ def gloo_header_bytes(exchange: Exchange) -> int:
     """Bytes that one rank sends besides the data of ``exchange``.
 
     all-reduce: a ring's 2(t - 1) turns, with 1/t of the pieces each.  all-gather: t - 1 turns with two
-    pieces each.  reduce-scatter: a piece to each other rank, as ``parallel.gloo`` makes it; gloo has none.
+    pieces each.  reduce-scatter: a piece to each other rank, as ``parallel.collectives`` makes it; gloo has none.
     """
     t = exchange.ranks
     pieces_of_each = max(2, -(-exchange.payload_bytes // (t * PIECE_BYTES)))

@@ -56,7 +56,7 @@ KIND_OF_NAME = {
     "recv_": "receive",
     "barrier": "barrier",
 }
-#: The last is our own, for gloo (``parallel.gloo``).
+#: The last is our own, for gloo (``parallel.collectives``).
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "actmem")
 
 

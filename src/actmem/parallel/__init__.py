@@ -3,5 +3,5 @@
 Read in this order: ``groups`` (which ranks share the layer), ``collectives`` (what they exchange),
 ``conjugates`` (f, f_bar, g, g_bar), ``linear`` (the two linears that use them), ``rng`` (which
 dropout draws must agree between ranks), ``weights`` (initial values that don't depend on t),
-``vocab`` (the two ends of the model), ``gloo`` (reduce-scatter on CPUs).
+``vocab`` (the two ends of the model).
 """

@@ -1,7 +1,7 @@
 """Our reduce-scatter in place of torch's, for peers that exchange over gloo.
 
 gloo has no reduce-scatter: torch runs an all-reduce there and discards the rest, twice the bytes.  Ours sends only
-what is kept (parallel.gloo).  With the same exchange on both sides, what is left is the layer's own time.
+what is kept (parallel.collectives).  With the same exchange on both sides, what is left is the layer's own time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.distributed.tensor import placement_types
 
 from actmem.measure.replace import replaced
-from actmem.parallel.gloo import start_exchange
+from actmem.parallel.collectives import start_exchange
 from actmem_course.bench.clock import Work
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.race import Runner

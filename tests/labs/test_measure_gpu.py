@@ -44,6 +44,8 @@ def test_quick_on_a_cpu(tmp_path):
     assert (
         results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases) and len(results["scaling"]) == 4
     )
+    curve = results["curve"]
+    assert curve["allocated_bytes"] == [] and max(curve["counted_bytes"]) > curve["counted_bytes"][0] == 0
     for case in results["cases"]:
         assert [len(case[part]) for part in ("table2", "speed")] == [6, 8] and len(case["peers"]) >= 12
         assert all(row["exact"] for row in case["table2"] + case["speed"]) and len(case["gemm_share"]) == 8

@@ -94,6 +94,7 @@ BAD = {
     "no number": (["22b", "--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
     "not a number": (["22b", "--gpus", "8", "--memory", "nan"], "memory: must be a number of GiB above 0, got nan"),
     "a share above 1": (["22b", "--gpus", "8", "--product-share", "2"], "product_share: must be above 0"),
+    "full disk": (["22b", "--gpus", "8", "--json", "/dev/full"], "cannot write /dev/full: No space left on device"),
     "unwritable": (["22b", "--gpus", "8", "--json", "/proc/actmem/x.json"], "cannot write /proc/actmem/x.json"),
 }
 

@@ -9,11 +9,14 @@ import torch
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.table2 import TABLE2
+from actmem.layers.transformer import TransformerLayer
+from actmem.measure.one_layer import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS
+from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.clock import Work
 from actmem_course.bench.measure_peers import PEERS, measure_peers
 from actmem_course.bench.measure_scaling import AXES, FACTORS, AxisSetting, measure_axis, predicted_flops, slopes
-from actmem_course.bench.measure_speed import BASELINE, measure_speed
+from actmem_course.bench.measure_speed import BASELINE, group_of, measure_speed
 from actmem_course.bench.measure_table2 import measure_table2
 from actmem_course.bench.race import race_of
 from actmem_course.bench.session import Session
@@ -96,6 +99,9 @@ def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = 
             or []
         )
         on_case(entry)
+    session.results["curve"] = (
+        session.job("memory over a step", lambda: memory_curve(plan.cases[0].shape, session)) or {}
+    )
     for axis in AXES:
         found = session.job(
             f"scaling of {axis}",
@@ -107,6 +113,39 @@ def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = 
     session.results["findings"] = findings(session.results)
     session.write()
     return session.results
+
+
+class _Allocated(TorchDispatchMode):
+    """Asks the allocator after each operation; on a CPU there is none to ask."""
+
+    def __init__(self, device: str):
+        super().__init__()
+        self.asks, self.curve = device == "cuda", list[int]()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.curve += [torch.cuda.memory_allocated()] * self.asks
+        return result
+
+
+def memory_curve(shape: ModelShape, session: Session) -> dict:
+    """One layer's forward and backward with selective recomputation and SP: the picture's data.
+
+    allocated_bytes: what the allocator had given out after each operation.  counted_bytes: the same step by live storages,
+    which needs no GPU (``measure_layer_peak``), at more moments.  Both without what there was before the step.
+    """
+    ranks, tp = session.ranks, group_of(session.ranks, sequence_parallel=True)
+    counted = measure_layer_peak(shape, tp, "selective", device=ranks.device, dtype=session.dtype).curve
+    layer = TransformerLayer(shape, tp, recompute="selective", device=ranks.device, dtype=session.dtype)
+    x = layer_input(shape, tp, ranks.device, session.dtype)
+    before = torch.cuda.memory_allocated() if ranks.device == "cuda" else 0
+    with _Allocated(ranks.device) as seen:
+        y = layer(x)
+        y.backward(y.detach())
+    return {
+        "allocated_bytes": [held - before for held in seen.curve],
+        "counted_bytes": [held - counted[0] for held in counted],
+    }
 
 
 def gemm_rate(size: int, session: Session) -> dict:

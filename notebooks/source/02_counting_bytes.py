@@ -17,6 +17,7 @@ from actmem.measure.term_names import rows_by_term
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
+from actmem_course.others.golden import read_golden
 from actmem_course.show.controls import slider, steps
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.style import size_text
@@ -413,6 +414,29 @@ squared = sum(saved.bytes for saved in ledger.saved if saved.shape[-2:] == (s, s
 print(f"2. measured without dropout: {squared / (a * s * s * b):g} as²b")
 
 # %% [markdown]
+# ## The same layer on NVIDIA's GPUs
+#
+# Megatron-LM is the code of the paper's authors, and its repository holds the memory that its CI logged. Most tests train
+# this very layer on A100s: $s = 1024$, $b = 4$, $h = 512$, $a = 8$, dropout on, scores kept. Two of them differ in how many
+# layers the last pipeline stage has, three or two, and two in recomputing nothing or everything. Subtract: all else cancels.
+
+# %%
+nvidia = ModelShape(seq_length=1024, micro_batch_size=4, hidden_size=512, num_attention_heads=8)
+float32_statistics = 16 * 1024 * 4  # two norms, two statistics of 4 bytes for each token
+layer = eq1(nvidia) + float32_statistics
+only_its_input = 2 * 1024 * 4 * 512
+
+beyond_rest = {row.case.removeprefix("gpt/gpt3_mcore_"): row.peak_bytes - row.held_bytes for row in read_golden() if row.gpu == "a100"}
+for formula, more, less in (
+    (layer, "te_tp1_pp4_untie_embeddings_and_outputs", "te_tp1_pp4_vp1_uneven_pipeline"),
+    (12 * (layer - only_its_input), "te_tp1_pp1_dist_optimizer_no_mmap_bin_files", "te_tp1_pp1_uniform_full_recompute"),
+):
+    print(f"logged {beyond_rest[more] - beyond_rest[less]:>13,} B, by formula {formula:>13,} B: {more} − {less}")
+
+# %% [markdown]
+# To the byte, on GPUs, in the numbers of the paper's authors. `python labs/measure_runs.py --megatron` predicts 75 such runs
+# whole, tensor by tensor.
+#
 # ## What people get wrong here
 #
 # - **Multiplying by the element size again.** $34 + 5as/h$ is in bytes already.

@@ -31,7 +31,7 @@ LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu
 CPU_INDEX_SECONDS = 30
 
-.PHONY: help setup course labs progress lint test test-all matrix mutants report measure notebooks site clean
+.PHONY: help setup course labs progress lint test test-all matrix mutants report tapes measure notebooks site clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' Makefile | while IFS=@ read -r name text; do printf '%-16s %s\n' "$$name" "$$text"; done
@@ -74,6 +74,9 @@ mutants: $(TESTS) ## break the library in 80 ways and list those that no test no
 
 report: $(TESTS) ## run faults and bad inputs, or read them (ARGS=build/tests.xml), and write all results to build/report.md
 	@$(RUN) .ci/report.py $(ARGS)
+
+tapes: $(COURSE) ## record again what the stages of the planner's models make and free: an hour
+	OMP_NUM_THREADS=1 $(RUN) -m actmem.tape.stages
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)
 	$(RUN) -m notebooks.source.build $(ARGS)

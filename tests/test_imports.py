@@ -48,11 +48,11 @@ MEASUREMENT = {
 }
 #: Records, and solves what it has seen; prediction reads the result, and nothing of it but that.
 TAPE = {"actmem.tape"}
-TAPE_READER = "actmem.tape.evaluate"
+TAPE_READERS = {"actmem.tape.evaluate", "actmem.tape.stage_tapes"}
 #: Neither side: it runs the layer on a pipeline.
 RUNTIME = {"actmem.pipeline"}
 #: Where prediction and measurement meet in the library.
-MEETING = {"actmem.verify"}
+MEETING = {"actmem.verify", "actmem.tape.stages"}
 #: The commands, each loaded by its name when it is asked for.
 COMMANDS = {"actmem.__main__"}
 #: What the course draws with, and facts about others: in a page there is neither torch nor numpy.
@@ -89,7 +89,7 @@ RECORDING = {f"actmem.tape.{name}" for name in ("record", "solve", "model_tape",
 NEVER = {
     **{
         part: {"torch", "numpy", "actmem_course", *RUNTIME, *MEASUREMENT, *MEETING, *RECORDING}
-        for part in PREDICTION | {TAPE_READER}
+        for part in PREDICTION | TAPE_READERS
     },
     **{part: {"actmem.formulas", "actmem.plan", "actmem_course", *MEETING} for part in TAPE},
     **{part: {"actmem.formulas", "actmem.plan", "actmem_course", *MEETING} for part in MEASUREMENT},
@@ -111,7 +111,7 @@ def module_of(path):
 def part_of(path):
     """The room that a file belongs to: "actmem.formulas" for actmem/formulas/table2.py."""
     module = module_of(path)
-    return module if module == TAPE_READER else ".".join(module.split(".")[:2])
+    return module if module in TAPE_READERS | MEETING else ".".join(module.split(".")[:2])
 
 
 def imports_of(source, module, is_package=False, at_load_only=False):
@@ -175,7 +175,7 @@ def among(names, forbidden):
 
 def test_each_file_belongs_to_a_known_part():
     parts = {part_of(path) for path in FILES}
-    known = PREDICTION | MEASUREMENT | TAPE | {TAPE_READER} | RUNTIME | MEETING | COMMANDS | SCREEN | COURSE
+    known = PREDICTION | MEASUREMENT | TAPE | TAPE_READERS | RUNTIME | MEETING | COMMANDS | SCREEN | COURSE
     assert parts == {"actmem", "actmem_course"} | known, "name the new part above"
 
 

@@ -137,7 +137,7 @@ def test_the_peak_of_the_papers_models_as_the_search_plans_them(name):
 
 def test_a_wrong_peak_is_found(monkeypatch):
     model, one = CASES["tensor"]
-    monkeypatch.setattr(PlannedGPT, "last_layer_backward", lambda *args: [Row("one byte", 1)])
+    monkeypatch.setattr(PlannedGPT, "transient_rows", lambda *args: [Row("one byte", 1)])
     assert verify_plan(model, one).exact and not count_peak(model, one).exact
     assert report_verification(Console(quiet=True), model, one) is False
 

@@ -24,8 +24,7 @@ class ModelNumbers:
         self.kept = cache(self._kept)
         self.ends = cache(self._ends)
         self.static = cache(self._static)
-        self.last_layer = cache(self._last_layer)
-        self.embedding = cache(self._embedding)
+        self.transient = cache(self._transient)
         self.elements = cache(self._elements)
         self.refusal = cache(self._refusal)
         self.spread = cache(self._spread)
@@ -47,14 +46,8 @@ class ModelNumbers:
         layout = self.of[inner]
         return total(self.model.first_rows(layout)), total(self.model.last_rows(layout))
 
-    def _last_layer(self, inner: tuple, recompute: str, tied: bool, last: bool) -> tuple[int, int]:
-        """What backward has made up to a stage's last layer, and what one layer's backward frees."""
-        layout = self.of[inner]
-        rows = self.model.last_layer_backward(layout, recompute, tied, last)
-        return total(rows), self.model.freed_by_layer(layout, recompute)
-
-    def _embedding(self, inner: tuple, last: bool) -> int:
-        return total(self.model.embedding_backward(self.of[inner], last))
+    def _transient(self, inner: tuple, recompute: str, first: bool, last: bool, layers: int) -> int:
+        return total(self.model.transient_rows(self.of[inner], recompute, first, last, layers))
 
     def _static(self, inner: tuple, p: int, dp: int, zero: int, rank: int) -> int:
         layout = replace(

@@ -10,15 +10,15 @@ from actmem.config import ModelShape, check_layer, check_vocab_size
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.flops import eq7, forward_products, recomputed_products
+from actmem.formulas.flops import eq7
 from actmem.formulas.roofline import forward_operations
 from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.states import num_parameters, parameter_counts
-from actmem.plan.gpt_backward import GPTBackward
 from actmem.plan.layout import Layout
-from actmem.plan.planned_model import PlannedModel, RankWork
+from actmem.plan.planned_model import PlannedModel, shared_by
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import Row
+from actmem.tape.stage_tapes import Part, stage_part
 
 #: Operations that aren't matrix products, by the modes that run them again; *full* runs all but the last.
 _CORE = ("softmax", "softmax dropout")
@@ -85,49 +85,32 @@ class PlannedGPT(PlannedModel):
         table = v * h // t if first or last else 0
         return table + (self.seq_length * h if first else 0) + (2 * h if last else 0)
 
-    def layer_work(self, layout: Layout) -> RankWork:
-        shape, parallel = self._one_layer(layout)
-        operations = forward_operations(shape, parallel)
-        flops = sum(operation.flops for operation in operations if operation.product)
-        return RankWork(flops, sum(operation.bytes for operation in operations))
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> Part:
+        a, b, h, s = self._shape(layout.micro_batch_size).letters()
+        t = layout.tensor_parallel_size
+        name = f"{what} {shared_by(layout)}{' cuda' if device_type == 'cuda' else ''}"
+        return stage_part("gpt", name, (s, b, a // t, h // a, self.shape.vocab_size // t, t))
 
-    def added_work(self, layout: Layout, recompute: str) -> RankWork:
-        shape, parallel = self._one_layer(layout)
-        flops = sum(p.flops for p in recomputed_products(shape, layout.micro_batch_size, recompute))
-        operations = forward_operations(shape, parallel)
+    def moved_bytes(self, layout: Layout) -> int:
+        return sum(operation.bytes for operation in forward_operations(*self._one_layer(layout)))
+
+    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        operations = forward_operations(*self._one_layer(layout))
         # The second run stops before the region's last product, whose output backward doesn't read, and so
         # before the last dropout of the layer.
         products = PAPER_LAYER.products_again(recompute)
         names = {"none": (), "selective": _CORE, "elementwise": _CORE + _ELEMENTWISE}.get(recompute)
         again = [o for o in operations if (o.name in products if o.product else names is None or o.name in names)]
-        again = [o for o in again if o.name != operations[-1].name]
-        return RankWork(flops // layout.tensor_parallel_size, sum(o.bytes for o in again))
+        return sum(o.bytes for o in again if o.name != operations[-1].name)
 
-    def last_work(self, layout: Layout) -> RankWork:
-        shape, t = self._shape(layout.micro_batch_size), layout.tensor_parallel_size
-        products = forward_products(shape, layout.micro_batch_size)
-        flops = next(p.flops for p in products if p.term == "logits")
+    def moved_in_end_bytes(self, layout: Layout) -> int:
         # The loss reads 16-bit logits and passes over its float32 copy four times: made, shifted, exp, divided.
-        logits = self.seq_length * layout.micro_batch_size * self.shape.vocab_size // t
-        return RankWork(flops // t, (2 + 4 + 3 * 8) * logits)
+        logits = self.seq_length * layout.micro_batch_size * self.shape.vocab_size // layout.tensor_parallel_size
+        return (2 + 4 + 3 * 8) * logits
 
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
         shape, parallel = self._one_layer(layout)
         return layer_exchanges(shape, parallel, recompute)
-
-    def last_layer_backward(
-        self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
-    ) -> list[Row]:
-        ends = self.last_rows(layout, device_type) if last else []
-        layer = self.layer_rows(layout, recompute, device_type)
-        return self._backward(layout, recompute, device_type).last_layer(layer, ends, first and last).transient_rows()
-
-    def embedding_backward(self, layout: Layout, last: bool, device_type: str = "cuda") -> list[Row]:
-        return self._backward(layout, "none", device_type).embedding(self.first_rows(layout), last).transient_rows()
-
-    def _backward(self, layout: Layout, recompute: str, device_type: str) -> GPTBackward:
-        shape, parallel = self._one_layer(layout)
-        return GPTBackward(shape, parallel, recompute, device_type)
 
     def model_flops(self, global_batch_size: int) -> int:
         return eq7(self.shape, global_batch_size)

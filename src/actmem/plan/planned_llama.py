@@ -17,7 +17,8 @@ from actmem.plan.llama_rows import (
 )
 from actmem.plan.llama_work import LlamaWork
 from actmem.plan.planned_model import PlannedModel
-from actmem.rows import Row
+from actmem.rows import Row, total
+from actmem.tape.stage_tapes import Part
 
 
 class PlannedLlama(LlamaWork):
@@ -88,6 +89,28 @@ class PlannedLlama(LlamaWork):
             size = 2 * 2 * self.seq_length * layout.micro_batch_size * own_key_value_size(self.decoder, layout)
             rows.append(Row("K and V, gathered", size, 1, "context parallelism"))
         return rows
+
+    def transient_rows(
+        self, layout: Layout, recompute: str, first: bool, last: bool, layers: int, device_type: str = "cuda"
+    ) -> list[Row]:
+        rows = self.last_layer_backward(layout, recompute, first, last, device_type)
+        if not first:
+            return rows
+        held = layers * total(self.layer_rows(layout, recompute)) + (total(self.last_rows(layout)) if last else 0)
+        gone = Row("layers, freed by then", -held, source="backward is done with them")
+        return max(rows, [*self.embedding_backward(layout, last, device_type), gone], key=total)
+
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> Part:
+        raise ConfigError("plan", f"{self.name} is replayed")
+
+    def moved_bytes(self, layout: Layout) -> int:
+        return self.layer_work(layout).moved_bytes
+
+    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        return self.added_work(layout, recompute).moved_bytes
+
+    def moved_in_end_bytes(self, layout: Layout) -> int:
+        return self.last_work(layout).moved_bytes
 
     def _backward(self, layout: Layout, recompute: str) -> LlamaBackward:
         shape = own_llama_shape(self.decoder, layout, self.seq_length)

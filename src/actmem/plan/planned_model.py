@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from actmem.checks import ConfigError, check_choice
 from actmem.formulas.communication import Exchange
 from actmem.plan.layout import Layout
-from actmem.rows import Row, by_term, total
+from actmem.rows import Row
+from actmem.tape.stage_tapes import Part, transient_rows
 
 #: What ``where`` begins with in exchanges among context-parallel ranks.
 CONTEXT_EXCHANGE = "K and V"
@@ -34,6 +35,11 @@ class RankWork:
     def times(self, count: int) -> RankWork:
         """The same, ``count`` times."""
         return RankWork(self.product_flops * count, self.moved_bytes * count)
+
+
+def shared_by(layout: Layout) -> str:
+    """What the tensor-parallel ranks share, as tapes say it."""
+    return "alone" if layout.tensor_parallel_size == 1 else "sequence" if layout.sequence_parallel else "tensor"
 
 
 class PlannedModel(ABC):
@@ -95,62 +101,56 @@ class PlannedModel(ABC):
         """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
 
     @abstractmethod
-    def layer_work(self, layout: Layout) -> RankWork:
-        """One layer's forward pass."""
-
-    @abstractmethod
-    def added_work(self, layout: Layout, recompute: str) -> RankWork:
-        """What recomputation runs again in one layer."""
-
-    @abstractmethod
-    def last_work(self, layout: Layout) -> RankWork:
-        """The output layer's forward pass."""
-
-    @abstractmethod
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
         """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
 
-    def recomputed_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
-        """What one layer's second run makes again, all of it alive when that layer's backward begins."""
-        kept = by_term(self.layer_rows(layout, recompute, device_type))
-        return [
-            Row(row.term, row.bytes - kept.get(row.term, 0), row.split_by, "made again, one layer", row.extra)
-            for row in self.layer_rows(layout, "none", device_type)
-            if row.bytes > kept.get(row.term, 0)
-        ]
-
     @abstractmethod
-    def last_layer_backward(
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> Part:
+        """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
+
+    def parts(
         self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
-    ) -> list[Row]:
-        """What backward has made at its fullest moment up to a stage's last layer, less what it has freed by then.
-
-        first, last: whether the stage has the model's ends.
-        """
-
-    @abstractmethod
-    def embedding_backward(self, layout: Layout, last: bool, device_type: str = "cuda") -> list[Row]:
-        """The same in the embedding's backward, after all layers; what they kept is not among the rows."""
+    ) -> tuple[Part, Part | None]:
+        """The tapes of a stage: of a layer, and of the ends that it has."""
+        ends = "whole" if first and last else "first" if first else "last" if last else ""
+        layer = self.part(layout, f"layer {recompute}", device_type)
+        return layer, self.part(layout, ends, device_type) if ends else None
 
     def transient_rows(
         self, layout: Layout, recompute: str, first: bool, last: bool, layers: int, device_type: str = "cuda"
     ) -> list[Row]:
         """What a microbatch's backward has made at its fullest moment beside what is kept, less what it has freed by then.
 
-        layers: of the stage, or of the chunk whose backward comes next.  A random-number state counts as held to the end.
+        first, last: whether the stage has the model's ends.  layers: of the stage, or of the chunk whose backward
+        comes next.  A random-number state counts as held to the end.
         """
-        rows = self.last_layer_backward(layout, recompute, first, last, device_type)
-        if not first:
-            return rows
-        held = layers * self.freed_by_layer(layout, recompute, device_type)
-        held += total(self.last_rows(layout, device_type)) if last else 0
-        gone = Row("layers, freed by then", -held, source="backward is done with them")
-        return max(rows, [*self.embedding_backward(layout, last, device_type), gone], key=total)
+        parts = self.parts(layout, recompute, first, last, device_type)
+        return transient_rows(*parts, first, last, layers)
 
-    def freed_by_layer(self, layout: Layout, recompute: str, device_type: str = "cuda") -> int:
-        """Bytes that one layer's backward frees: all that it kept but random-number states."""
-        rows = self.layer_rows(layout, recompute, device_type)
-        return sum(row.bytes for row in rows if row.term != "random-number state")
+    def layer_work(self, layout: Layout) -> RankWork:
+        """One layer's forward pass."""
+        return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
+
+    def added_work(self, layout: Layout, recompute: str) -> RankWork:
+        """What recomputation runs again in one layer."""
+        mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
+        return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
+
+    def last_work(self, layout: Layout) -> RankWork:
+        """The output layer's forward pass."""
+        return RankWork(self.part(layout, "last").forward_flops, self.moved_in_end_bytes(layout))
+
+    @abstractmethod
+    def moved_bytes(self, layout: Layout) -> int:
+        """Bytes that one layer's forward pass reads and writes, each operation alone."""
+
+    @abstractmethod
+    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        """Those of what recomputation runs again."""
+
+    @abstractmethod
+    def moved_in_end_bytes(self, layout: Layout) -> int:
+        """Those of the output layer and the loss, forward."""
 
     @abstractmethod
     def model_flops(self, global_batch_size: int) -> int:

@@ -57,7 +57,7 @@ class _Search:
         self.unfit: dict[str, int] = {}
         numbers = numbers_of(model)
         self._kept, self._ends, self._static = numbers.kept, numbers.ends, numbers.static
-        self._last_layer, self._embedding = numbers.last_layer, numbers.embedding
+        self._transient = numbers.transient
         self._elements, self._refusal, self._spread = numbers.elements, numbers.refusal, numbers.spread
         self._of = numbers.of
         self._times = cache(self._layer_seconds)
@@ -110,14 +110,6 @@ class _Search:
         first, last = self._ends(inner)
         held += (in_first * first if rank == 0 else 0) + (last if rank == p - 1 else 0)
         return held + self._transient(inner, recompute, rank == 0 and m == 1, rank == p - 1, layers)
-
-    def _transient(self, inner: tuple, recompute: str, first: bool, last: bool, layers: int) -> int:
-        """Bytes of the model's ``transient_rows``."""
-        of_layers, freed = self._last_layer(inner, recompute, first and last, last)
-        if not first:
-            return of_layers
-        freed = layers * freed + (self._ends(inner)[1] if last else 0)
-        return max(of_layers, self._embedding(inner, last) - freed)
 
     def _best(self, layout: Layout, inner: tuple) -> Plan | Refused:
         """With the least recomputation that fits; refused if none does."""

@@ -9,7 +9,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from fractions import Fraction
-from itertools import combinations, product
+from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 
@@ -28,10 +28,14 @@ _PRIMES = {
     "k": (2, 3, 5),
     "a": (2, 3, 5),
     "h": (2, 3, 5, 7),
+    "n": (3, 5, 7),
+    "x": (2, 3),
 }
 _OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
-#: The most monomials of a formula, and the highest power in one after common letters are divided out.
-_MOST_TERMS, _HIGHEST, _LARGEST_DENOMINATOR = 3, 2, 720
+#: The most monomials of a formula, and the largest denominator of their coefficients.
+#: The powers that a letter can have in a layer of this library; of others 0 and 1.
+_POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
+_MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
 
 class NoFormula(ConfigError):
@@ -61,18 +65,26 @@ def draw(
     return {letter: sizes[letter] for letter in letters}
 
 
-def solve(record: Record, letters: Sequence[str], rules: Rules = NO_RULES, seed: int = 0) -> Tape:
+def solve(
+    record: Record,
+    letters: Sequence[str],
+    rules: Rules = NO_RULES,
+    seed: int = 0,
+    may_be_one: Sequence[str] = MAY_BE_ONE,
+    num_runs: int = 0,
+) -> Tape:
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
-    Raises NoFormula, which names the event and shows two sizes.
+    record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer those
+    that layers have (``_POWERS``).  Raises NoFormula, which names the event and shows two sizes.
     """
     rng = random.Random(seed)
     formulas: list[Formula] = []
     tape = Tape(tuple(letters), formulas, {})
     record(draw(letters, rules, rng))  # the first run of a process can hold more: caches fill, modules load
-    tape.variants[()] = _solved(record, tape, rules, rng, {})
+    tape.variants[()] = _solved(record, tape, rules, rng, {}, num_runs)
     for count in range(1, MOST_ONES + 1):
-        for some in combinations(sorted(x for x in letters if x in MAY_BE_ONE), count):
+        for some in combinations(sorted(x for x in letters if x in may_be_one), count):
             fixed = dict.fromkeys(some, 1)
             sizes = draw(letters, rules, rng, fixed)
             try:
@@ -80,7 +92,7 @@ def solve(record: Record, letters: Sequence[str], rules: Rules = NO_RULES, seed:
             except ConfigError:  # the model doesn't run there
                 continue
             if not _same(tape, sizes, events):
-                tape.variants[some] = _solved(record, tape, rules, rng, fixed)
+                tape.variants[some] = _solved(record, tape, rules, rng, fixed, num_runs)
     return tape
 
 
@@ -91,7 +103,9 @@ def _same(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
         return False
 
 
-def _solved(record: Record, tape: Tape, rules: Rules, rng: random.Random, fixed: Mapping[str, int]) -> list[Event]:
+def _solved(
+    record: Record, tape: Tape, rules: Rules, rng: random.Random, fixed: Mapping[str, int], num_runs: int
+) -> list[Event]:
     """Events with numbers of formulas, which are added to the tape's."""
     free = [letter for letter in tape.letters if letter not in fixed]
     runs: list[tuple[dict[str, int], list[Event]]] = []
@@ -99,7 +113,7 @@ def _solved(record: Record, tape: Tape, rules: Rules, rng: random.Random, fixed:
     decks: dict[str, list[int]] = {}
     for _ in range(100):  # few letters have fewer different sizes
         sizes = draw(tape.letters, rules, rng, fixed, decks)
-        if tuple(sizes.values()) not in drawn and len(runs) < max(12, len(free) + 6):
+        if tuple(sizes.values()) not in drawn and len(runs) < (num_runs or max(12, len(free) + 6)):
             drawn.add(tuple(sizes.values()))
             runs.append((sizes, record(sizes)))
             _check_structure(*runs[0], *runs[-1])
@@ -147,12 +161,23 @@ def _event_text(event: Event | None) -> str:
     return f"{type(event).__name__} {name or getattr(event, 'number', '')}".strip()
 
 
+def _powers_up_to(letters: int, highest: int) -> Iterator[tuple[int, ...]]:
+    """Powers of so many letters that add up to ``highest`` at most."""
+    for total in range(highest + 1):
+        for some in combinations_with_replacement(range(letters), total):
+            yield tuple(some.count(i) for i in range(letters))
+
+
 class _Fit:
     """Formulas by what they give in all runs."""
 
     def __init__(self, runs: list[dict[str, int]], letters: Sequence[str], rules: Rules):
         self._runs, self._letters = runs, list(letters)
         self._logs = np.array([[math.log(run[x]) for x in letters] + [1.0] for run in runs])
+        self._powers = np.zeros((0, 0))
+        if len(runs) < len(self._letters) + 2:
+            self._powers = np.array(list(product(*(_POWERS.get(x, (0, 1)) for x in letters))))
+            self._steps = self._powers @ np.diff(self._logs[:, :-1], axis=0).T
         self._found: dict[tuple[int, ...], list | None] = {}
         # What may be a common factor: a letter, or a letter over one that divides it.
         self._factors = [{x: 1} for x in letters]
@@ -173,13 +198,24 @@ class _Fit:
     def _monomial(self, sizes):
         if min(sizes) <= 0:
             return None
-        powers, *_ = np.linalg.lstsq(self._logs, np.log(np.array(sizes, float)), rcond=None)
+        logs = np.log(np.array(sizes, float))
+        if len(self._powers):
+            near = np.flatnonzero(np.abs(self._steps - np.diff(logs)).max(axis=1) < 1e-9)
+            if not len(near):
+                return None
+            # Several agree on all runs only where a letter is always given by others.
+            powers = min((self._powers[i] for i in near), key=lambda some: np.abs(some).sum())
+        else:
+            powers, *_ = np.linalg.lstsq(self._logs, logs, rcond=None)
         named = {x: e for x, p in zip(self._letters, powers) if (e := round(float(p)))}
         coefficients = {Fraction(size) / self._value(named, run) for size, run in zip(sizes, self._runs)}
         return [(coefficients.pop(), named)] if len(coefficients) == 1 else None
 
     def _sum(self, sizes):
-        """Two or three monomials, after all letters that divide every size are divided out."""
+        """Two or three monomials, after letters that divide every size are divided out.
+
+        Small letters can divide all sizes by accident, so one or two are then put back.
+        """
         left, common = [Fraction(size) for size in sizes], dict.fromkeys(self._letters, 0)
         for factor in self._factors * 2:
             divided = [size / self._value(factor, run) for size, run in zip(left, self._runs)]
@@ -187,27 +223,41 @@ class _Fit:
                 left = divided
                 for x, e in factor.items():
                     common[x] += e
-        for found in self._sums_of(left):
-            terms = [(c, {x: e for x in self._letters if (e := common[x] + powers.get(x, 0))}) for c, powers in found]
-            return sorted(terms, key=lambda term: sorted(term[1].items()), reverse=True)
+        simple = [
+            dict(powers) for powers in ({}, *({x: 1} for x in self._letters), *self._factors[len(self._letters) :])
+        ]
+        out = [x for x in self._letters if common[x] > 0]
+        for some in (x for n in range(3) for x in combinations(out, n)):
+            again = dict.fromkeys(some, 1)
+            more = [size * self._value(again, run) for size, run in zip(left, self._runs)]
+            for found in self._sums_of(more, simple):
+                return self._with(found, {x: e - again.get(x, 0) for x, e in common.items()})
+        for terms, candidates in ((2, self._candidates(3)), (3, self._candidates(2))):
+            for found in self._sums_of(left, candidates, terms):
+                return self._with(found, common)
         return None
 
-    def _candidates(self) -> list[dict[str, int]]:
-        small = [dict(zip(self._letters, p)) for p in product(range(_HIGHEST + 1), repeat=len(self._letters)) if sum(p) <= _HIGHEST]  # fmt: skip
+    def _with(self, found, common: Mapping[str, int]):
+        terms = [(c, {x: e for x in self._letters if (e := common[x] + powers.get(x, 0))}) for c, powers in found]
+        return sorted(terms, key=lambda term: sorted(term[1].items()), reverse=True)
+
+    def _candidates(self, highest: int) -> list[dict[str, int]]:
+        small = [dict(zip(self._letters, p)) for p in _powers_up_to(len(self._letters), highest)]
         found = {tuple(sorted((x, e) for x, e in p.items() if e)) for p in small}
-        for ratio in (f for f in self._factors if len(f) > 1):
+        for ratio in self._factors[len(self._letters) :]:
             for p in small:
-                if sum(p.values()) < _HIGHEST:
+                if sum(p.values()) < highest:
                     found.add(tuple(sorted((x, e) for x in self._letters if (e := p[x] + ratio.get(x, 0)))))
         return [dict(powers) for powers in sorted(found)]
 
-    def _sums_of(self, left: list[Fraction]) -> Iterator[list[tuple[Fraction, dict[str, int]]]]:
-        candidates = self._candidates()
+    def _sums_of(
+        self, left: list[Fraction], candidates: list[dict[str, int]], most: int = _MOST_TERMS
+    ) -> Iterator[list[tuple[Fraction, dict[str, int]]]]:
         target = np.array([float(x) for x in left])
         columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])
         scale = np.abs(columns).max(axis=0)
         unit = columns / scale
-        for terms in range(2, _MOST_TERMS + 1):
+        for terms in range(2, most + 1):
             chosen = np.array(list(combinations(range(len(candidates)), terms)))
             for part in np.array_split(chosen, max(1, len(chosen) // 20_000)):
                 some = unit[:, part].transpose(1, 0, 2)  # [sets, runs, terms]

@@ -1,0 +1,228 @@
+"""The peak of a pipeline stage's backward, from two stored tapes: one layer, and the model's ends around a hole.
+
+Backward begins with the end, runs the layers from the last to the first, and ends with the embedding.  While the
+last layer runs, those before it still have all that they kept, and when the embedding runs, none has anything.  So the
+fullest moment is one before the hole, one of a single layer, or one after the hole, less what all layers have freed.
+``tape.stages`` records the tapes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache, lru_cache
+from itertools import combinations
+from pathlib import Path
+
+from actmem.checks import ConfigError
+from actmem.rows import Row, merge
+from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Free, Make, Mark, Resize, Tape, value
+
+#: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
+LAYERS = "layers"
+FILE = Path(__file__).with_name("stage_tapes.json")
+_MARKS = {"<": BACKWARD, "^": LAYERS}
+
+
+@dataclass(frozen=True)
+class Moment:
+    """A moment of backward.  bytes: alive beyond what was kept.  made: of that, what backward made, by name."""
+
+    bytes: int
+    made: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class Part:
+    """A layer or two ends at some sizes.
+
+    kept_bytes: alive when forward ends.  before, at, after: the fullest moment of backward before the hole, the moment at
+    it, the fullest after it.  held: the fullest after it if the gradient that comes through the hole stays, which has
+    ``gradient_bytes``.  A layer has all its backward after the hole, two ends around it.
+    """
+
+    kept_bytes: int
+    before: Moment
+    at: Moment
+    after: Moment
+    held: Moment
+    gradient_bytes: int
+    forward_flops: int
+    backward_flops: int
+
+
+def part_of(events: Iterable[Event], flops: tuple[int, int] = (0, 0)) -> Part:
+    """What a tape's events in bytes say."""
+    live = kept = gradient = 0
+    made: dict[int, Make] = {}
+    late: set[int] = set()
+    first: int | None = None
+    phase = ""
+    most: dict[str, tuple[int, dict[str, int]]] = {}
+
+    def moment(extra: int = 0) -> tuple[int, dict[str, int]]:
+        names: dict[str, int] = {}
+        for number in late:
+            names[made[number].name] = names.get(made[number].name, 0) + made[number].bytes
+        if extra:
+            names[_GIVEN] = names.get(_GIVEN, 0) + extra
+        return live - kept + extra, names
+
+    for event in events:
+        if isinstance(event, Mark):
+            if event.name == BACKWARD:
+                kept, phase = live, "before"
+            elif event.name == LAYERS:
+                most["at"], phase = moment(), "hole"
+        elif isinstance(event, Make):
+            made[event.number] = event
+            live += event.bytes
+            if phase:
+                late.add(event.number)
+            if phase == "hole":
+                first, gradient, phase = event.number, event.bytes, "after"
+                continue
+            if phase and (phase not in most or live - kept > most[phase][0]):
+                most[phase] = moment()
+            gone = gradient if first is not None and first not in made else 0
+            if phase == "after" and ("held" not in most or live + gone - kept > most["held"][0]):
+                most["held"] = moment(gone)
+        elif isinstance(event, Free) and event.number in made:
+            live -= made.pop(event.number).bytes
+            late.discard(event.number)
+        elif isinstance(event, Resize) and event.number in made:
+            live += event.bytes - made[event.number].bytes
+            made[event.number] = Make(event.number, event.bytes, made[event.number].name)
+    found = {name: Moment(*most.get(name, (0, {}))) for name in ("before", "at", "after", "held")}
+    return Part(kept, gradient_bytes=gradient, forward_flops=flops[0], backward_flops=flops[1], **found)
+
+
+_GIVEN = "gradient of the stage's output"
+
+
+def _moments(
+    layer: Part, ends: Part | None, first: bool, last: bool, layers: int
+) -> Iterator[tuple[int, tuple[Mapping[str, int], ...]]]:
+    """Moments of which one is the fullest: bytes beyond what the stage keeps, and what backward has made."""
+    own = layer.after if last else layer.held
+    if ends is None or not last:
+        yield own.bytes, (own.made,)
+    else:
+        yield ends.before.bytes, (ends.before.made,)
+        # The gradient that leaves the end is the one that enters the layer.
+        yield own.bytes + ends.at.bytes - layer.gradient_bytes, (own.made, ends.at.made)
+    if ends is not None and first:
+        given = 0 if last else layer.gradient_bytes
+        yield ends.after.bytes + given - layers * layer.kept_bytes, (ends.after.made, {_GIVEN: given})
+
+
+def transient_bytes(layer: Part, ends: Part | None, first: bool, last: bool, layers: int) -> int:
+    """What a stage's backward has made at its fullest moment, less what it has freed by then.
+
+    ends: those that the stage has, of ``first`` and ``last``; None in the middle.  layers: of the stage, or of the chunk
+    whose backward comes next.
+    """
+    return max(size for size, _ in _moments(layer, ends, first, last, layers))
+
+
+def transient_rows(layer: Part, ends: Part | None, first: bool, last: bool, layers: int) -> list[Row]:
+    """``transient_bytes`` line by line."""
+    size, made = max(_moments(layer, ends, first, last, layers), key=lambda moment: moment[0])
+    rows = merge(Row(name, each, source="made in backward") for some in made for name, each in some.items() if each)
+    gone = size - sum(row.bytes for row in rows)
+    return rows + ([Row("kept, freed by then", gone, source="backward is done with it")] if gone else [])
+
+
+@dataclass
+class Family:
+    """The tapes of one kind of model.  letters: their sizes.  texts: by name, and by the letters that are 1."""
+
+    letters: tuple[str, ...]
+    formulas: list[Formula]
+    words: list[str]
+    texts: dict[str, dict[str, str]]
+    flops: dict[str, tuple[int, int]]
+
+    def part(self, name: str, sizes: Mapping[str, int]) -> Part:
+        """The tape of that name at these sizes.  Raises ConfigError if there is none."""
+        if name not in self.texts:
+            raise ConfigError("tape", f"there is none for {name}")
+        own = [sizes[letter] for letter in self.letters]
+        ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1 and letter in self.letters)
+        texts = self.texts[name]
+        text = next(texts[key] for n in range(len(ones), -1, -1) for some in combinations(ones, n) if (key := "".join(some)) in texts)  # fmt: skip
+        values: dict[int, int] = {}
+        flops = tuple(value(self.formulas[i], own) for i in self.flops[name])
+        return part_of(self._events(text, own, values), flops)  # type: ignore[arg-type]
+
+    def _events(self, text: str, own: list[int], values: dict[int, int]) -> Iterator[Event]:
+        number = 0
+        for token in text.split():
+            if token in _MARKS:
+                yield Mark(_MARKS[token])
+            elif token[0] == "-":
+                yield Free(int(token[1:]))
+            else:
+                size, _, word = token.partition("." if "." in token else "=")
+                i = int(size)
+                if i not in values:
+                    values[i] = value(self.formulas[i], own)
+                if "=" in token:
+                    yield Resize(int(word), values[i])
+                else:
+                    yield Make(number, values[i], self.words[int(word)])
+                    number += 1
+
+
+@cache
+def families() -> dict[str, Family]:
+    """The stored tapes, by the kind of model."""
+    return {
+        name: Family(
+            tuple(packed["letters"]),
+            [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in packed["formulas"]],
+            packed["words"],
+            packed["tapes"],
+            {tape: tuple(pair) for tape, pair in packed["flops"].items()},
+        )
+        for name, packed in json.loads(FILE.read_text(encoding="utf-8")).items()
+    }
+
+
+@lru_cache(maxsize=2**14)
+def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> Part:
+    """A part at these sizes, in the order of the family's letters."""
+    return families()[family].part(name, dict(zip(families()[family].letters, sizes)))
+
+
+def packed(tapes: Mapping[str, Tape], flops: Mapping[str, tuple[Formula, Formula]]) -> dict:
+    """What ``families`` reads, of tapes of the same letters."""
+    formulas: dict[Formula, int] = {}
+    words: dict[str, int] = {}
+    texts: dict[str, dict[str, str]] = {}
+    for name, tape in tapes.items():
+        numbers = [formulas.setdefault(formula, len(formulas)) for formula in tape.formulas]
+        texts[name] = {"".join(ones): _text(events, numbers, words) for ones, events in tape.variants.items()}
+    pairs = {name: [formulas.setdefault(f, len(formulas)) for f in pair] for name, pair in flops.items()}
+    lists = [[[str(c), *powers] for c, powers in formula] for formula in formulas]
+    letters = next(iter(tapes.values())).letters
+    return {"letters": letters, "formulas": lists, "words": list(words), "tapes": texts, "flops": pairs}
+
+
+def _text(events: Iterable[Event], numbers: list[int], words: dict[str, int]) -> str:
+    marks = {name: sign for sign, name in _MARKS.items()}
+    tokens: list[str] = []
+    renumbered: dict[int, int] = {}
+    for event in events:
+        if isinstance(event, Make):
+            renumbered[event.number] = len(renumbered)
+            tokens.append(f"{numbers[event.bytes]}.{words.setdefault(event.name, len(words))}")
+        elif isinstance(event, Free):
+            tokens.append(f"-{renumbered[event.number]}")
+        elif isinstance(event, Resize):
+            tokens.append(f"{numbers[event.bytes]}={renumbered[event.number]}")
+        elif isinstance(event, Mark) and event.name in marks:
+            tokens.append(marks[event.name])
+    return " ".join(tokens)

@@ -1,0 +1,272 @@
+"""Record the stages of this library's models: one layer, and the two ends around a hole where the layers are.
+
+``stage_tapes`` puts a stage of any number of layers together from the two, without torch.
+``python -m actmem.tape.stages`` records all that the planner's named models need (``make tapes``).
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from fractions import Fraction
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.expert_terms import forced_routed_tokens
+from actmem.layers.context import layer_groups
+from actmem.layers.experts import Routing
+from actmem.layers.gpt import GPT
+from actmem.llama_shape import LlamaShape
+from actmem.main_grad import use_main_gradients
+from actmem.measure.emulate import emulated_rank
+from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape
+from actmem.tape.record import Recorder, record_step
+from actmem.tape.solve import Rules, solve
+from actmem.tape.stage_tapes import FILE, LAYERS, packed
+from actmem.verify.llama_stage import LlamaStage
+
+#: a, k, f and v are those of one rank; s is the rank's part among c, before sequence parallelism cuts it.
+GPT_LETTERS, GPT_RULES = ("s", "b", "a", "d", "v", "t"), {"s": (4, ("t",)), "d": (2, ())}
+LETTERS = ("s", "b", "h", "a", "k", "d", "f", "v", "t", "c")
+RULES: Rules = {"s": (4, ("t",)), "a": (1, ("k",)), "d": (2, ())}
+KINDS = {"first": (True, False), "last": (False, True), "whole": (True, True)}
+#: What the tensor-parallel ranks share, by the words in a tape's name.
+SHARED = {"alone": False, "tensor": False, "sequence": True}
+#: Enough to tell the powers that a layer's sizes can have; the tests record others.
+_RUNS = 6
+
+
+class _Layers(Function):
+    """In place of all layers: its output and its input's gradient are new tensors."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, sent: Tensor, shape: tuple[int, ...] | None, recorder: Recorder) -> Tensor:
+        ctx.recorder, ctx.given = recorder, x.shape
+        return sent.detach() if shape is None else torch.empty(shape, dtype=sent.dtype)
+
+    @staticmethod
+    def backward(ctx, *grads: Tensor):
+        ctx.recorder.mark(LAYERS)
+        return (torch.empty(ctx.given, dtype=grads[0].dtype) if ctx.given else None), None, None, None
+
+
+class Hole(nn.Module):
+    """Where the layers are, or the next stage is.  shape: of what comes out; None where it is sent on, and nothing does."""
+
+    recorder: Recorder
+
+    def __init__(self, shape: tuple[int, ...] | None = None):
+        super().__init__()
+        self.shape = shape
+        self.register_buffer("sent", torch.zeros((), dtype=torch.bfloat16), persistent=False)
+
+    def forward(self, x: Tensor, *_: Tensor) -> Tensor:
+        y = _Layers.apply(x, self.sent, self.shape, self.recorder)
+        if x.dim():  # what comes in belongs to what comes next
+            x.untyped_storage().resize_(0)
+            self.recorder.resized(x)
+        return y
+
+
+class OneLayer(nn.Module):
+    """A layer, and after it the next."""
+
+    def __init__(self, layer: nn.Module, *constants: Tensor):
+        super().__init__()
+        self.layer, self.hole, self.constants = layer, Hole(), constants
+        for i, tensor in enumerate(constants):
+            self.register_buffer(f"constant{i}", tensor)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.hole(self.layer(x, *self.constants))
+
+
+def recorded(
+    part: nn.Module, hole: Hole, arrives: Callable[[], Tensor], loss: Callable[[Tensor], Tensor]
+) -> list[Event]:
+    """The events of a layer or of two ends, with main gradients."""
+    use_main_gradients(part)
+    start = torch.ones((), dtype=torch.bfloat16)
+
+    def forward(recorder: Recorder) -> Tensor:
+        hole.recorder = recorder
+        return loss(part(arrives()))
+
+    def backward(y: Tensor, recorder: Recorder) -> None:
+        y.backward(start if y.dtype is start.dtype else None)
+
+    events = record_step(part, forward, backward, start)
+    return folded([Run(e.op, e.where, e.flops, (), ()) if isinstance(e, Run) else e for e in events])
+
+
+def folded(events: list[Event]) -> list[Event]:
+    """With each loop over experts as one operation: tensors of one name, made one after another and freed together."""
+    place = {e.number: i for i, e in enumerate(events) if isinstance(e, Free)}
+    result: list[Event] = []
+    into: dict[int, int] = {}
+    for i, event in enumerate(events):
+        last = next((j for j in range(len(result) - 1, -1, -1) if not isinstance(result[j], Run)), -1)
+        if isinstance(event, Make) and last >= 0 and isinstance(before := result[last], Make):
+            apart = abs(place.get(event.number, -1) - place.get(event.number - 1, -9))
+            if before.name == event.name and apart == 1 and len(result) - last == 2:
+                result[last] = Make(before.number, before.bytes + event.bytes, before.name)
+                into[event.number] = before.number
+                continue
+        if isinstance(event, Free) and event.number in into:
+            continue
+        if isinstance(event, Run) and isinstance(result[-1], Run) and isinstance(events[i - 1], Make) and events[i - 1].number in into:  # type: ignore[union-attr] # fmt: skip
+            run = result.pop()
+            assert isinstance(run, Run)
+            event = Run(run.op, run.where, run.flops + event.flops, (), ())
+        result.append(event)
+    numbers = {e.number: i for i, e in enumerate(e for e in result if isinstance(e, Make))}
+    return [replace(e, number=numbers[e.number]) if isinstance(e, (Make, Free, Resize)) else e for e in result]
+
+
+def as_on_gpus(events: list[Event]) -> list[Event]:
+    """What CUDA's kernels make: layer norm's statistics in float32, and no numbers beside a dropout mask."""
+    result: list[Event] = []
+    numbers: set[int] = set()
+    for event in events:
+        if isinstance(event, Run) and event.op == "random_":
+            made = next(e for e in reversed(result) if isinstance(e, Make))
+            numbers.add(made.number)
+            result.remove(made)
+        if isinstance(event, Run) and event.op == "native_layer_norm":
+            for i, e in enumerate(result[-2:], len(result) - 2):
+                assert isinstance(e, Make)
+                result[i] = Make(e.number, 2 * e.bytes, e.name)
+        if not (isinstance(event, Free) and event.number in numbers):
+            result.append(event)
+    return result
+
+
+def gpt_events(name: str, sizes: Mapping[str, int]) -> list[Event]:
+    """The events of a part of the paper's GPT: "layer MODE SHARED" or "KIND SHARED" (``KINDS``, ``SHARED``)."""
+    what, *more = name.split()
+    s, b, a, d, v, t = (sizes[x] for x in GPT_LETTERS)
+    if more[-1] == "alone":
+        t = 1
+    first, last = KINDS.get(what, (False, False))
+    shape = ModelShape(s, b, a * t * d, a * t, num_layers=1 + (first != last), vocab_size=v * t)
+    own = s // t if SHARED[more[-1]] else s
+    with emulated_rank(t, real_tensors=True):
+        tp, _ = layer_groups(1, sequence_parallel=SHARED[more[-1]])
+        options: dict = {"dtype": torch.bfloat16, "recompute": more[0] if what == "layer" else "none"}
+        layers = range(1) if what == "layer" or first else range(1, 2)
+        model = GPT(shape if what != "layer" else shape.with_sizes(num_layers=3), tp, layers=layers, **options)
+        activations = lambda: torch.randn(own, b, shape.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # noqa: E731
+        if what == "layer":
+            part = OneLayer(model.layers["0"], *[tensor for name, tensor in model.named_buffers() if name == "mask"])
+            return recorded(part, part.hole, activations, lambda y: y)
+        hole = Hole((own, b, shape.hidden_size) if last else None)
+        model.layers = nn.ModuleDict({"0": hole})
+        ids = lambda: torch.randint(0, shape.vocab_size, (b, s))  # noqa: E731
+        anchor = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
+        return recorded(model, hole, ids if first else lambda: anchor, lambda y: model.loss(y, ids()) if last else y)
+
+
+def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
+    """The events of a part of today's decoder: "layer MODE SHARED [context] [qk] [experts]" or "KIND SHARED".
+
+    Of experts it sets r, and routes one-sidedly for every other r that is drawn.
+    """
+    what, *more = name.split()
+    s, b, h, a, k, d, f, v, t, c = (sizes[x] for x in LETTERS)
+    shared = more[1] if what == "layer" else more[0]
+    t = 1 if shared == "alone" else t
+    c = c if "context" in more else 1
+    first, last = KINDS.get(what, (False, False))
+    experts: dict = {}
+    routing: Routing = "even"
+    if "experts" in more:
+        experts = {"num_experts": sizes["n"] * t, "experts_per_token": sizes["x"]}
+        routing = "one-sided" if sizes["r"] in (7, 13, 19, 29) else "even"
+    shape = LlamaShape(s * c, b, h, a * t, k * t, f if experts else f * t, d, "qk" in more, **experts)
+    own = s // t if SHARED[shared] else s
+    if experts:
+        sizes["r"] = forced_routed_tokens(shape.with_sizes(seq_length=s), Parallel(t, SHARED[shared]), routing, 0)
+    with emulated_rank(t * c, real_tensors=True):
+        tp, context = layer_groups(c, sequence_parallel=SHARED[shared])
+        mode = more[0] if what == "layer" else "none"
+        layers = range(1, 2) if what == "layer" else range(1) if first else range(1, 2)
+        stage = LlamaStage(shape, 3 if what == "layer" else 1 + (first != last), v * t, layers, tp, mode, routing, context, dtype=torch.bfloat16)  # fmt: skip
+        activations = lambda: torch.randn(own, b, h, dtype=torch.bfloat16, requires_grad=True)  # noqa: E731
+        if what == "layer":
+            part = OneLayer(stage.layers[0])
+            return recorded(part, part.hole, activations, lambda y: y)
+        hole = Hole((own, b, h) if last else None)
+        stage.layers = nn.ModuleList([hole])
+        anchor = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
+        ids = lambda: torch.randint(0, v * t, (b, s))  # noqa: E731
+        return recorded(stage, hole, ids if first else lambda: anchor, lambda y: y)
+
+
+#: Names of parts, what records them, their letters and rules, by the kind of model.
+def families_to_record() -> dict[str, tuple[list[str], Callable, tuple[str, ...], Rules]]:
+    gpt_modes, modes = ("none", "selective", "elementwise", "full"), ("none", "elementwise", "full")
+    ends = [f"{kind} {shared}" for kind in KINDS for shared in SHARED]
+    gpt = [f"layer {mode} {shared}" for mode in gpt_modes for shared in SHARED]
+    layers = [f"layer {mode} {shared}{context}" for mode in modes for shared in SHARED for context in ("", " context")]
+    llama = [f"{layer}{qk}" for layer in layers for qk in ("", " qk")]
+    experts = [f"{layer} experts" for layer in llama]
+    return {
+        "gpt": (ends + gpt, gpt_events, GPT_LETTERS, GPT_RULES),
+        "llama": (ends + llama, llama_events, LETTERS, RULES),
+        "experts": (experts, llama_events, (*LETTERS, "n", "x", "r"), RULES),
+    }
+
+
+def flops_of(tape: Tape) -> tuple[Formula, Formula]:
+    """The FLOPs of forward and of backward, as one formula each."""
+    sums: dict[str, Counter] = {FORWARD: Counter(), BACKWARD: Counter()}
+    phase = FORWARD
+    for event in tape.variants[()]:
+        if isinstance(event, Mark) and event.name in sums:
+            phase = event.name
+        if isinstance(event, Run):
+            for coefficient, powers in tape.formulas[event.flops]:
+                sums[phase][powers] += coefficient  # type: ignore[assignment]
+    forward, backward = (tuple((Fraction(c), p) for p, c in sorted(some.items()) if c) for some in sums.values())
+    return forward, backward
+
+
+def record_family(family: str, names: list[str] | None = None) -> dict:
+    """All tapes of a kind of model, as the file has them."""
+    all_names, events, letters, rules = families_to_record()[family]
+    tapes: dict[str, Tape] = {}
+    for name in names or all_names:
+        known: dict[tuple, list[Event]] = {}
+
+        def run(sizes: dict[str, int], name=name, known=known) -> list[Event]:
+            key = tuple(sizes.values())
+            if key not in known:
+                known[key] = events(name, sizes)
+            return known[key]
+
+        tapes[name] = solve(run, letters, rules, may_be_one=("b", "k"), num_runs=_RUNS)
+        if family == "gpt":
+            tapes[f"{name} cuda"] = solve(
+                lambda sizes: as_on_gpus(run(sizes)), letters, rules, may_be_one=("b", "k"), num_runs=_RUNS
+            )  # noqa: B023
+        print(name, len(tapes[name].variants[()]), [*tapes[name].variants], flush=True)
+    return packed(tapes, {name: flops_of(tape) for name, tape in tapes.items()})
+
+
+def main() -> int:
+    """Record everything and write the file."""
+    found = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() and sys.argv[1:] else {}
+    for family in sys.argv[1:] or families_to_record():
+        found[family] = record_family(family)
+    FILE.write_text(json.dumps(found, ensure_ascii=False, separators=(",", ":")) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,45 @@
+"""The stored tapes of the planner's models say what a stage recorded afresh does, at sizes drawn at random."""
+
+import random
+
+import pytest
+
+from actmem.tape.evaluate import BACKWARD, FORWARD, read
+from actmem.tape.solve import draw
+from actmem.tape.stage_tapes import families, part_of
+from actmem.tape.stages import as_on_gpus, families_to_record
+
+#: One of each kind; the others at night.
+SAMPLE = {
+    ("gpt", "layer selective sequence"),
+    ("gpt", "whole tensor"),
+    ("gpt", "layer elementwise alone cuda"),
+    ("llama", "layer elementwise sequence qk"),
+    ("llama", "layer full tensor context"),
+    ("llama", "last sequence"),
+    ("experts", "layer none sequence experts"),
+}
+STORED = sorted((family, name) for family, tapes in families().items() for name in tapes.texts)
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [pytest.param(*each, marks=[pytest.mark.nightly] * (each not in SAMPLE)) for each in STORED],
+)
+def test_a_stored_tape_is_what_runs(family, name):
+    _, events_of, letters, rules = families_to_record()[family]
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for fixed in ({}, {"b": 1}, {"b": 1, "k": 1} if "k" in letters else {}):
+        sizes = draw(letters, rules, rng, fixed)
+        events = events_of(name.removesuffix(" cuda"), sizes)
+        if name.endswith(" cuda"):
+            events = as_on_gpus(events)
+        flops = read(events).flops
+        assert families()[family].part(name, sizes) == part_of(events, (flops[FORWARD], flops[BACKWARD]))
+
+
+def test_every_part_is_stored():
+    names = {(family, name) for family in families() for name in families_to_record()[family][0]}
+    assert {(family, name.removesuffix(" cuda")) for family, name in STORED} == names

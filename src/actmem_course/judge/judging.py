@@ -93,8 +93,8 @@ def verdict_of(exercise: Exercise, found: list) -> Verdict:
             raise error
     outcomes = [outcome for outcome in found if outcome is not None]
     worst = max(outcomes, key=lambda outcome: _RANKING.index(outcome.status), default=None)
-    if worst is None:
-        return Verdict(exercise.number, exercise.function, ERROR, "every rank was waiting for another")
+    if worst is None or worst.status == PASSED and len(outcomes) < len(found):
+        return Verdict(exercise.number, exercise.function, ERROR, "some ranks were left waiting for others")
     blamed = [outcome for outcome in outcomes if outcome.status == worst.status]
     diagnosis = worst.diagnosis
     if any(outcome.others for outcome in blamed):  # what fits on every rank is likelier than what fits on one

@@ -26,12 +26,13 @@ from actmem_course.judge.workbench import Bench
 
 @dataclass(frozen=True)
 class Saved:
-    """One storage that autograd keeps.  line: where the learner's file saved it."""
+    """One storage that autograd keeps.  line: where the learner's file saved it.  views: what was saved of it, each once."""
 
     bytes: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     line: str
+    views: list[tuple[torch.dtype, tuple[int, ...]]]
 
     @property
     def text(self) -> str:
@@ -66,6 +67,7 @@ class Keeping:
     def __init__(self, weights: Sequence[Tensor] = (), file: str = ""):
         self._own, self._file = storages_of(*weights), file
         self._saved: dict[int, tuple[weakref.ref, Saved]] = {}
+        self._places: dict[int, set[tuple]] = {}
         self._made: dict[int, weakref.ref] = {}
         self._hooks = saved_tensors_hooks(self._pack, lambda tensor: tensor)
         self._results = _Results(self._note)
@@ -90,10 +92,15 @@ class Keeping:
             storage = storage_of(part)
             if storage is None or storage in self._own:
                 continue
-            before = self._saved.get(id(storage))
+            before, shape = self._saved.get(id(storage)), tuple(shape_of(part))
             if before is None or before[0]() is None:
-                saved = Saved(storage.nbytes(), part.dtype, tuple(shape_of(part)), self._line())
-                self._saved[id(storage)] = weakref.ref(storage), saved
+                before = weakref.ref(storage), Saved(storage.nbytes(), part.dtype, shape, self._line(), [])
+                self._saved[id(storage)] = before
+                self._places[id(storage)] = set()
+            place = part.storage_offset(), part.dtype, shape
+            if place not in self._places[id(storage)]:
+                self._places[id(storage)].add(place)
+                before[1].views.append((part.dtype, shape))
         # An output that is saved itself would hold the graph that holds it: a leak.
         return tensor.detach() if tensor.requires_grad else tensor
 

@@ -159,7 +159,8 @@ class Group(dist.ProcessGroup):
         largest = max(sum(both, []), key=Tensor.numel, default=None)
         elements = max(sum(x.numel() for x in xs) for xs in both)
         dtype = "" if largest is None else str(largest.dtype).removeprefix("torch.")
-        meeting = me.ranks.meetings.setdefault((self.group_name, self._count), Meeting(self._size, make))
+        key = self.group_name, tuple(member.number for member in members), self._count
+        meeting = me.ranks.meetings.setdefault(key, Meeting(self._size, make))
         with no_dispatch_modes():
             brought = [x.detach().clone() for x in tensors]
         meeting.join(self._rank, (kind, elements, dtype, more, line), brought, members)
@@ -424,11 +425,10 @@ class VirtualRanks:
     def _stuck(self) -> list[VirtualRank]:
         """No rank can go on: every one that waits gets an exception that says why."""
         waiting = [rank for rank in self.members if not rank.done]
-        if any(isinstance(rank.result, BaseException) for rank in self.members if rank.done):
-            why: BaseException = PeerStopped()
+        if len(waiting) < self.size:
+            why: BaseException = PeerStopped()  # whoever has ended has the reason
         else:
-            said = {rank.number: rank.waits[1] if rank.waits else (RETURNED, 0, "", "") for rank in self.members}
-            why = OutOfStep(_mismatch(said))
+            why = OutOfStep(_mismatch({rank.number: rank.waits[1] for rank in waiting if rank.waits}))
         for rank in waiting:
             rank.stop = why
         return waiting

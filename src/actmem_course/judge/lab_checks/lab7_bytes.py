@@ -25,7 +25,7 @@ _HEADS = {
     "is divided by t where there are fewer heads than ranks: no head is cut, several ranks hold the same one; divide by "
     "min(t, k)": lambda true, a, k, t: true * min(t, k) // t,
     "is counted with all a heads; there are k key and value heads": lambda true, a, k, t: true * min(t, k) * a // (k * t),
-    "is counted with all k heads where there are fewer heads than ranks: each rank holds one of them": lambda true, a, k, t: true * k // min(t, k),
+    "is counted with all k heads where there are fewer heads than ranks: each rank holds one of them": lambda true, a, k, t: true * (k if t > k else 1),
     "is not divided: with t <= k each rank has k/t of the heads": lambda true, a, k, t: true * min(t, k),
 }  # fmt: skip
 

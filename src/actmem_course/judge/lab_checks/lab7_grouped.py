@@ -75,12 +75,14 @@ def check_sum_shared_gradients(b: Bench) -> None:
         for name, weight in weights.items():
             weight.grad = ranks[b.rank][name].clone()
         with b.watching() as seen:
-            b["sum_shared_gradients"](*weights.values(), k, b.group)
-        if seen.groups:
-            raise Wrong(
-                "it makes a process group: all ranks must make it together, at each call. Exchange within group: a place for each "
-                "head, with zeros for the others', and one all-reduce"
-            )
+            try:
+                b["sum_shared_gradients"](*weights.values(), k, b.group)
+            finally:
+                if seen.groups:
+                    raise Wrong(
+                        "it makes a process group: all ranks must make it together, at each call. Exchange within group: a place "
+                        "for each head, with zeros for the others', and one all-reduce"
+                    )
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
                 raise Wrong(f"{name} itself is changed; only its .grad may be")

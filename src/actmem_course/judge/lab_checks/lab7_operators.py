@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -164,11 +165,13 @@ def check_keeps_only(
     def beside(found: KeptBytes) -> str:
         left, words = [(tensor.dtype, tuple(tensor.shape)) for tensor in needed], []
         for saved in sorted(found.saved, key=lambda saved: -saved.bytes):
-            if (saved.dtype, saved.shape) in left:
-                left.remove((saved.dtype, saved.shape))
-                continue
-            how = "a wider copy: widen again" if saved.dtype.itemsize > x.dtype.itemsize else "make it again"
-            words.append(f"{saved.text} ({how} in backward)")
+            for dtype, shape in saved.views:
+                if (dtype, shape) in left:
+                    left.remove((dtype, shape))
+                    continue
+                how = "a wider copy: widen again" if dtype.itemsize > x.dtype.itemsize else "make it again"
+                size = math.prod(shape) * dtype.itemsize
+                words.append(f"{str(dtype).removeprefix('torch.')} {list(shape)} of {size:,} B ({how} in backward)")
         return "not needed: " + "; ".join(words)
 
     check_keeps(b, sum(map(size_of, needed)), what, own, x, weights, more=beside)

@@ -63,7 +63,7 @@ LAUNCHES = {
     "a pipeline": ("measure_pipeline.py", ("--pipeline", 4, "--microbatches", 8, "--free-outputs"), 4),
     "times": ("measure_speed.py", ("--rounds", 1), 2),
     "today's layer": ("measure_today.py", (), 2),
-    "training": ("train.py", ("--mode", "sp", "--steps", 2), 2),
+    "training": ("train.py", ("--mode", "tensor+sequence", "--steps", 2), 2),
 }
 
 

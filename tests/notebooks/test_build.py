@@ -1,7 +1,7 @@
 """Each notebook is what its source makes.
 
 Of all notebooks the cells are compared here; what they print is compared by nbval, which runs
-them all, and the figures that their pictures show by test_mutations.py. One is rebuilt, to see that a
+them all, and the figures that their pictures show by test_site.py. One is rebuilt, to see that a
 build gives the same file again.
 """
 

@@ -10,7 +10,6 @@ import base64
 import functools
 import gzip
 import http.server
-import inspect
 import json
 import os
 import re
@@ -37,7 +36,6 @@ from notebooks.site.cache import SiteError
 from notebooks.site.slices import figures
 from playwright.sync_api import expect
 from tests.notebooks.kinds import IN_JUPYTERLAB, IN_JUPYTERLITE
-from tests.notebooks.mutate import run
 from tests.notebooks.opened import LIGHT_SHARE, wait_for_kernel
 from tests.notebooks.panels import DESCRIBE, use_panel
 from tests.notebooks.predictions import use_predictions
@@ -188,11 +186,25 @@ def test_no_link_is_broken(site):
                 assert (site / "lite" / "files" / inside).is_file(), where
 
 
-#: For a kernel: how a cell is run, in names of its own, beside those of the open notebook.
-RUN = "import ast, contextlib, io, json\nfrom types import SimpleNamespace\nCell = object\n" + inspect.getsource(run)
+#: For a kernel: what each cell prints and displays, in names of its own, beside those of the open notebook.
+RUN = """
+import ast, contextlib, io, json
+def run(source, variables):
+    *statements, last = ast.parse(source).body
+    shows = isinstance(last, ast.Expr)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        try:
+            exec(compile(ast.Module(statements if shows else [*statements, last], []), "cell", "exec"), variables)
+            value = eval(compile(ast.Expression(last.value), "cell", "eval"), variables) if shows else None
+            shown = "" if value is None else repr(value)
+        except Exception as error:
+            shown = f"{type(error).__name__}: {error}"
+    return printed.getvalue() + shown
+"""
 SAY = """
 names = {"__name__": "__main__"}
-print(json.dumps([run(SimpleNamespace(code=ast.parse(source)), names)[0] for source in SOURCES]))
+print(json.dumps([run(source, names) for source in SOURCES]))
 """
 
 
@@ -294,7 +306,10 @@ def test_every_panel_and_every_guess_of_a_chapter_is_live(name):
     for cell in code:
         if cell.id in found:
             (output,) = cell.outputs
-            state = run_cell(found[cell.id]).state()
+            shown = run_cell(found[cell.id])
+            state = shown.state()
+            pictured = "" if shown.question else "-".join(drawing.fingerprint() for drawing in shown.moves.drawings)
+            assert output.metadata.get("fingerprint", "") == pictured, "the stored picture is of another figure"
             for drawing in state["drawings"]:
                 assert drawing["alt"] in output.data["text/plain"], "the page begins with what the notebook shows"
             if state["question"]:

@@ -17,7 +17,9 @@ from hypothesis import settings
 ALL, FAST = os.environ.get("ALL") == "1", os.environ.get("FAST") == "1"
 LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
 #: Folders in which every test starts programs, a browser or a lab on ranks; so do tests that use ``pools``.
-SLOW = tuple(f"tests/{folder}/" for folder in ("bench", "labs", "notebooks", "right_answers", "wrong_answers"))
+SLOW = tuple(
+    f"tests/{folder}/" for folder in ("bench", "labs", "notebooks", "right_answers", "verify", "wrong_answers")
+)
 #: Seconds by file, of the run that ``make report`` stored last.
 _STORED = Path(__file__).with_name("durations.json")
 SECONDS = json.loads(_STORED.read_text(encoding="utf-8")) if _STORED.exists() else {}

@@ -15,6 +15,7 @@ from actmem.plan.planned_llama import PlannedLlama
 from actmem.plan.replay import Replay
 from actmem.rows import Row, total
 from actmem.verify.llama_stage import LlamaStage
+from tests.tiers import covering
 
 #: All sizes differ.  The second one's vocabulary is so large that the embedding's gradient is the fullest moment.
 SHAPES = {
@@ -32,10 +33,10 @@ def replayed(shape, t, sequence_parallel, layers, recompute):
     return PlannedGPT("small", shape).transient_rows(layout, recompute, first, last, len(layers), "cpu")
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "elementwise", "full"])
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize(
+    ("name", "stage", "ranks", "recompute"),
+    covering(SHAPES, STAGES, RANKS, ["none", "selective", "elementwise", "full"]),
+)
 def test_the_transient_is_what_is_counted(name, stage, ranks, recompute):
     shape, layers, (t, sequence_parallel) = SHAPES[name], STAGES[stage], RANKS[ranks]
     with emulated_rank(t):
@@ -53,10 +54,9 @@ DECODERS = {
 }
 
 
-@pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("name", DECODERS)
+@pytest.mark.parametrize(
+    ("name", "stage", "ranks", "recompute"), covering(DECODERS, STAGES, RANKS, ["none", "elementwise", "full"])
+)
 def test_the_transient_of_a_llama_is_what_is_counted(name, stage, ranks, recompute):
     (decoder, s, b), layers, (t, sequence_parallel) = DECODERS[name], STAGES[stage], RANKS[ranks]
     layout = Layout(1, t, micro_batch_size=b, sequence_parallel=sequence_parallel)
@@ -79,10 +79,10 @@ WITH_EXPERTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
-@pytest.mark.parametrize("ranks", RANKS)
-@pytest.mark.parametrize("routing", ["even", "one-sided"])
-@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.parametrize(
+    ("name", "routing", "ranks", "recompute"),
+    covering(WITH_EXPERTS, ["even", "one-sided"], RANKS, ["none", "elementwise", "full"]),
+)
 def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recompute):
     (decoder, s, b), (t, sequence_parallel) = WITH_EXPERTS[name], RANKS[ranks]
     layout = Layout(1, t, micro_batch_size=b, sequence_parallel=sequence_parallel)

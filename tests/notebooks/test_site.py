@@ -27,7 +27,7 @@ import plotly
 import pytest
 
 from actmem_course.show.memory_wall import front_door
-from actmem_course.show.in_page import IN_PAGE, Page, run_cell
+from actmem_course.show.in_page import IN_PAGE, run_cell
 from notebooks.site import cache, live
 from notebooks.site.book import chapters, labs
 from notebooks.site.browser import for_browser
@@ -288,6 +288,7 @@ class Refuse:
 sys.meta_path.insert(0, Refuse())
 sys.path[:] = [path for path in sys.path if "src" not in path]
 sys.path.insert(0, sys.argv[1])
+from actmem_course.show.in_page import Page
 for cells in json.load(sys.stdin):
     page = Page(json.dumps(cells))
     for cell in cells:

@@ -28,7 +28,7 @@ START, END = "<!-- make matrix writes from here -->", "<!-- make matrix writes t
 #: What runs on each version: a part passes if some of its tests pass and none fails.
 PARTS = {
     "formulas": ["tests/formulas", "tests/test_schedule.py"],
-    "layer": ["tests/model", "tests/parallel", "tests/test_recompute.py", "tests/test_drop.py"],
+    "layer": ["tests/layers", "tests/parallel", "tests/test_recompute.py", "tests/test_drop.py"],
     "ledger": [
         "tests/measure/test_ledger.py",
         "tests/measure/test_table2_exact.py",

@@ -47,6 +47,7 @@ NEARBY = (
     "parallel",
     "plan",
     "verify",
+    "tape",
     "others",
     "bench",
     "show",
@@ -69,7 +70,6 @@ LEFT_OUT: dict[str, str] = {
     "measure/stage_peak.py: measure_stage_peak.arrives: off by one": "other words, and as many",
     "parallel/rng.py: _draw_in_one_pass": "runs on a GPU",
     "parallel/rng.py: _drop: other dtype": "the same product, slower",
-    "plan/planned_model.py: PlannedModel.recomputed_rows: term dropped": "no mode keeps a part of a term",
 }
 
 

@@ -13,7 +13,7 @@ grouped queries.  The first of these that can run the call does:
 Read in torch: ``aten/src/ATen/native/transformers/cuda/sdp_utils.cpp`` (who can run, in which order) as of 2.14.1, whose
 library has the same messages, and ``attention.cpp`` beside it (padding, masks); ``torch/_meta_registrations.py`` of
 2.13.0 and 2.14.1 (shapes and dtypes of what is kept); ``torch/nn/functional.py`` of both (which kernel takes grouped
-queries).  A GPU that is here is asked instead, by a small call, and ``labs/measure_gpu.py`` checks the table there.
+queries).  A GPU that is here is asked instead, by a small call; no GPU has checked the table yet.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from actmem_course.bench.reproduce.jobs import Job
 from actmem_course.bench.reproduce.meta_model import count_iteration, count_parameters
 from actmem_course.bench.reproduce.paper_stage import STAGE_CONFIGURATIONS, PaperStage, measure_paper_stage
 from actmem_course.others import paper
-from actmem_course.results import PaperEntry, Table2Result
+from actmem_course.results import PaperEntry, Table2Result, plain
 
 MODELS = tuple(PAPER_MODELS)
 
@@ -50,7 +50,7 @@ def test_every_model_every_number_exact_and_plain_in_json(section):
     else:
         assert list(dict.fromkeys(e.model for e in entries)) == list(MODELS)
     assert all(e.exact is not False for e in entries)
-    for entry, read in zip(entries, json.loads(json.dumps([e.as_json() for e in entries]))):
+    for entry, read in zip(entries, json.loads(json.dumps(entries, default=plain))):
         assert read["quantity"] == entry.quantity
         assert all(value is None or isinstance(value, (str, int, float)) for value in read.values())
 

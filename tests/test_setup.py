@@ -27,8 +27,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: The Pythons that torch 2.13 has wheels for; the Makefile takes no other.
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 COMMANDS = {
-    *("help", "setup", "course", "labs", "progress", "measure", "lint", "test"),
-    *("matrix", "mutants", "report", "notebooks", "site", "clean"),
+    *("help", "setup", "course", "labs", "progress", "measure", "lint", "test", "test-all"),
+    *("matrix", "mutants", "report", "tapes", "notebooks", "site", "clean"),
 }
 
 

@@ -24,7 +24,7 @@ from actmem.formulas.schedule import held, interleaved, one_forward_one_backward
 from actmem_course.results import PipelineResult, read
 from actmem_course.show.controls import play, slider, steps
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.pipeline import chunks_that_fit, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
+from actmem_course.show.schedules import chunks_that_fit, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, text_table
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal

@@ -23,7 +23,7 @@ from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import compare, total
 from actmem_course.show.controls import choice, steps
-from actmem_course.show.pipeline import later_schedule
+from actmem_course.show.schedules import later_schedule
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, text_table
 from actmem_course.show.today import frontier_figure, kept_today

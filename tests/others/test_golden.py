@@ -7,7 +7,7 @@ import pytest
 from actmem.checks import ConfigError
 from actmem_course.others.allocator import UNSPLIT
 from actmem_course.others.golden import LIMITS, GoldenRow, experiments, predict, read_golden
-from actmem_course.others.megatron import SOURCES, MegatronRun, Trace
+from actmem_course.others.megatron_memory import SOURCES, MegatronRun, Trace
 
 RESULTS = [predict(row) for row in read_golden()]
 PAPER = (

@@ -9,7 +9,7 @@ from actmem.config import ConfigError, Parallel
 from actmem.models import model_shape
 from actmem_course.show.controls import choice, fitted, in_letters, slider, steps, switch
 from actmem_course.show.marks import Drawing
-from actmem_course.show.pipeline import (
+from actmem_course.show.schedules import (
     chunks_that_fit,
     least_budget_bytes,
     microbatches_that_fit,

@@ -17,7 +17,7 @@ from actmem.formulas.timeline import memory_curve, timeline
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
-from actmem_course.show.pipeline import (
+from actmem_course.show.schedules import (
     later_schedule,
     measured_schedule,
     moments_of,

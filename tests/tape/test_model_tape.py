@@ -10,7 +10,7 @@ import pytest
 
 from actmem.tape.evaluate import Tape, read
 from actmem.tape.model_tape import model_tape, run_factory
-from actmem.tape.solve import NoFormula, draw
+from actmem.tape.solver import NoFormula, draw
 from actmem.tape.tape_command import main, parsed_letters
 from tests.tape import models_for_tapes
 

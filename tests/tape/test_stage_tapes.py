@@ -5,7 +5,7 @@ import random
 import pytest
 
 from actmem.tape.evaluate import BACKWARD, FORWARD, read
-from actmem.tape.solve import draw
+from actmem.tape.solver import draw
 from actmem.tape.stage_tapes import families, part_of
 from actmem.tape.stages import as_on_gpus, families_to_record
 

@@ -15,7 +15,7 @@ from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of
 from actmem.tape.evaluate import Event, Make, Tape
 from actmem.tape.record import Recorder, record_step
-from actmem.tape.solve import NO_RULES, NoFormula, Rules, draw, solve
+from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw, solve
 
 #: The field that each of the paper's letters stands for.
 _FIELDS = {names[0]: size for size, names in factories.SIZE_NAMES.items()}

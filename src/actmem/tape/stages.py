@@ -27,7 +27,7 @@ from actmem.main_grad import use_main_gradients
 from actmem.measure.emulate import emulated_rank
 from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape
 from actmem.tape.record import Recorder, record_step
-from actmem.tape.solve import Rules, solve
+from actmem.tape.solver import Rules, solve
 from actmem.tape.stage_tapes import FILE, LAYERS, packed
 from actmem.verify.llama_stage import LlamaStage
 

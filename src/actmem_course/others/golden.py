@@ -18,7 +18,7 @@ from pathlib import Path
 
 from actmem.checks import ConfigError
 from actmem_course.others.allocator import UNSPLIT
-from actmem_course.others.megatron import MegatronRun, Trace, parse
+from actmem_course.others.megatron_memory import MegatronRun, Trace, parse
 
 GOLDEN = Path(__file__).with_name("golden.tsv")
 _NEEDED = ("case", "gpu", "arguments")

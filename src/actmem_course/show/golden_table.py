@@ -8,7 +8,7 @@ from statistics import median
 from rich.table import Table
 
 from actmem_course.others.golden import Experiment, GoldenResult
-from actmem_course.others.megatron import SOURCES
+from actmem_course.others.megatron_memory import SOURCES
 from actmem_course.show.tables import table
 
 

@@ -27,7 +27,7 @@ from actmem_course.bench.runner import Measurement
 from actmem_course.others.golden import GOLDEN, GoldenResult, experiments, predict, read_golden
 from actmem_course.process import lab
 from actmem_course.show import tables
-from actmem_course.show.golden_table import bill_table, experiments_table, golden_summary, golden_table
+from actmem_course.show.golden_table import experiments_table, golden_summary, golden_table, megatron_bill_table
 from actmem_course.show.measured import runs_figure
 
 ROWS = "predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib"
@@ -87,7 +87,7 @@ def show_megatron(run: Measurement, results: list[GoldenResult]) -> int:
     found = experiments(results)
     run.show(golden_table(results))
     if played := sorted((r for r in results if r.played), key=lambda r: not r.row.unfused):
-        run.show(bill_table(played[0]))
+        run.show(megatron_bill_table(played[0]))
     if found:
         run.show(experiments_table(found))
     run.show(*golden_summary(results, found))

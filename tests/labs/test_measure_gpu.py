@@ -18,11 +18,11 @@ from actmem_course.bench.measure_gpu import (
     BASELINE,
     check_plan,
     claims,
-    findings,
     full_plan,
     gemm_share,
     quick_plan,
     run_plan,
+    time_findings,
 )
 from actmem_course.bench.session import Session
 from actmem_course.ranks import Ranks
@@ -142,7 +142,7 @@ def test_times_are_findings_and_no_claims():
     seconds = {BASELINE: 0.5, "full recompute": 0.65, "sequence parallel": 0.4, "selective + sequence parallel": 0.44}
     speed = [replace(line(name, 0.0), combined_seconds=each) for name, each in seconds.items()]
     case = {"model": "22B", "seq_length": 2048, "table2": [], "speed": speed, "gemm_share": {BASELINE: 0.53}}
-    over_sp, full, share = findings({"cases": [case]})
+    over_sp, full, share = time_findings({"cases": [case]})
     assert "takes +10.0% over sequence parallel" in over_sp and "takes +30.0% over baseline" in full
     assert share == "22B at s = 2048: the layer runs at 53% of the matrix product's rate"
     assert all(claim.holds for claim in claims({"cases": [case]}))

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actmem_course.others.allocator import MIB, UNSPLIT, CachingAllocator
+from actmem_course.others.allocator import MEBIBYTE, UNSPLIT, CachingAllocator
 
 
 @pytest.mark.parametrize(
@@ -12,11 +12,15 @@ from actmem_course.others.allocator import MIB, UNSPLIT, CachingAllocator
     [
         (1, 512, 512),
         (513, 1024, 1024),
-        (MIB, MIB, MIB),
-        (4 * MIB, 4 * MIB, 4 * MIB),
-        (19 * MIB, 20 * MIB, 19 * MIB),  # a segment of its own, 20 MiB: 1 MiB is left, too little to split
-        (19 * MIB - 512, 19 * MIB - 512, 19 * MIB - 512),
-        (9 * MIB + 512, 9 * MIB + 512, 9 * MIB + 512),
+        (MEBIBYTE, MEBIBYTE, MEBIBYTE),
+        (4 * MEBIBYTE, 4 * MEBIBYTE, 4 * MEBIBYTE),
+        (
+            19 * MEBIBYTE,
+            20 * MEBIBYTE,
+            19 * MEBIBYTE,
+        ),  # a segment of its own, 20 MiB: 1 MiB is left, too little to split
+        (19 * MEBIBYTE - 512, 19 * MEBIBYTE - 512, 19 * MEBIBYTE - 512),
+        (9 * MEBIBYTE + 512, 9 * MEBIBYTE + 512, 9 * MEBIBYTE + 512),
     ],
 )
 def test_a_large_block_is_split_only_if_more_than_a_mebibyte_is_left(wanted, counted, counted_expandable):
@@ -29,20 +33,20 @@ def test_a_large_block_is_split_only_if_more_than_a_mebibyte_is_left(wanted, cou
 
 def test_the_smallest_free_block_that_fits_is_taken_and_counted_whole():
     memory = CachingAllocator()
-    blocks = [memory.take("x", size * MIB) for size in (4, 5, 4, 3, 4)]  # one segment of 20 MiB
+    blocks = [memory.take("x", size * MEBIBYTE) for size in (4, 5, 4, 3, 4)]  # one segment of 20 MiB
     memory.free(blocks[1], blocks[3])
-    assert memory.take("y", 3 * MIB + 512).size == 3 * MIB + 512  # of the 5 MiB: more than 1 MiB is left
+    assert memory.take("y", 3 * MEBIBYTE + 512).size == 3 * MEBIBYTE + 512  # of the 5 MiB: more than 1 MiB is left
     held = memory.allocated
-    assert memory.take("z", 2 * MIB).size == 3 * MIB  # 1 MiB left: counted as 3 MiB
-    assert memory.allocated == held + 3 * MIB
+    assert memory.take("z", 2 * MEBIBYTE).size == 3 * MEBIBYTE  # 1 MiB left: counted as 3 MiB
+    assert memory.allocated == held + 3 * MEBIBYTE
 
 
 def test_neighbours_join_and_the_peak_stays_with_its_lines():
     memory = CachingAllocator()
-    blocks = [memory.take("x", 4 * MIB) for _ in range(5)]
+    blocks = [memory.take("x", 4 * MEBIBYTE) for _ in range(5)]
     memory.free(*blocks)
-    assert memory.allocated == 0 and memory.peak == 20 * MIB and memory.peak_lines == {"x": 20 * MIB}
-    assert memory.take("y", 9 * MIB).address == 0
+    assert memory.allocated == 0 and memory.peak == 20 * MEBIBYTE and memory.peak_lines == {"x": 20 * MEBIBYTE}
+    assert memory.take("y", 9 * MEBIBYTE).address == 0
     with pytest.raises(ValueError, match="given back twice"):
         memory.free(blocks[4])
 
@@ -55,7 +59,7 @@ def test_whatever_is_taken_and_given_back_blocks_never_overlap(expandable):
         if live and chance.random() < 0.48:
             memory.free(live.pop(chance.randrange(len(live))))
         else:
-            live.append(memory.take("x", chance.choice([100, 70_000, MIB, 3 * MIB, 11 * MIB + 5])))
+            live.append(memory.take("x", chance.choice([100, 70_000, MEBIBYTE, 3 * MEBIBYTE, 11 * MEBIBYTE + 5])))
         assert memory.allocated == sum(block.size for block in live) == sum(memory.lines.values())
     places = sorted((block.address, block.size) for block in live)
     assert all(a + size <= b for (a, size), (b, _) in zip(places, places[1:], strict=False))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from actmem.tape.evaluate import Tape, read
+from actmem.tape.evaluate import Tape, read_events
 from actmem.tape.model_tape import model_tape, run_factory
-from actmem.tape.solver import NoFormula, draw
+from actmem.tape.solver import NoFormula, draw_sizes
 from actmem.tape.tape_command import main, parsed_letters
 from tests.tape import models_for_tapes
 
@@ -42,8 +42,8 @@ def test_a_tape_agrees_with_real_runs(name):
     print(f"seed {seed}")
     rng = random.Random(seed)
     factory = getattr(models_for_tapes, name)
-    for sizes in (shape, *(draw(letters, rules, rng) for _ in range(2))):
-        told, real = tape.at(sizes), read(run_factory(factory, sizes))
+    for sizes in (shape, *(draw_sizes(letters, rules, rng) for _ in range(2))):
+        told, real = tape.at(sizes), read_events(run_factory(factory, sizes))
         assert (told.kept_bytes, told.peak_bytes) == (real.kept_bytes, real.peak_bytes)
         assert (told.flops, told.moved_bytes, told.exchanges) == (real.flops, real.moved_bytes, real.exchanges)
 
@@ -69,7 +69,7 @@ def test_the_command_reads_a_tape_without_torch(solved, tmp_path):
     code = f"import sys; sys.modules['torch'] = sys.modules['numpy'] = None; from actmem.__main__ import main; sys.exit(main({command!r}))"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
     result = json.loads(out.read_text())
-    real = read(run_factory(models_for_tapes.odd_mlp, {"s": 64, "b": 3, "h": 48, "f": 100}))
+    real = read_events(run_factory(models_for_tapes.odd_mlp, {"s": 64, "b": 3, "h": 48, "f": 100}))
     assert (result["kept_bytes"], result["peak_bytes"]) == (real.kept_bytes, real.peak_bytes)
     assert sum(result["kept"].values()) == real.kept_bytes and sum(result["peak"].values()) == real.peak_bytes
     assert result["product_flops"] == real.flops and result["moved_bytes"] == real.moved_bytes

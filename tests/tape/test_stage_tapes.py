@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from actmem.tape.evaluate import BACKWARD, FORWARD, read
-from actmem.tape.solver import draw
-from actmem.tape.stage_tapes import families, part_of
+from actmem.tape.evaluate import BACKWARD, FORWARD, read_events
+from actmem.tape.solver import draw_sizes
+from actmem.tape.stage_tapes import families, stage_part_of
 from actmem.tape.stages import as_on_gpus, families_to_record
 
 #: One of each kind; the others at night.
@@ -32,12 +32,12 @@ def test_a_stored_tape_is_what_runs(family, name):
     print(f"seed {seed}")
     rng = random.Random(seed)
     for fixed in ({}, {"b": 1}, {"b": 1, "k": 1} if "k" in letters else {}):
-        sizes = draw(letters, rules, rng, fixed)
+        sizes = draw_sizes(letters, rules, rng, fixed)
         events = events_of(name.removesuffix(" cuda"), sizes)
         if name.endswith(" cuda"):
             events = as_on_gpus(events)
-        flops = read(events).flops
-        assert families()[family].part(name, sizes) == part_of(events, (flops[FORWARD], flops[BACKWARD]))
+        flops = read_events(events).flops
+        assert families()[family].part(name, sizes) == stage_part_of(events, (flops[FORWARD], flops[BACKWARD]))
 
 
 def test_every_part_is_stored():

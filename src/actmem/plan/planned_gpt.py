@@ -18,7 +18,7 @@ from actmem.plan.layout import Layout
 from actmem.plan.planned_model import PlannedModel, shared_by
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import Row
-from actmem.tape.stage_tapes import Part, stage_part
+from actmem.tape.stage_tapes import StagePart, stage_part
 
 #: Operations that aren't matrix products, by the modes that run them again; *full* runs all but the last.
 _CORE = ("softmax", "softmax dropout")
@@ -85,7 +85,7 @@ class PlannedGPT(PlannedModel):
         table = v * h // t if first or last else 0
         return table + (self.seq_length * h if first else 0) + (2 * h if last else 0)
 
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> Part:
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
         a, b, h, s = self._shape(layout.micro_batch_size).letters()
         t = layout.tensor_parallel_size
         name = f"{what} {shared_by(layout)}{' cuda' if device_type == 'cuda' else ''}"

@@ -18,7 +18,7 @@ from actmem.plan.llama_rows import (
 from actmem.plan.llama_work import LlamaWork
 from actmem.plan.planned_model import PlannedModel
 from actmem.rows import Row, total
-from actmem.tape.stage_tapes import Part
+from actmem.tape.stage_tapes import StagePart
 
 
 class PlannedLlama(LlamaWork):
@@ -100,7 +100,7 @@ class PlannedLlama(LlamaWork):
         gone = Row("layers, freed by then", -held, source="backward is done with them")
         return max(rows, [*self.embedding_backward(layout, last, device_type), gone], key=total)
 
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> Part:
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
         raise ConfigError("plan", f"{self.name} is replayed")
 
     def moved_bytes(self, layout: Layout) -> int:

@@ -11,7 +11,7 @@ from actmem.checks import ConfigError, check_choice
 from actmem.formulas.communication import Exchange
 from actmem.plan.layout import Layout
 from actmem.rows import Row
-from actmem.tape.stage_tapes import Part, transient_rows
+from actmem.tape.stage_tapes import StagePart, transient_rows
 
 #: What ``where`` begins with in exchanges among context-parallel ranks.
 CONTEXT_EXCHANGE = "K and V"
@@ -105,12 +105,12 @@ class PlannedModel(ABC):
         """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
 
     @abstractmethod
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> Part:
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
         """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
 
     def parts(
         self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
-    ) -> tuple[Part, Part | None]:
+    ) -> tuple[StagePart, StagePart | None]:
         """The tapes of a stage: of a layer, and of the ends that it has."""
         ends = "whole" if first and last else "first" if first else "last" if last else ""
         layer = self.part(layout, f"layer {recompute}", device_type)

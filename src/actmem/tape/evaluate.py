@@ -61,7 +61,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Exchange:
+class Transfer:
     """A collective among ``ranks``.  bytes: of the whole tensor, as ``measure.comms`` counts them."""
 
     kind: str
@@ -77,10 +77,10 @@ class Mark:
     name: str
 
 
-Event = Make | Resize | Free | Run | Exchange | Mark
-KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Exchange, Mark)
+Event = Make | Resize | Free | Run | Transfer | Mark
+EVENT_KINDS: tuple[type, ...] = (Make, Resize, Free, Run, Transfer, Mark)
 #: Fields that are sizes.  On a tape they are numbers of formulas, in a run bytes or FLOPs.
-SIZES = {Make: ("bytes",), Resize: ("bytes",), Run: ("flops", "read", "written"), Exchange: ("ranks", "bytes")}
+SIZES = {Make: ("bytes",), Resize: ("bytes",), Run: ("flops", "read", "written"), Transfer: ("ranks", "bytes")}
 
 
 def sizes_of(event: Event) -> list[int]:
@@ -118,7 +118,7 @@ class Reading:
     peak_rows: list[Row] = field(default_factory=list)
     flops: Counter[str] = field(default_factory=Counter)
     moved_bytes: Counter[str] = field(default_factory=Counter)
-    exchanges: list[tuple[str, Exchange]] = field(default_factory=list)
+    exchanges: list[tuple[str, Transfer]] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,7 @@ class Tape:
 
     def at(self, sizes: Mapping[str, int]) -> Reading:
         """Everything that the tape says at these sizes."""
-        return read(self.events(sizes))
+        return read_events(self.events(sizes))
 
     def to_json(self) -> str:
         """The tape as text; ``from_json`` reads it."""
@@ -194,11 +194,14 @@ def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
 
 def _packed(event: Event, words: dict[str, int]) -> list:
     fields = vars(event).values()
-    return [KINDS.index(type(event)), *(words.setdefault(x, len(words)) if isinstance(x, str) else x for x in fields)]
+    return [
+        EVENT_KINDS.index(type(event)),
+        *(words.setdefault(x, len(words)) if isinstance(x, str) else x for x in fields),
+    ]
 
 
 def _unpacked(packed: list, words: list[str]) -> Event:
-    kind = KINDS[packed[0]]
+    kind = EVENT_KINDS[packed[0]]
     types = kind.__annotations__.values()
     return kind(
         *(words[x] if t == "str" else tuple(x) if t != "int" else x for x, t in zip(packed[1:], types, strict=True))
@@ -222,7 +225,7 @@ def moments(events: Iterable[Event]) -> Iterator[tuple[Event, int, dict[int, Mak
         yield event, live, alive
 
 
-def read(events: Sequence[Event]) -> Reading:
+def read_events(events: Sequence[Event]) -> Reading:
     """What events in bytes add up to."""
     reading, phase, fullest = Reading(), FORWARD, -1
     for i, (event, live, alive) in enumerate(moments(events)):
@@ -236,7 +239,7 @@ def read(events: Sequence[Event]) -> Reading:
             reading.moved_bytes[phase] += sum(event.read) + sum(event.written)
             if phase == BACKWARD and live > reading.peak_bytes:
                 reading.peak_bytes, fullest = live, i
-        elif isinstance(event, Exchange):
+        elif isinstance(event, Transfer):
             reading.exchanges.append((phase, event))
     for i, (_, _, alive) in enumerate(moments(events)):
         if i == fullest:

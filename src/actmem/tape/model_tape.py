@@ -15,7 +15,7 @@ from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of
 from actmem.tape.evaluate import Event, Make, Tape
 from actmem.tape.record import Recorder, record_step
-from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw, solve
+from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw_sizes, solve
 
 #: The field that each of the paper's letters stands for.
 _FIELDS = {names[0]: size for size, names in factories.SIZE_NAMES.items()}
@@ -39,7 +39,7 @@ def model_tape(
             raise ConfigError(error.argument, f"at {shown}: {error.rule}; h:8 makes h a multiple of 8") from error
 
     tape = solve(recorded, letters, rules)
-    sizes = {**draw(letters, rules, random.Random(0)), **fixed}
+    sizes = {**draw_sizes(letters, rules, random.Random(0)), **fixed}
     names: dict[int, str] = {}
     run_factory(factory, sizes, dtype, names)
     for events in tape.variants.values():

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 from actmem.main_grad import gradient_of
 from actmem.measure.comms import kind_of
 from actmem.measure.leaves import plain_tensors, storage_of, storages_in, tensors_in
-from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Exchange, Free, Make, Mark, Resize, Run
+from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
 from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, node_running, ranks_of
 
 #: torch's counter doesn't know the CPU's kernels.
@@ -114,7 +114,7 @@ class Recorder(TorchDispatchMode):
                     written.append(_bytes(part))
         if kind := kind_of(func):
             largest = max(map(_bytes, [*given, *tensors_in(result)]), default=0)
-            self.events.append(Exchange(kind, ranks_of(named), largest, where))
+            self.events.append(Transfer(kind, ranks_of(named), largest, where))
         if made or written:
             read = tuple(map(_bytes, given)) if written else ()
             self.events.append(Run(op, where, _flops(func, args, kwargs, named, result), read, tuple(written)))

@@ -42,7 +42,7 @@ class NoFormula(ConfigError):
     """A size, or the order of events, that no formula over the letters gives."""
 
 
-def draw(
+def draw_sizes(
     letters: Sequence[str], rules: Rules, rng: random.Random, fixed: Mapping[str, int] = {}, decks: dict | None = None
 ) -> dict[str, int]:
     """Sizes that keep the rules, with as few common factors as they allow.
@@ -81,12 +81,12 @@ def solve(
     rng = random.Random(seed)
     formulas: list[Formula] = []
     tape = Tape(tuple(letters), formulas, {})
-    record(draw(letters, rules, rng))  # the first run of a process can hold more: caches fill, modules load
+    record(draw_sizes(letters, rules, rng))  # the first run of a process can hold more: caches fill, modules load
     tape.variants[()] = _solved(record, tape, rules, rng, {}, num_runs)
     for count in range(1, MOST_ONES + 1):
         for some in combinations(sorted(x for x in letters if x in may_be_one), count):
             fixed = dict.fromkeys(some, 1)
-            sizes = draw(letters, rules, rng, fixed)
+            sizes = draw_sizes(letters, rules, rng, fixed)
             try:
                 events = record(sizes)
             except ConfigError:  # the model doesn't run there
@@ -112,7 +112,7 @@ def _solved(
     drawn: set[tuple[int, ...]] = set()
     decks: dict[str, list[int]] = {}
     for _ in range(100):  # few letters have fewer different sizes
-        sizes = draw(tape.letters, rules, rng, fixed, decks)
+        sizes = draw_sizes(tape.letters, rules, rng, fixed, decks)
         if tuple(sizes.values()) not in drawn and len(runs) < (num_runs or max(12, len(free) + 6)):
             drawn.add(tuple(sizes.values()))
             runs.append((sizes, record(sizes)))

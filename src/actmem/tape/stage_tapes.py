@@ -27,7 +27,7 @@ _MARKS = {"<": BACKWARD, "^": LAYERS}
 
 
 @dataclass(frozen=True)
-class Moment:
+class StageMoment:
     """A moment of backward.  bytes: alive beyond what was kept.  made: of that, what backward made, by name."""
 
     bytes: int
@@ -35,7 +35,7 @@ class Moment:
 
 
 @dataclass(frozen=True)
-class Part:
+class StagePart:
     """A layer or two ends at some sizes.
 
     kept_bytes: alive when forward ends.  before, at, after: the fullest moment of backward before the hole, the moment at
@@ -44,16 +44,16 @@ class Part:
     """
 
     kept_bytes: int
-    before: Moment
-    at: Moment
-    after: Moment
-    held: Moment
+    before: StageMoment
+    at: StageMoment
+    after: StageMoment
+    held: StageMoment
     gradient_bytes: int
     forward_flops: int
     backward_flops: int
 
 
-def part_of(events: Iterable[Event], flops: tuple[int, int] = (0, 0)) -> Part:
+def stage_part_of(events: Iterable[Event], flops: tuple[int, int] = (0, 0)) -> StagePart:
     """What a tape's events in bytes say."""
     live = kept = gradient = 0
     made: dict[int, Make] = {}
@@ -95,15 +95,15 @@ def part_of(events: Iterable[Event], flops: tuple[int, int] = (0, 0)) -> Part:
         elif isinstance(event, Resize) and event.number in made:
             live += event.bytes - made[event.number].bytes
             made[event.number] = Make(event.number, event.bytes, made[event.number].name)
-    found = {name: Moment(*most.get(name, (0, {}))) for name in ("before", "at", "after", "held")}
-    return Part(kept, gradient_bytes=gradient, forward_flops=flops[0], backward_flops=flops[1], **found)
+    found = {name: StageMoment(*most.get(name, (0, {}))) for name in ("before", "at", "after", "held")}
+    return StagePart(kept, gradient_bytes=gradient, forward_flops=flops[0], backward_flops=flops[1], **found)
 
 
 _GIVEN = "gradient of the stage's output"
 
 
 def _moments(
-    layer: Part, ends: Part | None, first: bool, last: bool, layers: int
+    layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int
 ) -> Iterator[tuple[int, tuple[Mapping[str, int], ...]]]:
     """Moments of which one is the fullest: bytes beyond what the stage keeps, and what backward has made."""
     own = layer.after if last else layer.held
@@ -118,7 +118,7 @@ def _moments(
         yield ends.after.bytes + given - layers * layer.kept_bytes, (ends.after.made, {_GIVEN: given})
 
 
-def transient_bytes(layer: Part, ends: Part | None, first: bool, last: bool, layers: int) -> int:
+def transient_bytes(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> int:
     """What a stage's backward has made at its fullest moment, less what it has freed by then.
 
     ends: those that the stage has, of ``first`` and ``last``; None in the middle.  layers: of the stage, or of the chunk
@@ -127,7 +127,7 @@ def transient_bytes(layer: Part, ends: Part | None, first: bool, last: bool, lay
     return max(size for size, _ in _moments(layer, ends, first, last, layers))
 
 
-def transient_rows(layer: Part, ends: Part | None, first: bool, last: bool, layers: int) -> list[Row]:
+def transient_rows(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> list[Row]:
     """``transient_bytes`` line by line."""
     size, made = max(_moments(layer, ends, first, last, layers), key=lambda moment: moment[0])
     rows = merge(Row(name, each, source="made in backward") for some in made for name, each in some.items() if each)
@@ -145,7 +145,7 @@ class Family:
     texts: dict[str, dict[str, str]]
     flops: dict[str, tuple[int, int]]
 
-    def part(self, name: str, sizes: Mapping[str, int]) -> Part:
+    def part(self, name: str, sizes: Mapping[str, int]) -> StagePart:
         """The tape of that name at these sizes.  Raises ConfigError if there is none."""
         if name not in self.texts:
             raise ConfigError("tape", f"there is none for {name}")
@@ -155,7 +155,7 @@ class Family:
         text = next(texts[key] for n in range(len(ones), -1, -1) for some in combinations(ones, n) if (key := "".join(some)) in texts)  # fmt: skip
         values: dict[int, int] = {}
         flops = tuple(value(self.formulas[i], own) for i in self.flops[name])
-        return part_of(self._events(text, own, values), flops)  # type: ignore[arg-type]
+        return stage_part_of(self._events(text, own, values), flops)  # type: ignore[arg-type]
 
     def _events(self, text: str, own: list[int], values: dict[int, int]) -> Iterator[Event]:
         number = 0
@@ -192,7 +192,7 @@ def families() -> dict[str, Family]:
 
 
 @lru_cache(maxsize=2**14)
-def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> Part:
+def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
     """A part at these sizes, in the order of the family's letters."""
     return families()[family].part(name, dict(zip(families()[family].letters, sizes)))
 

@@ -33,9 +33,9 @@ from actmem.verify.llama_stage import LlamaStage
 
 #: a, k, f and v are those of one rank; s is the rank's part among c, before sequence parallelism cuts it.
 GPT_LETTERS, GPT_RULES = ("s", "b", "a", "d", "v", "t"), {"s": (4, ("t",)), "d": (2, ())}
-LETTERS = ("s", "b", "h", "a", "k", "d", "f", "v", "t", "c")
-RULES: Rules = {"s": (4, ("t",)), "a": (1, ("k",)), "d": (2, ())}
-KINDS = {"first": (True, False), "last": (False, True), "whole": (True, True)}
+STAGE_LETTERS = ("s", "b", "h", "a", "k", "d", "f", "v", "t", "c")
+LETTER_RULES: Rules = {"s": (4, ("t",)), "a": (1, ("k",)), "d": (2, ())}
+STAGE_KINDS = {"first": (True, False), "last": (False, True), "whole": (True, True)}
 #: What the tensor-parallel ranks share, by the words in a tape's name.
 SHARED = {"alone": False, "tensor": False, "sequence": True}
 #: Enough to tell the powers that a layer's sizes can have; the tests record others.
@@ -148,12 +148,12 @@ def as_on_gpus(events: list[Event]) -> list[Event]:
 
 
 def gpt_events(name: str, sizes: Mapping[str, int]) -> list[Event]:
-    """The events of a part of the paper's GPT: "layer MODE SHARED" or "KIND SHARED" (``KINDS``, ``SHARED``)."""
+    """The events of a part of the paper's GPT: "layer MODE SHARED" or "KIND SHARED" (``STAGE_KINDS``, ``SHARED``)."""
     what, *more = name.split()
     s, b, a, d, v, t = (sizes[x] for x in GPT_LETTERS)
     if more[-1] == "alone":
         t = 1
-    first, last = KINDS.get(what, (False, False))
+    first, last = STAGE_KINDS.get(what, (False, False))
     shape = ModelShape(s, b, a * t * d, a * t, num_layers=1 + (first != last), vocab_size=v * t)
     own = s // t if SHARED[more[-1]] else s
     with emulated_rank(t, real_tensors=True):
@@ -178,11 +178,11 @@ def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
     Of experts it sets r, and routes one-sidedly for every other r that is drawn.
     """
     what, *more = name.split()
-    s, b, h, a, k, d, f, v, t, c = (sizes[x] for x in LETTERS)
+    s, b, h, a, k, d, f, v, t, c = (sizes[x] for x in STAGE_LETTERS)
     shared = more[1] if what == "layer" else more[0]
     t = 1 if shared == "alone" else t
     c = c if "context" in more else 1
-    first, last = KINDS.get(what, (False, False))
+    first, last = STAGE_KINDS.get(what, (False, False))
     experts: dict = {}
     routing: Routing = "even"
     if "experts" in more:
@@ -211,19 +211,19 @@ def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
 #: Names of parts, what records them, their letters and rules, by the kind of model.
 def families_to_record() -> dict[str, tuple[list[str], Callable, tuple[str, ...], Rules]]:
     gpt_modes, modes = ("none", "selective", "elementwise", "full"), ("none", "elementwise", "full")
-    ends = [f"{kind} {shared}" for kind in KINDS for shared in SHARED]
+    ends = [f"{kind} {shared}" for kind in STAGE_KINDS for shared in SHARED]
     gpt = [f"layer {mode} {shared}" for mode in gpt_modes for shared in SHARED]
     layers = [f"layer {mode} {shared}{context}" for mode in modes for shared in SHARED for context in ("", " context")]
     llama = [f"{layer}{qk}" for layer in layers for qk in ("", " qk")]
     experts = [f"{layer} experts" for layer in llama]
     return {
         "gpt": (ends + gpt, gpt_events, GPT_LETTERS, GPT_RULES),
-        "llama": (ends + llama, llama_events, LETTERS, RULES),
-        "experts": (experts, llama_events, (*LETTERS, "n", "x", "r"), RULES),
+        "llama": (ends + llama, llama_events, STAGE_LETTERS, LETTER_RULES),
+        "experts": (experts, llama_events, (*STAGE_LETTERS, "n", "x", "r"), LETTER_RULES),
     }
 
 
-def flops_of(tape: Tape) -> tuple[Formula, Formula]:
+def stage_flops_of(tape: Tape) -> tuple[Formula, Formula]:
     """The FLOPs of forward and of backward, as one formula each."""
     sums: dict[str, Counter] = {FORWARD: Counter(), BACKWARD: Counter()}
     phase = FORWARD
@@ -256,7 +256,7 @@ def record_family(family: str, names: list[str] | None = None) -> dict:
                 lambda sizes: as_on_gpus(run(sizes)), letters, rules, may_be_one=("b", "k"), num_runs=_RUNS
             )  # noqa: B023
         print(name, len(tapes[name].variants[()]), [*tapes[name].variants], flush=True)
-    return packed(tapes, {name: flops_of(tape) for name, tape in tapes.items()})
+    return packed(tapes, {name: stage_flops_of(tape) for name, tape in tapes.items()})
 
 
 def main() -> int:

@@ -127,7 +127,7 @@ def _read(options: argparse.Namespace) -> int:
     if options.at is None:
         raise ConfigError("at", f"give the sizes to read the tape at: {'=…,'.join(tape.letters)}=…")
     sizes = parsed_sizes(options.at)
-    result = as_object(sizes, tape.at(sizes))
+    result = reading_as_object(sizes, tape.at(sizes))
     text = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
     if options.json == "-":
         sys.stdout.write(text)
@@ -141,7 +141,7 @@ def _read(options: argparse.Namespace) -> int:
     return 0
 
 
-def as_object(sizes: dict[str, int], reading: Reading) -> dict:
+def reading_as_object(sizes: dict[str, int], reading: Reading) -> dict:
     """A reading as plain values, for JSON."""
     return {
         "sizes": sizes,

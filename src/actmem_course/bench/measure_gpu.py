@@ -101,7 +101,7 @@ def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = 
         )
         on_case(entry)
     session.results["curve"] = (
-        session.job("memory over a step", lambda: memory_curve(plan.cases[0].shape, session)) or {}
+        session.job("memory over a step", lambda: allocated_curve(plan.cases[0].shape, session)) or {}
     )
     for axis in AXES:
         found = session.job(
@@ -111,7 +111,7 @@ def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = 
         if found:
             session.results["scaling"][axis] = {"points": found, "slopes": slopes(found)}
     session.results["claims"] = claims(session.results)
-    session.results["findings"] = findings(session.results)
+    session.results["findings"] = time_findings(session.results)
     session.write()
     return session.results
 
@@ -129,7 +129,7 @@ class _Allocated(TorchDispatchMode):
         return result
 
 
-def memory_curve(shape: ModelShape, session: Session) -> dict:
+def allocated_curve(shape: ModelShape, session: Session) -> dict:
     """One layer's forward and backward with selective recomputation and SP: the picture's data.
 
     allocated_bytes: what the allocator had given out after each operation.  counted_bytes: the same step by live storages,
@@ -196,7 +196,7 @@ def claims(results: dict) -> list[Claim]:
     return found
 
 
-def findings(results: dict) -> list[str]:
+def time_findings(results: dict) -> list[str]:
     """Times, a sentence each.  They are no claims: what differs from run to run must not decide an exit code."""
     found = []
     for case in results["cases"]:

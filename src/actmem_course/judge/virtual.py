@@ -86,7 +86,7 @@ def _doing(kind: str, line: str, ranks: list[int]) -> str:
     return f"{who} {'are' if len(ranks) > 1 else 'is'} waiting in {kind}" + (f" ({line})" if line else "")
 
 
-class Work(dist.Work):
+class VirtualWork(dist.Work):
     """The handle of a collective; its results are copied when it is waited for."""
 
     def __init__(self, rank: VirtualRank, meeting: Meeting, place: int, outputs: list[Tensor], kind: str, line: str):
@@ -149,7 +149,7 @@ class Group(dist.ProcessGroup):
 
     def _meet(
         self, kind: str, tensors: list[Tensor], outputs: list[Tensor], make, more: tuple = (), sized=None
-    ) -> Work:
+    ) -> VirtualWork:
         """sized: the tensors whose sizes must agree, where a rank may have none of the others."""
         me, line = VirtualRank.current(), VirtualRank.current().line()
         members = [me.ranks.members[k] for k in dist.get_process_group_ranks(self)]
@@ -164,7 +164,7 @@ class Group(dist.ProcessGroup):
         with no_dispatch_modes():
             brought = [x.detach().clone() for x in tensors]
         meeting.join(self._rank, (kind, elements, dtype, more, line), brought, members)
-        return Work(me, meeting, self._rank, outputs, kind, line)
+        return VirtualWork(me, meeting, self._rank, outputs, kind, line)
 
     def allreduce(self, tensors, opts=None):  # type: ignore[override]
         op = getattr(opts, "reduceOp", dist.ReduceOp.SUM)
@@ -252,7 +252,7 @@ class Group(dist.ProcessGroup):
     def recv(self, tensors, source, tag=0):
         return self._message("receive", source, self._rank, tag, [], tensors)
 
-    def _message(self, kind: str, source: int, to: int, tag: int, tensors: list, outputs: list) -> Work:
+    def _message(self, kind: str, source: int, to: int, tag: int, tensors: list, outputs: list) -> VirtualWork:
         """A message is a meeting of the rank that sends, which waits for nobody, and the one that receives."""
         me, line = VirtualRank.current(), VirtualRank.current().line()
         members = dist.get_process_group_ranks(self)
@@ -263,7 +263,7 @@ class Group(dist.ProcessGroup):
         if kind == "send":
             with no_dispatch_modes():
                 meeting.join(0, (kind, line), [x.detach().clone() for x in tensors], [])
-        return Work(me, meeting, 0, outputs, kind, line)
+        return VirtualWork(me, meeting, 0, outputs, kind, line)
 
     # As these were called before torch 2.13.
     _allgather_base, _reduce_scatter_base, alltoall_base = all_gather_single, reduce_scatter_single, all_to_all_single
@@ -296,7 +296,7 @@ class VirtualRank:
         self.waits: tuple[Meeting, tuple] | None = None
         self.stop: BaseException | None = None
         self.watches: list[Watch] = []
-        self.unwaited: list[Work] = []
+        self.unwaited: list[VirtualWork] = []
         #: Whether its latest collective was called by a function of torch.distributed.
         self.plain = True
         #: The ranks among which a collective may run; None for any.

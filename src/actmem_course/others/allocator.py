@@ -14,9 +14,9 @@ from bisect import bisect_left, insort
 from collections import Counter
 from dataclasses import dataclass, field
 
-KIB, MIB = 2**10, 2**20
-_ROUND, _SMALL = 512, MIB
-_SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_MINIMUM, _ROUND_LARGE = 2 * MIB, 20 * MIB, 10 * MIB, 2 * MIB
+KIB, MEBIBYTE = 2**10, 2**20
+_ROUND, _SMALL = 512, MEBIBYTE
+_SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_MINIMUM, _ROUND_LARGE = 2 * MEBIBYTE, 20 * MEBIBYTE, 10 * MEBIBYTE, 2 * MEBIBYTE
 #: The line of a bill that holds what blocks have beyond their tensors.
 UNSPLIT = "unsplit remainders of the allocator's blocks"
 
@@ -27,14 +27,14 @@ def rounded(num_bytes: int, unit: int = _ROUND) -> int:
 
 
 @dataclass(eq=False)
-class Block:
+class MemoryBlock:
     """A stretch of a segment, free or holding one tensor of ``wanted`` bytes."""
 
     address: int
     size: int
     small: bool
-    before: Block | None = None
-    after: Block | None = None
+    before: MemoryBlock | None = None
+    after: MemoryBlock | None = None
     used: bool = False
     wanted: int = 0
     line: str = ""
@@ -52,10 +52,10 @@ class CachingAllocator:
     peak: int = 0
     lines: Counter = field(default_factory=Counter)
     peak_lines: Counter = field(default_factory=Counter)
-    _free: dict[bool, list[tuple[int, int, Block]]] = field(default_factory=lambda: {True: [], False: []})
+    _free: dict[bool, list[tuple[int, int, MemoryBlock]]] = field(default_factory=lambda: {True: [], False: []})
     _end: int = 0
 
-    def take(self, line: str, num_bytes: int) -> Block:
+    def take(self, line: str, num_bytes: int) -> MemoryBlock:
         """A block for a tensor of ``num_bytes``, counted under ``line``."""
         size = rounded(num_bytes)
         small = size <= _SMALL
@@ -64,7 +64,7 @@ class CachingAllocator:
         block = free.pop(place)[2] if place < len(free) else self._new_segment(size, small)
         rest = block.size - size
         if rest >= _ROUND if small or self.expandable else rest > _SMALL:
-            beyond = Block(block.address + size, rest, small, block, block.after)
+            beyond = MemoryBlock(block.address + size, rest, small, block, block.after)
             if block.after:
                 block.after.before = beyond
             block.after, block.size = beyond, size
@@ -77,7 +77,7 @@ class CachingAllocator:
             self.peak, self.peak_lines = self.allocated, +self.lines
         return block
 
-    def free(self, *blocks: Block) -> None:
+    def free(self, *blocks: MemoryBlock) -> None:
         """Give blocks back; a free neighbour becomes part of the block."""
         for block in blocks:
             if not block.used:
@@ -97,18 +97,18 @@ class CachingAllocator:
         for small, free in self._free.items():
             self._free[small] = [item for item in free if item[2].before or item[2].after]
 
-    def _new_segment(self, size: int, small: bool) -> Block:
+    def _new_segment(self, size: int, small: bool) -> MemoryBlock:
         if small:
             whole = _SMALL_SEGMENT
         elif size < _LARGE_MINIMUM:
             whole = _LARGE_SEGMENT
         else:
             whole = rounded(size, _ROUND_LARGE)
-        block = Block(self._end, whole, small)
+        block = MemoryBlock(self._end, whole, small)
         self._end += whole + _ROUND_LARGE
         return block
 
-    def _join(self, left: Block, right: Block) -> Block:
+    def _join(self, left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
         free = self._free[left.small]
         for block in (left, right):
             place = bisect_left(free, (block.size, block.address))
@@ -120,5 +120,5 @@ class CachingAllocator:
             right.after.before = left
         return left
 
-    def _insert(self, block: Block) -> None:
+    def _insert(self, block: MemoryBlock) -> None:
         insort(self._free[block.small], (block.size, block.address, block), key=lambda item: item[:2])

@@ -13,7 +13,7 @@ import math
 from dataclasses import dataclass, field
 
 from actmem.checks import ConfigError
-from actmem_course.others.allocator import KIB, MIB, UNSPLIT, Block, CachingAllocator
+from actmem_course.others.allocator import KIB, MEBIBYTE, UNSPLIT, CachingAllocator, MemoryBlock
 
 #: Each line of a bill: what it is, and the file (below megatron/core where no other is named) and function.
 SOURCES = {
@@ -110,7 +110,7 @@ class MegatronRun:
         # Without CUBLAS_WORKSPACE_CONFIG torch chooses 32 MiB for Hopper, and since the containers of May 2026 for
         # Blackwell too; else :4096:2:16:8.
         large = gpu == "h100" or (gpu == "gb200" and (not written or written >= "2026-05"))
-        self.workspace_bytes = 32 * MIB if large or "cublas" in environment else 8 * MIB + 128 * KIB
+        self.workspace_bytes = 32 * MEBIBYTE if large or "cublas" in environment else 8 * MEBIBYTE + 128 * KIB
         self.expandable_segments = "expandable" in environment
         # From 5e4fc931ba (2026-05-21) to bf32f4415e (2026-07-06) tensor-parallel rank 0 moved the very batch to the
         # GPU that RerunDataIterator keeps until the step ends.
@@ -185,16 +185,16 @@ class MegatronRun:
 class _Layer:
     """The blocks that backward of one layer needs."""
 
-    norm1: list[Block]
-    attention: list[Block]
-    mask1: list[Block]
-    middle: Block
-    norm2: list[Block]
-    fc1: Block
-    activated: Block
-    mask2: list[Block]
+    norm1: list[MemoryBlock]
+    attention: list[MemoryBlock]
+    mask1: list[MemoryBlock]
+    middle: MemoryBlock
+    norm2: list[MemoryBlock]
+    fc1: MemoryBlock
+    activated: MemoryBlock
+    mask2: list[MemoryBlock]
 
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> list[MemoryBlock]:
         single = [self.middle, self.fc1, self.activated]
         return [*self.norm1, *self.attention, *self.mask1, *self.norm2, *self.mask2, *single]
 
@@ -203,13 +203,13 @@ class _Layer:
 class _Chunk:
     """One microbatch in one model chunk between forward and backward; of the last one the loss's blocks too."""
 
-    received: Block | None
-    embedding: list[Block]
-    layers: list[tuple[Block, _Layer]]
-    hidden: Block
-    norm: list[Block] = field(default_factory=list)
-    loss: list[Block] = field(default_factory=list)
-    stub: Block | None = None
+    received: MemoryBlock | None
+    embedding: list[MemoryBlock]
+    layers: list[tuple[MemoryBlock, _Layer]]
+    hidden: MemoryBlock
+    norm: list[MemoryBlock] = field(default_factory=list)
+    loss: list[MemoryBlock] = field(default_factory=list)
+    stub: MemoryBlock | None = None
 
 
 class Trace:
@@ -223,10 +223,10 @@ class Trace:
         self.held: list[int] = []
         self._once: set[str] = set()
         self._parameters: list[int] = []
-        self._inputs: dict[int, tuple[Block, ...]] = {}
-        self._pending: list[Block] = []
-        self._late: list[Block] = []
-        self._batches: list[Block] = []
+        self._inputs: dict[int, tuple[MemoryBlock, ...]] = {}
+        self._pending: list[MemoryBlock] = []
+        self._late: list[MemoryBlock] = []
+        self._batches: list[MemoryBlock] = []
 
     def play(self, iterations: int = 3) -> Trace:
         """Set up, then run iterations: Adam's moments appear at the end of the first."""
@@ -315,7 +315,7 @@ class Trace:
         if len(run.chunks) > 1:
             self._interleaved(scalars)
         else:
-            output: list[Block] = []
+            output: list[MemoryBlock] = []
             for microbatch in range(run.microbatches):
                 # set_input_tensor replaces the last input; the last output's graph keeps it through this forward.
                 old = self._inputs.pop(0, ())
@@ -329,7 +329,7 @@ class Trace:
             self.free(*output)
         self.free(*scalars)
 
-    def _interleaved(self, scalars: list[Block]) -> None:
+    def _interleaved(self, scalars: list[MemoryBlock]) -> None:
         """schedules.py forward_backward_pipelining_with_interleaving: (chunks - 1) groups of forwards warm up."""
         run = self.run
         chunks, m, group = len(run.chunks), run.microbatches, run.group
@@ -343,8 +343,8 @@ class Trace:
         stale, self._inputs = self._inputs, {}
         live: dict[tuple[int, int], _Chunk] = {}
         newest: dict[int, int] = {}
-        kept: tuple[Block, ...] = ()
-        arrived: dict[tuple[int, int], Block] = {}
+        kept: tuple[MemoryBlock, ...] = ()
+        arrived: dict[tuple[int, int], MemoryBlock] = {}
 
         def forward(chunk: int, microbatch: int) -> None:
             old = self._inputs.pop(chunk, ())
@@ -373,16 +373,16 @@ class Trace:
         if not any(kept is pair for pair in self._inputs.values()):
             self.free(*kept)
 
-    def _forward(self, chunk: int, scalars: list[Block], replaced: tuple[Block, ...]) -> _Chunk:
+    def _forward(self, chunk: int, scalars: list[MemoryBlock], replaced: tuple[MemoryBlock, ...]) -> _Chunk:
         run, take, free = self.run, self.take, self.free
         last = chunk == len(run.chunks) - 1
         received = None if run.has_embedding else take("received input and its gradient", run.residual_bytes)
         free(*replaced)
         batch = self._batch() if last or run.has_embedding else []
-        hidden, embedding = (received, list[Block]()) if received else self._embed()
+        hidden, embedding = (received, list[MemoryBlock]()) if received else self._embed()
         if run.rotary:
             self._keep_once("rotary table", 4 * run.s * run.d)
-        layers: list[tuple[Block, _Layer]] = []
+        layers: list[tuple[MemoryBlock, _Layer]] = []
         for _ in range(run.chunks[chunk]):
             output, held = self._layer(hidden)
             if run.full_recompute:
@@ -401,7 +401,7 @@ class Trace:
             self._batches += batch
         return saved
 
-    def _batch(self) -> list[Block]:
+    def _batch(self) -> list[MemoryBlock]:
         run, take = self.run, self.take
         whole = run.s * run.b
         rows = [8 * whole, 8 * whole, 4 * whole]
@@ -416,7 +416,7 @@ class Trace:
             self.free(batch.pop(0), batch.pop())  # the last stage drops ids and positions
         return batch
 
-    def _embed(self) -> tuple[Block, list[Block]]:
+    def _embed(self) -> tuple[MemoryBlock, list[MemoryBlock]]:
         """Words; positions added; turned to [s, b] or scattered; dropout: each step's input goes after it."""
         run, take, free = self.run, self.take, self.free
         whole = 2 * run.tokens * run.h
@@ -433,18 +433,18 @@ class Trace:
             free(before)
         return output, saved
 
-    def _norm(self, line: str = "norm outputs") -> list[Block]:
+    def _norm(self, line: str = "norm outputs") -> list[MemoryBlock]:
         run, take = self.run, self.take
         tokens = run.residual_bytes // (2 * run.h)
         output = take(line, run.residual_bytes)
         return [output, *(take("norm statistics", 4 * tokens) for _ in range(1 if run.rms_norm else 2))]
 
-    def _layer(self, hidden: Block) -> tuple[Block, _Layer]:
+    def _layer(self, hidden: MemoryBlock) -> tuple[MemoryBlock, _Layer]:
         """Forward of one layer: the blocks that backward needs, and the output."""
         run, take, free = self.run, self.take, self.free
         norm1 = self._norm()
         if run.transformer_engine:
-            self._keep_once("Transformer Engine's workspace", (32 if run.hopper else 4) * MIB)
+            self._keep_once("Transformer Engine's workspace", (32 if run.hopper else 4) * MEBIBYTE)
         gathered = self._gathered()
         attention = self._attention_forward(gathered)
         projected = take("transient", 2 * run.tokens * run.h)
@@ -465,11 +465,11 @@ class Trace:
         run = self.run
         return 2 * run.tokens * run.f * (2 if run.swiglu else 1) // run.t
 
-    def _gathered(self) -> list[Block]:
+    def _gathered(self) -> list[MemoryBlock]:
         run = self.run
         return [self.take("transient", 2 * run.tokens * run.h)] if run.sequence_parallel else []
 
-    def _bias_dropout_add(self, projected: Block) -> tuple[Block, list[Block]]:
+    def _bias_dropout_add(self, projected: MemoryBlock) -> tuple[MemoryBlock, list[MemoryBlock]]:
         run, take = self.run, self.take
         if run.sequence_parallel:
             part = take("transient", run.residual_bytes)
@@ -480,7 +480,7 @@ class Trace:
         self.free(projected)
         return output, mask
 
-    def _attention_forward(self, gathered: list[Block]) -> list[Block]:
+    def _attention_forward(self, gathered: list[MemoryBlock]) -> list[MemoryBlock]:
         """The blocks kept: those of Q, K, V first, then scores, then the output."""
         run, take, free = self.run, self.take, self.free
         t, d = run.t, run.d
@@ -494,7 +494,7 @@ class Trace:
             free(packed.pop(0))
         free(*gathered)
         if run.qk_layernorm or run.rotary:
-            new: list[Block] = []
+            new: list[MemoryBlock] = []
             if run.qk_layernorm:
                 for size, rows in ((q, heads), (k, groups)):
                     new += [take("Q and K after norm or rotation", size)]
@@ -529,7 +529,7 @@ class Trace:
         free(by_head, product)
         return [*packed, *kept, output]
 
-    def _fused_attention(self, packed: list[Block], q: int, k: int, heads: int) -> list[Block]:
+    def _fused_attention(self, packed: list[MemoryBlock], q: int, k: int, heads: int) -> list[MemoryBlock]:
         """flash-attn wants Q, K, V contiguous, in context parallelism's ring K and V as one; its output is [b, s]."""
         run, take = self.run, self.take
         if run.attention == "flash" and not self._late:
@@ -546,7 +546,7 @@ class Trace:
             kept.append(take("attention outputs", q))
         return kept
 
-    def _head_forward(self, scalars: list[Block]) -> tuple[list[Block], list[Block]]:
+    def _head_forward(self, scalars: list[MemoryBlock]) -> tuple[list[MemoryBlock], list[MemoryBlock]]:
         run, take, free = self.run, self.take, self.free
         n = run.tokens
         norm = self._norm("output layer input")
@@ -581,7 +581,7 @@ class Trace:
 
     # Backward.
 
-    def _backward(self, saved: _Chunk, arrived: Block | None = None) -> tuple[Block, Block] | None:
+    def _backward(self, saved: _Chunk, arrived: MemoryBlock | None = None) -> tuple[MemoryBlock, MemoryBlock] | None:
         run, take, free = self.run, self.take, self.free
         if saved.norm:
             gradient = self._head_backward(saved.norm, saved.loss)
@@ -605,7 +605,7 @@ class Trace:
         free(take("transient", 2 * run.v * run.h // run.t))
         return None
 
-    def _head_backward(self, norm: list[Block], loss: list[Block]) -> Block:
+    def _head_backward(self, norm: list[MemoryBlock], loss: list[MemoryBlock]) -> MemoryBlock:
         run, take, free = self.run, self.take, self.free
         n, h, t = run.tokens, run.h, run.t
         gradients = [take("loss", 4 * n), take("loss", 4 * n)]
@@ -651,7 +651,7 @@ class Trace:
         packed = self._attention_backward(gradient, held.attention[:-1])
         self._norm_linear_backward(packed, packed.wanted // (2 * n) * h * 2, held.norm1)
 
-    def _norm_linear_backward(self, gradient: Block, weight_bytes: int, norm: list[Block]) -> None:
+    def _norm_linear_backward(self, gradient: MemoryBlock, weight_bytes: int, norm: list[MemoryBlock]) -> None:
         run, take, free = self.run, self.take, self.free
         gathered = self._gathered()
         whole = take("transient", 2 * run.tokens * run.h)
@@ -661,7 +661,7 @@ class Trace:
         before = take("transient", run.residual_bytes)
         free(whole, *own, *norm[1:], gradient, weight, before)
 
-    def _attention_backward(self, gradient: Block, kept: list[Block]) -> Block:
+    def _attention_backward(self, gradient: MemoryBlock, kept: list[MemoryBlock]) -> MemoryBlock:
         run, take, free = self.run, self.take, self.free
         t, d = run.t, run.d
         heads, groups = run.a // t, max(1, run.groups // t)

@@ -44,7 +44,7 @@ def _number(value: int | None) -> str:
     return "-" if value is None else f"{value:,}"
 
 
-def bill_table(result: GoldenResult) -> Table:
+def megatron_bill_table(result: GoldenResult) -> Table:
     """What one run holds at its peak, a line a kind of tensor, with the file that it was read from."""
     assert result.played
     made = table(f"At the peak of {short(result.row.case)}, {result.row.gpu}", "~what", ">bytes", "~read from")

@@ -43,19 +43,19 @@ _LEFT, _RANKS, _RIGHT, _HIGH = 3.6, 5.0, 1.3, 0.78
 
 
 @dataclass(frozen=True)
-class Part:
+class RankPart:
     """A stored tensor and how the ranks share it.  axis: "" (every rank has all of it), "h", "heads" or "s"."""
 
     row: Row
     axis: str
 
 
-def parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> list[Part]:
+def parts(shape: ModelShape, tensor_parallel_size: int, mode: str) -> list[RankPart]:
     """The 15 tensors on one rank.  What tensor parallelism cuts is cut along h or by heads, the rest along s or not at all."""
     t = tensor_parallel_size
     alone = layer_rows(shape, Parallel(t))
     rows = layer_rows(shape, Parallel(t, mode == SEQUENCE))
-    return [Part(row, _axis(row, before)) for row, before in zip(rows, alone, strict=True)]
+    return [RankPart(row, _axis(row, before)) for row, before in zip(rows, alone, strict=True)]
 
 
 def _axis(row: Row, with_tensor_parallelism: Row) -> str:
@@ -107,7 +107,7 @@ def _cut_text(axis: str) -> str:
     return {"": "whole", "heads": "cut by heads"}.get(axis, f"cut along {axis}")
 
 
-def _frame(part: Part, rank: int, t: int, x: float, y: float, width: float) -> list[Box]:
+def _frame(part: RankPart, rank: int, t: int, x: float, y: float, width: float) -> list[Box]:
     fill = FILLS[term_of(part.row).kind]
     hover = f"<b>{part.row.term}</b> on rank {rank}: {_cut_text(part.axis)}, {part.row.bytes:,} B"
     if part.axis == "":

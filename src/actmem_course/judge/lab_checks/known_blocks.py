@@ -20,7 +20,7 @@ from actmem_course.judge.lab_checks.steps import (
     enter_block,
     exchanging,
     on_each,
-    product,
+    step_product,
 )
 from actmem_course.pieces import core_attention, gelu, layer_norm, merge_heads, split_heads
 
@@ -32,19 +32,19 @@ _QKV_ORDER = "split_heads gives Q, K, V, and core_attention takes them in this o
 
 def column_program(entry: operators.Operator) -> Program:
     """f or g, the linear, this rank's bias."""
-    return [exchanging(entry), product("weight", "the linear"), added_bias("bias", "after the linear, once")]
+    return [exchanging(entry), step_product("weight", "the linear"), added_bias("bias", "after the linear, once")]
 
 
 ROW_PROGRAM: Program = [
-    product("weight", "the linear"), exchanging(operators.F_BAR_OPERATOR), added_bias("bias", _AFTER_SUM),
+    step_product("weight", "the linear"), exchanging(operators.F_BAR_OPERATOR), added_bias("bias", _AFTER_SUM),
 ]  # fmt: skip
 _GELU_STEP = StepOf(_GELU, on_each(lambda y, w: gelu(y)), place="between the two linears")
 MLP_PROGRAM: Program = [
     exchanging(operators.F_OPERATOR),
-    product("up_weight"),
+    step_product("up_weight"),
     added_bias("up_bias", "before the gelu"),
     _GELU_STEP,
-    product("down_weight"),
+    step_product("down_weight"),
     exchanging(operators.F_BAR_OPERATOR),
     added_bias("down_bias", _AFTER_SUM),
 ]
@@ -54,10 +54,10 @@ def attention_program(heads: int) -> Program:
     """Lab 2's.  heads: those of one rank."""
     return [
         exchanging(operators.F_OPERATOR),
-        product("qkv_weight"),
+        step_product("qkv_weight"),
         added_bias("qkv_bias", "before the core attention"),
         StepOf(_CORE, _attended(heads)),
-        product("projection_weight"),
+        step_product("projection_weight"),
         exchanging(operators.F_BAR_OPERATOR),
         added_bias("projection_bias", _AFTER_SUM),
     ]
@@ -139,10 +139,10 @@ class KnownLayer:
             StepOf(branch, enter_block, "the residual branch", "before the layer norm, with the x that comes into this block"),
             StepOf(_NORMS[what == _MLP], _norm(norm), "the layer norm", inside),
             exchanging(operators.G_OPERATOR, f"{what}'s"),
-            product(f"{enter}_weight"),
+            step_product(f"{enter}_weight"),
             added_bias(f"{enter}_bias", "right after the product"),
             middle,
-            product(f"{leave}_weight"),
+            step_product(f"{leave}_weight"),
             exchanging(operators.G_BAR_OPERATOR, f"{what}'s"),
             added_bias(f"{leave}_bias", _AFTER_SUM, "the row-parallel linear's bias"),
             StepOf(_drop(what), self._dropped, "dropouts.block", "after the bias, before x is added"),

@@ -75,7 +75,7 @@ def on_each(function: Callable[[Tensor, Weights], Tensor]) -> Do:
     return do
 
 
-def product(weight: str, name: str = "") -> StepOf:
+def step_product(weight: str, name: str = "") -> StepOf:
     """Every rank's y · Wᵀ."""
     return StepOf(name or f"the product with {weight}", on_each(lambda y, w: F.linear(y, w[weight])))
 

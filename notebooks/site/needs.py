@@ -51,9 +51,16 @@ def _imported(path: Path, at_load_only: bool = False) -> tuple[str, ...]:
     while waiting:
         node = waiting.pop()
         found += [name for _, name in _aliases(node)]
-        if not (at_load_only and isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))):
+        if not (at_load_only and _runs_later(node)):
             waiting += ast.iter_child_nodes(node)
     return tuple(found)
+
+
+def _runs_later(node: ast.AST) -> bool:
+    """Whether loading the file leaves out what is in there: a function, or imports for type checkers alone."""
+    if isinstance(node, ast.If):
+        return isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING" and not node.orelse
+    return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
 
 
 def _aliases(node: ast.AST) -> Iterator[tuple[ast.alias, str]]:

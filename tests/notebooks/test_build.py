@@ -51,6 +51,7 @@ print(1 + 1)
 from actmem.config import ModelShape
 from actmem_course.show.memory_wall import crossover_lines
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.widgets import Varies
 
 LiveFigure(crossover_lines(ModelShape(64, 1, 64, 4)))
 

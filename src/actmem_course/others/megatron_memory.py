@@ -10,6 +10,7 @@ from.  Letters: s, b, h, a, t, v, f as in the paper, n = sb/cp tokens.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from actmem.checks import ConfigError
@@ -64,12 +65,14 @@ class MegatronRun:
     """One run as a golden row's arguments give it, under the paper's letters where they have one.
 
     chunks: layers of each model chunk on the last pipeline rank; shards: ranks that share optimizer states, 0 if none.
-    environment: ``cublas`` if the test sets CUBLAS_WORKSPACE_CONFIG, ``expandable`` if it sets expandable segments;
-    written: the day on which the values were last written, where the code's age matters.
+    environment: what the arguments don't say.  "cublas": CUBLAS_WORKSPACE_CONFIG is set; "expandable": so are expandable
+    segments; "small workspaces": a torch that knows no larger ones for Blackwell, from before May 2026; "batches kept":
+    code from 5e4fc931ba (2026-05-21) to bf32f4415e (2026-07-06), where tensor-parallel rank 0 moved the very batch to
+    the GPU that RerunDataIterator keeps until the step ends.
     Raises ConfigError that names the argument which this module doesn't model, or which is no size.
     """
 
-    def __init__(self, arguments: str, gpu: str, gpus: int = 8, environment: str = "cublas", written: str = ""):
+    def __init__(self, arguments: str, gpu: str, gpus: int = 8, environment: Collection[str] = ("cublas",)):
         self.given = given = parse(arguments)
         for name in _NOT_MODELLED.split():
             if name in given:
@@ -107,14 +110,11 @@ class MegatronRun:
         self.full_recompute = given.get("recompute-granularity") == "full"
         self.mask_in_dataloader = not flag("no-create-attention-mask-in-dataloader")
         self.hopper = gpu != "a100"
-        # Without CUBLAS_WORKSPACE_CONFIG torch chooses 32 MiB for Hopper, and since the containers of May 2026 for
-        # Blackwell too; else :4096:2:16:8.
-        large = gpu == "h100" or (gpu == "gb200" and (not written or written >= "2026-05"))
+        # Without CUBLAS_WORKSPACE_CONFIG torch chooses 32 MiB for Hopper and Blackwell, else :4096:2:16:8.
+        large = gpu == "h100" or (gpu == "gb200" and "small workspaces" not in environment)
         self.workspace_bytes = 32 * MEBIBYTE if large or "cublas" in environment else 8 * MEBIBYTE + 128 * KIB
         self.expandable_segments = "expandable" in environment
-        # From 5e4fc931ba (2026-05-21) to bf32f4415e (2026-07-06) tensor-parallel rank 0 moved the very batch to the
-        # GPU that RerunDataIterator keeps until the step ends.
-        self.batches_kept = self.t == 1 and "2026-05-21" <= written <= "2026-07-06"
+        self.batches_kept = self.t == 1 and "batches kept" in environment
 
     def _number(self, name: str, default: int | None = None) -> int:
         text = self.given.get(name)

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.checks import ConfigError
 from actmem.config import ModelShape, Parallel
-from actmem.drop import Terms
+from actmem.drop import RecipeSource, Terms
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import layer_exchanges
 from actmem.formulas.extras import layer_extra_rows
@@ -23,7 +23,6 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.measure import census, count_collectives, layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.rebuilder import RecipeSource
 from actmem.recipes import PAPER_LAYER
 from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, total
@@ -150,7 +149,7 @@ def test_the_layer_s_recipes_are_those_of_the_table(monkeypatch):
 
     def sources(term):
         """Terms of the table, through tensors that have no row."""
-        found = {source.name for source in terms.rebuilder.recipes[term].sources if isinstance(source, RecipeSource)}
+        found = {source.name for source in terms.recipes[term].sources if isinstance(source, RecipeSource)}
         return set().union(*({name} if name in named else sources(name) for name in found - {"causal mask"}))
 
     for recipe in PAPER_LAYER.recipes:

@@ -26,7 +26,6 @@ PREDICTION = {
         "rows",
         "recipes",
         "llama_shape",
-        "llama_recipes",
         "models",
         "formulas",
         "plan",
@@ -42,7 +41,6 @@ MEASUREMENT = {
         "measure",
         "recompute",
         "drop",
-        "rebuilder",
         "torch_private",
     )
 }

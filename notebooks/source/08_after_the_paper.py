@@ -158,8 +158,7 @@ print(apart_text("layer, predicted and measured", [(total(context_rows(shape, Pa
 
 # %%
 from actmem.measure import record
-from actmem.layers.norms import rms_norm
-from actmem.layers.mlp import swiglu
+from actmem.layers.llama_parts import rms_norm, swiglu
 
 
 class PlainNorm(nn.Module):

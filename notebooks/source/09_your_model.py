@@ -28,8 +28,7 @@ from actmem.measure.record_command import as_dict
 from actmem.measure.solve import formula_text, solve_formula
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
-from actmem.layers.mlp import swiglu
-from actmem.layers.norms import rms_norm
+from actmem.layers.llama_parts import rms_norm, swiglu
 from actmem_course.show.controls import choice, slider
 from actmem_course.show.text import text_table
 from actmem_course.show.today import llama_bars
@@ -193,7 +192,7 @@ for finding in findings(ledger.tensors):
 # - **Attention.** `enable_gqa=True` lets the kernel read each key head for several query heads.
 # - **MLP.** A function that keeps `gate` and `up`, and makes `silu(gate)` again.
 #
-# `actmem.layers.norms` and `actmem.layers.mlp` have these functions. In lab 7 you write them.
+# `actmem.layers.llama_parts` has these functions. In lab 7 you write them.
 
 # %%
 class LeanNorm(Norm):

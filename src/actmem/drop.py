@@ -15,22 +15,26 @@ how each is made.  How it works, in five rules:
 5. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
 
 Gradients equal those without recomputation bit for bit: recipes run the functions of the forward
-pass on the same values.  This file is the forward side, rules 1 and 2; ``rebuilder`` is the backward side.
+pass on the same values.
+
+Why a second engine beside ``recompute.checkpoint``: that takes any code, runs all of it again in order
+and needs the generators' states; here the layer must name its tensors, and each is made again by itself.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable
-from typing import Any
+from contextlib import ExitStack
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.keep import keep
-from actmem.rebuilder import Rebuilder, RecipeSource, RepeatableCall, Slot, TensorView, as_tuple, open_slot
+from actmem.keep import Kept, keep, released_by_reader
 from actmem.recompute import autocast_state
+from actmem.torch_private import graph_is_retained
 
 
 class Terms:
@@ -44,7 +48,10 @@ class Terms:
 
     def __init__(self, dropped: Iterable[str] = ()):
         self.dropped = frozenset(dropped)
-        self.rebuilder = Rebuilder(self.dropped)
+        self.autocast: list[dict] = []  # as in the forward pass
+        self.recipes: dict[str, RepeatableCall] = {}
+        self.slots: dict[str, list[weakref.ref[Slot]]] = {}
+        self._rebuilt: dict[str, list[Tensor]] = {}  # one tensor a name; of by-products, several
         # By storage, then by offset: Q, K and V are views of one tensor.
         self._names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakref.WeakKeyDictionary()
         self._inputs: dict[str, Tensor] = {}  # until the forward pass ends
@@ -52,7 +59,7 @@ class Terms:
 
     def __enter__(self) -> Terms:
         if self.dropped:
-            self.rebuilder.autocast = autocast_state()
+            self.autocast = autocast_state()
             self._hooks = saved_tensors_hooks(self._pack, open_slot)
             self._hooks.__enter__()
         return self
@@ -63,6 +70,7 @@ class Terms:
             self._hooks.__exit__(*error)
             self._keep_inputs()
             self._inputs.clear()
+            del self._hooks  # which holds this object, and would with the graph's slots be a cycle
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
         """Give a tensor that comes from outside its name; returns it.  Kept if a recipe reads it."""
@@ -88,7 +96,7 @@ class Terms:
             recipe = RepeatableCall(names, views, function, read, also)
             for name, value in zip(names, made):
                 self._note(name, value)
-            self.rebuilder.recipes.update(dict.fromkeys((*names, also), recipe))
+            self.recipes.update(dict.fromkeys((*names, also), recipe))
             self._decide_rest(also)
         return values
 
@@ -108,7 +116,7 @@ class Terms:
         return names.get(int(tensor.storage_offset()), "") or (next(iter(names.values())) if len(names) == 1 else "")
 
     def _pack(self, tensor: Tensor) -> Slot:
-        slot = Slot(self.rebuilder, TensorView.of(tensor), tensor.is_leaf and tensor.requires_grad)
+        slot = Slot(self, TensorView.of(tensor), tensor.is_leaf and tensor.requires_grad)
         if name := self._name_of(tensor):
             self._decide(slot, tensor, name)
         else:  # a result, saved before its call ends and gives it a name; or a by-product; or a weight
@@ -127,7 +135,7 @@ class Terms:
     def _decide(self, slot: Slot, tensor: Tensor, name: str) -> None:
         """Leave the slot of a dropped name empty, and keep the tensor of any other (rule 2)."""
         slot.name = name
-        self.rebuilder.slots.setdefault(name, []).append(weakref.ref(slot))
+        self.slots.setdefault(name, []).append(weakref.ref(slot))
         if name not in self.dropped:
             self._hooks.__exit__()  # what is kept is the business of the hooks outside
             try:
@@ -137,23 +145,172 @@ class Terms:
 
     def _keep_inputs(self) -> None:
         """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""
-        for name, slots in list(self.rebuilder.slots.items()):
+        for name, slots in list(self.slots.items()):
             for needed in self._inputs_of(name) if name in self.dropped else ():
-                source = Slot(self.rebuilder, TensorView.of(self._inputs[needed]))
+                source = Slot(self, TensorView.of(self._inputs[needed]))
                 source.name = needed
                 source.kept.append(keep(self._inputs[needed].detach(), name=needed))
-                self.rebuilder.slots.setdefault(needed, []).append(weakref.ref(source))
+                self.slots.setdefault(needed, []).append(weakref.ref(source))
                 for slot in filter(None, (reference() for reference in slots)):
                     slot.holds.append(source)
 
     def _inputs_of(self, name: str) -> set[str]:
         """The inputs that the recipe of ``name`` reads, at first or second hand, and that nothing keeps."""
-        recipes = self.rebuilder.recipes
-        if self.rebuilder.kept(name) or name not in recipes:
-            return {name} & self._inputs.keys() if not self.rebuilder.kept(name) else set()
-        sources = [source.name for source in recipes[name].sources if isinstance(source, RecipeSource)]
+        if self.kept(name):
+            return set()
+        if name not in self.recipes:
+            return {name} & self._inputs.keys()
+        sources = [source.name for source in self.recipes[name].sources if isinstance(source, RecipeSource)]
         return {needed for source in sources for needed in self._inputs_of(source)}
+
+    def alive(self, name: str) -> list[Slot]:
+        """The slots of that name which the graph still holds."""
+        return [slot for slot in (reference() for reference in self.slots.get(name, ())) if slot is not None]
+
+    def kept(self, name: str) -> Slot | None:
+        """A slot of that name that has its tensor, if there is one."""
+        return next((slot for slot in self.alive(name) if slot.kept), None)
+
+    def read(self, slot: Slot) -> Tensor:
+        """The tensor of a slot whose name is dropped (rules 3 and 4)."""
+        if slot.name not in self._rebuilt:
+            self._rebuild(self.recipes[slot.name])
+        if slot.index is None:
+            tensor = slot.view.on(self._rebuilt[slot.name][0], self._view_of(slot.name))
+        else:
+            tensor = self._rebuilt[slot.name][slot.index]
+        slot.was_read = True
+        self._forget(self.recipes[slot.name])
+        if graph_is_retained() and all(other.was_read for other in self.alive(slot.name)):
+            for other in self.alive(slot.name):
+                other.was_read = False  # for the next backward pass
+        return tensor
+
+    def _rebuild(self, recipe: RepeatableCall) -> None:
+        sources = [self._value(source) if isinstance(source, RecipeSource) else source for source in recipe.sources]
+        saved: list[tuple[Tensor, bool]] = []  # each without its graph, which holds the hook that holds this list
+        with ExitStack() as stack:
+            for arguments in self.autocast:
+                stack.enter_context(torch.autocast(**arguments))
+            if recipe.also in self.dropped:  # autograd must save again what it saved then
+                for i, source in enumerate(recipe.sources):
+                    if isinstance(source, RecipeSource):
+                        sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
+                stack.enter_context(torch.enable_grad())
+                stack.enter_context(
+                    saved_tensors_hooks(lambda x: saved.append((x.detach(), x.is_leaf and x.requires_grad)), _never)
+                )
+            else:
+                stack.enter_context(torch.no_grad())
+            values = as_tuple(recipe.function(*sources))
+        for name, view, value in zip(recipe.names, recipe.views, values):
+            if (value.shape, value.stride()) != (view.size, view.stride):
+                raise RuntimeError(f"{name}: the second run made {TensorView.of(value)}, the first {view}")
+            self._rebuilt[name] = [value.detach()]
+        if recipe.also in self.dropped:
+            known = {id(tensor.untyped_storage()) for tensor in (*sources, *values) if isinstance(tensor, Tensor)}
+            self._rebuilt[recipe.also] = [
+                tensor for tensor, is_weight in saved if id(tensor.untyped_storage()) not in known and not is_weight
+            ]
+
+    def _value(self, source: RecipeSource) -> Tensor:
+        """A recipe's source: rebuilt before and still needed, or kept, or rebuilt now."""
+        # The node that reads now may have read the source first: a kernel that keeps Q and its own result.
+        for read in self.alive(source.name):
+            if read.tensor is not None:
+                return source.view.on(read.tensor, read.view)
+        if source.name not in self._rebuilt:
+            if slot := self.kept(source.name):
+                return source.view.on(slot.kept[0].tensors()[0], slot.view)
+            self._rebuild(self.recipes[source.name])
+        tensor = source.view.on(self._rebuilt[source.name][0], self._view_of(source.name))
+        self._forget(self.recipes[source.name])
+        return tensor
+
+    def _view_of(self, name: str) -> TensorView:
+        recipe = self.recipes[name]
+        return recipe.views[recipe.names.index(name)]
+
+    def _forget(self, recipe: RepeatableCall) -> None:
+        """Free what the recipe made and no empty slot waits for (rule 4)."""
+        for name in (*recipe.names, recipe.also):
+            if all(slot.was_read or slot.kept for slot in self.alive(name)):
+                self._rebuilt.pop(name, None)
 
 
 #: Names nothing and drops nothing.
 KEEP_ALL = Terms()
+
+
+def open_slot(slot: Slot) -> Tensor:
+    """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again."""
+    if slot.kept:
+        return slot.kept[0].tensors()[0]
+    if slot.tensor is not None:
+        return slot.tensor
+    empties = released_by_reader() or graph_is_retained()
+    tensor = slot.terms.read(slot)
+    if not empties:
+        slot.tensor = tensor
+    return tensor
+
+
+def _never(_: Any) -> Tensor:
+    raise RuntimeError("nothing reads the graph of a second run")
+
+
+class Slot:
+    """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
+
+    index: which of a call's by-products; None for a tensor with a name of its own.  holds: slots of
+    inputs that this one's recipe reads.
+    """
+
+    def __init__(self, terms: Terms, view: TensorView, is_weight: bool = False):
+        self.terms, self.view, self.is_weight = terms, view, is_weight
+        self.name, self.was_read = "", False
+        self.index: int | None = None
+        self.kept: list[Kept] = []
+        self.holds: list[Slot] = []
+        self.tensor: Tensor | None = None
+
+
+class TensorView(NamedTuple):
+    """How a tensor lies in its storage."""
+
+    size: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+
+    @staticmethod
+    def of(tensor: Tensor) -> TensorView:
+        return TensorView(tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+
+    def on(self, tensor: Tensor, had: TensorView) -> Tensor:
+        """This view of the storage of ``tensor``, which had the view ``had`` in the first run."""
+        if self == had:
+            return tensor
+        return tensor.as_strided(self.size, self.stride, tensor.storage_offset() + self.offset - had.offset)
+
+
+class RecipeSource(NamedTuple):
+    """A tensor that a recipe reads."""
+
+    name: str
+    view: TensorView
+    requires_grad: bool
+
+
+class RepeatableCall(NamedTuple):
+    """A call that can be repeated.  names and views: of its results.  also: name of its by-products."""
+
+    names: tuple[str, ...]
+    views: list[TensorView]
+    function: Callable
+    sources: list
+    also: str
+
+
+def as_tuple(values: Any) -> tuple:
+    """One value or several, as several."""
+    return values if isinstance(values, tuple) else (values,)

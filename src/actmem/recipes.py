@@ -3,7 +3,7 @@
 A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matrix
 products that this takes.  What to recompute is then a set of terms, the ones that backward makes
 again instead of keeping: bytes kept are those of the rest, FLOPs added are the products of the set's
-recipes, and a named mode is a set with a name.  Nothing in this file needs torch; ``drop`` does it.
+recipes, and a named mode is a set with a name.  Llama's tables are in ``llama_shape``.  Nothing in this file needs torch; ``drop`` does it.
 """
 
 from __future__ import annotations
@@ -136,8 +136,6 @@ class LayerTerms:
         return frozenset(again)
 
 
-_PAPER_CORE = ("softmax output", "softmax dropout mask", "softmax dropout output")
-
 #: The paper's layer (2205.05198 section 4.1).  *elementwise* keeps 20sbh of its 34sbh + 5as²b.
 PAPER_LAYER = LayerTerms(
     "layer-norm 1 input",
@@ -161,7 +159,7 @@ PAPER_LAYER = LayerTerms(
         Recipe("4h→h input", ("GeLU input",)),
         Recipe("MLP dropout mask"),
     ),
-    core=frozenset(_PAPER_CORE),
+    core=frozenset({"softmax output", "softmax dropout mask", "softmax dropout output"}),
     core_elementwise=True,
     last_products={"core": ("attention over V",), "layer": ("4h→h",)},
     one_tensor=("Q", "K", "V"),

@@ -32,7 +32,7 @@ _SCRIPT = """
 import os, signal, sys, time
 from pathlib import Path
 import torch.distributed as dist
-from actmem.layers.mlp import MLP
+from actmem.layers.transformer import MLP
 from actmem.parallel import linear
 
 def planted(owner, name):

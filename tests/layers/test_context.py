@@ -16,8 +16,15 @@ from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_rows
 from actmem.layers.context import ContextParallel, attend_part, layer_groups, reduce_context_gradients
 from actmem.layers.llama import LlamaLayer, attend
-from actmem.llama_recipes import llama_layer_terms, ulysses_layer_terms
-from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, LlamaShape, llama_shape, own_context_shape
+from actmem.llama_shape import (
+    CONTEXT_KINDS,
+    LLAMA_MODELS,
+    LlamaShape,
+    llama_layer_terms,
+    llama_shape,
+    own_context_shape,
+    ulysses_layer_terms,
+)
 from actmem.measure import emulated_rank
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.one_layer import layer_input, measure_llama

@@ -14,10 +14,8 @@ from actmem.config import Parallel
 from actmem.formulas.expert_terms import forced_routed_tokens
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.llama import LlamaLayer
-from actmem.layers.mlp import swiglu
-from actmem.layers.rotary import rotary_tables
-from actmem.llama_recipes import llama_layer_terms
-from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_shape
+from actmem.layers.llama_parts import rotary_tables, swiglu
+from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.one_layer import layer_rows_of, measure_llama
 from actmem.measure.term_names import llama_term_name

@@ -11,8 +11,7 @@ from torch import nn
 from actmem.config import ConfigError, ModelShape
 from actmem.layers.attention import SelfAttention
 from actmem.layers.gpt import GPT
-from actmem.layers.mlp import MLP
-from actmem.layers.transformer import TransformerLayer
+from actmem.layers.transformer import MLP, TransformerLayer
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.parallel.collectives import all_gather, start_all_reduce

@@ -9,8 +9,7 @@ from torch.overrides import TorchFunctionMode
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.layers.mlp import MLP
-from actmem.layers.transformer import TransformerLayer
+from actmem.layers.transformer import MLP, TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel import weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel

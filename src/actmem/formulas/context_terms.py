@@ -20,8 +20,7 @@ from actmem.checks import checked
 from actmem.config import Parallel
 from actmem.formulas.communication import Exchange
 from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_recipes import llama_layer_terms, ulysses_layer_terms
-from actmem.llama_shape import LlamaShape, own_context_shape
+from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape, ulysses_layer_terms
 from actmem.recipes import LayerTerms, Recompute
 from actmem.rows import Row
 

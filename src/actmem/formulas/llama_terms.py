@@ -10,8 +10,7 @@ from actmem.checks import ConfigError, checked
 from actmem.config import Parallel
 from actmem.formulas.expert_terms import expert_mlp_rows
 from actmem.formulas.latent_terms import latent_head_rows, latent_products
-from actmem.llama_recipes import llama_layer_terms
-from actmem.llama_shape import LlamaShape, check_llama_ranks
+from actmem.llama_shape import LlamaShape, check_llama_ranks, llama_layer_terms
 from actmem.recipes import Recompute
 from actmem.rows import Row
 

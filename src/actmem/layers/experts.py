@@ -26,11 +26,10 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from actmem.drop import KEEP_ALL, Terms
-from actmem.layers.mlp import GatedMLP
+from actmem.layers.llama_parts import GatedMLP, ReplicatedLinear
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.collectives import all_gather, all_reduce, all_to_all
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import ReplicatedLinear
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
 
 #: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.

@@ -21,12 +21,11 @@ from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
 from actmem.drop import KEEP_ALL, Terms
-from actmem.layers.norms import RMSNorm
-from actmem.layers.rotary import rotary_tables, rotate
+from actmem.layers.llama_parts import ReplicatedLinear, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.conjugates import f, g
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import ReplicatedLinear, column_parallel, row_parallel
+from actmem.parallel.linear import column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
 from actmem.torch_private import flash_on_cpu, flash_on_cpu_backward
 

@@ -17,13 +17,10 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.layers.context import ContextParallel, attend_part, to_tokens
 from actmem.layers.experts import ExpertMLP, Routing
 from actmem.layers.latent import LatentAttention
-from actmem.layers.mlp import GatedMLP
-from actmem.layers.norms import HeadNorm, RMSNorm
-from actmem.layers.rotary import rotary_tables, rotate
-from actmem.llama_recipes import llama_layer_terms, ulysses_layer_terms
-from actmem.llama_shape import LlamaShape, own_context_shape
+from actmem.layers.llama_parts import GatedMLP, HeadNorm, RMSNorm, rotary_tables, rotate, row_parallel
+from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape, ulysses_layer_terms
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import column_parallel, row_parallel
+from actmem.parallel.linear import column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed, key_value_part
 from actmem.recipes import Recompute
 from actmem.recompute import checkpoint

@@ -5,18 +5,54 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.drop import Terms
+from actmem.drop import KEEP_ALL, Terms
 from actmem.layers.attention import SelfAttention, causal_mask
-from actmem.layers.mlp import MLP
-from actmem.layers.norms import ParallelLayerNorm
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask, DropoutStreams
-from actmem.parallel.weights import child_seed, fresh_seed
+from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, mark_partial_gradient
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.recompute import checkpoint
+
+
+class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
+    """A layer norm over h.  Keeps its input and two numbers a token.
+
+    Under sequence parallelism it sees s/t tokens, so its own gradients are partial.
+    """
+
+    def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
+        super().__init__(hidden_size, **factory)
+        self.tp = tp
+        self.mark_parameters()
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+        mark_partial_gradient(self.bias, self.tp)
+
+
+class MLP(nn.Module):
+    """First linear cut by columns, second by rows, so GeLU between them needs no exchange.
+
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Keeps, in 16
+    bits, its input 2sbh (or 2sbh/t), the GeLU input 8sbh/t and the second linear's input 8sbh/t.
+    seed: see ``weights.draw_normal``.  Raises ConfigError if t does not divide 4h.
+    Source: 2205.05198 section 4.1.
+    """
+
+    def __init__(self, shape: ModelShape, tp: TensorParallel, *, seed: int | None = None, **factory):
+        super().__init__()
+        h, seed = shape.hidden_size, fresh_seed() if seed is None else seed
+        self.up = ColumnParallelLinear(h, 4 * h, tp, seed=child_seed(seed, "up"), **factory)
+        self.down = RowParallelLinear(4 * h, h, tp, seed=child_seed(seed, "down"), **factory)
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        x = terms("GeLU input", self.up, x)
+        return self.down(terms("4h→h input", lambda x: F.gelu(x, approximate="tanh"), x))
 
 
 class TransformerLayer(nn.Module):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 import torch
 
 from actmem import keep
-from actmem.layers import context, experts, latent, mlp, norms
+from actmem.layers import context, experts, latent, llama_parts
 from actmem.measure.ledger import SavedTensor
 from actmem.parallel import linear, vocab
 from actmem.rows import Row
@@ -86,8 +86,8 @@ def _core_term(op: str, argument: str) -> str:
     return ""
 
 
-_COLUMNS, _ROWS = (linear.FUNCTIONS[name].__name__ for name in ("column_parallel", "product"))
-_NORM, _SWIGLU = norms.FUNCTIONS["rms_norm"].__name__, mlp.FUNCTIONS["swiglu"].__name__
+_COLUMNS = linear.FUNCTIONS["column_parallel"].__name__
+_ROWS, _NORM, _SWIGLU = (llama_parts.FUNCTIONS[name].__name__ for name in ("product", "rms_norm", "swiglu"))
 _CHOSEN, _TO_EXPERTS = (experts.FUNCTIONS[name].__name__ for name in ("chosen_scores", "to_experts"))
 _EXPERT_SWIGLU, _EXPERT_ROWS = (experts.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
 #: The second to the fourth are what ``no_device`` runs in place of the first.

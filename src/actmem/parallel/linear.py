@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from actmem.config import ConfigError, check_divides
 from actmem.main_grad import gradient_of
@@ -56,14 +55,14 @@ def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tenso
     One gather, one reduction, and the input kept once, as given; nothing if all weights are frozen.  bias: of a single weight.
     """
     # Under autocast the linear would convert its input itself, but only after the gather.
-    x = x.to(_autocast_dtype(x))
+    x = x.to(autocast_dtype(x))
     if tp.keep_gathered_input:
         full = (g if tp.sequence_parallel else f)(x, tp)
         return tuple(F.linear(full, weight, bias) for weight in weights)
     return _GatherInBackward.apply(x, tp, bias, *weights)
 
 
-def _autocast_dtype(x: Tensor) -> torch.dtype:
+def autocast_dtype(x: Tensor) -> torch.dtype:
     """The dtype in which autocast would run a linear on ``x``; its own dtype without autocast."""
     device = x.device.type
     if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device) and x.dtype is not torch.float64:
@@ -164,52 +163,6 @@ def _weight_gradients(grads: Sequence[Tensor], full: Tensor | None, needed: Sequ
     return [grad.flatten(0, -2).t() @ rows if need and rows is not None else None for grad, need in zip(grads, needed)]
 
 
-def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
-    """``[s, b, in/t]`` to ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  Keeps ``x`` as given."""
-    leave = g_bar if tp.sequence_parallel else f_bar
-    return leave(product(x, weight), tp)
-
-
-def product(x: Tensor, weight: Tensor) -> Tensor:
-    """x · weightᵀ.  Keeps ``x`` as given, where a linear keeps a copy of a view; nothing if the weight is frozen."""
-    return _Product.apply(x.to(_autocast_dtype(x)), weight)
-
-
-class _Product(Function):
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
-        needs_x, needs_weight = ctx.needs_input_grad
-        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
-        return F.linear(x, weight)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):
-        x, weight = (None if saved is None else saved.to(grad.dtype) for saved in ctx.saved_tensors)
-        grad_x = None if weight is None else grad @ weight
-        return grad_x, None if x is None else grad.flatten(0, -2).t() @ x.reshape(-1, x.shape[-1])
-
-
-class ReplicatedLinear(ParallelModule):
-    """``[s, b, in_features]`` to ``[s, b, out_features]``, alike on every rank: a latent, or a score for each expert.
-
-    Under sequence parallelism of this rank's tokens; the weight's gradient is partial then.  Keeps its input as given.
-    """
-
-    def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int, **factory):
-        super().__init__()
-        self.tp = tp
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
-        self.mark_parameters()
-        draw_normal(self.weight, tp, seed)
-
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return product(x, self.weight)
-
-
 @torch.no_grad()
 def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
     """Once an iteration, after backward: add up the gradients (main gradients, if any) that ranks found parts of.
@@ -267,5 +220,5 @@ def shard(full: Tensor, partition_dim: int | None, part: Part | TensorParallel) 
     return full if partition_dim is None else full.chunk(part.size, dim=partition_dim)[part.rank]
 
 
-#: The autograd Functions behind ``column_parallel`` and ``product``, for tools that time or name them.
-FUNCTIONS = {"column_parallel": _GatherInBackward, "product": _Product}
+#: The autograd Function behind ``column_parallel``, for tools that time or name it.
+FUNCTIONS = {"column_parallel": _GatherInBackward}

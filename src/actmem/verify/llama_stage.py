@@ -12,7 +12,7 @@ from actmem.layers.context import ContextParallel
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import OutputLayer
 from actmem.layers.llama import LlamaLayer
-from actmem.layers.norms import RMSNorm
+from actmem.layers.llama_parts import RMSNorm
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.ledger import SavedTensor, record
 from actmem.measure.term_names import llama_term_name, rows_by_term, term_name

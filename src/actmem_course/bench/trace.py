@@ -17,7 +17,7 @@ from torch.autograd.profiler import emit_nvtx
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from actmem.layers.attention import CoreAttention, SelfAttention
-from actmem.layers.mlp import MLP
+from actmem.layers.transformer import MLP
 from actmem.measure.replace import replaced
 from actmem.parallel import conjugates, linear, rng
 from actmem.recompute import around_second_runs

@@ -11,10 +11,10 @@ from torch import Tensor
 from actmem.config import Parallel
 from actmem.formulas.llama_terms import llama_rows
 from actmem.layers.llama import attend
+from actmem.layers.llama_parts import product, row_parallel
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.conjugates import f, f_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.linear import product, row_parallel
 from actmem.rows import total
 from actmem_course.judge.costs import costs, time_measure
 from actmem_course.judge.kept import kept

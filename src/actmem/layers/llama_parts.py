@@ -1,0 +1,200 @@
+"""What the layers since the paper's are made of: RMSNorm, rotary positions, the gated MLP, products without a bias."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+from actmem.drop import KEEP_ALL, Terms
+from actmem.parallel.conjugates import f_bar, g_bar
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import autocast_dtype, column_parallel
+from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
+
+
+class RMSNorm(ParallelModule):
+    """Over the last dimension.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial."""
+
+    def __init__(self, size: int, tp: TensorParallel, **factory):
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.ones(size, **factory))
+        self.mark_parameters()
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight)
+
+
+class HeadNorm(RMSNorm):
+    """Over the d elements of each head, with one weight for all heads.
+
+    Every rank sees its own heads only, so the gradient is partial without sequence parallelism too.
+    """
+
+    def mark_parameters(self) -> None:
+        self.weight.partial_gradient = self.tp.size > 1  # type: ignore[attr-defined]
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
+    """x / rms(x) · weight over the last dimension, computed in float32.  Keeps x and 1/rms, 4 bytes a token."""
+    return _RMSNorm.apply(x, weight, eps)
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype is torch.float64 else x.float()
+
+
+class _RMSNorm(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = _wide(x)
+        inverse = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)  # [s, b, 1]
+        ctx.save_for_backward(x, weight, inverse)
+        return (wide * inverse).mul_(_wide(weight)).to(x.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, weight, inverse = ctx.saved_tensors
+        normed = _wide(x) * inverse
+        grad = _wide(grad)
+        needed = ctx.needs_input_grad[1]
+        grad_weight = (grad * normed).flatten(0, -2).sum(0).to(weight.dtype) if needed else None
+        grad = grad * _wide(weight)
+        grad_x = (grad - normed * (grad * normed).mean(-1, keepdim=True)).mul_(inverse)
+        return grad_x.to(x.dtype), grad_weight, None
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary positions: x ``[s, b, heads, d]``, tables ``[s, 1, 1, d/2]``.  Keeps only the tables, a constant.
+
+    Turns element i of a head with element i + d/2, as Hugging Face's Llama does.
+    """
+    return _Rotate.apply(x, cos, sin)
+
+
+def rotary_tables(seq_length: int, head_size: int, theta: float = 500_000.0) -> tuple[Tensor, Tensor]:
+    """Cosine and sine of every position's angles, ``[s, 1, 1, d/2]`` in float32."""
+    frequencies = theta ** (-torch.arange(0, head_size, 2, dtype=torch.float32) / head_size)
+    angles = torch.outer(torch.arange(seq_length, dtype=torch.float32), frequencies)[:, None, None]
+    return angles.cos(), angles.sin()
+
+
+class _Rotate(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        return _turn(x, cos, sin)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        cos, sin = ctx.saved_tensors
+        return _turn(grad, cos, -sin), None, None
+
+
+def _turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+class GatedMLP(ParallelModule):
+    """silu(gate(x)) · up(x), then down.  Gate and up are cut by columns, down by rows.
+
+    width: of all ranks together.  prefix: before the names of its terms.
+    """
+
+    def __init__(self, h: int, width: int, tp: TensorParallel, *, seed: int, prefix: str = "", **factory):
+        super().__init__()
+        own, self.tp, self.prefix = width // tp.size, tp, prefix
+        self.gate = nn.Parameter(torch.empty(own, h, **factory))
+        self.up = nn.Parameter(torch.empty(own, h, **factory))
+        self.down = nn.Parameter(torch.empty(h, own, **factory))
+        self.mark_parameters()
+        for name, weight in self.named_parameters():
+            draw_normal(weight, tp, child_seed(seed, name))
+
+    def mark_parameters(self) -> None:
+        self.gate.partition_dim = self.up.partition_dim = 0  # type: ignore[attr-defined]
+        self.down.partition_dim = 1  # type: ignore[attr-defined]
+
+    def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        gate, up = terms(
+            (self.prefix + "gate", self.prefix + "up"), lambda x: column_parallel(x, self.tp, self.gate, self.up), x
+        )
+        y = terms(self.prefix + "down input", swiglu, gate, up)
+        return row_parallel(y, self.down, self.tp)
+
+
+def swiglu(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) · up.  Keeps its two inputs, which the two products before it made: nothing of its own."""
+    return _SwiGLU.apply(gate, up)
+
+
+class _SwiGLU(Function):
+    @staticmethod
+    def forward(ctx, gate: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(gate, up)
+        return F.silu(gate).mul_(up)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        gate, up = ctx.saved_tensors
+        return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
+
+
+def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
+    """``[s, b, in/t]`` to ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  Keeps ``x`` as given."""
+    leave = g_bar if tp.sequence_parallel else f_bar
+    return leave(product(x, weight), tp)
+
+
+def product(x: Tensor, weight: Tensor) -> Tensor:
+    """x · weightᵀ.  Keeps ``x`` as given, where a linear keeps a copy of a view; nothing if the weight is frozen."""
+    return _Product.apply(x.to(autocast_dtype(x)), weight)
+
+
+class _Product(Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, weight: Tensor) -> Tensor:
+        needs_x, needs_weight = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return F.linear(x, weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):
+        x, weight = (None if saved is None else saved.to(grad.dtype) for saved in ctx.saved_tensors)
+        grad_x = None if weight is None else grad @ weight
+        return grad_x, None if x is None else grad.flatten(0, -2).t() @ x.reshape(-1, x.shape[-1])
+
+
+class ReplicatedLinear(ParallelModule):
+    """``[s, b, in_features]`` to ``[s, b, out_features]``, alike on every rank: a latent, or a score for each expert.
+
+    Under sequence parallelism of this rank's tokens; the weight's gradient is partial then.  Keeps its input as given.
+    """
+
+    def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int, **factory):
+        super().__init__()
+        self.tp = tp
+        self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
+        self.mark_parameters()
+        draw_normal(self.weight, tp, seed)
+
+    def mark_parameters(self) -> None:
+        mark_partial_gradient(self.weight, self.tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return product(x, self.weight)
+
+
+#: The autograd Functions here, for tools that time or name them.
+FUNCTIONS = {"rms_norm": _RMSNorm, "rotate": _Rotate, "swiglu": _SwiGLU, "product": _Product}

@@ -13,7 +13,7 @@ from actmem.formulas.communication import layer_exchanges, wire_bytes
 from actmem.formulas.extras import layer_extra_rows
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank
-from actmem.measure.one_layer import layer_input
+from actmem.measure.stages import layer_input
 from actmem.measure.ledger import record
 from actmem.measure.term_names import rows_by_term, term_name
 from actmem.layers.transformer import TransformerLayer

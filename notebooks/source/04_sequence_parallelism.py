@@ -17,7 +17,7 @@ from actmem.formulas.gloo_headers import gloo_header_bytes
 from actmem.formulas.ring import ring, ring_steps
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
-from actmem.measure.one_layer import layer_input
+from actmem.measure.stages import layer_input
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel

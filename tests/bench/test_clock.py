@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError
-from actmem.measure.replace import replaced
+from actmem.measure.tools import replaced
 from actmem.recompute import checkpoint
 from actmem_course.bench import clock
 from actmem_course.bench.clock import Sample, Stopwatch, Work, take_turns

@@ -9,7 +9,7 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.replace import replaced
+from actmem.measure.tools import replaced
 from actmem.parallel.groups import tensor_parallel
 from actmem_course import launch
 from actmem_course.bench import measure_peers as peers

@@ -5,8 +5,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from actmem.measure.kinds import UNSAVED
 from actmem.measure.ledger import record
+from actmem.measure.origins import UNSAVED
 from tests.measure.corner_cases import STATE, B, Run, x
 
 

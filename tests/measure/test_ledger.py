@@ -10,11 +10,11 @@ from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
 
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure import holders
+from actmem.measure import tools
 from actmem.measure.census import census
-from actmem.measure.kinds import UNSAVED
 from actmem.measure.ledger import record
-from actmem.measure.ledger_tables import readable_size
+from actmem.measure.origins import UNSAVED
+from actmem.measure.tables import readable_size
 from actmem.models import TINY
 
 
@@ -312,16 +312,16 @@ def test_memtracker_agrees():
     assert snapshot[_MemRefType.ACT] == ledger_of(layer, x).total_bytes + y.untyped_storage().nbytes()
 
 
-def test_a_list_that_gloos_threads_still_shorten_is_taken_when_it_no_longer_changes(monkeypatch):
+def test_a_count_that_gloos_threads_still_lower_is_taken_when_it_no_longer_changes(monkeypatch):
     clock = [0.0]
-    monkeypatch.setattr(holders.time, "monotonic", lambda: clock[0])
-    monkeypatch.setattr(holders.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
+    monkeypatch.setattr(tools.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(tools.time, "sleep", lambda seconds: clock.__setitem__(0, clock[0] + seconds))
     for name, value in (("is_available", True), ("is_initialized", True), ("get_backend", "gloo")):
-        monkeypatch.setattr(holders.dist, name, lambda value=value: value)
+        monkeypatch.setattr(tools.dist, name, lambda value=value: value)
     for started in (0.0, 1e6):  # what a clock shows at first means nothing
         clock[0] = started
-        found = holders._settled_list(lambda: ["mine"] + ["a thread's"] * (clock[0] < started + 0.09))
-        assert found == ["mine"] and clock[0] - started == pytest.approx(0.19, abs=0.006)
+        found = tools.settled(lambda: 1 + (clock[0] < started + 0.09))
+        assert found == 1 and clock[0] - started == pytest.approx(0.19, abs=0.006)
 
 
 def test_a_readable_size_keeps_every_byte_below_a_kibibyte():

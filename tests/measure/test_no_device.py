@@ -13,8 +13,8 @@ from actmem.formulas.llama_terms import llama_rows
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LLAMA_MODELS
+from actmem.measure.emulate import cuda_without_device, gpu_of_this_build
 from actmem.measure.ledger import record
-from actmem.measure.no_device import cuda_without_device, gpu_of_this_build
 from actmem.measure.term_names import llama_term_name, rows_by_term
 from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES

@@ -11,7 +11,7 @@ from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.table2 import TABLE2
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.one_layer import layer_input, layer_rows_of, measure_layer
+from actmem.measure.stages import layer_input, layer_rows_of, measure_layer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total

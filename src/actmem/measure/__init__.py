@@ -9,9 +9,8 @@ from actmem.measure.census import census
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import Ledger, SavedTensor, record
-from actmem.measure.one_layer import layer_rows_of, measure_layer
-from actmem.measure.step_bill import StepBill
-from actmem.measure.whole_step import step, watch_step
+from actmem.measure.stages import layer_rows_of, measure_layer
+from actmem.measure.whole_step import StepBill, step, watch_step
 
 __all__ = [
     "Ledger",

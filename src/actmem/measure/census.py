@@ -6,20 +6,44 @@ starting with the inputs, drops everything but the graph, and adds up what is st
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakSet
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from actmem.measure.leaves import storages_in, storages_of, tensors_in
-from actmem.measure.replace import replaced
-from actmem.torch_private import TorchDispatchMode
+from actmem.measure.tools import QuietDispatchMode, replaced, settled, storages_in, tensors_in
+
+
+class Alive(QuietDispatchMode):
+    """Storages that operations made and that are still alive, by weak references.  ignored: tensors that don't count.
+
+    peak_bytes: once it is set to 0, the most after any operation since.
+    """
+
+    def __init__(self, ignored: object = ()) -> None:
+        super().__init__()
+        self._ignored: WeakSet[torch.UntypedStorage] = WeakSet(storages_in(ignored))
+        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
+        self.peak_bytes: int | None = None
+
+    @property
+    def bytes(self) -> int:
+        """Bytes alive now."""
+        return sum(storage.nbytes() for storage in self._seen)
+
+    def note(self, value: object) -> None:
+        """Count the storages in ``value`` too."""
+        self._seen.update(storage for storage in storages_in(value) if storage not in self._ignored)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        self.note(result)
+        if self.peak_bytes is not None:
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+        return result
 
 
 def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
@@ -31,13 +55,30 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
     outputs, in whatever structure, are dropped and only their ``grad_fn`` held, so the same holds for
     them.  Parameters and buffers do not count.
     """
-    storages = _WeakStorages(storages_of(*module.parameters(), *module.buffers()))
+    alive = Alive([*module.parameters(), *module.buffers()])
     args, kwargs = arguments_of(make_input())
-    with _note_saved(storages), _NoteResults(storages):
-        graph = _graph_of(module, args, kwargs)
-    alive = _settled(storages.alive_bytes)
+
+    def noting_saved(original):
+        def save_for_backward(ctx, *tensors):
+            alive.note(tensors)
+            return original(ctx, *tensors)
+
+        return save_for_backward
+
+    def noting_state(original):  # which no operation returns: the generator makes it
+        def get_rng_state(*args, **kwargs):
+            state = original(*args, **kwargs)
+            alive.note(state)
+            return state
+
+        return get_rng_state
+
+    with replaced(FunctionCtx, "save_for_backward", noting_saved), replaced(torch, "get_rng_state", noting_state):
+        with alive:
+            graph = _graph_of(module, args, kwargs)
+    kept_bytes = settled(lambda: alive.bytes)
     del graph
-    return alive
+    return kept_bytes
 
 
 def arguments_of(inputs: Any) -> tuple[tuple, dict]:
@@ -64,80 +105,3 @@ def _copied(value: Any) -> Any:
     if type(value) is dict:
         return {name: _copied(inner) for name, inner in value.items()}
     return value
-
-
-def _settled(count: Callable[[], int]) -> int:
-    """``count()``, once it no longer changes.
-
-    gloo's threads release a tensor a moment after its exchange ends, so an immediate count can
-    include the last one.  It never misses one: a count of zero is right at once.
-    """
-    number = count()
-    if number and dist.is_initialized() and dist.get_backend() == "gloo":
-        unchanged_since = time.monotonic()
-        while time.monotonic() - unchanged_since < 0.1:
-            time.sleep(0.005)
-            if (now := count()) != number:
-                number, unchanged_since = now, time.monotonic()
-    return number
-
-
-class _WeakStorages:
-    """Storages, held weakly."""
-
-    def __init__(self, ignored: WeakSet[torch.UntypedStorage]):
-        self._ignored = ignored
-        self._seen: WeakSet[torch.UntypedStorage] = WeakSet()
-
-    def note(self, value: Any) -> None:
-        for storage in storages_in(value):
-            if storage not in self._ignored:
-                self._seen.add(storage)
-
-    def alive_bytes(self) -> int:
-        return sum(storage.nbytes() for storage in self._seen)
-
-
-class _NoteResults(TorchDispatchMode):
-    """Notes the results of every operation."""
-
-    supports_higher_order_operators = True
-
-    def __init__(self, storages: _WeakStorages):
-        super().__init__()
-        self._storages = storages
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        self._storages.note(result)
-        return result
-
-
-@contextmanager
-def _note_saved(storages: _WeakStorages) -> Iterator[None]:
-    """Notes the tensors that autograd Functions save for backward, and the states of generators.
-
-    Most are results of an operation; a random-number state is not: the generator makes it.
-    """
-
-    def noting(original):
-        def save_for_backward(ctx, *tensors):
-            storages.note(tensors)
-            return original(ctx, *tensors)
-
-        return save_for_backward
-
-    def noting_state(original):
-        def get_rng_state(*args, **kwargs):
-            state = original(*args, **kwargs)
-            storages.note(state)
-            return state
-
-        return get_rng_state
-
-    with replaced(FunctionCtx, "save_for_backward", noting), replaced(torch, "get_rng_state", noting_state):
-        yield

@@ -24,38 +24,23 @@ class Collective:
     payload_bytes: int
 
 
-#: Operator name → kind.  Both spellings of torch's collectives; waiting and metadata are not listed.
-KIND_OF_NAME = {
-    "allreduce_": "all-reduce",
-    "allreduce_coalesced_": "all-reduce",
-    "all_reduce": "all-reduce",
-    "all_reduce_": "all-reduce",
-    "all_reduce_coalesced": "all-reduce",
-    "allgather_": "all-gather",
-    "_allgather_base_": "all-gather",
-    "allgather_coalesced_": "all-gather",
-    "allgather_into_tensor_coalesced_": "all-gather",
-    "all_gather_into_tensor": "all-gather",
-    "all_gather_into_tensor_out": "all-gather",
-    "all_gather_into_tensor_coalesced": "all-gather",
-    "reduce_scatter": "reduce-scatter",
-    "reduce_scatter_": "reduce-scatter",
-    "_reduce_scatter_base_": "reduce-scatter",
-    "reduce_scatter_tensor_coalesced_": "reduce-scatter",
-    "reduce_scatter_tensor": "reduce-scatter",
-    "reduce_scatter_tensor_coalesced": "reduce-scatter",
-    "broadcast_": "broadcast",
-    "broadcast": "broadcast",
-    "reduce_": "reduce",
-    "gather_": "gather",
-    "scatter_": "scatter",
-    "alltoall_": "all-to-all",
-    "alltoall_base_": "all-to-all",
-    "all_to_all_single": "all-to-all",
+_OPERATORS = {
+    "all-reduce": "allreduce_ allreduce_coalesced_ all_reduce all_reduce_ all_reduce_coalesced",
+    "all-gather": "allgather_ _allgather_base_ allgather_coalesced_ allgather_into_tensor_coalesced_ "
+    "all_gather_into_tensor all_gather_into_tensor_out all_gather_into_tensor_coalesced",
+    "reduce-scatter": "reduce_scatter reduce_scatter_ _reduce_scatter_base_ reduce_scatter_tensor_coalesced_ "
+    "reduce_scatter_tensor reduce_scatter_tensor_coalesced",
+    "broadcast": "broadcast_ broadcast",
+    "reduce": "reduce_",
+    "gather": "gather_",
+    "scatter": "scatter_",
+    "all-to-all": "alltoall_ alltoall_base_ all_to_all_single",
     "send": "send",
-    "recv_": "receive",
+    "receive": "recv_",
     "barrier": "barrier",
 }
+#: Operator name → kind.  Both spellings of torch's collectives; waiting and metadata are not listed.
+KIND_OF_NAME = {name: kind for kind, names in _OPERATORS.items() for name in names.split()}
 #: The last is our own, for gloo (``parallel.collectives``).
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "actmem")
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from actmem.attention_kernels import Gpu
 from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
-from actmem.measure.no_device import cuda_without_device
+from actmem.measure.emulate import cuda_without_device
 from actmem.torch_private import fake_tensors
 
 #: What a size may be called in a factory, the paper's letter first.

@@ -13,22 +13,34 @@ are alive at the end without autograd having saved them.
 
 from __future__ import annotations
 
+import gc
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from types import CellType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
+import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.measure import holders
-from actmem.measure.kinds import STORAGE_KINDS, UNSAVED, Classifier
-from actmem.measure.leaves import plain_tensors, shape_of, storage_of, storages_of, tensors_in
-from actmem.measure.origins import Origins
-from actmem.measure.replace import replaced
+from actmem.measure.origins import STORAGE_KINDS, UNSAVED, Classifier, Origin, Origins
 from actmem.measure.savers import UNKNOWN, OperationTracker
+from actmem.measure.tables import ledger_html, ledger_text
+from actmem.measure.tools import (
+    parts_of,
+    plain_tensors,
+    replaced,
+    settled,
+    shape_of,
+    storage_of,
+    storages_in,
+    storages_of,
+    tensors_in,
+)  # fmt: skip
 from actmem.rows import Row
 from actmem.torch_private import top_saved_tensors_hooks
 
@@ -43,7 +55,7 @@ class SavedTensor:
     that ``op`` made itself.
     bytes: this tensor's share of its storage; the shares of one storage add up to its size.
     line: file and line of the call.
-    kind: one of ``kinds.STORAGE_KINDS``.
+    kind: one of ``origins.STORAGE_KINDS``.
     held_by: what keeps it, if autograd doesn't and it could be found out.
     made_by: the operation below autograd that made it; "" if it was there before.
     """
@@ -106,7 +118,7 @@ class Ledger:
         return self.saved + self.unsaved
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind, in the order of ``kinds.STORAGE_KINDS``."""
+        """Bytes of each kind, in the order of ``origins.STORAGE_KINDS``."""
         sums = {kind: sum(tensor.bytes for tensor in self.tensors if tensor.kind == kind) for kind in STORAGE_KINDS}
         return {kind: size for kind, size in sums.items() if size}
 
@@ -116,15 +128,7 @@ class Ledger:
             Row(f"{t.module or 'root'}: {t.op} {t.argument}".rstrip(), t.bytes, source=t.line) for t in self.tensors
         ]
 
-    def __repr__(self) -> str:
-        from actmem.measure.ledger_tables import ledger_text
-
-        return ledger_text(self)
-
-    def _repr_html_(self) -> str:
-        from actmem.measure.ledger_tables import ledger_html
-
-        return ledger_html(self)
+    __repr__, _repr_html_ = ledger_text, ledger_html
 
 
 class _Recording:
@@ -139,12 +143,8 @@ class _Recording:
 
     def note(self, tensor: Tensor, saver: tuple[str, str, str] | None = None) -> None:
         self.origins.paused = True
-        try:
-            parts = list(plain_tensors(tensor))
-        except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-            parts = []
-        finally:
-            self.origins.paused = False
+        parts = parts_of(tensor)
+        self.origins.paused = False
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
         for part in parts:
             storage = storage_of(part)
@@ -163,7 +163,7 @@ class _Recording:
 
     def note_graph(self) -> None:
         """Note what the nodes of the outputs' graphs saved while hooks were off."""
-        for node in holders.graph_nodes(self.tracker):
+        for node in graph_nodes(self.tracker):
             for name in dir(node):
                 if name.startswith("_saved_"):
                     try:
@@ -181,11 +181,11 @@ class _Recording:
             kind = classifier.kind_of(storage, dtype, op)
             rows = ledger.weights if kind in ("weight", "gathered weight") else ledger.saved
             rows.extend(_shares(views, storage.nbytes(), kind, classifier.made_by(storage)))
-        for storage, origin, held_by in holders.unsaved(self.tracker, self.origins, ledger._storages, locals_of_caller):
+        for storage, origin, held_by in unsaved(self.tracker, self.origins, ledger._storages, locals_of_caller):
             kind = classifier.kind_of_unsaved(storage, origin)
             if kind not in ("weight", "gathered weight"):
                 self._add_unsaved(origin.module, origin.operation, origin.shape, origin.dtype, storage, kind, held_by)
-        for tensor, held_by in holders.held_anyway(self.tracker, ledger._storages):
+        for tensor, held_by in held_anyway(self.tracker, ledger._storages):
             for part in plain_tensors(tensor):
                 if (own := storage_of(part)) is not None and own not in self.own_weights:
                     op = "input" if own in self.tracker.inputs else "output"
@@ -293,3 +293,118 @@ def _shares(views: dict[tuple, tuple], left: int, kind: str, made_by: str) -> It
         unseen = (left // dtype.itemsize,)
         argument = f"{argument} (rest of its storage)".strip()
         yield SavedTensor(module, op, argument, unseen, dtype, left, line, kind, made_by=made_by)
+
+
+#: How far from a tensor its holder is looked for: a list in a dict in a cache is three steps.
+_STEPS = 6
+
+
+def unsaved(
+    tracker: OperationTracker, origins: Origins, saved: Container[torch.UntypedStorage], variables: Iterable[object]
+) -> Iterator[tuple[torch.UntypedStorage, Origin, str]]:
+    """Storages made in the block, alive and not ``saved``, with their origin and their holder ("" if unknown).
+
+    Left out: what outermost modules returned, and what was made outside of modules and is in one of
+    ``variables``; both are the caller's.
+    """
+
+    def left() -> list[tuple[torch.UntypedStorage, Origin]]:
+        return [
+            (storage, origin)
+            for storage, origin in origins.found.items()
+            if origin.made and storage not in saved and storage not in tracker.outputs and storage.nbytes()
+        ]
+
+    settled(lambda: len(left()))
+    found = left()
+    if not all(origin.inside for _, origin in found):
+        mine = {id(storage) for storage in storages_in([v for v in variables if not isinstance(v, _OURS)])}
+        found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in mine]
+    found = [(storage, origin) for storage, origin in found if storage not in tracker.inputs]
+    tensors = [origin.tensor() if origin.tensor is not None else None for _, origin in found]
+    texts = _holders([tensor for tensor in tensors if tensor is not None], _text) if found else {}
+    for (storage, origin), tensor in zip(found, tensors):
+        yield storage, origin, texts.get(id(tensor), "")
+
+
+def held_anyway(tracker: OperationTracker, saved: Container[torch.UntypedStorage]) -> Iterator[tuple[Tensor, str]]:
+    """Inputs and outputs of outermost modules that a ctx or a checkpoint holds although autograd did not save them."""
+    theirs = [reference() for reference in tracker.input_tensors + tracker.output_tensors]
+    wanted = {id(s): s for s in storages_in([t for t in theirs if t is not None]) if s not in saved}
+    if wanted and tracker.functions_ran:
+        for node in graph_nodes(tracker):
+            if isinstance(node, torch.autograd.function.FunctionCtx):
+                for tensor in tensors_in(vars(node)):
+                    if wanted.pop(id(storage_of(tensor)), None) is not None:
+                        yield tensor, _text(node)
+    if wanted and tracker.checkpoint_ran:  # it takes a look at every object of the process
+        found = [one for one in gc.get_objects() if issubclass(type(one), Tensor) and id(storage_of(one)) in wanted]
+        texts = _holders(found, _text_of_checkpoint)
+        for tensor in found:
+            if id(tensor) in texts and wanted.pop(id(storage_of(tensor)), None) is not None:
+                yield tensor, texts[id(tensor)]
+
+
+def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:
+    """Every node of the graphs behind what outermost modules returned."""
+    nodes = [tensor.grad_fn for reference in tracker.output_tensors if (tensor := reference()) is not None]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is not None:
+            yield node
+            following = {following for following, _ in node.next_functions} - seen
+            seen |= following
+            nodes.extend(following)
+
+
+_OURS = (OperationTracker, Origins)
+
+
+def _holders(tensors: list[Tensor], text_of: Callable[[Any], str]) -> dict[int, str]:
+    """What keeps each tensor, by its id: the nearest object that ``text_of`` has words for, found by the garbage collector."""
+    found: dict[int, str] = {}
+    #: Objects of this step, and the tensors that each leads to.
+    here: list[Any] = list(tensors)
+    leads_to = {id(tensor): {id(tensor)} for tensor in tensors}
+    passed = {id(here), id(tensors), id(leads_to)}
+    for _ in range(_STEPS):
+        above: list[Any] = []
+        for holder in gc.get_referrers(*here) if here else ():
+            if id(holder) in passed or isinstance(holder, (FrameType, type)):
+                continue
+            reached = {tensor for held in gc.get_referents(holder) for tensor in leads_to.get(id(held), ())} - set(
+                found
+            )
+            if text := text_of(holder):
+                found.update(dict.fromkeys(reached, text))
+            elif reached:
+                above.append(holder)
+                leads_to.setdefault(id(holder), set()).update(reached)
+        passed.update(map(id, here), (id(above),))
+        here = above
+    return found
+
+
+def _text(holder: Any) -> str:
+    kind = type(holder)
+    if issubclass(kind, nn.Module):
+        return f"an attribute of {kind.__name__}"
+    if issubclass(kind, torch.autograd.function.FunctionCtx):
+        return f"an attribute of ctx of {kind.__name__.removesuffix('Backward')}"
+    if issubclass(kind, FunctionType):
+        return f"the closure of {holder.__qualname__}"
+    if issubclass(kind, ModuleType):
+        return f"a global of {holder.__name__}"
+    plain = (dict, list, tuple, set, CellType, MethodType, Tensor)
+    if issubclass(kind, plain) or kind.__module__ in ("builtins", "_weakref", "weakref"):
+        return ""
+    return f"an object of {kind.__module__}.{kind.__qualname__}"
+
+
+def _text_of_checkpoint(holder: Any) -> str:
+    if isinstance(holder, torch.autograd.function.FunctionCtx):
+        return _text(holder)
+    owner = holder if type(holder) is FunctionType else type(holder)
+    is_checkpoint = getattr(owner, "__module__", "") == torch.utils.checkpoint.__name__
+    return "an argument of a checkpoint" if is_checkpoint else ""

@@ -1,4 +1,4 @@
-"""Where each storage comes from: which operation made it, in which module, and out of what.
+"""Where each storage comes from (which operation made it, in which module, out of what), and so of what kind it is.
 
 A TorchDispatchMode sees every operation's results, below autograd.  That finds what saved-tensor
 hooks can't: a tensor that an attribute, a closure or a cache keeps alive.  And it tells a copy of a
@@ -11,7 +11,7 @@ import gc
 import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, cached_property
 from math import prod
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -19,10 +19,9 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import Tensor, nn
 
-from actmem.measure.comms import kind_of
-from actmem.measure.leaves import plain_tensors, shape_of, storage_of, storages_of, tensors_in
+from actmem.measure.comms import KIND_OF_NAME, kind_of
 from actmem.measure.savers import OperationTracker
-from actmem.torch_private import TorchDispatchMode
+from actmem.measure.tools import QuietDispatchMode, parts_of, shape_of, storage_of, storages_of, tensors_in
 
 #: Operations whose result holds the same numbers as their first tensor, perhaps in another dtype or layout.
 _COPIES = {
@@ -57,20 +56,6 @@ class Origin:
     repeats: int = 1
     picked_from: weakref.ref | None = None
     tensor: weakref.ref | None = field(default=None, repr=False)
-
-
-class QuietDispatchMode(TorchDispatchMode):
-    """A TorchDispatchMode under which torch.compile still compiles, and operators of a higher order still run."""
-
-    supports_higher_order_operators = True
-
-    @classmethod
-    def is_infra_mode(cls) -> bool:  # torch 2.9 knows no other way
-        return True
-
-    @classmethod
-    def ignore_compile_internals(cls) -> bool:
-        return True
 
 
 class Origins(QuietDispatchMode):
@@ -110,7 +95,7 @@ class Origins(QuietDispatchMode):
     def _note(self, result: Tensor, func: Any, args: tuple, kwargs: dict | None) -> None:
         storage = storage_of(result)
         if storage is None:
-            for part in _plain(result):
+            for part in parts_of(result):
                 inner = storage_of(part)
                 if inner is not None and inner not in self.found:
                     self._add(inner, part, Origin(True, _name_of(func), inside=self._tracker.inside))
@@ -177,18 +162,11 @@ def _repeats(tensor: Tensor) -> int:
         return 1
 
 
-def _plain(tensor: Tensor) -> list[Tensor]:
-    try:
-        return list(plain_tensors(tensor))
-    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-        return []
-
-
 def _storages(args: tuple, kwargs: dict | None) -> Iterator[torch.UntypedStorage]:
     for value in (*args, *(kwargs or {}).values()):
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, Tensor):
-                for part in _plain(one):
+                for part in parts_of(one):
                     storage = storage_of(part)
                     if storage is not None:
                         yield storage
@@ -241,3 +219,93 @@ def live_weights() -> WeakSet[torch.UntypedStorage]:
         elif wanted[kind] is nn.Module:
             tensors.extend(t for t in thing.__dict__.get("_buffers", {}).values() if isinstance(t, Tensor))
     return storages_of(*tensors)
+
+
+UNSAVED = "alive but not saved by autograd"
+#: In the order in which tables list them.
+STORAGE_KINDS = (
+    "activation",
+    "input",
+    "cast weight",
+    "constant",
+    "generator state",
+    UNSAVED,
+    "weight",
+    "gathered weight",
+)
+
+
+class Classifier:
+    """Tells the kind of a storage once forward has ended."""
+
+    def __init__(
+        self,
+        tracker: OperationTracker,
+        origins: Origins,
+        own_weights: WeakSet[torch.UntypedStorage],
+        seen_weights: WeakSet[torch.UntypedStorage],
+    ):
+        self._tracker, self._origins = tracker, origins
+        self._own, self._seen = own_weights, seen_weights
+
+    @cached_property
+    def _live(self) -> WeakSet[torch.UntypedStorage]:
+        # A look at every object of the process, so only when some storage needs it.
+        return live_weights()
+
+    def kind_of(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
+        """One of ``STORAGE_KINDS``, except the one for what autograd didn't save.  op: that which saved it."""
+        origin = self._origins.found.get(storage)
+        if origin is None or not origin.made:
+            return self._kind_from_before(storage, dtype, op)
+        if origin.operation == "generator state":
+            return origin.operation
+        if origin.copied_from:
+            sources = [source() for source in origin.copied_from]
+            if all(source is not None and self.is_weight(source) for source in sources):
+                return "gathered weight" if origin.gathered else "cast weight"
+        if storage in self._seen:  # a parameter, made while the block ran
+            return "gathered weight"
+        if storage in self._tracker.inputs and not origin.inside:
+            return "input"
+        return "constant" if origin.constant else "activation"
+
+    def kind_of_unsaved(self, storage: torch.UntypedStorage, origin: Origin) -> str:
+        """The same for a storage made in the block that autograd did not save."""
+        kind = self.kind_of(storage, origin.dtype, origin.operation)
+        if kind in ("generator state", "cast weight", "gathered weight"):
+            return kind
+        return "weight" if self.is_weight(storage) else UNSAVED
+
+    def made_by(self, storage: torch.UntypedStorage) -> str:
+        """The operation that made a storage, and how, where that tells a waste; "" if it was there before."""
+        origin = self._origins.found.get(storage)
+        if origin is None or not origin.made:
+            return ""
+        if origin.repeats > 1:
+            return f"{origin.operation}, repeated ×{origin.repeats}"
+        source = origin.picked_from() if origin.picked_from is not None else None
+        if source is not None and self.is_weight(source):
+            return "picked from a weight"
+        return KIND_OF_NAME.get(origin.operation, origin.operation)
+
+    def _kind_from_before(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
+        if storage in self._tracker.inputs:
+            return "input"
+        if self.is_weight(storage):
+            return "weight"
+        if dtype is torch.uint8 and storage.nbytes() in _STATE_BYTES:
+            return "generator state"
+        return "activation" if op in _COMPILED else "constant"
+
+    def is_weight(self, storage: torch.UntypedStorage) -> bool:
+        """True for the storage of any parameter or buffer of this process."""
+        if storage in self._own or storage in self._seen:
+            return True
+        return storage not in self._tracker.inputs and storage in self._live
+
+
+#: Bytes of the state of a CPU's generator and of a GPU's.
+_STATE_BYTES = (5056, 16)
+#: Functions of torch.compile: what they make, no operation returned.
+_COMPILED = ("CompiledFunction",)

@@ -24,8 +24,7 @@ from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from actmem.keep import FUNCTIONS
-from actmem.measure.leaves import plain_tensors, storage_of, storages_in, tensors_in
-from actmem.measure.replace import replaced
+from actmem.measure.tools import parts_of, replaced, storage_of, storages_in, tensors_in
 
 #: Frames in these folders are no line of the user's.
 _NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
@@ -174,7 +173,7 @@ def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
     first = ""
     for name, value in _named(args, kwargs):
         if isinstance(value, Tensor):
-            for part in _parts(value):
+            for part in parts_of(value):
                 if storage_of(part) is storage:
                     if _view(part) == _view(tensor):
                         return name
@@ -187,13 +186,6 @@ def _named(args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
         # A list of tensors, as ``cat`` takes it, is one argument.
         yield from ((str(i), one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
     yield from kwargs.items()
-
-
-def _parts(tensor: Tensor) -> list[Tensor]:
-    try:
-        return list(plain_tensors(tensor))
-    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-        return []
 
 
 def _view(tensor: Tensor) -> tuple:

@@ -90,7 +90,7 @@ _COLUMNS = linear.FUNCTIONS["column_parallel"].__name__
 _ROWS, _NORM, _SWIGLU = (llama_parts.FUNCTIONS[name].__name__ for name in ("product", "rms_norm", "swiglu"))
 _CHOSEN, _TO_EXPERTS = (experts.FUNCTIONS[name].__name__ for name in ("chosen_scores", "to_experts"))
 _EXPERT_SWIGLU, _EXPERT_ROWS = (experts.FUNCTIONS[name].__name__ for name in ("weighted_swiglu", "expert_rows"))
-#: The second to the fourth are what ``no_device`` runs in place of the first.
+#: The second to the fourth are what ``emulate.cuda_without_device`` runs in place of the first.
 _ATTENTION = (
     "scaled_dot_product_attention",
     *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "cudnn", "efficient")),

@@ -1,9 +1,16 @@
-"""One training step: the curve of live bytes, and the bill at its highest point, by name."""
+"""One training step: the curve of live bytes, and the bill at its highest point, one line for each storage alive there.
+
+A dispatch mode notes each operation's results, below autograd, and adds up what is alive after each: every storage has a
+life, from birth to death.  Memory that a kernel allocates and frees inside itself is not seen.  A storage's name is found
+out when the step is over: by then it is known whose gradient it became, or what autograd saved it for.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -14,13 +21,47 @@ from actmem import recompute
 from actmem.checks import shown
 from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
-from actmem.measure.kinds import Classifier
-from actmem.measure.leaves import storages_of, tensors_in
-from actmem.measure.lives import Lives
-from actmem.measure.replace import replaced
+from actmem.measure.comms import KIND_OF_NAME
+from actmem.measure.ledger import SavedTensor
+from actmem.measure.origins import Classifier, Origin, Origins
 from actmem.measure.savers import OperationTracker
-from actmem.measure.step_bill import StepBill, bill_lines
+from actmem.measure.tables import bill_html, bill_text
+from actmem.measure.tools import plain_tensors, replaced, shape_of, storage_of, storages_in, storages_of, tensors_in
 from actmem.torch_private import top_saved_tensors_hooks
+
+#: What a storage can be at the peak, in the order in which a bill lists it.
+BILL_KINDS = (
+    "weight", "buffer", "gradient", "main gradient", "optimizer state", "input", "output", "activation", "recomputed activation",
+    "cast weight", "gathered weight", "constant", "generator state", "communication buffer", "made by forward",
+    "made by backward", "made by the optimizer", "from before",
+)  # fmt: skip
+
+
+@dataclass
+class StepBill:
+    """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to it.
+
+    curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
+    the optimizer begin, in order.
+    """
+
+    peak_bytes: int = 0
+    peak_at: int = 0
+    peak: list[SavedTensor] = field(default_factory=list)
+    curve: list[int] = field(default_factory=list)
+    phases: list[tuple[str, int]] = field(default_factory=list)
+
+    def by_kind(self) -> dict[str, int]:
+        """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
+        sums = {kind: sum(row.bytes for row in self.peak if row.kind == kind) for kind in BILL_KINDS}
+        return {kind: size for kind, size in sums.items() if size}
+
+    @property
+    def peak_phase(self) -> str:
+        """The phase in which the peak lies."""
+        return next((name for name, start in reversed(self.phases) if start <= self.peak_at), "")
+
+    __repr__, _repr_html_ = bill_text, bill_html
 
 
 def step(
@@ -170,3 +211,148 @@ def _resizes_noted(lives: Lives) -> Iterator[None]:
         yield
     finally:
         del torch.UntypedStorage.resize_
+
+
+@dataclass
+class Life:
+    """One storage's life.  sizes: its bytes from each moment on; died: None while it lives."""
+
+    origin: Origin
+    phase: str
+    born: int
+    sizes: list[tuple[int, int]]
+    died: int | None = None
+    label: tuple[str, str, str] | None = None  # kind, name, operation
+    saved: tuple[str, str, str] | None = None  # module, operation, argument
+    kind: str = ""
+    reference: Any = None
+
+    def bytes_at(self, moment: int) -> int:
+        if moment < self.born or (self.died is not None and moment >= self.died):
+            return 0
+        return next(size for start, size in reversed(self.sizes) if start <= moment)
+
+
+class Lives(Origins):
+    """Notes every storage's birth and death, and the live bytes after every operation.
+
+    A moment is a place in ``curve``.  What is born or dies between two counts is there, or not, at the next one.
+    """
+
+    def __init__(self, tracker: OperationTracker):
+        super().__init__(tracker)
+        self.lives: list[Life] = []
+        self.live_bytes = 0
+        self.curve: list[int] = []
+        self.phase = "before"
+        self.phases: list[tuple[str, int]] = []
+        self._life_of: weakref.WeakKeyDictionary[torch.UntypedStorage, Life] = weakref.WeakKeyDictionary()
+
+    def enter(self, phase: str) -> None:
+        if phase != self.phase:
+            self.phase = phase
+            self.phases.append((phase, len(self.curve)))
+
+    def count(self) -> None:
+        """Note the bytes that are alive now: a new moment."""
+        self.curve.append(self.live_bytes)
+
+    def known(self, value: object, kind: str, name: str, op: str) -> None:
+        """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
+        for tensor in tensors_in(value):
+            for part in plain_tensors(tensor):
+                storage = storage_of(part)
+                if storage is None:
+                    continue
+                life = self._life_of.get(storage)
+                if life is None:
+                    origin = Origin(False, op, name, shape_of(part), part.dtype)
+                    life = self._begin(storage, origin)
+                if life.label is None:
+                    life.label = kind, name, op
+
+    def saved(self, tensor: Tensor) -> None:
+        for part in plain_tensors(tensor):
+            life = self._life_of.get(storage) if (storage := storage_of(part)) is not None else None
+            if life is not None and life.saved is None:
+                op, argument, _ = self._tracker.saver_of(part)
+                life.saved = self._tracker.module, op, argument
+
+    def resized(self, storage: torch.UntypedStorage) -> None:
+        life = self._life_of.get(storage)
+        if life is not None and life.sizes[-1][1] != (size := storage.nbytes()):
+            self.live_bytes += size - life.sizes[-1][1]
+            life.sizes.append((len(self.curve), size))
+
+    def classify(self, classifier: Classifier) -> None:
+        """Kinds of what is alive, which only a look at its storage tells."""
+        for storage, life in list(self._life_of.items()):
+            if life.origin.made and (life.origin.copied_from or life.origin.constant):
+                life.kind = classifier.kind_of(storage, life.origin.dtype, life.origin.operation)
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if not self.paused:
+            for storage in storages_in([args, kwargs]):
+                if storage not in self._life_of:  # from before the step
+                    self._begin(storage, self.found.get(storage) or Origin(False, "", "", (), torch.uint8))
+                self.resized(storage)
+            for storage in storages_in(result):
+                self.resized(storage)
+            self.count()
+        return result
+
+    def _add(self, storage: torch.UntypedStorage, result: Tensor, origin: Origin) -> None:
+        super()._add(storage, result, origin)
+        if storage not in self._life_of:
+            self._begin(storage, origin)
+
+    def _begin(self, storage: torch.UntypedStorage, origin: Origin) -> Life:
+        size, moment = storage.nbytes(), len(self.curve)
+        life = Life(origin, self.phase, moment, [(moment, size)])
+        life.reference = weakref.ref(storage, lambda _: self._end(life))
+        self._life_of[storage] = life
+        self.lives.append(life)
+        self.live_bytes += size
+        return life
+
+    def _end(self, life: Life) -> None:
+        life.died = len(self.curve)
+        self.live_bytes -= life.sizes[-1][1]
+
+
+def bill_lines(lives: Lives, tracker: OperationTracker, moment: int) -> list[SavedTensor]:
+    """Every storage alive at that moment, by kind, the largest first."""
+    outputs = {id(storage) for storage in tracker.outputs}
+    lines = []
+    for life in lives.lives:
+        if size := life.bytes_at(moment):
+            storage, origin = life.reference(), life.origin
+            kind, module, op, argument = _named(life, storage is not None and id(storage) in outputs)
+            lines.append(SavedTensor(module, op, argument, origin.shape, origin.dtype, size, "", kind))
+    return sorted(lines, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
+
+
+def _named(life: Life, is_output: bool) -> tuple[str, str, str, str]:
+    """Kind, module, operation and argument of one line of the bill."""
+    origin = life.origin
+    if life.label is not None:
+        kind, name, op = life.label
+        return kind, name, op, ""
+    if life.kind in ("cast weight", "gathered weight"):
+        return life.kind, origin.module, origin.operation, ""
+    if origin.operation == "generator state":
+        return "generator state", origin.module, origin.operation, ""
+    if life.saved is not None:
+        kind = "recomputed activation" if life.phase == "backward" else life.kind or "activation"
+        return kind, *life.saved
+    if not origin.made:
+        return "from before", origin.module, origin.operation, ""
+    if is_output:
+        return "output", origin.module, origin.operation, ""
+    if origin.operation in KIND_OF_NAME:
+        return "communication buffer", origin.module, KIND_OF_NAME[origin.operation], ""
+    if life.phase == "backward" and origin.inside:
+        return "recomputed activation", origin.module, origin.operation, ""
+    makers = {"backward": "made by backward", "optimizer": "made by the optimizer"}
+    return makers.get(life.phase, "made by forward"), origin.module, origin.operation, ""

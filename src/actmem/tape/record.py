@@ -14,7 +14,7 @@ from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sd
 
 from actmem.main_grad import gradient_of
 from actmem.measure.comms import kind_of
-from actmem.measure.leaves import plain_tensors, storage_of, storages_in, tensors_in
+from actmem.measure.tools import plain_tensors, storage_of, storages_in, tensors_in
 from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
 from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, node_running, ranks_of
 

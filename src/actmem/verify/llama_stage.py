@@ -14,13 +14,14 @@ from actmem.layers.gpt import OutputLayer
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import RMSNorm
 from actmem.llama_shape import LlamaShape, own_context_shape
-from actmem.measure.ledger import SavedTensor, record
-from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
+from actmem.measure.ledger import SavedTensor
+from actmem.measure.stages import measure_parts
+from actmem.measure.term_names import llama_term_name, term_name
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
-from actmem.rows import Row, merge
+from actmem.rows import Row
 
 
 class LlamaStage(ParallelModule):
@@ -71,8 +72,7 @@ class LlamaStage(ParallelModule):
         s, b = self.shape.seq_length, self.shape.micro_batch_size
         if self.is_first:
             return torch.randint(0, self.vocab_size, (b, s))
-        own = s // self.tp.size if self.tp.sequence_parallel else s
-        return torch.randn(own, b, self.shape.hidden_size, dtype=dtype, requires_grad=True)
+        return torch.randn(s // self.tp.sequence_parts, b, self.shape.hidden_size, dtype=dtype, requires_grad=True)
 
 
 def measure_llama_stage(
@@ -83,17 +83,8 @@ def measure_llama_stage(
     dtype: torch.dtype = torch.bfloat16,
 ) -> list[Row]:
     """What the rank keeps after the last of ``actions``, as ``measure_stage`` counts it for the paper's model."""
-    held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
-    window = set(whole)
-    for kind, chunk, microbatch in actions:
-        if kind == "B":
-            del held[chunk, microbatch]
-            continue
-        part = (whole_parts if (chunk, microbatch) in window else parts)[chunk]
-        with record(part) as ledger:
-            output = part(part.stage_input(dtype))
-        held[chunk, microbatch] = output, rows_by_term(ledger.saved, _stage_term)
-    return merge(row for _, rows in held.values() for row in rows)
+    run = lambda part: part(part.stage_input(dtype))  # noqa: E731
+    return measure_parts(parts, whole_parts, actions, run, _stage_term, set(whole))
 
 
 def _stage_term(saved: SavedTensor) -> str:

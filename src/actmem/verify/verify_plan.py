@@ -22,9 +22,7 @@ from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.one_stage import measure_stage
-from actmem.measure.rank_states import measure_states
-from actmem.measure.stage_peak import measure_part_peak, measure_stage_peak
+from actmem.measure.stages import measure_part_peak, measure_stage, measure_stage_peak, measure_states
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.outcome import Plan

@@ -14,7 +14,7 @@ from actmem.formulas.communication import Exchange, counts, layer_exchanges, wir
 from actmem.formulas.gloo_headers import gloo_header_bytes
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
-from actmem.measure.one_layer import layer_input
+from actmem.measure.stages import layer_input
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 from actmem_course.bench.clock import Work

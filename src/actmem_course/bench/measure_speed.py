@@ -13,7 +13,7 @@ from actmem.formulas.activations import eq2, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.one_layer import layer_input
+from actmem.measure.stages import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.bench.race import Race, Runner, hold, race

@@ -12,7 +12,7 @@ from actmem.config import ConfigError, ModelShape, check_layer
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.table2 import TABLE2, Configuration
-from actmem.measure.one_layer import measure_layer
+from actmem.measure.stages import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Comparison, Row, compare, total
 from actmem_course.arguments import ELEMENT_SIZES

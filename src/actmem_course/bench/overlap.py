@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from actmem.measure.replace import replaced
+from actmem.measure.tools import replaced
 from actmem.parallel import linear
 
 _STARTED = ("start_all_gather", "start_reduce_scatter", "start_all_reduce")

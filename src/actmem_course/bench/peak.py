@@ -13,7 +13,7 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-from actmem.measure.leaves import plain_tensors, storages_of
+from actmem.measure.tools import plain_tensors, storages_of
 from actmem.torch_private import TorchDispatchMode, tree_leaves
 
 

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from actmem.measure.leaves import plain_tensors, shape_of, storage_of, storages_of
+from actmem.measure.tools import plain_tensors, shape_of, storage_of, storages_of
 from actmem.torch_private import TorchDispatchMode, tree_leaves
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.distributed.tensor import placement_types
 
-from actmem.measure.replace import replaced
+from actmem.measure.tools import replaced
 from actmem.parallel.collectives import start_exchange
 from actmem_course.bench.clock import Work
 from actmem_course.bench.peers import PeerUnavailable

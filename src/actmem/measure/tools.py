@@ -1,15 +1,19 @@
-"""Every tensor inside a value, and the plain tensors and storages that hold its data."""
+"""What all counting needs: every tensor inside a value, its storages, a mode that disturbs nothing, a replaced function."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FunctionType, ModuleType
+from typing import Any
 from weakref import WeakSet
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from actmem.torch_private import is_traceable_wrapper_subclass
+from actmem.torch_private import TorchDispatchMode, is_traceable_wrapper_subclass
 
 #: How deep ``tensors_in`` looks into objects that are no containers: a key-value cache is three deep.
 _DEEPEST = 6
@@ -65,11 +69,7 @@ def storages_in(value: object) -> list[torch.UntypedStorage]:
     """The storages of all tensors in ``value``; those that have none of their own are left out."""
     found: list[torch.UntypedStorage] = []
     for tensor in tensors_in(value):
-        try:
-            parts = list(plain_tensors(tensor))
-        except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-            continue
-        found.extend(storage for storage in map(storage_of, parts) if storage is not None)
+        found.extend(storage for storage in map(storage_of, parts_of(tensor)) if storage is not None)
     return found
 
 
@@ -94,3 +94,60 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
         return tuple(tensor.shape)
     except RuntimeError:
         return (tensor.untyped_storage().nbytes() // tensor.dtype.itemsize,)
+
+
+@contextmanager
+def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> Iterator[None]:
+    """Replace ``owner.name`` by ``make(original)`` while the block runs.
+
+    owner: a module or a class; a static method stays one.
+    """
+    original = vars(owner)[name]
+    if isinstance(original, staticmethod):
+        function: Any = make(original.__func__)
+        new: object = staticmethod(function)
+    else:
+        new = make(original)
+    setattr(owner, name, new)
+    try:
+        yield
+    finally:
+        setattr(owner, name, original)
+
+
+def settled(count: Callable[[], int]) -> int:
+    """``count()``, once it no longer changes.
+
+    gloo's threads free a tensor a moment after its exchange ends, so an immediate count can
+    include the last one.  It never misses one: a count of zero is right at once.
+    """
+    number = count()
+    if number and dist.is_available() and dist.is_initialized() and dist.get_backend() == "gloo":
+        unchanged_since = time.monotonic()
+        while time.monotonic() - unchanged_since < 0.1:
+            time.sleep(0.005)
+            if (now := count()) != number:
+                number, unchanged_since = now, time.monotonic()
+    return number
+
+
+class QuietDispatchMode(TorchDispatchMode):
+    """A TorchDispatchMode under which torch.compile still compiles, and operators of a higher order still run."""
+
+    supports_higher_order_operators = True
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:  # torch 2.9 knows no other way
+        return True
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return True
+
+
+def parts_of(tensor: Tensor) -> list[Tensor]:
+    """``plain_tensors``, or none where the tensor can't be looked into."""
+    try:
+        return list(plain_tensors(tensor))
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+        return []

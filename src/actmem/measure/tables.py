@@ -1,0 +1,228 @@
+"""A ledger and a step's bill as text, as a table in a notebook, and as one page that needs no server and no network."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from html import escape
+from types import SimpleNamespace
+from typing import Any
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+@dataclass(frozen=True)
+class Folded:
+    """Equal rows of repeated modules.  row: the first of them.  module: with ranges for the numbers.  bytes: of all."""
+
+    module: str
+    row: Any
+    count: int
+    bytes: int
+
+
+def fold(rows: Iterable[Any]) -> list[Folded]:
+    """Rows that differ only in the numbers of their module's name as one, the largest first.
+
+    Each row has module, op, argument, shape, dtype, bytes and kind.
+    """
+    groups: dict[tuple, list] = {}
+    for row in rows:
+        pattern = _NUMBER.sub("*", row.module)
+        key = (pattern, row.op, row.argument, tuple(row.shape), str(row.dtype), row.bytes, row.kind)
+        groups.setdefault(key, []).append(row)
+    folded = [
+        Folded(folded_name([row.module for row in group]), group[0], len(group), sum(row.bytes for row in group))
+        for group in groups.values()
+    ]
+    return sorted(folded, key=lambda one: -one.bytes)
+
+
+def folded_name(names: list[str]) -> str:
+    """Names that differ only in their numbers, as one name: ``layers.0-3.norm``, or ``layers.0,2.norm``."""
+    columns = zip(*(map(int, _NUMBER.findall(name)) for name in names))
+    ranges = iter([_range(sorted(set(column))) for column in columns])
+    return _NUMBER.sub(lambda _: next(ranges), names[0])
+
+
+def _range(numbers: list[int]) -> str:
+    if numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return str(numbers[0]) if len(numbers) == 1 else f"{numbers[0]}-{numbers[-1]}"
+    shown = ",".join(map(str, numbers[:4]))
+    return shown if len(numbers) <= 4 else f"{shown},…{numbers[-1]}"
+
+
+#: How many lines a ledger shows of itself.
+_SHOWN = 30
+
+
+def readable_size(size: int) -> str:
+    """Bytes in a unit that one can read: ``12.3 MiB``."""
+    amount = float(size)
+    for unit in ("B", "KiB", "MiB"):
+        if amount < 1024:
+            return f"{size:,} B" if unit == "B" else f"{amount:.4g} {unit}"
+        amount /= 1024
+    return f"{amount:,.4g} GiB"
+
+
+def lines_of(folded: Iterable[Folded]) -> list[tuple[str, ...]]:
+    """Cells of a table: bytes, module, operation, shape, dtype, kind."""
+    return [
+        (
+            f"{one.bytes:,}",
+            f"{one.module or 'root'}{f' ×{one.count}' if one.count > 1 else ''}",
+            f"{one.row.op} {one.row.argument}".rstrip(),
+            "×".join(map(str, one.row.shape)) or "scalar",
+            str(one.row.dtype).removeprefix("torch."),
+            one.row.kind + (f", held by {one.row.held_by}" if getattr(one.row, "held_by", "") else ""),
+        )
+        for one in folded
+    ]
+
+
+HEADINGS = ("bytes", "module", "operation", "shape", "dtype", "kind")
+
+
+def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A table as text; the first column is flush right."""
+    columns = list(zip(headings, *lines)) if lines else [(heading,) for heading in headings]
+    widths = [max(map(len, column)) for column in columns]
+    text = [
+        "  ".join(
+            cell.rjust(width) if i == 0 else cell.ljust(width) for i, (cell, width) in enumerate(zip(line, widths))
+        )
+        for line in (headings, *lines)
+    ]
+    return "\n".join(line.rstrip() for line in text)
+
+
+def ledger_text(ledger: Any, shown: int = _SHOWN) -> str:
+    """The ledger's total, its kinds, and its largest rows."""
+    folded = fold(ledger.tensors)
+    kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
+    head = f"{ledger.total_bytes:,} B ({readable_size(ledger.total_bytes)}) stay for backward: {kinds or 'nothing'}"
+    text = f"{head}\n{aligned(HEADINGS, lines_of(folded[:shown]))}" if folded else head
+    return text + (f"\n… and {len(folded) - shown} smaller rows" if len(folded) > shown else "")
+
+
+def ledger_html(ledger: Any, shown: int = _SHOWN) -> str:
+    """The same as an HTML table."""
+    folded = fold(ledger.tensors)
+    left = "text-align:left;padding:0 .8em 0 0"
+    head = "".join(f'<th style="{left}">{escape(heading)}</th>' for heading in HEADINGS)
+    body = "".join(
+        "<tr>" + "".join(f'<td style="{left}">{escape(cell)}</td>' for cell in line) + "</tr>"
+        for line in lines_of(folded[:shown])
+    )
+    total = f"<p><b>{ledger.total_bytes:,} B</b> ({readable_size(ledger.total_bytes)}) stay for backward</p>"
+    rest = f"<p>… and {len(folded) - shown} smaller rows</p>" if len(folded) > shown else ""
+    return f"{total}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+
+
+def bill_text(bill: Any, shown: int = _SHOWN) -> str:
+    """The peak, its kinds, and its largest rows."""
+    folded = fold(bill.peak)
+    head = f"peak {bill.peak_bytes:,} B ({readable_size(bill.peak_bytes)}), in {bill.peak_phase}"
+    kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
+    parts = [head, aligned(("bytes", "kind"), kinds), aligned(HEADINGS, lines_of(folded[:shown]))]
+    return "\n\n".join(parts) + (f"\n… and {len(folded) - shown} smaller rows" if len(folded) > shown else "")
+
+
+def bill_html(bill: Any, shown: int = _SHOWN) -> str:
+    """The same as preformatted text."""
+    return f"<pre>{escape(bill_text(bill, shown))}</pre>"
+
+
+_STYLE = """
+:root{color-scheme:light dark;font:15px/1.45 system-ui,sans-serif}body{max-width:72rem;margin:1.5rem auto;padding:0 1rem}
+h1{font-size:1.3rem}h2{font-size:1.05rem;margin-top:2rem}svg{width:100%;height:auto;display:block}table{border-collapse:collapse;width:100%}
+th,td{text-align:left;padding:.15rem .6rem;border-bottom:1px solid #8884;font-variant-numeric:tabular-nums}td:first-child,th:first-child{text-align:right}
+.scroll{overflow-x:auto}rect{stroke:#fff;cursor:pointer}text{font-size:12px;pointer-events:none;fill:#000}button{font:inherit;margin-right:.3rem}
+.axis{font-size:11px;fill:currentColor}
+"""
+_SCRIPT = """
+const data=JSON.parse(document.getElementById('data').textContent);
+const colours={activation:'#8ecae6',input:'#a7c957','cast weight':'#f4a261',constant:'#d8d8d8','generator state':'#cdb4db',weight:'#f2cc8f',
+gradient:'#e5989b','main gradient':'#d18589','optimizer state':'#ffd6a5','recomputed activation':'#48bfe3',output:'#b5e48c'};
+const unit=n=>{for(const u of ['B','KiB','MiB','GiB']){if(n<1024||u==='GiB')return (u==='B'?n:n.toPrecision(4))+' '+u;n/=1024}};
+const el=(n,a,t)=>{const e=document.createElementNS('http://www.w3.org/2000/svg',n);for(const k in a)e.setAttribute(k,a[k]);if(t!==undefined)e.textContent=t;return e};
+function tree(rows){const root={name:'model',bytes:0,kids:new Map()};
+ for(const r of rows){let at=root;at.bytes+=r.bytes;const path=[...(r.module?r.module.split('.'):[]),r.op+(r.argument?' '+r.argument:'')+' '+r.shape.join('×')+' '+r.dtype];
+  for(const p of path){if(!at.kids.has(p))at.kids.set(p,{name:p,bytes:0,kids:new Map(),kind:r.kind,up:at});at=at.kids.get(p);at.bytes+=r.bytes}}return root}
+function split(items,x,y,w,h,put){if(!items.length)return;if(items.length===1){put(items[0],x,y,w,h);return}
+ const total=items.reduce((s,i)=>s+i.bytes,0);let k=1,sum=items[0].bytes;while(k<items.length-1&&sum+items[k].bytes/2<total/2)sum+=items[k++].bytes;
+ const part=sum/total;if(w>=h){split(items.slice(0,k),x,y,w*part,h,put);split(items.slice(k),x+w*part,y,w*(1-part),h,put)}
+ else{split(items.slice(0,k),x,y,w,h*part,put);split(items.slice(k),x,y+h*part,w,h*(1-part),put)}}
+function map(id,rows){const box=document.getElementById(id),root=tree(rows);let here=root;
+ const draw=()=>{box.replaceChildren();const trail=[];for(let n=here;n;n=n.up)trail.unshift(n);
+  for(const n of trail){const b=document.createElement('button');b.textContent=n.name;b.onclick=()=>{here=n;draw()};box.append(b)}
+  const p=document.createElement('span');p.textContent=unit(here.bytes)+' ('+here.bytes.toLocaleString('en')+' B)';box.append(p);
+  const svg=el('svg',{viewBox:'0 0 1000 420',role:'img','aria-label':'treemap of '+here.name});
+  const kids=[...here.kids.values()].sort((a,b)=>b.bytes-a.bytes);
+  split(kids,0,0,1000,420,(n,x,y,w,h)=>{const g=el('g',{});const r=el('rect',{x,y,width:w,height:h,fill:colours[n.kind]||'#ccc'});
+   r.append(el('title',{},n.name+': '+n.bytes.toLocaleString('en')+' B, '+n.kind));r.onclick=()=>{if(n.kids.size){here=n;draw()}};g.append(r);
+   if(w>60&&h>16){const most=Math.floor(w/7);g.append(el('text',{x:x+4,y:y+14},n.name.slice(0,most)));if(h>32)g.append(el('text',{x:x+4,y:y+29},unit(n.bytes)))}
+   svg.append(g)});box.append(svg)};draw()}
+function curve(){const box=document.getElementById('curve');if(!box||!data.curve)return;const c=data.curve,most=data.peak_bytes,W=1000,H=240;
+ const svg=el('svg',{viewBox:`0 0 ${W} ${H+20}`,role:'img','aria-label':'live bytes after each operation'});
+ const at=(i,v)=>[(i/Math.max(1,c.length-1)*W).toFixed(1),(H-v/most*(H-14)).toFixed(1)].join(',');
+ const stride=Math.max(1,Math.floor(c.length/2000)),points=[];for(let i=0;i<c.length;i+=stride){let m=i;for(let j=i;j<Math.min(c.length,i+stride);j++)if(c[j]>c[m])m=j;points.push(at(m,c[m]))}
+ svg.append(el('polygon',{points:`0,${H} ${points.join(' ')} ${W},${H}`,fill:'#8ecae6',stroke:'#023047'}));
+ for(const [name,start] of data.phases){const x=start/Math.max(1,c.length-1)*W;svg.append(el('line',{x1:x,x2:x,y1:0,y2:H,stroke:'#8888'}));svg.append(el('text',{x:x+3,y:H+14,class:'axis'},name))}
+ const peak=c.indexOf(most);svg.append(el('text',{x:Math.min(W-190,peak/Math.max(1,c.length-1)*W+4),y:11,class:'axis'},'peak '+unit(most)+', operation '+peak));box.append(svg)}
+map('map',data.rows);if(data.peak)map('bill',data.peak);curve();
+"""
+
+
+def page(result: dict[str, Any]) -> str:
+    """``result`` of ``record_command.as_dict`` as one HTML page."""
+    data = json.dumps(result).replace("<", "\\u003c")
+    parts = [
+        f"<h1>{escape(result.get('target', 'model'))}: {result['total_bytes']:,} bytes stay for backward</h1>",
+        *(f"<p>{escape(note)}</p>" for note in result.get("notes", ())),
+        '<h2>By module: click to look inside</h2><div id="map"></div>',
+    ]
+    if result.get("findings"):
+        lines = [[f"{f['bytes']:,}", f["waste"], f["text"]] for f in result["findings"]]
+        parts.append("<h2>What could go</h2>" + _table(("bytes", "waste", "change"), lines))
+    parts.append("<h2>Rows</h2>" + _rows(result["rows"]))
+    parts.append("<h2>By operation</h2>" + _table(("bytes", "operation"), _by_operation(result["rows"])))
+    if "peak" in result:
+        parts.append(
+            f"<h2>One step: {result['peak_bytes']:,} bytes at the peak</h2>"
+            + '<div id="curve"></div><div id="bill"></div>'
+        )
+        parts.append(_rows(result["peak"]))
+    body = "".join(parts)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>What stays for backward</title><style>{_STYLE}</style></head><body>{body}"
+        f'<script type="application/json" id="data">{data}</script><script>{_SCRIPT}</script></body></html>'
+    )
+
+
+def read_rows(rows: Iterable[dict[str, Any]]) -> list[SimpleNamespace]:
+    """Rows of ``record --json``, as ``fold`` reads them."""
+    return [SimpleNamespace(**{"argument": "", "held_by": "", **row, "shape": tuple(row["shape"])}) for row in rows]
+
+
+def _rows(rows: Iterable[dict[str, Any]]) -> str:
+    folded = fold(read_rows(rows))
+    lines = [[*cells, one.row.line] for one, cells in zip(folded, lines_of(folded))]
+    return _table((*HEADINGS, "line"), lines)
+
+
+def _by_operation(rows: list[dict[str, Any]]) -> list[list[str]]:
+    sums: dict[str, int] = {}
+    for row in rows:
+        sums[row["op"]] = sums.get(row["op"], 0) + row["bytes"]
+    return [[f"{size:,}", op] for op, size in sorted(sums.items(), key=lambda item: -item[1])]
+
+
+def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'

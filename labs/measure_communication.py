@@ -15,7 +15,7 @@ from functools import partial
 import torch
 
 from actmem.config import Parallel, check_layer
-from actmem.formulas.gloo_headers import HEADER_BYTES, MESSAGES
+from actmem.formulas.communication import HEADER_BYTES, MESSAGES
 from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
 from actmem_course.bench.measure_communication import (
     TORCHS,

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 from actmem.config import check_size
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem_course.arguments import LabParser, add_json_argument
 from actmem_course.bench.training import TEXT_BYTES, TRAINING_SHAPE, TrainingJob, check_folder, run_training
 from actmem_course.files import check_files, write_text

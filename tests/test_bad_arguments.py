@@ -18,10 +18,10 @@ import actmem.formulas
 from actmem import config, models, rows
 from actmem.checks import checked, shown
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.formulas.activations import TABLE2
 from actmem.formulas.communication import Exchange
-from actmem.formulas.roofline import Operation
+from actmem.formulas.flops import Operation
 from actmem.formulas.schedule import Action, interleaved, one_forward_one_backward
-from actmem.formulas.table2 import TABLE2
 from actmem.formulas.timeline import timeline
 from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.emulate import emulated_rank
@@ -114,10 +114,15 @@ GOOD: dict[str, Any] = {
 SPECIAL = {
     ("formulas.llama_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24),
     ("formulas.llama_terms", "routed_tokens"): None,
-    ("formulas.context_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24),
-    ("formulas.context_terms", "routed_tokens"): None,
-    ("formulas.expert_terms", "shape"): LlamaShape(8, 2, 16, 4, 2, 24, num_experts=4, experts_per_token=2),
-    ("formulas.latent_terms", "shape"): LlamaShape(8, 2, 16, 4, 4, 24, latent=LatentHeads(6, 5, 4, 2, 3)),
+    **{
+        (f"formulas.llama_terms.{name}", "shape"): LlamaShape(8, 2, 16, 4, 2, 24, num_experts=4, experts_per_token=2)
+        for name in ("expert_mlp_rows", "most_routed_tokens", "forced_routed_tokens")
+    },
+    **{
+        (f"formulas.llama_terms.{name}", "shape"): LlamaShape(8, 2, 16, 4, 4, 24, latent=LatentHeads(6, 5, 4, 2, 3))
+        for name in ("latent_head_rows", "latent_products")
+    },
+    ("formulas.llama_terms.expert_mlp_rows", "routed_tokens"): 16,
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.timeline", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,

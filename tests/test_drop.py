@@ -14,9 +14,8 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.checks import ConfigError
 from actmem.config import ModelShape, Parallel
 from actmem.drop import RecipeSource, Terms
-from actmem.formulas.activations import layer_rows
+from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
-from actmem.formulas.extras import layer_extra_rows
 from actmem.formulas.flops import hardware_flops
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer

@@ -107,7 +107,7 @@ def module_of(path):
 
 
 def part_of(path):
-    """The room that a file belongs to: "actmem.formulas" for actmem/formulas/table2.py."""
+    """The room that a file belongs to: "actmem.formulas" for actmem/formulas/flops.py."""
     module = module_of(path)
     return module if module in TAPE_READERS | MEETING else ".".join(module.split(".")[:2])
 

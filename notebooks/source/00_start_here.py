@@ -4,8 +4,7 @@
 # What fills a GPU that trains a large transformer? **Guess first:** write down a number before you read on.
 
 # %%
-from actmem.formulas.activations import eq1
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import eq1, layer_extra_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
 from actmem_course.show.memory_wall import front_door, front_door_controls

@@ -10,8 +10,7 @@ import torch
 from torch import nn
 
 from actmem.config import ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_extra_rows, layer_rows
 from actmem.measure import census, record
 from actmem.measure.term_names import rows_by_term
 from actmem.layers.transformer import TransformerLayer

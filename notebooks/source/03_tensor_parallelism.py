@@ -8,9 +8,8 @@ import torch
 import torch.nn.functional as F
 
 from actmem.config import Parallel
-from actmem.formulas.activations import eq1, eq2, layer_rows
+from actmem.formulas.activations import eq1, eq2, layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges, wire_bytes
-from actmem.formulas.extras import layer_extra_rows
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank
 from actmem.measure.stages import layer_input

@@ -13,15 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.others import paper
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import eq1, layer_rows
+from actmem.formulas.activations import RNG_STATE_BYTES, TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.batch import batch_factor, break_even, fullest_bytes
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.disagreements import disagreements
-from actmem.formulas.extras import RNG_STATE_BYTES
 from actmem.formulas.flops import eq7, eq8, forward_products, layer_overhead
 from actmem.formulas.first_stage import layer_bytes, selective_saves
 from actmem.formulas.rebuild import core_over_gelu, rebuilds
-from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.controls import choice, play, slider, steps

@@ -13,8 +13,7 @@ from actmem_course.others import paper
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem_course.others.disagreements import disagreements
-from actmem.formulas.flops import eq7, eq8, eq9, forward_products, hardware_flops, layer_overhead, text_selective
-from actmem.formulas.roofline import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, least_seconds
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, eq7, eq8, eq9, forward_operations, forward_products, hardware_flops, layer_overhead, least_seconds, text_selective
 from actmem_course.others.table5 import data_parallel_530b_mfu_percent, table5
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
@@ -312,7 +311,7 @@ for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence paral
 #
 # **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
 # Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:
-# `src/actmem/formulas/flops.py`, `src/actmem_course/others/table5.py`, `src/actmem/formulas/roofline.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem_course/others/table5.py`.
 #
 # ## Now fit your model
 #

@@ -136,7 +136,7 @@ print("K is divided by", ", by ".join(keys))
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.context_terms import context_exchanges, context_rows
+from actmem.formulas.llama_terms import context_exchanges, context_rows
 from actmem.layers.context import layer_groups
 
 for t, c, kind in ((8, 1, "gather"), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, "gather"), (8, 2, "gather")):
@@ -257,7 +257,7 @@ print(fill(f"its products: {shares} of {sum(products.values()):,} FLOPs", 96))
 # if every token wants the same experts, one rank gets all of them. Every rank must have room for that, or drop tokens:
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.expert_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
+from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
 
 pairs = []
 for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):

@@ -5,8 +5,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ModelShape
-from actmem.formulas.communication import Exchange
-from actmem.formulas.gloo_headers import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
+from actmem.formulas.communication import HEADER_BYTES, PIECE_BYTES, Exchange, gloo_header_bytes
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel

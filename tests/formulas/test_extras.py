@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import Parallel
-from actmem.formulas.extras import RNG_STATE_BYTES, layer_extra_rows
+from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows
 from actmem.models import TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, extra_rows

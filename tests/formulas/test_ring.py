@@ -5,8 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas.communication import Exchange, layer_exchanges
-from actmem.formulas.ring import PHASES, ring, ring_steps
+from actmem.formulas.communication import PHASES, Exchange, layer_exchanges, ring, ring_steps
 from actmem.models import TINY
 
 ranks = st.integers(1, 9)

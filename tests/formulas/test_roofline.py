@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
-from actmem.formulas.flops import forward_products
-from actmem.formulas.roofline import Operation, forward_operations, least_seconds
+from actmem.formulas.flops import Operation, forward_operations, forward_products, least_seconds
 from actmem.models import TINY
 from tests.shapes import shapes
 

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import (
     eq5,
     eq6,

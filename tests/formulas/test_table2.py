@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.table2 import TABLE2, closed_form
+from actmem.formulas.activations import TABLE2, closed_form, layer_rows
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from tests.formulas.cuts import layer_cuts

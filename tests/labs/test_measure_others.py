@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from actmem.checks import ConfigError
-from actmem.formulas.expert_terms import expert_mlp_rows
-from actmem.formulas.llama_terms import llama_rows
+from actmem.formulas.llama_terms import expert_mlp_rows, llama_rows
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.rows import total
 from actmem_course import launch

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
 from actmem_course import launch
 from actmem_course.others.golden import GOLDEN

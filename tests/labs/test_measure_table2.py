@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem_course import launch
 from tests.labs.in_process import lab_exit, lab_results
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError, ModelShape
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem_course import launch
 from actmem_course.bench import saved_training
 from actmem_course.bench.saved_training import check_save, load_training, newest_save, save_training, streams_of

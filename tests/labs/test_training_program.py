@@ -4,7 +4,7 @@ from itertools import product
 
 import torch
 
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem.parallel.linear import shard
 from actmem_course.judge.compare import close
 from actmem_course.judge.lab_checks.lab6_model import mode_named, small_shape

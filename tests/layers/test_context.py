@@ -11,9 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.checks import ConfigError
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.context_terms import context_exchanges, context_rows
-from actmem.formulas.expert_terms import forced_routed_tokens
-from actmem.formulas.llama_terms import llama_rows
+from actmem.formulas.llama_terms import context_exchanges, context_rows, forced_routed_tokens, llama_rows
 from actmem.layers.context import ContextParallel, attend_part, layer_groups, reduce_context_gradients
 from actmem.layers.llama import LlamaLayer, attend
 from actmem.llama_shape import (

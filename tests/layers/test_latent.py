@@ -7,8 +7,13 @@ from torch import nn
 
 from actmem.checks import ConfigError
 from actmem.config import Parallel
-from actmem.formulas.latent_terms import latent_head_rows, latent_products
-from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem.formulas.llama_terms import (
+    latent_head_rows,
+    latent_products,
+    llama_products,
+    llama_recomputed_flops,
+    llama_rows,
+)
 from actmem.layers.latent import attend_uneven
 from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape

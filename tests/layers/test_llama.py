@@ -11,8 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.checks import ConfigError
 from actmem.config import Parallel
-from actmem.formulas.expert_terms import forced_routed_tokens
-from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
+from actmem.formulas.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape

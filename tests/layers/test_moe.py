@@ -5,8 +5,7 @@ import torch
 
 from actmem.checks import ConfigError
 from actmem.config import Parallel
-from actmem.formulas.expert_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
-from actmem.formulas.llama_terms import llama_rows
+from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows, most_routed_tokens
 from actmem.layers.experts import ExpertMLP
 from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, llama_shape

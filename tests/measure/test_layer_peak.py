@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.layer_peak import layer_moments, layer_peak_rows
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.stages import measure_layer_peak

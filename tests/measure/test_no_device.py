@@ -7,8 +7,7 @@ import torch.nn.functional as F
 from actmem.__main__ import main
 from actmem.attention_kernels import AttentionCall, attention_kernel, attention_rows
 from actmem.config import ModelShape
-from actmem.formulas.activations import eq1, layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.formulas.llama_terms import llama_rows
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer

@@ -6,9 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actmem.config import Parallel
-from actmem.formulas.activations import gathered_input_bytes, layer_rows
-from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2, gathered_input_bytes, layer_extra_rows, layer_rows
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.stages import layer_input, layer_rows_of, measure_layer

@@ -5,7 +5,7 @@ from fractions import Fraction
 import pytest
 
 from actmem.config import ConfigError, ModelShape
-from actmem.formulas.table2 import TABLE2, closed_form
+from actmem.formulas.activations import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem.plan.decoder import Decoder
 from actmem_course.bench.measure_calculators import measure_calculators, runs_of_two_sizes, sequence_results

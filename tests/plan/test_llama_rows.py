@@ -6,7 +6,7 @@ import pytest
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.context_terms import context_exchanges
+from actmem.formulas.llama_terms import context_exchanges
 from actmem.llama_shape import llama_shape
 from actmem.plan.decoder import Decoder
 from actmem.plan.known_models import known_names, planned_model_of

@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import crossover_seq_length, eq1, layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import crossover_seq_length, eq1, layer_extra_rows, layer_rows
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import total
 from actmem_course.show.layer import layer_bars

@@ -9,8 +9,8 @@ import pytest
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import weight_gradient_rows
+from actmem.formulas.batch import capacity, recomputed_share
 from actmem.formulas.first_stage import eq5, first_stage_bytes, in_flight, layer_bytes
-from actmem.formulas.microbatches import capacity, recomputed_share
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.formulas.timeline import memory_curve, timeline

@@ -6,10 +6,9 @@ import plotly.graph_objects as go
 import pytest
 
 from actmem.config import ConfigError, ModelShape
-from actmem.formulas.activations import eq1
+from actmem.formulas.activations import TABLE2, closed_form, eq1
 from actmem.formulas.batch import throughput
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course.show.recomputation import (
     LADDER,

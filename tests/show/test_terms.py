@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import Parallel
-from actmem.formulas.activations import eq1, layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.models import TINY
 from actmem.rows import LAYER_TERMS
 from actmem_course.show.terms import BLOCKS, KINDS, TERMS, formula_of, term_of

@@ -5,8 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actmem.formulas.activations import eq1, layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.models import TINY
 from actmem.rows import Row, compare
 from actmem_course.show.text import (

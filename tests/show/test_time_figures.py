@@ -4,7 +4,7 @@ import plotly.graph_objects as go
 import pytest
 
 from actmem.config import Parallel
-from actmem.formulas.roofline import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, least_seconds
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, forward_operations, least_seconds
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course.others import paper
 from actmem_course.others.table5 import table5

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 import torch.distributed as dist
 
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem.layers.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense

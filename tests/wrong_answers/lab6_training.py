@@ -3,7 +3,7 @@
 import torch
 import torch.distributed as dist
 
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem_course.judge.solutions import lab6_train as right
 from actmem_course.judge.solutions.lab6_train import MAX_NORM, NUM_MICROBATCHES

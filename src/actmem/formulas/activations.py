@@ -1,13 +1,16 @@
-"""Activation bytes of one transformer layer: equations 1, 2 and 4, and table 2.
+"""Activation bytes of one transformer layer: equations 1, 2 and 4, table 2, and what the paper leaves out.
 
 ``layer_rows`` names each stored tensor; the equations below it are the closed forms, written
-independently of the rows, so that each checks the other.  Every value is an exact integer.
+independently of the rows, so that each checks the other.  ``layer_extra_rows`` lists what a real layer
+keeps and the paper does not count, each row with its reason.  Every value is an exact integer.
 
 ``e`` is the size of one activation element in bytes: 2 for float16 and bfloat16, which gives
 the paper's coefficients, 4 for float32.  Dropout masks take 1 byte an element for every e.
 """
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from actmem.checks import checked
 from actmem.config import ModelShape, Parallel, check_layer
@@ -122,3 +125,101 @@ def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_s
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> float:
     """The s at which 5as²b overtakes 34sbh: s = 34h/(5a), in tokens (16 bits)."""
     return 34 * hidden_size / (5 * num_attention_heads)
+
+
+#: Bytes of one saved random-number state.  CPU: the Mersenne Twister's, as torch stores it.
+#: CUDA: Philox keeps an 8-byte seed and an 8-byte offset.
+RNG_STATE_BYTES = {"cpu": 5056, "cuda": 16}
+
+STATISTICS_REASON = "mean and 1/deviation of each token; the paper ignores 2sb beside sbh (§4)"
+MASK_REASON = "s×s, one for all heads and samples: the second run needs it again, backward itself does not"
+RNG_REASON = "the random-number state that lets the second run draw the same dropout"
+
+
+@checked
+def layer_extra_rows(
+    shape: ModelShape,
+    parallel: Parallel = Parallel(),
+    recompute: Recompute | str = "none",
+    element_size: int = 2,
+    device_type: str = "cpu",
+) -> list[Row]:
+    """What torch keeps for one layer on one rank beyond ``layer_rows``.
+
+    Layer-norm statistics (CPU: in the activations' dtype, CUDA: float32); where the softmax runs
+    again, the causal mask (1 byte an element); for a recomputed core attention a random-number
+    state, for a recomputed layer those of both streams.  A mask dropped by name knows its seed.
+    """
+    check_layer(shape, parallel)
+    region = Recompute.of(recompute).region
+    _, b, _, s = shape.letters()
+    cut = parallel.sequence_parts
+    rng = RNG_STATE_BYTES[device_type]
+    if region == "layer":
+        return [Row("random-number state", 2 * rng, 1, "checkpoint of the layer", RNG_REASON)]
+    statistic = max(element_size, 4) if device_type == "cuda" else element_size
+    rows = [
+        Row("layer-norm 1 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
+        Row("layer-norm 2 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
+    ]
+    if "softmax output" in PAPER_LAYER.dropped(recompute):
+        rows.append(Row("causal mask", s * s, 1, "softmax run again", MASK_REASON))
+    if region == "core":
+        rows.append(Row("random-number state", rng, 1, "checkpoint of the core attention", RNG_REASON))
+    return rows
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """One row of 2205.05198 table 2.
+
+    name: as written in JSON.  tensor_parallel: False for the row without any parallelism.
+    template: the formula, with placeholders for the coefficients that depend on the element size.
+    """
+
+    name: str
+    tensor_parallel: bool
+    sequence_parallel: bool
+    recompute: str
+    template: str
+
+    @checked
+    def formula(self, element_size: int = 2) -> str:
+        """Bytes divided by sbh; for 16-bit elements, as the paper prints it."""
+        e = element_size
+        return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, input=e)
+
+    @checked
+    def parallel(self, tensor_parallel_size: int) -> Parallel:
+        """How t ranks share the layer in this row; in the first row one rank has all of it."""
+        t = tensor_parallel_size if self.tensor_parallel else 1
+        return Parallel(tensor_parallel_size=t, sequence_parallel=self.sequence_parallel)
+
+
+TABLE2 = (
+    Configuration("none", False, False, "none", "{all} + {core}as/h"),
+    Configuration("tensor", True, False, "none", "{whole} + {cut}/t + {core}as/ht"),
+    Configuration("tensor+sequence", True, True, "none", "{all}/t + {core}as/ht"),
+    Configuration("tensor+selective", True, False, "selective", "{whole} + {cut}/t"),
+    Configuration("tensor+sequence+selective", True, True, "selective", "{all}/t"),
+    Configuration("full", True, False, "full", "{input}"),
+)
+
+
+@checked
+def closed_form(
+    configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
+) -> int:
+    """Bytes of one layer on one rank from the row's own formula, not from a sum of tensors."""
+    check_layer(shape, configuration.parallel(tensor_parallel_size))
+    a, b, h, s = shape.letters()
+    e, t = element_size, tensor_parallel_size
+    core = (2 * e + 1) * a * s * s * b // t
+    return {
+        "none": lambda: eq1(shape, e),
+        "tensor": lambda: eq2(shape, t, e),
+        "tensor+sequence": lambda: eq4(shape, t, e),
+        "tensor+selective": lambda: eq2(shape, t, e) - core,
+        "tensor+sequence+selective": lambda: (16 * e + 2) * s * b * h // t,
+        "full": lambda: e * s * b * h,
+    }[configuration.name]()

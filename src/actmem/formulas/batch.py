@@ -1,19 +1,28 @@
-"""When does a larger microbatch pay for recomputation?  Freed bytes become sequences.
+"""What fits: larger microbatches where recomputation freed bytes, and recomputation of only what does not fit.
 
-A simple model: a step has a fixed cost, whatever the microbatch (kernel launches, the optimizer's
-step, gradient exchanges, products too small to fill the device), and a cost per sequence.
-Recomputation raises the cost per sequence; more sequences share the fixed cost.  Bytes are the
-peak of L layers on one device, reached when backward has recomputed one layer's tensors.
+**Freed bytes become sequences.**  A simple model: a step has a fixed cost, whatever the microbatch (kernel launches, the
+optimizer's step, gradient exchanges, products too small to fill the device), and a cost per sequence.  Recomputation
+raises the cost per sequence; more sequences share the fixed cost.  Bytes are the peak of L layers on one device, reached
+when backward has recomputed one layer's tensors.
+
+**Microbatch-level recomputation** (2205.05198 appendix C).  Of the microbatches in flight on a rank, as many as fit keep
+everything; the others keep what a recomputation mode keeps.  After the backward of one that kept everything, the next
+microbatch takes its place, so the choice moves like a window.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from fractions import Fraction
 
 from actmem.checks import checked
-from actmem.config import ConfigError, ModelShape
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
+from actmem.formulas.first_stage import in_flight, layer_bytes, layers_per_chunk
 from actmem.formulas.flops import layer_overhead
+from actmem.formulas.schedule import Action
+from actmem.formulas.stage_terms import stage_rows
+from actmem.formulas.states import state_rows
 from actmem.recipes import Recompute
 from actmem.rows import total
 
@@ -52,3 +61,75 @@ def break_even(shape: ModelShape, recompute: Recompute | str) -> Fraction:
             "num_layers", f"recompute = {Recompute.of(recompute).name!r} frees nothing with {shape.num_layers} layer(s)"
         )
     return layer_overhead(shape, recompute) / (1 - 1 / batch_factor(shape, recompute))
+
+
+@checked
+def activation_budget(
+    shape: ModelShape,
+    parallel: Parallel,
+    device_bytes: int,
+    pipeline_rank: int = 0,
+    adam: str = "float32 gradients",
+) -> int:
+    """Bytes that parameters and optimizer state leave free on one rank; less than 0 if none.
+
+    A real device has less: workspaces, communication buffers, fragmentation.
+    """
+    return device_bytes - total(state_rows(shape, parallel, pipeline_rank, adam))
+
+
+@checked
+def capacity(
+    shape: ModelShape,
+    parallel: Parallel,
+    budget_bytes: int,
+    pipeline_rank: int = 0,
+    num_microbatches: int | None = None,
+    recompute: Recompute | str = "selective",
+    element_size: int = 2,
+) -> int:
+    """How many chunk-microbatches of a rank can keep everything within ``budget_bytes``.
+
+    The budget is for ``stage_rows``: layers and, on the first and last rank, the model's ends.
+    From 0 to the number in flight (with one chunk, min(p − r, n)).  Raises ConfigError if they
+    don't fit even when all are recomputed.
+    """
+    recompute = Recompute.of(recompute)
+    least = total(stage_rows(shape, parallel, pipeline_rank, recompute, num_microbatches, element_size))
+    if least > budget_bytes:
+        raise ConfigError(
+            "budget_bytes",
+            f"rank {pipeline_rank} needs {least:,} with recompute = {recompute.name!r}, got {budget_bytes:,}",
+        )
+    count = in_flight(parallel, pipeline_rank, num_microbatches)
+    more = layer_bytes(shape, parallel, "none", element_size) - layer_bytes(shape, parallel, recompute, element_size)
+    if more == 0:
+        return count
+    return min(count, (budget_bytes - least) // (more * layers_per_chunk(shape, parallel)))
+
+
+@checked
+def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, int]]:
+    """The (chunk, microbatch) pairs of one rank that keep everything, in the order of their forwards.
+
+    actions: the rank's list from ``actmem.formulas.schedule``, in any order.  Each forward takes a place if
+    fewer than ``capacity`` are taken; its backward frees it.
+    """
+    kept: list[tuple[int, int]] = []
+    places: set[tuple[int, int]] = set()
+    for action in actions:
+        which = action.chunk, action.microbatch
+        if action.kind == "B":
+            places.discard(which)
+        elif len(places) < capacity:
+            places.add(which)
+            kept.append(which)
+    return kept
+
+
+@checked
+def recomputed_share(capacity: int, in_flight: int, num_microbatches: int) -> Fraction:
+    """Share of an iteration's microbatches that a 1F1B rank recomputes; 0 if all fit."""
+    rounds, rest = divmod(num_microbatches, in_flight)
+    kept = rounds * min(capacity, in_flight) + min(capacity, rest)
+    return Fraction(num_microbatches - kept, num_microbatches)

@@ -3,6 +3,10 @@
 Only matrix products count; a multiplication and an addition are one FLOP each.  Attention counts
 all s² scores, although the causal mask hides half of them.  ``B`` is the global batch in sequences.
 Exact integers.  FLOPs are those of all ranks together, so parallelism doesn't change them.
+
+``forward_operations`` says of each operation of a layer what it computes and moves, and the least time for it.  Each is
+counted alone, as eager code runs it: it reads its inputs from the device's memory and writes its outputs there.  A fused
+kernel moves less.  Elements have 2 bytes, dropout masks 1.
 """
 
 from __future__ import annotations
@@ -11,7 +15,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from actmem.checks import checked
-from actmem.config import ModelShape, check_size
+from actmem.config import ModelShape, Parallel, check_layer, check_size
 from actmem.recipes import PAPER_LAYER, Recompute
 
 
@@ -25,21 +29,34 @@ class Product:
 
 
 @checked
+def layer_products(shape: ModelShape) -> dict[str, int]:
+    """FLOPs of each product of one layer's forward pass of a microbatch, over all ranks, in order.  Appendix A."""
+    _, b, h, s = shape.letters()
+    linear, pairs = 2 * s * b * h * h, 2 * s * s * b * h
+    return {
+        "QKV projection": 3 * linear,
+        "QKᵀ": pairs,
+        "attention over V": pairs,
+        "attention projection": linear,
+        "h→4h": 4 * linear,
+        "4h→h": 4 * linear,
+    }
+
+
+#: The same in the paper's letters, for B sequences.
+_SOURCES = ("6Bsh²", "2Bs²h", "2Bs²h", "2Bsh²", "8Bsh²", "8Bsh²")
+
+
+@checked
 def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]:
     """The products of one forward pass over B sequences, in order.  Appendix A."""
     B = check_size("global_batch_size", global_batch_size)
-    _, _, h, s = shape.letters()
-    layers, v = shape.num_layers, shape.vocab_size
-    tokens, pairs = 2 * B * s * layers, 2 * B * s * s * h * layers
-    return [
-        Product("QKV projection", tokens * 3 * h * h, "6Bsh² a layer"),
-        Product("QKᵀ", pairs, "2Bs²h a layer"),
-        Product("attention over V", pairs, "2Bs²h a layer"),
-        Product("attention projection", tokens * h * h, "2Bsh² a layer"),
-        Product("h→4h", tokens * 4 * h * h, "8Bsh² a layer"),
-        Product("4h→h", tokens * 4 * h * h, "8Bsh² a layer"),
-        Product("logits", 2 * B * s * h * v, "2Bshv"),
+    whole_batch = shape.with_sizes(micro_batch_size=B)
+    layers = [
+        Product(term, flops * shape.num_layers, f"{source} a layer")
+        for (term, flops), source in zip(layer_products(whole_batch).items(), _SOURCES)
     ]
+    return [*layers, Product("logits", 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size, "2Bshv")]
 
 
 @checked
@@ -98,16 +115,9 @@ def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     selective and elementwise 2s/(72h + 12s), paper-selective 4s/(72h + 12s), full
     (16h + 4s)/(72h + 12s), paper-full 1/3.
     """
-    _, _, h, s = shape.letters()
-    cost = {
-        "QKV projection": 6 * h,
-        "QKᵀ": 2 * s,
-        "attention over V": 2 * s,
-        "attention projection": 2 * h,
-        "h→4h": 8 * h,
-        "4h→h": 8 * h,
-    }
-    return Fraction(sum(cost[product] for product in PAPER_LAYER.products_again(recompute)), 72 * h + 12 * s)
+    products = layer_products(shape)
+    again = sum(products[name] for name in PAPER_LAYER.products_again(recompute))
+    return Fraction(again, 3 * sum(products.values()))
 
 
 @checked
@@ -123,3 +133,82 @@ def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_sec
 def _letters(shape: ModelShape, global_batch_size: int) -> tuple[int, int, int, int, int]:
     B = check_size("global_batch_size", global_batch_size)
     return B, shape.num_layers, shape.seq_length, shape.hidden_size, shape.vocab_size
+
+
+#: FLOPs for each element of an operation that is no matrix product, by convention: what the
+#: formula asks for, an exponential or tanh as one.
+_PER_ELEMENT = {"layer norm": 7, "softmax": 5, "dropout": 2, "dropout and sum": 3, "GeLU": 8}
+
+#: Highest 16-bit rate of one A100, on which the paper took all times (section 6).
+A100_FLOPS_PER_SECOND = 312 * 10**12
+
+#: NVIDIA's data sheet of the A100 with 80 GB (SXM).  The paper names the device and no bandwidth.
+A100_BYTES_PER_SECOND = 2_039 * 10**9
+
+
+@dataclass(frozen=True)
+class Operation:
+    """One operation on one rank.  product: a matrix product.  core: inside the attention core."""
+
+    name: str
+    flops: int
+    bytes: int
+    product: bool
+    core: bool = False
+
+    @property
+    def intensity(self) -> Fraction:
+        """FLOPs for each byte moved."""
+        return Fraction(self.flops, self.bytes)
+
+    def least_seconds(self, flops_per_second: int, bytes_per_second: int) -> Fraction:
+        """The longer of computing at the peak rate and moving at full bandwidth."""
+        return max(Fraction(self.flops, flops_per_second), Fraction(self.bytes, bytes_per_second))
+
+    def bound_by_memory(self, flops_per_second: int, bytes_per_second: int) -> bool:
+        """Whether moving takes longer than computing."""
+        return Fraction(self.bytes, bytes_per_second) > Fraction(self.flops, flops_per_second)
+
+
+@checked
+def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> list[Operation]:
+    """The forward pass of one layer on one rank, in order, exchanges left out.
+
+    Products: FLOPs as in appendix A, divided by t.  Raises ConfigError if t ranks can't share the layer.
+    """
+    check_layer(shape, parallel)
+    a, b, h, s = shape.letters()
+    t = parallel.tensor_parallel_size
+    # Elements of a block's input on this rank outside the two blocks, inside them, and of the scores.
+    outside = s * b * h // parallel.sequence_parts
+    whole, scores = s * b * h, a * s * s * b // t
+
+    def elementwise(name: str, kind: str, elements: int, moved: int, core: bool = False) -> Operation:
+        return Operation(name, _PER_ELEMENT[kind] * elements, moved, False, core)
+
+    products = layer_products(shape)
+
+    def product(name: str, moved: int, core: bool = False) -> Operation:
+        return Operation(name, products[name] // t, 2 * moved, True, core)
+
+    return [
+        elementwise("layer norm 1", "layer norm", outside, 4 * outside),
+        product("QKV projection", whole + 3 * h * h // t + 3 * whole // t),
+        product("QKᵀ", 2 * whole // t + scores, True),
+        elementwise("softmax", "softmax", scores, 4 * scores, True),
+        elementwise("softmax dropout", "dropout", scores, 5 * scores, True),
+        product("attention over V", scores + 2 * whole // t, True),
+        product("attention projection", whole // t + h * h // t + whole),
+        elementwise("attention dropout and sum", "dropout and sum", outside, 7 * outside),
+        elementwise("layer norm 2", "layer norm", outside, 4 * outside),
+        product("h→4h", whole + 4 * h * h // t + 4 * whole // t),
+        elementwise("GeLU", "GeLU", 4 * whole // t, 16 * whole // t),
+        product("4h→h", 4 * whole // t + 4 * h * h // t + whole),
+        elementwise("MLP dropout and sum", "dropout and sum", outside, 7 * outside),
+    ]
+
+
+@checked
+def least_seconds(operations: list[Operation], flops_per_second: int, bytes_per_second: int) -> Fraction:
+    """All of them one after the other."""
+    return sum((o.least_seconds(flops_per_second, bytes_per_second) for o in operations), Fraction(0))

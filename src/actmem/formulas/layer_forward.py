@@ -7,8 +7,7 @@ each; the mask is applied by a copy.
 from __future__ import annotations
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.extras import RNG_STATE_BYTES, layer_extra_rows
+from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows, layer_rows
 from actmem.recipes import PAPER_LAYER, Recompute
 
 QKV_TERMS = ("Q", "K", "V")

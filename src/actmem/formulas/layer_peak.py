@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from actmem.checks import checked
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.extras import RNG_STATE_BYTES
+from actmem.formulas.activations import RNG_STATE_BYTES
 from actmem.formulas.layer_forward import QKV_TERMS, Alive, LayerForward
 from actmem.recipes import Recompute
 from actmem.rows import Row, total

@@ -1,21 +1,41 @@
-"""Activation bytes and FLOPs of today's layer: RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.
+"""Activation bytes, FLOPs and exchanges of Llama's layer: RMSNorm, rotary positions, grouped queries, SwiGLU, no dropout.
 
 Attention runs through a flash kernel, so the scores are never stored: the terms with as²b are gone,
 and with them the reason for selective recomputation.  ``e`` is the size of one activation element.
+
+Three parts can be others: an MLP of experts, which the ranks share, each expert whole; latent attention, whose letters are
+those of 2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r
+with one, its value v); and context parallelism, where c ranks share each sequence beside the t that share the weights.
+
+What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k ranks,
+one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context parallelism cuts
+all that lies along the sequence, K and V too, by c for any k.  It divides no weight, and each weight's
+gradient is summed over the c ranks, as over data-parallel ones.
+
+One layer, forward and backward, in exchanges among the c ranks:
+
+    gather          all-gather K and V; in backward again, and reduce-scatter their gradients    2 + 2 + 2
+    gather-plain    without the second gather: K and V stay whole on every rank                  2 + 2
+    ulysses         all-to-all Q, K, V and the result; in backward their gradients               4 + 4
 """
 
 from __future__ import annotations
 
-from actmem.checks import ConfigError, checked
-from actmem.config import Parallel
-from actmem.formulas.expert_terms import expert_mlp_rows
-from actmem.formulas.latent_terms import latent_head_rows, latent_products
-from actmem.llama_shape import LlamaShape, check_llama_ranks, llama_layer_terms
-from actmem.recipes import Recompute
-from actmem.rows import Row
+from dataclasses import replace
 
-#: Bytes of a norm's statistic and of a log-sum-exp, which are float32 for every e up to 4.
-FLOAT32 = 4
+from actmem.checks import ConfigError, check_choice, check_divides, check_size, checked
+from actmem.config import Parallel
+from actmem.formulas.communication import Exchange
+from actmem.llama_shape import (
+    LatentHeads,
+    LlamaShape,
+    check_llama_ranks,
+    llama_layer_terms,
+    own_context_shape,
+    ulysses_layer_terms,
+)
+from actmem.recipes import LayerTerms, Recompute
+from actmem.rows import Row
 
 
 @checked
@@ -113,3 +133,225 @@ def llama_recomputed_flops(shape: LlamaShape, recompute: Recompute | str) -> int
     """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
     products = llama_products(shape)
     return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
+
+
+@checked
+def latent_head_rows(shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
+    """From the two latents to Q, K and V, in the order of the forward pass.
+
+    In 16 bits and without parallelism: 4sbq + 4sbc + 2sbr + 8sb for the latents, before and after their norms,
+    and 4sba(n + r) + 2sbav for the heads.  The heads are divided by t.  A latent is made from whole tokens, so
+    only sequence parallelism divides it.  The key's part with positions lies in the KV latent's tensor.
+    Raises ConfigError on a layer without latents, or if t ranks can't share it.
+    """
+    sizes = _latent(shape)
+    check_llama_ranks(shape, parallel)
+    t, e = parallel.tensor_parallel_size, element_size
+    whole = parallel.sequence_parts
+    own = shape.seq_length * shape.micro_batch_size // whole
+    heads = e * shape.seq_length * shape.micro_batch_size * shape.num_attention_heads // t
+    rows = []
+    for name, rank, more in (("Q", sizes.query_rank, 0), ("KV", sizes.key_value_rank, sizes.rope_head_size)):
+        rows += [
+            Row(f"{name} latent", e * own * (rank + more), whole, "RMSNorm of the latent"),
+            Row(f"{name} latent norm statistics", max(e, FLOAT32) * own, whole, "RMSNorm: 1/rms of each latent"),
+            Row(f"{name} up-projection input", e * own * rank, whole, "up-projection to the heads"),
+        ]
+    return [
+        *rows[:3],
+        Row("Q", heads * shape.d, t, "attention, partly rotated"),
+        *rows[3:],
+        Row("K", heads * shape.d, t, "attention, partly rotated"),
+        Row("V", heads * sizes.value_head_size, t, "attention"),
+    ]
+
+
+@checked
+def latent_products(shape: LlamaShape) -> dict[str, int]:
+    """FLOPs of the products that make Q, K and V, forward, over all ranks; a latent's counts once, as a router's does."""
+    sizes = _latent(shape)
+    tokens, h, a = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads
+    return {
+        "Q down-projection": 2 * tokens * h * sizes.query_rank,
+        "Q up-projection": 2 * tokens * sizes.query_rank * a * shape.d,
+        "KV down-projection": 2 * tokens * h * (sizes.key_value_rank + sizes.rope_head_size),
+        "KV up-projection": 2 * tokens * sizes.key_value_rank * a * (sizes.nope_head_size + sizes.value_head_size),
+    }
+
+
+def _latent(shape: LlamaShape) -> LatentHeads:
+    if shape.latent is None:
+        raise ConfigError("shape", "this layer has no latents")
+    return shape.latent
+
+
+#: Bytes of a norm's statistic, of a log-sum-exp and of a routing weight, which are float32 for every e up to 4.
+FLOAT32 = 4
+#: Bytes of a token's or an expert's number.
+INDEX = 8
+
+
+@checked
+def expert_mlp_rows(
+    shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2, routed_tokens: int | None = None
+) -> list[Row]:
+    """What the router and this rank's experts keep; no token is dropped.
+
+    routed_tokens (R): pairs of a token and an expert that this rank's experts take; None: as many as
+    every other rank's, sbκ/t.  In 16 bits and without parallelism: 2sbh + 20sbκ + 4R + 6Rf, and 6sb times
+    the width of the experts that all tokens share.  Under sequence parallelism the ranks' R add up to sbκ
+    and all else is divided by t.  A sigmoid in place of the softmax keeps as much.  Raises ConfigError
+    on a layer without experts, if t ranks can't share it, or on more tokens than can be routed there.
+    """
+    most = most_routed_tokens(shape, parallel)
+    check_llama_ranks(shape, parallel)
+    e, t, taken = element_size, parallel.tensor_parallel_size, shape.experts_per_token or 0
+    pairs = shape.seq_length * shape.micro_batch_size * taken
+    if routed_tokens is None:
+        routed_tokens = check_divides("routed_tokens", pairs, "tensor_parallel_size", t)
+    check_size("routed_tokens", routed_tokens, most, least=0)
+    whole = parallel.sequence_parts
+    own, weight = pairs // whole, max(e, FLOAT32)
+    wide = e * routed_tokens * shape.ffn_hidden_size
+    shared = e * (pairs // taken) * shape.shared_ffn_size // t
+    weighing = "sigmoid of the chosen scores" if shape.sigmoid_router else "softmax over the chosen experts"
+    rows = [
+        Row("router input", e * own // taken * shape.hidden_size, whole, "router; the experts dispatch it again"),
+        Row("chosen experts", INDEX * own, whole, "routing weights"),
+        Row("routing weights", weight * own, whole, weighing),
+        Row("dispatch order", INDEX * own, whole, "pairs sorted by expert"),
+        Row("dispatched weights", weight * routed_tokens, t, "SwiGLU: one number a pair"),
+        Row("gate", wide, t, "SwiGLU of the experts"),
+        Row("up", wide, t, "SwiGLU of the experts"),
+        Row("down input", wide, t, "down products of the experts"),
+    ]
+    if shared:
+        rows += [
+            Row("shared gate", shared, t, "SwiGLU of the shared experts"),
+            Row("shared up", shared, t, "SwiGLU of the shared experts"),
+            Row("shared down input", shared, t, "down product of the shared experts"),
+        ]
+    return rows
+
+
+@checked
+def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
+    """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t)."""
+    if not shape.num_experts or not shape.experts_per_token:
+        raise ConfigError("shape", "this layer has no experts")
+    held = check_divides("num_experts", shape.num_experts, "tensor_parallel_size", parallel.tensor_parallel_size)
+    return shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
+
+
+@checked
+def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
+    """R of a rank if the router's scores are ignored.
+
+    routing: "even" (each sender's pairs go to the experts in turn), or "one-sided" (every token's go to
+    the first κ experts).  Raises ConfigError on another one, or a rank that is not among the t.
+    """
+    most_routed_tokens(shape, parallel)
+    check_llama_ranks(shape, parallel)
+    check_choice("routing", routing, ("even", "one-sided"))
+    t, experts, taken = parallel.tensor_parallel_size, shape.num_experts or 0, shape.experts_per_token or 0
+    check_size("rank", rank, t - 1, least=0)
+    senders = parallel.sequence_parts
+    tokens = shape.seq_length * shape.micro_batch_size // senders
+    own = range(rank * experts // t, (rank + 1) * experts // t)
+    if routing == "one-sided":
+        return senders * sum(tokens for expert in own if expert < taken)
+    each, more = divmod(tokens * taken, experts)
+    return senders * sum(each + (expert < more) for expert in own)
+
+
+@checked
+def context_rows(
+    shape: LlamaShape,
+    parallel: Parallel = Parallel(),
+    context_parallel_size: int = 1,
+    context_kind: str = "gather",
+    recompute: Recompute | str = "none",
+    element_size: int = 2,
+    routed_tokens: int | None = None,
+) -> list[Row]:
+    """The tensors that one layer keeps for backward on one of t·c ranks.  shape: with the whole sequence.
+
+    "gather": those of ``llama_rows`` for s/c tokens.  "gather-plain": K and V of all s.  "ulysses": attention's
+    result twice, because the kernel keeps it by heads and the projection by tokens; *elementwise* drops one.
+    routed_tokens: of experts, on this rank, see ``expert_mlp_rows``.  Raises ConfigError if the ranks can't share the layer.
+    """
+    c = context_parallel_size
+    own = own_context_shape(shape, parallel, c, context_kind)
+    if c == 1:
+        return llama_rows(shape, parallel, recompute, element_size, routed_tokens)
+    rows = []
+    for row in llama_rows(own, parallel, "none", element_size, routed_tokens):
+        if row.term in ("K", "V") and context_kind == "gather-plain":
+            rows.append(replace(row, bytes=c * row.bytes, source="attention, gathered"))
+            continue
+        row = replace(row, split_by=c * row.split_by)
+        if row.term == "attention projection input" and context_kind == "ulysses":
+            rows.append(replace(row, term="attention output before all-to-all", source="attention"))
+        rows.append(row)
+    dropped = _terms(shape, context_kind).dropped(recompute)
+    return [row for row in rows if row.term not in dropped]
+
+
+@checked
+def context_exchanges(
+    shape: LlamaShape,
+    parallel: Parallel = Parallel(),
+    context_parallel_size: int = 1,
+    context_kind: str = "gather",
+    recompute: Recompute | str = "none",
+    element_size: int = 2,
+) -> list[Exchange]:
+    """Exchanges of one microbatch in one layer among the c ranks; none for c = 1.
+
+    Weights' gradients are not among them: once an iteration, with the data-parallel ranks'.
+    Raises ConfigError if the ranks can't share the layer.
+    """
+    c, t = context_parallel_size, parallel.tensor_parallel_size
+    own = own_context_shape(shape, parallel, c, context_kind)
+    if c == 1:
+        return []
+    dropped = _terms(shape, context_kind).dropped(recompute)
+    one_head = element_size * own.seq_length * own.micro_batch_size * own.d
+    key = one_head * max(own.num_key_value_heads // t, 1)
+    query = one_head * (own.num_attention_heads // t)
+    again = _made_again(shape, dropped)
+    if context_kind == "ulysses":
+        sizes = {"Q": query, "K": key, "V": key, "the result": query}
+        return [
+            Exchange("all-to-all", phase, f"{what}, {way}", c, size)
+            for phase, way in (("forward", "to heads or back"), ("recompute", "again"), ("backward", "gradients"))
+            for what, size in sizes.items()
+            if phase != "recompute" or what in again
+        ]
+    gathers = {"forward": 2, "backward": 2}
+    if context_kind == "gather-plain":
+        gathers = {"forward": 2, "recompute": len(again & {"K", "V"})}
+    elif again & {"attention"}:
+        gathers["recompute"] = 2
+    return [
+        *(Exchange("all-gather", phase, "K and V", c, c * key, count) for phase, count in gathers.items() if count),
+        Exchange("reduce-scatter", "backward", "K and V, gradients", c, c * key, 2),
+    ]
+
+
+def _terms(shape: LlamaShape, context_kind: str) -> LayerTerms:
+    return ulysses_layer_terms(shape) if context_kind == "ulysses" else llama_layer_terms(shape)
+
+
+def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:
+    """What backward makes again of what goes between ranks: a call makes all of its results, whichever is asked for."""
+    projected = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
+    query, key = ({"Q"}, {"K"}) if shape.qk_norm else (projected, projected)
+    made_with = {
+        "Q": query,
+        "K": key,
+        "V": projected,
+        "attention": {"log-sum-exp", "attention projection input"},
+        "the result": {"attention projection input"},
+    }
+    return {what for what, terms in made_with.items() if dropped & terms}

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from actmem.checks import checked
 from actmem.config import ModelShape, Parallel, check_divides, check_layer
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.extras import STATISTICS_REASON, layer_extra_rows
+from actmem.formulas.activations import STATISTICS_REASON, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight, layers_per_chunk
 from actmem.recipes import Recompute
 from actmem.rows import Row

@@ -60,7 +60,7 @@ class TransformerLayer(nn.Module):
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
     recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
-    formulas.activations.layer_rows lists, and formulas.extras beside it.  seed: of the weights and
+    formulas.activations.layer_rows lists, and layer_extra_rows beside it.  seed: of the weights and
     of the dropout streams, if none are given; None takes the next number of torch's default CPU generator, which then must be in
     the same state on all t ranks.  Sequences may be shorter than s.  Raises ConfigError if t ranks
     can't share the layer, or on a longer sequence.  torch.compile works; dropout and what is

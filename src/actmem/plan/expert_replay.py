@@ -7,7 +7,7 @@ for that moment both the parts and the whole are alive.
 from __future__ import annotations
 
 from actmem.config import Parallel
-from actmem.formulas.expert_terms import INDEX, WEIGHT
+from actmem.formulas.llama_terms import FLOAT32, INDEX
 from actmem.llama_shape import LlamaShape
 from actmem.plan.replay import Replay
 
@@ -25,7 +25,7 @@ class ExpertReplay:
         self.pairs, self.routed = tokens * taken, routed_tokens
         self.hidden, self.wide, self.row = 2 * tokens * h, 2 * routed_tokens * f, 2 * h
         self.weight, self.router_weight = 2 * experts // t * h * f, 2 * experts * h
-        self.scores, self.token_numbers = 2 * tokens * experts, WEIGHT * tokens
+        self.scores, self.token_numbers = 2 * tokens * experts, FLOAT32 * tokens
 
     def forward(self, r: Replay, keeps_routing: bool) -> None:
         """From "router input" to "down input".  keeps_routing: the choice and its weights are kept, and gate and up."""
@@ -39,8 +39,8 @@ class ExpertReplay:
             for name in ("gate", "up"):
                 self._products(r, name, self.wide)
             r.free(_ARRIVED)
-        self._sent(r, "weights in expert order", WEIGHT)
-        r.make("dispatched weights", WEIGHT * self.routed)
+        self._sent(r, "weights in expert order", FLOAT32)
+        r.make("dispatched weights", FLOAT32 * self.routed)
         r.free("weights in expert order")
         r.make("down input", self.wide)
 
@@ -50,9 +50,9 @@ class ExpertReplay:
         r.make("chosen experts", INDEX * self.pairs)
         r.free("largest scores")
         r.make("scores of the chosen", 2 * self.pairs)
-        r.make("the same, float32", WEIGHT * self.pairs)
+        r.make("the same, float32", FLOAT32 * self.pairs)
         r.free("scores of the chosen")
-        r.make("routing weights", WEIGHT * self.pairs)
+        r.make("routing weights", FLOAT32 * self.pairs)
         r.free("scores", "the same, float32")
 
     def _sent(self, r: Replay, result: str, size: int) -> None:
@@ -117,7 +117,7 @@ class ExpertReplay:
         for name in ("SiLU", "gradient · SiLU", "gradient · SiLU · up"):
             r.make(name, wide)
         r.free("gradient · SiLU")
-        r.make("gradient of the dispatched weights", WEIGHT * self.routed)
+        r.make("gradient of the dispatched weights", FLOAT32 * self.routed)
         r.free("gradient · SiLU · up")
         r.make("weights in 16 bits", 2 * self.routed)
         r.make("gradient · weight", wide)
@@ -149,8 +149,8 @@ class ExpertReplay:
         r.free("gradient of gate's weight", "gradient of up's weight")
 
     def _router(self, r: Replay) -> None:
-        numbers = WEIGHT * self.pairs
-        self._sent_back(r, "gradient of the weights, partial", WEIGHT)
+        numbers = FLOAT32 * self.pairs
+        self._sent_back(r, "gradient of the weights, partial", FLOAT32)
         self._summed(r, "gradient of the weights, partial", "gradient of the routing weights", numbers)
         r.free("gradient of the dispatched weights", "dispatch order")
         r.make("gradient · weights", numbers)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actmem.checks import ConfigError, check_size, shown
-from actmem.formulas.roofline import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
 
 GIBIBYTE = 2**30
 

@@ -7,8 +7,7 @@ in backward.
 from __future__ import annotations
 
 from actmem.checks import ConfigError, checked
-from actmem.formulas.expert_terms import forced_routed_tokens
-from actmem.formulas.llama_terms import llama_rows
+from actmem.formulas.llama_terms import forced_routed_tokens, llama_rows
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout

@@ -7,7 +7,7 @@ from dataclasses import replace
 from actmem.checks import check_size
 from actmem.config import ModelShape, padded_vocab_size
 from actmem.formulas.communication import Exchange, layer_exchanges
-from actmem.formulas.expert_terms import WEIGHT
+from actmem.formulas.llama_terms import FLOAT32
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
 from actmem.plan.llama_rows import own_key_value_size, own_routed_tokens, own_tokens
@@ -125,11 +125,11 @@ class LlamaWork(PlannedModel):
         d, t = self.decoder, layout.tensor_parallel_size
         pairs = self._normed(layout) // self.width * (d.experts_per_token or 0)
         if not layout.sequence_parallel:
-            return [*rows, Exchange("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, WEIGHT * pairs)]
+            return [*rows, Exchange("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
         region = Recompute.of(recompute).region
         kinds = [
             ("rows", 2 * self.width * pairs, {"forward": 2, "recompute": int(region == "layer"), "backward": 3}),
-            ("weights", WEIGHT * pairs, {"forward": 1, "recompute": int(region != "none"), "backward": 1}),
+            ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": int(region != "none"), "backward": 1}),
         ]
         of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
         return of_attention + [

@@ -7,11 +7,9 @@ from functools import cache
 
 from actmem.checks import ConfigError
 from actmem.config import ModelShape, check_layer, check_vocab_size
-from actmem.formulas.activations import layer_rows
+from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
-from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.flops import eq7
-from actmem.formulas.roofline import forward_operations
+from actmem.formulas.flops import eq7, forward_operations
 from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.plan.layout import Layout

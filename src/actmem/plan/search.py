@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from functools import cache
 
 from actmem.checks import ConfigError, check_size
-from actmem.formulas.microbatches import recomputed_share
+from actmem.formulas.batch import recomputed_share
 from actmem.plan.bill import Bill
 from actmem.plan.every_layout import layouts
 from actmem.plan.hardware import Cluster

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.expert_terms import forced_routed_tokens
+from actmem.formulas.llama_terms import forced_routed_tokens
 from actmem.layers.context import layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from actmem.config import padded_vocab_size
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
 from actmem_course.bench.measure_runs import MIB, predict_nanotron

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
-from actmem.formulas.gloo_headers import gloo_header_bytes
+from actmem.formulas.communication import Exchange, counts, gloo_header_bytes, layer_exchanges, wire_bytes
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.stages import layer_input

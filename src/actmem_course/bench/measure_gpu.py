@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 import torch
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.formulas.table2 import TABLE2
+from actmem.formulas.activations import TABLE2
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.stages import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS

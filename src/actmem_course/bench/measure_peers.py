@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import layer_extra_rows
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.stages import layer_input

@@ -12,8 +12,7 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import in_flight
 from actmem.formulas.flops import forward_products
 from actmem.formulas.schedule import one_forward_one_backward

@@ -9,8 +9,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
-from actmem.formulas.activations import eq2, layer_rows
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.stages import layer_input

@@ -9,9 +9,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ConfigError, ModelShape, check_layer
-from actmem.formulas.activations import eq1, layer_rows
-from actmem.formulas.extras import layer_extra_rows
-from actmem.formulas.table2 import TABLE2, Configuration
+from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.measure.stages import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Comparison, Row, compare, total

@@ -19,10 +19,8 @@ from actmem.attention_kernels import (
     attention_rows,
 )
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.context_terms import context_rows
-from actmem.formulas.expert_terms import forced_routed_tokens
-from actmem.formulas.extras import layer_extra_rows
+from actmem.formulas.activations import layer_extra_rows, layer_rows
+from actmem.formulas.llama_terms import context_rows, forced_routed_tokens
 from actmem.layers.context import layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.llama import LlamaLayer

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from actmem.config import ConfigError, ModelShape, check_layer, check_size, check_vocab_size
-from actmem.formulas.table2 import Configuration
+from actmem.formulas.activations import Configuration
 from actmem_course.bench.saved_training import check_save, load_training, newest_save, save_training
 from actmem_course.files import check_writable, write_text
 from actmem_course.judge.solutions.lab6_train import (

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from actmem.checks import checked
 from actmem.config import ModelShape, check_layer
-from actmem.formulas.table2 import Configuration
+from actmem.formulas.activations import Configuration
 from actmem.plan.decoder import Decoder
 from actmem.recipes import Recompute
 

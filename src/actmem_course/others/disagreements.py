@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.first_stage import embeddings_in_flight, eq5, in_flight, section43_extras
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem_course.others import paper
 from actmem_course.others.table5 import table5

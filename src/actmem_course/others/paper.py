@@ -1,7 +1,7 @@
 """What 2205.05198 printed, only to compare with: nothing here goes into a prediction.
 
 Table 3 (sizes) is in ``actmem.models``, because the models are built from it; table 2 is a set of
-formulas, in ``actmem.formulas.table2``.  Numbers are as printed, rounded as printed.
+formulas, in ``actmem.formulas.activations``.  Numbers are as printed, rounded as printed.
 """
 
 from __future__ import annotations

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective, utilisation
-from actmem.formulas.roofline import A100_FLOPS_PER_SECOND
+from actmem.formulas.flops import A100_FLOPS_PER_SECOND, eq7, eq8, hardware_flops, text_selective, utilisation
 from actmem.models import PAPER_MODELS
 from actmem_course.others import paper
 

@@ -9,12 +9,11 @@ from functools import cache
 from typing import Any
 
 from actmem.config import ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, layer_rows
 from actmem.formulas.batch import batch_factor, break_even, throughput
 from actmem.formulas.first_stage import selective_saves
 from actmem.formulas.flops import eq9, layer_overhead
 from actmem.formulas.rebuild import core_over_gelu, rebuilds
-from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row, total
 from actmem_course.show.layer import kinds_legend

@@ -8,8 +8,8 @@ from fractions import Fraction
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import weight_gradient_rows
+from actmem.formulas.batch import capacity, moving_window
 from actmem.formulas.first_stage import embeddings_in_flight, eq5, layer_bytes, layers_per_chunk
-from actmem.formulas.microbatches import capacity, moving_window
 from actmem.formulas.schedule import Action, Schedule, interleaved, one_forward_one_backward, peak_in_flight
 from actmem.formulas.stage_terms import bytes_by_rank, stage_rows
 from actmem.formulas.timeline import Span, bubble_of, memory_curve, timeline

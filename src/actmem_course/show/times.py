@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.roofline import (
+from actmem.formulas.flops import (
     A100_BYTES_PER_SECOND,
     A100_FLOPS_PER_SECOND,
     Operation,

@@ -8,8 +8,7 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import gathered_input_bytes, layer_rows
-from actmem.formulas.extras import RNG_STATE_BYTES
+from actmem.formulas.activations import RNG_STATE_BYTES, gathered_input_bytes, layer_rows
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record

@@ -4,9 +4,9 @@ import json
 
 import pytest
 
+from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.flops import eq7, eq8, hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
-from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row
 from actmem_course.bench.measure_paper import SECTIONS, entries_of, jobs_of, measure_paper, parts_of

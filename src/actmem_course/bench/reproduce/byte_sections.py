@@ -6,10 +6,10 @@ from fractions import Fraction
 
 import torch
 
+from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.first_stage import eq5, eq6, interleave_factor, section43_extras
 from actmem.formulas.stage_terms import bytes_by_rank, stage_output_rows
 from actmem.formulas.states import ADAM, state_rows
-from actmem.formulas.table2 import TABLE2, closed_form
 from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
 from actmem.rows import compare, total

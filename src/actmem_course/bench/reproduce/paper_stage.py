@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from functools import cache
 
 from actmem.config import Parallel
+from actmem.formulas.activations import TABLE2, Configuration
 from actmem.formulas.first_stage import layer_bytes, layers_per_chunk
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
-from actmem.formulas.table2 import TABLE2, Configuration
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.stages import measure_stage
 from actmem.models import PAPER_MODELS, PaperModel

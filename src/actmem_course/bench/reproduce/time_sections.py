@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
-from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective, utilisation
-from actmem.formulas.roofline import A100_FLOPS_PER_SECOND
+from actmem.formulas.flops import A100_FLOPS_PER_SECOND, eq7, eq8, hardware_flops, text_selective, utilisation
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.models import PAPER_MODELS
 from actmem_course.bench.reproduce.jobs import Job, Results

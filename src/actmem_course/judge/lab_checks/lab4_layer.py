@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from actmem.config import ModelShape
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.extras import RNG_STATE_BYTES, layer_extra_rows
+from actmem.formulas.activations import RNG_STATE_BYTES, layer_extra_rows, layer_rows
 from actmem.recipes import Recompute
 from actmem.rows import total
 from actmem_course.judge.compare import check_tensor

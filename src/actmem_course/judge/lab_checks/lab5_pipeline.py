@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from actmem.formulas import schedule
-from actmem.formulas.microbatches import moving_window
+from actmem.formulas.batch import moving_window
 from actmem.formulas.schedule import one_forward_one_backward, peak_in_flight
 from actmem.formulas.stage_terms import stage_output_rows
 from actmem.formulas.timeline import bubble_of, draw, timeline

@@ -14,7 +14,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from actmem.config import ModelShape
-from actmem.formulas.table2 import TABLE2, Configuration
+from actmem.formulas.activations import TABLE2, Configuration
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES

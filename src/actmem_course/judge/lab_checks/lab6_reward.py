@@ -14,7 +14,7 @@ from rich.text import Text
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from actmem.config import ModelShape
-from actmem.formulas.table2 import TABLE2, Configuration
+from actmem.formulas.activations import TABLE2, Configuration
 from actmem.measure.ledger import record
 from actmem.rows import total
 from actmem_course.judge.costs import one_thread

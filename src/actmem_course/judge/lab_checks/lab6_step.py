@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from actmem.formulas.table2 import Configuration
+from actmem.formulas.activations import Configuration
 from actmem.layers.gpt import GPT
 from actmem_course.judge.compare import close, named_value
 from actmem_course.judge.lab_checks.lab6_model import mode_named, small_shape

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import gathered_input_bytes, layer_rows
+from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
-from actmem.formulas.extras import layer_extra_rows
 from actmem.rows import total
 from actmem_course.judge.costs import compared, costs
 from actmem_course.judge.reward import BarsReward, Reward, sizes_text

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actmem.config import ModelShape
-from actmem.formulas.table2 import Configuration
+from actmem.formulas.activations import Configuration
 from actmem.layers.gpt import GPT
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients

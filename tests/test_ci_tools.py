@@ -185,7 +185,7 @@ def test_what_is_left_out_is_there():
 
 def test_near_tests_begin_with_the_files_own():
     assert mutants.near_tests("formulas/flops.py")[0] == "tests/formulas/test_flops.py"
-    assert "tests/bench/reproduce/test_paper_stage.py" in mutants.near_tests("measure/stages.py")
+    assert "tests/bench/reproduce/test_paper_stage.py" in mutants.near_tests("measure/parts.py")
 
 
 def test_what_is_stored_misses_four_at_most():

@@ -14,7 +14,7 @@ from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_ex
 from actmem.formulas.communication import Exchange, counts, gloo_header_bytes, layer_exchanges, ring, ring_steps, sequence_over_tensor, step_exchanges, wire_bytes
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
-from actmem.measure.stages import layer_input
+from actmem.measure.parts import layer_input
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel

@@ -335,7 +335,7 @@ Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import count_collectives, emulated_rank
-from actmem.measure.stages import layer_input
+from actmem.measure.parts import layer_input
 from actmem.parallel.groups import tensor_parallel
 
 lines, pairs = [], []

@@ -189,7 +189,7 @@ LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResul
 import torch
 
 from actmem.measure import emulated_rank
-from actmem.measure.stages import measure_stage
+from actmem.measure.parts import measure_stage
 from actmem.parallel.groups import tensor_parallel
 
 model = PAPER_MODELS["175B"]

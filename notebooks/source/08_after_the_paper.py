@@ -82,7 +82,7 @@ print(text_table(("Llama 3 8B, one layer", "bytes", "", "who reads it"), [*lines
 # The layer in `src/actmem/layers/llama.py` keeps exactly these, and a ledger of real autograd says so:
 
 # %%
-from actmem.measure.stages import measure_llama
+from actmem.measure.parts import measure_llama
 
 print(compare(llama_rows(TINY_LLAMA), measure_llama(TINY_LLAMA)).describe())
 

@@ -22,8 +22,8 @@ from actmem.formulas.layer_peak import layer_moments, layer_peak_rows
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape
 from actmem.measure.diagnosis import findings
-from actmem.measure.tables import readable_size
-from actmem.measure.stages import measure_layer_peak
+from actmem.measure.ledger_tables import readable_size
+from actmem.measure.parts import measure_layer_peak
 from actmem.measure.record_command import as_dict
 from actmem.measure.solve import formula_text, solve_formula
 from actmem.recipes import RECOMPUTE_MODES

@@ -25,7 +25,7 @@ from actmem.llama_shape import (
 )
 from actmem.measure import emulated_rank
 from actmem.measure.comms import Collective, count_collectives
-from actmem.measure.stages import layer_input, measure_llama
+from actmem.measure.parts import layer_input, measure_llama
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard

@@ -16,7 +16,7 @@ from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem.measure import emulated_rank
-from actmem.measure.stages import layer_rows_of, measure_llama
+from actmem.measure.parts import layer_rows_of, measure_llama
 from actmem.measure.term_names import llama_term_name
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel

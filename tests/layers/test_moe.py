@@ -10,7 +10,7 @@ from actmem.layers.experts import ExpertMLP
 from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.measure.census import census
-from actmem.measure.stages import layer_rows_of
+from actmem.measure.parts import layer_rows_of
 from actmem.measure.term_names import llama_term_name
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import by_term, compare, total

@@ -7,7 +7,7 @@ from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.layer_peak import layer_moments, layer_peak_rows
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.stages import measure_layer_peak
+from actmem.measure.parts import measure_layer_peak
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total

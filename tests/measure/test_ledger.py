@@ -13,8 +13,8 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.measure import tools
 from actmem.measure.census import census
 from actmem.measure.ledger import record
+from actmem.measure.ledger_tables import readable_size
 from actmem.measure.origins import UNSAVED
-from actmem.measure.tables import readable_size
 from actmem.models import TINY
 
 

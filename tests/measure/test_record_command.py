@@ -15,8 +15,8 @@ from actmem.config import ConfigError
 from actmem.measure import record_command
 from actmem.measure.diff_command import reason_of, runs_again
 from actmem.measure.ledger import SavedTensor
+from actmem.measure.ledger_tables import folded_name
 from actmem.measure.solve import formula_text, solve_formula
-from actmem.measure.tables import folded_name
 from actmem.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
 
@@ -136,7 +136,7 @@ def test_a_page_stands_alone(tmp_path):
 
 
 def test_a_name_with_markup_stays_text(tmp_path):
-    from actmem.measure.tables import page
+    from actmem.measure.ledger_tables import page
 
     row = {"module": "</script><b>", "op": "<i>", "argument": "", "shape": [1], "dtype": "float32", "bytes": 4}
     row |= {"kind": "activation", "line": "", "held_by": ""}

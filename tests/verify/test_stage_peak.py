@@ -5,7 +5,7 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.stages import measure_part_peak, measure_stage_peak
+from actmem.measure.parts import measure_part_peak, measure_stage_peak
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout

@@ -9,7 +9,7 @@ from actmem.measure.census import census
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import Ledger, SavedTensor, record
-from actmem.measure.stages import layer_rows_of, measure_layer
+from actmem.measure.parts import layer_rows_of, measure_layer
 from actmem.measure.whole_step import StepBill, step, watch_step
 
 __all__ = [

@@ -17,7 +17,7 @@ from torch.autograd.function import FunctionCtx
 from actmem.measure.tools import QuietDispatchMode, replaced, settled, storages_in, tensors_in
 
 
-class Alive(QuietDispatchMode):
+class LiveStorages(QuietDispatchMode):
     """Storages that operations made and that are still alive, by weak references.  ignored: tensors that don't count.
 
     peak_bytes: once it is set to 0, the most after any operation since.
@@ -55,7 +55,7 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
     outputs, in whatever structure, are dropped and only their ``grad_fn`` held, so the same holds for
     them.  Parameters and buffers do not count.
     """
-    alive = Alive([*module.parameters(), *module.buffers()])
+    alive = LiveStorages([*module.parameters(), *module.buffers()])
     args, kwargs = arguments_of(make_input())
 
     def noting_saved(original):

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from actmem.config import ConfigError
-from actmem.measure.tables import HEADINGS, aligned, fold, lines_of, read_rows
+from actmem.measure.ledger_tables import HEADINGS, aligned, fold, lines_of, rows_of_file
 
 
 def main(argv: list[str]) -> int:
@@ -33,7 +33,7 @@ def main(argv: list[str]) -> int:
 
 def _read(path: str) -> list[Any]:
     try:
-        rows = read_rows(json.loads(Path(path).read_text(encoding="utf-8"))["rows"])
+        rows = rows_of_file(json.loads(Path(path).read_text(encoding="utf-8"))["rows"])
         _ = [_key(row) for row in rows]  # all fields are there
         return rows
     except OSError as error:

@@ -27,11 +27,11 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from actmem.measure.ledger_tables import ledger_html, ledger_text
 from actmem.measure.origins import STORAGE_KINDS, UNSAVED, Classifier, Origin, Origins
 from actmem.measure.savers import UNKNOWN, OperationTracker
-from actmem.measure.tables import ledger_html, ledger_text
 from actmem.measure.tools import (
-    parts_of,
+    inner_tensors,
     plain_tensors,
     replaced,
     settled,
@@ -143,7 +143,7 @@ class _Recording:
 
     def note(self, tensor: Tensor, saver: tuple[str, str, str] | None = None) -> None:
         self.origins.paused = True
-        parts = parts_of(tensor)
+        parts = inner_tensors(tensor)
         self.origins.paused = False
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
         for part in parts:

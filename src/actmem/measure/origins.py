@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from actmem.measure.comms import KIND_OF_NAME, kind_of
 from actmem.measure.savers import OperationTracker
-from actmem.measure.tools import QuietDispatchMode, parts_of, shape_of, storage_of, storages_of, tensors_in
+from actmem.measure.tools import QuietDispatchMode, inner_tensors, shape_of, storage_of, storages_of, tensors_in
 
 #: Operations whose result holds the same numbers as their first tensor, perhaps in another dtype or layout.
 _COPIES = {
@@ -95,7 +95,7 @@ class Origins(QuietDispatchMode):
     def _note(self, result: Tensor, func: Any, args: tuple, kwargs: dict | None) -> None:
         storage = storage_of(result)
         if storage is None:
-            for part in parts_of(result):
+            for part in inner_tensors(result):
                 inner = storage_of(part)
                 if inner is not None and inner not in self.found:
                     self._add(inner, part, Origin(True, _name_of(func), inside=self._tracker.inside))
@@ -166,7 +166,7 @@ def _storages(args: tuple, kwargs: dict | None) -> Iterator[torch.UntypedStorage
     for value in (*args, *(kwargs or {}).values()):
         for one in value if isinstance(value, (list, tuple)) else (value,):
             if isinstance(one, Tensor):
-                for part in parts_of(one):
+                for part in inner_tensors(one):
                     storage = storage_of(part)
                     if storage is not None:
                         yield storage

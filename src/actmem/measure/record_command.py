@@ -17,7 +17,7 @@ from actmem.measure import factories
 from actmem.measure.diagnosis import findings
 from actmem.measure.emulate import gpu_of_this_build
 from actmem.measure.ledger import Ledger, SavedTensor, record
-from actmem.measure.tables import bill_text, ledger_text, readable_size
+from actmem.measure.ledger_tables import bill_text, ledger_text, readable_size
 from actmem.measure.whole_step import StepBill, step
 from actmem.torch_private import memory_snapshot
 
@@ -112,7 +112,7 @@ def _run(options: argparse.Namespace) -> int:
         ledger, bill, {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
     )
     if options.html:
-        from actmem.measure.tables import page
+        from actmem.measure.ledger_tables import page
 
         Path(options.html).write_text(page(result), encoding="utf-8")
     if options.json == "-":

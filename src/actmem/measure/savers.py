@@ -24,7 +24,7 @@ from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from actmem.keep import FUNCTIONS
-from actmem.measure.tools import parts_of, replaced, storage_of, storages_in, tensors_in
+from actmem.measure.tools import inner_tensors, replaced, storage_of, storages_in, tensors_in
 
 #: Frames in these folders are no line of the user's.
 _NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
@@ -173,7 +173,7 @@ def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
     first = ""
     for name, value in _named(args, kwargs):
         if isinstance(value, Tensor):
-            for part in parts_of(value):
+            for part in inner_tensors(value):
                 if storage_of(part) is storage:
                     if _view(part) == _view(tensor):
                         return name

@@ -69,7 +69,7 @@ def storages_in(value: object) -> list[torch.UntypedStorage]:
     """The storages of all tensors in ``value``; those that have none of their own are left out."""
     found: list[torch.UntypedStorage] = []
     for tensor in tensors_in(value):
-        found.extend(storage for storage in map(storage_of, parts_of(tensor)) if storage is not None)
+        found.extend(storage for storage in map(storage_of, inner_tensors(tensor)) if storage is not None)
     return found
 
 
@@ -145,7 +145,7 @@ class QuietDispatchMode(TorchDispatchMode):
         return True
 
 
-def parts_of(tensor: Tensor) -> list[Tensor]:
+def inner_tensors(tensor: Tensor) -> list[Tensor]:
     """``plain_tensors``, or none where the tensor can't be looked into."""
     try:
         return list(plain_tensors(tensor))

@@ -23,9 +23,9 @@ from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
 from actmem.measure.comms import KIND_OF_NAME
 from actmem.measure.ledger import SavedTensor
+from actmem.measure.ledger_tables import bill_html, bill_text
 from actmem.measure.origins import Classifier, Origin, Origins
 from actmem.measure.savers import OperationTracker
-from actmem.measure.tables import bill_html, bill_text
 from actmem.measure.tools import plain_tensors, replaced, shape_of, storage_of, storages_in, storages_of, tensors_in
 from actmem.torch_private import top_saved_tensors_hooks
 

@@ -15,7 +15,7 @@ from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import RMSNorm
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.ledger import SavedTensor
-from actmem.measure.stages import measure_parts
+from actmem.measure.parts import measure_parts
 from actmem.measure.term_names import llama_term_name, term_name
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding

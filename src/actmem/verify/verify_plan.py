@@ -22,7 +22,7 @@ from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.stages import measure_part_peak, measure_stage, measure_stage_peak, measure_states
+from actmem.measure.parts import measure_part_peak, measure_stage, measure_stage_peak, measure_states
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.outcome import Plan

@@ -13,7 +13,7 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import Exchange, counts, gloo_header_bytes, layer_exchanges, wire_bytes
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
-from actmem.measure.stages import layer_input
+from actmem.measure.parts import layer_input
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
 from actmem_course.bench.clock import Work

@@ -10,7 +10,7 @@ import torch
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.activations import TABLE2
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.stages import layer_input, measure_layer_peak
+from actmem.measure.parts import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.clock import Work

@@ -12,7 +12,7 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_extra_rows
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.stages import layer_input
+from actmem.measure.parts import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import total

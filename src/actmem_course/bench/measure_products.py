@@ -11,7 +11,7 @@ from torch import Tensor
 from actmem.config import ModelShape
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.stages import layer_input
+from actmem.measure.parts import layer_input
 from actmem.parallel.groups import TensorParallel
 from actmem_course.bench.clock import Work
 from actmem_course.bench.race import Race, Runner, race_of

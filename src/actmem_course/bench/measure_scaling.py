@@ -18,7 +18,7 @@ from actmem.formulas.flops import forward_products
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
-from actmem.measure.stages import layer_input
+from actmem.measure.parts import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.bench.clock import Work

@@ -12,7 +12,7 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.stages import layer_input
+from actmem.measure.parts import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.bench.race import Race, Runner, hold, race

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from actmem.config import ConfigError, ModelShape, check_layer
 from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
-from actmem.measure.stages import measure_layer
+from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Comparison, Row, compare, total
 from actmem_course.arguments import ELEMENT_SIZES

@@ -26,7 +26,7 @@ from actmem.layers.experts import Routing
 from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.emulate import H100, gpu_of_this_build
-from actmem.measure.stages import measure_layer, measure_llama
+from actmem.measure.parts import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel
 from actmem.rows import Row, compare, total
 from actmem_course.arguments import ELEMENT_SIZES

@@ -15,7 +15,7 @@ from actmem.formulas.first_stage import layer_bytes, layers_per_chunk
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.stages import measure_stage
+from actmem.measure.parts import measure_stage
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import Row

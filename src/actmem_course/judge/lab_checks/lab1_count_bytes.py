@@ -7,7 +7,7 @@ import torch
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.stages import measure_layer
+from actmem.measure.parts import measure_layer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term

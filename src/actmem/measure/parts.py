@@ -19,7 +19,7 @@ from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
-from actmem.measure.census import Alive, census
+from actmem.measure.census import LiveStorages, census
 from actmem.measure.ledger import SavedTensor, record
 from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
 from actmem.measure.tools import storages_of
@@ -28,7 +28,7 @@ from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
 
-Part = TypeVar("Part", bound=nn.Module)
+Chunk = TypeVar("Chunk", bound=nn.Module)
 
 
 class LedgerMismatch(RuntimeError):
@@ -149,10 +149,10 @@ def measure_stage(
 
 
 def measure_parts(
-    parts: Sequence[Part],
-    whole_parts: Sequence[Part],
+    parts: Sequence[Chunk],
+    whole_parts: Sequence[Chunk],
     actions: Iterable[tuple[str, int, int]],
-    run: Callable[[Part], Tensor],
+    run: Callable[[Chunk], Tensor],
     name: Callable[[SavedTensor], str],
     whole: Collection[tuple[int, int]] = (),
 ) -> list[Row]:
@@ -201,7 +201,7 @@ def measure_part_peak(
 ) -> tuple[int, int]:
     """As ``measure_stage_peak``, for any part of a model.  arrives: makes its input.  forward: its output, or the loss if is_last."""
     use_main_gradients(part)
-    alive = Alive([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
+    alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
     outputs: list[Tensor] = []
     with alive:
         for _ in range(num_microbatches):

@@ -204,13 +204,13 @@ def page(result: dict[str, Any]) -> str:
     )
 
 
-def read_rows(rows: Iterable[dict[str, Any]]) -> list[SimpleNamespace]:
+def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SimpleNamespace]:
     """Rows of ``record --json``, as ``fold`` reads them."""
     return [SimpleNamespace(**{"argument": "", "held_by": "", **row, "shape": tuple(row["shape"])}) for row in rows]
 
 
 def _rows(rows: Iterable[dict[str, Any]]) -> str:
-    folded = fold(read_rows(rows))
+    folded = fold(rows_of_file(rows))
     lines = [[*cells, one.row.line] for one, cells in zip(folded, lines_of(folded))]
     return _table((*HEADINGS, "line"), lines)
 

@@ -2,7 +2,7 @@
 
 ``forked_python`` gives a program that takes Python's place in ``sys.executable``.  It is a process as any other: its
 streams, variables, signals, exit code and its own children are those that it was started with.  What it runs is forked
-by a server that has loaded torch, and nothing of this project.  A command that is no plain script, or that needs
+by a server that has loaded torch, and nothing of this project.  A command that is no script, or that needs
 another environment than the server's, gets the real Python.  So does every test of what becomes of processes that are
 killed (tests/labs/test_faults.py): there the parent must be the parent.
 """
@@ -15,7 +15,9 @@ import sys
 import types
 
 #: What the interpreter or torch reads while it loads: it can't change after that.
-READ_AT_START = ("PYTHON", "LC_", "LANG", "OMP_NUM_THREADS", "LD_", "MKL_", "MALLOC_", "KMP_")
+READ_AT_START = (
+    "PYTHON", "LC_", "LANG", "OMP_NUM_THREADS", "LD_", "MKL_", "MALLOC_", "KMP_", "STANDIN_GPUS", "STANDIN_BYTES",
+)  # fmt: skip
 LOADED = (
     "torch.distributed.nn.functional",
     "torch.distributed.run",
@@ -49,7 +51,8 @@ def stand_in(python: str, address: str, command: list[str]) -> None:
     for number in FORWARDED:
         signal.signal(number, lambda number, frame: os.kill(forked[0], number) if forked else early.append(number))
     try:
-        if not (words[:1] and words[0].endswith(".py") or words[:2] == ["-m", "torch.distributed.run"]):
+        script = words[:1] and (words[0] == "-c" or words[0].endswith(".py"))
+        if not (script or words[:2] == ["-m", "torch.distributed.run"]):
             raise ConnectionError
         files = [int(name) for name in os.listdir("/proc/self/fd") if int(name) != server.fileno() and _is_open(name)]
         server.connect(address)
@@ -175,6 +178,12 @@ def _stream(number: int, mode: str, unbuffered: bool):
 
 def run(words: list[str]) -> None:
     """Run a script or torchrun, as if this process had begun with it."""
+    if words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        sys.path.insert(0, "")
+        main = sys.modules["__main__"] = types.ModuleType("__main__")
+        exec(words[1], main.__dict__)
+        return
     if words[0] == "-m":
         import runpy
 
@@ -197,9 +206,9 @@ def run(words: list[str]) -> None:
 
 
 class ForkedPython:
-    """path: of the program.  It serves until ``stop``, or until this process ends."""
+    """path: of the program.  It serves until ``stop``, or until this process ends.  Its commands have these variables."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, variables=os.environ):
         import shlex
         import subprocess
         import time
@@ -209,7 +218,7 @@ class ForkedPython:
             words = " ".join(map(shlex.quote, (sys.executable, "-IS", __file__, "stand in", sys.executable, address)))
             file.write(f'#!/bin/sh\nexec {words} "$@"\n')
         os.chmod(self.path, 0o755)
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+        environment = {**variables, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
         command = [sys.executable, __file__, "serve", self.path, address]
         self._server = subprocess.Popen(
             command, env=environment, text=True, start_new_session=True,

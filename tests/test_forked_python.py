@@ -78,7 +78,12 @@ def test_what_it_can_not_be_gets_the_real_python(forked, tmp_path):
     assert ended(forked, script)[0] == "False True\n"
     assert ended(forked, script, environment={"OMP_NUM_THREADS": "2"})[0] == "False False\n"
     assert ended(forked, script, environment={"PYTHONPATH": "/elsewhere"})[0] == "False False\n"
-    assert ended(forked, "-c", "print(7)")[0] == "7\n"
+    assert ended(forked, "-m", "timeit", "-h")[0].startswith("Tool for measuring")
+
+
+def test_words_of_a_command_are_run(forked):
+    words = ("-c", "import sys; x = 7; f = lambda: x; print(f(), sys.argv, __name__, sys.path[0], sys.stdin.read())", "a", "")
+    assert ended(forked, *words) == ended(sys.executable, *words)
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])

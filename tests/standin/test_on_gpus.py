@@ -9,6 +9,7 @@ import pytest
 
 from actmem_course.judge.catalogue import LAB_NAMES
 from actmem_course.launch import LABS
+from tests.forked_python import ForkedPython
 from tests.labs.faults import planted
 from tests.patience import SECONDS
 from tests.standin.gpus import build, environment, why_not
@@ -18,16 +19,25 @@ pytestmark = pytest.mark.slow
 NUMBERS = (1, 2, 4)
 
 
+PYTHONS = {}
+
+
 @pytest.fixture(scope="session", autouse=True)
-def built():
+def built(tmp_path_factory):
+    """The stand-in, and a Python for each number of GPUs that has loaded it with torch."""
     if reason := why_not():
         pytest.skip(reason)
     build()
+    for gpus in NUMBERS:
+        PYTHONS[gpus] = ForkedPython(tmp_path_factory.mktemp("python"), environment(gpus))
+    yield
+    for python in PYTHONS.values():
+        python.stop()
 
 
 def run(gpus, script, *arguments, **settings):
     """A lab's exit code, output and errors where there are so many GPUs."""
-    command = [sys.executable, str(LABS / script), *map(str, arguments)]
+    command = [PYTHONS[gpus].path, str(LABS / script), *map(str, arguments)]
     done = subprocess.run(command, env=environment(gpus, **settings), capture_output=True, text=True, timeout=SECONDS)
     errors = [
         line for line in done.stderr.splitlines(keepends=True) if "triton not found" not in line

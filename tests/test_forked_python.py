@@ -82,7 +82,12 @@ def test_what_it_can_not_be_gets_the_real_python(forked, tmp_path):
 
 
 def test_words_of_a_command_are_run(forked):
-    words = ("-c", "import sys; x = 7; f = lambda: x; print(f(), sys.argv, __name__, sys.path[0], sys.stdin.read())", "a", "")
+    words = (
+        "-c",
+        "import sys; x = 7; f = lambda: x; print(f(), sys.argv, __name__, sys.path[0], sys.stdin.read())",
+        "a",
+        "",
+    )
     assert ended(forked, *words) == ended(sys.executable, *words)
 
 

@@ -440,6 +440,18 @@ struct Nccl final : c10d::Backend {
     Tensor whole = at::stack(ins[0]);
     return _reduce_scatter_base(outs[0], whole, o);
   }
+  Started gather(std::vector<Tensors>& outs, Tensors& ins, const c10d::GatherOptions& o) override {
+    return run(c10d::OpType::GATHER, ins, outs.empty() ? Tensors() : outs[0], o.asyncOp, [&](Tensors& i, Tensors& r) {
+      std::vector<Tensors> all(outs.size(), r);
+      return gloo->gather(all, i, o);
+    });
+  }
+  Started scatter(Tensors& outs, std::vector<Tensors>& ins, const c10d::ScatterOptions& o) override {
+    return run(c10d::OpType::SCATTER, ins.empty() ? Tensors() : ins[0], outs, o.asyncOp, [&](Tensors& i, Tensors& r) {
+      std::vector<Tensors> all(ins.size(), i);
+      return gloo->scatter(r, all, o);
+    });
+  }
   Started alltoall_base(Tensor& out, Tensor& in, std::vector<int64_t>& out_splits, std::vector<int64_t>& in_splits, const c10d::AllToAllOptions& o) override {
     return run(c10d::OpType::ALLTOALL_BASE, {in}, {out}, o.asyncOp, [&](Tensors& i, Tensors& r) { return gloo->alltoall_base(r[0], i[0], out_splits, in_splits, o); });
   }

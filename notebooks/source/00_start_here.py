@@ -161,13 +161,9 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 #
 # <details><summary>Answer</summary>
 #
-# More: $34sbh$ doubles and $5as^2b$ grows fourfold. The next cell has the factor.
+# More: $34sbh$ doubles and $5as^2b$ grows fourfold. Double $s$ in the figure at the top, and it
+# says how much.
 # </details>
-
-# %%
-print(f"a layer of GPT-3 keeps {eq1(gpt3.with_sizes(seq_length=2 * s)) / eq1(gpt3):.2f} times as much")
-
-# %% [markdown]
 # ## What people get wrong here
 #
 # * **"Activations are the outputs of the layers."** They are what backward reads, mostly inputs: chapter 2.

@@ -256,16 +256,9 @@ for method in METHODS:
 # <details><summary>Answer</summary>
 #
 # A data-parallel replica is a full copy of everything in this chapter: it changes how many sequences run in parallel, not
-# what one GPU holds. The layer grows by more than 8, because the core grows by 64. The next cell has the factor.
+# what one GPU holds. The layer grows by more than 8, because the core grows by 64. With $x = 5as/h$ it is
+# $(8 \cdot 34 + 64x)/(34 + x)$ times as large.
 # </details>
-
-# %% jupyter={"source_hidden": true}
-longer = GPT3.with_sizes(seq_length=8 * GPT3.seq_length)
-for shape in (GPT3, longer):
-    print(f"one layer at s = {shape.seq_length:,}: {size_text(eq1(shape))}")
-print(f"factor {eq1(longer) / eq1(GPT3):.1f}")
-
-# %% [markdown]
 # ## What people get wrong here
 #
 # * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** That is the smaller part of each bar above.

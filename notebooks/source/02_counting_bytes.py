@@ -19,7 +19,6 @@ from actmem.rows import compare, total
 from actmem_course.others.golden import read_golden
 from actmem_course.show.controls import slider, steps
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
-from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, comparison_text, extras_text, kept_text, saved_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
@@ -59,8 +58,8 @@ Reveal(
 # if there are weights. **A tensor is kept if and only if a formula for one of these gradients reads it.** So ask of each
 # operation:
 #
-# 1. Which tensors does its gradient formula read? 2. Does another operation keep it already? Then it costs nothing more:
-# memory holds it once.
+# 1. Which tensors does its gradient formula read?
+# 2. Does another operation keep them already? Then they cost nothing more: memory holds a tensor once.
 #
 # Weights don't count. They stay in memory anyway.
 #
@@ -86,7 +85,7 @@ Panel(
 # %% [markdown]
 # You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs.
 # Let us go through the operations one by one, on a small layer whose sizes all differ, so that you recognise them in the
-# shapes. `tensor(…)` makes one in bfloat16 that wants a gradient.
+# shapes. `tensor(…)` makes a bfloat16 tensor with `requires_grad=True`.
 
 # %% jupyter={"source_hidden": true}
 shape = TINY.with_sizes(micro_batch_size=3)
@@ -399,20 +398,7 @@ for activation in (nn.GELU(), nn.ReLU()):
 #
 # </details>
 # <br>
-
-# %% jupyter={"source_hidden": true}
-float32 = layer_rows(gpt3, element_size=4)
-same = [row.term for row, half in zip(float32, layer_rows(gpt3)) if row.bytes == half.bytes]
-print("1. don't double:", ", ".join(same))
-print(f"   a GPT-3 layer in float32: {size_text(total(float32))} instead of {size_text(eq1(gpt3))}")
-
-without_dropout = TransformerLayer(shape, p=0.0, dtype=torch.bfloat16)
-with record(without_dropout) as ledger:
-    y = without_dropout(tensor(s, b, h))
-squared = sum(saved.bytes for saved in ledger.saved if saved.shape[-2:] == (s, s) and len(saved.shape) == 3)
-print(f"2. measured without dropout: {squared / (a * s * s * b):g} as²b")
-
-# %% [markdown]
+#
 # ## The same layer on NVIDIA's GPUs
 #
 # Megatron-LM is the code of the paper's authors, and its repository holds the memory that its CI logged. Most tests train

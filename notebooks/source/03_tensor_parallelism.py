@@ -31,7 +31,7 @@ question = Prediction(
     f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. What does each of {t} ranks keep when they share it?",
     eq2(GPT3, t) / 2**20,
     "MiB",
-    f"An even share would be {size_text(eq1(GPT3) // t)}. The figure shows where the difference comes from.",
+    "That is more than an even share. The figure shows where the difference comes from.",
 )
 Reveal(
     question,

@@ -213,9 +213,9 @@ for ranks in (1, 2, t):
 # %% [markdown]
 # The exchanges are counted on the running layer; bytes sent and steps are those of a ring. The table says two things:
 #
-# * **Same bytes:** the paper's statement holds for the $4 + 4$ exchanges. With the cure's two gathers the ratio is the one
-#   printed above, more than 1. They overlap a product, and the paper does not count them. On links so slow that the product
-#   finishes first, they cost time.
+# * **Same bytes:** the paper's statement holds for the $4 + 4$ exchanges. Keeping only the shard adds two
+#   gathers in backward, which the paper does not count: with them the layer sends more, by the ratio printed above. They run
+#   while a matrix product runs, so they cost time only where the link is slower than the product.
 # * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring there are as
 #   many successive messages as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a
 #   ring: trees need about $2\log_2 t$ steps. The halves could take $\log_2 t$ each, but libraries often run them on rings

@@ -210,7 +210,7 @@ print(f"the generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG_S
 # **Step 3: stop early.** Backward needs the tensors that the region *keeps*, not the region's output. The core's last
 # operation is a product with V, and nothing inside the core keeps that product's output. So the second run can stop just
 # before it. The course's own `checkpoint` does that: it gives every tensor that autograd wants to save a numbered slot, and
-# stops the second run when the last slot is filled (`src/actmem/recompute.py`, four rules at the top).
+# stops the second run when the last slot is filled (`src/actmem/recompute.py`, five rules at the top).
 #
 # **Step 4: count.** torch's FLOP counter sees every matrix product that runs:
 
@@ -402,8 +402,8 @@ print(f"{sum(result['exact'] for result in measured)} of {len(measured)} measure
 Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), tensor_parallel_size=steps("t", "ranks", (1, 2, 4, 8, 16), 8))
 
 # %% [markdown]
-# Set `34/t + 5as/(ht)` equal to `10 + 24/t`: at `s = 2h(t − 1)/a` the two are equal. Below that length the attention core is
-# smaller than what tensor parallelism does not divide.
+# Set `34/t + 5as/(ht)` equal to `10 + 24/t`: at `s = 2h(t − 1)/a` the two are equal. Below that length a rank's
+# part of the attention core, `5as/(ht)`, is smaller than what sequence parallelism frees, `10(1 − 1/t)`.
 #
 # The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps:
 
@@ -483,7 +483,7 @@ for length in (64, 128, 256):
     print(f"s = {length}: by hand {by_hand.total_bytes:,} bytes, fused kernel {by_kernel.total_bytes:,}")
 
 # %% [markdown]
-# Double `s`: what the core by hand keeps grows about fourfold, the kernel's twofold. (Both are float32, and the fused one has no
+# Double `s`: what the core by hand keeps grows more than threefold, towards four, the kernel's twofold. (Both are float32, and the fused one has no
 # dropout.)
 #
 # ## Questions

@@ -45,7 +45,7 @@ Reveal(
         lambda p, m, n, moment: pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, moment),
         p=steps("p", "pipeline ranks", ranks_that_fit(GPT3.num_layers, 8), 8),
         m=steps("m", "chunks a rank", lambda p: chunks_that_fit(GPT3.num_layers, p, 4), 1),
-        n=steps("n", "microbatches", lambda p, m: microbatches_that_fit(p, m, 16), 8),
+        n=steps("n", "microbatches", lambda p: microbatches_that_fit(p, 16), 16),
         moment=play("time", "played so far (0: the whole step)", moments_of, 0),
     ),
 )
@@ -63,7 +63,7 @@ Reveal(
 # A microbatch goes forward through the ranks, then back. Rank 0 is the first to see it and the last to finish it, and all
 # that time it keeps what this microbatch needs for backward. If it waited, the device would idle. So it starts the next
 # microbatches, until `p` are in flight and the first comes back. From then on one forward follows each backward: 1F1B. Rank
-# `r` is `r` steps nearer to the end, and holds `p − r`. In the drawing `F` is a forward and `B` a backward of the
+# `r` starts `r` steps later and gets its first microbatch back `r` steps earlier, so it holds `p − r` of them. In the drawing `F` is a forward and `B` a backward of the
 # microbatch with that number (a backward takes two slots: `B0 --`), and `·` is an idle slot.
 
 # %%
@@ -79,7 +79,7 @@ print("most microbatches in flight, by rank:", peak_in_flight(ranks))
 #
 # the same for every `p`. The figure at the top shows GPT-3's layers, `t = 8` with sequence parallelism, nothing recomputed.
 # Move `p`: the first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time
-# falls. The sliders stop where `p·m` divides the layers and, with `m > 1`, `p` the microbatches.
+# falls. The sliders stop where `p·m` divides the layers and `p` the microbatches.
 
 # %%
 pairs = []

@@ -114,7 +114,7 @@ print("K is divided by", ", by ".join(keys))
 # What of the gradients? Each rank's query heads give a part of the gradient of their key head. The gradient that goes on to
 # `x` needs nothing new: f (or g) sums it over all `t` ranks anyway. But the weight that makes the head is a replica on `t/k`
 # ranks, and each has only its own part of the gradient. Those ranks must add theirs up after backward, as all ranks do with
-# the norms' weights under sequence parallelism. Who forgets it trains `t/k` different copies of one head.
+# the norms' weights under sequence parallelism. If you forget it, you train `t/k` different copies of one head.
 #
 # **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
@@ -382,7 +382,7 @@ for dropped in ("elementwise", {"GeLU input", "4h→h input"}, {"Q", "K", "V", "
 # ## Pipelines after 2022
 #
 # Not only the layer changed. A pipeline with `p` ranks and `n` microbatches (chapter 6) holds `L` layers' worth on rank 0
-# and idles `(p − 1)/n` of its working time. Both fell, by two ideas.
+# and idles `(p − 1)/n` of its working time. Both fell, by three ideas.
 #
 # **Split the backward.** A linear's backward has two products. The gradient of its input (`B`) is what the previous stage
 # waits for. Nobody waits for the gradient of its weight (`W`), so it can run where the rank would idle. Until then the layer
@@ -396,8 +396,8 @@ print(f"inputs {total(waiting) - gradients:,} + gradients {gradients:,} = {total
 print(f"the forward pass keeps {layer_bytes(GPT3, EIGHT):,}, so a layer that waits for its W holds less than before B")
 
 # %% [markdown]
-# **Lay the stages as a V.** Two chunks a rank, down and up again: rank 0 has the first and the last stage. What it keeps
-# longest in one chunk it keeps shortest in the other, so all ranks hold alike. How fast a microbatch goes down and up decides
+# **Lay the stages as a V.** Two chunks a rank, down and up again: rank 0 has the first and the last stage. Of all ranks it
+# keeps its first chunk longest and its last chunk shortest, so in the end every rank holds the same. How fast a microbatch goes down and up decides
 # how long it lives, and so the memory: V-Min hurries, V-Half takes two steps' time on the way down, ZB-V fills every gap.
 
 # %%

@@ -63,7 +63,7 @@ Reveal(
 # ## A layer as many libraries write it
 #
 # The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. This is the form of Hugging Face's Llama, with the biases and the cache left out.
+# multiplies `silu(gate)` by `up`. This is the form of Hugging Face's Llama, with the biases, the rotary positions and the cache left out.
 
 # %%
 class Norm(nn.Module):
@@ -161,7 +161,7 @@ ledger
 
 # %%
 def count(sizes):
-    model, x = layer(**sizes, a=2, k=1)
+    model, x = layer(**sizes)
     with actmem.record(model) as seen:
         y = model(x)
     assert y.requires_grad
@@ -169,7 +169,7 @@ def count(sizes):
 
 
 found = solve_formula(count, {"s": 16, "b": 1, "h": 32, "f": 48})
-print(formula_text(found, "sbhf"), "bytes, with a = 2 heads and k = 1")
+print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
 # Compare with the layer of chapter 2: $34sbh$ with $f = 4h$, dropout and biases. Each letter says where to look: the MLP is all

@@ -164,8 +164,8 @@ print(
 )
 
 # %% [markdown]
-# None of them is careless. Each is a formula for one code, asked about another, which gathers its inputs, keeps its logits
-# twice in float32 and has a gated MLP. A count knows which code it counts.
+# Most errors have one cause: a formula for one code is asked about another, which gathers its inputs, keeps its logits
+# twice in float32 and has a gated MLP. A count is always a count of one code.
 #
 # ## How long does a step take?
 
@@ -225,10 +225,10 @@ for name, settings in FRAMEWORK_SETTINGS.items():
 # %% [markdown]
 # ## Questions
 #
-# <details><summary><b>1.</b> Why does the planner hardly ever choose full recomputation?</summary>
+# <details><summary><b>1.</b> When does the planner choose full recomputation?</summary>
 #
-# It costs about a quarter more FLOPs. Elementwise recomputation frees much of the same memory for no matrix product, and ZeRO or
-# another stage frees states, which are larger than activations in many layouts.
+# When memory is short, as on 16 GPUs in the figure at the top. It costs a third more FLOPs. Elementwise recomputation frees much
+# of the same memory for no matrix product, and ZeRO or another stage frees states, which are larger than activations in many layouts.
 # </details>
 #
 # <details><summary><b>2.</b> A plan fits with 0.2 GiB to spare beyond the allowance. Would you run it?</summary>

@@ -100,6 +100,11 @@ def test_the_first_curves_top_is_the_formula(p, m, n):
     assert dashed["y"][0] == eq5(GPT3, 8) and dashed["x"].count(None) == p
 
 
+def test_where_the_chapter_begins_more_chunks_hold_more():
+    assert tops(chart(8, 1, 16))[0] == eq5(GPT3, 8)
+    assert eq5(GPT3, 8) < tops(chart(8, 4, 16))[0] < tops(chart(8, 3, 16))[0] < tops(chart(8, 2, 16))[0]
+
+
 @pytest.mark.parametrize(
     "p, m, n, argument",
     [

@@ -159,5 +159,5 @@ def test_an_operator_sends_what_the_closed_form_says_and_its_conjugates_exchange
 def test_gathering_begins_with_one_chunk_a_rank_and_ends_with_all(t):
     forward = [moment for moment, (pass_, _, _) in enumerate(operator_states("g", t, PAYLOAD)) if pass_ == "forward"]
     first, last = (words_of(operator_ring("g", t, moment, PAYLOAD))["text"] for moment in (forward[0], forward[-1]))
-    assert sorted(first) == sorted([*map(str, range(t)), *[""] * (t * t - t)])
+    assert sorted(first) == sorted([*map(str, range(t)), *["\u00a0"] * (t * t - t)])
     assert sorted(last) == sorted([str(chunk) for chunk in range(t)] * t)

@@ -211,7 +211,7 @@ def judged(guess: str, answer: float, unit: str = "", because: str = "") -> Judg
     reason = f"\n{because}" if because else ""
     if guess == SHOW_ME:
         return Judged(f"It is {_plain(answer)}{unit}.{reason}")
-    value = _number(guess)
+    value = _number(guess, unit)
     if value is None:
         what = guess.strip() or "An empty field"
         return Judged(f"✗ {what} is not a number: write it like 1.5 or 1,500", refused=True)
@@ -219,10 +219,18 @@ def judged(guess: str, answer: float, unit: str = "", because: str = "") -> Judg
     return Judged(told + reason, value=value)
 
 
-def _number(text: str) -> float | None:
-    """The text as a finite number, with or without commas between thousands; None if it isn't one."""
+def _number(text: str, unit: str) -> float | None:
+    """The text as a finite number, with its unit or without; None if it isn't one.
+
+    Commas stand between thousands; a single one elsewhere is a decimal comma: 12,5.
+    """
+    text = text.strip().removesuffix(unit.strip()).removesuffix("%").strip()
+    if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
+        text = text.replace(",", "")
+    elif text.count(",") == 1 and "." not in text:
+        text = text.replace(",", ".")
     try:
-        number = float(text.replace(",", "").replace("_", "").rstrip("% "))
+        number = float(text)
     except ValueError:
         return None
     return number if abs(number) < float("inf") else None

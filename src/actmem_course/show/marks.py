@@ -170,7 +170,9 @@ def boxes(all_boxes: Iterable[Box], text_size: int = 13) -> list[dict]:
         by_fill.setdefault(box.fill, []).append(box)
     frames_first = sorted(by_fill.items(), key=lambda pair: pair[0] != EMPTY)
     inside = words(
-        [box.x + box.width / 2 for box in every], [box.y + box.height / 2 for box in every], [box.text for box in every],
+        [box.x + box.width / 2 for box in every], [box.y + box.height / 2 for box in every],
+        # plotly.js takes the node of an empty text away, and the next state of the figure would have no place for its word.
+        [box.text or "\u00a0" for box in every],
         position="middle center", textfont={"size": text_size, "color": [box.fill.text for box in every]},
         # An invisible marker, for the pointer to find.
         mode="markers+text", marker={"size": 22, "opacity": 0},

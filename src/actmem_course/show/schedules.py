@@ -53,7 +53,7 @@ _AGAIN = "backward with recomputation", Fill(YELLOW, "x")
 _MOST_LABELS = 170
 _ROW, _CURVE, _GAP, _FOOT, _HEAD = 30, 56, 34, 104, 70
 #: With more passes than this, each is too small to see, and drawing is slow.
-LARGEST_CHART = 600
+LARGEST_CHART = 1024
 #: F, B and W of half a stage take one unit each, so all later orders share a time axis.
 _HALVES = 2
 #: A forward's time in the units of the warm-up's simulation, so that a send may take a part of one.
@@ -194,9 +194,9 @@ def chunks_that_fit(num_layers: int, p: int, largest: int) -> list[int]:
     return [m for m in range(1, (largest if p > 1 else 1) + 1) if num_layers % (p * m) == 0]
 
 
-def microbatches_that_fit(p: int, m: int, largest: int) -> list[int]:
-    """The n up to ``largest`` that can be drawn: multiples of p if stages are interleaved."""
-    return [n for n in range(p if m > 1 else 1, min(largest, LARGEST_CHART // (2 * p * m)) + 1) if m == 1 or n % p == 0]
+def microbatches_that_fit(p: int, largest: int) -> range:
+    """The n up to ``largest`` that every number of chunks can be drawn with: multiples of p."""
+    return range(p, largest + 1, p)
 
 
 def moments_of(p: int, m: int, n: int) -> range:

@@ -60,11 +60,11 @@ Reveal(question, Panel(front_door, **front_door_controls()))
 # |---|---|---|---|
 # | **00 Start here** (this one) | the question, the letters, one layer measured on this machine | 10 | |
 # | [01 The memory wall](01_memory_wall.ipynb) | what fills a GPU: four models against 80 GB, two lines that cross | 25 | |
-# | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 30 | [1](../labs/lab1_count_bytes.py) |
+# | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 45 | [1](../labs/lab1_count_bytes.py) |
 # | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows; whole heads; the part that never divides | 35 | [2](../labs/lab2_tensor_parallel.py) |
-# | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the cut along the sequence, an all-reduce taken apart, the input that plain autograd keeps | 40 | [3](../labs/lab3_sequence_parallel.py) |
-# | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs, Table 2 measured | 30 | [4](../labs/lab4_recompute.py) |
-# | [06 The pipeline](06_pipeline.ipynb) | schedules and the memory that each rank holds, measured on four processes | 30 | [5](../labs/lab5_pipeline.py) |
+# | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the cut along the sequence, an all-reduce taken apart, the input that plain autograd keeps | 50 | [3](../labs/lab3_sequence_parallel.py) |
+# | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs, Table 2 measured | 60 | [4](../labs/lab4_recompute.py) |
+# | [06 The pipeline](06_pipeline.ipynb) | schedules and the memory that each rank holds, measured on four processes | 50 | [5](../labs/lab5_pipeline.py) |
 # | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to recompute | 30 | [6](../labs/lab6_train.py) |
 # | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 25 | [7](../labs/lab7_todays_layer.py) |
 # | [09 Your model](09_your_model.ipynb) | record a model that the course didn't write: its formula, its wastes, the bill of its peak | 30 | |

@@ -45,7 +45,7 @@ Reveal(
 )
 
 # %% [markdown]
-# *30 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
+# *45 minutes.* **You need:** [00 Start here](00_start_here.ipynb), a little calculus. **You will** derive the 15 tensors
 # that a transformer layer keeps for its backward pass, predict their bytes, and find each of them among what PyTorch keeps.
 #
 # **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads. Elements have 16 bits, so a tensor of shape

@@ -49,7 +49,7 @@ Reveal(
 # %% [markdown]
 # **In this chapter** the floor of chapter 3 goes away: the layer norms and dropouts that every rank computed in full are
 # cut along the sequence. You see why that is allowed, take an all-reduce apart on a ring, find $4\,sbh$ bytes that a
-# natural implementation keeps by accident, and check to the byte what "no extra communication" means. About 40 minutes.
+# natural implementation keeps by accident, and check to the byte what "no extra communication" means. About 50 minutes.
 #
 # **What you need:** chapter 3: $f$ and $\bar f$, replicated, cut and partial tensors, the floor of ten.
 #

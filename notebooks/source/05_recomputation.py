@@ -49,7 +49,7 @@ Reveal(
 
 # %% [markdown]
 # **What you need.** Chapter 2 (what a layer keeps, and why); chapters 3 and 4 for the exchanges and the memory ladder.
-# About 30 minutes.
+# About 60 minutes.
 #
 # **Letters.** `s` sequence length · `b` microbatch · `h` hidden size · `a` heads · `L` layers · `t` tensor-parallel ranks ·
 # `B` sequences in a FLOPs formula. A matrix product of `[n, k]` by `[k, m]` takes `2nkm` FLOPs: one multiplication and one

@@ -51,7 +51,7 @@ Reveal(
 )
 
 # %% [markdown]
-# **What you need.** Chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 30 minutes.
+# **What you need.** Chapter 4 (bytes of one layer on one rank) and chapter 5 (selective recomputation). About 50 minutes.
 #
 # **Letters.** `p` pipeline ranks · `m` model chunks on each rank (the paper's interleaved stages, *not* the number of
 # microbatches) · `n` microbatches of one step · `L` layers · `t` tensor-parallel ranks · `s`, `b`, `h`, `a` as before.

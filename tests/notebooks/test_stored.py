@@ -86,6 +86,15 @@ def test_the_map_names_every_notebook():
     assert not missing, f"add them to the map in notebooks/source/{MAP.replace('ipynb', 'py')}"
 
 
+def test_the_map_has_the_minutes_that_each_chapter_says():
+    text = "\n".join(cell.source for cell in nbformat.read(NOTEBOOKS / MAP, as_version=4).cells)
+    for path in PATHS:
+        if path.name != MAP:
+            said = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
+            (minutes,) = re.findall(r"(\d+) minutes\.", said)
+            assert re.search(rf"\({re.escape(path.name)}\)[^|]*\|[^|]*\| {minutes} \|", text), path.name
+
+
 def test_folded_answers_open_and_close(notebook):
     for cell in notebook.cells:
         if cell.cell_type == "markdown":

@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_divides, check_size, checked, shown
+from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_divides, check_size, check_sizes, shown
 
 
-@checked
 def padded_vocab_size(vocab_size: int, tensor_parallel_size: int, multiple: int = 128) -> int:
     """The next vocabulary size that t ranks can share: rounded up to a multiple of ``multiple`` · t."""
+    check_sizes(vocab_size=vocab_size, tensor_parallel_size=tensor_parallel_size, multiple=multiple)
     unit = multiple * tensor_parallel_size
     return -(-vocab_size // unit) * unit
 
 
-@checked
 def check_vocab_size(vocab_size: int, tensor_parallel_size: int) -> int:
     """Return v/t; raise ConfigError, which offers the padded size, if t does not divide v."""
-    v, t = vocab_size, tensor_parallel_size
+    v, t = check_size("vocab_size", vocab_size), check_size("tensor_parallel_size", tensor_parallel_size)
     if v % t:
         offer = f"padded_vocab_size({v}, {t}) = {padded_vocab_size(v, t)} is"
         raise ConfigError("vocab_size", f"{v} must be divisible by tensor_parallel_size = {t}; {offer}")
@@ -98,7 +97,6 @@ class Parallel:
             raise ConfigError("num_model_chunks", "interleaving needs pipeline_parallel_size of at least 2")
 
 
-@checked
 def check_layer(shape: ModelShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks cannot share one layer of this shape.
 

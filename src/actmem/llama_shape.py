@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_divides, check_size, checked, shown
+from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_divides, check_size, shown
 from actmem.config import Parallel
 from actmem.recipes import LayerTerms, Recipe
 
@@ -157,17 +157,12 @@ LLAMA_MODELS = {
 TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)
 
 
-@checked
 def llama_shape(model: str) -> LlamaShape:
     """The layer of ``tiny-llama`` or of a named model; ConfigError on another name."""
-    if model == "tiny-llama":
-        return TINY_LLAMA
-    if model not in LLAMA_MODELS:
-        raise ConfigError("model", f"must be one of tiny-llama, {', '.join(LLAMA_MODELS)}, got {shown(model)}")
-    return LLAMA_MODELS[model]
+    check_choice("model", model, ("tiny-llama", *LLAMA_MODELS))
+    return TINY_LLAMA if model == "tiny-llama" else LLAMA_MODELS[model]
 
 
-@checked
 def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks can't share one layer of this shape.
 
@@ -186,7 +181,6 @@ def check_llama_ranks(shape: LlamaShape, parallel: Parallel) -> None:
         check_divides("seq_length", shape.seq_length, "tensor_parallel_size", t)
 
 
-@checked
 def own_context_shape(
     shape: LlamaShape, parallel: Parallel = Parallel(), context_parallel_size: int = 1, context_kind: str = "gather"
 ) -> LlamaShape:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import checked, shown
-from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.checks import check_choice
+from actmem.config import ModelShape, Parallel
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,7 @@ TINY = ModelShape(
 )
 
 
-@checked
 def model_shape(model: str) -> ModelShape:
     """The shape of ``tiny`` or of one of the paper's models; ConfigError on another name."""
-    if model == "tiny":
-        return TINY
-    if model not in PAPER_MODELS:
-        raise ConfigError("model", f"must be one of tiny, {', '.join(PAPER_MODELS)}, got {shown(model)}")
-    return PAPER_MODELS[model].shape
+    check_choice("model", model, ("tiny", *PAPER_MODELS))
+    return TINY if model == "tiny" else PAPER_MODELS[model].shape

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from actmem.checks import checked
 from actmem.config import ConfigError
 
 #: The 15 tensors that one layer keeps, in the order of the forward pass (2205.05198 section 4.1).
@@ -71,19 +70,16 @@ class MemorySample:
     buffer_bytes: int
 
 
-@checked
 def total(rows: Iterable[Row]) -> int:
     """Bytes of all rows together."""
     return sum(row.bytes for row in rows)
 
 
-@checked
 def paper_rows(rows: Iterable[Row]) -> list[Row]:
     """The rows that the paper counts."""
     return [row for row in rows if not row.extra]
 
 
-@checked
 def extra_rows(rows: Iterable[Row]) -> list[Row]:
     """The rows that the paper leaves out, each with its reason in ``extra``."""
     return [row for row in rows if row.extra]
@@ -136,7 +132,6 @@ class Comparison:
         return "\n".join(lines)
 
 
-@checked
 def by_term(rows: Iterable[Row]) -> dict[str, int]:
     """Bytes by term, rows of one term added up, in order of first appearance."""
     sums: dict[str, int] = {}
@@ -145,7 +140,6 @@ def by_term(rows: Iterable[Row]) -> dict[str, int]:
     return sums
 
 
-@checked
 def merge(rows: Iterable[Row]) -> list[Row]:
     """One row a term: bytes added up, the rest as in the term's first row."""
     rows = list(rows)
@@ -153,7 +147,6 @@ def merge(rows: Iterable[Row]) -> list[Row]:
     return [replace(first[term], bytes=size) for term, size in by_term(rows).items()]
 
 
-@checked
 def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
     """Match two sets of rows by term.  Rows of 0 bytes count as absent."""
     left = {term: size for term, size in by_term(predicted).items() if size}

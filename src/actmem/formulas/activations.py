@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import checked
+from actmem.checks import ELEMENT_BYTES, check_choice, check_sizes
 from actmem.config import ModelShape, Parallel, check_layer
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import LAYER_TERMS, Row
@@ -21,7 +21,6 @@ from actmem.rows import LAYER_TERMS, Row
 CORE_ATTENTION_TERMS = tuple(term for term in LAYER_TERMS if term in PAPER_LAYER.core)
 
 
-@checked
 def layer_rows(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
 ) -> list[Row]:
@@ -33,6 +32,7 @@ def layer_rows(
     or on a set that ``recipes`` can't rebuild.  Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
+    check_choice("element_size", element_size, ELEMENT_BYTES)
     dropped = PAPER_LAYER.dropped(recompute)
     a, b, h, s = shape.letters()
     e = element_size
@@ -61,7 +61,6 @@ def layer_rows(
     return [row for row in rows if row.term not in dropped]
 
 
-@checked
 def weight_gradient_rows(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
     """What one layer must keep from its "B" to its "W": 32sbh bytes in 16 bits, 32sbh/t with sequence parallelism.
 
@@ -83,15 +82,14 @@ def weight_gradient_rows(shape: ModelShape, parallel: Parallel = Parallel(), ele
     ]
 
 
-@checked
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
     """Bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.  2205.05198 eq. 1."""
+    check_choice("element_size", element_size, ELEMENT_BYTES)
     a, b, h, s = shape.letters()
     e = element_size
     return (16 * e + 2) * s * b * h + (2 * e + 1) * a * s * s * b
 
 
-@checked
 def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """Bytes of one layer on one of t ranks: sbh(10 + 24/t + 5as/(ht)) in 16 bits.  2205.05198 eq. 2."""
     check_layer(shape, Parallel(tensor_parallel_size))
@@ -100,14 +98,12 @@ def eq2(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
     return (4 * e + 2) * s * b * h + (12 * e * s * b * h + (2 * e + 1) * a * s * s * b) // t
 
 
-@checked
 def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """The same with sequence parallelism: (sbh/t)(34 + 5as/h) in 16 bits.  2205.05198 eq. 4."""
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     return eq1(shape, element_size) // tensor_parallel_size
 
 
-@checked
 def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """What the plain form of sequence parallelism keeps beyond eq. 4: 4sbh(1 − 1/t) in 16 bits.
 
@@ -121,9 +117,9 @@ def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_s
     return 2 * e * (s * b * h - s * b * h // t)
 
 
-@checked
 def crossover_seq_length(hidden_size: int, num_attention_heads: int) -> float:
     """The s at which 5as²b overtakes 34sbh: s = 34h/(5a), in tokens (16 bits)."""
+    check_sizes(hidden_size=hidden_size, num_attention_heads=num_attention_heads)
     return 34 * hidden_size / (5 * num_attention_heads)
 
 
@@ -136,7 +132,6 @@ MASK_REASON = "s×s, one for all heads and samples: the second run needs it agai
 RNG_REASON = "the random-number state that lets the second run draw the same dropout"
 
 
-@checked
 def layer_extra_rows(
     shape: ModelShape,
     parallel: Parallel = Parallel(),
@@ -151,6 +146,7 @@ def layer_extra_rows(
     state, for a recomputed layer those of both streams.  A mask dropped by name knows its seed.
     """
     check_layer(shape, parallel)
+    check_choice("device_type", device_type, RNG_STATE_BYTES)
     region = Recompute.of(recompute).region
     _, b, _, s = shape.letters()
     cut = parallel.sequence_parts
@@ -183,13 +179,11 @@ class Configuration:
     recompute: str
     template: str
 
-    @checked
     def formula(self, element_size: int = 2) -> str:
         """Bytes divided by sbh; for 16-bit elements, as the paper prints it."""
         e = element_size
         return self.template.format(all=16 * e + 2, whole=4 * e + 2, cut=12 * e, core=2 * e + 1, input=e)
 
-    @checked
     def parallel(self, tensor_parallel_size: int) -> Parallel:
         """How t ranks share the layer in this row; in the first row one rank has all of it."""
         t = tensor_parallel_size if self.tensor_parallel else 1
@@ -206,7 +200,6 @@ TABLE2 = (
 )
 
 
-@checked
 def closed_form(
     configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
 ) -> int:

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from actmem.checks import checked
+from actmem.checks import check_size, check_sizes
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.first_stage import in_flight, layer_bytes, layers_per_chunk
@@ -27,20 +27,17 @@ from actmem.recipes import Recompute
 from actmem.rows import total
 
 
-@checked
 def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:
     """Peak bytes of the layers: what they keep when backward begins, with one layer recomputed."""
     whole, left = total(layer_rows(shape)), total(layer_rows(shape, recompute=recompute))
     return shape.num_layers * left + (whole - left)
 
 
-@checked
 def batch_factor(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     """How many sequences fit in the memory of one without recomputation."""
     return Fraction(fullest_bytes(shape, "none"), fullest_bytes(shape, recompute))
 
 
-@checked
 def throughput(shape: ModelShape, recompute: Recompute | str, fixed_share: Fraction) -> Fraction:
     """Sequences per second, relative to no recomputation in the same memory.
 
@@ -50,7 +47,6 @@ def throughput(shape: ModelShape, recompute: Recompute | str, fixed_share: Fract
     return (1 + fixed_share) / (1 + layer_overhead(shape, recompute) + fixed_share / batch_factor(shape, recompute))
 
 
-@checked
 def break_even(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     """The φ above which the mode is faster: overhead / (1 − 1/factor).
 
@@ -63,7 +59,6 @@ def break_even(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     return layer_overhead(shape, recompute) / (1 - 1 / batch_factor(shape, recompute))
 
 
-@checked
 def activation_budget(
     shape: ModelShape,
     parallel: Parallel,
@@ -78,7 +73,6 @@ def activation_budget(
     return device_bytes - total(state_rows(shape, parallel, pipeline_rank, adam))
 
 
-@checked
 def capacity(
     shape: ModelShape,
     parallel: Parallel,
@@ -108,7 +102,6 @@ def capacity(
     return min(count, (budget_bytes - least) // (more * layers_per_chunk(shape, parallel)))
 
 
-@checked
 def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, int]]:
     """The (chunk, microbatch) pairs of one rank that keep everything, in the order of their forwards.
 
@@ -127,9 +120,10 @@ def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, i
     return kept
 
 
-@checked
 def recomputed_share(capacity: int, in_flight: int, num_microbatches: int) -> Fraction:
     """Share of an iteration's microbatches that a 1F1B rank recomputes; 0 if all fit."""
+    check_sizes(in_flight=in_flight, num_microbatches=num_microbatches)
+    check_size("capacity", capacity, least=0)
     rounds, rest = divmod(num_microbatches, in_flight)
     kept = rounds * min(capacity, in_flight) + min(capacity, rest)
     return Fraction(num_microbatches - kept, num_microbatches)

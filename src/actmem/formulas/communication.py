@@ -23,7 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from actmem.checks import check_choice, checked
+from actmem.checks import check_choice
 from actmem.config import ModelShape, Parallel, check_divides, check_layer, check_size
 from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 from actmem.recipes import PAPER_LAYER, Recompute
@@ -68,13 +68,11 @@ class Exchange:
         return self.count * _RING_ROUNDS[self.kind] * (self.ranks - 1) * share
 
 
-@checked
 def wire_bytes(exchanges: Iterable[Exchange]) -> int:
     """Bytes that one rank sends for all of them."""
     return sum(exchange.wire_bytes for exchange in exchanges)
 
 
-@checked
 def counts(exchanges: Iterable[Exchange]) -> dict[str, int]:
     """How many of each kind."""
     sums: dict[str, int] = {}
@@ -83,7 +81,6 @@ def counts(exchanges: Iterable[Exchange]) -> dict[str, int]:
     return sums
 
 
-@checked
 def layer_exchanges(
     shape: ModelShape,
     parallel: Parallel,
@@ -127,7 +124,6 @@ def layer_exchanges(
     return [row for row in rows if row.count]
 
 
-@checked
 def sequence_over_tensor(
     shape: ModelShape, tensor_parallel_size: int, recompute: Recompute | str = "none", keep_gathered_input: bool = False
 ) -> Fraction:
@@ -138,7 +134,6 @@ def sequence_over_tensor(
     return Fraction(wire_bytes(with_it), wire_bytes(without)) if without else Fraction(1)
 
 
-@checked
 def ends_exchanges(
     shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
@@ -165,7 +160,6 @@ def ends_exchanges(
     return rows
 
 
-@checked
 def step_exchanges(
     shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
@@ -196,7 +190,6 @@ def step_exchanges(
     return rows
 
 
-@checked
 def pipeline_sends(
     shape: ModelShape, parallel: Parallel, num_microbatches: int, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
@@ -223,7 +216,6 @@ def pipeline_sends(
     return [row for row in rows if row.count]
 
 
-@checked
 def iteration_exchanges(
     shape: ModelShape,
     parallel: Parallel,
@@ -284,7 +276,6 @@ class RingState:
         return len(self.held[rank][chunk]) == len(self.held)
 
 
-@checked
 def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     """The states of one exchange, from before the first step to after the last: t, or 2t − 1 for an all-reduce.
 
@@ -293,6 +284,7 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     """
     check_choice("kind", kind, PHASES)
     t = check_size("ranks", ranks, largest=LARGEST_RING)
+    check_size("payload_bytes", payload_bytes, math.inf, least=0)
     chunk_bytes = -(-payload_bytes // t)
     every = frozenset(range(t))
     held = [[frozenset({rank}) for _ in range(t)] for rank in range(t)]
@@ -315,7 +307,6 @@ def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
     return states
 
 
-@checked
 def ring_steps(exchanges: Iterable[Exchange]) -> int:
     """Messages in sequence if every exchange runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
     return sum(exchange.count * len(PHASES[exchange.kind]) * (exchange.ranks - 1) for exchange in exchanges)
@@ -335,7 +326,6 @@ MESSAGES = 3
 PIECE_BYTES = 1 << 20
 
 
-@checked
 def gloo_header_bytes(exchange: Exchange) -> int:
     """Bytes that one rank sends besides the data of ``exchange``.
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from actmem.checks import checked
+from actmem.checks import check_size
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
 from actmem.formulas.activations import eq1, eq2, eq4, layer_rows
 from actmem.recipes import Recompute
 from actmem.rows import total
 
 
-@checked
 def eq5(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """Bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
 
@@ -24,7 +23,6 @@ def eq5(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
     return eq4(shape, tensor_parallel_size, element_size) * shape.num_layers
 
 
-@checked
 def eq6(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """The same with selective recomputation: 34sbhL/t in 16 bits.  2205.05198 eq. 6."""
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
@@ -33,14 +31,12 @@ def eq6(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
     return (16 * e + 2) * s * b * h * layers // t
 
 
-@checked
 def selective_saves(shape: ModelShape) -> Fraction:
     """The share of a layer's bytes that selective recomputation drops: 5as/h of 34 + 5as/h.  Section 5."""
     a, _, h, s = shape.letters()
     return Fraction(5 * a * s, 34 * h + 5 * a * s)
 
 
-@checked
 def full_recompute_bytes(
     shape: ModelShape, tensor_parallel_size: int, sharded_inputs: bool = False, element_size: int = 2
 ) -> int:
@@ -52,17 +48,18 @@ def full_recompute_bytes(
     return e * s * b * h * layers // (tensor_parallel_size if sharded_inputs else 1)
 
 
-@checked
 def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fraction:
     """The factor by which interleaving raises the first stage's bytes: 1 + (p − 1)/(pm); 1 without it.
 
     Section 4.2.3.  With m = 1 the paper means plain 1F1B, not interleaving with one chunk.
     """
-    p, m = pipeline_parallel_size, num_model_chunks
+    p, m = (
+        check_size("pipeline_parallel_size", pipeline_parallel_size),
+        check_size("num_model_chunks", num_model_chunks),
+    )
     return Fraction(p * m + p - 1, p * m) if m > 1 else Fraction(1)
 
 
-@checked
 def layers_per_chunk(shape: ModelShape, parallel: Parallel) -> int:
     """L/(pm).  Raises ConfigError if L is not divisible by p·m."""
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
@@ -70,7 +67,6 @@ def layers_per_chunk(shape: ModelShape, parallel: Parallel) -> int:
     return check_divides("num_layers", shape.num_layers, name, p * m)
 
 
-@checked
 def in_flight(
     parallel: Parallel,
     pipeline_rank: int = 0,
@@ -85,6 +81,9 @@ def in_flight(
     """
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     check_pipeline_rank(parallel, pipeline_rank)
+    for name, size in (("num_microbatches", num_microbatches), ("microbatches_per_round", microbatches_per_round)):
+        if size is not None:
+            check_size(name, size)
     if m == 1:
         most = p - pipeline_rank
     else:
@@ -93,7 +92,6 @@ def in_flight(
     return most if num_microbatches is None else min(most, num_microbatches * m)
 
 
-@checked
 def embeddings_in_flight(
     parallel: Parallel, num_microbatches: int | None = None, microbatches_per_round: int | None = None
 ) -> int:
@@ -108,7 +106,6 @@ def embeddings_in_flight(
     return most if num_microbatches is None else min(most, num_microbatches)
 
 
-@checked
 def layer_bytes(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
 ) -> int:
@@ -130,7 +127,6 @@ def layer_bytes(
     return whole
 
 
-@checked
 def first_stage_bytes(
     shape: ModelShape,
     parallel: Parallel,
@@ -147,7 +143,6 @@ def first_stage_bytes(
     return count * layers_per_chunk(shape, parallel) * layer_bytes(shape, parallel, recompute, element_size)
 
 
-@checked
 def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_parallel_size: int) -> int:
     """What section 4.3 adds to equation 5, as printed: (sbhL/t)(p/L + δ(p=1)(4/L)(1 + v/h)).
 
@@ -156,20 +151,18 @@ def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_para
     """
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     _, b, h, s = shape.letters()
-    t, p, v = tensor_parallel_size, pipeline_parallel_size, shape.vocab_size
+    t, p, v = tensor_parallel_size, check_size("pipeline_parallel_size", pipeline_parallel_size), shape.vocab_size
     check_divides("vocab_size", v, "tensor_parallel_size", t)
     ends = (4 * s * b * h + 4 * s * b * v) // t if p == 1 else 0
     return s * b * h * p // t + ends
 
 
-@checked
 def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
     """Idle time divided by working time: (p − 1)/(nm).  2104.04473; sending takes no time."""
-    n = num_microbatches
+    n = check_size("num_microbatches", num_microbatches)
     return Fraction(parallel.pipeline_parallel_size - 1, n * parallel.num_model_chunks)
 
 
-@checked
 def check_pipeline_rank(parallel: Parallel, pipeline_rank: int) -> None:
     """Raise ConfigError if there is no such pipeline rank."""
     p = parallel.pipeline_parallel_size

@@ -14,7 +14,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from actmem.checks import checked
 from actmem.config import ModelShape, Parallel, check_layer, check_size
 from actmem.recipes import PAPER_LAYER, Recompute
 
@@ -28,7 +27,6 @@ class Product:
     source: str
 
 
-@checked
 def layer_products(shape: ModelShape) -> dict[str, int]:
     """FLOPs of each product of one layer's forward pass of a microbatch, over all ranks, in order.  Appendix A."""
     _, b, h, s = shape.letters()
@@ -47,7 +45,6 @@ def layer_products(shape: ModelShape) -> dict[str, int]:
 _SOURCES = ("6Bsh²", "2Bs²h", "2Bs²h", "2Bsh²", "8Bsh²", "8Bsh²")
 
 
-@checked
 def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]:
     """The products of one forward pass over B sequences, in order.  Appendix A."""
     B = check_size("global_batch_size", global_batch_size)
@@ -59,7 +56,6 @@ def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]
     return [*layers, Product("logits", 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size, "2Bshv")]
 
 
-@checked
 def recomputed_products(shape: ModelShape, global_batch_size: int, recompute: Recompute | str) -> list[Product]:
     """The products that a mode recomputes in backward.  Section 5.
 
@@ -70,21 +66,18 @@ def recomputed_products(shape: ModelShape, global_batch_size: int, recompute: Re
     return [product for product in forward_products(shape, global_batch_size) if product.term in again]
 
 
-@checked
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
     """FLOPs that the devices run in one iteration: forward, twice that in backward, recomputation."""
     forward = sum(product.flops for product in forward_products(shape, global_batch_size))
     return 3 * forward + sum(product.flops for product in recomputed_products(shape, global_batch_size, recompute))
 
 
-@checked
 def eq7(shape: ModelShape, global_batch_size: int) -> int:
     """Model FLOPs of one iteration: 72BLsh²(1 + s/6h + v/12hL).  2205.05198 eq. 7."""
     B, L, s, h, v = _letters(shape, global_batch_size)
     return 72 * B * L * s * h * h + 12 * B * L * s * s * h + 6 * B * s * h * v
 
 
-@checked
 def eq8(shape: ModelShape, global_batch_size: int) -> int:
     """Hardware FLOPs with selective recomputation as printed: 72BLsh²(1 + s/3h + v/12hL).
 
@@ -95,20 +88,17 @@ def eq8(shape: ModelShape, global_batch_size: int) -> int:
     return 72 * B * L * s * h * h + 24 * B * L * s * s * h + 6 * B * s * h * v
 
 
-@checked
 def text_selective(shape: ModelShape, global_batch_size: int) -> int:
     """Hardware FLOPs with selective recomputation as the text counts: equation 7 + 4BLs²h.  Appendix A."""
     B, L, s, h, _ = _letters(shape, global_batch_size)
     return eq7(shape, B) + 4 * B * L * s * s * h
 
 
-@checked
 def eq9(shape: ModelShape) -> Fraction:
     """Hardware over model FLOPs as the paper rounds it: 1 + s/6h.  2205.05198 eq. 9."""
     return 1 + Fraction(shape.seq_length, 6 * shape.hidden_size)
 
 
-@checked
 def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     """FLOPs that a mode adds to one layer, as a share of the layer's own 72Bsh² + 12Bs²h.
 
@@ -120,7 +110,6 @@ def layer_overhead(shape: ModelShape, recompute: Recompute | str) -> Fraction:
     return Fraction(again, 3 * sum(products.values()))
 
 
-@checked
 def utilisation(flops: int, seconds: float, num_devices: int, peak_flops_per_second: float) -> float:
     """Share of the devices' peak rate, from 0 to 1.
 
@@ -170,7 +159,6 @@ class Operation:
         return Fraction(self.bytes, bytes_per_second) > Fraction(self.flops, flops_per_second)
 
 
-@checked
 def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> list[Operation]:
     """The forward pass of one layer on one rank, in order, exchanges left out.
 
@@ -208,7 +196,6 @@ def forward_operations(shape: ModelShape, parallel: Parallel = Parallel()) -> li
     ]
 
 
-@checked
 def least_seconds(operations: list[Operation], flops_per_second: int, bytes_per_second: int) -> Fraction:
     """All of them one after the other."""
     return sum((o.least_seconds(flops_per_second, bytes_per_second) for o in operations), Fraction(0))

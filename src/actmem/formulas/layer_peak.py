@@ -8,7 +8,6 @@ weights stay, and what a kernel allocates and frees inside itself does not count
 
 from __future__ import annotations
 
-from actmem.checks import checked
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import RNG_STATE_BYTES
 from actmem.formulas.layer_forward import QKV_TERMS, Alive, LayerForward
@@ -22,7 +21,6 @@ GIVEN_GRADIENT = "gradient of the layer's output"
 _OUTLIVE_THE_LAYER = ("weights", "causal mask", "random-number state", _STATES)
 
 
-@checked
 def layer_peak_rows(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
 ) -> list[Row]:
@@ -34,7 +32,6 @@ def layer_peak_rows(
     return max(layer_moments(shape, parallel, recompute, element_size), key=lambda moment: total(moment[1]))[1]
 
 
-@checked
 def layer_moments(
     shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
 ) -> list[tuple[str, list[Row]]]:

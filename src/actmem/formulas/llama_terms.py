@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actmem.checks import ConfigError, check_choice, check_divides, check_size, checked
+from actmem.checks import ELEMENT_BYTES, ConfigError, check_choice, check_divides, check_size
 from actmem.config import Parallel
 from actmem.formulas.communication import Exchange
 from actmem.llama_shape import (
@@ -38,7 +38,6 @@ from actmem.recipes import LayerTerms, Recompute
 from actmem.rows import Row
 
 
-@checked
 def llama_rows(
     shape: LlamaShape,
     parallel: Parallel = Parallel(),
@@ -56,6 +55,7 @@ def llama_rows(
     Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
     """
     check_llama_ranks(shape, parallel)
+    check_choice("element_size", element_size, ELEMENT_BYTES)
     s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
     a, e, t = shape.num_attention_heads, element_size, parallel.tensor_parallel_size
     whole = parallel.sequence_parts
@@ -103,7 +103,6 @@ def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
     return [*rows, Row("V", rows[-1].bytes, ranks["K"], "attention")]
 
 
-@checked
 def llama_products(shape: LlamaShape) -> dict[str, int]:
     """FLOPs of each product of one layer's forward pass over all ranks, named as in ``recipes``.
 
@@ -128,14 +127,12 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
     }
 
 
-@checked
 def llama_recomputed_flops(shape: LlamaShape, recompute: Recompute | str) -> int:
     """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
     products = llama_products(shape)
     return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
 
 
-@checked
 def latent_head_rows(shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
     """From the two latents to Q, K and V, in the order of the forward pass.
 
@@ -166,7 +163,6 @@ def latent_head_rows(shape: LlamaShape, parallel: Parallel = Parallel(), element
     ]
 
 
-@checked
 def latent_products(shape: LlamaShape) -> dict[str, int]:
     """FLOPs of the products that make Q, K and V, forward, over all ranks; a latent's counts once, as a router's does."""
     sizes = _latent(shape)
@@ -191,7 +187,6 @@ FLOAT32 = 4
 INDEX = 8
 
 
-@checked
 def expert_mlp_rows(
     shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2, routed_tokens: int | None = None
 ) -> list[Row]:
@@ -234,7 +229,6 @@ def expert_mlp_rows(
     return rows
 
 
-@checked
 def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> int:
     """The worst rank under imbalance: every token takes as many of its experts as a token can: sb · min(κ, E/t)."""
     if not shape.num_experts or not shape.experts_per_token:
@@ -243,7 +237,6 @@ def most_routed_tokens(shape: LlamaShape, parallel: Parallel = Parallel()) -> in
     return shape.seq_length * shape.micro_batch_size * min(shape.experts_per_token, held)
 
 
-@checked
 def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, rank: int) -> int:
     """R of a rank if the router's scores are ignored.
 
@@ -264,7 +257,6 @@ def forced_routed_tokens(shape: LlamaShape, parallel: Parallel, routing: str, ra
     return senders * sum(each + (expert < more) for expert in own)
 
 
-@checked
 def context_rows(
     shape: LlamaShape,
     parallel: Parallel = Parallel(),
@@ -297,7 +289,6 @@ def context_rows(
     return [row for row in rows if row.term not in dropped]
 
 
-@checked
 def context_exchanges(
     shape: LlamaShape,
     parallel: Parallel = Parallel(),

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
-from actmem.checks import checked
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 
@@ -30,7 +29,6 @@ class Rebuild:
         return Fraction(self.bytes, self.flops) if self.flops else None
 
 
-@checked
 def rebuilds(shape: ModelShape) -> list[Rebuild]:
     """All tensors of a layer except its input, from which the rest is computed; 16 bits, one rank.
 
@@ -53,7 +51,6 @@ def rebuilds(shape: ModelShape) -> list[Rebuild]:
     return [Rebuild(name, terms, how, sum(sizes[term] for term in terms), flops) for name, terms, how, flops in groups]
 
 
-@checked
 def core_over_gelu(shape: ModelShape) -> Fraction:
     """Bytes freed per FLOP in the attention core, relative to h→4h: 5a/2.
 

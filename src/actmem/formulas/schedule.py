@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from actmem.checks import checked
+from actmem.checks import check_size, check_sizes
 from actmem.config import ConfigError, Parallel, check_divides
 
 #: Forward passes of all ranks and chunks together.
@@ -39,20 +39,19 @@ class Action:
 Schedule = list[list[Action]]
 
 
-@checked
 def stage_at(rank: int, chunk: int, pipeline_parallel_size: int, v_shaped: bool = False) -> int:
     """The stage of a rank's chunk: c·p + r; v_shaped: in every second chunk c·p + (p − 1 − r)."""
     p = pipeline_parallel_size
     return chunk * p + (p - 1 - rank if v_shaped and chunk % 2 else rank)
 
 
-@checked
 def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     """1F1B: rank r runs p − r − 1 forwards first, then alternates one forward and one backward.
 
     With fewer microbatches than that, all forwards come first.  Source: section 4.2.3.
     """
     p, n = pipeline_parallel_size, num_microbatches
+    check_sizes(pipeline_parallel_size=p, num_microbatches=n)
     check_schedule_length(p * n)
     ranks = []
     for rank in range(p):
@@ -62,7 +61,6 @@ def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int)
     return ranks
 
 
-@checked
 def interleaved(
     pipeline_parallel_size: int,
     num_model_chunks: int,
@@ -81,12 +79,13 @@ def interleaved(
     """
     p, m, n = pipeline_parallel_size, num_model_chunks, num_microbatches
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)
+    check_size("num_microbatches", n)
     check_schedule_length(p * m * n)
     if microbatches_per_round is None:
         check_divides("num_microbatches", n, "pipeline_parallel_size", p)
         g = p
     else:
-        g = microbatches_per_round
+        g = check_size("microbatches_per_round", microbatches_per_round)
         check_divides("num_microbatches", n, "microbatches_per_round", g)
     order = [(chunk, start + i) for start in range(0, n, g) for chunk in range(m) for i in range(g)]
     ranks = []
@@ -97,18 +96,17 @@ def interleaved(
     return ranks
 
 
-@checked
 def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: int) -> int:
     """The g of torch's ScheduleInterleaved1F1B: n // max(1, n // p), so from 1 to 2p − 1.
 
     Raises ConfigError where torch refuses: g must divide n.
     """
     p, n = pipeline_parallel_size, num_microbatches
+    check_sizes(pipeline_parallel_size=p, num_microbatches=n)
     rounds = max(1, n // p)
     return check_divides("num_microbatches", n, "the number of rounds", rounds)
 
 
-@checked
 def check_schedule_length(passes: int) -> None:
     """Every pass is listed, so their number has a limit."""
     if passes > LARGEST_SCHEDULE:
@@ -124,7 +122,6 @@ def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> li
     return forwards[:warmup] + steady + backwards[len(forwards) - warmup :]
 
 
-@checked
 def held(
     actions: list[Action],
     weight: Callable[[Action], int] = lambda action: 1,
@@ -139,7 +136,6 @@ def held(
     return list(accumulate(held_changes(actions, weight, until_weight)))
 
 
-@checked
 def held_changes(
     actions: list[Action],
     weight: Callable[[Action], int] = lambda action: 1,
@@ -155,13 +151,11 @@ def held_changes(
     return found
 
 
-@checked
 def split_backwards(actions: list[Action]) -> set[tuple[int, int]]:
     """Chunk and microbatch of each backward of one rank that leaves the weights' gradients to a "W"."""
     return {(action.chunk, action.microbatch) for action in actions if action.kind == "W"}
 
 
-@checked
 def in_torchs_words(ranks: Schedule, v_shaped: bool = False) -> list[list[str]]:
     """Each rank's actions as torch writes them: "5F2" is a forward of stage 5 with microbatch 2.
 
@@ -176,7 +170,6 @@ def in_torchs_words(ranks: Schedule, v_shaped: bool = False) -> list[list[str]]:
     return found
 
 
-@checked
 def peak_in_flight(ranks: Schedule) -> list[int]:
     """For each rank, the most chunk-microbatches that it holds at once, each until its last action."""
     return [max(held(actions), default=0) for actions in ranks]

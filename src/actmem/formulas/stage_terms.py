@@ -6,7 +6,6 @@ Rows are for all microbatches in flight together, at the rank's peak.
 
 from __future__ import annotations
 
-from actmem.checks import checked
 from actmem.config import ModelShape, Parallel, check_divides, check_layer
 from actmem.formulas.activations import STATISTICS_REASON, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight, layers_per_chunk
@@ -21,7 +20,6 @@ IDS_REASON = "4sb bytes of token numbers; the paper ignores them beside sbh"
 OUTPUT_REASON = "a copy of what the next stage already has; appendix B frees it after sending"
 
 
-@checked
 def stage_rows(
     shape: ModelShape,
     parallel: Parallel,
@@ -60,7 +58,6 @@ def stage_rows(
     return rows
 
 
-@checked
 def stage_extra_rows(
     shape: ModelShape,
     parallel: Parallel,
@@ -98,7 +95,6 @@ def stage_extra_rows(
     return rows
 
 
-@checked
 def stage_output_rows(
     shape: ModelShape,
     parallel: Parallel,
@@ -128,7 +124,6 @@ def _layers_held(shape: ModelShape, parallel: Parallel, pipeline_rank: int, n: i
     return in_flight(parallel, pipeline_rank, n, g) * layers_per_chunk(shape, parallel)
 
 
-@checked
 def bytes_by_rank(
     shape: ModelShape,
     parallel: Parallel,

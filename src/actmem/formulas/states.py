@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import checked, shown
+from actmem.checks import shown
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
 from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 from actmem.rows import Row
@@ -55,7 +55,6 @@ ADAM = {
 }
 
 
-@checked
 def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0) -> dict[str, int]:
     """Parameters on one rank by kind, in elements.
 
@@ -81,14 +80,12 @@ def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipelin
     }
 
 
-@checked
 def num_parameters(shape: ModelShape) -> int:
     """Parameters of the whole model: L(12h² + 13h) + (v + s + 2)h."""
     h, layers = shape.hidden_size, shape.num_layers
     return layers * (12 * h * h + 13 * h) + (shape.vocab_size + shape.seq_length + 2) * h
 
 
-@checked
 def state_rows(
     shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0, adam: str = "float32 gradients"
 ) -> list[Row]:
@@ -105,7 +102,6 @@ def state_rows(
     ]
 
 
-@checked
 def gradient_bytes(
     shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0, adam: str = "float32 gradients"
 ) -> dict[str, int]:

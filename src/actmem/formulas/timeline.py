@@ -11,12 +11,10 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 
-from actmem.checks import checked
 from actmem.config import ConfigError
 from actmem.formulas.schedule import Action, Schedule, held_changes, stage_at
 
 
-@checked
 def validate(ranks: Schedule, num_microbatches: int, num_model_chunks: int = 1, v_shaped: bool = False) -> None:
     """Raise ConfigError on the first fault: a missing or repeated action, one of another rank, a
     backward before its forward, a "W" before its "B", or a deadlock.  v_shaped: as in ``timeline``."""
@@ -68,7 +66,6 @@ class Span:
     action: Action
 
 
-@checked
 def timeline(
     ranks: Schedule,
     forward_time: int = 1,
@@ -138,7 +135,6 @@ def _end(spans: list[Span]) -> int:
     return max(span.end for span in spans)
 
 
-@checked
 def bubble_of(spans: list[Span]) -> Fraction:
     """Idle time over working time of the rank that works least: the bubble x of 2104.04473.
 
@@ -152,7 +148,6 @@ def bubble_of(spans: list[Span]) -> Fraction:
     return Fraction(whole - least, least)
 
 
-@checked
 def memory_curve(
     spans: list[Span],
     rank: int,
@@ -170,7 +165,6 @@ def memory_curve(
     return list(zip(times, accumulate(steps[time] for time in times)))
 
 
-@checked
 def draw(spans: list[Span]) -> str:
     """The timeline as text: a line for each rank, a column for each unit of time.
 

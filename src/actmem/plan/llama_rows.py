@@ -6,7 +6,7 @@ in backward.
 
 from __future__ import annotations
 
-from actmem.checks import ConfigError, checked
+from actmem.checks import ConfigError
 from actmem.formulas.llama_terms import forced_routed_tokens, llama_rows
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.plan.decoder import Decoder
@@ -16,7 +16,6 @@ from actmem.rows import Row
 LLAMA_MODES = ("none", "elementwise", "full")
 
 
-@checked
 def own_llama_shape(decoder: Decoder, layout: Layout, seq_length: int) -> LlamaShape:
     """One layer as a context-parallel rank sees it: its part of the sequence.
 
@@ -32,7 +31,6 @@ def own_llama_shape(decoder: Decoder, layout: Layout, seq_length: int) -> LlamaS
     return own_context_shape(shape, layout.within_layer, layout.context_parallel_size)
 
 
-@checked
 def check_llama_layer(decoder: Decoder, layout: Layout, seq_length: int) -> None:
     """Raise ConfigError if t and context-parallel ranks can't share one layer."""
     own_llama_shape(decoder, layout, seq_length)
@@ -48,7 +46,6 @@ def own_key_value_size(decoder: Decoder, layout: Layout) -> int:
     return max(decoder.num_key_value_heads // layout.tensor_parallel_size, 1) * decoder.head_size
 
 
-@checked
 def own_routed_tokens(decoder: Decoder, layout: Layout, seq_length: int, routing: str) -> int | None:
     """Pairs of a token and an expert on the rank that takes most of them (R); None without experts.
 
@@ -59,7 +56,6 @@ def own_routed_tokens(decoder: Decoder, layout: Layout, seq_length: int, routing
     return forced_routed_tokens(own_llama_shape(decoder, layout, seq_length), layout.within_layer, routing, 0)
 
 
-@checked
 def llama_layer_rows(
     decoder: Decoder, layout: Layout, seq_length: int, recompute: str = "none", routing: str = "even"
 ) -> list[Row]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actmem.checks import checked
+from actmem.checks import check_sizes
 from actmem.config import ModelShape, check_layer
 from actmem.formulas.activations import Configuration
 from actmem.plan.decoder import Decoder
@@ -124,7 +124,6 @@ CALCULATORS = (
 )
 
 
-@checked
 def calculator_bytes(
     calculator: Calculator, configuration: Configuration, shape: ModelShape, tensor_parallel_size: int
 ) -> int:
@@ -134,9 +133,9 @@ def calculator_bytes(
     return calculator.layer(configuration, shape, parallel.tensor_parallel_size)
 
 
-@checked
 def calculator_sequence_bytes(
     calculator: Calculator, decoder: Decoder, seq_length: int, tensor_parallel_size: int
 ) -> int:
     """What it adds for one more sequence of a Llama on one of t ranks, without a pipeline."""
+    check_sizes(seq_length=seq_length, tensor_parallel_size=tensor_parallel_size)
     return calculator.sequence(decoder, seq_length, tensor_parallel_size)

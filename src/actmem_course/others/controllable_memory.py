@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import checked
 from actmem.formulas.schedule import Action, Schedule, check_schedule_length
 
 _INTERVAL = 6  # actions of one microbatch on one rank
@@ -45,7 +44,6 @@ class _Block:
         return at
 
 
-@checked
 def v_min(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     """V-Min: each pass follows its neighbour's at once, so a microbatch lives 4p units: peak 2⌊(p + 4)/3⌋ chunks.
 
@@ -58,7 +56,6 @@ def v_min(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     return _repeated(_Block(1, 2 * p - 1, back, back + 2 * p - 1), p, num_microbatches)
 
 
-@checked
 def v_half(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     """V-Half: two units a step down, one a step up, so a microbatch lives 6p units: peak 2⌊(p + 2)/2⌋ chunks.
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from actmem.checks import ConfigError, check_divides, check_size, checked
+from actmem.checks import ConfigError, check_divides, check_size
 from actmem.llama_shape import LlamaShape
 from actmem_course.others.others_keep import OtherLayer, bytes_of_other
 
@@ -37,7 +37,6 @@ class FrameworkLayer(OtherLayer):
         return " + ".join(part for part in (whole, f"({shared})/t" if shared else "", constant) if part)
 
 
-@checked
 def bytes_of_framework(layer: FrameworkLayer, shape: LlamaShape, tensor_parallel_size: int = 1) -> int:
     """Its bytes on one of ``tensor_parallel_size`` ranks.  Raises ConfigError where they can't share the layer."""
     t = check_size("tensor_parallel_size", tensor_parallel_size)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import combinations
 
-from actmem.checks import checked
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import forward_products
@@ -26,7 +25,6 @@ class FrontierPoint:
     flops: int
 
 
-@checked
 def all_choices(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[FrontierPoint]:
     """Every set of products of the paper's layer that can be run again: bytes of one layer on one rank, FLOPs of all ranks."""
     one_layer = shape.with_sizes(num_layers=1)
@@ -43,7 +41,6 @@ def all_choices(shape: ModelShape, parallel: Parallel = Parallel(), element_size
     return choices
 
 
-@checked
 def frontier(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[FrontierPoint]:
     """The choices that no other beats in bytes and FLOPs at once, from the fewest FLOPs to the fewest bytes."""
     best: list[FrontierPoint] = []

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from actmem.checks import checked
 from actmem.config import ConfigError, Parallel, check_divides
 
 
-@checked
 def interleaved_step_time(
     pipeline_parallel_size: int,
     num_model_chunks: int,

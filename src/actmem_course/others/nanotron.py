@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import ConfigError, check_divides, checked
+from actmem.checks import ConfigError, check_divides
 from actmem.config import padded_vocab_size
 from actmem.formulas.first_stage import check_pipeline_rank, in_flight
 from actmem.plan.bill import Bill, highest
@@ -34,7 +34,6 @@ class NanotronStage:
     has_loss: bool
 
 
-@checked
 def nanotron_stages(decoder: Decoder, pipeline_parallel_size: int) -> list[NanotronStage]:
     """How nanotron spreads blocks over ranks: by matrix elements, 4h² + 3hf a layer, vh the head, 0 the rest.
 
@@ -59,7 +58,6 @@ def nanotron_stages(decoder: Decoder, pipeline_parallel_size: int) -> list[Nanot
     ]
 
 
-@checked
 def nanotron_layer_rows(
     decoder: Decoder, seq_length: int, micro_batch_size: int, tensor_parallel_size: int
 ) -> list[Row]:
@@ -159,7 +157,6 @@ def _backward_rows(decoder: Decoder, seq_length: int, b: int, t: int) -> list[Ro
     return [*fuller, Row("weight gradient of the down projection", 2 * h * f // t, t, "16-bit, before it is added")]
 
 
-@checked
 def nanotron_bills(
     decoder: Decoder, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
 ) -> list[Bill]:
@@ -206,7 +203,6 @@ def nanotron_bills(
     return bills
 
 
-@checked
 def nanotron_peak(
     decoder: Decoder, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
 ) -> Bill:

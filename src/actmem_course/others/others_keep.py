@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import checked
 from actmem.llama_shape import LlamaShape
 
 
@@ -31,7 +30,6 @@ class OtherLayer:
         return " + ".join(f"{count}{product}" for product, count in self.coefficients.items())
 
 
-@checked
 def bytes_of_other(layer: OtherLayer, shape: LlamaShape) -> int:
     """Its bytes at these sizes."""
     s, b, h, a = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads

@@ -7,14 +7,13 @@ product.  It logs what the allocator *reserved*, which this can't count: the dif
 
 from __future__ import annotations
 
-from actmem.checks import ConfigError, checked
+from actmem.checks import ConfigError
 from actmem.plan.bill import Bill
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
 from actmem.rows import Row
 
 
-@checked
 def titan_layer_rows(decoder: Decoder, tokens: int, tensor_parallel_size: int, recompute: str) -> list[Row]:
     """What a checkpointed block keeps of ``tokens`` tokens: its input and, if selective, results of every second product."""
     d, t = decoder, tensor_parallel_size
@@ -35,7 +34,6 @@ def titan_layer_rows(decoder: Decoder, tokens: int, tensor_parallel_size: int, r
     ]
 
 
-@checked
 def titan_bill(decoder: Decoder, layout: Layout, seq_length: int, recompute: str) -> Bill:
     """One rank's bill at the loss's backward.  Raises ConfigError with a pipeline: which rank is fullest isn't known."""
     if layout.pipeline_parallel_size > 1:

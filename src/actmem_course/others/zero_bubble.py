@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 
-from actmem.checks import checked
 from actmem.config import ConfigError
 from actmem.formulas.schedule import (
     Action,
@@ -23,7 +22,6 @@ from actmem.formulas.schedule import (
 )
 
 
-@checked
 def zero_bubble_h1(
     pipeline_parallel_size: int,
     num_microbatches: int,
@@ -57,7 +55,6 @@ def _delay_weights(actions: list[Action], delay: int) -> list[Action]:
     return found + weights[max(0, done - delay) :]
 
 
-@checked
 def zero_bubble_v(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     """ZB-V: two chunks a rank laid as a V, no idle time between a rank's first and last action if F = B = W.
 
@@ -77,7 +74,6 @@ def zero_bubble_v(pipeline_parallel_size: int, num_microbatches: int) -> Schedul
     return ranks
 
 
-@checked
 def dual_pipe_v(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
     """DualPipeV: on a V, a forward of one chunk beside a whole backward of the other; "W" only at both ends.
 

@@ -35,7 +35,7 @@ class MemoryBlock:
     small: bool
     before: MemoryBlock | None = None
     after: MemoryBlock | None = None
-    used: bool = False
+    holders: int = 0
     wanted: int = 0
     line: str = ""
 
@@ -69,7 +69,7 @@ class CachingAllocator:
                 block.after.before = beyond
             block.after, block.size = beyond, size
             self._insert(beyond)
-        block.used, block.wanted, block.line = True, size, line
+        block.holders, block.wanted, block.line = 1, size, line
         self.allocated += block.size
         self.lines[line] += size
         self.lines[UNSPLIT] += block.size - size
@@ -77,18 +77,25 @@ class CachingAllocator:
             self.peak, self.peak_lines = self.allocated, +self.lines
         return block
 
+    def hold(self, block: MemoryBlock) -> MemoryBlock:
+        """One more variable that holds the tensor: it takes one more ``free``."""
+        block.holders += 1
+        return block
+
     def free(self, *blocks: MemoryBlock) -> None:
-        """Give blocks back; a free neighbour becomes part of the block."""
+        """Give blocks back, those that nobody else holds; a free neighbour becomes part of the block."""
         for block in blocks:
-            if not block.used:
+            if not block.holders:
                 raise ValueError(f"{block.line}: given back twice")
+            block.holders -= 1
+            if block.holders:
+                continue
             self.allocated -= block.size
             self.lines[block.line] -= block.wanted
             self.lines[UNSPLIT] -= block.size - block.wanted
-            block.used = False
-            if block.before and not block.before.used:
+            if block.before and not block.before.holders:
                 block = self._join(block.before, block)
-            if block.after and not block.after.used:
+            if block.after and not block.after.holders:
                 block = self._join(block, block.after)
             self._insert(block)
 

@@ -10,7 +10,7 @@ from.  Letters: s, b, h, a, t, v, f as in the paper, n = sb/cp tokens.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from actmem.checks import ConfigError
@@ -109,7 +109,8 @@ class MegatronRun:
         self.tied_embeddings = not flag("untie-embeddings-and-output-weights")
         self.full_recompute = given.get("recompute-granularity") == "full"
         self.mask_in_dataloader = not flag("no-create-attention-mask-in-dataloader")
-        self.hopper = gpu != "a100"
+        self.norm_tensors = 1 if self.rms_norm else 2
+        self.engine_workspace_bytes = (4 if gpu == "a100" else 32) * MEBIBYTE
         # Without CUBLAS_WORKSPACE_CONFIG torch chooses 32 MiB for Hopper and Blackwell, else :4096:2:16:8.
         large = gpu == "h100" or (gpu == "gb200" and "small workspaces" not in environment)
         self.workspace_bytes = 32 * MEBIBYTE if large or "cublas" in environment else 8 * MEBIBYTE + 128 * KIB
@@ -181,22 +182,8 @@ class MegatronRun:
         return parameters
 
 
-@dataclass
-class _Layer:
-    """The blocks that backward of one layer needs."""
-
-    norm1: list[MemoryBlock]
-    attention: list[MemoryBlock]
-    mask1: list[MemoryBlock]
-    middle: MemoryBlock
-    norm2: list[MemoryBlock]
-    fc1: MemoryBlock
-    activated: MemoryBlock
-    mask2: list[MemoryBlock]
-
-    def blocks(self) -> list[MemoryBlock]:
-        single = [self.middle, self.fc1, self.activated]
-        return [*self.norm1, *self.attention, *self.mask1, *self.norm2, *self.mask2, *single]
+#: One step of a branch: the blocks that its backward needs, and that backward, from gradient to gradient.
+_Step = tuple[list[MemoryBlock], Callable[[MemoryBlock], MemoryBlock]]
 
 
 @dataclass
@@ -205,8 +192,7 @@ class _Chunk:
 
     received: MemoryBlock | None
     embedding: list[MemoryBlock]
-    layers: list[tuple[MemoryBlock, _Layer]]
-    hidden: MemoryBlock
+    layers: list[tuple[MemoryBlock, list[list[_Step]]]] = field(default_factory=list)
     norm: list[MemoryBlock] = field(default_factory=list)
     loss: list[MemoryBlock] = field(default_factory=list)
     stub: MemoryBlock | None = None
@@ -226,6 +212,7 @@ class Trace:
         self._inputs: dict[int, tuple[MemoryBlock, ...]] = {}
         self._pending: list[MemoryBlock] = []
         self._late: list[MemoryBlock] = []
+        self._steps: list[_Step] = []
         self._batches: list[MemoryBlock] = []
 
     def play(self, iterations: int = 3) -> Trace:
@@ -379,21 +366,22 @@ class Trace:
         received = None if run.has_embedding else take("received input and its gradient", run.residual_bytes)
         free(*replaced)
         batch = self._batch() if last or run.has_embedding else []
-        hidden, embedding = (received, list[MemoryBlock]()) if received else self._embed()
+        hidden, embedding = (self.memory.hold(received), list[MemoryBlock]()) if received else self._embed()
         if run.rotary:
             self._keep_once("rotary table", 4 * run.s * run.d)
-        layers: list[tuple[MemoryBlock, _Layer]] = []
+        saved = _Chunk(received, embedding)
         for _ in range(run.chunks[chunk]):
-            output, held = self._layer(hidden)
+            output, branches = self._layer(hidden)
             if run.full_recompute:
-                free(*held.blocks())
-            layers.append((hidden, held))
+                free(*(block for branch in branches for kept, _ in branch for block in kept))
+            else:
+                free(hidden)
+            saved.layers.append((hidden, branches))
             hidden = output
-        saved = _Chunk(received=received, embedding=embedding, layers=layers, hidden=hidden)
         if last:
-            saved.norm, saved.loss = self._head_forward(scalars)
-        elif hidden is not received:
-            free(hidden)  # sent on, and its data replaced by one number: schedules.py deallocate_output_tensor
+            saved.norm, saved.loss = self._head_forward(hidden, scalars)
+        free(hidden)
+        if not last:  # sent on, and its data replaced by one number: schedules.py deallocate_output_tensor
             saved.stub = take("transient", 2)
         if not run.batches_kept:
             free(*batch)
@@ -433,72 +421,116 @@ class Trace:
             free(before)
         return output, saved
 
-    def _norm(self, line: str = "norm outputs") -> list[MemoryBlock]:
+    # A layer is two branches of steps: each takes its blocks forward and adds its backward.
+
+    def _layer(self, hidden: MemoryBlock) -> tuple[MemoryBlock, list[list[_Step]]]:
+        """Forward of one layer: its output, and the steps of its two branches."""
+        middle, attention = self._branch(hidden, self._attention)
+        output, mlp = self._branch(middle, self._mlp)
+        self.free(middle)
+        return output, [attention, mlp]
+
+    def _branch(self, x: MemoryBlock, body: Callable[[MemoryBlock], MemoryBlock]) -> tuple[MemoryBlock, list[_Step]]:
+        self._steps = []
+        return self._bias_dropout_add(body(x)), self._steps
+
+    def _norm(self, x: MemoryBlock, line: str = "norm outputs") -> list[MemoryBlock]:
+        """What a norm keeps: its output first, then statistics and the input."""
         run, take = self.run, self.take
         tokens = run.residual_bytes // (2 * run.h)
         output = take(line, run.residual_bytes)
-        return [output, *(take("norm statistics", 4 * tokens) for _ in range(1 if run.rms_norm else 2))]
-
-    def _layer(self, hidden: MemoryBlock) -> tuple[MemoryBlock, _Layer]:
-        """Forward of one layer: the blocks that backward needs, and the output."""
-        run, take, free = self.run, self.take, self.free
-        norm1 = self._norm()
-        if run.transformer_engine:
-            self._keep_once("Transformer Engine's workspace", (32 if run.hopper else 4) * MEBIBYTE)
-        gathered = self._gathered()
-        attention = self._attention_forward(gathered)
-        projected = take("transient", 2 * run.tokens * run.h)
-        free(*self._late)  # the caller's value is a view of the packed tensor until here
-        self._late = []
-        middle, mask1 = self._bias_dropout_add(projected)
-        norm2 = self._norm()
-        gathered = self._gathered()
-        fc1 = take("MLP", self._fc1_bytes)
-        free(*gathered)
-        activated = take("MLP", self._fc1_bytes // (2 if run.swiglu else 1))
-        projected = take("transient", 2 * run.tokens * run.h)
-        output, mask2 = self._bias_dropout_add(projected)
-        return output, _Layer(norm1, attention, mask1, middle, norm2, fc1, activated, mask2)
-
-    @property
-    def _fc1_bytes(self) -> int:
-        run = self.run
-        return 2 * run.tokens * run.f * (2 if run.swiglu else 1) // run.t
+        return [output, *(take("norm statistics", 4 * tokens) for _ in range(run.norm_tensors)), self.memory.hold(x)]
 
     def _gathered(self) -> list[MemoryBlock]:
         run = self.run
         return [self.take("transient", 2 * run.tokens * run.h)] if run.sequence_parallel else []
 
-    def _bias_dropout_add(self, projected: MemoryBlock) -> tuple[MemoryBlock, list[MemoryBlock]]:
-        run, take = self.run, self.take
+    def _norm_linear(self, x: MemoryBlock, line: str, size: int) -> MemoryBlock:
+        """A norm and the linear layer behind it, output of ``size`` bytes: one module in Transformer Engine."""
+        run, take, free = self.run, self.take, self.free
+        norm = self._norm(x)
+        if run.transformer_engine:
+            self._keep_once("Transformer Engine's workspace", run.engine_workspace_bytes)
+        gathered = self._gathered()
+        output = take(line, size)
+        if not run.transformer_engine:
+            self._cublas("forward")
+            if run.linear_bias and line == "Q, K, V":
+                before, output = output, take(line, size)
+                free(before)
+        free(*gathered)
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            gathered = self._gathered()
+            whole = take("transient", 2 * run.tokens * run.h)
+            own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
+            weight = take("transient", size // run.tokens * run.h)
+            free(norm[0], *gathered)
+            before = take("transient", run.residual_bytes)
+            free(whole, *own, *norm[1:], gradient, weight)
+            return before
+
+        self._steps.append((norm, backward))
+        return output
+
+    def _row_linear(self, x: MemoryBlock) -> MemoryBlock:
+        """A linear layer to the residual stream's width; with sequence parallelism its output is scattered."""
+        run, take, free = self.run, self.take, self.free
+        output = take("transient", 2 * run.tokens * run.h)
+        free(*self._late)  # the caller's value is a view of the packed tensor until here
+        self._late = []
         if run.sequence_parallel:
-            part = take("transient", run.residual_bytes)
-            self.free(projected)
-            projected = part
+            whole, output = output, take("transient", run.residual_bytes)
+            free(whole)
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            gathered = self._gathered()
+            before, weight = take("transient", x.wanted), take("transient", x.wanted // run.tokens * run.h)
+            free(x, gradient, *gathered, weight)
+            return before
+
+        self._steps.append(([x], backward))
+        return output
+
+    def _mlp(self, x: MemoryBlock) -> MemoryBlock:
+        run, take = self.run, self.take
+        fc1 = self._norm_linear(x, "MLP", 2 * run.tokens * run.f * (2 if run.swiglu else 1) // run.t)
+        activated = take("MLP", fc1.wanted // (2 if run.swiglu else 1))
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            before = take("transient", fc1.wanted)
+            self.free(gradient, fc1)
+            return before
+
+        self._steps.append(([fc1], backward))
+        return self._row_linear(activated)
+
+    def _bias_dropout_add(self, projected: MemoryBlock) -> MemoryBlock:
+        run, take = self.run, self.take
         mask = [take("dropout masks", run.residual_bytes // 2)] if run.dropout else []
         output = take("norm inputs", run.residual_bytes)
         self.free(projected)
-        return output, mask
 
-    def _attention_forward(self, gathered: list[MemoryBlock]) -> list[MemoryBlock]:
-        """The blocks kept: those of Q, K, V first, then scores, then the output."""
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            dropped = take("transient", run.residual_bytes)
+            self.free(*mask)
+            return dropped
+
+        self._steps.append((mask, backward))
+        return output
+
+    def _attention(self, x: MemoryBlock) -> MemoryBlock:
         run, take, free = self.run, self.take, self.free
-        t, d = run.t, run.d
-        heads, groups = run.a // t, max(1, run.groups // t)
+        d = run.d
+        heads, groups = run.a // run.t, max(1, run.groups // run.t)
         q, k = 2 * run.tokens * heads * d, 2 * run.tokens * groups * d
-        packed = [take("Q, K, V", q + 2 * k)]
-        if not run.transformer_engine:
-            self._cublas("forward")
-        if not run.transformer_engine and run.linear_bias:
-            packed.append(take("Q, K, V", q + 2 * k))
-            free(packed.pop(0))
-        free(*gathered)
+        packed = [self._norm_linear(x, "Q, K, V", q + 2 * k)]
         if run.qk_layernorm or run.rotary:
             new: list[MemoryBlock] = []
             if run.qk_layernorm:
                 for size, rows in ((q, heads), (k, groups)):
                     new += [take("Q and K after norm or rotation", size)]
-                    new += [take("norm statistics", 4 * run.tokens * rows) for _ in range(1 if run.rms_norm else 2)]
+                    new += [take("norm statistics", 4 * run.tokens * rows) for _ in range(run.norm_tensors)]
             if run.rotary:
                 for size in (q, k):
                     tables = [take("rotary cos and sin", 2 * run.s * d) for _ in range(2)]
@@ -510,6 +542,12 @@ class Trace:
                 new.append(take("Q and K after norm or rotation", k))
                 self._late, packed = packed, []
             packed += new
+        return self._row_linear(self._core_attention(packed, q, k))
+
+    def _core_attention(self, packed: list[MemoryBlock], q: int, k: int) -> MemoryBlock:
+        """Softmax(QK)V: q bytes of Q, k of K and of V; backward gives the gradient of the packed three."""
+        run, take, free = self.run, self.take, self.free
+        heads = run.a // run.t
         if run.attention != "unfused":
             return self._fused_attention(packed, q, k, heads)
         scores = 2 * run.tokens * (run.s // run.cp) * heads
@@ -527,29 +565,61 @@ class Trace:
         by_head = take("transient", q)
         output = take("attention outputs", q)
         free(by_head, product)
-        return [*packed, *kept, output]
 
-    def _fused_attention(self, packed: list[MemoryBlock], q: int, k: int, heads: int) -> list[MemoryBlock]:
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            self._cublas("backward")
+            probabilities, value = take("transient", scores), take("transient", k)
+            free(gradient)
+            if run.dropout:
+                free(kept[1])
+                before = take("transient", scores)
+                free(probabilities, kept[2])
+                probabilities = before
+            free(kept[0])  # the softmax's backward writes in place
+            parts = [value]
+            for size in (q, k):
+                product = take("transient", size)
+                parts.append(take("transient", size))
+                free(product)
+            free(probabilities, *packed)
+            whole = take("transient", q + 2 * k)
+            free(*parts)
+            return whole
+
+        self._steps.append(([*packed, *kept], backward))
+        return output
+
+    def _fused_attention(self, packed: list[MemoryBlock], q: int, k: int, heads: int) -> MemoryBlock:
         """flash-attn wants Q, K, V contiguous, in context parallelism's ring K and V as one; its output is [b, s]."""
-        run, take = self.run, self.take
+        run, take, free = self.run, self.take, self.free
         if run.attention == "flash" and not self._late:
             self._late = packed
             packed = [take("Q and K after norm or rotation", q)]
             copies = [take("Q and K after norm or rotation", k) for _ in range(2)]
             if run.cp > 1:
                 packed.append(take("Q and K after norm or rotation", 2 * k))
-                self.free(*copies)
+                free(*copies)
             else:
                 packed += copies
-        kept = [*packed, take("log-sum-exp", 4 * run.tokens * heads), take("attention outputs", q)]
+        kept = [*packed, take("log-sum-exp", 4 * run.tokens * heads)]
+        output = take("attention outputs", q)
         if run.attention == "flash" and run.b > 1:  # the projection wants [s, b]
-            kept.append(take("attention outputs", q))
-        return kept
+            kept.append(output)
+            output = take("attention outputs", q)
 
-    def _head_forward(self, scalars: list[MemoryBlock]) -> tuple[list[MemoryBlock], list[MemoryBlock]]:
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            parts = [take("transient", size) for size in (q, k, k)]
+            whole = take("transient", q + 2 * k)
+            free(gradient, *parts, *kept)
+            return whole
+
+        self._steps.append((kept, backward))
+        return output
+
+    def _head_forward(self, hidden: MemoryBlock, scalars: list[MemoryBlock]) -> tuple[list[MemoryBlock], list[MemoryBlock]]:
         run, take, free = self.run, self.take, self.free
         n = run.tokens
-        norm = self._norm("output layer input")
+        norm = self._norm(hidden, "output layer input")
         if run.sequence_parallel:
             self._keep_once("buffer for the gathered input", 2 * n * run.h)
         self._cublas("forward")
@@ -587,14 +657,16 @@ class Trace:
             gradient = self._head_backward(saved.norm, saved.loss)
         else:
             gradient = arrived or take("received input and its gradient", run.residual_bytes)
-        if saved.norm and saved.hidden is not saved.received:
-            free(saved.hidden)
-        for hidden, held in reversed(saved.layers):
+        for hidden, branches in reversed(saved.layers):
             if run.full_recompute:
-                output, held = self._layer(hidden)
+                output, branches = self._layer(hidden)
                 free(output)
-            self._layer_backward(held)
-            if hidden is not saved.received:
+            for branch in reversed(branches):
+                inner = gradient  # a branch's own gradient is added to the residual's in place
+                for _, backward in reversed(branch):
+                    inner = backward(inner)
+                free(inner)
+            if run.full_recompute:
                 free(hidden)
         if saved.stub:
             free(saved.stub)
@@ -623,75 +695,6 @@ class Trace:
         gradient = take("received input and its gradient", run.residual_bytes)
         free(whole, *norm[1:])
         return gradient
-
-    def _layer_backward(self, held: _Layer) -> None:
-        """Backward of one layer, MLP first; its input gradient is added to the residual's in place."""
-        run, take, free = self.run, self.take, self.free
-        h, t, n = run.h, run.t, run.tokens
-        residual = run.residual_bytes
-        fc1 = self._fc1_bytes
-        activated = fc1 // (2 if run.swiglu else 1)
-
-        dropped = take("transient", residual)
-        free(*held.mask2)
-        gathered = self._gathered()
-        gradient, weight = take("transient", activated), take("transient", 2 * run.f * h // t)
-        free(held.activated, dropped, *gathered, weight)
-        before = take("transient", fc1)
-        free(gradient, held.fc1)
-        self._norm_linear_backward(before, fc1 // (2 * n) * h * 2, held.norm2)
-        free(held.middle)
-
-        dropped = take("transient", residual)
-        free(*held.mask1)
-        gathered = self._gathered()
-        width = run.a * run.d // t
-        gradient, weight = take("transient", 2 * n * width), take("transient", 2 * h * width)
-        free(held.attention[-1], dropped, *gathered, weight)
-        packed = self._attention_backward(gradient, held.attention[:-1])
-        self._norm_linear_backward(packed, packed.wanted // (2 * n) * h * 2, held.norm1)
-
-    def _norm_linear_backward(self, gradient: MemoryBlock, weight_bytes: int, norm: list[MemoryBlock]) -> None:
-        run, take, free = self.run, self.take, self.free
-        gathered = self._gathered()
-        whole = take("transient", 2 * run.tokens * run.h)
-        own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
-        weight = take("transient", weight_bytes)
-        free(norm[0], *gathered)
-        before = take("transient", run.residual_bytes)
-        free(whole, *own, *norm[1:], gradient, weight, before)
-
-    def _attention_backward(self, gradient: MemoryBlock, kept: list[MemoryBlock]) -> MemoryBlock:
-        run, take, free = self.run, self.take, self.free
-        t, d = run.t, run.d
-        heads, groups = run.a // t, max(1, run.groups // t)
-        q, k = 2 * run.tokens * heads * d, 2 * run.tokens * groups * d
-        if run.attention != "unfused":
-            parts = [take("transient", size) for size in (q, k, k)]
-            packed = take("transient", q + 2 * k)
-            free(gradient, *parts, *kept)
-            return packed
-        self._cublas("backward")
-        scores = 2 * run.tokens * (run.s // run.cp) * heads
-        count = 3 if run.dropout else 1
-        packed_kept, kept = kept[:-count], kept[-count:]
-        probabilities, value = take("transient", scores), take("transient", k)
-        free(gradient)
-        if run.dropout:
-            free(kept[1])
-            before = take("transient", scores)
-            free(probabilities, kept[2])
-            probabilities = before
-        free(kept[0])  # the softmax's backward writes in place
-        parts = [value]
-        for size in (q, k):
-            product = take("transient", size)
-            parts.append(take("transient", size))
-            free(product)
-        free(probabilities, *packed_kept)
-        packed = take("transient", q + 2 * k)
-        free(*parts)
-        return packed
 
     def _optimizer_step(self) -> None:
         """count_zeros_fp32 compares each gradient with 0 (1 byte an element); then Adam, its moments at first use."""

@@ -42,6 +42,9 @@ SOURCES = {
     "log-sum-exp": "4as·b/t: flash attention; where the kernel is cuDNN's no source shows more",
     "attention outputs": "2sbh/t: attention/dot_product_attention/backends.py",
     "MLP": "input and output of the activation: transformer/mlp.py, fusions/fused_bias_{gelu,swiglu}.py",
+    "routing": "indices, weights and maps: transformer/moe/{router,token_dispatcher,moe_utils}.py",
+    "experts' inputs and outputs": "2h a token and expert: transformer/moe/moe_utils.py permute, unpermute",
+    "latents": "2sb(r_q + r_kv + d_r)/t, with SP: transformer/multi_latent_attention.py get_query_key_value_tensors",
     "output layer input": "2sbh: tensor_parallel/layers.py",
     "logits, 16 bits": "2sbv/t: models/gpt/gpt_model.py _postprocess holds them during the loss",
     "logits, float32": "4sbv/t: tensor_parallel/cross_entropy.py, turned in place into the softmax",
@@ -51,8 +54,9 @@ SOURCES = {
 }
 
 
-_NOT_MODELLED = """num-experts multi-latent-attention fp8-format use-megatron-fsdp mtp-num-layers squared-relu
-    step-batch-size-schedule defer-embedding-wgrad-compute no-masked-softmax-fusion use-transformer-engine-op-fuser"""
+_NOT_MODELLED = """fp8-format use-megatron-fsdp mtp-num-layers squared-relu
+    moe-layer-freq pipeline-model-parallel-layout
+    overlap-moe-expert-parallel-comm moe-shared-expert-intermediate-size step-batch-size-schedule defer-embedding-wgrad-compute no-masked-softmax-fusion use-transformer-engine-op-fuser"""
 
 
 def parse(arguments: str) -> dict[str, str]:
@@ -90,6 +94,11 @@ class MegatronRun:
         self.f = number("ffn-hidden-size", 64 * int(4 * self.h * 2 / 3 / 64) if self.swiglu else 4 * self.h)
         self.groups = number("num-query-groups", self.a) if flag("group-query-attention") else self.a
         self.d = number("kv-channels", self.h // self.a)
+        self.latent = flag("multi-latent-attention")
+        if self.latent:
+            self.q_rank, self.kv_rank = number("q-lora-rank"), number("kv-lora-rank", 512)
+            self.d, self.d_turned = number("qk-head-dim", 128), number("qk-pos-emb-head-dim", 64)
+            self.d_value = number("v-head-dim", 128)
         unit = number("make-vocab-size-divisible-by", 128) * self.t
         self.v = -(-number("vocab-size", 50257) // unit) * unit
         self.microbatches = number("global-batch-size") // (self.b * self.dp)
@@ -97,10 +106,21 @@ class MegatronRun:
         self.chunks = self._chunks()
         self.sequence_parallel = flag("sequence-parallel") and self.t > 1
         instances = number("num-distributed-optimizer-instances", 1)
-        self.shards = self.dp * self.cp // instances if flag("use-distributed-optimizer") else 0
+        self.transformer_engine = given.get("transformer-impl") != "local"
+        sharded = flag("use-distributed-optimizer")
+        self.shards = self.dp * self.cp // instances if sharded else 0
+        self.experts, self.top_k = number("num-experts", 0), number("moe-router-topk", 2)
+        self.ep, self.etp = number("expert-model-parallel-size", 1), number("expert-tensor-parallel-size", self.t)
+        self.expert_f = number("moe-ffn-hidden-size", self.f)
+        self.expert_shards = gpus // (self.etp * self.ep * self.p) // instances if sharded else 0
+        self.grouped_gemm = flag("moe-grouped-gemm") and self.transformer_engine
+        self.dispatcher = given.get("moe-token-dispatcher-type", "allgather")
+        # Weights of the experts' outputs: in their MLP, before 2659630721 (2025-04-09) after it.
+        self.weighted_after = "weighted after" in environment
+        # unpermute adds by index_add, which keeps its source, if deterministic and after 56818f9e50 (2025-10-16).
+        self.index_add = "deterministic" in environment
         self.overlap_grad_reduce = flag("overlap-grad-reduce")
         self.flush_overlap = flag("overlap-p2p-communication-warmup-flush")
-        self.transformer_engine = given.get("transformer-impl") != "local"
         by_gpu = "cudnn" if gpu == "h100" else "flash"  # DotProductAttention's own choice: get_attention_backend
         self.attention = given.get("attention-backend", by_gpu) if self.transformer_engine else "unfused"
         self.dropout = given.get("hidden-dropout", "0.1") not in ("0", "0.0")
@@ -148,6 +168,16 @@ class MegatronRun:
         return self.p == 1
 
     @property
+    def gated(self) -> int:
+        """How wide the first MLP layer's output is in units of its activation's."""
+        return 2 if self.swiglu else 1
+
+    @property
+    def local_experts(self) -> int:
+        """Experts of one layer on one rank."""
+        return self.experts // self.ep
+
+    @property
     def tokens(self) -> int:
         """Tokens of one microbatch on one rank."""
         return self.s * self.b // self.cp
@@ -165,12 +195,28 @@ class MegatronRun:
         def linear(name: str, out: int, into: int, bias: int) -> list[tuple[str, int]]:
             return [(name, out * into // t), *([("bias", bias)] if self.linear_bias else [])]
 
-        qkv = (self.a + 2 * self.groups) * d
-        fc1 = self.f * (2 if self.swiglu else 1)
-        layer = linear("projection", h, self.a * d, h) + norm + linear("QKV", qkv, h, qkv // t)
-        if self.qk_layernorm:
-            layer += 2 * len(norm) * [("head norm", d)]
-        layer += norm + linear("fc1", fc1, h, fc1 // t) + linear("fc2", h, self.f, h)
+        if self.latent:
+            layer = norm + linear("projection", h, self.a * self.d_value, h)
+            for rank, turned, out in (
+                (self.q_rank, 0, d + self.d_turned),
+                (self.kv_rank, self.d_turned, d + self.d_value),
+            ):
+                layer.append(("down", h * (rank + turned)))
+                layer += [("head norm", rank)] * (len(norm) * self.qk_layernorm)
+                layer.append(("up", self.a * out * rank // t))
+        else:
+            qkv = (self.a + 2 * self.groups) * d
+            layer = linear("projection", h, self.a * d, h) + norm + linear("QKV", qkv, h, qkv // t)
+            if self.qk_layernorm:
+                layer += 2 * len(norm) * [("head norm", d)]
+        if self.experts:
+            fc1, fc2 = (h * width // self.etp for width in (self.expert_f * self.gated, self.expert_f))
+            number = self.local_experts
+            sizes = [fc1] * number + [fc2] * number if self.grouped_gemm else [fc1, fc2] * number
+            layer += [*norm, ("router", self.experts * h), *(("expert", size) for size in sizes)]
+        else:
+            fc1 = self.f * self.gated
+            layer += norm + linear("fc1", fc1, h, fc1 // t) + linear("fc2", h, self.f, h)
         parameters = layer * self.chunks[chunk]
         if self.has_embedding and chunk == 0:
             position = [] if self.rotary else [("position", self.s * h)]
@@ -214,6 +260,9 @@ class Trace:
         self._late: list[MemoryBlock] = []
         self._steps: list[_Step] = []
         self._batches: list[MemoryBlock] = []
+        self._buffer: MemoryBlock | None = None
+        self._routed: dict[tuple[int, int], MemoryBlock] = {}
+        self._at = (0, 0)
 
     def play(self, iterations: int = 3) -> Trace:
         """Set up, then run iterations: Adam's moments appear at the end of the first."""
@@ -233,31 +282,36 @@ class Trace:
         run = self.run
         decayed: list[int] = []
         others: list[int] = []
+        experts: list[int] = []  # of an optimizer of their own, whose states only ranks with the same experts share
         chunks = [run.chunk_parameters(chunk) for chunk in range(len(run.chunks))]
         weights = [[self.take("weights", 2 * size) for _, size in parameters] for parameters in chunks]
         for chunk, parameters in enumerate(chunks):
-            if not run.shards:
-                self.take("main gradients", 4 * sum(size for _, size in parameters))
-                shards = [size for _, size in parameters]
-            else:
-                total, shards = self._buffer_shards(parameters)
-                self.take("weights", 2 * total)
-                self.take("main gradients", 4 * total)
+            apart = [pair for pair in parameters if pair[0] == "expert" and run.ep > 1]
+            dense = [pair for pair in parameters if pair not in apart]
+            for pairs, ranks in ((dense, run.shards), (apart, run.expert_shards)):
+                if not run.shards:
+                    shards = [size for _, size in pairs]
+                    self.take("main gradients", 4 * sum(shards)) if pairs else None
+                elif pairs:
+                    total, shards = self._buffer_shards(pairs, ranks)
+                    self.take("weights", 2 * total)
+                    self.take("main gradients", 4 * total)
+                for (name, _), size in zip(pairs, shards if pairs else (), strict=True):
+                    if size:
+                        group = others if name in ("norm", "bias", "head norm") else decayed
+                        (experts if pairs is apart else group).append(size)
+            if run.shards:
                 self.free(*weights[chunk])
-            for (name, _), size in zip(parameters, shards, strict=True):
-                if size:
-                    (others if name in ("norm", "bias", "head norm") else decayed).append(size)
         first_decays = not chunks[0] or chunks[0][0][0] not in ("norm", "bias", "head norm")
-        self._parameters = decayed + others if first_decays else others + decayed
+        self._parameters = (decayed + others if first_decays else others + decayed) + experts
         for size in self._parameters:
             copy = self.take("transient", 2 * size)
             self.take("main parameters", 4 * size)
             self.free(copy)
 
-    def _buffer_shards(self, parameters: list[tuple[str, int]]) -> tuple[int, list[int]]:
+    def _buffer_shards(self, parameters: list[tuple[str, int]], shards: int) -> tuple[int, list[int]]:
         """Elements of the padded buffer, and of each parameter those that the last shard holds."""
         run = self.run
-        shards = run.shards
         bucket_end = math.lcm(shards, 128)
         limit = None
         if run.overlap_grad_reduce and run.has_embedding:
@@ -290,6 +344,12 @@ class Trace:
         if line + which not in self._once:
             self._once.add(line + which)
             self.take(line, num_bytes)
+
+    def _shared_buffer(self, line: str, num_bytes: int) -> None:
+        """GlobalMemoryBuffer has one buffer a dtype: a larger one takes its place."""
+        if self._buffer is None or self._buffer.wanted < num_bytes:
+            old, self._buffer = self._buffer, self.take(line, num_bytes)
+            self.free(*([old] if old else []))
 
     def _cublas(self, thread: str) -> None:
         self._keep_once("cuBLAS workspaces", self.run.workspace_bytes, thread)
@@ -370,7 +430,8 @@ class Trace:
         if run.rotary:
             self._keep_once("rotary table", 4 * run.s * run.d)
         saved = _Chunk(received, embedding)
-        for _ in range(run.chunks[chunk]):
+        for number in range(run.chunks[chunk]):
+            self._at = chunk, number
             output, branches = self._layer(hidden)
             if run.full_recompute:
                 free(*(block for branch in branches for kept, _ in branch for block in kept))
@@ -425,8 +486,8 @@ class Trace:
 
     def _layer(self, hidden: MemoryBlock) -> tuple[MemoryBlock, list[list[_Step]]]:
         """Forward of one layer: its output, and the steps of its two branches."""
-        middle, attention = self._branch(hidden, self._attention)
-        output, mlp = self._branch(middle, self._mlp)
+        middle, attention = self._branch(hidden, self._latent_attention if self.run.latent else self._attention)
+        output, mlp = self._branch(middle, self._experts if self.run.experts else self._mlp)
         self.free(middle)
         return output, [attention, mlp]
 
@@ -445,13 +506,23 @@ class Trace:
         run = self.run
         return [self.take("transient", 2 * run.tokens * run.h)] if run.sequence_parallel else []
 
+    def _column_input(self) -> list[MemoryBlock]:
+        """Megatron's own layers gather into the shared buffer, Transformer Engine's into a tensor."""
+        if self.run.transformer_engine:
+            return self._gathered()
+        if self.run.sequence_parallel:
+            self._shared_buffer("buffer for the gathered input", 2 * self.run.tokens * self.run.h)
+        return []
+
+    def _engine(self) -> None:
+        self._keep_once("Transformer Engine's workspace", self.run.engine_workspace_bytes)
+
     def _norm_linear(self, x: MemoryBlock, line: str, size: int) -> MemoryBlock:
         """A norm and the linear layer behind it, output of ``size`` bytes: one module in Transformer Engine."""
         run, take, free = self.run, self.take, self.free
         norm = self._norm(x)
-        if run.transformer_engine:
-            self._keep_once("Transformer Engine's workspace", run.engine_workspace_bytes)
-        gathered = self._gathered()
+        self._engine() if run.transformer_engine else None
+        gathered = self._column_input()
         output = take(line, size)
         if not run.transformer_engine:
             self._cublas("forward")
@@ -461,7 +532,7 @@ class Trace:
         free(*gathered)
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:
-            gathered = self._gathered()
+            gathered = self._column_input()
             whole = take("transient", 2 * run.tokens * run.h)
             own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
             weight = take("transient", size // run.tokens * run.h)
@@ -494,8 +565,8 @@ class Trace:
 
     def _mlp(self, x: MemoryBlock) -> MemoryBlock:
         run, take = self.run, self.take
-        fc1 = self._norm_linear(x, "MLP", 2 * run.tokens * run.f * (2 if run.swiglu else 1) // run.t)
-        activated = take("MLP", fc1.wanted // (2 if run.swiglu else 1))
+        fc1 = self._norm_linear(x, "MLP", 2 * run.tokens * run.f * run.gated // run.t)
+        activated = take("MLP", fc1.wanted // run.gated)
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:
             before = take("transient", fc1.wanted)
@@ -504,6 +575,124 @@ class Trace:
 
         self._steps.append(([fc1], backward))
         return self._row_linear(activated)
+
+    # Experts: router, the way to the experts and back, the experts themselves.
+
+    def _experts(self, x: MemoryBlock) -> MemoryBlock:
+        run, take = self.run, self.take
+        norm = self._norm(x)
+        self._engine()  # the router's product is Transformer Engine's, whoever makes the rest
+        n, own = run.residual_bytes // (2 * run.h), run.etp * run.ep
+        arrived = n * run.top_k * run.etp
+        kept = take("routing", 10 * arrived + 3 * n * (run.experts + own * run.local_experts))
+        if old := self._routed.get(self._at):  # the dispatcher keeps the newest until the next microbatch
+            self.free(old)
+        self._routed[self._at] = self.memory.hold(kept)
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            before, whole = take("transient", run.residual_bytes), take("transient", run.residual_bytes)
+            self.free(gradient, before, norm[0], *norm[1:], kept)
+            return whole
+
+        self._steps.append(([*norm, kept], backward))
+        if run.dispatcher == "alltoall":
+            return self._all_to_all(n * run.top_k, arrived)
+        return self._all_gather(n * own, arrived)
+
+    @property
+    def _keeps_outputs(self) -> bool:
+        return self.run.index_add or self.run.weighted_after
+
+    def _moved(self, block: MemoryBlock, *sizes: int) -> MemoryBlock:
+        """Copies of a tensor one after the other, each in place of the one before; 0: no copy."""
+        for size in filter(None, sizes):
+            before, block = block, self.take("experts' inputs and outputs", size)
+            self.free(before)
+        return block
+
+    def _all_gather(self, gathered: int, arrived: int) -> MemoryBlock:
+        """All ranks' tokens are gathered, those of this rank's experts picked, the sums scattered back."""
+        run, take, free = self.run, self.take, self.free
+        everyone, picked = 2 * gathered * run.h, 2 * arrived * run.h
+        if run.etp * run.ep > 1:
+            self._shared_buffer("buffer for the gathered input", everyone)
+        outputs = self._expert_mlps(take("experts' inputs and outputs", picked), arrived, everyone)
+        sums = [take("transient", everyone) for _ in range(1 + run.index_add)]
+        output = sums.pop()
+        free(*sums)
+        kept = [outputs] if self._keeps_outputs else []
+        free(*([] if kept else [outputs]))
+        if run.etp * run.ep > 1:
+            output = self._moved(output, run.residual_bytes)
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            spread = take("transient", everyone)
+            before = take("transient", picked)
+            free(gradient, spread, *kept)
+            return before
+
+        self._steps.append((kept, backward))
+        return output
+
+    def _all_to_all(self, sent: int, arrived: int) -> MemoryBlock:
+        """Each token goes k times to its experts' ranks, is gathered there if experts are split, and sorted."""
+        run, take, free = self.run, self.take, self.free
+        here, there = 2 * sent * run.h, 2 * arrived * run.h
+        ways = (here * (run.ep > 1), there * (run.etp > 1), there * (run.local_experts > 1))
+        inputs = self._moved(take("experts' inputs and outputs", here), *ways)
+        outputs = self._expert_mlps(inputs, arrived, here)
+        back = (there * (run.local_experts > 1), here * (run.etp > 1), here * (run.ep > 1))
+        outputs = self._moved(outputs, *back)
+        sums = [take("transient", run.residual_bytes) for _ in range(1 + run.index_add)]
+        output = sums.pop()
+        kept = [outputs] if self._keeps_outputs else []
+        free(*sums, *([] if kept else [outputs]))
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            before = take("transient", here)
+            free(gradient, *kept)
+            return self._moved(before, *ways)
+
+        self._steps.append((kept, backward))
+        return output
+
+    def _expert_mlps(self, inputs: MemoryBlock, arrived: int, spread: int) -> MemoryBlock:
+        """The experts of this rank, one after the other or in one grouped product; their outputs in one tensor."""
+        run, take, free = self.run, self.take, self.free
+        parts = 1 if run.grouped_gemm else run.local_experts
+        if run.grouped_gemm:
+            for stream in range(4):
+                self._keep_once("Transformer Engine's workspace", run.engine_workspace_bytes, f"stream {stream}")
+        wide = 2 * arrived * run.expert_f // run.etp // parts
+        weight_bytes = 2 * run.h * run.expert_f // run.etp * run.local_experts // parts
+        kept: list[list[MemoryBlock]] = []
+        outputs: list[MemoryBlock] = []
+        for _ in range(parts):
+            widths = [wide * run.gated, wide] + [wide] * (not (run.swiglu or run.weighted_after))  # fused SwiGLU weighs itself
+            kept.append([take("MLP", size) for size in widths])
+            outputs.append(take("experts' inputs and outputs", inputs.wanted // parts))
+        output = outputs[0] if parts == 1 else take("experts' inputs and outputs", inputs.wanted)
+        free(*(outputs if parts > 1 else []))
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            gradients = []
+            for first, *others in reversed(kept):
+                before, weight = take("transient", wide), take("transient", weight_bytes)
+                free(weight, others[-1])
+                for block in [first, *others[:-1]][::-1]:
+                    after, before = before, take("transient", block.wanted)
+                    free(after)
+                    if block is not first:
+                        free(block)
+                gradients.append(take("transient", inputs.wanted // parts))
+                weight = take("transient", weight_bytes * run.gated)
+                free(weight, before, first)
+            whole = gradients[0] if parts == 1 else take("transient", inputs.wanted)
+            free(*(gradients if parts > 1 else []), gradient, inputs)
+            return self._moved(whole, spread)
+
+        self._steps.append(([inputs, *(block for blocks in kept for block in blocks)], backward))
+        return output
 
     def _bias_dropout_add(self, projected: MemoryBlock) -> MemoryBlock:
         run, take = self.run, self.take
@@ -542,19 +731,52 @@ class Trace:
                 new.append(take("Q and K after norm or rotation", k))
                 self._late, packed = packed, []
             packed += new
-        return self._row_linear(self._core_attention(packed, q, k))
+        return self._row_linear(self._core_attention(packed, q, k, k, q))
 
-    def _core_attention(self, packed: list[MemoryBlock], q: int, k: int) -> MemoryBlock:
-        """Softmax(QK)V: q bytes of Q, k of K and of V; backward gives the gradient of the packed three."""
+    def _latent_attention(self, x: MemoryBlock) -> MemoryBlock:
+        """Two latents of each token instead of K and V; Q, K and V are made from them and kept."""
+        run, take, free = self.run, self.take, self.free
+        heads, m = run.a // run.t, run.residual_bytes // (2 * run.h)
+        norm = self._norm(x)
+        self._engine()
+        latents = [take("latents", 2 * m * rank) for rank in (run.q_rank, run.kv_rank + run.d_turned)]
+        turned = take("transient", 2 * run.tokens * run.d_turned)
+        made = []
+        for rank, width in ((run.q_rank, run.d + run.d_turned), (run.kv_rank, run.d + run.d_value)):
+            if run.qk_layernorm:
+                latents += [take("latents", 2 * m * rank), *(take("norm statistics", 4 * m) for _ in range(run.norm_tensors))]
+            gathered = [take("transient", 2 * run.tokens * rank)] if run.sequence_parallel else []
+            made.append(take("transient", 2 * run.tokens * heads * width))
+            free(*gathered)
+        if not run.qk_layernorm:  # a slice, which the linear layer makes contiguous
+            latents.append(take("latents", 2 * m * run.kv_rank))
+        tables = [take("rotary cos and sin", 2 * run.s * run.d_turned) for _ in range(4)]
+        q, v = (2 * run.tokens * heads * width for width in (run.d + run.d_turned, run.d_value))
+        packed = [take("Q, K, V", size) for size in (q, q, v)]
+        free(turned, *made)
+        # Each layer has its own table and, from its start, cos and sin of 4,096 positions.
+        self._keep_once("rotary table", 4 * (run.s + 3 * 4096) * run.d_turned, f"{self._at}")
+        kept = [*norm, *latents, *tables]
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            before = take("transient", run.residual_bytes)
+            free(gradient, *kept)
+            return before
+
+        self._steps.append((kept, backward))
+        return self._row_linear(self._core_attention(packed, q, q, v, v))
+
+    def _core_attention(self, packed: list[MemoryBlock], q: int, k: int, v: int, out: int) -> MemoryBlock:
+        """Softmax(QK)V, bytes of Q, K, V and the output; backward gives the gradient of the packed three."""
         run, take, free = self.run, self.take, self.free
         heads = run.a // run.t
         if run.attention != "unfused":
-            return self._fused_attention(packed, q, k, heads)
+            return self._fused_attention(packed, (q, k, v), out, heads)
         scores = 2 * run.tokens * (run.s // run.cp) * heads
         if run.transformer_engine:
             empty = [take("transient", scores)]
         else:
-            self._keep_once("attention's buffer for scores", scores)
+            self._shared_buffer("attention's buffer for scores", scores)
             empty = []
         product = take("transient", scores)
         self._cublas("forward")
@@ -562,13 +784,13 @@ class Trace:
         kept = [take("softmax outputs", scores)]
         if run.dropout:
             kept += [take("attention dropout", scores), take("attention dropout", scores // 2)]
-        by_head = take("transient", q)
-        output = take("attention outputs", q)
+        by_head = take("transient", out)
+        output = take("attention outputs", out)
         free(by_head, product)
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:
             self._cublas("backward")
-            probabilities, value = take("transient", scores), take("transient", k)
+            probabilities, value = take("transient", scores), take("transient", v)
             free(gradient)
             if run.dropout:
                 free(kept[1])
@@ -582,34 +804,33 @@ class Trace:
                 parts.append(take("transient", size))
                 free(product)
             free(probabilities, *packed)
-            whole = take("transient", q + 2 * k)
+            whole = take("transient", q + k + v)
             free(*parts)
             return whole
 
         self._steps.append(([*packed, *kept], backward))
         return output
 
-    def _fused_attention(self, packed: list[MemoryBlock], q: int, k: int, heads: int) -> MemoryBlock:
+    def _fused_attention(
+        self, packed: list[MemoryBlock], sizes: tuple[int, int, int], out: int, heads: int
+    ) -> MemoryBlock:
         """flash-attn wants Q, K, V contiguous, in context parallelism's ring K and V as one; its output is [b, s]."""
         run, take, free = self.run, self.take, self.free
-        if run.attention == "flash" and not self._late:
+        if run.attention == "flash" and not self._late and len(packed) == 1:
             self._late = packed
-            packed = [take("Q and K after norm or rotation", q)]
-            copies = [take("Q and K after norm or rotation", k) for _ in range(2)]
+            packed = [take("Q and K after norm or rotation", size) for size in sizes]
             if run.cp > 1:
-                packed.append(take("Q and K after norm or rotation", 2 * k))
+                copies, packed = packed[1:], [packed[0], take("Q and K after norm or rotation", sum(sizes[1:]))]
                 free(*copies)
-            else:
-                packed += copies
         kept = [*packed, take("log-sum-exp", 4 * run.tokens * heads)]
-        output = take("attention outputs", q)
+        output = take("attention outputs", out)
         if run.attention == "flash" and run.b > 1:  # the projection wants [s, b]
             kept.append(output)
-            output = take("attention outputs", q)
+            output = take("attention outputs", out)
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:
-            parts = [take("transient", size) for size in (q, k, k)]
-            whole = take("transient", q + 2 * k)
+            parts = [take("transient", size) for size in sizes]
+            whole = take("transient", sum(sizes))
             free(gradient, *parts, *kept)
             return whole
 
@@ -621,7 +842,7 @@ class Trace:
         n = run.tokens
         norm = self._norm(hidden, "output layer input")
         if run.sequence_parallel:
-            self._keep_once("buffer for the gathered input", 2 * n * run.h)
+            self._shared_buffer("buffer for the gathered input", 2 * n * run.h)
         self._cublas("forward")
         elements = n * run.v // run.t
         logits = take("logits, 16 bits", 2 * elements)

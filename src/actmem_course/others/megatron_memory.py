@@ -56,7 +56,7 @@ SOURCES = {
 
 _NOT_MODELLED = """fp8-format use-megatron-fsdp mtp-num-layers squared-relu
     moe-layer-freq pipeline-model-parallel-layout
-    overlap-moe-expert-parallel-comm moe-shared-expert-intermediate-size step-batch-size-schedule defer-embedding-wgrad-compute no-masked-softmax-fusion use-transformer-engine-op-fuser"""
+    moe-shared-expert-intermediate-size step-batch-size-schedule no-masked-softmax-fusion"""
 
 
 def parse(arguments: str) -> dict[str, str]:
@@ -120,6 +120,8 @@ class MegatronRun:
         # unpermute adds by index_add, which keeps its source, if deterministic and after 56818f9e50 (2025-10-16).
         self.index_add = "deterministic" in environment
         self.overlap_grad_reduce = flag("overlap-grad-reduce")
+        deferred = flag("defer-embedding-wgrad-compute")
+        self.deferred = number("wgrad-deferral-limit", self.microbatches) if deferred else 0
         self.flush_overlap = flag("overlap-p2p-communication-warmup-flush")
         by_gpu = "cudnn" if gpu == "h100" else "flash"  # DotProductAttention's own choice: get_attention_backend
         self.attention = given.get("attention-backend", by_gpu) if self.transformer_engine else "unfused"
@@ -260,6 +262,7 @@ class Trace:
         self._late: list[MemoryBlock] = []
         self._steps: list[_Step] = []
         self._batches: list[MemoryBlock] = []
+        self._deferred: list[MemoryBlock] = []
         self._buffer: MemoryBlock | None = None
         self._routed: dict[tuple[int, int], MemoryBlock] = {}
         self._at = (0, 0)
@@ -373,7 +376,10 @@ class Trace:
                 output = [self.take("loss", 4) for _ in range(2)]  # the loss, and what it is divided by
                 if pair := self._backward(saved):
                     self._inputs[0] = pair
-            self.free(*output)
+                    if microbatch < run.deferred:  # what waits for its weight gradient holds the graph's leaf
+                        self._deferred += map(self.memory.hold, pair)
+            self.free(*output, *self._deferred)
+            self._deferred = []
         self.free(*scalars)
 
     def _interleaved(self, scalars: list[MemoryBlock]) -> None:
@@ -908,8 +914,11 @@ class Trace:
         whole = take("transient", 2 * n * h)
         self._cublas("backward")
         own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
-        weight = take("transient", 2 * run.v * h // t)
-        free(logits, weight, norm[0])
+        if len(self._deferred) // 4 < run.deferred:
+            self._deferred += map(self.memory.hold, (logits, norm[0]))
+        else:
+            free(take("transient", 2 * run.v * h // t))
+        free(logits, norm[0])
         if own:
             free(whole)
             whole = own[0]

@@ -54,7 +54,7 @@ SOURCES = {
 }
 
 
-_NOT_MODELLED = """fp8-format use-megatron-fsdp mtp-num-layers squared-relu
+_NOT_MODELLED = """fp16 fp8-format use-megatron-fsdp mtp-num-layers squared-relu
     moe-layer-freq pipeline-model-parallel-layout
     moe-shared-expert-intermediate-size step-batch-size-schedule no-masked-softmax-fusion"""
 
@@ -87,8 +87,14 @@ class MegatronRun:
         )
         self.t, self.p = number("tensor-model-parallel-size", 1), number("pipeline-model-parallel-size", 1)
         self.cp = number("context-parallel-size", 1)
-        if gpus % (self.t * self.p * self.cp):
-            raise ConfigError("gpus", f"{gpus} can't hold t · p · cp = {self.t * self.p * self.cp}")
+        self.ep, self.etp = number("expert-model-parallel-size", 1), number("expert-tensor-parallel-size", self.t)
+        self.experts, self.top_k = number("num-experts", 0), number("moe-router-topk", 2)
+        for what, ranks in (
+            ("t · p · cp", self.t * self.p * self.cp),
+            ("p · experts' t · ep", self.p * self.etp * self.ep if self.experts else 1),
+        ):
+            if gpus % ranks:
+                raise ConfigError("gpus", f"{gpus} can't hold {what} = {ranks}; the table may say how many it has")
         self.dp = gpus // (self.t * self.p * self.cp)
         self.swiglu, self.rms_norm = flag("swiglu"), given.get("normalization") == "RMSNorm"
         self.f = number("ffn-hidden-size", 64 * int(4 * self.h * 2 / 3 / 64) if self.swiglu else 4 * self.h)
@@ -103,18 +109,18 @@ class MegatronRun:
         self.v = -(-number("vocab-size", 50257) // unit) * unit
         self.microbatches = number("global-batch-size") // (self.b * self.dp)
         self.group = number("microbatch-group-size-per-virtual-pipeline-stage", self.p)
+        self.tokens = self.s * self.b // self.cp  # of one microbatch on one rank
+        self.whole_bytes = 2 * self.tokens * self.h
         self.chunks = self._chunks()
         self.sequence_parallel = flag("sequence-parallel") and self.t > 1
         instances = number("num-distributed-optimizer-instances", 1)
         self.transformer_engine = given.get("transformer-impl") != "local"
         sharded = flag("use-distributed-optimizer")
         self.shards = self.dp * self.cp // instances if sharded else 0
-        self.experts, self.top_k = number("num-experts", 0), number("moe-router-topk", 2)
-        self.ep, self.etp = number("expert-model-parallel-size", 1), number("expert-tensor-parallel-size", self.t)
         self.expert_f = number("moe-ffn-hidden-size", self.f)
         self.expert_shards = gpus // (self.etp * self.ep * self.p) // instances if sharded else 0
         self.grouped_gemm = flag("moe-grouped-gemm") and self.transformer_engine
-        self.dispatcher = given.get("moe-token-dispatcher-type", "allgather")
+        self.all_to_all = given.get("moe-token-dispatcher-type") == "alltoall"
         # Weights of the experts' outputs: in their MLP, before 2659630721 (2025-04-09) after it.
         self.weighted_after = "weighted after" in environment
         # unpermute adds by index_add, which keeps its source, if deterministic and after 56818f9e50 (2025-10-16).
@@ -131,7 +137,6 @@ class MegatronRun:
         self.tied_embeddings = not flag("untie-embeddings-and-output-weights")
         self.full_recompute = given.get("recompute-granularity") == "full"
         self.mask_in_dataloader = not flag("no-create-attention-mask-in-dataloader")
-        self.norm_tensors = 1 if self.rms_norm else 2
         self.engine_workspace_bytes = (4 if gpu == "a100" else 32) * MEBIBYTE
         # Without CUBLAS_WORKSPACE_CONFIG torch chooses 32 MiB for Hopper and Blackwell, else :4096:2:16:8.
         large = gpu == "h100" or (gpu == "gb200" and "small workspaces" not in environment)
@@ -180,14 +185,14 @@ class MegatronRun:
         return self.experts // self.ep
 
     @property
-    def tokens(self) -> int:
-        """Tokens of one microbatch on one rank."""
-        return self.s * self.b // self.cp
-
-    @property
     def residual_bytes(self) -> int:
         """One tensor of the residual stream: 2sbh, divided by t with sequence parallelism."""
-        return 2 * self.tokens * self.h // (self.t if self.sequence_parallel else 1)
+        return self.whole_bytes // (self.t if self.sequence_parallel else 1)
+
+    @property
+    def residual_tokens(self) -> int:
+        """Tokens of the residual stream on one rank."""
+        return self.residual_bytes // (2 * self.h)
 
     def chunk_parameters(self, chunk: int) -> list[tuple[str, int]]:
         """The parameters of one chunk in the order of its modules: name, elements on one tensor-parallel rank."""
@@ -264,10 +269,10 @@ class Trace:
         self._batches: list[MemoryBlock] = []
         self._deferred: list[MemoryBlock] = []
         self._buffer: MemoryBlock | None = None
-        self._routed: dict[tuple[int, int], MemoryBlock] = {}
+        self._routed: dict[tuple[int, int], tuple[MemoryBlock]] = {}
         self._at = (0, 0)
 
-    def play(self, iterations: int = 3) -> Trace:
+    def play(self, iterations: int = 2) -> Trace:
         """Set up, then run iterations: Adam's moments appear at the end of the first."""
         self._set_up()
         for _ in range(iterations):
@@ -474,7 +479,7 @@ class Trace:
     def _embed(self) -> tuple[MemoryBlock, list[MemoryBlock]]:
         """Words; positions added; turned to [s, b] or scattered; dropout: each step's input goes after it."""
         run, take, free = self.run, self.take, self.free
-        whole = 2 * run.tokens * run.h
+        whole = run.whole_bytes
         saved = [take("batch", 8 * run.tokens)] if run.t > 1 else []
         output = take("embedding", whole)
         positions = [] if run.rotary else [take("embedding", whole)]
@@ -498,37 +503,54 @@ class Trace:
         return output, [attention, mlp]
 
     def _branch(self, x: MemoryBlock, body: Callable[[MemoryBlock], MemoryBlock]) -> tuple[MemoryBlock, list[_Step]]:
+        """The body, then dropout and the sum with the residual stream."""
+        run, take = self.run, self.take
         self._steps = []
-        return self._bias_dropout_add(body(x)), self._steps
+        projected = body(x)
+        mask = [take("dropout masks", run.residual_bytes // 2)] if run.dropout else []
+        output = take("norm inputs", run.residual_bytes)
+        self.free(projected)
+        self._step(mask, run.residual_bytes)
+        return output, self._steps
+
+    def _step(self, kept: list[MemoryBlock], num_bytes: int, first: Collection[int] = (), then: int = 0) -> None:
+        """Adds a backward: scratch, a gradient of ``num_bytes``, more scratch; then all but that gradient goes."""
+
+        def backward(gradient: MemoryBlock) -> MemoryBlock:
+            scratch = [self.take("transient", size) for size in first]
+            before = self.take("transient", num_bytes)
+            scratch += [self.take("transient", then)] if then else []
+            self.free(*scratch, *kept, gradient)
+            return before
+
+        self._steps.append((kept, backward))
 
     def _norm(self, x: MemoryBlock, line: str = "norm outputs") -> list[MemoryBlock]:
         """What a norm keeps: its output first, then statistics and the input."""
-        run, take = self.run, self.take
-        tokens = run.residual_bytes // (2 * run.h)
-        output = take(line, run.residual_bytes)
-        return [output, *(take("norm statistics", 4 * tokens) for _ in range(run.norm_tensors)), self.memory.hold(x)]
+        run = self.run
+        output = self.take(line, run.residual_bytes)
+        return [output, *self._statistics(run.residual_tokens), self.memory.hold(x)]
+
+    def _statistics(self, rows: int) -> list[MemoryBlock]:
+        return [self.take("norm statistics", 4 * rows) for _ in range(1 if self.run.rms_norm else 2)]
 
     def _gathered(self) -> list[MemoryBlock]:
+        """A linear layer's input from all ranks: Megatron's own layers gather it into the shared buffer."""
         run = self.run
-        return [self.take("transient", 2 * run.tokens * run.h)] if run.sequence_parallel else []
+        if run.sequence_parallel and not run.transformer_engine:
+            self._shared_buffer("buffer for the gathered input", run.whole_bytes)
+        return [self.take("transient", run.whole_bytes)] if run.sequence_parallel and run.transformer_engine else []
 
-    def _column_input(self) -> list[MemoryBlock]:
-        """Megatron's own layers gather into the shared buffer, Transformer Engine's into a tensor."""
-        if self.run.transformer_engine:
-            return self._gathered()
-        if self.run.sequence_parallel:
-            self._shared_buffer("buffer for the gathered input", 2 * self.run.tokens * self.run.h)
-        return []
-
-    def _engine(self) -> None:
-        self._keep_once("Transformer Engine's workspace", self.run.engine_workspace_bytes)
+    def _engine(self, which: str = "") -> None:
+        self._keep_once("Transformer Engine's workspace", self.run.engine_workspace_bytes, which)
 
     def _norm_linear(self, x: MemoryBlock, line: str, size: int) -> MemoryBlock:
         """A norm and the linear layer behind it, output of ``size`` bytes: one module in Transformer Engine."""
         run, take, free = self.run, self.take, self.free
         norm = self._norm(x)
-        self._engine() if run.transformer_engine else None
-        gathered = self._column_input()
+        if run.transformer_engine:
+            self._engine()
+        gathered = self._gathered()
         output = take(line, size)
         if not run.transformer_engine:
             self._cublas("forward")
@@ -538,13 +560,13 @@ class Trace:
         free(*gathered)
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:
-            gathered = self._column_input()
-            whole = take("transient", 2 * run.tokens * run.h)
-            own = [take("transient", run.residual_bytes)] if run.sequence_parallel else []
-            weight = take("transient", size // run.tokens * run.h)
+            gathered = self._gathered()
+            scratch = [take("transient", run.whole_bytes)]
+            scratch += [take("transient", run.residual_bytes)] if run.sequence_parallel else []
+            scratch.append(take("transient", size // run.tokens * run.h))
             free(norm[0], *gathered)
             before = take("transient", run.residual_bytes)
-            free(whole, *own, *norm[1:], gradient, weight)
+            free(*scratch, *norm[1:], gradient)
             return before
 
         self._steps.append((norm, backward))
@@ -553,237 +575,152 @@ class Trace:
     def _row_linear(self, x: MemoryBlock) -> MemoryBlock:
         """A linear layer to the residual stream's width; with sequence parallelism its output is scattered."""
         run, take, free = self.run, self.take, self.free
-        output = take("transient", 2 * run.tokens * run.h)
+        output = take("transient", run.whole_bytes)
         free(*self._late)  # the caller's value is a view of the packed tensor until here
         self._late = []
         if run.sequence_parallel:
-            whole, output = output, take("transient", run.residual_bytes)
-            free(whole)
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            gathered = self._gathered()
-            before, weight = take("transient", x.wanted), take("transient", x.wanted // run.tokens * run.h)
-            free(x, gradient, *gathered, weight)
-            return before
-
-        self._steps.append(([x], backward))
+            output = self._copies("transient", [run.residual_bytes], output)
+        self._step([x], x.wanted, [run.whole_bytes] * run.sequence_parallel, x.wanted // run.tokens * run.h)
         return output
 
     def _mlp(self, x: MemoryBlock) -> MemoryBlock:
-        run, take = self.run, self.take
+        run = self.run
         fc1 = self._norm_linear(x, "MLP", 2 * run.tokens * run.f * run.gated // run.t)
-        activated = take("MLP", fc1.wanted // run.gated)
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            before = take("transient", fc1.wanted)
-            self.free(gradient, fc1)
-            return before
-
-        self._steps.append(([fc1], backward))
+        activated = self.take("MLP", fc1.wanted // run.gated)
+        self._step([fc1], fc1.wanted)
         return self._row_linear(activated)
 
-    # Experts: router, the way to the experts and back, the experts themselves.
-
     def _experts(self, x: MemoryBlock) -> MemoryBlock:
-        run, take = self.run, self.take
+        """Router, the way to the experts, the experts, the way back.
+
+        allgather: all ranks' tokens come into the shared buffer, this rank's are picked, the sums scattered back.
+        alltoall: each token goes k times to its experts' ranks, is gathered there if experts are split, and sorted.
+        """
+        run, take, free = self.run, self.take, self.free
         norm = self._norm(x)
         self._engine()  # the router's product is Transformer Engine's, whoever makes the rest
-        n, own = run.residual_bytes // (2 * run.h), run.etp * run.ep
+        n, ranks, line = run.residual_tokens, run.etp * run.ep, "experts' inputs and outputs"
         arrived = n * run.top_k * run.etp
-        kept = take("routing", 10 * arrived + 3 * n * (run.experts + own * run.local_experts))
-        if old := self._routed.get(self._at):  # the dispatcher keeps the newest until the next microbatch
-            self.free(old)
-        self._routed[self._at] = self.memory.hold(kept)
+        routing = take("routing", 10 * arrived + 3 * n * (run.experts + ranks * run.local_experts))
+        free(*self._routed.pop(self._at, ()))  # the dispatcher keeps the newest until the next microbatch
+        self._routed[self._at] = (self.memory.hold(routing),)
+        self._step([*norm, routing], run.residual_bytes, [run.residual_bytes])
 
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            before, whole = take("transient", run.residual_bytes), take("transient", run.residual_bytes)
-            self.free(gradient, before, norm[0], *norm[1:], kept)
-            return whole
+        picked, sums_bytes, sent = 2 * arrived * run.h, 2 * n * ranks * run.h, 2 * n * run.top_k * run.h
+        there, back = [picked], list[int]()
+        if run.all_to_all:
+            sums_bytes, sort = run.residual_bytes, [picked] * (run.local_experts > 1)
+            there = [sent, *[sent] * (run.ep > 1), *[picked] * (run.etp > 1), *sort]
+            back = [*sort, *[sent] * (run.etp > 1), *[sent] * (run.ep > 1)]
+        elif ranks > 1:
+            self._shared_buffer("buffer for the gathered input", sums_bytes)
+        inputs = self._copies(line, there)
+        moved = self._copies(line, back, self._expert_mlps(inputs, arrived, sums_bytes))
+        output, *zeros = (take("transient", sums_bytes) for _ in range(1 + run.index_add))
+        kept = [moved] if run.index_add or run.weighted_after else []
+        free(*zeros, *([] if kept else [moved]))
+        if ranks > 1 and not run.all_to_all:
+            output = self._copies("transient", [run.residual_bytes], output)
+        self._step(kept, picked, [sums_bytes])
+        return output
 
-        self._steps.append(([*norm, kept], backward))
-        if run.dispatcher == "alltoall":
-            return self._all_to_all(n * run.top_k, arrived)
-        return self._all_gather(n * own, arrived)
-
-    @property
-    def _keeps_outputs(self) -> bool:
-        return self.run.index_add or self.run.weighted_after
-
-    def _moved(self, block: MemoryBlock, *sizes: int) -> MemoryBlock:
-        """Copies of a tensor one after the other, each in place of the one before; 0: no copy."""
-        for size in filter(None, sizes):
-            before, block = block, self.take("experts' inputs and outputs", size)
-            self.free(before)
+    def _copies(self, line: str, sizes: list[int], block: MemoryBlock | None = None) -> MemoryBlock:
+        """Tensors made one from the other: the last."""
+        for size in sizes:
+            before, block = block, self.take(line, size)
+            self.free(*([before] if before else []))
+        assert block
         return block
-
-    def _all_gather(self, gathered: int, arrived: int) -> MemoryBlock:
-        """All ranks' tokens are gathered, those of this rank's experts picked, the sums scattered back."""
-        run, take, free = self.run, self.take, self.free
-        everyone, picked = 2 * gathered * run.h, 2 * arrived * run.h
-        if run.etp * run.ep > 1:
-            self._shared_buffer("buffer for the gathered input", everyone)
-        outputs = self._expert_mlps(take("experts' inputs and outputs", picked), arrived, everyone)
-        sums = [take("transient", everyone) for _ in range(1 + run.index_add)]
-        output = sums.pop()
-        free(*sums)
-        kept = [outputs] if self._keeps_outputs else []
-        free(*([] if kept else [outputs]))
-        if run.etp * run.ep > 1:
-            output = self._moved(output, run.residual_bytes)
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            spread = take("transient", everyone)
-            before = take("transient", picked)
-            free(gradient, spread, *kept)
-            return before
-
-        self._steps.append((kept, backward))
-        return output
-
-    def _all_to_all(self, sent: int, arrived: int) -> MemoryBlock:
-        """Each token goes k times to its experts' ranks, is gathered there if experts are split, and sorted."""
-        run, take, free = self.run, self.take, self.free
-        here, there = 2 * sent * run.h, 2 * arrived * run.h
-        ways = (here * (run.ep > 1), there * (run.etp > 1), there * (run.local_experts > 1))
-        inputs = self._moved(take("experts' inputs and outputs", here), *ways)
-        outputs = self._expert_mlps(inputs, arrived, here)
-        back = (there * (run.local_experts > 1), here * (run.etp > 1), here * (run.ep > 1))
-        outputs = self._moved(outputs, *back)
-        sums = [take("transient", run.residual_bytes) for _ in range(1 + run.index_add)]
-        output = sums.pop()
-        kept = [outputs] if self._keeps_outputs else []
-        free(*sums, *([] if kept else [outputs]))
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            before = take("transient", here)
-            free(gradient, *kept)
-            return self._moved(before, *ways)
-
-        self._steps.append((kept, backward))
-        return output
 
     def _expert_mlps(self, inputs: MemoryBlock, arrived: int, spread: int) -> MemoryBlock:
         """The experts of this rank, one after the other or in one grouped product; their outputs in one tensor."""
         run, take, free = self.run, self.take, self.free
         parts = 1 if run.grouped_gemm else run.local_experts
-        if run.grouped_gemm:
-            for stream in range(4):
-                self._keep_once("Transformer Engine's workspace", run.engine_workspace_bytes, f"stream {stream}")
+        for stream in range(4 * run.grouped_gemm):
+            self._engine(f"stream {stream}")
         wide = 2 * arrived * run.expert_f // run.etp // parts
         weight_bytes = 2 * run.h * run.expert_f // run.etp * run.local_experts // parts
         kept: list[list[MemoryBlock]] = []
         outputs: list[MemoryBlock] = []
         for _ in range(parts):
-            widths = [wide * run.gated, wide] + [wide] * (not (run.swiglu or run.weighted_after))  # fused SwiGLU weighs itself
-            kept.append([take("MLP", size) for size in widths])
-            outputs.append(take("experts' inputs and outputs", inputs.wanted // parts))
-        output = outputs[0] if parts == 1 else take("experts' inputs and outputs", inputs.wanted)
+            weighted = [wide] * (not (run.swiglu or run.weighted_after))  # fused SwiGLU weighs by itself
+            kept.append([take("MLP", size) for size in (wide * run.gated, wide, *weighted)])
+            outputs.append(take("experts' inputs and outputs", 2 * arrived * run.h // parts))
+        output = outputs[0] if parts == 1 else take("experts' inputs and outputs", 2 * arrived * run.h)
         free(*(outputs if parts > 1 else []))
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:
             gradients = []
-            for first, *others in reversed(kept):
-                before, weight = take("transient", wide), take("transient", weight_bytes)
-                free(weight, others[-1])
-                for block in [first, *others[:-1]][::-1]:
+            for blocks in reversed(kept):
+                before = take("transient", wide)
+                free(take("transient", weight_bytes))
+                for block in reversed(blocks[:-1]):
                     after, before = before, take("transient", block.wanted)
                     free(after)
-                    if block is not first:
-                        free(block)
-                gradients.append(take("transient", inputs.wanted // parts))
-                weight = take("transient", weight_bytes * run.gated)
-                free(weight, before, first)
-            whole = gradients[0] if parts == 1 else take("transient", inputs.wanted)
-            free(*(gradients if parts > 1 else []), gradient, inputs)
-            return self._moved(whole, spread)
+                gradients.append(take("transient", 2 * arrived * run.h // parts))
+                free(take("transient", weight_bytes * run.gated), before, *blocks)
+            whole = take("transient", spread)
+            free(*gradients, gradient, inputs)
+            return whole
 
         self._steps.append(([inputs, *(block for blocks in kept for block in blocks)], backward))
         return output
 
-    def _bias_dropout_add(self, projected: MemoryBlock) -> MemoryBlock:
-        run, take = self.run, self.take
-        mask = [take("dropout masks", run.residual_bytes // 2)] if run.dropout else []
-        output = take("norm inputs", run.residual_bytes)
-        self.free(projected)
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            dropped = take("transient", run.residual_bytes)
-            self.free(*mask)
-            return dropped
-
-        self._steps.append((mask, backward))
-        return output
-
     def _attention(self, x: MemoryBlock) -> MemoryBlock:
         run, take, free = self.run, self.take, self.free
-        d = run.d
+        d, line = run.d, "Q and K after norm or rotation"
         heads, groups = run.a // run.t, max(1, run.groups // run.t)
         q, k = 2 * run.tokens * heads * d, 2 * run.tokens * groups * d
         packed = [self._norm_linear(x, "Q, K, V", q + 2 * k)]
-        if run.qk_layernorm or run.rotary:
-            new: list[MemoryBlock] = []
-            if run.qk_layernorm:
-                for size, rows in ((q, heads), (k, groups)):
-                    new += [take("Q and K after norm or rotation", size)]
-                    new += [take("norm statistics", 4 * run.tokens * rows) for _ in range(run.norm_tensors)]
-            if run.rotary:
-                for size in (q, k):
-                    tables = [take("rotary cos and sin", 2 * run.s * d) for _ in range(2)]
-                    turned = [take("transient", size) for _ in range(2)]
-                    new += [take("Q and K after norm or rotation", size), *tables]
-                    free(*turned)
-            if run.transformer_engine:  # V is copied, so the packed tensor goes; the norm keeps contiguous copies
-                new += [take("Q and K after norm or rotation", size) for size in (q, k)] if run.qk_layernorm else []
-                new.append(take("Q and K after norm or rotation", k))
-                self._late, packed = packed, []
-            packed += new
-        return self._row_linear(self._core_attention(packed, q, k, k, q))
+        new: list[MemoryBlock] = []
+        if run.qk_layernorm:
+            for size, rows in ((q, heads), (k, groups)):
+                new += [take(line, size), *self._statistics(run.tokens * rows)]
+        for size in (q, k) if run.rotary else ():
+            tables = [take("rotary cos and sin", 2 * run.s * d) for _ in range(2)]
+            turned = [take("transient", size) for _ in range(2)]
+            new += [take(line, size), *tables]
+            free(*turned)
+        if new and run.transformer_engine:  # V is copied, so the packed tensor goes; the norm keeps contiguous copies
+            new += [take(line, size) for size in (*((q, k) if run.qk_layernorm else ()), k)]
+            self._late, packed = packed, []
+        return self._row_linear(self._core_attention([*packed, *new], (q, k, k), q))
 
     def _latent_attention(self, x: MemoryBlock) -> MemoryBlock:
         """Two latents of each token instead of K and V; Q, K and V are made from them and kept."""
         run, take, free = self.run, self.take, self.free
-        heads, m = run.a // run.t, run.residual_bytes // (2 * run.h)
+        heads, m = run.a // run.t, run.residual_tokens
         norm = self._norm(x)
         self._engine()
-        latents = [take("latents", 2 * m * rank) for rank in (run.q_rank, run.kv_rank + run.d_turned)]
-        turned = take("transient", 2 * run.tokens * run.d_turned)
-        made = []
+        kept = [take("latents", 2 * m * rank) for rank in (run.q_rank, run.kv_rank + run.d_turned)]
+        made = [take("transient", 2 * run.tokens * run.d_turned)]
         for rank, width in ((run.q_rank, run.d + run.d_turned), (run.kv_rank, run.d + run.d_value)):
             if run.qk_layernorm:
-                latents += [take("latents", 2 * m * rank), *(take("norm statistics", 4 * m) for _ in range(run.norm_tensors))]
+                kept += [take("latents", 2 * m * rank), *self._statistics(m)]
             gathered = [take("transient", 2 * run.tokens * rank)] if run.sequence_parallel else []
             made.append(take("transient", 2 * run.tokens * heads * width))
             free(*gathered)
         if not run.qk_layernorm:  # a slice, which the linear layer makes contiguous
-            latents.append(take("latents", 2 * m * run.kv_rank))
-        tables = [take("rotary cos and sin", 2 * run.s * run.d_turned) for _ in range(4)]
+            kept.append(take("latents", 2 * m * run.kv_rank))
+        kept += [take("rotary cos and sin", 2 * run.s * run.d_turned) for _ in range(4)]
         q, v = (2 * run.tokens * heads * width for width in (run.d + run.d_turned, run.d_value))
         packed = [take("Q, K, V", size) for size in (q, q, v)]
-        free(turned, *made)
+        free(*made)
         # Each layer has its own table and, from its start, cos and sin of 4,096 positions.
         self._keep_once("rotary table", 4 * (run.s + 3 * 4096) * run.d_turned, f"{self._at}")
-        kept = [*norm, *latents, *tables]
+        self._step([*norm, *kept], run.residual_bytes)
+        return self._row_linear(self._core_attention(packed, (q, q, v), v))
 
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            before = take("transient", run.residual_bytes)
-            free(gradient, *kept)
-            return before
-
-        self._steps.append((kept, backward))
-        return self._row_linear(self._core_attention(packed, q, q, v, v))
-
-    def _core_attention(self, packed: list[MemoryBlock], q: int, k: int, v: int, out: int) -> MemoryBlock:
+    def _core_attention(self, packed: list[MemoryBlock], sizes: tuple[int, int, int], out: int) -> MemoryBlock:
         """Softmax(QK)V, bytes of Q, K, V and the output; backward gives the gradient of the packed three."""
         run, take, free = self.run, self.take, self.free
         heads = run.a // run.t
         if run.attention != "unfused":
-            return self._fused_attention(packed, (q, k, v), out, heads)
+            return self._fused_attention(packed, sizes, out, heads)
         scores = 2 * run.tokens * (run.s // run.cp) * heads
-        if run.transformer_engine:
-            empty = [take("transient", scores)]
-        else:
+        empty = [take("transient", scores)] if run.transformer_engine else []
+        if not run.transformer_engine:
             self._shared_buffer("attention's buffer for scores", scores)
-            empty = []
         product = take("transient", scores)
         self._cublas("forward")
         free(*empty)
@@ -796,7 +733,8 @@ class Trace:
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:
             self._cublas("backward")
-            probabilities, value = take("transient", scores), take("transient", v)
+            probabilities = take("transient", scores)
+            parts = [take("transient", sizes[2])]
             free(gradient)
             if run.dropout:
                 free(kept[1])
@@ -804,13 +742,12 @@ class Trace:
                 free(probabilities, kept[2])
                 probabilities = before
             free(kept[0])  # the softmax's backward writes in place
-            parts = [value]
-            for size in (q, k):
+            for size in sizes[:2]:
                 product = take("transient", size)
                 parts.append(take("transient", size))
                 free(product)
             free(probabilities, *packed)
-            whole = take("transient", q + k + v)
+            whole = take("transient", sum(sizes))
             free(*parts)
             return whole
 
@@ -821,26 +758,20 @@ class Trace:
         self, packed: list[MemoryBlock], sizes: tuple[int, int, int], out: int, heads: int
     ) -> MemoryBlock:
         """flash-attn wants Q, K, V contiguous, in context parallelism's ring K and V as one; its output is [b, s]."""
-        run, take, free = self.run, self.take, self.free
-        if run.attention == "flash" and not self._late and len(packed) == 1:
+        run, take = self.run, self.take
+        if run.attention == "flash" and len(packed) == 1:
             self._late = packed
             packed = [take("Q and K after norm or rotation", size) for size in sizes]
             if run.cp > 1:
-                copies, packed = packed[1:], [packed[0], take("Q and K after norm or rotation", sum(sizes[1:]))]
-                free(*copies)
+                _, *copies = packed
+                packed[1:] = [take("Q and K after norm or rotation", sum(sizes[1:]))]
+                self.free(*copies)
         kept = [*packed, take("log-sum-exp", 4 * run.tokens * heads)]
         output = take("attention outputs", out)
         if run.attention == "flash" and run.b > 1:  # the projection wants [s, b]
             kept.append(output)
             output = take("attention outputs", out)
-
-        def backward(gradient: MemoryBlock) -> MemoryBlock:
-            parts = [take("transient", size) for size in sizes]
-            whole = take("transient", sum(sizes))
-            free(gradient, *parts, *kept)
-            return whole
-
-        self._steps.append((kept, backward))
+        self._step(kept, sum(sizes), sizes)
         return output
 
     def _head_forward(self, hidden: MemoryBlock, scalars: list[MemoryBlock]) -> tuple[list[MemoryBlock], list[MemoryBlock]]:
@@ -889,7 +820,7 @@ class Trace:
                 output, branches = self._layer(hidden)
                 free(output)
             for branch in reversed(branches):
-                inner = gradient  # a branch's own gradient is added to the residual's in place
+                inner = self.memory.hold(gradient)  # a branch's own gradient is added to the residual's in place
                 for _, backward in reversed(branch):
                     inner = backward(inner)
                 free(inner)

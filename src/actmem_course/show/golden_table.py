@@ -7,7 +7,7 @@ from statistics import median
 
 from rich.table import Table
 
-from actmem_course.others.golden import Experiment, GoldenResult
+from actmem_course.others.golden import LIMITS, Experiment, GoldenResult
 from actmem_course.others.megatron_memory import SOURCES
 from actmem_course.show.tables import table
 
@@ -29,8 +29,7 @@ def golden_table(results: Sequence[GoldenResult]) -> Table:
         cells = [f"{peak - logged:+,}", f"{r.peak_percent:+.3f}"]
         if r.row.held_bytes:
             cells.append(f"{held - r.row.held_bytes:+,}")
-        late = abs(r.peak_percent or 0) > r.limit_percent
-        style = "bold red" if late else "italic" if r.row.kept_apart else ""
+        style = "bold red" if not r.within_limit else "italic" if r.row.kept_apart else ""
         made.add_row(name, r.row.gpu, _number(logged), *cells, style=style)
     return made
 
@@ -81,12 +80,8 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
     """Lines that say how far off the rows are: dense layers with unfused attention, the others, those kept apart."""
     lines = []
     compared = [r for r in results if r.peak_percent is not None]
-    for what, own in (
-        ("unfused attention", [r for r in compared if r.row.unfused]),
-        ("flash or cuDNN attention", [r for r in compared if not r.row.unfused]),
-        ("kept apart while this was written", [r for r in compared if r.row.kept_apart]),
-    ):
-        if own:
+    for what in (*LIMITS, "kept apart while this was written"):
+        if own := [r for r in compared if r.row.kind == what or (r.row.kept_apart and what not in LIMITS)]:
             peaks = _sizes(r.peak_percent for r in own)
             held = _sizes(r.held_percent for r in own)
             near = sum(size <= 0.02 for size in peaks)

@@ -774,7 +774,9 @@ class Trace:
         self._step(kept, sum(sizes), sizes)
         return output
 
-    def _head_forward(self, hidden: MemoryBlock, scalars: list[MemoryBlock]) -> tuple[list[MemoryBlock], list[MemoryBlock]]:
+    def _head_forward(
+        self, hidden: MemoryBlock, scalars: list[MemoryBlock]
+    ) -> tuple[list[MemoryBlock], list[MemoryBlock]]:
         run, take, free = self.run, self.take, self.free
         n = run.tokens
         norm = self._norm(hidden, "output layer input")

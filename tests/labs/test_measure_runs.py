@@ -70,7 +70,7 @@ def test_nvidias_rows_come_back_with_a_prediction(tmp_path):
         "\t".join(line.split("\t")[i] for i in kept)
         for line in [own[0], *(line for line in own if "_tp1_pp4_" in line and "vp2" not in line)]
     ]
-    rows.write_text("\n".join([*some, "moe/x\th100\t100\t50\t90\tnum-experts=4"]) + "\n", encoding="utf-8")
+    rows.write_text("\n".join([*some, "moe/x\th100\t100\t50\t90\tmtp-num-layers=1"]) + "\n", encoding="utf-8")
     done = launch.run(SCRIPT, "--megatron", "--rows", rows, "--json", out)
     assert done.returncode == 0, done.stdout + done.stderr
     assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout

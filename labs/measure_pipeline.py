@@ -10,7 +10,7 @@ import sys
 import torch
 
 from actmem.config import Parallel
-from actmem.formulas.timeline import draw, timeline
+from actmem.formulas.schedule import draw, timeline
 from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
 from actmem_course.bench.measure_pipeline import PipelineRun, measure_pipeline
 from actmem_course.bench.runner import Measurement

@@ -19,8 +19,7 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.activations import TABLE2
 from actmem.formulas.communication import Exchange
 from actmem.formulas.flops import Operation
-from actmem.formulas.schedule import interleaved, one_forward_one_backward
-from actmem.formulas.timeline import timeline
+from actmem.formulas.schedule import interleaved, one_forward_one_backward, timeline
 from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.rng import DropoutMask
@@ -120,9 +119,8 @@ SPECIAL = {
     },
     ("formulas.llama_terms.expert_mlp_rows", "routed_tokens"): 16,
     ("formulas.schedule", "ranks"): ORDER,
-    ("formulas.timeline", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,
-    ("formulas.timeline.validate", "num_model_chunks"): 1,
+    ("formulas.schedule.validate", "num_model_chunks"): 1,
 }
 #: Values that no parameter of this kind may have; a name with a 0 in its range is in MAY_BE_ZERO.
 JUNK: list[Any] = [None, "yes", "", b"x", 2.0, math.nan, math.inf, -1, True, [3], {}, object(), 10**5000, "a\nb" * 99]

@@ -19,8 +19,7 @@ from actmem.formulas.first_stage import (
 )  # fmt: skip
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
-from actmem.formulas.timeline import draw, timeline
-from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
+from actmem.formulas.schedule import draw, held, interleaved, one_forward_one_backward, peak_in_flight, timeline
 from actmem_course.results import PipelineResult, read
 from actmem_course.show.controls import play, slider, steps
 from actmem_course.show.live import LiveFigure

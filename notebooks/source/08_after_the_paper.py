@@ -16,8 +16,7 @@ from actmem.formulas.flops import layer_overhead
 from actmem_course.others.frontier import frontier
 from actmem_course.others.later_orders import ORDERS_BY_NAME, order_names, order_needs
 from actmem_course.others.interleaved_time import interleaved_step_time
-from actmem.formulas.schedule import interleaved
-from actmem.formulas.timeline import timeline
+from actmem.formulas.schedule import interleaved, timeline
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape

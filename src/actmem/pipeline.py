@@ -188,8 +188,7 @@ class Pipeline:
         s, b, h = self.shape.seq_length, self.shape.micro_batch_size, self.shape.hidden_size
         dtype, t = next(part.parameters()).dtype, self.tp.size
         # With the shapes given, torch need not run the model once to find them.
-        here = s // t if self.tp.sequence_parallel else s
-        hidden = torch.empty(here, b, h, dtype=dtype, device="meta", requires_grad=True)
+        hidden = torch.empty(s // self.tp.sequence_parts, b, h, dtype=dtype, device="meta", requires_grad=True)
         tokens = torch.empty(b, s, dtype=torch.int64, device="meta")
         logits = torch.empty(s, b, self.shape.vocab_size // t, dtype=dtype, device="meta", requires_grad=True)
         return Stage(

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.formulas.schedule import held, one_forward_one_backward, peak_in_flight
-from actmem.formulas.timeline import bubble_of, timeline, validate
+from actmem.formulas.schedule import bubble_of, held, one_forward_one_backward, peak_in_flight, timeline, validate
 from actmem_course.others.controllable_memory import v_half, v_min
 from actmem_course.others.zero_bubble import zero_bubble_h1
 

@@ -7,8 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError
-from actmem.formulas.schedule import interleaved, peak_in_flight
-from actmem.formulas.timeline import timeline
+from actmem.formulas.schedule import interleaved, peak_in_flight, timeline
 from actmem_course.others.interleaved_time import interleaved_step_time
 
 SIZES = {"p": st.integers(2, 7), "m": st.integers(2, 4), "rounds": st.integers(1, 4)}

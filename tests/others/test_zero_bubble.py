@@ -14,14 +14,18 @@ from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import eq1, weight_gradient_rows
 from actmem.formulas.schedule import (
     Action,
+    Span,
+    bubble_of,
     held,
     interleaved,
+    memory_curve,
     one_forward_one_backward,
     peak_in_flight,
     stage_at,
+    timeline,
     torch_microbatches_per_round,
+    validate,
 )
-from actmem.formulas.timeline import Span, bubble_of, memory_curve, timeline, validate
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem_course.others.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v

@@ -11,9 +11,8 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import weight_gradient_rows
 from actmem.formulas.batch import capacity, recomputed_share
 from actmem.formulas.first_stage import eq5, first_stage_bytes, in_flight, layer_bytes
-from actmem.formulas.schedule import one_forward_one_backward
+from actmem.formulas.schedule import memory_curve, one_forward_one_backward, timeline
 from actmem.formulas.stage_terms import bytes_by_rank
-from actmem.formulas.timeline import memory_curve, timeline
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks

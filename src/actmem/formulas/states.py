@@ -93,31 +93,11 @@ def state_rows(
 
     adam: a key of ADAM.  Figure 1.
     """
-    states = _states_of(adam)
+    if adam not in ADAM:
+        raise ConfigError("adam", f"must be one of {'; '.join(ADAM)}, got {shown(adam)}")
     count = sum(parameter_counts(shape, parallel, pipeline_rank).values())
     t = parallel.tensor_parallel_size
     return [
         Row(state.term, state.bytes_per_parameter * count, t, f"{state.bytes_per_parameter} B each: {state.reason}")
-        for state in states
+        for state in ADAM[adam]
     ]
-
-
-def gradient_bytes(
-    shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0, adam: str = "float32 gradients"
-) -> dict[str, int]:
-    """Bytes of gradients on one rank by dtype, "float32" and "16-bit": which of the two microbatches add up in.
-
-    adam: a key of ADAM.  "float32 gradients" is what ``main_grad.use_main_gradients`` keeps, the
-    first entry of the others what backward leaves in ``grad``.
-    """
-    count = sum(parameter_counts(shape, parallel, pipeline_rank).values())
-    gradients = [state for state in _states_of(adam) if state.is_gradient]
-    return {
-        {2: "16-bit", 4: "float32"}[each.bytes_per_parameter]: each.bytes_per_parameter * count for each in gradients
-    }
-
-
-def _states_of(adam: str) -> tuple[State, ...]:
-    if adam not in ADAM:
-        raise ConfigError("adam", f"must be one of {'; '.join(ADAM)}, got {shown(adam)}")
-    return ADAM[adam]

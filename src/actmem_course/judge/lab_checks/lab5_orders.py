@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from actmem.config import ConfigError
-from actmem.formulas import schedule, timeline
+from actmem.formulas import schedule
 from actmem.formulas.schedule import Action, Schedule
 from actmem_course.judge.lab_checks.lab5_explain import explain_order
 from actmem_course.judge.verdict import Wrong
@@ -91,7 +91,7 @@ def _check_runs(ranks: Schedule, ours: Schedule, n: int, chunks: int, case: str)
     if any(c >= chunks for c, _ in numbers) and all(0 <= c < n and 0 <= i < chunks for c, i in numbers):
         raise Wrong(f'{case}: in ("F", c, i) the chunk comes before the microbatch; here they are swapped')
     try:
-        timeline.validate(ranks, n, chunks)
+        schedule.validate(ranks, n, chunks)
     except ConfigError as error:
         about_order = "deadlock" in error.rule or "before its forward" in error.rule
         why = explain_order(ranks, ours) if about_order else ""
@@ -99,7 +99,7 @@ def _check_runs(ranks: Schedule, ours: Schedule, n: int, chunks: int, case: str)
 
 
 def _check_time(ranks: Schedule, ours: Schedule, case: str) -> None:
-    found, possible = (max(span.end for span in timeline.timeline(r)) for r in (ranks, ours))
+    found, possible = (max(span.end for span in schedule.timeline(r)) for r in (ranks, ours))
     if found <= possible:
         return
     ahead = [next(i for i, a in enumerate(actions) if a.kind == "B") for actions in ranks]

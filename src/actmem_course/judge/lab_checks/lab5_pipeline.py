@@ -13,9 +13,8 @@ import torch.nn.functional as F
 
 from actmem.formulas import schedule
 from actmem.formulas.batch import moving_window
-from actmem.formulas.schedule import one_forward_one_backward, peak_in_flight
+from actmem.formulas.schedule import bubble_of, draw, one_forward_one_backward, peak_in_flight, timeline
 from actmem.formulas.stage_terms import stage_output_rows
-from actmem.formulas.timeline import bubble_of, draw, timeline
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem_course.judge.compare import close, grad_of

@@ -42,7 +42,7 @@ TODAY = "instead: bytes of Hugging Face's blocks and of ours, each by a formula"
 @lab
 def main() -> int:
     run = Measurement(__doc__)
-    add_shape_arguments(run.parser)
+    add_shape_arguments(run.parser, timed=True)
     add_rank_arguments(run.parser)
     add_timing_arguments(run.parser)
     run.several("peer", tuple(PEERS))
@@ -52,8 +52,8 @@ def main() -> int:
     run.option("--today", action="store_true", help=TODAY)
     with run.asked() as args:
         if not args.today:
-            shape = shape_from(args)
-            size, dtype = check_ranks(args, run.parser.prog), check_timing(args)
+            size = check_ranks(args, run.parser.prog)
+            shape, dtype = shape_from(args), check_timing(args)
             check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")

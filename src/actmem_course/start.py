@@ -103,8 +103,9 @@ def _start(script: str, arguments: list[str], size: int, number: int, address: t
 
 def _end(ranks: list[Rank]) -> list[Rank]:
     """End what still runs; the ranks that failed by themselves, the likeliest cause first."""
-    failed = [rank for rank in ranks if rank.state() not in ("runs", "done")]
-    told = [rank for rank in ranks if rank.state() == "runs"]
+    states = [rank.state() for rank in ranks]  # asked once: a rank that ends in between would be in neither list
+    failed = [rank for rank, state in zip(ranks, states) if state not in ("runs", "done")]
+    told = [rank for rank, state in zip(ranks, states) if state == "runs"]
     for rank in told:
         rank.process.send_signal(signal.SIGTERM)
     deadline = time.monotonic() + GRACE_SECONDS

@@ -5,11 +5,13 @@ import json
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from actmem.config import ConfigError
+from actmem_course import start
 from actmem_course.ranks import add_rank_arguments, check_ranks
 
 
@@ -100,3 +102,13 @@ def test_exchanges_start_in_the_order_of_the_code_on_a_gpu(own, expected):
     code = "import actmem_course, os; print(os.environ['CUDA_DEVICE_MAX_CONNECTIONS'])"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert done.stdout.strip() == expected
+
+
+@pytest.mark.fault
+def test_a_rank_that_fails_while_the_others_are_looked_at_is_the_cause():
+    """Its peer has left for its sake, without a word."""
+    states = iter(["runs"])
+    process = SimpleNamespace(send_signal=lambda number: None, wait=lambda: None)
+    failing = SimpleNamespace(number=0, process=process, state=lambda: next(states, "failed"))
+    peer = SimpleNamespace(number=1, state=lambda: "ended without a word")
+    assert start._end([peer, failing]) == [failing, peer]

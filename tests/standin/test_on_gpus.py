@@ -72,9 +72,9 @@ def test_every_solution_passes_on_any_number_of_gpus(lab, gpus, kernel):
 LAUNCHES = {
     "table 2": ("measure_table2.py", (), 2),
     "parity": ("measure_parity.py", ("--seq-length", 64), 2),
-    "exchanges": ("measure_communication.py", ("--rounds", 1), 2),
+    "exchanges": ("measure_communication.py", ("--model", "tiny", "--rounds", 1), 2),
     "a pipeline": ("measure_pipeline.py", ("--pipeline", 4, "--microbatches", 8, "--free-outputs"), 4),
-    "times": ("measure_speed.py", ("--rounds", 1), 2),
+    "times": ("measure_speed.py", ("--model", "tiny", "--rounds", 1), 2),
     "today's layer": ("measure_today.py", (), 2),
     "training": ("train.py", ("--mode", "tensor+sequence", "--steps", 2), 2),
 }

@@ -357,6 +357,9 @@ Tensors copies(const Tensors& ts) {
   return made;
 }
 
+// What an exchange does to its copies is nobody's operation: a TorchDispatchMode must not see it, and gloo's thread may hold them for a while.
+struct Unseen { c10::impl::ExcludeDispatchKeyGuard guard{c10::DispatchKeySet({c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot})}; };
+
 struct Exchange final : c10d::Work {
   Started inner;
   Tensors in, in_then, out, result;
@@ -368,6 +371,7 @@ struct Exchange final : c10d::Work {
   bool wait(std::chrono::milliseconds limit) override {
     std::lock_guard<std::mutex> lock(waiting);
     if (over) return true;
+    Unseen unseen;
     if (inner) inner->wait(limit);
     over = true;
     for (size_t i = 0; i < in.size(); i++)
@@ -395,6 +399,7 @@ struct Nccl final : c10d::Backend {
   }
   template <class Start>
   Started run(c10d::OpType kind, Tensors in, Tensors out, bool async, Start start) {
+    Unseen unseen;
     auto work = c10::make_intrusive<Exchange>(rank_, kind);
     for (auto* ts : {&in, &out}) for (auto& t : *ts) TORCH_CHECK(t.is_cuda() && t.is_non_overlapping_and_dense(), "NCCL takes dense CUDA tensors, got ", t.device());
     work->in_then = copies(in), work->result = copies(out);

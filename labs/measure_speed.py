@@ -47,7 +47,7 @@ def main() -> int:
             if "RANK" in os.environ or args.emulate is not None or args.ranks is not None:
                 raise ConfigError("products", "needs a single process: python labs/measure_speed.py --products")
             gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            args.device = device_for(args.device, 1, gpus, run.parser.prog)
+            args.device = device_for(args.device, 1, gpus)
             dtype = check_timing(args)
         else:
             size = check_ranks(args, run.parser.prog)

@@ -30,11 +30,11 @@ _SIZES = {
 }
 
 
-def device_for(asked: str, ranks: int, gpus: int, program: str, alone: bool = True) -> str:
+def device_for(asked: str, ranks: int, gpus: int, alone: bool = True) -> str:
     """ "cuda" or "cpu" for all ``ranks`` of this host, which has so many GPUs.
 
-    Ranks that don't have a GPU each, and are alone in the job, run on the CPU; the first says so.  Raises ConfigError
-    if ``asked`` is "cuda", or if ranks on other hosts may have GPUs.
+    Ranks that don't have a GPU each, and are alone in the job, run on the CPU.  Raises ConfigError if ``asked`` is
+    "cuda", or if ranks on other hosts may have GPUs.
     """
     if asked == "cuda" and not gpus:
         raise ConfigError("device", "torch finds no CUDA GPU here")
@@ -42,12 +42,14 @@ def device_for(asked: str, ranks: int, gpus: int, program: str, alone: bool = Tr
         return "cpu"
     if ranks <= gpus:
         return "cuda"
-    found = f"{gpus} GPU{'s' * (gpus > 1)}"
     if asked == "cuda" or not alone:
+        found = gpus_found(gpus)
         raise ConfigError("device", f"{ranks} processes on this host but {found}: start {gpus}, or add --device cpu")
-    if os.environ.get("RANK", "0") == "0":
-        print(f"{program}: {ranks} ranks and only {found} here: they run on the CPU", file=sys.stderr, flush=True)
     return "cpu"
+
+
+def gpus_found(number: int) -> str:
+    return f"{number} GPU{'s' * (number > 1)}"
 
 
 class LabParser(argparse.ArgumentParser):

@@ -22,7 +22,7 @@ import torch.distributed.nn.functional  # noqa: F401
 
 from actmem.config import ConfigError, check_size
 from actmem.measure.emulate import emulated_rank
-from actmem_course.arguments import device_for
+from actmem_course.arguments import device_for, gpus_found
 from actmem_course.guard import LINE, Guard, say_gone
 from actmem_course.rank_store import RankStore, connect
 from actmem_course.start import start_ranks
@@ -97,10 +97,12 @@ def check_ranks(args: argparse.Namespace, script: str) -> int:
     if args.emulate is not None:
         fakes = getattr(args, "can_fake_cuda", False) and torch.version.cuda is not None
         # It stays on the CPU unless asked: there it needs no memory.
-        args.device = device_for(args.device, 1, int(gpus or fakes) if args.device == "cuda" else 0, script)
+        args.device = device_for(args.device, 1, int(gpus or fakes) if args.device == "cuda" else 0)
     else:
         local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-        args.device = device_for(args.device, local, gpus, script, alone=local == size)
+        asked, args.device = args.device, device_for(args.device, local, gpus, alone=local == size)
+        if asked == "auto" and args.device == "cpu" and gpus:
+            args.instead = f"{script}: {local} ranks and only {gpus_found(gpus)} here: they run on the CPU"
     return size
 
 
@@ -115,6 +117,8 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
         with emulated_rank(args.emulate, device=device, real_tensors=real_tensors):
             yield Ranks(0, args.emulate, device, emulated=True)
         return
+    if os.environ["RANK"] == "0" and (instead := getattr(args, "instead", "")):
+        print(instead, file=sys.stderr, flush=True)  # only now: bad input is one line
     guard = Guard()
     guard.start()
     if _store_is_served():

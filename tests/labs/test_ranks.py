@@ -112,7 +112,8 @@ def test_a_rank_that_fails_while_the_others_are_looked_at_is_the_cause():
     process = SimpleNamespace(send_signal=lambda number: None, wait=lambda: None)
     failing = SimpleNamespace(number=0, process=process, state=lambda: next(states, "failed"))
     peer = SimpleNamespace(number=1, state=lambda: "ended without a word")
-    assert start._end([peer, failing]) == [failing, peer]
+    ranks: list = [peer, failing]
+    assert start._end(ranks) == [failing, peer]
 
 
 @pytest.mark.bad_input

@@ -419,7 +419,7 @@ for formula, more, less in (
     print(f"logged {beyond_rest[more] - beyond_rest[less]:>13,} B, by formula {formula:>13,} B: {more} − {less}")
 
 # %% [markdown]
-# To the byte, on GPUs, in the numbers of the paper's authors. `python labs/measure_runs.py --megatron` predicts 75 such runs
+# To the byte, on GPUs, in the numbers of the paper's authors. `python labs/measure_runs.py --megatron` predicts 108 such runs
 # whole, tensor by tensor.
 #
 # ## What people get wrong here

@@ -234,3 +234,13 @@ for module in (c10d, torch._C._distributed_c10d, torch.distributed):
 constants.default_pg_nccl_timeout = c10d.default_pg_nccl_timeout = c10d.default_pg_timeout
 c10d._NCCL_AVAILABLE = True
 c10d.is_nccl_available = torch.distributed.is_nccl_available = lambda: True
+
+
+def split_group(parent_pg=None, split_ranks=None, timeout=None, pg_options=None, group_desc=None, backend=None):
+    """NCCL parts a communicator; here each part is a group of its own."""
+    groups = [(ranks, c10d.new_group(ranks, timeout=timeout, group_desc=group_desc)) for ranks in split_ranks]
+    return next((group for ranks, group in groups if c10d.get_rank() in ranks), None)
+
+
+for module in (c10d, torch.distributed, torch.distributed.device_mesh):
+    module.split_group = split_group

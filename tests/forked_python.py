@@ -48,8 +48,15 @@ def stand_in(python: str, address: str, command: list[str]) -> None:
     server = socket.socket(socket.AF_UNIX)
     forked: list[int] = []  # its number, once it is known
     early: list[int] = []
+
+    def forward(number, frame):
+        try:
+            os.kill(forked[0], number) if forked else early.append(number)
+        except ProcessLookupError:  # it has ended, and this one is about to
+            pass
+
     for number in FORWARDED:
-        signal.signal(number, lambda number, frame: os.kill(forked[0], number) if forked else early.append(number))
+        signal.signal(number, forward)
     try:
         script = words[:1] and (words[0] == "-c" or words[0].endswith(".py"))
         if not (script or words[:2] == ["-m", "torch.distributed.run"]):

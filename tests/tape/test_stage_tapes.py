@@ -6,7 +6,7 @@ import pytest
 
 from actmem.tape.evaluate import BACKWARD, FORWARD, read_events
 from actmem.tape.solver import draw_sizes
-from actmem.tape.stage_tapes import families, stage_part_of
+from actmem.tape.stage_tapes import families, stage_part_of, steps_of
 from actmem.tape.stages import as_on_gpus, families_to_record
 
 #: One of each kind; the others at night.
@@ -37,7 +37,9 @@ def test_a_stored_tape_is_what_runs(family, name):
         if name.endswith(" cuda"):
             events = as_on_gpus(events)
         flops = read_events(events).flops
-        assert families()[family].part(name, sizes) == stage_part_of(events, (flops[FORWARD], flops[BACKWARD]))
+        assert families()[family].part(name, sizes) == stage_part_of(
+            steps_of(events), (flops[FORWARD], flops[BACKWARD])
+        )
 
 
 def test_every_part_is_stored():

@@ -11,8 +11,7 @@ from actmem.measure.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
-from actmem.plan.llama_rows import own_llama_shape
-from actmem.plan.planned_llama import PlannedLlama
+from actmem.plan.planned_llama import PlannedLlama, own_llama_shape
 from actmem.verify.llama_stage import LlamaStage
 
 #: All payloads differ.

@@ -103,11 +103,12 @@ def test_an_axis_that_a_model_lacks_is_one_line(name):
 
 
 @pytest.mark.parametrize("name", [name for name in known_names() if planned_model_of(name).context_parallel])
-def test_every_line_under_context_parallelism(name):
+def test_every_line_and_the_peak_under_context_parallelism(name):
     layout = Layout(1, 4, 2, 2, context_parallel_size=2)
     plan = Plan(layout, "elementwise", 0, 1.0, 4, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
-    comparison = verify_plan(of_few_layers(name), plan)
+    comparison, peak = verify_plan(of_few_layers(name), plan), count_peak(of_few_layers(name), plan)
     assert comparison.exact, comparison.describe()
+    assert peak.counted_bytes > 10**6 and peak.exact, peak
 
 
 @pytest.mark.parametrize("name", known_names())

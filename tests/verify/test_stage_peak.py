@@ -1,4 +1,4 @@
-"""The peak of a stage's backward pass, replayed on paper and counted on an emulated rank: equal to the byte."""
+"""The peak of a stage's backward pass, as tapes have it and as counted on an emulated rank: equal to the byte."""
 
 import pytest
 import torch
@@ -9,11 +9,9 @@ from actmem.measure.parts import measure_part_peak, measure_stage_peak
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
-from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.planned_gpt import PlannedGPT
-from actmem.plan.planned_llama import PlannedLlama
-from actmem.plan.replay import Replay
-from actmem.rows import Row, total
+from actmem.plan.planned_llama import PlannedLlama, own_llama_shape
+from actmem.rows import total
 from actmem.verify.llama_stage import LlamaStage
 from tests.tiers import covering
 
@@ -27,7 +25,7 @@ STAGES = {"middle": range(1, 3), "first": range(0, 1), "last": range(3, 4), "who
 RANKS = {"one device": (1, False), "tensor": (2, False), "tensor and sequence": (4, True)}
 
 
-def replayed(shape, t, sequence_parallel, layers, recompute):
+def predicted(shape, t, sequence_parallel, layers, recompute):
     layout = Layout(1, t, micro_batch_size=shape.micro_batch_size, sequence_parallel=sequence_parallel)
     first, last = layers.start == 0, layers.stop == shape.num_layers
     return PlannedGPT("small", shape).transient_rows(layout, recompute, first, last, len(layers), "cpu")
@@ -42,7 +40,7 @@ def test_the_transient_is_what_is_counted(name, stage, ranks, recompute):
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=recompute)
-    assert total(replayed(shape, t, sequence_parallel, layers, recompute)) == peak - kept
+    assert total(predicted(shape, t, sequence_parallel, layers, recompute)) == peak - kept
 
 
 DECODERS = {
@@ -97,20 +95,7 @@ def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recom
 
 
 def test_the_embedding_can_be_the_fullest():
-    rows = replayed(SHAPES["many words"], 1, False, STAGES["first"], "none")
+    rows = predicted(SHAPES["many words"], 1, False, STAGES["first"], "none")
     assert "_LookupBackward: embedding_dense_backward" in {row.term for row in rows}
-    rows = replayed(SHAPES["small"], 1, False, STAGES["first"], "none")
+    rows = predicted(SHAPES["small"], 1, False, STAGES["first"], "none")
     assert "_LookupBackward: embedding_dense_backward" not in {row.term for row in rows}
-
-
-def test_a_replay_remembers_its_fullest_moment():
-    replay = Replay([Row("kept", 10), Row("more", 5)])
-    replay.make("a", 3)
-    replay.free("kept")
-    replay.make("b", 20)
-    replay.free("a", "b")
-    replay.make("a", 4)
-    assert replay.transient_bytes == total(replay.transient_rows()) == 13
-    assert {row.term: row.bytes for row in replay.transient_rows()} == {"a": 3, "b": 20, "kept, freed by then": -10}
-    with pytest.raises(KeyError, match="kept"):
-        replay.free("kept")

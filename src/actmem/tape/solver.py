@@ -8,13 +8,14 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from fractions import Fraction
 from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 
 from actmem.checks import ConfigError
-from actmem.tape.evaluate import MAY_BE_ONE, MOST_ONES, Event, Formula, Run, Tape, sizes_of, with_sizes
+from actmem.tape.evaluate import MAY_BE_ONE, MOST_ONES, Event, Formula, Run, Tape, sizes_of, value, with_sizes
 
 #: Of what a letter is a multiple: a number times other letters.
 Rules = Mapping[str, tuple[int, tuple[str, ...]]]
@@ -28,8 +29,9 @@ _PRIMES = {
     "k": (2, 3, 5),
     "a": (2, 3, 5),
     "h": (2, 3, 5, 7),
-    "n": (3, 5, 7),
-    "x": (2, 3),
+    "n": (5, 7, 11),
+    "x": (2, 3, 5),
+    "c": (2, 3, 5, 7),
 }
 _OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
 #: The most monomials of a formula, and the largest denominator of their coefficients.
@@ -119,10 +121,18 @@ def _solved(
             _check_structure(*runs[0], *runs[-1])
     fit = _Fit([sizes for sizes, _ in runs], free, rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
+    # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
+    known: dict[tuple[int, ...], int] = {}
+    for i, old in enumerate(tape.formulas):
+        with suppress(ConfigError):
+            known.setdefault(tuple(value(old, list(sizes.values())) for sizes, _ in runs), i)
     events = []
     for same in zip(*(events for _, events in runs)):
         solved = []
         for given in zip(*map(sizes_of, same)):
+            if given in known:
+                solved.append(known[given])
+                continue
             formula = fit.formula(given)
             if formula is None:
                 what = getattr(same[0], "name", "") or f"{getattr(same[0], 'where', '')}: {getattr(same[0], 'op', '')}"
@@ -212,14 +222,14 @@ class _Fit:
         return [(coefficients.pop(), named)] if len(coefficients) == 1 else None
 
     def _sum(self, sizes):
-        """Two or three monomials, after letters that divide every size are divided out.
+        """Two or three monomials, after letters that divide every size, but for halves, are divided out.
 
         Small letters can divide all sizes by accident, so one or two are then put back.
         """
         left, common = [Fraction(size) for size in sizes], dict.fromkeys(self._letters, 0)
-        for factor in self._factors * 2:
+        for factor in (factor for factor in self._factors for _ in range(2)):
             divided = [size / self._value(factor, run) for size, run in zip(left, self._runs)]
-            if all(x.denominator == 1 for x in divided):
+            if all(x.denominator in (1, 2, 4, 8) for x in divided):
                 left = divided
                 for x, e in factor.items():
                     common[x] += e
@@ -232,9 +242,13 @@ class _Fit:
             more = [size * self._value(again, run) for size, run in zip(left, self._runs)]
             for found in self._sums_of(more, simple):
                 return self._with(found, {x: e - again.get(x, 0) for x, e in common.items()})
-        for terms, candidates in ((2, self._candidates(3)), (3, self._candidates(2))):
-            for found in self._sums_of(left, candidates, terms):
-                return self._with(found, common)
+        for letter in ("", *out):
+            again = {letter: 1} if letter else {}
+            more = [size * self._value(again, run) for size, run in zip(left, self._runs)]
+            for found in self._sums_of(more, self._candidates(3), 2):
+                return self._with(found, {x: e - again.get(x, 0) for x, e in common.items()})
+        for found in self._sums_of(left, self._candidates(2), 3):
+            return self._with(found, common)
         return None
 
     def _with(self, found, common: Mapping[str, int]):

@@ -9,8 +9,8 @@ fullest moment is one before the hole, one of a single layer, or one after the h
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, lru_cache
 from itertools import combinations
@@ -53,53 +53,81 @@ class StagePart:
     backward_flops: int
 
 
-def stage_part_of(events: Iterable[Event], flops: tuple[int, int] = (0, 0)) -> StagePart:
-    """What a tape's events in bytes say."""
+#: What a tape's step does, to which storage, of how many bytes, by which name.
+Step = tuple[str, int, int, str]
+_GIVEN = "gradient of the stage's output"
+
+
+def stage_part_of(steps: Sequence[Step], flops: tuple[int, int] = (0, 0)) -> StagePart:
+    """What the steps of a part add up to."""
     live = kept = gradient = 0
-    made: dict[int, Make] = {}
-    late: set[int] = set()
-    first: int | None = None
+    through = -1  # the number of the gradient that comes through the hole
+    sizes: dict[int, int] = {}
     phase = ""
-    most: dict[str, tuple[int, dict[str, int]]] = {}
-
-    def moment(extra: int = 0) -> tuple[int, dict[str, int]]:
-        names: dict[str, int] = {}
-        for number in late:
-            names[made[number].name] = names.get(made[number].name, 0) + made[number].bytes
-        if extra:
-            names[_GIVEN] = names.get(_GIVEN, 0) + extra
-        return live - kept + extra, names
-
-    for event in events:
-        if isinstance(event, Mark):
-            if event.name == BACKWARD:
-                kept, phase = live, "before"
-            elif event.name == LAYERS:
-                most["at"], phase = moment(), "hole"
-        elif isinstance(event, Make):
-            made[event.number] = event
-            live += event.bytes
-            if phase:
-                late.add(event.number)
+    most: dict[str, tuple[int, int, int]] = {}  # bytes of the fullest moment, its place, and what stays beside it
+    for place, (what, number, size, _) in enumerate(steps):
+        if what == "make":
+            sizes[number] = size
+            live += size
             if phase == "hole":
-                first, gradient, phase = event.number, event.bytes, "after"
-                continue
-            if phase and (phase not in most or live - kept > most[phase][0]):
-                most[phase] = moment()
-            gone = gradient if first is not None and first not in made else 0
-            if phase == "after" and ("held" not in most or live + gone - kept > most["held"][0]):
-                most["held"] = moment(gone)
-        elif isinstance(event, Free) and event.number in made:
-            live -= made.pop(event.number).bytes
-            late.discard(event.number)
-        elif isinstance(event, Resize) and event.number in made:
-            live += event.bytes - made[event.number].bytes
-            made[event.number] = Make(event.number, event.bytes, made[event.number].name)
-    found = {name: StageMoment(*most.get(name, (0, {}))) for name in ("before", "at", "after", "held")}
+                through, gradient, phase = number, size, "after"
+            elif phase:
+                if phase not in most or live > most[phase][0]:
+                    most[phase] = live, place, 0
+                stays = gradient if phase == "after" and through not in sizes else 0
+                if phase == "after" and ("held" not in most or live + stays > most["held"][0]):
+                    most["held"] = live + stays, place, stays
+        elif what == "free":
+            live -= sizes.pop(number)
+        elif what == "resize":
+            live += size - sizes[number]
+            sizes[number] = size
+        elif what == BACKWARD:
+            kept, phase = live, "before"
+        elif what == LAYERS:
+            most["at"], phase = (live, place, 0), "hole"
+    made = _made(steps, {place for _, place, _ in most.values()})
+    found = dict.fromkeys(("before", "at", "after", "held"), StageMoment(0, {}))
+    for name, (size, place, stays) in most.items():
+        beside = {_GIVEN: stays} if stays else {}
+        found[name] = StageMoment(size - kept, {**made[place], **beside})
     return StagePart(kept, gradient_bytes=gradient, forward_flops=flops[0], backward_flops=flops[1], **found)
 
 
-_GIVEN = "gradient of the stage's output"
+def _made(steps: Sequence[Step], places: set[int]) -> dict[int, dict[str, int]]:
+    """What backward has made and not freed, by name, after each of these steps."""
+    alive: dict[int, tuple[int, str]] = {}
+    found: dict[int, dict[str, int]] = {}
+    begun = False
+    for place, (what, number, size, name) in enumerate(steps):
+        if what == "make" and begun:
+            alive[number] = size, name
+        elif what == "free":
+            alive.pop(number, None)
+        elif what == "resize" and number in alive:
+            alive[number] = size, alive[number][1]
+        elif what == BACKWARD:
+            begun = True
+        if place in places:
+            sums = found[place] = {}
+            for each, named in alive.values():
+                sums[named] = sums.get(named, 0) + each
+    return found
+
+
+def steps_of(events: Iterable[Event]) -> list[Step]:
+    """The steps that events in bytes are."""
+    steps: list[Step] = []
+    for event in events:
+        if isinstance(event, Make):
+            steps.append(("make", event.number, event.bytes, event.name))
+        elif isinstance(event, Free):
+            steps.append(("free", event.number, 0, ""))
+        elif isinstance(event, Resize):
+            steps.append(("resize", event.number, event.bytes, ""))
+        elif isinstance(event, Mark):
+            steps.append((event.name, 0, 0, ""))
+    return steps
 
 
 def _moments(
@@ -144,6 +172,7 @@ class Family:
     words: list[str]
     texts: dict[str, dict[str, str]]
     flops: dict[str, tuple[int, int]]
+    parsed: dict[str, list[Step]] = field(default_factory=dict)
 
     def part(self, name: str, sizes: Mapping[str, int]) -> StagePart:
         """The tape of that name at these sizes.  Raises ConfigError if there is none."""
@@ -153,27 +182,34 @@ class Family:
         ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1 and letter in self.letters)
         texts = self.texts[name]
         text = next(texts[key] for n in range(len(ones), -1, -1) for some in combinations(ones, n) if (key := "".join(some)) in texts)  # fmt: skip
+        if text not in self.parsed:
+            self.parsed[text] = self._parsed(text)
         values: dict[int, int] = {}
+        steps: list[Step] = []
+        for what, number, i, word in self.parsed[text]:
+            if i not in values:
+                values[i] = value(self.formulas[i], own) if i >= 0 else 0
+            steps.append((what, number, values[i], word))
         flops = tuple(value(self.formulas[i], own) for i in self.flops[name])
-        return stage_part_of(self._events(text, own, values), flops)  # type: ignore[arg-type]
+        return stage_part_of(steps, flops)  # type: ignore[arg-type]
 
-    def _events(self, text: str, own: list[int], values: dict[int, int]) -> Iterator[Event]:
-        number = 0
+    def _parsed(self, text: str) -> list[Step]:
+        """Steps with numbers of formulas in place of bytes, -1 where there is none."""
+        steps: list[Step] = []
+        made = 0
         for token in text.split():
             if token in _MARKS:
-                yield Mark(_MARKS[token])
+                steps.append((_MARKS[token], 0, -1, ""))
             elif token[0] == "-":
-                yield Free(int(token[1:]))
+                steps.append(("free", int(token[1:]), -1, ""))
+            elif "=" in token:
+                size, number = token.split("=")
+                steps.append(("resize", int(number), int(size), ""))
             else:
-                size, _, word = token.partition("." if "." in token else "=")
-                i = int(size)
-                if i not in values:
-                    values[i] = value(self.formulas[i], own)
-                if "=" in token:
-                    yield Resize(int(word), values[i])
-                else:
-                    yield Make(number, values[i], self.words[int(word)])
-                    number += 1
+                size, word = token.split(".")
+                steps.append(("make", made, int(size), self.words[int(word)]))
+                made += 1
+        return steps
 
 
 @cache

@@ -24,10 +24,9 @@ from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_part_peak, measure_stage, measure_stage_peak, measure_states
 from actmem.parallel.groups import TensorParallel
-from actmem.plan.llama_rows import own_llama_shape
 from actmem.plan.outcome import Plan
 from actmem.plan.planned_gpt import PlannedGPT
-from actmem.plan.planned_llama import PlannedLlama
+from actmem.plan.planned_llama import PlannedLlama, own_llama_shape
 from actmem.plan.planned_model import PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
 from actmem.rows import Comparison, Row, compare, total
@@ -37,8 +36,6 @@ from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 NOT_RUN = (
     "Not run: data-parallel ranks (states are counted whole, then divided by the bill's rule) and communication buffers"
 )
-#: The same of the peak, where context-parallel ranks share a sequence.
-PEAK_NOT_COUNTED = "the peak is not counted: the bill has an estimate of the gathered K and V"
 #: Parts of a bill that an emulated rank holds; buffers and the transient are not among them.
 COUNTED_PARTS = ("weights", "gradients", "optimizer states", "activations", "logits and loss")
 
@@ -125,17 +122,14 @@ class CountedPeak:
 def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak:
     """The transient of the plan's fullest rank: the bill's, and counted in the next backward pass of an emulated rank.
 
-    Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run, and
-    under context parallelism, where the bill's transient is an estimate (see PlannedLlama).
+    Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run.
     """
     _check_runs(model, plan)
-    if plan.layout.context_parallel_size > 1:
-        raise ConfigError("verify", PEAK_NOT_COUNTED)
     layout, rank, chunks = plan.layout, plan.pipeline_rank, chunks_of(model, plan)
     bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, device_type="cpu")
     # The fullest moment ends warm-up, so backward begins with the last chunk.
     layers = chunks[-1]
-    with emulated_rank(layout.tensor_parallel_size):
+    with emulated_rank(layout.tensor_parallel_size * layout.context_parallel_size):
         tp, context = _ranks(plan)
         # What a backward pass makes doesn't depend on the microbatches that wait.
         if isinstance(model, PlannedGPT):

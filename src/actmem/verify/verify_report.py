@@ -10,24 +10,17 @@ from actmem.plan.explain import plan_text
 from actmem.plan.outcome import Plan
 from actmem.plan.planned_model import PlannedModel
 from actmem.rows import Match
-from actmem.verify.verify_plan import NOT_RUN, PEAK_NOT_COUNTED, CountedPeak, count_peak, verify_plan
+from actmem.verify.verify_plan import NOT_RUN, CountedPeak, count_peak, verify_plan
 
 
 def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
-    """Verify the plan, print each line of its bill beside the counted one, and the peak; True if all are equal.
-
-    Where the bill estimates the peak, it says so, and counts none.
-    """
+    """Verify the plan, print each line of its bill beside the counted one, and the peak; True if all are equal."""
     comparison = verify_plan(model, plan)
     matches = comparison.matched + comparison.changed + comparison.missing + comparison.extra
     console.print(f"\n[bold]Verified:[/] {plan_text(plan)}", highlight=False)
     console.print(_table(matches, plan))
     verdict = f"{len(comparison.matched)} of {len(matches)} lines equal what is counted, to the byte"
     console.print(verdict if comparison.exact else f"[bold red]{verdict}", highlight=False)
-    if plan.layout.context_parallel_size > 1:
-        console.print(f"With context parallelism {PEAK_NOT_COUNTED}", highlight=False)
-        console.print(NOT_RUN, highlight=False)
-        return comparison.exact
     peak = count_peak(model, plan)
     text = _peak_text(peak)
     console.print(text if peak.exact else f"[bold red]{text}", highlight=False)

@@ -2,10 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from actmem_course.judge.compare import close, times
-from actmem_course.judge.lab_checks.exchanged import OWN_PART, SUM, everything_made, explain_exchange, made_of
-from actmem_course.judge.lab_checks.operators import OPERATORS
+from actmem_course.judge.exchanged import SUM, everything_made, explain_exchange, made_of
+from actmem_course.judge.operators import OPERATORS
+from actmem_course.judge.solutions import lab2_tensor_parallel as lab2
+from actmem_course.judge.solutions import lab3_sequence_parallel as lab3
+from actmem_course.judge.virtual import VirtualRanks
 
 
 def parts_of(t, *sizes):
@@ -61,14 +65,19 @@ def test_one_rank_has_nothing_to_exchange():
     assert made_of(parts[0], parts, 0) == []
 
 
-@pytest.mark.parametrize("t", [1, 2, 4])
+@pytest.mark.parametrize("t", [2, 4])
 @pytest.mark.parametrize("operator", OPERATORS, ids=lambda operator: operator.name)
-def test_an_operator_is_what_its_two_passes_make(operator, t):
-    parts = [part.requires_grad_() for part in parts_of(t, 8, 3, 5)]
-    results = operator(parts)
-    upstream = [torch.randn_like(result) for result in results]
-    torch.autograd.backward(results, upstream)
-    for rank, (result, part) in enumerate(zip(results, parts)):
-        assert torch.equal(result, operator.forward.make(parts, rank))
-        assert torch.equal(part.grad, operator.backward.make(upstream, rank))
-    assert (operator.forward is OWN_PART) == torch.equal(results[-1], parts[-1]) or t == 1
+def test_our_operators_are_what_their_two_passes_make(operator, t):
+    parts = parts_of(t, 8, 3, 5)
+    upstream = [torch.randn_like(made) for made in operator.forward.on_all(parts)]
+    ours = getattr(lab2 if operator.name in ("f", "f_bar") else lab3, operator.name)
+
+    def run(rank):
+        x = parts[rank.number].clone().requires_grad_()
+        result = ours(x, dist.group.WORLD)
+        result.backward(upstream[rank.number])
+        return result.detach(), x.grad
+
+    for rank, (result, gradient) in enumerate(VirtualRanks(t).run(run)):
+        torch.testing.assert_close(result, operator.forward.make(parts, rank))
+        torch.testing.assert_close(gradient, operator.backward.make(upstream, rank))

@@ -11,21 +11,6 @@ from tests.wrong_answers.planted import planted
 LAB = "lab2_tensor_parallel"
 
 
-@planted(LAB, "2.3", r"f is missing: it belongs at the entry, once")
-def column_without_f(x, weight, bias, group):
-    return F.linear(x, weight, bias)
-
-
-@planted(LAB, "2.3", r"^f belongs where f_bar is called: f's forward must return x as it is")
-def column_with_f_bar(x, weight, bias, group):
-    return F.linear(f_bar(x, group), weight, bias)
-
-
-@planted(LAB, "2.3", r"bias is missing: it belongs after the linear, once")
-def column_without_bias(x, weight, bias, group):
-    return F.linear(f(x, group), weight)
-
-
 @planted(LAB, "2.3", r"the ranks' parts joined along dimension 2; .*return this rank's own output features")
 def column_gathers_its_output(x, weight, bias, group):
     return torch.cat(differentiable.all_gather(F.linear(f(x, group), weight, bias), group=group), -1)
@@ -43,45 +28,10 @@ def column_with_f_on_the_weight(x, weight, bias, group):
     return F.linear(f(x, group), f(weight, group), bias)
 
 
-@planted(LAB, "2.3", r"f comes twice")
-def column_with_f_twice(x, weight, bias, group):
-    return F.linear(f(f(x, group), group), weight, bias)
-
-
 @planted(LAB, "2.3", r"keeps 1,\d+ B for backward where 576 B are enough")
 def column_keeps_a_second_copy(x, weight, bias, group):
     y = f(x, group)
     return F.linear(y.clone(), weight, bias) + 0 * (y * y).sum()
-
-
-@planted(LAB, "2.4", r"^bias comes before f_bar: it belongs after the sum over the ranks, once")
-def row_with_bias_on_every_rank(x, weight, bias, group):
-    return f_bar(F.linear(x, weight, bias), group)
-
-
-@planted(LAB, "2.4", r"f_bar is missing: it belongs right after the row-parallel product")
-def row_without_f_bar(x, weight, bias, group):
-    return F.linear(x, weight, bias)
-
-
-@planted(LAB, "2.4", r"bias is missing: it belongs after the sum over the ranks, once")
-def row_without_bias(x, weight, bias, group):
-    return f_bar(F.linear(x, weight), group)
-
-
-@planted(LAB, "2.4", r"the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum")
-def row_with_a_divided_bias(x, weight, bias, group):
-    return f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group)
-
-
-@planted(LAB, "2.4", r"the gradients are not: f_bar gives in backward (the sum|t .* times) .* without an all-reduce")
-def row_by_torchs_differentiable_all_reduce(x, weight, bias, group):
-    return differentiable.all_reduce(F.linear(x, weight), group=group) + bias
-
-
-@planted(LAB, "2.4", r"^f_bar gives 1/t \(here .*\) of the sum .* with SUM")
-def row_averages(x, weight, bias, group):
-    return f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias
 
 
 @planted(
@@ -106,8 +56,3 @@ def row_with_bias_on_rank_0(x, weight, bias, group):
 @planted(LAB, "2.4", ON_RANK_0)
 def row_with_bias_times_0_on_the_others(x, weight, bias, group):
     return f_bar(F.linear(x, weight, bias * (dist.get_rank(group) == 0)), group)
-
-
-@planted(LAB, "2.4", r"the gradients are not: f is called before the linear, where nothing is to be exchanged")
-def row_with_f_at_the_entry(x, weight, bias, group):
-    return f_bar(F.linear(f(x, group), weight), group) + bias

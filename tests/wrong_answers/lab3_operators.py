@@ -181,21 +181,11 @@ def g_bar_returns_a_part_in_backward(x, group):
     return operator(scattered, lambda grad, group: averaged(grad, group))(x, group)
 
 
-@planted(LAB, "3.3", r"^g is missing: it belongs at the entry, once, so that this rank's weight meets all tokens")
-def linear_without_g(x, weight, bias, group):
-    return F.linear(x, weight, bias)
-
-
 @planted(
     LAB, "3.3", r"the gradients are not: g gives in backward this rank's share of its own part; .*reduce-scatter once"
 )
 def linear_with_a_split_in_backward(x, weight, bias, group):
     return F.linear(operator(gathered, own_part)(x, group), weight, bias)
-
-
-@planted(LAB, "3.3", r"^bias is missing: it belongs after the linear")
-def linear_without_bias(x, weight, bias, group):
-    return F.linear(g(x, group), weight)
 
 
 def shard_keeping(backward_x=None, scatter=scattered, save_full=False, on_ctx=False, bias_rows=None):
@@ -244,23 +234,6 @@ def gathers_and_leaves_it_to_autograd(x, weight, bias, group):
 @planted(LAB, "3.5", r"no hook can see them")
 def hides_the_gathered_input_on_ctx(x, weight, bias, group):
     return shard_keeping(on_ctx=True)(x, weight, bias, group)
-
-
-@planted(LAB, "3.5", r"gradient of weight comes from this rank's tokens only")
-def weight_gradient_from_the_shard(x, weight, bias, group):
-    return shard_keeping(backward_x=lambda x, grad, group: (x, own_part(grad, group)))(x, weight, bias, group)
-
-
-@planted(
-    LAB, "3.5", r"the gradients are not: g gives in backward this rank's share of its own part; .*reduce-scatter once"
-)
-def input_gradient_only_split(x, weight, bias, group):
-    return shard_keeping(scatter=own_part)(x, weight, bias, group)
-
-
-@planted(LAB, "3.5", r"gradient of bias comes from this rank's tokens only")
-def bias_gradient_from_the_shard(x, weight, bias, group):
-    return shard_keeping(bias_rows=own_part)(x, weight, bias, group)
 
 
 @planted(LAB, "3.5", r"backward runs 1 all-gather, 1 all-reduce; expected 1 all-gather, 1 reduce-scatter")

@@ -15,60 +15,10 @@ def all_reduce_gradients(w, names, group):
         dist.all_reduce(getattr(w, name).grad, group=group)
 
 
-@planted(
-    LAB,
-    "3.6",
-    r"^\.grad is the sum of the ranks' parts: qkv_weight, qkv_bias, projection_weight, up_weight, up_bias, down_weight\. .*leave it as it is$",
-)
-def sums_all_gradients(w, group):
-    all_reduce_gradients(w, w.named(), group)
-
-
-@planted(LAB, "3.6", r"^\.grad is this rank's own part: projection_bias, down_bias\. .*the gradient is the sum")
-def forgets_the_biases(w, group):
-    all_reduce_gradients(w, [name for name in PARTIAL if "norm" in name], group)
-
-
-@planted(LAB, "3.6", r"^\.grad is the sum of the ranks' parts: qkv_bias, up_bias\. .*leave it as it is$")
-def sums_all_biases(w, group):
-    all_reduce_gradients(w, [name for name in w.named() if "norm" in name or name.endswith("bias")], group)
-
-
-@planted(LAB, "3.6", r"^\.grad is 1/t \(here .*\) of the sum of the ranks' parts: norm1_weight, .*down_bias\. ")
-def averages_gradients(w, group):
-    all_reduce_gradients(w, PARTIAL, group)
-    for name in PARTIAL:
-        getattr(w, name).grad /= dist.get_world_size(group)
-
-
-@planted(LAB, "3.6", r"no \.grad has changed")
-def sums_copies(w, group):
-    for name in PARTIAL:
-        dist.all_reduce(getattr(w, name).grad.clone(), group=group)
-
-
 @planted(LAB, "3.6", r"parameters themselves are changed \(norm1_weight")
 def sums_parameters(w, group):
     for name in PARTIAL:
         dist.all_reduce(getattr(w, name).data, group=group)
-
-
-@planted(LAB, "3.6", r"^every rank has rank 0's part: .* must be summed \(all-reduce\)")
-def sends_the_gradients_of_rank_0(w, group):
-    for name in PARTIAL:
-        dist.broadcast(getattr(w, name).grad, 0, group=group)
-
-
-@planted(LAB, "3.6", r"^only rank 0 has the sum; the others .* need it too", size=4)
-def sums_on_rank_0_of_four(w, group):
-    for name in PARTIAL:
-        dist.reduce(getattr(w, name).grad, 0, group=group)
-
-
-@planted(LAB, "3.6", r"^only rank 1 has the sum; the others .* need it too")
-def sums_on_rank_1(w, group):
-    for name in PARTIAL:
-        dist.reduce(getattr(w, name).grad, 1, group=group)
 
 
 @planted(LAB, "3.6", r"each rank sends [\d,]+ B where (576|1,728) B are enough")

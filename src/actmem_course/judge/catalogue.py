@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 from pathlib import Path
+from types import ModuleType
 
 from actmem.config import ConfigError
 from actmem_course.judge.exercise import Lab
@@ -37,6 +38,16 @@ def load_lab(name: str) -> Lab:
     return found
 
 
+def solution_module(name: str) -> ModuleType:
+    """Our own solution."""
+    return importlib.import_module(f"actmem_course.judge.solutions.{name}")
+
+
 def solutions_of(name: str) -> dict:
-    """The names of our own solution's module, by name."""
-    return vars(importlib.import_module(f"actmem_course.judge.solutions.{name}"))
+    """What our own solution's module defines, by name."""
+    return vars(solution_module(name))
+
+
+def cases_of(name: str) -> ModuleType:
+    """A lab's cases and its table of mistakes."""
+    return importlib.import_module(f"actmem_course.judge.cases.{name}")

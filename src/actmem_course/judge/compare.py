@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import islice
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -57,13 +58,7 @@ def check_tensor(
     may take long to make; else the diagnosis says how ``found`` differs.
     what: the subject of that sentence.  t: the number of ranks, for factors.
     """
-    if found is None:
-        raise Wrong(f"{what} is None" + (": is a return missing?" if "result" in what else ""))
-    if type(found).__name__ == "DTensor":
-        raise Wrong(f"{what} is a DTensor; expected a plain tensor (full_tensor() or to_local())")
-    if not isinstance(found, Tensor):
-        raise Wrong(f"{what} is a {type(found).__name__}, not a tensor")
-    found = found.detach()
+    found = check_plain_tensor(what, found)
     if found.shape == expected.shape and found.dtype != expected.dtype:
         raise Wrong(f"{what} has dtype {_dtype(found)}; expected {_dtype(expected)}, as the input has")
     if close(found, expected):
@@ -78,6 +73,19 @@ def check_tensor(
     if named:
         raise Wrong(named[0], named[1:])
     raise Unexplained(describe(what, found, expected, t))
+
+
+def check_plain_tensor(what: str, found: Any) -> Tensor:
+    """``found`` without its graph.  Raises Wrong unless it is a tensor, and this rank's alone."""
+    if found is None:
+        raise Wrong(f"{what} is None" + (": is a return missing?" if "result" in what else ""))
+    if type(found).__name__ == "DTensor":
+        raise Wrong(f"{what} is a DTensor; expected a plain tensor (full_tensor() or to_local())")
+    if not isinstance(found, Tensor):
+        raise Wrong(f"{what} is a {type(found).__name__}, not a tensor")
+    if type(found).__name__ == "AsyncCollectiveTensor":
+        found = found.trigger_wait()  # type: ignore[attr-defined]
+    return found.detach()
 
 
 def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:

@@ -13,9 +13,10 @@ from actmem.config import ConfigError
 
 
 def _named(place: str) -> Callable:
-    """The function that ``place`` names: "lab2_tensor_parallel:check_mlp" in lab_checks."""
+    """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or "lab4_layer:check_full_layer" in lab_checks."""
     module, _, function = place.partition(":")
-    return getattr(importlib.import_module(f"actmem_course.judge.lab_checks.{module}"), function)
+    folder = "" if module.startswith("cases.") else "lab_checks."
+    return getattr(importlib.import_module(f"actmem_course.judge.{folder}{module}"), function)
 
 
 @cache
@@ -31,7 +32,7 @@ def _hints() -> dict[str, tuple[str, ...]]:
 class Exercise:
     """One function to write, and how it is judged.
 
-    judged_by: where its check is.  section: of the chapter to read.  seconds: a rank that works on it for
+    judged_by: where its check or its case is.  section: of the chapter to read.  seconds: a rank that works on it for
     longer is taken to be stuck.  takes_group: it is handed a process group, and is judged on several.
     """
 
@@ -49,8 +50,18 @@ class Exercise:
 
     @property
     def check(self) -> Callable:
-        """Called with a Bench; raises Wrong, or returns a remark or None."""
+        """Called with a Bench, or a Run if it is a case; raises Wrong, or returns a remark or None."""
         return _named(self.judged_by)
+
+    @property
+    def is_case(self) -> bool:
+        """Whether its check is a case, which says what it sees; mistakes are then edits of our own answer."""
+        return self.judged_by.startswith("cases.")
+
+    @property
+    def lab(self) -> str:
+        """The lab's name, of a case."""
+        return self.judged_by.partition(":")[0].removeprefix("cases.")
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,11 @@ import traceback
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from actmem_course.judge.catalogue import solutions_of
 from actmem_course.judge.exercise import Exercise, Lab
+from actmem_course.judge.naming import Naming, check_case, table
 from actmem_course.judge.verdict import (
     BLOCKED,
     ERROR,
@@ -67,11 +69,42 @@ class Judge:
         return second
 
     def _once(self, exercise: Exercise) -> Verdict:
+        if exercise.is_case:
+            return self._by_case(exercise)
+
         def job(rank: VirtualRank) -> Outcome | None:
             b = Bench(self.spaces[rank.number], rank, self.ranks.device, self._progress)
             return outcome_of(exercise, b)
 
         return verdict_of(exercise, self.ranks.run(job, self.spaces[0].get("__file__", "")))
+
+    def _by_case(self, exercise: Exercise) -> Verdict:
+        """The case with the learner's functions, beside the case with ours."""
+        naming = Naming(exercise, self.ranks, self._progress)
+        for group, name in naming.groups().items():
+            found = naming.run(self.spaces, group)
+            outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
+            faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
+            if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
+                diagnosis = naming.diagnosis(found, naming.ours(group), group)
+                if not diagnosis and faults and not name:
+                    diagnosis, _ = naming.edit_like(found, "", group, table(exercise))
+                if diagnosis:
+                    faults = [Outcome(0, WRONG, diagnosis, everywhere=True)]
+            if faults:
+                verdict = verdict_of(exercise, faults if faults[0].everywhere else outcomes)
+                if name and verdict.status != OPEN and "outside group" not in verdict.diagnosis:
+                    return replace(verdict, status=WRONG, diagnosis=on_another_group(name, verdict.diagnosis))
+                return verdict
+            if None in outcomes:
+                return verdict_of(exercise, outcomes)
+        return Verdict(exercise.number, exercise.function, PASSED, naming.remark(self.spaces))
+
+    def _outcome(self, exercise: Exercise, rank: int, error: BaseException | None) -> Outcome | None:
+        """What an error that ended a run means; None if another rank's did."""
+        if error is None:
+            return Outcome(rank, PASSED)
+        return outcome_of_error(exercise, self.spaces[rank], rank, error)
 
     @contextmanager
     def _ours(self, names: Iterable[str]) -> Iterator[None]:
@@ -124,42 +157,55 @@ class Outcome:
 
 def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
     """This rank's finding; None if it stopped because another rank did."""
+    check = partial(check_case, exercise) if exercise.is_case else exercise.check
     try:
-        remark = exercise.check(b)
+        remark = check(b)
         if exercise.takes_group:
-            _check_subgroups(exercise, b)
+            _check_subgroups(check, b)
         return Outcome(b.rank, PASSED, remark or "")
-    except PeerStopped:
+    except (Exception, SystemExit, PeerStopped) as error:
+        return outcome_of_error(exercise, b.functions, b.rank, error)
+
+
+def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: BaseException) -> Outcome | None:
+    """What an exception says of a rank's answer; None if it stopped because another rank did."""
+    if isinstance(error, PeerStopped):
         return None
-    except OutOfStep as wrong:
-        return Outcome(b.rank, WRONG, str(wrong), everywhere=True)
-    except Wrong as wrong:
-        return Outcome(b.rank, WRONG, str(wrong), others=wrong.others)
-    except (Exception, SystemExit) as error:
-        return _from_error(exercise, b, error)
+    if isinstance(error, OutOfStep):
+        return Outcome(rank, WRONG, str(error), everywhere=True)
+    if isinstance(error, Wrong):
+        return Outcome(rank, WRONG, str(error), others=error.others)
+    if isinstance(error, (Exception, SystemExit)):
+        return _from_error(exercise, functions, rank, error)
+    raise error
 
 
-def _check_subgroups(exercise: Exercise, b: Bench) -> None:
+def _check_subgroups(check: Callable, b: Bench) -> None:
     """Raise Wrong unless what is right on all ranks is right on groups that are not all ranks in their order."""
     for other in b.subgroups():
         try:
-            exercise.check(other)
+            check(other)
         except (OutOfStep, OtherGroup):
             raise
         except Exception as error:
             found = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {_short(str(error), 120)}"
-            if "not part of group" in found:
-                found += ". A source or destination counts among all ranks: dist.get_global_rank(group, 0) is the group's first"
-            raise Wrong(
-                f"right with group=WORLD, but not on a group of {other.group_name}: take the number of ranks from "
-                "dist.get_world_size(group) and the rank from dist.get_rank(group), and pass group=group to every collective. "
-                f"There, {found}"
-            ) from None
+            raise Wrong(on_another_group(other.group_name, found)) from None
 
 
-def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> Outcome:
+def on_another_group(name: str, found: str) -> str:
+    """The diagnosis of what is right on all ranks in their order, and was ``found`` to be wrong on others."""
+    if "not part of group" in found:
+        found += ". A source or destination counts among all ranks: dist.get_global_rank(group, 0) is the group's first"
+    return (
+        f"right with group=WORLD, but not on a group of {name}: take the number of ranks from "
+        "dist.get_world_size(group) and the rank from dist.get_rank(group), and pass group=group to every collective. "
+        f"There, {found}"
+    )
+
+
+def _from_error(exercise: Exercise, functions: dict, rank: int, error: BaseException) -> Outcome:
     frames = [frame for frame in traceback.extract_tb(error.__traceback__)]
-    own = [frame for frame in frames if frame.filename == b.functions.get("__file__")]
+    own = [frame for frame in frames if frame.filename == functions.get("__file__")]
     where = f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}" if own else ""
     # By the line, because torch raises NotImplementedError too, from code that has no frame.
     if (
@@ -170,25 +216,25 @@ def _from_error(exercise: Exercise, b: Bench, error: BaseException) -> Outcome:
     ):
         other = own[-1].name
         text = "" if other == exercise.function else f"it calls {other}, which is not written yet"
-        return Outcome(b.rank, OPEN, text, where)
+        return Outcome(rank, OPEN, text, where)
     message = _OF_GLOO.sub("", " ".join(str(error).split("\n\n")[0].split()))
     for part, diagnosis in _AUTOGRAD.items():
         if part in message:
-            return Outcome(b.rank, WRONG, f"{diagnosis} (torch: {_short(message)})", where)
+            return Outcome(rank, WRONG, f"{diagnosis} (torch: {_short(message)})", where)
     if (
         isinstance(error, TypeError)
         and not own
         and re.search(r"\(\) (takes|missing|got an unexpected|got multiple)", message)
     ):
         return Outcome(
-            b.rank,
+            rank,
             ERROR,
             f"its parameters are not those that the lab passes, in this order: {_short(message)}",
             where,
         )
     # Nothing of the learner's on the stack: the check stumbles over what came back, or backward's C++ side does.
     line = f"“{own[-1].line}” raises " if own else "what it returns cannot be used: "
-    return Outcome(b.rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{_short(message)}", where)
+    return Outcome(rank, ERROR, f"{line}{type(error).__name__}{message and ': '}{_short(message)}", where)
 
 
 #: What autograd says from C++, where no line of the learner's is on the stack, in the course's words.

@@ -178,15 +178,19 @@ def check_keeps(
     if b.group_name:
         return
     found = kept(b, function, x, weights)
+    if fault := too_much(found, at_most, what, b.size, more if isinstance(more, str) else more(found)):
+        raise Wrong(fault)
+
+
+def too_much(found: KeptBytes, at_most: int, what: str, size: int, more: str = "") -> str:
+    """What is wrong with the bytes that ``size`` ranks keep, "" if nothing is; see ``check_keeps``."""
     # A DTensor's graph holds its device mesh, and that the numbers of the ranks.
-    if found.hidden_bytes > 8 * b.size:
-        raise Wrong(
+    if found.hidden_bytes > 8 * size:
+        return (
             f"it keeps {found.hidden_bytes:,} B where no hook can see them (a tensor as an attribute of ctx, or in a "
             "closure): pass tensors to ctx.save_for_backward"
         )
     if found.bytes > at_most:
-        more = more if isinstance(more, str) else more(found)
         enough = f"where {at_most:,} B are enough ({what})" if at_most else "and needs to keep nothing"
-        raise Wrong(
-            f"it keeps {found.bytes:,} B for backward {enough}{more and ': ' + more}. The largest: {found.largest()}"
-        )
+        return f"it keeps {found.bytes:,} B for backward {enough}{more and ': ' + more}. The largest: {found.largest()}"
+    return ""

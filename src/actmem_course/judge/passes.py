@@ -48,16 +48,26 @@ def run_passes(
     with unchanged(**inputs), b.watching() as forward:
         result = function(*inputs.values(), *rest)
     if result is None and forward.collectives:
-        raise Wrong(f"the result is None: is a return missing, or {_assigned(forward)}")
+        raise Wrong(f"the result is None: is a return missing, or {assigned(forward)}")
     try:
         check_tensor("the result", result, expected, mistakes, b.size, explain, more)
     except Wrong as wrong:
-        _check_waited(forward)
+        check_waited(forward)
         if isinstance(wrong, Unexplained) and b.size > 1 and exchanges is not None:
-            runs, wanted = _text(forward.collectives), _text(exchanges)
+            runs, wanted = text_of(forward.collectives), text_of(exchanges)
             if runs != wanted:
                 raise Wrong(f"forward runs {runs}; expected {wanted}. And {wrong}") from None
         raise
+    check_graph(result, forward)
+    gradient = upstream.clone()
+    with unchanged(**{"the gradient that backward is given": gradient}), b.watching() as backward:
+        result.backward(gradient)
+    check_waited(forward, backward)
+    return Passes({name: leaf.grad for name, leaf in leaves.items()}, forward, backward)
+
+
+def check_graph(result: Tensor, forward: Watch) -> None:
+    """Raise Wrong unless backward can run from the result, through all that forward exchanged."""
     if not result.requires_grad:
         raise Wrong(
             "the result is right, but it has no graph, so nothing before it gets a gradient: "
@@ -74,14 +84,10 @@ def run_passes(
             "gradient may be silently wrong, and will refuse it. Run it in the forward of a torch.autograd.Function, whose "
             "backward says what the gradient is"
         )
-    gradient = upstream.clone()
-    with unchanged(**{"the gradient that backward is given": gradient}), b.watching() as backward:
-        result.backward(gradient)
-    _check_waited(forward, backward)
-    return Passes({name: leaf.grad for name, leaf in leaves.items()}, forward, backward)
 
 
-def _check_waited(*seen: Watch) -> None:
+def check_waited(*seen: Watch) -> None:
+    """Raise Wrong if nobody waits for a collective."""
     for one in seen:
         if one.unwaited:
             raise Wrong(
@@ -101,22 +107,33 @@ def check_gradient(
     """Raise Wrong unless the gradient of the argument ``name`` is ``expected``."""
     found = passes.gradients[name]
     if found is None:
-        why = f" ({_assigned(passes.backward)})" if passes.backward.collectives else ""
-        raise Wrong(
-            f"the forward is right, but {name} gets no gradient: backward returns None for it{why}, or it is detached on the way"
-        )
+        raise Wrong(gives_no_gradient(name, passes.backward))
     named = {f"the forward is right; {diagnosis}": value for diagnosis, value in (mistakes or {}).items()}
     check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t, explain)
 
 
-def _assigned(seen: Watch) -> str:
+def gives_no_gradient(name: str, backward: Watch) -> str:
+    """The sentence about a gradient that is None."""
+    why = f" ({assigned(backward)})" if backward.collectives else ""
+    return f"the forward is right, but {name} gets no gradient: backward returns None for it{why}, or it is detached on the way"
+
+
+def assigned(seen: Watch) -> str:
     """A guess at where a None comes from, if a pass ran a collective."""
     name = f"dist.{seen.collectives[-1].kind.replace('-', '_')}"
     return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"
 
 
 def check_collectives(when: str, found: Sequence[Collective], wanted: Sequence[Collective]) -> None:
-    """Raise Wrong unless ``found`` are the ``wanted`` collectives, in any order.
+    """Raise Wrong unless ``found`` are the ``wanted`` collectives, in any order."""
+    if fault := collectives_fault(when, found, wanted):
+        raise Wrong(fault)
+
+
+def collectives_fault(
+    when: str, found: Sequence[Collective], wanted: Sequence[Collective], again: Sequence[Collective] = ()
+) -> str:
+    """What is wrong with the collectives of a pass; "" if they are the ``wanted`` ones, in any order, or those and ``again``.
 
     A reduce-scatter and an all-gather of the same tensor stand for an all-reduce, which is made of them.
     """
@@ -125,12 +142,12 @@ def check_collectives(when: str, found: Sequence[Collective], wanted: Sequence[C
         found = [Collective("reduce-scatter", c.payload_bytes) if c.kind == "all-to-all" else c for c in found]
     else:
         found = _joined(found)
-    if sorted(map(str, found)) == sorted(map(str, wanted)):
-        return
+    if sorted(map(str, found)) in (sorted(map(str, wanted)), sorted(map(str, [*wanted, *again]))):
+        return ""
     if sorted(c.kind for c in found) == sorted(c.kind for c in wanted):
         sent, enough = sum(c.payload_bytes for c in found), sum(c.payload_bytes for c in wanted)
-        raise Wrong(f"the numbers are right, but {when} exchanges {sent:,} B instead of {enough:,} B ({_text(found)})")
-    raise Wrong(f"the numbers are right, but {when} runs {_text(found)}; expected {_text(wanted)}")
+        return f"the numbers are right, but {when} exchanges {sent:,} B instead of {enough:,} B ({text_of(found)})"
+    return f"the numbers are right, but {when} runs {text_of(found)}; expected {text_of(wanted)}"
 
 
 def _joined(collectives: Sequence[Collective]) -> list[Collective]:
@@ -145,7 +162,8 @@ def _joined(collectives: Sequence[Collective]) -> list[Collective]:
     return left
 
 
-def _text(collectives: Sequence[Collective]) -> str:
+def text_of(collectives: Sequence[Collective]) -> str:
+    """How many of each kind, in words."""
     kinds = sorted(c.kind for c in collectives)
     counts = {kind: kinds.count(kind) for kind in kinds}
     parts = [f"{n} {kind}{'s' * (n > 1)}" for kind, n in counts.items()]

@@ -53,6 +53,12 @@ class Bench:
             raise Wrong(f"the file no longer has a function {name}")
         return self.functions[name]
 
+    def with_functions(self, functions: dict) -> Bench:
+        """This bench with another file's functions."""
+        other = copy.copy(self)
+        other.functions = functions
+        return other
+
     def subgroups(self) -> Iterator[Bench]:
         """This bench on groups that are not all ranks in their order: whoever forgets ``group`` shows there.
 
@@ -63,10 +69,7 @@ class Bench:
             return
         step = world // 2 if world % 2 == 0 and world > 2 else world
         halves = [list(range(first, world, step))[::-1] for first in range(step)]
-        for name, partition in (
-            ("the ranks in another order", [list(range(world))[::-1]]),
-            (f"{len(halves[0])} of {world} ranks" if step < world else "one rank alone", halves),
-        ):
+        for name, partition in zip(names_of_subgroups(world), ([list(range(world))[::-1]], halves)):
             made = [(members, dist.new_group(members, **_UNSORTED)) for members in partition]
             other = copy.copy(self)
             other.group = next(group for members, group in made if self.rank in members)
@@ -96,6 +99,11 @@ class Bench:
     def shards(self, full: Tensor, dim: int = 0) -> list[Tensor]:
         """Equal parts of a tensor, one for each rank."""
         return [part.contiguous() for part in full.chunk(self.size, dim)]
+
+
+def names_of_subgroups(world: int) -> tuple[str, str]:
+    """What to call them."""
+    return "the ranks in another order", f"2 of {world} ranks" if world % 2 == 0 and world > 2 else "one rank alone"
 
 
 #: torch before 2.10 always sorts a group's ranks.

@@ -15,23 +15,10 @@ from actmem_course.pieces import core_attention, merge_heads, split_heads
 HEAD_SIZE = 4
 
 
-def attention_weights(b: Bench, seed: int) -> tuple[int, Tensor, Tensor, Tensor, Tensor]:
-    """2t heads, and unsharded QKV weight and bias, projection weight and bias."""
-    heads = 2 * b.size
-    h = heads * HEAD_SIZE
-    sizes = ((3 * h, h), (3 * h,), (h, h), (h,))
-    qkv, qkv_bias, projection, bias = (b.random(*size, seed=seed + i) for i, size in enumerate(sizes))
-    return heads, qkv, qkv_bias, projection, bias
-
-
-def rows_of_rank(b: Bench, full: Tensor, rank: int) -> Tensor:
-    """Rank's rows of Q, of K and of V, for a tensor that has all of Q, K, V along dimension 0."""
-    return torch.cat([part.chunk(b.size)[rank] for part in full.chunk(3)])
-
-
 def check_split_attention(b: Bench) -> None:
-    heads, qkv, _, projection, _ = attention_weights(b, seed=20)
-    h, t = qkv.shape[1], b.size
+    t, heads = b.size, 2 * b.size
+    h = heads * HEAD_SIZE
+    qkv, projection = b.random(3 * h, h, seed=20), b.random(h, h, seed=22)
     with unchanged(qkv_weight=qkv, projection_weight=projection), b.watching():
         result = b["split_attention"](qkv, projection, heads, b.group)
     if not isinstance(result, (tuple, list)) or [isinstance(part, Tensor) for part in result] != [True, True]:

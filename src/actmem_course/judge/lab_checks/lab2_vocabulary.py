@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.compare import grad_of, summed
-from actmem_course.judge.lab_checks.exchanged import SUM, USUAL
-from actmem_course.judge.lab_checks.operators import size_of
+from actmem_course.judge.exchanged import SUM, USUAL
+from actmem_course.judge.operators import size_of
 from actmem_course.judge.passes import Passes, check_gradient, run_passes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench

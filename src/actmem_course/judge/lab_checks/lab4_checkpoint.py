@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.judge.compare import check_tensor, close
 from actmem_course.judge.kept import KeptBytes, kept
-from actmem_course.judge.lab_checks.operators import size_of
+from actmem_course.judge.operators import size_of
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench, unchanged
 

@@ -24,7 +24,7 @@ from actmem_course.judge.lab_checks.lab4_checkpoint import (
     reached_once,
 )
 from actmem_course.judge.lab_checks.lab4_random_numbers import seed_and_draw
-from actmem_course.judge.lab_checks.operators import size_of
+from actmem_course.judge.operators import size_of
 from actmem_course.judge.reward import BarsReward, Measure, Reward, sizes_text
 from actmem_course.judge.solutions import lab4_recompute as ours
 from actmem_course.judge.verdict import Wrong

@@ -13,8 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from actmem_course.judge.lab_checks.mutations import plain_mutations
-from actmem_course.judge.lab_checks.steps import StepOf
+from actmem_course.judge.lab_checks.mutations import StepOf, mutations
 
 RankGradients = dict[str, Tensor]
 
@@ -121,7 +120,7 @@ def training_program(n: int) -> list[StepOf]:
         ("the scaling to max_norm", scale_down, "between gradient_norm and optimizer.step()"),
         ("optimizer.step()", take_step, "at the end"),
     ]
-    return [StepOf(name, do, place=place) for name, do, place in steps]  # type: ignore[arg-type]
+    return [StepOf(name, do, place=place) for name, do, place in steps]
 
 
 def training_mistakes(n: int, t: int) -> Iterator[tuple[str, Sequence[StepOf]]]:
@@ -165,12 +164,12 @@ def training_mistakes(n: int, t: int) -> Iterator[tuple[str, Sequence[StepOf]]]:
         *((own_norm, {scaling: scale_by_own_norm(more)}) for more in (0, 1e-6)),
         *((each_clipped, {**each(1 / n, norms, scale_down), **at_the_end}) for at_the_end in ({}, {scaling: None})),
     ]  # fmt: skip
-    return plain_mutations(right, variants)
+    return mutations(right, variants)
 
 
 def take_training_steps(program: Sequence[StepOf], start: TrainingStart) -> Training:
     """What has become of the ranks after the program's steps."""
     state = Training(start)
     for step in program:
-        step.do(state)  # type: ignore[arg-type]
+        step.do(state)
     return state

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from actmem_course.judge.compare import check_tensor, close, grad_of
 from actmem_course.judge.kept import KeptBytes, check_keeps, kept
-from actmem_course.judge.lab_checks.operators import size_of
-from actmem_course.judge.lab_checks.steps import Weights
+from actmem_course.judge.operators import size_of
 from actmem_course.judge.passes import check_gradient, run_passes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 
+Weights = Mapping[str, Tensor]
 #: So large that a wrong place for it shows.
 _EPS = 0.25
 

@@ -11,13 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.judge.lab_checks.lab4_checkpoint import reached_once
 from actmem_course.judge.lab_checks.lab7_operators import (
+    Weights,
     check_keeps_only,
     check_like_plain,
     plain_gate,
     plain_norm,
     result_and_gradients,
 )
-from actmem_course.judge.lab_checks.steps import Weights
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 

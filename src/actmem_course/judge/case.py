@@ -1,0 +1,350 @@
+"""What an answer does on every rank, and where two answers differ.
+
+A case is a function of a ``Run``.  It calls the function under test, and says what it sees: results, gradients, bytes,
+exchanges.  The same case runs with the learner's functions, with ours, and with ours after an edit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from actmem.measure.comms import Collective
+from actmem_course.judge.compare import check_plain_tensor, close, describe, summed
+from actmem_course.judge.exchanged import OWN_PART, explain_exchange, made_of
+from actmem_course.judge.kept import KeptBytes, kept, too_much
+from actmem_course.judge.passes import (
+    assigned,
+    check_graph,
+    check_waited,
+    collectives_fault,
+    gives_no_gradient,
+    text_of,
+)
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.virtual import Watch
+from actmem_course.judge.workbench import Bench, unchanged
+
+#: How things are compared that have a right value; the rest are costs, which one may pay in many ways.
+NUMBERS = ("close", "half", "bits", "total", "equal", "pattern")
+
+
+class Unlike(Exception):
+    """This run does something else than the one that it is compared with, so nobody needs the rest of it."""
+
+
+@dataclass
+class Seen:
+    """One thing that a rank saw.
+
+    how: by which rule it must agree with ours: numbers up to rounding (close, half), to the bit (bits), only their sum
+    over the ranks (total), values (equal), which of all ranks' values are the same (pattern), no more (most, kept),
+    exchanges.  why: for the sentence.  parts: what this rank had before an exchange.
+    """
+
+    name: str
+    how: str
+    value: Any
+    why: Any = ""
+    parts: Tensor | None = None
+
+
+class Run:
+    """One rank's run of a case.  like: what another run saw on this rank; where this one sees something else, it ends."""
+
+    def __init__(self, b: Bench, like: Mapping[str, Seen] | None = None):
+        self.b, self.like, self.t, self.rank, self.group, self.device = b, like, b.size, b.rank, b.group, b.device
+        self.seen: dict[str, Seen] = {}
+        self._draws = 0
+
+    def __getitem__(self, name: str) -> Callable:
+        """The function of that name, of the file that is judged."""
+        return self.b[name]
+
+    def same(self, *sizes: int) -> Tensor:
+        """Random numbers that are the same on every rank."""
+        self._draws += 1
+        return self.b.random(*sizes, seed=self._draws)
+
+    def each(self, *sizes: int) -> Tensor:
+        """Random numbers that differ from rank to rank."""
+        self._draws += 1
+        return self.b.random(*sizes, seed=self._draws + 1000 * (self.rank + 1))
+
+    def shard(self, *sizes: int, dim: int = 0) -> Tensor:
+        """This rank's part of random numbers."""
+        return self.b.shards(self.same(*sizes), dim)[self.rank]
+
+    def see(self, name: str, value: Any, how: str = "close", why: Any = "", parts: Tensor | None = None) -> None:
+        """Note a value; see ``Seen``."""
+        seen = self.seen[name] = Seen(name, how, value, why, parts)
+        if self.like is not None and how in NUMBERS and how != "pattern" and not alike(self.like.get(name), seen):
+            raise Unlike(name)
+
+    def see_tensor(self, name: str, found: Any, how: str = "close", why: Any = "", parts: Tensor | None = None) -> None:
+        """Note a tensor; raises Wrong if it is none."""
+        self.see(name, check_plain_tensor(name, found).clone(), how, why, parts)
+
+    def passes(
+        self,
+        function: Callable,
+        tensors: Mapping[str, Tensor],
+        *rest: Any,
+        upstream: Tensor | None = None,
+        how: str = "close",
+        prefix: str = "",
+        why: Mapping[str, str] | None = None,
+        total: Collection[str] = (),
+        operator: bool = False,
+        exchanges: bool = True,
+        again: Sequence[Collective] = (),
+    ) -> None:
+        """Forward and backward of ``function(*tensors, *rest)``: the result, every gradient, what is exchanged.
+
+        why: what to do about a wrong result ("") or gradient, by its name.  total: gradients that add up over the ranks.
+        again: what backward may exchange besides.  operator: the function only exchanges, so what it makes is told by the parts that it was given.
+        """
+        why = why or {}
+        leaves = {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
+        inputs = {name: leaf * 1 for name, leaf in leaves.items()}  # autograd refuses to write to a leaf
+        with unchanged(**inputs), self.b.watching() as forward:
+            result = function(*inputs.values(), *rest)
+        if result is None and forward.collectives:
+            raise Wrong(f"the result is None: is a return missing, or {assigned(forward)}")
+        if result is not None:
+            check_waited(forward)
+        first = next(iter(tensors.values()))
+        self.see_tensor(f"{prefix}the result", result, how, why.get("", ""), first if operator else None)
+        if exchanges and self.t > 1:
+            self.see(f"{prefix}forward", list(forward.collectives), "exchanges")
+        check_graph(result, forward)
+        upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
+        given = upstream.clone()
+        with unchanged(**{"the gradient that backward is given": given}), self.b.watching() as backward:
+            result.backward(given)
+        check_waited(forward, backward)
+        for name, leaf in leaves.items():
+            what, rule = f"{prefix}the gradient of {name}", "total" if name in total else how
+            reason = why.get(name, "") if leaf.grad is not None else gives_no_gradient(name, backward)
+            self.see(
+                what, None if leaf.grad is None else leaf.grad.clone(), rule, reason, upstream if operator else None
+            )
+        if exchanges and self.t > 1:
+            self.see(f"{prefix}backward", list(backward.collectives), "exchanges", (_ran(backward), again))
+
+    def keeps(
+        self, function: Callable, x: Tensor, *weights: Tensor, what: str = "", more: str = "", name: str = "bytes"
+    ) -> None:
+        """What stays for backward, beside the weights; on all ranks in their order only."""
+        if not self.b.group_name:
+            self.see(name, kept(self.b, function, x, weights), "kept", (what, more, x.element_size()))
+
+
+def _ran(seen: Watch) -> str:
+    """The collective of a pass in words, if it ran one that sums or joins; "" otherwise."""
+    kinds = sorted({c.kind for c in seen.collectives} & {"all-reduce", "all-gather", "reduce-scatter"})
+    return f"the {kinds[0]}" if len(kinds) == 1 else ""
+
+
+@dataclass
+class Outcome:
+    """By rank: what was seen, and the error that ended the run."""
+
+    seen: list[dict[str, Seen]]
+    errors: list[BaseException | None]
+
+    def value(self, name: str) -> list:
+        """Every rank's; None where the run ended before."""
+        return [own[name].value if name in own else None for own in self.seen]
+
+
+def alike(a: Seen | None, b: Seen | None) -> bool:
+    """Whether two runs saw the same, whatever is right.  None is not zero."""
+    if a is None or b is None:
+        return a is b
+    x, y = a.value, b.value
+    if not isinstance(x, Tensor) or not isinstance(y, Tensor):
+        return bool(x is y or type(x) is type(y) and x == y)
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if a.how == "bits" or not (x.isfinite().all() and y.isfinite().all()):
+        return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
+    return close(x, y, 1e-9 if x.dtype == torch.float64 else 4 * torch.finfo(x.dtype).eps)
+
+
+def differences(found: Outcome, right: Outcome) -> dict[str, list[int]]:
+    """What is wrong, in the order in which it was seen, and on which ranks; bytes and exchanges of backward last."""
+    wrong: dict[str, list[int]] = {}
+    names = list(dict.fromkeys(name for own in right.seen for name in own))
+    for name in sorted(names, key=lambda name: _LATER.get(right.seen[0][name].how, 0) + name.endswith("backward")):
+        ranks = [k for k, own in enumerate(found.seen) if name in own and not _agrees(found, right, name, k)]
+        if ranks:
+            wrong[name] = ranks
+    return wrong
+
+
+_LATER = {"kept": 0.5, "most": 0.2}
+
+
+def _agrees(found: Outcome, right: Outcome, name: str, rank: int) -> bool:
+    one, other = found.seen[rank][name], right.seen[rank][name]
+    a, b, how = one.value, other.value, other.how
+    if how in ("total", "pattern"):
+        if any(name not in own for own in found.seen):
+            return True  # a rank has ended before, and says why
+        everyone, all_right = found.value(name), right.value(name)
+        if how == "pattern":
+            return _equal_pairs(everyone) == _equal_pairs(all_right)
+        return all(value is not None for value in everyone) and close(summed(everyone), summed(all_right))
+    if how == "most":
+        return a <= b
+    if how == "kept":
+        return not too_much(a, b.bytes, other.why[0], len(found.seen))
+    if how == "exchanges":
+        return not collectives_fault("", a, b, *other.why[1:])
+    if not isinstance(b, Tensor):
+        return bool(a == b)
+    if not isinstance(a, Tensor) or a.dtype != b.dtype or a.shape != b.shape:
+        return False
+    if how == "half":
+        scale = b.double().abs().max()
+        return bool(a.isfinite().all()) and close(a.double() / scale, b.double() / scale, 1e-2)
+    return torch.equal(a, b) if how == "bits" else close(a, b)
+
+
+def _equal_pairs(everyone: Sequence[Mapping[str, Any]]) -> dict[tuple, bool]:
+    """Which of all ranks' values are the same.  everyone: by rank, what was drawn, by its name."""
+    drawn = {(name, rank): value for rank, own in enumerate(everyone) for name, value in own.items()}
+    return {(a, b): drawn[a] == drawn[b] for a, b in combinations(sorted(drawn), 2)}
+
+
+def described(found: Outcome, right: Outcome, wrong: Mapping[str, list[int]]) -> tuple[str, bool]:
+    """How the first thing that is wrong differs, and whether that explains it: it comes of the ranks' parts, say."""
+    name, ranks = next(iter(wrong.items()))
+    t, each = len(found.seen), [_explained(found, right, name, rank) for rank in ranks]
+    common = next((words for words in each[0] if all(words in other for other in each)), "")
+    explained = bool(_exchanged(found, right, name, ranks[0])) and right.seen[0][name].how == "close"
+    if common or right.seen[0][name].how in ("total", "pattern"):
+        return common or each[0][0], explained
+    return f"on rank {ranks[0]}: " * (len(ranks) < t) + each[0][0], explained
+
+
+def _explained(found: Outcome, right: Outcome, name: str, rank: int) -> list[str]:
+    """What can be said of one rank's wrong value, the likelier first."""
+    one, other = found.seen[rank][name], right.seen[rank][name]
+    a, b, how, t = one.value, other.value, other.how, len(found.seen)
+    forward = "the forward is right; " * ("the gradient" in name)
+    if how == "pattern":
+        return [_pattern_words(found.value(name), right.value(name), other.why)]
+    if how == "kept":
+        return [too_much(a, b.bytes, other.why[0], t, other.why[1] or _beside(a, b, other.why[2]))]
+    if how == "most":
+        return [f"the numbers are right, but {one.why or name}".format(found=a, enough=b)]
+    if how == "exchanges":
+        return [collectives_fault(name, a, b)]
+    if how == "total":
+        everyone = found.value(name)
+        if copied := _copies_apart(found, right, name):
+            return [copied]
+        if any(value is None for value in everyone):
+            return [f"the forward is right, but {one.why}"]
+        whole = f"{forward}the ranks' {name.removeprefix('the ')}s, added up,"
+        return [describe(whole, summed(everyone), summed(right.value(name)), t)]
+    if not isinstance(b, Tensor):
+        return [f"{name} is {a}; expected {b}" + f": {other.why}" * bool(other.why)]
+    if copied := _copies_apart(found, right, name):
+        return [copied]
+    if a is None:
+        return [one.why]
+    if a.shape == b.shape and a.dtype != b.dtype:
+        return [f"{name} has dtype {_dtype(a)}; expected {_dtype(b)}, as the input has"]
+    if how == "half":
+        return [f"right in float64, but {name} is not: {other.why}"]
+    if how == "bits" and close(a, b):
+        return [f"{forward}{name} is right up to rounding, but not bit for bit: use the same numbers"]
+    if b.dtype == torch.float64 and t == 1 and close(a, b, 1e-5):
+        return [f"{forward}{name} has the digits of float32: compute in the dtype of the input"]
+    said = [f"{forward}{name} {words}" for words in _exchanged(found, right, name, rank)]
+    return said or [_with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t)]
+
+
+def _exchanged(found: Outcome, right: Outcome, name: str, rank: int) -> list[str]:
+    """How a wrong tensor comes of the ranks' parts: of what they had before, or of the right ones."""
+    value, why, t = found.seen[rank][name].value, right.seen[rank][name].why, len(found.seen)
+    if t == 1 or not isinstance(value, Tensor) or not isinstance(right.seen[rank][name].value, Tensor):
+        return []
+    if right.seen[rank][name].parts is not None:
+        parts = [part for own in right.seen if (part := own[name].parts) is not None]
+        backward = found.seen[rank].get(name.partition("the gradient")[0] + "backward")
+        ran = backward.why[0] if backward and "the gradient" in name else ""
+        should = next((made for _, made in made_of(right.seen[rank][name].value, parts, rank)), OWN_PART)
+        return explain_exchange(value, parts, rank, should, why, ran if should is not OWN_PART else "")
+    parts = right.value(name)
+    if all(close(part, parts[0]) for part in parts if part.shape == parts[0].shape):
+        said = describe("", value, parts[rank], t)
+        whole = (
+            f"every rank has the whole {name.removeprefix('the ')} already"
+            if "gradient" in name
+            else "the result is the same on every rank"
+        )
+        return [f"{said.strip()}: {whole}"] if said.endswith("what it should be") else []
+    alone = why or f"each rank's {name.removeprefix('the gradient of ')} is its own, so its gradient needs no exchange"
+    return explain_exchange(value, parts, rank, OWN_PART, alone)
+
+
+def _copies_apart(found: Outcome, right: Outcome, name: str) -> str:
+    """What to say of a bias that every rank has, and only some ranks use; "" if it is none."""
+    rights = right.value(name)
+    if (
+        "the gradient of" not in name
+        or right.seen[0][name].how != "total"
+        and not all(close(v, rights[0]) for v in rights)
+    ):
+        return ""
+    users = [rank for rank, value in enumerate(found.value(name)) if value is not None and value.any()]
+    if not 0 < len(users) < len(rights):
+        return ""
+    what = name.rpartition("the gradient of ")[2]
+    ranks = f"rank{'s' * (len(users) > 1)} {', '.join(map(str, users))}"
+    return (
+        f"the forward is right, but {what} is used on {ranks} only: the other ranks' {what} gets no gradient, and the copies "
+        "drift apart. Add it on every rank, after the sum over the ranks"
+    )
+
+
+def _with_exchanges(found: Outcome, right: Outcome, name: str, rank: int) -> str:
+    """Other exchanges than ours, before a result that nothing explains."""
+    one, other = (outcome.seen[rank].get("forward") for outcome in (found, right))
+    if name != "the result" or one is None or other is None or text_of(one.value) == text_of(other.value):
+        return ""
+    return f"forward runs {text_of(one.value)}; expected {text_of(other.value)}. And "
+
+
+def _pattern_words(found: Sequence[Mapping], right: Sequence[Mapping], why: Callable[..., tuple[int, str]]) -> str:
+    """why: of two values' names and ranks, and whether they are the same, the sentence and how late it comes."""
+    pairs, wanted = _equal_pairs(found), _equal_pairs(right)
+    return min(why(*pair, same) for pair, same in pairs.items() if same != wanted[pair])[1]
+
+
+def _beside(found: KeptBytes, right: KeptBytes, element_size: int) -> str:
+    """Which tensors are kept that ours does without."""
+    left, words = [view for saved in right.saved for view in saved.views], []
+    for saved in sorted(found.saved, key=lambda saved: -saved.bytes):
+        for dtype, shape in saved.views:
+            if (dtype, shape) in left:
+                left.remove((dtype, shape))
+                continue
+            how = "a wider copy: widen again" if dtype.itemsize > element_size else "make it again"
+            size = math.prod(shape) * dtype.itemsize
+            words.append(f"{str(dtype).removeprefix('torch.')} {list(shape)} of {size:,} B ({how} in backward)")
+    return "not needed: " + "; ".join(words) if words and right.saved else ""
+
+
+def _dtype(tensor: Tensor) -> str:
+    return str(tensor.dtype).removeprefix("torch.")

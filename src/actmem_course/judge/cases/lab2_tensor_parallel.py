@@ -1,0 +1,129 @@
+"""Lab 2: on what each answer is judged, and the mistakes that are edits of ours.
+
+2.5 (any assignment of whole heads to ranks is right) and 2.8 (its mistakes are sought among all that logits may be shifted
+and masked by) keep checks of their own.
+"""
+
+from __future__ import annotations
+
+from actmem_course.judge.case import Run
+from actmem_course.judge.operators import F_BAR_OPERATOR, F_OPERATOR
+
+NO_TENSOR = "its backward needs no tensor of forward's"
+
+
+def f(r: Run) -> None:
+    x, why = r.same(4, 3, 5), {"": F_OPERATOR.in_forward, "x": F_OPERATOR.in_backward}
+    r.passes(r["f"], {"x": x}, r.group, operator=True, why=why)
+    r.keeps(lambda y: r["f"](y, r.group), x, more=NO_TENSOR)
+
+
+def f_bar(r: Run) -> None:
+    x, why = r.each(4, 3, 5), {"": F_BAR_OPERATOR.in_forward, "x": F_BAR_OPERATOR.in_backward}
+    r.passes(r["f_bar"], {"x": x}, r.group, operator=True, why=why, upstream=r.same(4, 3, 5))
+    r.keeps(lambda y: r["f_bar"](y, r.group), x, more=NO_TENSOR)
+
+
+def column_parallel_linear(r: Run) -> None:
+    why = (
+        "return this rank's own output features, [s, b, out/t], which is just what the row-parallel linear after it takes; "
+        "they are different features on every rank, so there is nothing to add up"
+    )
+    given = {"x": r.same(4, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
+    r.passes(r["column_parallel_linear"], given, r.group, why={"": why, "x": F_OPERATOR.in_backward})
+    r.keeps(lambda x, w, c: r["column_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
+
+
+def row_parallel_linear(r: Run) -> None:
+    given = {"x": r.each(4, 3, 5), "weight": r.each(6, 5), "bias": r.same(6)}
+    r.passes(r["row_parallel_linear"], given, r.group, upstream=r.same(4, 3, 6))
+    r.keeps(lambda x, w, c: r["row_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
+
+
+def mlp(r: Run) -> None:
+    given = {"x": r.same(4, 3, 4), "up_weight": r.each(16, 4), "up_bias": r.each(16)}
+    given |= {"down_weight": r.each(4, 16), "down_bias": r.same(4)}
+    r.passes(r["mlp"], given, r.group, upstream=r.same(4, 3, 4))
+
+
+def attention(r: Run) -> None:
+    # Heads that 2 and 4 divide, so that a rank's part can be split into all heads by mistake; then an odd number a rank.
+    for here, prefix in ((2, ""), (3, "with 3 heads on each rank, ")):
+        a, part = here * r.t, 4 * here
+        h = 4 * a
+        given = {"x": r.same(5, 3, h), "qkv_weight": r.each(3 * part, h), "qkv_bias": r.each(3 * part)}
+        given |= {"projection_weight": r.each(h, part), "projection_bias": r.same(h)}
+        r.passes(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
+
+
+_AFTER = "after the sum over the ranks, once (the sum would hold it t times)"
+#: Where something belongs, for edits that nobody has stated.
+PLACES = {
+    "gelu": "between the two linears",
+    "down_bias": _AFTER,
+    "projection_bias": _AFTER,
+    "up_bias": "before the gelu",
+}
+MISTAKES = {
+    "2.3": r"""
+        F.linear(f(x, group), weight, bias) -> F.linear(x, weight, bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
+        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight) | bias is missing: it belongs after the linear, once
+        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
+        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias / dist.get_world_size(group)) | bias is divided by t: add the whole of it
+        F.linear(f(x, group), weight, bias) -> f(F.linear(x, weight, bias), group) | the forward is right, the gradients are not: f comes after bias: it belongs at the entry, once
+        F.linear(f(x, group), weight, bias) -> F.linear(f_bar(x, group), weight, bias) | f belongs where f_bar is called: f's forward must return x as it is
+        F.linear(f(x, group), weight, bias) -> F.linear(f(f(x, group), group), weight, bias) | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
+    """,
+    "2.4": r"""
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) | bias is missing: it belongs after the sum over the ranks, once
+        f_bar(F.linear(x, weight), group) + bias -> F.linear(x, weight, bias) | f_bar is missing: it belongs right after the row-parallel product
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias), group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) + f_bar(bias, group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
+        f_bar(F.linear(x, weight), group) + bias -> f(f_bar(F.linear(x, weight), group), group) + bias | the forward is right, the gradients are not: f_bar gives in backward t times this rank's own part; it should pass the gradient on unchanged, without an all-reduce
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) - bias | bias is subtracted: add it
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias | f_bar gives 1/t of the sum of the ranks' parts: f_bar's forward must all-reduce once, with SUM
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f(x, group), weight), group) + bias | the forward is right, the gradients are not: f is called before the linear, where nothing is to be exchanged
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f_bar(x, group), weight), group) + bias | f_bar is called before the linear, where nothing is to be exchanged
+    """,
+    "2.6": r"""
+        gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> column_parallel_linear(x, up_weight, up_bias, group) | the gelu is missing: it belongs between the two linears
+        gelu(column -> gelu(gelu)(column ;; gelu(gelu)(column_parallel_linear(x, up_weight, up_bias, group)) -> gelu(gelu(column_parallel_linear(x, up_weight, up_bias, group))) | the gelu comes twice: it belongs between the two linears
+        gelu(column -> F.gelu(column | F.gelu is called without approximate="tanh": use gelu of actmem_course.pieces, which has the tanh formula
+        gelu(column -> F.relu(column | relu is used instead of gelu
+        gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> column_parallel_linear(x, up_weight, up_bias, group) ;; return row_parallel_linear(y, down_weight, down_bias, group) -> return gelu(row_parallel_linear(y, down_weight, down_bias, group)) | the gelu comes after down_bias: it belongs between the two linears
+        return row_parallel_linear(y, down_weight, down_bias, group) -> return gelu(row_parallel_linear(y, down_weight, down_bias, group)) | the gelu comes at the end as well: it belongs between the two linears
+        column_parallel_linear(x, up_weight, up_bias, group) -> F.linear(x, up_weight, up_bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
+        column_parallel_linear(x, up_weight -> column_parallel_linear(f(x, group), up_weight | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
+        column_parallel_linear(x, up_weight, up_bias, -> column_parallel_linear(x, up_weight, 0 * up_bias, | up_bias is missing: it belongs before the gelu
+        column_parallel_linear(x, up_weight, up_bias, group) -> column_parallel_linear(x, up_weight, up_bias, group) + up_bias | up_bias comes twice: it belongs before the gelu
+        row_parallel_linear(y, down_weight, down_bias, group) -> row_parallel_linear(y, down_weight, 0 * down_bias, group) | down_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias), group) | down_bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
+        row_parallel_linear(y, down_weight, down_bias, group) -> f(f_bar(F.linear(y, down_weight), group), group) + down_bias | the forward is right, the gradients are not: f_bar gives in backward t times this rank's own part; it should pass the gradient on unchanged, without an all-reduce
+        row_parallel_linear(y, down_weight, down_bias, group) -> F.linear(y, down_weight, down_bias) | f_bar is missing: it belongs right after the row-parallel product
+        return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
+        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group)) | f_bar is called before the gelu, where nothing is to be exchanged
+        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f(column_parallel_linear(x, up_weight, up_bias, group), group)) | the forward is right, the gradients are not: f is called before the gelu, where nothing is to be exchanged
+    """,
+    "2.7": r"""
+        core_attention(q, k, v), x -> core_attention(k, q, v), x | Q and K are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
+        core_attention(q, k, v), x -> core_attention(q, v, k), x | K and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
+        core_attention(q, k, v), x -> core_attention(v, k, q), x | Q and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
+        core_attention(q, k, v), x -> core_attention(k, v, q), x | Q, K and V come in the order K, V, Q: split_heads gives Q, K, V, and core_attention takes them in this order
+        core_attention(q, k, v), x -> core_attention(v, q, k), x | Q, K and V come in the order V, Q, K: split_heads gives Q, K, V, and core_attention takes them in this order
+        core_attention(q, k, v), x -> F.scaled_dot_product_attention(q, k, v), x | there is no causal mask, so a token attends to later ones: use core_attention
+        core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** 0.5, k, v), x | the scores are not divided by the root of the head size: use core_attention
+        core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** -0.5, k, v), x | the scores are divided by the root of the head size twice: core_attention does it
+        core_attention(q, k, v), x -> core_attention(q * num_attention_heads ** -0.5, k, v), x | the scores are divided by the root of h, not of the head size: use core_attention
+        num_attention_heads // dist.get_world_size(group) -> num_attention_heads | a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks
+        column_parallel_linear(x, qkv_weight, qkv_bias, group) -> F.linear(x, qkv_weight, qkv_bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
+        column_parallel_linear(x, qkv -> column_parallel_linear(f(x, group), qkv | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
+        column_parallel_linear(x, qkv_weight, qkv_bias, -> column_parallel_linear(x, qkv_weight, 0 * qkv_bias, | qkv_bias is missing: it belongs before the core attention
+        row_parallel_linear(context, projection_weight, projection_bias, group) -> F.linear(context, projection_weight, projection_bias) | f_bar is missing: it belongs right after the row-parallel product
+        row_parallel_linear(context, projection_weight, projection_bias, group) -> row_parallel_linear(context, projection_weight, 0 * projection_bias, group) | projection_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        row_parallel_linear(context, projection_weight, projection_bias, group) -> f_bar(F.linear(context, projection_weight, projection_bias), group) | projection_bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
+        context = merge_heads(core_attention(q, k, v), x.shape[1]) -> context = f_bar(merge_heads(core_attention(q, k, v), x.shape[1]), group) | f_bar is called before the product with projection_weight, where nothing is to be exchanged
+        return row_parallel_linear(context, projection_weight, projection_bias, group) -> return x + row_parallel_linear(context, projection_weight, projection_bias, group) | x is added to the result: this is attention alone; the layer adds x afterwards
+    """,
+}

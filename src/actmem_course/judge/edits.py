@@ -1,0 +1,397 @@
+"""Edits of our own answer: those that somebody has stated, and those that its syntax gives.
+
+A mistake is what such an edit does.  ``mistakes`` of a lab's cases states one in a line: ``old -> new | the sentence``,
+with ``\\n`` for a new line and `` ;; `` between several replacements.  The families below drop, move, repeat and exchange
+what is done to a value, one after the other; their sentences name functions and weights, and where these belong.
+"""
+
+from __future__ import annotations
+
+import ast
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import combinations, permutations
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem_course.judge.exchanged import USUAL, Made
+from actmem_course.judge.operators import OPERATORS, Operator
+
+
+@dataclass(frozen=True)
+class Edit:
+    """words: the mistake, in a sentence.  source: our module after it.  stated: somebody has written the sentence."""
+
+    words: str
+    source: str
+    stated: bool = False
+
+    def names(self, file: str) -> dict | None:
+        """What the edited module defines; None if it can't be run."""
+        names = {"__name__": "edited", "__file__": file, "_instead": _instead}
+        try:
+            exec(compile(self.source, "<an edit of ours>", "exec"), names)
+        except Exception:
+            return None
+        return names
+
+
+def stated(text: str, source: str) -> list[Edit]:
+    """The edits of a table of mistakes.  source: our module."""
+    found = []
+    for line in filter(None, (line.removeprefix(8 * " ") for line in text.splitlines() if line.strip())):
+        changes, _, words = line.rpartition(" | ")
+        edited = source
+        for change in changes.split(" ;; "):
+            # Backquotes hold a piece together that begins or ends with spaces.
+            old, _, new = (part.replace("\\n", "\n") for part in change.partition(" -> "))
+            old = old[1:-1] if old.startswith("`") else old
+            assert old in edited, f"our solution no longer has {old!r}, of the mistake {words!r}"
+            edited = edited.replace(old, new)
+        found.append(Edit(words, edited, stated=True))
+    return found
+
+
+def pairs_of(edits: list[Edit], source: str) -> Iterator[Edit]:
+    """Two stated edits at once, where they change different lines."""
+    lines = source.split("\n")
+    for one, other in combinations(edits, 2):
+        a, b = (edit.source.split("\n") for edit in (one, other))
+        if len(a) == len(b) == len(lines):
+            both = [new if new != old else second for old, new, second in zip(lines, a, b)]
+            if all(old in (new, second) for old, new, second in zip(lines, a, b)):
+                yield Edit(f"{one.words}; and {other.words}", "\n".join(both), stated=True)
+
+
+class _Instead(Function):
+    """An operator that makes something else of the ranks' parts."""
+
+    @staticmethod
+    def forward(ctx, x, group, forward: Made, backward: Made):
+        ctx.made_of = group, backward
+        return forward.make(_parts(x, group), dist.get_rank(group)).clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        group, backward = ctx.made_of
+        return backward.make(_parts(grad, group), dist.get_rank(group)).clone(), None, None, None
+
+
+def _parts(x: Tensor, group: dist.ProcessGroup) -> list[Tensor]:
+    parts = [torch.empty_like(x, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, x.contiguous(), group=group)
+    return parts
+
+
+def _variants(right: Operator) -> list[tuple[str, Callable[[int], tuple[Made, Made]]]]:
+    """What an operator may make by mistake: in words, and its two passes on so many ranks."""
+    found: list[tuple[str, Callable[[int], tuple[Made, Made]]]] = []
+    for other in OPERATORS:
+        words = f"{right.name} belongs where {other.name} is called: {right.in_forward}"
+        found.append((words, lambda t, other=other: (other.forward, other.backward)))  # type: ignore[misc]
+    for made in USUAL:
+        for ratio, times in ((lambda t: 1, ""), (lambda t: t, "t times "), (lambda t: 1 / t, "1/t of "))[
+            : 3 if made.kind else 1
+        ]:
+            words = f"gives {{}}{times}{made.words}; it should give {{}}: {{}}"
+            forward = words.format("", right.forward.words, right.in_forward)
+            backward = words.format("in backward ", right.backward.words, right.in_backward)
+            found.append((f"{right.name} {forward}", lambda t, m=made, r=ratio: (m.scaled(r(t), t), right.backward)))  # type: ignore[misc]
+            found.append((f"{right.name} {backward}", lambda t, m=made, r=ratio: (right.forward, m.scaled(r(t), t))))  # type: ignore[misc]
+    return found
+
+
+_VARIANTS = {operator.name: _variants(operator) for operator in OPERATORS}
+
+
+def _instead(name: str, which: int) -> Callable[[Tensor, dist.ProcessGroup], Tensor]:
+    """The operator of that name with one of its variants."""
+    make = _VARIANTS[name][which][1]
+    return lambda x, group: _Instead.apply(x, group, *make(dist.get_world_size(group)))
+
+
+@dataclass(frozen=True)
+class Wrapper:
+    """One thing that is done to a value.  around: the expression with it; name: what a learner calls it; kind: in all places."""
+
+    name: str
+    kind: str
+    around: Callable[[ast.expr], ast.expr]
+
+
+class Families:
+    """The edits that the syntax of one of our functions gives.
+
+    places: where a function's or weight's name belongs, in words.
+    """
+
+    def __init__(self, source: str, function: str, places: Mapping[str, str]):
+        self.tree, self.places = ast.parse(source), {**{o.name: o.place for o in OPERATORS}, **places}
+        self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+        self.function = self.functions[function]
+        self._inline_calls(function)
+        _inline_names(self.function.body)
+
+    def all(self) -> Iterator[Edit]:
+        """The likelier first."""
+        seen: set[str] = set()
+        for words, source in self._all():
+            if source not in seen:
+                seen.add(source)
+                yield Edit(words, source)
+
+    def _all(self) -> Iterator[tuple[str, str]]:
+        spines = []
+        for node in ast.walk(self.function):
+            if isinstance(node, (ast.Assign, ast.Return)) and isinstance(node.value, ast.expr):
+                wrappers, leaf = _spine(node.value)
+                if wrappers:
+                    spines.append((node, wrappers, leaf))
+        kinds = dict.fromkeys(w.kind for _, wrappers, _ in spines for w in wrappers)
+        families = [kind for kind in kinds if sum(w.kind == kind for _, ws, _ in spines for w in ws) > 1]
+        for change, words in ((lambda w: [], "is missing"), (lambda w: [w, w], "comes twice")):
+            yield from self._each(spines, change, words)
+            for kind in families:
+                yield self._edited(
+                    f"{kind} {words}, in all places{self._belongs(kind)}",
+                    [
+                        (n, [x for w in ws for x in (change(w) if w.kind == kind else [w])], leaf)
+                        for n, ws, leaf in spines
+                    ],
+                )
+        for node, wrappers, leaf in spines:
+            yield from self._moves(node, wrappers, leaf)
+        for kind in families:
+            yield from self._family_moves(spines, kind)
+        yield from self._operators()
+        yield from self._names()
+        for node, wrappers, leaf in spines:
+            for operator in OPERATORS if any(w.kind in _VARIANTS for w in wrappers) else ():
+                put = Wrapper("", "", lambda x, name=operator.name: _called(name, x))  # type: ignore[misc]
+                for place in range(len(wrappers) + 1):
+                    where = f"after {wrappers[place].name}" if place < len(wrappers) else f"before {wrappers[-1].name}"
+                    yield self._edited(
+                        f"{operator.name} is called {where}, where nothing is to be exchanged",
+                        [(node, [*wrappers[:place], put, *wrappers[place:]], leaf)],
+                    )
+
+    def _each(self, spines, change, words):
+        for node, wrappers, leaf in spines:
+            for i, w in enumerate(wrappers):
+                new = [*wrappers[:i], *change(w), *wrappers[i + 1 :]]
+                yield self._edited(f"{w.name} {words}{self._belongs(w.kind, w.name)}", [(node, new, leaf)])
+
+    def _moves(self, node, wrappers, leaf):
+        """One thing earlier or later.  wrappers: the last that is done comes first."""
+        for i, w in enumerate(wrappers):
+            rest = wrappers[:i] + wrappers[i + 1 :]
+            for to in sorted((k for k in range(len(wrappers)) if k != i), key=lambda k: abs(k - i)):
+                where = f"before {rest[to - 1].name}" if to > i else f"after {rest[to].name}"
+                words = f"{w.name} comes {where}{self._belongs(w.kind, w.name)}"
+                yield self._edited(words, [(node, [*rest[:to], w, *rest[to:]], leaf)])
+
+    def _family_moves(self, spines, kind):
+        there = [
+            (n, ws, leaf, [w.kind for w in ws].index(kind)) for n, ws, leaf in spines if kind in [w.kind for w in ws]
+        ]
+        for distance in sorted(range(-8, 9), key=abs):
+            if distance and len(there) > 1 and all(0 <= i + distance < len(ws) for _, ws, _, i in there):
+                _, ws, _, i = there[0]
+                where = f"{'before' if distance > 0 else 'after'} {ws[i + distance].kind}"
+                lists = []
+                for node, wrappers, leaf, at in there:
+                    rest = wrappers[:at] + wrappers[at + 1 :]
+                    lists.append((node, [*rest[: at + distance], wrappers[at], *rest[at + distance :]], leaf))
+                yield self._edited(f"{kind} comes {where}, in all places{self._belongs(kind)}", lists)
+
+    def _operators(self):
+        """Another operator in the place of one, or one with another pass; in one place, and in all."""
+        calls = [n for n in ast.walk(self.function) if isinstance(n, ast.Call) and _name(n.func) in _VARIANTS]
+        for name in dict.fromkeys(_name(call.func) for call in calls):
+            mine = [call for call in calls if _name(call.func) == name]
+            for which, (words, _) in enumerate(_VARIANTS[name]):
+                for places in [[call] for call in mine] + [mine] * (len(mine) > 1):
+                    before = [call.func for call in places]
+                    for call in places:
+                        call.func = ast.parse(f"_instead({name!r}, {which})", mode="eval").body
+                    yield ("every " * (len(places) > 1)) + words, self._source()
+                    for call, func in zip(places, before):
+                        call.func = func
+
+    def _names(self):
+        """A weight or a value where another of the same kind belongs, and two of them swapped."""
+        nodes: dict[str, list[ast.expr]] = {}
+        parameters = {arg.arg for arg in self.function.args.args}
+        for node in ast.walk(self.function):
+            if isinstance(node, ast.Attribute) and _name(node.value) in parameters or _name(node) in parameters:
+                nodes.setdefault(_name(node).rpartition(".")[2], []).append(node)  # type: ignore[arg-type]
+        for one, other in permutations(nodes, 2):
+            if type(nodes[one][0]) is not type(nodes[other][0]) or one.rpartition("_")[2] != other.rpartition("_")[2]:
+                continue
+            yield f"{other} also stands where {one} belongs", self._renamed(nodes, {one: other})
+            if one < other:
+                yield f"{one} and {other} are swapped", self._renamed(nodes, {one: other, other: one})
+
+    def _renamed(self, nodes, names):
+        changed = [(node, names[name]) for name, all_ in nodes.items() if name in names for node in all_]
+        field = {ast.Attribute: "attr", ast.Name: "id"}
+        before = [getattr(node, field[type(node)]) for node, _ in changed]
+        for node, name in changed:
+            setattr(node, field[type(node)], name)
+        source = self._source()
+        for (node, _), name in zip(changed, before):
+            setattr(node, field[type(node)], name)
+        return source
+
+    def _belongs(self, *names: str) -> str:
+        place = next((self.places[name] for name in names if name in self.places), "")
+        return f": it belongs {place}" if place else ""
+
+    def _edited(self, words, spines):
+        before = [node.value for node, _, _ in spines]
+        for node, wrappers, leaf in spines:
+            node.value = _wrapped(wrappers, leaf)
+        source = self._source()
+        for (node, _, _), value in zip(spines, before):
+            node.value = value
+        return words, source
+
+    def _source(self) -> str:
+        return ast.unparse(ast.fix_missing_locations(self.tree))
+
+    def _inline_calls(self, function: str) -> None:
+        """The functions of one line that ours calls, in place of their calls; not the operators."""
+        short = {name: node for name, node in self.functions.items() if name != function and name not in _VARIANTS}
+        short = {
+            name: node
+            for name, node in short.items()
+            if isinstance(_body(node)[0], ast.Return) and "apply" not in ast.unparse(node)
+        }
+
+        class Inline(ast.NodeTransformer):
+            def visit_Call(self, node):
+                self.generic_visit(node)
+                called = short.get(_name(node.func))
+                if called is None or any(isinstance(arg, ast.Starred) for arg in node.args):
+                    return node
+                given = dict(zip((arg.arg for arg in called.args.args), node.args))
+                return _Put(given).visit(copy.deepcopy(_returned(called)))
+
+        Inline().visit(self.function)
+
+
+class _Put(ast.NodeTransformer):
+    """Expressions in place of names."""
+
+    def __init__(self, given: Mapping[str, ast.expr]):
+        self.given = given
+
+    def visit_Name(self, node):
+        return copy.deepcopy(self.given[node.id]) if node.id in self.given else node
+
+
+def _body(function: ast.FunctionDef) -> list[ast.stmt]:
+    return function.body[1:] if ast.get_docstring(function) else function.body
+
+
+def _returned(function: ast.FunctionDef) -> ast.expr:
+    (statement,) = _body(function)
+    assert isinstance(statement, ast.Return) and statement.value is not None
+    return statement.value
+
+
+def _inline_names(body: list[ast.stmt]) -> None:
+    """A name that is used once, in the place of its use."""
+    i = 0
+    while i < len(body):
+        node = body[i]
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and len(node.targets) == 1:
+            name, uses = node.targets[0].id, []
+            for later in body[i + 1 :]:
+                uses += [
+                    (later, n)
+                    for n in ast.walk(later)
+                    if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
+                ]
+                if any(
+                    isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(later)
+                ):
+                    break
+            read = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
+            between = body[i + 1 : body.index(uses[0][0])] if uses else []
+            stored = {
+                n.id for s in between for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+            }
+            if len(uses) == 1 and not read & stored and isinstance(uses[0][0], (ast.Assign, ast.Return)):
+                _Put({name: node.value}).visit(uses[0][0])
+                del body[i]
+                continue
+        i += 1
+
+
+def _spine(node: ast.expr) -> tuple[list[Wrapper], ast.expr]:
+    """What is done to a value, the last first, and the value."""
+    found: list[Wrapper] = []
+    while True:
+        if isinstance(node, ast.Call) and node.args:
+            func, first = _name(node.func), node.args[0]
+            weight = next((_name(a).rpartition(".")[2] for a in node.args[1:] if _name(a).endswith("weight")), "")
+            name = f"the product with {weight}" if func.endswith("linear") and weight else func.rpartition(".")[2]
+            kind = "the product" if func.endswith("linear") else name
+            if func.endswith(".apply"):
+                return found, node
+            if isinstance(first, ast.Starred):
+                if not isinstance(first.value, ast.Call):
+                    return found, node
+
+                def around(x, outer=node, inner=first.value):
+                    given = ast.Call(inner.func, [x, *inner.args[1:]], inner.keywords)
+                    return ast.Call(outer.func, [ast.Starred(given, ast.Load()), *outer.args[1:]], outer.keywords)
+
+                found.append(Wrapper(name, kind, around))
+                node = first.value.args[0]
+            else:
+                if func.startswith("dropouts."):
+                    name = kind = func
+                if weight and kind == name:
+                    name = f"{name} with {weight}"
+                found.append(Wrapper(name, kind, lambda x, n=node: ast.Call(n.func, [x, *n.args[1:]], n.keywords)))  # type: ignore[misc]
+                node = first
+        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            left = len(list(ast.walk(node.left))) > len(list(ast.walk(node.right)))
+            other = _name(node.right if left else node.left).rpartition(".")[2]
+            name, kind = (
+                (other, "the bias") if other.endswith("bias") else (f"the addition of {other or 'the other term'}",) * 2
+            )
+            if left:
+                found.append(Wrapper(name, kind, lambda x, n=node: ast.BinOp(x, n.op, n.right)))  # type: ignore[misc]
+            else:
+                found.append(Wrapper(name, kind, lambda x, n=node: ast.BinOp(n.left, n.op, x)))  # type: ignore[misc]
+            node = node.left if left else node.right
+        else:
+            return found, node
+
+
+def _wrapped(wrappers: list[Wrapper], leaf: ast.expr) -> ast.expr:
+    for wrapper in reversed(wrappers):
+        leaf = wrapper.around(leaf)
+    return leaf
+
+
+def _called(name: str, x: ast.expr) -> ast.expr:
+    """An operator of that name, whether our module has it or not."""
+    which = [other.name for other in OPERATORS].index(name)
+    return ast.Call(ast.parse(f"_instead({name!r}, {which})", mode="eval").body, [x, ast.Name("group", ast.Load())], [])
+
+
+def _name(node: ast.AST) -> str:
+    """A name, or a chain of attributes; "" for everything else."""
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        return f"{_name(node.value)}.{node.attr}" if _name(node.value) else ""
+    return ""

@@ -1,0 +1,194 @@
+"""Which edit of our own answer does what the learner's does?  That edit names the mistake."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Iterable
+from functools import cache
+from itertools import chain
+from types import ModuleType
+from typing import Any
+
+from actmem_course.judge.case import NUMBERS, Outcome, Run, Seen, Unlike, alike, described, differences
+from actmem_course.judge.catalogue import cases_of, solution_module
+from actmem_course.judge.edits import Edit, Families, pairs_of, stated
+from actmem_course.judge.exercise import Exercise
+from actmem_course.judge.verdict import PeerStopped, Wrong
+from actmem_course.judge.virtual import VirtualRank, VirtualRanks
+from actmem_course.judge.workbench import Bench, names_of_subgroups
+
+#: Of the processor, for how long families and pairs are tried.
+SECONDS = 3.0
+
+
+def check_case(exercise: Exercise, b: Bench) -> None:
+    """One rank's check of a case, for ranks that are processes.  Raises Wrong."""
+    ours = Run(b.with_functions(vars(solution_module(exercise.lab))))
+    exercise.check(ours)
+    run = Run(b)
+    exercise.check(run)
+    found, right = (Outcome([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
+    for name, seen in ours.seen.items():
+        if seen.how in ("total", "pattern"):  # what one rank alone can't judge
+            for outcome, one in ((found, run), (right, ours)):
+                for own, value in zip(outcome.seen, b.gather(one.seen[name].value)):
+                    own[name] = type(seen)(name, seen.how, value, seen.why)
+    if wrong := differences(found, right):
+        raise Wrong(described(found, right, wrong)[0])
+
+
+class Naming:
+    """Judges one exercise on virtual ranks.  progress: called while edits are tried."""
+
+    def __init__(self, exercise: Exercise, ranks: VirtualRanks, progress: Callable[..., None]):
+        self.exercise, self.ranks, self.progress = exercise, ranks, progress
+        self.module = solution_module(exercise.lab)
+
+    def groups(self) -> dict[int, str]:
+        """On which groups the case runs: -1 is all ranks, the others those of ``Bench.subgroups``, by their names."""
+        found = {-1: ""}
+        if self.exercise.takes_group and self.ranks.size > 1:
+            found |= dict(enumerate(names_of_subgroups(self.ranks.size)))
+        return found
+
+    def ours(self, group: int) -> Outcome:
+        """What our own answer does."""
+        key = self.exercise.number, self.ranks.size, self.ranks.device, group
+        if key not in _OURS:
+            outcome = _OURS[key] = self.run([vars(self.module)] * self.ranks.size, group)
+            for error in outcome.errors:
+                if error is not None:
+                    raise error
+        return _OURS[key]
+
+    def remark(self, spaces: list[dict]) -> str:
+        """What to say of a right answer."""
+        remark = getattr(cases_of(self.exercise.lab), "REMARKS", {}).get(self.exercise.number)
+
+        def job(rank: VirtualRank) -> str:
+            return remark(Run(Bench(spaces[rank.number], rank, self.ranks.device, self.progress)))
+
+        found = self.ranks.run(job, spaces[0].get("__file__", "")) if remark else []
+        return next((said for said in found if isinstance(said, str)), "")
+
+    def run(self, spaces: list[dict], group: int, like: Outcome | None = None) -> Outcome:
+        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something else."""
+        runs: list[Run | None] = [None] * self.ranks.size
+
+        def job(rank: VirtualRank) -> None:
+            b = Bench(spaces[rank.number], rank, self.ranks.device, self.progress)
+            if group >= 0:
+                b = list(b.subgroups())[group]
+            run = runs[rank.number] = Run(b, like.seen[rank.number] if like else None)
+            self.exercise.check(run)
+
+        said = self.ranks.run(job, spaces[0].get("__file__", ""))
+        errors = [one if isinstance(one, BaseException) else None for one in said]
+        return Outcome([run.seen if run else {} for run in runs], errors)
+
+    def diagnosis(self, found: Outcome, right: Outcome, group: int) -> str:
+        """What is wrong with the numbers, the bytes or the exchanges; "" if nothing is."""
+        wrong = differences(found, right)
+        if not wrong:
+            return ""
+        first = next(iter(wrong))
+        said, explained = described(found, right, wrong)
+        if right.seen[0][first].how not in NUMBERS:
+            return said
+        rows, partly = table(self.exercise), ""
+        missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
+        for edits in (chain(rows, missing), chain(families(self.exercise), pairs_of(rows, source_of(self.module)))):
+            whole, part = self.edit_like(found, first, group, edits)
+            partly = partly or part
+            if whole or explained:
+                return whole or said
+        return partly or said
+
+    def edit_like(self, found: Outcome, first: str, group: int, edits: Iterable[Edit]) -> tuple[str, str]:
+        """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first."""
+        partly, start = "", time.process_time()
+        for edit in edits:
+            if time.process_time() - start > SECONDS:
+                break
+            if self._begins_otherwise(edit, found, group):
+                continue
+            names = edit.names(self.module.__file__ or "")
+            if names is None:
+                continue
+            outcome = self.run([names] * self.ranks.size, group, found)
+            self._remember(edit, outcome, group)
+            self.progress()
+            if _same(outcome, found):
+                return _with_forward(edit, first), ""
+            if (
+                not partly
+                and first
+                and all(alike(a.get(first), b.get(first)) for a, b in zip(outcome.seen, found.seen))
+            ):
+                partly = _with_forward(edit, first)
+        return "", partly
+
+    def _begins_otherwise(self, edit: Edit, found: Outcome, group: int) -> bool:
+        """Whether an earlier run of the edit saw another first number."""
+        key = self.exercise.number, self.ranks.size, group, edit
+        return key in _BEGINS and any(not alike(a, _first_number(b)) for a, b in zip(_BEGINS[key], found.seen))
+
+    def _remember(self, edit: Edit, outcome: Outcome, group: int) -> None:
+        begins = [_first_number(own) for own in outcome.seen]
+        if None not in begins or not any(begins):
+            _BEGINS[self.exercise.number, self.ranks.size, group, edit] = begins
+
+
+#: What our own answers do, by exercise, number of ranks, device and group.
+_OURS: dict[tuple, Outcome] = {}
+#: The first number that each edit gives, by exercise, number of ranks, group and edit: no learner changes it.
+_BEGINS: dict[tuple, list[Seen | None]] = {}
+
+
+def _first_number(own: dict[str, Seen]) -> Seen | None:
+    return next((seen for seen in own.values() if seen.how in NUMBERS and seen.how != "pattern"), None)
+
+
+def _same(one: Outcome, other: Outcome) -> bool:
+    """Whether two runs did the same on every rank, whatever is right."""
+    if any(isinstance(error, Unlike) for error in one.errors):
+        return False
+    if list(map(_signature, one.errors)) != list(map(_signature, other.errors)):
+        return False
+    for a, b in zip(one.seen, other.seen):
+        for name in a.keys() | b.keys():
+            how = (a.get(name) or b[name]).how
+            if how in NUMBERS and how != "pattern" and not alike(a.get(name), b.get(name)):
+                return False
+    patterns = [name for name, seen in one.seen[0].items() if seen.how == "pattern"]
+    return not any(name in differences(one, other) for name in patterns)
+
+
+def _signature(error: BaseException | None) -> tuple[str, str]:
+    return type(error).__name__, "" if isinstance(error, PeerStopped) else str(error)
+
+
+def _with_forward(edit: Edit, first: str) -> str:
+    if edit.stated or "the gradient" not in first or edit.words.startswith("the forward"):
+        return edit.words
+    return f"the forward is right, the gradients are not: {edit.words}"
+
+
+def source_of(module: ModuleType) -> str:
+    """The text of a module."""
+    return inspect.getsource(module)
+
+
+@cache
+def table(exercise: Exercise) -> list[Edit]:
+    """The stated mistakes of an exercise."""
+    mistakes: dict[str, str] = cases_of(exercise.lab).MISTAKES
+    return stated(mistakes.get(exercise.number, ""), source_of(solution_module(exercise.lab)))
+
+
+@cache
+def families(exercise: Exercise) -> list[Edit]:
+    """The edits that the syntax of our answer gives."""
+    places: dict[str, Any] = getattr(cases_of(exercise.lab), "PLACES", {})
+    return list(Families(source_of(solution_module(exercise.lab)), exercise.function, places).all())

@@ -130,7 +130,7 @@ class Families:
     """
 
     def __init__(self, source: str, function: str, places: Mapping[str, str]):
-        self.tree, self.places = ast.parse(source), {**{o.name: o.place for o in OPERATORS}, **places}
+        self.source, self.tree, self.places = source, ast.parse(source), {**{o.name: o.place for o in OPERATORS}, **places}
         self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
         self.function = self.functions[function]
         self._inline_calls(function)
@@ -261,7 +261,7 @@ class Families:
         return words, source
 
     def _source(self) -> str:
-        return ast.unparse(ast.fix_missing_locations(self.tree))
+        return f"{self.source}\n\n{ast.unparse(ast.fix_missing_locations(self.function))}\n"
 
     def _inline_calls(self, function: str) -> None:
         """The functions of one line that ours calls, in place of their calls; not the operators."""

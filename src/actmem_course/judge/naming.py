@@ -56,20 +56,23 @@ class Naming:
         """What our own answer does."""
         key = self.exercise.number, self.ranks.size, self.ranks.device, group
         if key not in _OURS:
-            outcome = _OURS[key] = self.run([vars(self.module)] * self.ranks.size, group)
+            outcome = self.run([vars(self.module)] * self.ranks.size, group)
             for error in outcome.errors:
                 if error is not None:
                     raise error
+            _OURS[key] = outcome
         return _OURS[key]
 
     def remark(self, spaces: list[dict]) -> str:
         """What to say of a right answer."""
         remark = getattr(cases_of(self.exercise.lab), "REMARKS", {}).get(self.exercise.number)
+        if remark is None:
+            return ""
 
         def job(rank: VirtualRank) -> str:
             return remark(Run(Bench(spaces[rank.number], rank, self.ranks.device, self.progress)))
 
-        found = self.ranks.run(job, spaces[0].get("__file__", "")) if remark else []
+        found = self.ranks.run(job, spaces[0].get("__file__", ""))
         return next((said for said in found if isinstance(said, str)), "")
 
     def run(self, spaces: list[dict], group: int, like: Outcome | None = None) -> Outcome:
@@ -98,8 +101,9 @@ class Naming:
             return said
         rows, partly = table(self.exercise), ""
         missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
-        for edits in (chain(rows, missing), chain(families(self.exercise), pairs_of(rows, source_of(self.module)))):
-            whole, part = self.edit_like(found, first, group, edits)
+        pairs = pairs_of(rows, source_of(self.module))
+        for edits in (lambda: chain(rows, missing), lambda: chain(families(self.exercise), pairs)):
+            whole, part = self.edit_like(found, first, group, edits())
             partly = partly or part
             if whole or explained:
                 return whole or said

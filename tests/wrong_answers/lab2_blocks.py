@@ -2,7 +2,6 @@
 
 import torch
 import torch.distributed as dist
-import torch.distributed.nn.functional as differentiable
 import torch.nn.functional as F
 
 from actmem_course.judge.solutions.lab2_tensor_parallel import column_parallel_linear, f_bar, row_parallel_linear
@@ -64,12 +63,6 @@ def split_inside_heads(qkv_weight, projection_weight, num_attention_heads, group
 def mlp_with_bias_on_rank_0(x, up_weight, up_bias, down_weight, down_bias, group):
     y = gelu(column_parallel_linear(x, up_weight, up_bias, group))
     return f_bar(F.linear(y, down_weight, down_bias if dist.get_rank(group) == 0 else None), group)
-
-
-@planted(LAB, "2.6", r"the gradients are not: f_bar gives in backward (the sum|t .* times) .* without an all-reduce")
-def mlp_with_torchs_differentiable_all_reduce(x, up_weight, up_bias, down_weight, down_bias, group):
-    y = gelu(column_parallel_linear(x, up_weight, up_bias, group))
-    return differentiable.all_reduce(F.linear(y, down_weight), group=group) + down_bias
 
 
 def attention_by(core):

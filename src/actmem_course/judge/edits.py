@@ -130,8 +130,8 @@ class Families:
     """
 
     def __init__(self, source: str, function: str, places: Mapping[str, str]):
-        self.source, self.tree, self.places = source, ast.parse(source), {**{o.name: o.place for o in OPERATORS}, **places}
-        self.functions = {node.name: node for node in self.tree.body if isinstance(node, ast.FunctionDef)}
+        self.source, self.places = source, {**{o.name: o.place for o in OPERATORS}, **places}
+        self.functions = {node.name: node for node in ast.parse(source).body if isinstance(node, ast.FunctionDef)}
         self.function = self.functions[function]
         self._inline_calls(function)
         _inline_names(self.function.body)

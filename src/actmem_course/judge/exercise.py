@@ -15,8 +15,11 @@ from actmem.config import ConfigError
 def _named(place: str) -> Callable:
     """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or "lab4_layer:check_full_layer" in lab_checks."""
     module, _, function = place.partition(":")
-    folder = "" if module.startswith("cases.") else "lab_checks."
-    return getattr(importlib.import_module(f"actmem_course.judge.{folder}{module}"), function)
+    folder, _, name = module.rpartition(".")
+    checks = importlib.import_module(
+        f"actmem_course.judge.cases.{name}" if folder else f"actmem_course.judge.lab_checks.{name}"
+    )
+    return getattr(checks, function)
 
 
 @cache

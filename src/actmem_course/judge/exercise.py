@@ -16,10 +16,9 @@ def _named(place: str) -> Callable:
     """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or "lab4_layer:check_full_layer" in lab_checks."""
     module, _, function = place.partition(":")
     folder, _, name = module.rpartition(".")
-    checks = importlib.import_module(
-        f"actmem_course.judge.cases.{name}" if folder else f"actmem_course.judge.lab_checks.{name}"
-    )
-    return getattr(checks, function)
+    if folder:
+        return getattr(importlib.import_module(f"actmem_course.judge.cases.{name}"), function)
+    return getattr(importlib.import_module(f"actmem_course.judge.lab_checks.{name}"), function)
 
 
 @cache

@@ -8,7 +8,9 @@ import pytest
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 FILES = sorted(SOURCE.rglob("*.py"))
-SOLUTIONS = SOURCE / "actmem_course" / "judge" / "solutions"
+JUDGE = SOURCE / "actmem_course" / "judge"
+#: Solutions and cases are called as what they solve and judge, and labs teach names that the library has.
+SOLUTIONS = (JUDGE / "solutions", JUDGE / "cases")
 
 #: Names that several files may define, and why.
 SHARED = {
@@ -18,10 +20,10 @@ SHARED = {
 
 
 def module_names():
-    """Files by the name of their module or package; a solution is called as the lab that it solves."""
+    """Files by the name of their module or package."""
     found = defaultdict(list)
     for path in FILES:
-        if path.name not in ("__init__.py", "__main__.py") and path.parent != SOLUTIONS:
+        if path.name not in ("__init__.py", "__main__.py") and path.parent not in SOLUTIONS:
             found[path.stem].append(path)
     for folder in {path.parent for path in FILES} - {SOURCE}:
         found[folder.name].append(folder)
@@ -40,10 +42,10 @@ def public_names(source):
 
 
 def definitions():
-    """Files by the public names that they define.  Solutions aside: labs teach names that the library has."""
+    """Files by the public names that they define, solutions and cases aside."""
     found = defaultdict(list)
     for path in FILES:
-        if path.parent != SOLUTIONS:
+        if path.parent not in SOLUTIONS:
             for name in set(public_names(path.read_text(encoding="utf-8"))):
                 found[name].append(path)
     return found

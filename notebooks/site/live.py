@@ -22,6 +22,8 @@ SCRIPTS = tuple(Path(__file__).with_name(name) for name in ("live.js", "worker.j
 PLOTLY = "plotly.js-basic-dist-min@4.1.1"
 #: What the packages of a notebook's widgets are, which no page has.
 WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
+#: What the planner's peaks are read from.
+STAGE_TAPES = SOURCE / "actmem" / "tape" / "stage_tapes.json"
 #: The front page's figure.
 FRONT = "from actmem_course.show.memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
 
@@ -33,7 +35,7 @@ def write_assets(folder: Path) -> None:
         shutil.copy(path, folder)
     shutil.copy(cache.npm_package(PLOTLY) / "plotly-basic.min.js", folder / "plotly.min.js")
     with zipfile.ZipFile(folder / "actmem.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in modules():
+        for path in (*modules(), STAGE_TAPES):
             archive.writestr(zipfile.ZipInfo(str(path.relative_to(SOURCE))), path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 

@@ -109,8 +109,3 @@ def test_hugging_faces_llama_keeps_49_sbh_in_8bs_proportions():
     kept = bytes_of_other(replace(sdpa, coefficients=without), llama)
     assert kept == 49 * llama.seq_length * llama.hidden_size
     assert sdpa.formula == "20sbh + 4sbkd + 8sbf + 4asb + 8sb + 4sd"
-
-
-def test_refuses():
-    with pytest.raises(ConfigError, match="^shape: must be of type LlamaShape"):
-        bytes_of_other(OTHERS[0], None)

@@ -49,6 +49,7 @@ def test_everything_for_one_model(tmp_path):
     assert float(gibibytes[1]) < 2
 
 
+@pytest.mark.nightly
 def test_the_largest_model_in_80_columns():
     done = launch.run(SCRIPT, "--model", "1T", "--section", "table2", "--section", "figure1", "--section", "figure9")
     assert done.returncode == 0

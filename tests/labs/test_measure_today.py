@@ -9,6 +9,7 @@ from actmem.llama_shape import TINY_LLAMA
 from actmem_course import launch
 from actmem_course.bench.measure_today import CONFIGURATIONS, check_room
 from tests.labs.in_process import lab_exit
+from tests.tiers import at_night
 
 SCRIPT = "measure_today.py"
 NAMES = {
@@ -31,8 +32,8 @@ def test_under_torchrun():
     [
         ["--model", "llama3-405b"],
         ["--model", "qwen3-32b", "--dtype", "float32"],
-        ["--model", "qwen3-30b-a3b", "--routing", "one-sided"],
-        ["--model", "deepseek-v3", "--seq-length", 4096],
+        at_night(["--model", "qwen3-30b-a3b", "--routing", "one-sided"]),
+        at_night(["--model", "deepseek-v3", "--seq-length", 4096]),
         ["--paper-layer", "--model", "1T", "--dtype", "float32"],
         ["--seq-length", 64, "--micro-batch-size", 3, "--hidden-size", 48, "--num-attention-heads", 8,
          "--num-key-value-heads", 2, "--ffn-hidden-size", 88],

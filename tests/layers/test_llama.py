@@ -265,7 +265,7 @@ def test_gradients_and_flops_of_any_set(kind_and_set):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "dtype", "t"), covering(LLAMA_MODELS, [torch.bfloat16, torch.float32], [1, 2, 4, 8, 16], of=1), ids=str
+    ("model", "dtype", "t"), covering(LLAMA_MODELS, [torch.bfloat16, torch.float32], [16, 8, 4, 2, 1], of=1), ids=str
 )
 def test_named_shapes_are_exact_on_emulated_ranks(model, dtype, t):
     shape = llama_shape(model)

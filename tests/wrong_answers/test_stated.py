@@ -5,14 +5,14 @@ import linecache
 import pytest
 
 from actmem_course.judge.catalogue import load_lab
-from actmem_course.judge.naming import families, table
+from actmem_course.judge.naming import made_edits, stated_edits
 from actmem_course.judge.outline import ALL_LABS
 from tests.labs.judged import judged_names
 
 EXERCISES = {
     exercise.number: (lab.name, exercise) for lab in ALL_LABS for exercise in lab.exercises if exercise.is_case
 }
-ROWS = [(number, row) for number, (_, exercise) in EXERCISES.items() for row in range(len(table(exercise)))]
+ROWS = [(number, row) for number, (_, exercise) in EXERCISES.items() for row in range(len(stated_edits(exercise)))]
 
 
 def verdict_of(number, edit, size):
@@ -26,7 +26,7 @@ def verdict_of(number, edit, size):
 
 @pytest.mark.parametrize(("number", "row"), ROWS)
 def test_named_by_its_sentence(number, row):
-    edits = table(EXERCISES[number][1])
+    edits = stated_edits(EXERCISES[number][1])
     verdict = verdict_of(number, edits[row], 4)
     assert (verdict.status, verdict.diagnosis) == ("wrong", edits[row].words)
 
@@ -34,17 +34,17 @@ def test_named_by_its_sentence(number, row):
 @pytest.mark.nightly
 @pytest.mark.parametrize(("number", "row"), ROWS)
 def test_no_stated_mistake_passes_on_two_ranks(number, row):
-    assert verdict_of(number, table(EXERCISES[number][1])[row], 2).status == "wrong"
+    assert verdict_of(number, stated_edits(EXERCISES[number][1])[row], 2).status == "wrong"
 
 
 @pytest.mark.parametrize("number", EXERCISES)
 def test_no_two_rows_have_one_sentence_and_one_edit(number):
-    edits = table(EXERCISES[number][1])
+    edits = stated_edits(EXERCISES[number][1])
     assert len({edit.source for edit in edits}) == len(edits)
 
 
 def test_syntax_names_what_nobody_states():
-    words = {edit.words for edit in families(EXERCISES["3.4"][1])}
+    words = {edit.words for edit in made_edits(EXERCISES["3.4"][1])}
     assert len(words) > 150
     for said in ("merge_heads comes before the product with qkv_weight", "qkv_weight and up_weight are swapped"):
         assert any(said in one for one in words), said

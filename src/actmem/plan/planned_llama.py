@@ -206,7 +206,7 @@ class PlannedLlama(PlannedModel):
         return (2 + 4 + 3 * 8) * tokens * own + 2 * (tokens * (self.width + own) + self.width * own)
 
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
-        mode = "full" if Recompute.of(recompute).region == "layer" else "none"
+        again, mode = (2, "full") if Recompute.of(recompute).region == "layer" else (1, "none")
         cp, d = layout.context_parallel_size, self.decoder
         shape = ModelShape(
             self.seq_length // cp, layout.micro_batch_size, d.hidden_size, d.num_attention_heads, vocab_size=1
@@ -217,9 +217,7 @@ class PlannedLlama(PlannedModel):
         if cp > 1:
             size = 2 * 2 * self.seq_length * layout.micro_batch_size * self._key_value_size(layout)
             rows += [
-                Exchange(
-                    "all-gather", "forward", f"{CONTEXT_EXCHANGE}, gathered", cp, size, 2 if mode == "full" else 1
-                ),
+                Exchange("all-gather", "forward", f"{CONTEXT_EXCHANGE}, gathered", cp, size, again),
                 Exchange("all-gather", "backward", f"{CONTEXT_EXCHANGE}, gathered again", cp, size),
                 Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", cp, size),
             ]

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cache, lru_cache
+from importlib import resources
 from itertools import combinations
 from pathlib import Path
 
@@ -215,6 +216,9 @@ class Family:
 @cache
 def families() -> dict[str, Family]:
     """The stored tapes, by the kind of model."""
+    text = (
+        resources.files("actmem.tape").joinpath(FILE.name).read_text(encoding="utf-8")
+    )  # a page has them in an archive
     return {
         name: Family(
             tuple(packed["letters"]),
@@ -223,7 +227,7 @@ def families() -> dict[str, Family]:
             packed["tapes"],
             {tape: tuple(pair) for tape, pair in packed["flops"].items()},
         )
-        for name, packed in json.loads(FILE.read_text(encoding="utf-8")).items()
+        for name, packed in json.loads(text).items()
     }
 
 

@@ -1,6 +1,6 @@
 """What an answer does on every rank, and where two answers differ.
 
-A case is a function of a ``Run``.  It calls the function under test, and says what it sees: results, gradients, bytes,
+A case is a function of a ``CaseRun``.  It calls the function under test, and says what it sees: results, gradients, bytes,
 exchanges.  The same case runs with the learner's functions, with ours, and with ours after an edit.
 """
 
@@ -40,7 +40,7 @@ class Unlike(Exception):
 
 
 @dataclass
-class Seen:
+class Noted:
     """One thing that a rank saw.
 
     how: by which rule it must agree with ours: numbers up to rounding (close, half), to the bit (bits), only their sum
@@ -55,12 +55,12 @@ class Seen:
     parts: Tensor | None = None
 
 
-class Run:
+class CaseRun:
     """One rank's run of a case.  like: what another run saw on this rank; where this one sees something else, it ends."""
 
-    def __init__(self, b: Bench, like: Mapping[str, Seen] | None = None):
+    def __init__(self, b: Bench, like: Mapping[str, Noted] | None = None):
         self.b, self.like, self.t, self.rank, self.group, self.device = b, like, b.size, b.rank, b.group, b.device
-        self.seen: dict[str, Seen] = {}
+        self.seen: dict[str, Noted] = {}
         self._draws = 0
 
     def __getitem__(self, name: str) -> Callable:
@@ -82,8 +82,8 @@ class Run:
         return self.b.shards(self.same(*sizes), dim)[self.rank]
 
     def see(self, name: str, value: Any, how: str = "close", why: Any = "", parts: Tensor | None = None) -> None:
-        """Note a value; see ``Seen``."""
-        seen = self.seen[name] = Seen(name, how, value, why, parts)
+        """Note a value; see ``Noted``."""
+        seen = self.seen[name] = Noted(name, how, value, why, parts)
         if self.like is not None and how in NUMBERS and how != "pattern" and not alike(self.like.get(name), seen):
             raise Unlike(name)
 
@@ -153,10 +153,10 @@ def _ran(seen: Watch) -> str:
 
 
 @dataclass
-class Outcome:
+class Happened:
     """By rank: what was seen, and the error that ended the run."""
 
-    seen: list[dict[str, Seen]]
+    seen: list[dict[str, Noted]]
     errors: list[BaseException | None]
 
     def value(self, name: str) -> list:
@@ -164,7 +164,7 @@ class Outcome:
         return [own[name].value if name in own else None for own in self.seen]
 
 
-def alike(a: Seen | None, b: Seen | None) -> bool:
+def alike(a: Noted | None, b: Noted | None) -> bool:
     """Whether two runs saw the same, whatever is right.  None is not zero."""
     if a is None or b is None:
         return a is b
@@ -178,7 +178,7 @@ def alike(a: Seen | None, b: Seen | None) -> bool:
     return close(x, y, 1e-9 if x.dtype == torch.float64 else 4 * torch.finfo(x.dtype).eps)
 
 
-def differences(found: Outcome, right: Outcome) -> dict[str, list[int]]:
+def differences(found: Happened, right: Happened) -> dict[str, list[int]]:
     """What is wrong, in the order in which it was seen, and on which ranks; bytes and exchanges of backward last."""
     wrong: dict[str, list[int]] = {}
     names = list(dict.fromkeys(name for own in right.seen for name in own))
@@ -192,7 +192,7 @@ def differences(found: Outcome, right: Outcome) -> dict[str, list[int]]:
 _LATER = {"kept": 0.5, "most": 0.2}
 
 
-def _agrees(found: Outcome, right: Outcome, name: str, rank: int) -> bool:
+def _agrees(found: Happened, right: Happened, name: str, rank: int) -> bool:
     one, other = found.seen[rank][name], right.seen[rank][name]
     a, b, how = one.value, other.value, other.how
     if how in ("total", "pattern"):
@@ -224,7 +224,7 @@ def _equal_pairs(everyone: Sequence[Mapping[str, Any]]) -> dict[tuple, bool]:
     return {(a, b): drawn[a] == drawn[b] for a, b in combinations(sorted(drawn), 2)}
 
 
-def described(found: Outcome, right: Outcome, wrong: Mapping[str, list[int]]) -> tuple[str, bool]:
+def described(found: Happened, right: Happened, wrong: Mapping[str, list[int]]) -> tuple[str, bool]:
     """How the first thing that is wrong differs, and whether that explains it: it comes of the ranks' parts, say."""
     name, ranks = next(iter(wrong.items()))
     t, each = len(found.seen), [_explained(found, right, name, rank) for rank in ranks]
@@ -235,7 +235,7 @@ def described(found: Outcome, right: Outcome, wrong: Mapping[str, list[int]]) ->
     return f"on rank {ranks[0]}: " * (len(ranks) < t) + each[0][0], explained
 
 
-def _explained(found: Outcome, right: Outcome, name: str, rank: int) -> list[str]:
+def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[str]:
     """What can be said of one rank's wrong value, the likelier first."""
     one, other = found.seen[rank][name], right.seen[rank][name]
     a, b, how, t = one.value, other.value, other.how, len(found.seen)
@@ -274,7 +274,7 @@ def _explained(found: Outcome, right: Outcome, name: str, rank: int) -> list[str
     return said or [_with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t)]
 
 
-def _exchanged(found: Outcome, right: Outcome, name: str, rank: int) -> list[str]:
+def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[str]:
     """How a wrong tensor comes of the ranks' parts: of what they had before, or of the right ones."""
     value, why, t = found.seen[rank][name].value, right.seen[rank][name].why, len(found.seen)
     if t == 1 or not isinstance(value, Tensor) or not isinstance(right.seen[rank][name].value, Tensor):
@@ -298,7 +298,7 @@ def _exchanged(found: Outcome, right: Outcome, name: str, rank: int) -> list[str
     return explain_exchange(value, parts, rank, OWN_PART, alone)
 
 
-def _copies_apart(found: Outcome, right: Outcome, name: str) -> str:
+def _copies_apart(found: Happened, right: Happened, name: str) -> str:
     """What to say of a bias that every rank has, and only some ranks use; "" if it is none."""
     rights = right.value(name)
     if (
@@ -318,7 +318,7 @@ def _copies_apart(found: Outcome, right: Outcome, name: str) -> str:
     )
 
 
-def _with_exchanges(found: Outcome, right: Outcome, name: str, rank: int) -> str:
+def _with_exchanges(found: Happened, right: Happened, name: str, rank: int) -> str:
     """Other exchanges than ours, before a result that nothing explains."""
     one, other = (outcome.seen[rank].get("forward") for outcome in (found, right))
     if name != "the result" or one is None or other is None or text_of(one.value) == text_of(other.value):

@@ -12,7 +12,7 @@ from functools import partial
 
 from actmem_course.judge.catalogue import solutions_of
 from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.naming import Naming, check_case, table
+from actmem_course.judge.naming import Naming, check_case, stated_edits
 from actmem_course.judge.verdict import (
     BLOCKED,
     ERROR,
@@ -88,7 +88,7 @@ class Judge:
             if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
                 diagnosis = naming.diagnosis(found, naming.ours(group), group)
                 if not diagnosis and faults and not name:
-                    diagnosis, _ = naming.edit_like(found, "", group, table(exercise))
+                    diagnosis, _ = naming.edit_like(found, "", group, stated_edits(exercise))
                 if diagnosis:
                     faults = [Outcome(0, WRONG, diagnosis, everywhere=True)]
             if faults:

@@ -10,7 +10,7 @@ from itertools import chain
 from types import ModuleType
 from typing import Any
 
-from actmem_course.judge.case import NUMBERS, Outcome, Run, Seen, Unlike, alike, described, differences
+from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Noted, Unlike, alike, described, differences
 from actmem_course.judge.catalogue import cases_of, solution_module
 from actmem_course.judge.edits import Edit, Families, pairs_of, stated
 from actmem_course.judge.exercise import Exercise
@@ -18,17 +18,17 @@ from actmem_course.judge.verdict import PeerStopped, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import Bench, names_of_subgroups
 
-#: Of the processor, for how long families and pairs are tried.
-SECONDS = 3.0
+#: Of the processor, for how long families and pairs are tried; stated rows are all tried.
+SEARCH_SECONDS = 3.0
 
 
 def check_case(exercise: Exercise, b: Bench) -> None:
     """One rank's check of a case, for ranks that are processes.  Raises Wrong."""
-    ours = Run(b.with_functions(vars(solution_module(exercise.lab))))
+    ours = CaseRun(b.with_functions(vars(solution_module(exercise.lab))))
     exercise.check(ours)
-    run = Run(b)
+    run = CaseRun(b)
     exercise.check(run)
-    found, right = (Outcome([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
+    found, right = (Happened([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
     for name, seen in ours.seen.items():
         if seen.how in ("total", "pattern"):  # what one rank alone can't judge
             for outcome, one in ((found, run), (right, ours)):
@@ -52,7 +52,7 @@ class Naming:
             found |= dict(enumerate(names_of_subgroups(self.ranks.size)))
         return found
 
-    def ours(self, group: int) -> Outcome:
+    def ours(self, group: int) -> Happened:
         """What our own answer does."""
         key = self.exercise.number, self.ranks.size, self.ranks.device, group
         if key not in _OURS:
@@ -70,27 +70,27 @@ class Naming:
             return ""
 
         def job(rank: VirtualRank) -> str:
-            return remark(Run(Bench(spaces[rank.number], rank, self.ranks.device, self.progress)))
+            return remark(CaseRun(Bench(spaces[rank.number], rank, self.ranks.device, self.progress)))
 
         found = self.ranks.run(job, spaces[0].get("__file__", ""))
         return next((said for said in found if isinstance(said, str)), "")
 
-    def run(self, spaces: list[dict], group: int, like: Outcome | None = None) -> Outcome:
+    def run(self, spaces: list[dict], group: int, like: Happened | None = None) -> Happened:
         """The case on every rank of a group.  like: what it is compared with; the run ends where it does something else."""
-        runs: list[Run | None] = [None] * self.ranks.size
+        runs: list[CaseRun | None] = [None] * self.ranks.size
 
         def job(rank: VirtualRank) -> None:
             b = Bench(spaces[rank.number], rank, self.ranks.device, self.progress)
             if group >= 0:
                 b = list(b.subgroups())[group]
-            run = runs[rank.number] = Run(b, like.seen[rank.number] if like else None)
+            run = runs[rank.number] = CaseRun(b, like.seen[rank.number] if like else None)
             self.exercise.check(run)
 
         said = self.ranks.run(job, spaces[0].get("__file__", ""))
         errors = [one if isinstance(one, BaseException) else None for one in said]
-        return Outcome([run.seen if run else {} for run in runs], errors)
+        return Happened([run.seen if run else {} for run in runs], errors)
 
-    def diagnosis(self, found: Outcome, right: Outcome, group: int) -> str:
+    def diagnosis(self, found: Happened, right: Happened, group: int) -> str:
         """What is wrong with the numbers, the bytes or the exchanges; "" if nothing is."""
         wrong = differences(found, right)
         if not wrong:
@@ -99,21 +99,21 @@ class Naming:
         said, explained = described(found, right, wrong)
         if right.seen[0][first].how not in NUMBERS:
             return said
-        rows, partly = table(self.exercise), ""
+        rows, partly = stated_edits(self.exercise), ""
         missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
         pairs = pairs_of(rows, source_of(self.module))
-        for edits in (lambda: chain(rows, missing), lambda: chain(families(self.exercise), pairs)):
+        for edits in (lambda: chain(rows, missing), lambda: chain(made_edits(self.exercise), pairs)):
             whole, part = self.edit_like(found, first, group, edits())
             partly = partly or part
             if whole or explained:
                 return whole or said
         return partly or said
 
-    def edit_like(self, found: Outcome, first: str, group: int, edits: Iterable[Edit]) -> tuple[str, str]:
+    def edit_like(self, found: Happened, first: str, group: int, edits: Iterable[Edit]) -> tuple[str, str]:
         """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first."""
-        partly, start = "", time.process_time()
+        partly, start, rows = "", time.process_time(), stated_edits(self.exercise)
         for edit in edits:
-            if time.process_time() - start > SECONDS:
+            if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
                 break
             if self._begins_otherwise(edit, found, group):
                 continue
@@ -133,28 +133,28 @@ class Naming:
                 partly = _with_forward(edit, first)
         return "", partly
 
-    def _begins_otherwise(self, edit: Edit, found: Outcome, group: int) -> bool:
+    def _begins_otherwise(self, edit: Edit, found: Happened, group: int) -> bool:
         """Whether an earlier run of the edit saw another first number."""
         key = self.exercise.number, self.ranks.size, group, edit
         return key in _BEGINS and any(not alike(a, _first_number(b)) for a, b in zip(_BEGINS[key], found.seen))
 
-    def _remember(self, edit: Edit, outcome: Outcome, group: int) -> None:
+    def _remember(self, edit: Edit, outcome: Happened, group: int) -> None:
         begins = [_first_number(own) for own in outcome.seen]
         if None not in begins or not any(begins):
             _BEGINS[self.exercise.number, self.ranks.size, group, edit] = begins
 
 
 #: What our own answers do, by exercise, number of ranks, device and group.
-_OURS: dict[tuple, Outcome] = {}
+_OURS: dict[tuple, Happened] = {}
 #: The first number that each edit gives, by exercise, number of ranks, group and edit: no learner changes it.
-_BEGINS: dict[tuple, list[Seen | None]] = {}
+_BEGINS: dict[tuple, list[Noted | None]] = {}
 
 
-def _first_number(own: dict[str, Seen]) -> Seen | None:
+def _first_number(own: dict[str, Noted]) -> Noted | None:
     return next((seen for seen in own.values() if seen.how in NUMBERS and seen.how != "pattern"), None)
 
 
-def _same(one: Outcome, other: Outcome) -> bool:
+def _same(one: Happened, other: Happened) -> bool:
     """Whether two runs did the same on every rank, whatever is right."""
     if any(isinstance(error, Unlike) for error in one.errors):
         return False
@@ -185,14 +185,14 @@ def source_of(module: ModuleType) -> str:
 
 
 @cache
-def table(exercise: Exercise) -> list[Edit]:
+def stated_edits(exercise: Exercise) -> list[Edit]:
     """The stated mistakes of an exercise."""
     mistakes: dict[str, str] = cases_of(exercise.lab).MISTAKES
     return stated(mistakes.get(exercise.number, ""), source_of(solution_module(exercise.lab)))
 
 
 @cache
-def families(exercise: Exercise) -> list[Edit]:
+def made_edits(exercise: Exercise) -> list[Edit]:
     """The edits that the syntax of our answer gives."""
     places: dict[str, Any] = getattr(cases_of(exercise.lab), "PLACES", {})
     return list(Families(source_of(solution_module(exercise.lab)), exercise.function, places).all())

@@ -6,25 +6,25 @@ and masked by) keep checks of their own.
 
 from __future__ import annotations
 
-from actmem_course.judge.case import Run
+from actmem_course.judge.case import CaseRun
 from actmem_course.judge.operators import F_BAR_OPERATOR, F_OPERATOR
 
 NO_TENSOR = "its backward needs no tensor of forward's"
 
 
-def f(r: Run) -> None:
+def f(r: CaseRun) -> None:
     x, why = r.same(4, 3, 5), {"": F_OPERATOR.in_forward, "x": F_OPERATOR.in_backward}
     r.passes(r["f"], {"x": x}, r.group, operator=True, why=why)
     r.keeps(lambda y: r["f"](y, r.group), x, more=NO_TENSOR)
 
 
-def f_bar(r: Run) -> None:
+def f_bar(r: CaseRun) -> None:
     x, why = r.each(4, 3, 5), {"": F_BAR_OPERATOR.in_forward, "x": F_BAR_OPERATOR.in_backward}
     r.passes(r["f_bar"], {"x": x}, r.group, operator=True, why=why, upstream=r.same(4, 3, 5))
     r.keeps(lambda y: r["f_bar"](y, r.group), x, more=NO_TENSOR)
 
 
-def column_parallel_linear(r: Run) -> None:
+def column_parallel_linear(r: CaseRun) -> None:
     why = (
         "return this rank's own output features, [s, b, out/t], which is just what the row-parallel linear after it takes; "
         "they are different features on every rank, so there is nothing to add up"
@@ -34,19 +34,19 @@ def column_parallel_linear(r: Run) -> None:
     r.keeps(lambda x, w, c: r["column_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
 
 
-def row_parallel_linear(r: Run) -> None:
+def row_parallel_linear(r: CaseRun) -> None:
     given = {"x": r.each(4, 3, 5), "weight": r.each(6, 5), "bias": r.same(6)}
     r.passes(r["row_parallel_linear"], given, r.group, upstream=r.same(4, 3, 6))
     r.keeps(lambda x, w, c: r["row_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
 
 
-def mlp(r: Run) -> None:
+def mlp(r: CaseRun) -> None:
     given = {"x": r.same(4, 3, 4), "up_weight": r.each(16, 4), "up_bias": r.each(16)}
     given |= {"down_weight": r.each(4, 16), "down_bias": r.same(4)}
     r.passes(r["mlp"], given, r.group, upstream=r.same(4, 3, 4))
 
 
-def attention(r: Run) -> None:
+def attention(r: CaseRun) -> None:
     # Heads that 2 and 4 divide, so that a rank's part can be split into all heads by mistake; then an odd number a rank.
     for here, prefix in ((2, ""), (3, "with 3 heads on each rank, ")):
         a, part = here * r.t, 4 * here

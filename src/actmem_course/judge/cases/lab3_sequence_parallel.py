@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from actmem.measure.comms import Collective
-from actmem_course.judge.case import Run
+from actmem_course.judge.case import CaseRun
 from actmem_course.judge.kept import kept
 from actmem_course.judge.operators import G_BAR_OPERATOR, G_OPERATOR, size_of
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
@@ -22,24 +22,24 @@ PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "nor
 NO_TENSOR = "its backward needs no tensor of forward's"
 
 
-def g(r: Run) -> None:
+def g(r: CaseRun) -> None:
     _operator(r, G_OPERATOR, r.each(2, 3, 5))
 
 
-def g_bar(r: Run) -> None:
+def g_bar(r: CaseRun) -> None:
     _operator(r, G_BAR_OPERATOR, r.each(2 * r.t, 3, 5))
 
 
-def _operator(r: Run, right, x: Tensor) -> None:
+def _operator(r: CaseRun, right, x: Tensor) -> None:
     r.passes(r[right.name], {"x": x}, r.group, operator=True, why={"": right.in_forward, "x": right.in_backward})
     r.keeps(lambda y: r[right.name](y, r.group), x, more=NO_TENSOR)
 
 
-def gathering_linear(r: Run) -> None:
+def gathering_linear(r: CaseRun) -> None:
     _linear(r, r["gathering_linear"])
 
 
-def shard_keeping_linear(r: Run) -> None:
+def shard_keeping_linear(r: CaseRun) -> None:
     given = _linear(r, r["shard_keeping_linear"])
     more = "save the shard and gather it again in backward"
     r.keeps(
@@ -47,7 +47,7 @@ def shard_keeping_linear(r: Run) -> None:
     )
 
 
-def _linear(r: Run, function) -> list[Tensor]:
+def _linear(r: CaseRun, function) -> list[Tensor]:
     given = {"x": r.each(2, 3, 6), "weight": r.each(5, 6), "bias": r.each(5)}
     # Whoever gathers again in 3.3 has already found what 3.5 is after.
     r.passes(function, given, r.group, again=[Collective("all-gather", r.t * size_of(given["x"]))])
@@ -69,7 +69,7 @@ class Scaling:
         return x * (0.7, 0.3)[(self.blocks - 1) % 2]
 
 
-def layer(r: Run) -> None:
+def layer(r: CaseRun) -> None:
     heads, s, calls = 2 * r.t, 3 * r.t, []
 
     def linear(x, weight, bias, group):  # gathering_linear's own names: a learner may call it with keywords
@@ -97,7 +97,7 @@ def layer(r: Run) -> None:
     r.see("calls of linear", abs(len(calls) - 2), "most", words)
 
 
-def remark_on_layer(r: Run) -> str:
+def remark_on_layer(r: CaseRun) -> str:
     """What the plain linear costs: bytes in bfloat16, with dropout, counted."""
     if r.t == 1:
         return ""
@@ -121,7 +121,7 @@ def remark_on_layer(r: Run) -> str:
     )
 
 
-def sum_partial_gradients(r: Run) -> None:
+def sum_partial_gradients(r: CaseRun) -> None:
     w = random_weights(6 * r.t, 2 * r.t, seed=40 + r.rank, device=r.device).part(r.rank, r.t)
     w = w.map(lambda name, x: x.clone().requires_grad_())
     for x in w.named().values():
@@ -147,7 +147,7 @@ _CUT = "it is cut among the ranks and saw all tokens, so each rank's gradient is
 _REPLICATED = "it is replicated, and each rank's saw s/t tokens, so the gradient is the sum of the ranks' parts"
 
 
-def dropout_generators(r: Run) -> None:
+def dropout_generators(r: CaseRun) -> None:
     for parallel in (False, True):
         draws: dict[str, list[float]] = {}
         # A seed that is multiplied makes the same of 0 everywhere.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import torch
 import torch.nn.functional as F
@@ -10,11 +10,11 @@ from torch import Tensor
 
 from actmem_course.judge.compare import check_tensor, close, summed
 from actmem_course.judge.exchanged import OWN_PART, Made, explain_exchange
+from actmem_course.judge.lab_checks.lab7_operators import Weights
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
 from actmem_course.pieces import core_attention, merge_heads
 
-Weights = Mapping[str, Tensor]
 #: d and h for each rank, so that whoever cuts a head or the wrong dimension gets a part, too.
 _HEAD_SIZE, _HIDDEN_SIZE = 2, 3
 _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")

@@ -13,7 +13,7 @@ from actmem.config import ConfigError
 
 
 def _named(place: str) -> Callable:
-    """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or "lab4_layer:check_full_layer" in lab_checks."""
+    """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or in lab_checks "lab4_layer:check_full_layer"."""
     module, _, function = place.partition(":")
     folder, _, name = module.rpartition(".")
     if folder:
@@ -34,8 +34,9 @@ def _hints() -> dict[str, tuple[str, ...]]:
 class Exercise:
     """One function to write, and how it is judged.
 
-    judged_by: where its check or its case is.  section: of the chapter to read.  seconds: a rank that works on it for
-    longer is taken to be stuck.  takes_group: it is handed a process group, and is judged on several.
+    judged_by: where its check is, or the file of its case, which has the function's name.  section: of the chapter to
+    read.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed a process group,
+    and is judged on several.
     """
 
     number: str
@@ -52,8 +53,8 @@ class Exercise:
 
     @property
     def check(self) -> Callable:
-        """Called with a Bench, or a Run if it is a case; raises Wrong, or returns a remark or None."""
-        return _named(self.judged_by)
+        """Called with a Bench, or a CaseRun if it is a case; raises Wrong, or returns a remark or None."""
+        return _named(f"{self.judged_by}:{self.function}" if self.is_case else self.judged_by)
 
     @property
     def is_case(self) -> bool:
@@ -63,7 +64,7 @@ class Exercise:
     @property
     def lab(self) -> str:
         """The lab's name, of a case."""
-        return self.judged_by.partition(":")[0].removeprefix("cases.")
+        return self.judged_by.removeprefix("cases.")
 
 
 @dataclass(frozen=True)

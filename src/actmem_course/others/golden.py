@@ -64,9 +64,11 @@ class GoldenRow:
         """
         words = set()
         april_2025 = self.gpu == "a100" and "te_8experts2parallel" in self.case
-        if april_2025:
-            words.add("weighted after" if "groupedGEMM" not in self.case else "")
-        elif not any(word in self.case for word in ("nondeterministic", "release", "tp2_pp2_ep4_etp1")):
+        if april_2025 and "groupedGEMM" not in self.case:
+            words.add("weighted after")
+        elif not april_2025 and not any(
+            word in self.case for word in ("nondeterministic", "release", "tp2_pp2_ep4_etp1")
+        ):
             words.add("deterministic")
         if parse(self.arguments).get("attention-backend") != "flash" or self.case.startswith("moe/"):
             words.add("cublas")
@@ -104,7 +106,7 @@ class GoldenResult:
 
     @property
     def predicted_peak_bytes(self) -> int | None:
-        """The largest sum of blocks in use over three iterations."""
+        """The largest sum of blocks in use over the iterations that are played."""
         return self.played.peaks[-1] if self.played else None
 
     @property

@@ -1,6 +1,6 @@
 """The memory of Megatron-LM's last rank, tensor by tensor: what one of NVIDIA's CI runs logs, predicted from its code.
 
-``Trace`` plays a run's setup and three iterations on torch's allocator (allocator.py): each tensor that
+``Trace`` plays a run's setup and two iterations on torch's allocator (allocator.py): each tensor that
 NVIDIA/Megatron-LM makes is taken with its bytes and given back where its code lets go of it, in the order of its
 code at adc69dba2d (October 2025, which wrote most of the logged values) and of TransformerEngine 2.8.
 Nothing is fitted: a line is a formula of the run's arguments and names the file and the function it was read
@@ -72,7 +72,9 @@ class MegatronRun:
     environment: what the arguments don't say.  "cublas": CUBLAS_WORKSPACE_CONFIG is set; "expandable": so are expandable
     segments; "small workspaces": a torch that knows no larger ones for Blackwell, from before May 2026; "batches kept":
     code from 5e4fc931ba (2026-05-21) to bf32f4415e (2026-07-06), where tensor-parallel rank 0 moved the very batch to
-    the GPU that RerunDataIterator keeps until the step ends.
+    the GPU that RerunDataIterator keeps until the step ends; "deterministic": unpermute adds by index_add, which keeps its
+    source; "weighted after": code of April 2025, which weights the experts' outputs, not what goes into their last product.
+    overlap-moe-expert-parallel-comm and use-transformer-engine-op-fuser are taken as if they were off.
     Raises ConfigError that names the argument which this module doesn't model, or which is no size.
     """
 

@@ -34,9 +34,9 @@ _PRIMES = {
     "c": (2, 3, 5, 7),
 }
 _OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
-#: The most monomials of a formula, and the largest denominator of their coefficients.
 #: The powers that a letter can have in a layer of this library; of others 0 and 1.
 _POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
+#: The most monomials of a formula, and the largest denominator of their coefficients.
 _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
 

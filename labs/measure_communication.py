@@ -16,7 +16,7 @@ import torch
 
 from actmem.config import Parallel, check_layer
 from actmem.formulas.communication import HEADER_BYTES, MESSAGES
-from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
+from actmem_course.arguments import add_shape_arguments, shape_from
 from actmem_course.bench.measure_communication import (
     TORCHS,
     compare_collectives,
@@ -24,9 +24,9 @@ from actmem_course.bench.measure_communication import (
     count_exchanges,
     measure_sent,
 )
-from actmem_course.bench.measure_speed import check_speed
+from actmem_course.bench.measure_speed import timed_shape
 from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import add_timing_arguments, check_timing, memory_bytes, ranks_here, setting
+from actmem_course.bench.timing import LAYER, add_timing_arguments, check_timing, setting
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
 from actmem_course.show.tables import compared_lines, exchanges_table, sent_table
@@ -44,15 +44,17 @@ CONNECTIONS = (
 @lab
 def main() -> int:
     run = Measurement(__doc__)
-    add_shape_arguments(run.parser, timed=True)
+    add_shape_arguments(run.parser, LAYER)
     add_rank_arguments(run.parser)
     add_timing_arguments(run.parser)
     with run.asked() as args:
         size = check_ranks(args, run.parser.prog)
-        shape, dtype = shape_from(args), check_timing(args)
-        check_layer(shape, Parallel(size, sequence_parallel=True))
-        if args.emulate is None:  # an emulated rank on a CPU needs no memory: it only counts
-            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
+        dtype = check_timing(args)
+        if args.emulate is None:
+            shape = timed_shape(args, size, dtype)
+        else:  # an emulated rank needs no memory: it only counts
+            shape = shape_from(args)
+            check_layer(shape, Parallel(size, sequence_parallel=True))
 
     with run.ranks() as here:
         place = (shape, here, getattr(torch, dtype))

@@ -22,7 +22,7 @@ from actmem_course.arguments import LabParser
 from actmem_course.bench.measure_gpu import check_plan, full_plan, quick_plan, run_plan
 from actmem_course.bench.measure_peers import PEER_MODES
 from actmem_course.bench.session import Session
-from actmem_course.bench.timing import device_name, setting
+from actmem_course.bench.timing import device_name, setting, usual_dtype
 from actmem_course.files import check_writable
 from actmem_course.process import lab, lab_console
 from actmem_course.ranks import check_ranks, ranks
@@ -69,7 +69,7 @@ def main() -> int:
     warnings.filterwarnings("ignore")
     torch.manual_seed(1234)
     console, started = lab_console(), time.monotonic()
-    dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
+    dtype = getattr(torch, usual_dtype(args.device))
     with ranks(args, real_tensors=True) as here:
 
         def say(text: str) -> None:

@@ -14,7 +14,7 @@ import warnings
 
 import torch
 
-from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
+from actmem_course.arguments import add_shape_arguments
 from actmem_course.bench.measure_others import measure_others
 from actmem_course.bench.measure_peers import (
     COMPILED,
@@ -28,9 +28,9 @@ from actmem_course.bench.measure_peers import (
     measure_peers,
     table2_units,
 )
-from actmem_course.bench.measure_speed import check_speed
+from actmem_course.bench.measure_speed import timed_shape
 from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import EMULATED, add_timing_arguments, check_timing, memory_bytes, ranks_here, setting
+from actmem_course.bench.timing import EMULATED, LAYER, add_timing_arguments, check_timing, setting
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
 from actmem_course.show import tables
@@ -42,7 +42,7 @@ TODAY = "instead: bytes of Hugging Face's blocks and of ours, each by a formula"
 @lab
 def main() -> int:
     run = Measurement(__doc__)
-    add_shape_arguments(run.parser, timed=True)
+    add_shape_arguments(run.parser, LAYER)
     add_rank_arguments(run.parser)
     add_timing_arguments(run.parser)
     run.several("peer", tuple(PEERS))
@@ -53,8 +53,8 @@ def main() -> int:
     with run.asked() as args:
         if not args.today:
             size = check_ranks(args, run.parser.prog)
-            shape, dtype = shape_from(args), check_timing(args)
-            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
+            dtype = check_timing(args)
+            shape = timed_shape(args, size, dtype)
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
     if args.today:

@@ -15,11 +15,11 @@ import sys
 import torch
 
 from actmem.config import ConfigError
-from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, device_for, shape_from
+from actmem_course.arguments import add_shape_arguments, device_for
 from actmem_course.bench.measure_products import measure_products
-from actmem_course.bench.measure_speed import VARIANTS, check_speed, measure_speed, runners_of
+from actmem_course.bench.measure_speed import VARIANTS, measure_speed, runners_of, timed_shape
 from actmem_course.bench.runner import Measurement
-from actmem_course.bench.timing import EMULATED, add_timing_arguments, check_timing, memory_bytes, ranks_here, setting
+from actmem_course.bench.timing import EMULATED, LAYER, add_timing_arguments, check_timing, setting
 from actmem_course.bench.trace import mark_for_nsys, write_trace
 from actmem_course.files import replacing
 from actmem_course.process import lab
@@ -35,7 +35,7 @@ PRODUCTS = "instead: the share of a layer's time that its matrix products alone 
 @lab
 def main() -> int:
     run = Measurement(__doc__)
-    add_shape_arguments(run.parser, timed=True)
+    add_shape_arguments(run.parser, LAYER)
     add_rank_arguments(run.parser)
     add_timing_arguments(run.parser)
     run.page("figure 8: forward, recomputation, backward")
@@ -51,8 +51,8 @@ def main() -> int:
             dtype = check_timing(args)
         else:
             size = check_ranks(args, run.parser.prog)
-            shape, dtype = shape_from(args), check_timing(args)
-            check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
+            dtype = check_timing(args)
+            shape = timed_shape(args, size, dtype)
             if args.nvtx and args.device != "cuda":
                 raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
     if args.products:

@@ -96,25 +96,23 @@ def tell_torchrun(message: str) -> None:
         Path(file).write_text(json.dumps(error), encoding="utf-8")
 
 
-def add_shape_arguments(parser: argparse.ArgumentParser, timed: bool = False) -> None:
-    """--model, and a size option for each of s, b, h, a that overrides the model's own.
-
-    timed: by default a GPU gets a layer of the 22B model, because of a tiny one it would time the launches.
-    """
-    default = "tiny; 22B on GPUs" if timed else "tiny"
+def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") -> None:
+    """--model, and a size option for each of s, b, h, a that overrides the model's own.  default: in words."""
     parser.add_argument(
         "--model", choices=("tiny", *PAPER_MODELS), help=f"model whose layer is used (default: {default})"
     )
-    parser.set_defaults(timed=timed)
     for name, meaning in _SIZES.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=meaning)
 
 
 def shape_from(args: argparse.Namespace) -> ModelShape:
-    """The shape that the arguments name, their device being chosen (``check_ranks``).  Raises ConfigError on sizes that do not fit together."""
-    given = {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
-    large = args.timed and args.device == "cuda" and not given
-    return noting_smaller(model_shape(args.model or ("22B" if large else "tiny")).with_sizes(**given))
+    """The shape that the arguments name.  Raises ConfigError on sizes that do not fit together."""
+    return noting_smaller(model_shape(args.model or "tiny").with_sizes(**given_sizes(args)))
+
+
+def given_sizes(args: argparse.Namespace) -> dict[str, int]:
+    """The sizes that the command line states, by name."""
+    return {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
 
 
 def noting_smaller(shape):

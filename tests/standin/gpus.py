@@ -1,7 +1,8 @@
 """GPUs where there are none: ``python -m tests.standin.gpus 2 python labs/measure_parity.py --ranks 2``.
 
-STANDIN_SDPA=cudnn|flash|math chooses attention's kernel, STANDIN_BYTES the memory of a GPU; STANDIN_NCCL_DESTROY=collective
-makes a group's end wait for all ranks; STANDIN_NCCL_FAILS=TEXT, and STANDIN_NCCL_FAILS_ON=RANK, is an error at the start.
+STANDIN_SDPA=cudnn|flash|math chooses attention's kernel, STANDIN_BYTES the memory of a GPU, STANDIN_CAPABILITY=7.5 makes
+it as old as a T4; STANDIN_NCCL_DESTROY=collective makes a group's end wait for all ranks; STANDIN_NCCL_FAILS=TEXT, and
+STANDIN_NCCL_FAILS_ON=RANK, is an error at the start.
 """
 
 import fcntl

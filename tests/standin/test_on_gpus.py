@@ -10,6 +10,7 @@ import time
 
 import pytest
 
+from actmem.models import TINY
 from actmem_course.judge.catalogue import LAB_NAMES
 from actmem_course.launch import LABS
 from tests.forked_python import ForkedPython
@@ -99,6 +100,13 @@ def test_a_launch_gets_its_ranks_on_any_number_of_gpus(launch, gpus, kernel):
     said = f"{script}: {ranks} ranks and only {found} here: they run on the CPU"
     assert code == 0 and (said in errors) == (gpus < ranks), output + errors
     assert "error" not in errors.lower() and errors.count("\n") <= 1, errors
+
+
+def test_a_small_old_gpu_times_the_tiny_layer_in_float16():
+    small = {"STANDIN_BYTES": str(8 << 30), "STANDIN_CAPABILITY": "7.5"}
+    code, output, errors = run(2, "measure_speed.py", "--rounds", 1, "--ranks", 2, **small)
+    assert (code, errors) == (0, "") and "2 ranks on Stand-in GPU" in output, output + errors
+    assert f"h={TINY.hidden_size} a={TINY.num_attention_heads}, float16" in output, output
 
 
 def test_more_ranks_than_gpus_on_gpus_are_refused():

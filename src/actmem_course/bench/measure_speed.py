@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -13,9 +15,12 @@ from actmem.formulas.activations import eq2, layer_extra_rows, layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input
+from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
+from actmem_course.arguments import ELEMENT_SIZES, given_sizes, noting_smaller, shape_from
 from actmem_course.bench.race import Race, Runner, hold, race
+from actmem_course.bench.timing import memory_bytes, ranks_here
 from actmem_course.others import paper
 from actmem_course.ranks import Ranks
 from actmem_course.results import SpeedLine
@@ -59,6 +64,20 @@ def check_speed(
             "model shape",
             f"times need real tensors: about {needed / 2**30:.1f} GiB, and there are {memory_bytes / 2**30:.1f} GiB; take smaller sizes",
         )
+
+
+def timed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
+    """The layer to time on so many ranks: what the command line names, and otherwise a layer of the 22B model on GPUs that
+    have room for it, because of a tiny one they would time the launches.  Raises ConfigError as ``check_speed``."""
+
+    def checked(shape: ModelShape) -> ModelShape:
+        check_speed(shape, size, ELEMENT_SIZES[dtype], ranks_here(args), memory_bytes(args.device))
+        return shape
+
+    if args.device == "cuda" and args.model is None and not given_sizes(args):
+        with suppress(ConfigError):
+            return noting_smaller(checked(PAPER_MODELS["22B"].shape))
+    return checked(shape_from(args))
 
 
 def runners_of(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> dict[str, Runner]:

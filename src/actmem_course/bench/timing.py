@@ -18,11 +18,16 @@ EMULATED = (
     "gathers make."
 )
 
+#: The layer that these labs time by default (``measure_speed.timed_shape``).
+LAYER = "tiny; 22B on GPUs with room for it"
+
 
 def add_timing_arguments(parser: argparse.ArgumentParser, rounds: int = 20) -> None:
     """--dtype, --rounds and --cpu-time."""
     parser.add_argument(
-        "--dtype", choices=tuple(ELEMENT_SIZES), help="of the activations (default: bfloat16 on GPUs, float32 on CPUs)"
+        "--dtype",
+        choices=tuple(ELEMENT_SIZES),
+        help="of the activations (default: bfloat16 on GPUs that have it, else float16; float32 on CPUs)",
     )
     parser.add_argument(
         "--rounds", type=int, default=rounds, metavar="N", help="how often each is timed (default: %(default)s)"
@@ -40,7 +45,14 @@ def check_timing(args: argparse.Namespace) -> str:
     device = args.device
     if args.cpu_time and device == "cuda":
         raise ConfigError("cpu_time", "says nothing about a GPU")
-    return args.dtype or ("bfloat16" if device == "cuda" else "float32")
+    return args.dtype or usual_dtype(device)
+
+
+def usual_dtype(device: str) -> str:
+    """What one trains in there.  GPUs before sm_80, a T4 among them, have no bfloat16: torch emulates it, slowly."""
+    if device == "cpu":
+        return "float32"
+    return "bfloat16" if torch.cuda.get_device_properties(local_rank()).major >= 8 else "float16"
 
 
 def memory_bytes(device: str) -> int:
@@ -50,8 +62,13 @@ def memory_bytes(device: str) -> int:
     is free would open a context on a GPU before the rank has chosen its own.
     """
     if device == "cuda":
-        return torch.cuda.get_device_properties(int(os.environ.get("LOCAL_RANK", 0))).total_memory
+        return torch.cuda.get_device_properties(local_rank()).total_memory
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def local_rank() -> int:
+    """This rank's number on its host, and its GPU's."""
+    return int(os.environ.get("LOCAL_RANK", 0))
 
 
 def ranks_here(args: argparse.Namespace) -> int:

@@ -13,6 +13,7 @@ import torch.distributed.distributed_c10d as c10d
 
 GPUS = int(os.environ["STANDIN_GPUS"])
 BYTES = int(os.environ.get("STANDIN_BYTES", 80 << 30))
+CAPABILITY = tuple(map(int, os.environ.get("STANDIN_CAPABILITY", "9.0").split(".")))
 
 
 def index(device=None):
@@ -115,8 +116,8 @@ def every(do):
 PROPERTIES = types.SimpleNamespace(
     name="Stand-in GPU",
     total_memory=BYTES,
-    major=9,
-    minor=0,
+    major=CAPABILITY[0],
+    minor=CAPABILITY[1],
     multi_processor_count=132,
     L2_cache_size=50 << 20,
     gcnArchName="",
@@ -147,7 +148,7 @@ OF_CUDA = {
     "mem_get_info": lambda device=None: (BYTES - held(device), BYTES),
     "get_device_properties": lambda device=None: PROPERTIES,
     "get_device_name": lambda device=None: PROPERTIES.name,
-    "get_device_capability": lambda device=None: (9, 0),
+    "get_device_capability": lambda device=None: CAPABILITY,
     "is_bf16_supported": lambda including_emulation=True: True,
     "Event": Event,
     "Stream": Stream,

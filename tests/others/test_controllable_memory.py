@@ -6,9 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.formulas.schedule import bubble_of, held, one_forward_one_backward, peak_in_flight, timeline, validate
+from actmem.formulas.schedule import bubble_of, one_forward_one_backward, peak_in_flight, timeline, validate
 from actmem_course.others.controllable_memory import v_half, v_min
-from actmem_course.others.zero_bubble import zero_bubble_h1
 
 
 @given(make=st.sampled_from([v_min, v_half]), p=st.integers(1, 12), n=st.integers(1, 12))
@@ -52,14 +51,3 @@ def test_the_middle_has_no_gap(make, p):
     """From one microbatch to the next the end moves by six units: the idle time is at the two ends only."""
     ends = [max(span.end for span in timeline(make(p, n), v_shaped=True)) for n in range(2 * p, 2 * p + 4)]
     assert [b - a for a, b in zip(ends, ends[1:])] == [6, 6, 6]
-
-
-@pytest.mark.parametrize("make", [v_min, v_half, zero_bubble_h1])
-@pytest.mark.parametrize("p", [1, 2, 3, 4, 5, 8, 12, 35])
-def test_no_rank_holds_more_after_3p_microbatches(make, p):
-    """So chapter 8 lists no more of them; with other bytes in each chunk, and between "B" and "W"."""
-
-    def peaks(n):
-        return [max(held(actions, lambda a: 10 + 9 * a.chunk, lambda a: 3 + 2 * a.chunk)) for actions in make(p, n)]
-
-    assert peaks(3 * p) == peaks(4 * p) == peaks(5 * p)

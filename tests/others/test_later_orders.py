@@ -65,7 +65,7 @@ def test_on_a_v_rank_0_has_both_ends_parameters_and_the_ranks_between_hold_alike
 
 
 @pytest.mark.parametrize("order", ORDERS_BY_NAME)
-@pytest.mark.parametrize("p", [2, 3, 4, 5, 8, 12])
+@pytest.mark.parametrize("p", [2, 3, 4, 5, 8, 12, 35])
 def test_no_rank_holds_more_after_3p_microbatches(order, p):
     """So no more of them are listed; with other bytes in each chunk, and between "B" and "W"."""
 

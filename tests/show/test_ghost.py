@@ -1,6 +1,5 @@
 """What a slider leaves in place: the axis, and marks where the bars ended before."""
 
-import plotly.graph_objects as go
 import pytest
 
 from actmem.formulas.activations import layer_rows
@@ -30,7 +29,6 @@ def bytes_drawn(drawing):
 @pytest.mark.parametrize("before, now", [(2048, 1024), (2048, 1920), (1024, 2048), (8192, 256), (256, 8192)])
 def test_bytes_stay_bytes_on_every_axis(before, now):
     drawn = after(bars(before), bars(now))
-    go.Figure(data=drawn.spec()["data"], layout=drawn.spec()["layout"])
     assert bytes_drawn(drawn) == pytest.approx(total(layer_rows(GPT3.with_sizes(seq_length=now))))
     (mark,) = marks(drawn)
     assert sum(mark["x"]) * drawn.axis.unit == pytest.approx(total(layer_rows(GPT3.with_sizes(seq_length=before))))

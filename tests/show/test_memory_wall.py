@@ -1,24 +1,35 @@
-"""Figure 1: every segment is a formula's number, and the title counts right."""
+"""Chapter 1's figures, and the front door: every segment is a formula's number, and the titles count right."""
 
+import itertools
 from dataclasses import replace
 
-import plotly.graph_objects as go
 import pytest
 
+from actmem.formulas.activations import crossover_seq_length
 from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
-from actmem.models import PAPER_MODELS
+from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.others.paper import A100_BYTES
-from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
+from actmem_course.show.memory_wall import (
+    BASELINE_METHOD,
+    LENGTHS,
+    METHODS,
+    PARTS_OF_GPU,
+    crossover_lines,
+    front_door,
+    gpu_bytes,
+    memory_wall,
+    one_gpu,
+)
 
-
-@pytest.mark.parametrize("method", METHODS)
-def test_the_drawing_is_plotly_and_its_words_are_in_line(method):
-    drawing = memory_wall(method)
-    spec = drawing.spec()
-    go.Figure(data=spec["data"], layout=spec["layout"])
-    assert all(len(line) <= 75 for line in drawing.layout["title"]["text"].split("<br>"))
-    assert "\n" not in drawing.alt and drawing.alt.endswith(".")
+SWITCHES = list(itertools.product((False, True), repeat=4))
+OF_METHOD = {
+    "tensor": (True, False, False, False),
+    "tensor+sequence": (True, True, False, False),
+    "tensor+selective": (True, False, True, False),
+    "tensor+sequence+selective": (True, True, True, False),
+    "full": (True, False, False, True),
+}
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -35,6 +46,7 @@ def test_segments_are_the_fullest_stages_bytes(name, method):
         "activations": by_rank[0],
     }
     assert by_rank[0] == max(by_rank), "the first stage is the one drawn because it holds most"
+    assert one_gpu(model, *OF_METHOD[method]) == gpu_bytes(model, method)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -44,6 +56,7 @@ def test_bars_end_where_the_baseline_ends(method):
         assert all(trace["y"][position] == name for trace in bars)
         baseline = sum(gpu_bytes(model, BASELINE_METHOD).values())
         assert sum(trace["x"][position] for trace in bars) * 2**30 == pytest.approx(baseline)
+    assert ("freed by the method" in [trace["name"] for trace in bars]) == (method != BASELINE_METHOD)
 
 
 def test_the_title_says_what_fits():
@@ -53,6 +66,33 @@ def test_the_title_says_what_fits():
         assert ("all four models fit" in memory_wall(method).layout["title"]["text"]) == (fit == 4)
 
 
-def test_only_a_method_frees_anything():
-    assert "freed by the method" not in [trace["name"] for trace in memory_wall().traces]
-    assert "freed by the method" in [trace["name"] for trace in memory_wall("full").traces]
+@pytest.mark.parametrize("switches", SWITCHES)
+def test_the_front_doors_bars_are_the_bytes_and_no_switch_adds_any(switches):
+    drawing = front_door("175B", *switches)
+    for trace in drawing.traces[: len(PARTS_OF_GPU)]:
+        for name, value in zip(trace["x"], trace["y"], strict=True):
+            assert value * 2**30 == one_gpu(PAPER_MODELS[name], *switches)[trace["name"]]
+    sizes = {name: sum(one_gpu(model, *switches).values()) for name, model in PAPER_MODELS.items()}
+    assert ("it fits" in drawing.layout["title"]["text"]) == (sizes["175B"] <= A100_BYTES)
+    for number in range(4):
+        more = tuple(on or place == number for place, on in enumerate(switches))
+        assert all(sum(one_gpu(model, *more).values()) <= sizes[name] for name, model in PAPER_MODELS.items())
+
+
+def test_with_both_methods_all_four_models_fit_and_with_none_of_them_no_model():
+    both, alone = front_door("1T", True, True, True, False), front_door("1T", True, False, False, False)
+    assert both.alt.count(", fits") == len(PAPER_MODELS) and alone.alt.count(", fits") == 0
+
+
+def test_the_two_lines_cross_where_the_formula_says():
+    gpt3 = model_shape("175B")
+    rest, core = (dict(zip(trace["x"], trace["y"])) for trace in crossover_lines(gpt3).traces[:2])
+    cross = crossover_seq_length(gpt3.hidden_size, gpt3.num_attention_heads)
+    assert [core[s] > rest[s] for s in LENGTHS] == [s > cross for s in LENGTHS]
+    assert rest[2048] * 2**30 == 34 * 2048 * 12288 and core[2048] * 2**30 == 5 * 96 * 2048**2
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_the_crossovers_title_names_the_larger_part(name):
+    for s, first in ((128, "all the rest holds"), (16384, "the attention core holds")):
+        assert first in crossover_lines(model_shape(name).with_sizes(seq_length=s)).layout["title"]["text"]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
+from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.models import TINY
 from actmem.rows import Row, compare
 from actmem_course.show.text import (
@@ -13,7 +13,6 @@ from actmem_course.show.text import (
     comparison_text,
     extras_text,
     kept_text,
-    rows_text,
     saved_text,
     table2_text,
     text_table,
@@ -27,16 +26,6 @@ def test_text_table():
 
 def test_an_empty_table_is_its_header():
     assert text_table(("name", "n"), []) == "name  n\n───────"
-
-
-def test_rows_text_has_every_term_its_formula_and_the_sum():
-    text = rows_text(layer_rows(TINY), TINY)
-    lines = text.splitlines()
-    assert len(lines) == 2 + 15 + 2
-    for row, line in zip(layer_rows(TINY), lines[2:17]):
-        assert line.startswith(row.term) and f"{row.bytes:,}" in line
-    assert f"{eq1(TINY):,}" in lines[-1]
-    assert max(map(len, lines)) <= 80
 
 
 def test_extras_text_gives_reasons():
@@ -54,15 +43,8 @@ def test_saved_text_shows_what_the_ledger_saw():
     assert lines[2].split() == ["up", "linear", "argument", "0", "[3,", "4]", "bfloat16", "24"]
     assert lines[3].split() == ["(itself)", "softmax", "made", "by", "it", "[]", "float32", "4"]
     assert lines[-1].split() == ["together", "28"]
-
-
-def test_kept_text_is_a_line_for_each_tensor():
-    saved = [
-        SimpleNamespace(module="up", op="linear", argument="0", shape=(3, 4), dtype="torch.bfloat16", bytes=2400),
-        SimpleNamespace(module="", op="softmax", argument="", shape=(), dtype="torch.float32", bytes=4),
-    ]
     assert kept_text(saved) == (
-        "linear keeps argument 0, [3, 4] bfloat16: 2,400 bytes\nsoftmax keeps what it made, [] float32: 4 bytes"
+        "linear keeps argument 0, [3, 4] bfloat16: 24 bytes\nsoftmax keeps what it made, [] float32: 4 bytes"
     )
 
 

@@ -9,7 +9,7 @@ and 3 rests on an assumption, that their traffic hides behind computation: ``hid
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from actmem.checks import check_choice
 from actmem.models import PAPER_MODELS, PaperModel
@@ -45,12 +45,6 @@ class PaperChoice:
     def behind(self, search: str) -> float:
         """How much longer the paper's plan takes than the search's best: 0.05 is 5%."""
         return self.plan.seconds.total / self.best[search].seconds.total - 1
-
-    def saved_seconds(self, search: str) -> dict[str, float]:
-        """Where the search's best saves time: seconds of each part of the step, the largest first; negative if it costs."""
-        own, best = asdict(self.plan.seconds), asdict(self.best[search].seconds)
-        saved = {part: own[part] - best[part] for part in own}
-        return dict(sorted(saved.items(), key=lambda item: -item[1]))
 
     def hidden_seconds(self, search: str) -> float:
         """Seconds of data-parallel traffic of the search's best that are assumed to hide behind computation."""

@@ -249,7 +249,7 @@ def _after(state: RingState, kind: str, last: int) -> str:
 
 def _title(state: RingState, kind: str, last: int) -> str:
     where = f"Step {state.step} of {last}" + (f", {state.phase}" if state.phase else "")
-    return f"{where}: each rank has sent {size_text(state.sent_bytes)};<br>{_finding(state, kind)}"
+    return f"{where}: each has sent {size_text(state.sent_bytes)};<br>{_finding(state, kind)}"
 
 
 def _finding(state: RingState, kind: str) -> str:

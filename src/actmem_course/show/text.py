@@ -8,11 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from actmem.config import ModelShape
-from actmem.rows import Comparison, Match, Row, total
+from actmem.rows import Comparison, Match, Row
 from actmem_course.results import Overhead, SpeedLine, read
-from actmem_course.show.style import milliseconds, size_text
-from actmem_course.show.terms import formula_of
+from actmem_course.show.style import milliseconds
 
 
 def text_table(
@@ -38,13 +36,6 @@ def text_table(
     if last_is_sum:
         parts.insert(-1, rule)
     return "\n".join(parts)
-
-
-def rows_text(rows: Sequence[Row], shape: ModelShape) -> str:
-    """Rows of a layer with their formulas, and the sum."""
-    lines = [(row.term, formula_of(row, shape) or "extra", row.bytes, size_text(row.bytes)) for row in rows]
-    lines.append(("together", "", total(rows), size_text(total(rows))))
-    return text_table(("stored tensor", "formula", "bytes", ""), lines, "  rr", last_is_sum=True)
 
 
 def extras_text(rows: Iterable[Row]) -> str:

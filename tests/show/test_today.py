@@ -1,4 +1,4 @@
-"""Chapter 8's figures show the formulas' numbers."""
+"""Chapter 8's figures, and the planner's wall, show the formulas' numbers."""
 
 import pytest
 
@@ -6,12 +6,14 @@ from actmem.config import Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import llama_rows
-from actmem.llama_shape import LLAMA_MODELS
+from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from actmem.models import PAPER_MODELS
+from actmem.plan.hardware import GIBIBYTE, Cluster
+from actmem.plan.known_models import planned_model_of
 from actmem.rows import total
 from actmem_course.others.frontier import frontier
 from actmem_course.show.style import size_text
-from actmem_course.show.today import frontier_figure, kept_today
+from actmem_course.show.today import frontier_figure, kept_today, llama_bars, plan_of_request, plan_wall
 
 
 @pytest.mark.parametrize("t", [1, 8])
@@ -23,7 +25,18 @@ def test_bars_add_up_to_what_a_layer_keeps(model, t):
         kept = total(llama_rows(shape, parallel, mode))
         assert sum(trace["x"][i] for trace in drawing.traces) * drawing.axis.unit == pytest.approx(kept, rel=1e-12)
         assert drawing.layout["annotations"][i]["text"].strip() == size_text(kept) and size_text(kept) in drawing.alt
-    assert max(sum(trace["x"][0] for trace in drawing.traces), 0) < drawing.axis.end
+    assert 0 < sum(trace["x"][0] for trace in drawing.traces) < drawing.axis.end
+
+
+@pytest.mark.parametrize("recompute", ["none", "elementwise"])
+@pytest.mark.parametrize("shape", [TINY_LLAMA, *LLAMA_MODELS.values()])
+def test_a_llamas_bars_are_its_rows(shape, recompute):
+    drawing, rows = llama_bars(shape, recompute), llama_rows(shape, recompute=recompute)
+    once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
+    assert sum(trace["x"][0] for trace in drawing.traces) * once == pytest.approx(total(rows))
+    assert [trace["name"] for trace in drawing.traces] == [row.term for row in rows]
+    assert f"{total(rows):,} bytes" in drawing.alt
+    assert max(trace["x"][0] for trace in drawing.traces) <= drawing.axis.end
 
 
 @pytest.mark.parametrize("model", PAPER_MODELS)
@@ -39,3 +52,17 @@ def test_the_frontier_and_the_named_modes(model):
     # Elementwise and full lie on the line: nothing keeps less for as few FLOPs.
     on_line = {(round(x, 9), round(y, 9)) for x, y in zip(line["x"], line["y"])}
     assert {(round(named["x"][i], 9), round(named["y"][i], 9)) for i in (2, 3)} <= on_line
+
+
+@pytest.mark.parametrize(("name", "memory"), [("llama3-70b", 80), ("175b", 40)])
+def test_the_plans_bars_are_the_bills(name, memory):
+    bars = [trace for trace in plan_wall(name, memory, gpus=(16, 64)).traces if trace["type"] == "bar"]
+    for place, gpus in enumerate((16, 64)):
+        bill, _, _ = plan_of_request(planned_model_of(name), Cluster(gpus, memory * GIBIBYTE), 512)
+        positive = sum(max(size, 0) for size in bill.by_part().values())
+        assert sum(trace["x"][place] for trace in bars) * GIBIBYTE == pytest.approx(positive)
+
+
+def test_nothing_fits_is_said():
+    drawing = plan_wall("175b", 40, gpus=(16,))
+    assert "fits on none of them" in drawing.layout["title"]["text"] and "nothing fits; nearest" in drawing.alt

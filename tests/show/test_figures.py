@@ -1,0 +1,157 @@
+"""Every figure is valid plotly, its title fits and its words are one line; and every function that draws is drawn here."""
+
+import importlib
+import itertools
+import pkgutil
+from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
+from unicodedata import combining
+
+import plotly.graph_objects as go
+import pytest
+
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import layer_extra_rows, layer_rows
+from actmem.formulas.schedule import one_forward_one_backward
+from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
+from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem_course import show
+from actmem_course.bench.measure_runs import measure_runs
+from actmem_course.others.later_orders import ORDERS_BY_NAME
+from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
+from actmem_course.show.measured import runs_figure
+from actmem_course.show.memory_wall import METHODS, crossover_lines, front_door, memory_wall
+from actmem_course.show.recomputation import (
+    added_flops,
+    batch_payoff,
+    memory_ladder,
+    rebuild_price,
+    recompute_trade,
+    step_timeline,
+)
+from actmem_course.show.schedules import (
+    later_schedule,
+    measured_schedule,
+    moving_window_chart,
+    pipeline_schedule,
+    rank_memory,
+    warm_up_times,
+    with_pipeline,
+)
+from actmem_course.show.sequence_parallel import (
+    FORWARD_EXCHANGE,
+    MODES,
+    gathered_lines,
+    operator_ring,
+    operator_states,
+    rank_parts,
+    ring_step,
+)
+from actmem_course.show.tensor_parallel import ORDERS, ROW_ORDERS, floor_bars, floor_lines, mlp_cut, qkv_cut
+from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
+from actmem_course.show.today import frontier_figure, kept_today, llama_bars, plan_wall
+
+GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]
+LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
+LARGE = SMALL.with_sizes(seq_length=16384, micro_batch_size=8)
+CUT, STEP = Parallel(8, True), GPT3.with_sizes(num_layers=4)
+PAYLOAD = 2 * 2048 * 12288
+RIGHT = dict(zip(keep_controls(), map(kept_by, operations()), strict=True))
+EMPTY = dict.fromkeys(RIGHT, NO_ANSWER)
+RANK = SimpleNamespace(
+    pipeline_rank=0, predicted_bytes=9, extra_bytes=0, samples=[SimpleNamespace(kept_bytes=n) for n in (9, 0)]
+)
+#: A function that draws, and the arguments of each of its figures.
+DRAWN: dict[Callable, list[tuple]] = {
+    layer_bars: [
+        (layer_rows(GPT3), GPT3), (layer_rows(TINY) + layer_extra_rows(TINY), TINY),
+        (layer_rows(GPT3, CUT, "selective"), GPT3), (layer_rows(GPT3, recompute="full"), GPT3),
+    ],
+    layer_drawing: [(layer_rows(TINY), TINY, step) for step in range(1, 16)],
+    partial(keep_game, GPT3, **EMPTY): [()],
+    partial(keep_game, TINY, **RIGHT): [()],
+    crossover_lines: [(GPT3.with_sizes(seq_length=s),) for s in (128, 2048, 16384)],
+    memory_wall: [(method,) for method in METHODS],
+    front_door: [("175B", *switches) for switches in itertools.product((False, True), repeat=4)],
+    mlp_cut: [(t, order) for order in ORDERS for t in (1, 4, 8)],
+    qkv_cut: [(t, order) for order in ROW_ORDERS for t in (1, 2, 8)],
+    floor_lines: [(GPT3, t) for t in (1, 8, 32)],
+    floor_bars: [(GPT3, t) for t in (1, 8, 32)],
+    ring_step: [(t, step, PAYLOAD) for t in (2, 8) for step in {0, 1, t - 1, t}],
+    operator_ring: [
+        (operator, t, moment, PAYLOAD)
+        for operator in FORWARD_EXCHANGE
+        for t in (2, 8)
+        for moment in range(len(operator_states(operator, t, PAYLOAD)))
+    ],
+    rank_parts: [(GPT3, t, mode) for mode in MODES for t in (1, 2, 4, 8)],
+    gathered_lines: [(GPT3, t) for t in (1, 8, 32)],
+    recompute_trade: [(GPT3,), (LONG,), (TINY,)],
+    rebuild_price: [(GPT3,), (LONG,), (TINY,)],
+    added_flops: [(GPT3,), (LONG,), (TINY,)],
+    batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
+    memory_ladder: [(2048, 8), (512, 1)],
+    step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
+    pipeline_schedule: [
+        *((GPT3, with_pipeline(CUT, p, m), n) for p, m, n in ((1, 1, 1), (2, 1, 3), (4, 3, 8), (2, 4, 2))),
+        (GPT3, with_pipeline(CUT, 4, 1), 8, 7), (TINY, Parallel(1, False, 2, 2), 4),
+    ],
+    moving_window_chart: [(GPT3, with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
+    rank_memory: [(MT.shape, MT.parallel, 280), (MT.shape, with_pipeline(MT.parallel, 35, 1), 280)],
+    warm_up_times: [(8, 2, 16, 0), (4, 3, 8, 3)],
+    later_schedule: [(GPT3, CUT, name, 4) for name in ORDERS_BY_NAME],
+    measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],
+    roofline: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
+    least_times: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
+    utilisation_bars: [()],
+    table4_bars: [()],
+    days_bars: [(20,), (1000,)],
+    kept_today: [(LLAMA_MODELS["llama3-8b"], CUT)],
+    llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
+    frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
+    plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
+    runs_figure: [([result for result in measure_runs() if result.framework == "nanotron"],)],
+}  # fmt: skip
+#: At 700 pixels more is cut; the front door is also read at 390.
+LONGEST: dict[Callable, int] = {front_door: 50}
+#: Drawn by tests of their own, from what was measured; the last four are what others are made of.
+ELSEWHERE = {
+    "speed_figure",
+    "scaling_figure",
+    "training_figure",
+    "measured_chart",
+    "chart",
+    "diagram",
+    "after",
+    "gantt",
+}
+
+
+def name_of(draw):
+    return getattr(draw, "func", draw).__name__
+
+
+@pytest.mark.parametrize("draw", DRAWN, ids=name_of)
+def test_plotly_knows_every_property_and_the_words_fit(draw):
+    for arguments in DRAWN[draw]:
+        drawing = draw(*arguments)
+        spec = drawing.spec()
+        go.Figure(data=spec["data"], layout=spec["layout"])
+        title = drawing.layout["title"]["text"]
+        # A bar above a letter is a character of its own, and takes no room.
+        widths = [sum(not combining(letter) for letter in line) for line in title.split("<br>")]
+        assert max(widths) <= LONGEST.get(draw, 75), title
+        assert "\n" not in drawing.alt and drawing.alt.endswith("."), drawing.alt
+
+
+def test_every_function_that_draws_is_drawn():
+    modules = [importlib.import_module(f"{show.__name__}.{one.name}") for one in pkgutil.iter_modules(show.__path__)]
+    functions = [(name, value) for module in modules for name, value in vars(module).items() if name[0] != "_"]
+    draws = {name for name, value in functions if getattr(value, "__annotations__", {}).get("return") == "Drawing"}
+    assert draws == {name_of(draw) for draw in DRAWN} | ELSEWHERE
+
+
+def test_plotly_would_refuse_a_property_that_it_does_not_know():
+    with pytest.raises(ValueError):
+        go.Figure(data=[{"type": "bar", "colour": "red"}])

@@ -19,11 +19,10 @@ from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.disagreements import disagreements
 from actmem.formulas.flops import eq7, eq8, forward_products, layer_overhead
 from actmem.formulas.first_stage import layer_bytes, selective_saves
-from actmem.formulas.rebuild import core_over_gelu, rebuilds
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.controls import choice, play, slider, steps
-from actmem_course.show.recomputation import added_flops, batch_payoff, memory_ladder, rebuild_price, recompute_trade, step_timeline, training_moments
+from actmem_course.show.recomputation import added_flops, batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, table2_text, text_table
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
@@ -532,7 +531,7 @@ for length in (64, 128, 256):
 #
 # **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
 # cost*, 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
-# `src/actmem/formulas/flops.py`, `src/actmem/formulas/rebuild.py`, `src/actmem/formulas/batch.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem/formulas/batch.py`.
 #
 # ## Now fit your model
 #

@@ -4,19 +4,16 @@ import json
 import re
 import subprocess
 import sys
-from fractions import Fraction
 from pathlib import Path
 
 import pytest
 import torch
 
 from actmem.__main__ import main
-from actmem.config import ConfigError
 from actmem.measure import record_command
 from actmem.measure.diff_command import reason_of, runs_again
 from actmem.measure.ledger import SavedTensor
 from actmem.measure.ledger_tables import folded_name
-from actmem.measure.solve import formula_text, solve_formula
 from actmem.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
 
@@ -193,14 +190,6 @@ def test_solve_finds_the_papers_equation(capsys):
     assert record(f"{HERE}:layer", "--solve", "s,b,h", "--fake") == 0
     # Four heads, so 5as²b is 20; 8sb are the statistics, in bfloat16 on a CPU.
     assert capsys.readouterr().out == "34sbh + 20s²b + 8sb bytes\n"
-
-
-def test_solve_is_exact_and_refuses_what_is_no_polynomial():
-    found = solve_formula(lambda n: 3 * n["s"] ** 2 * n["b"] // 2 + 7 * n["h"] * n["s"] + 5, {"s": 2, "b": 1, "h": 4})
-    assert found == {(2, 1, 0): Fraction(3, 2), (1, 0, 1): 7, (0, 0, 0): 5}
-    assert formula_text(found, "sbh") == "(3/2)s²b + 7sh + 5"
-    with pytest.raises(ConfigError, match="no polynomial"):
-        solve_formula(lambda n: 2 ** n["s"], {"s": 2})
 
 
 def test_folded_names():

@@ -7,15 +7,18 @@ import pytest
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2, closed_form, eq1
 from actmem.formulas.batch import throughput
-from actmem.formulas.flops import layer_overhead
+from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.rows import LAYER_TERMS
 from actmem_course.show.recomputation import (
     LADDER,
     SHARES,
     added_flops,
     batch_payoff,
+    core_over_gelu,
     memory_ladder,
     rebuild_price,
+    rebuilds,
     recompute_trade,
 )
 
@@ -38,6 +41,18 @@ def test_prices_fall_and_the_cores_is_5_over_2d():
     prices = [trace["x"][0] for trace in rebuild_price(GPT3).traces]
     assert prices == sorted(prices, reverse=True)
     assert prices[0] == pytest.approx(1000 * 5 / (2 * GPT3.head_size))
+
+
+@pytest.mark.parametrize("shape", [GPT3, LONG, TINY])
+def test_groups_are_the_whole_layer_but_its_input(shape):
+    groups = rebuilds(shape)
+    _, b, h, s = shape.letters()
+    assert sum(r.bytes for r in groups) == eq1(shape) - 2 * s * b * h
+    assert sum(r.flops for r in groups) == sum(layer_products(shape).values()) - layer_products(shape)["4h→h"]
+    assert sorted(term for r in groups for term in r.terms) == sorted(LAYER_TERMS[1:])
+    by_name = {r.name: r for r in groups}
+    core, gelu = by_name["attention core"], by_name["GeLU input"]
+    assert core.bytes_per_flop / gelu.bytes_per_flop == core_over_gelu(shape)
 
 
 def test_added_flops_are_the_five_counts():

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import pytest
 
+from actmem.measure.ledger import record
 from actmem.tape.evaluate import Tape, read_events
 from actmem.tape.model_tape import model_tape, run_factory
+from actmem.tape.record import GENERATOR_STATE
 from actmem.tape.solver import NoFormula, draw_sizes
 from actmem.tape.tape_command import main, parsed_letters
 from tests.tape import models_for_tapes
@@ -46,6 +48,15 @@ def test_a_tape_agrees_with_real_runs(name):
         told, real = tape.at(sizes), read_events(run_factory(factory, sizes))
         assert (told.kept_bytes, told.peak_bytes) == (real.kept_bytes, real.peak_bytes)
         assert (told.flops, told.moved_bytes, told.exchanges) == (real.flops, real.moved_bytes, real.exchanges)
+
+
+def test_a_checkpoints_generator_state_counts_as_the_ledger_counts_it():
+    events = run_factory(models_for_tapes.checkpointed, {"s": 8, "b": 2, "h": 8, "f": 12})
+    model, (x,) = models_for_tapes.checkpointed(8, 2, 8, 12)
+    with record(model) as ledger:
+        y = model(x)
+    kept = {row.term: row.bytes for row in read_events(events).kept_rows}
+    assert y.requires_grad and kept[GENERATOR_STATE] == ledger.by_kind()[GENERATOR_STATE] > 0
 
 
 @pytest.mark.parametrize(("name", "says"), [("positive", ("index", "s=")), ("by_length", ("s=", "relu"))])

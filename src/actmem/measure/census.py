@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
-from actmem.measure.tools import QuietDispatchMode, replaced, settled, storages_in, tensors_in
+from actmem.measure.tools import QuietDispatchMode, noting_states, replaced, settled, storages_in, tensors_in
 
 
 class LiveStorages(QuietDispatchMode):
@@ -65,15 +65,7 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
 
         return save_for_backward
 
-    def noting_state(original):  # which no operation returns: the generator makes it
-        def get_rng_state(*args, **kwargs):
-            state = original(*args, **kwargs)
-            alive.note(state)
-            return state
-
-        return get_rng_state
-
-    with replaced(FunctionCtx, "save_for_backward", noting_saved), replaced(torch, "get_rng_state", noting_state):
+    with replaced(FunctionCtx, "save_for_backward", noting_saved), noting_states(alive.note):
         with alive:
             graph = _graph_of(module, args, kwargs)
     kept_bytes = settled(lambda: alive.bytes)

@@ -32,6 +32,7 @@ from actmem.measure.origins import STORAGE_KINDS, UNSAVED, Classifier, Origin, O
 from actmem.measure.savers import UNKNOWN, OperationTracker
 from actmem.measure.tools import (
     inner_tensors,
+    noting_states,
     plain_tensors,
     replaced,
     settled,
@@ -219,8 +220,7 @@ def record(module: nn.Module) -> Iterator[Ledger]:
 
     hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
     with ExitStack() as stack:
-        for owner in (torch, torch.random):
-            stack.enter_context(replaced(owner, "get_rng_state", _noting(origins)))
+        stack.enter_context(noting_states(origins.note_state))
         stack.enter_context(tracker)
         stack.enter_context(origins)
         stack.enter_context(
@@ -253,18 +253,6 @@ def _without(hooks: saved_tensors_hooks, pack: Callable, recording: _Recording) 
                 hooks.__enter__()
 
         return disabled
-
-    return make
-
-
-def _noting(origins: Origins):
-    def make(get_rng_state):
-        def noting(*args, **kwargs):
-            state = get_rng_state(*args, **kwargs)
-            origins.note_state(state)
-            return state
-
-        return noting
 
     return make
 

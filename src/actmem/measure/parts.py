@@ -106,9 +106,14 @@ def measure_layer_peak(
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
     x = layer_input(shape, tp, device, dtype)
     with watch_step(layer, None, x) as bill:
-        end = _NextLayer.apply(layer(x))
-        end.backward(end.detach())
+        run_between_others(layer, x)
     return bill
+
+
+def run_between_others(layer: nn.Module, x: Tensor) -> None:
+    """One layer's forward and backward.  The gradient of its output comes when backward begins."""
+    end = _NextLayer.apply(layer(x))
+    end.backward(end.detach())
 
 
 class _NextLayer(torch.autograd.Function):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import sys
 from contextlib import nullcontext
@@ -19,6 +20,7 @@ from actmem.measure.emulate import gpu_of_this_build
 from actmem.measure.ledger import Ledger, SavedTensor, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, readable_size
 from actmem.measure.whole_step import StepBill, step
+from actmem.rows import Row
 from actmem.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
@@ -102,9 +104,7 @@ def _run(options: argparse.Namespace) -> int:
     for name, value in sizes.items():
         check_size(name.replace("_", "-"), value)
     if options.solve:
-        from actmem.measure.solve import solved_text
-
-        print(solved_text(factory, options.solve.split(","), sizes, dtype=options.dtype, fake=options.fake))
+        print(_solved(factory, [letter.strip() for letter in options.solve.split(",")], sizes, options))
         return 0
     ledger, bill, weights = _measured(factory, sizes, options)
     notes = _fake_notes(factory, sizes, options, ledger, weights) if options.fake else []
@@ -144,6 +144,38 @@ def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) 
             except Exception as error:
                 raise ConfigError("step", f"the training step raised {factories.one_line(error)}") from error
     return ledger, bill, weights
+
+
+def _solved(factory: Any, letters: list[str], sizes: dict[str, int], options: argparse.Namespace) -> str:
+    """The formula of what stays for backward in these letters, each of which is a multiple of the size given for it."""
+    from actmem.tape.evaluate import formula_text
+    from actmem.tape.solver import solve_rows  # needs numpy
+
+    names = {letter: size for size, (letter, *_) in factories.SIZE_NAMES.items()}
+    smallest: dict[str, int] = {}
+    for letter in letters:
+        if letter not in names or letters.count(letter) > 1:
+            raise ConfigError("solve", f"must be different letters of {', '.join(names)}, got {','.join(letters)}")
+        size = names[letter]
+        keyword = factories.keyword_of(factory, size)
+        if not keyword and letter not in "sb":
+            raise ConfigError("solve", f"the factory takes none of {', '.join(factories.SIZE_NAMES[size])}")
+        default = inspect.signature(factory).parameters[keyword].default if keyword else None
+        smallest[letter] = sizes.get(size, default if isinstance(default, int) else 1 if letter in "sb" else 0)
+        if smallest[letter] < 1:
+            raise ConfigError("solve", f"give the smallest {letter} by --{size.replace('_', '-')}")
+
+    def kept(point: dict[str, int]) -> list[Row]:
+        with factories.tensors_for(options.fake):
+            wanted = {**sizes, **{names[letter]: size for letter, size in point.items()}}
+            model, inputs = factories.built_model(factory, wanted, options.dtype)
+            with record(model) as ledger:
+                output = factories.run_forward(model, inputs)
+        del output
+        return [Row(row.term, row.bytes) for row in ledger.rows()]
+
+    formula = solve_rows(kept, letters, {letter: (size, ()) for letter, size in smallest.items()})
+    return f"{formula_text(formula, letters)} bytes"
 
 
 def _gpu(options: argparse.Namespace) -> Gpu | None:

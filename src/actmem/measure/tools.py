@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from types import FunctionType, ModuleType
 from typing import Any
 from weakref import WeakSet
@@ -113,6 +113,28 @@ def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> It
         yield
     finally:
         setattr(owner, name, original)
+
+
+@contextmanager
+def noting_states(note: Callable[[Tensor], object], *others: tuple[object, str]) -> Iterator[None]:
+    """In the block, ``note`` gets each state of a generator, which no operation makes.
+
+    others: functions besides torch's that return states, as owner and name.
+    """
+
+    def make(get_state):
+        def noting(*args, **kwargs):
+            found = get_state(*args, **kwargs)
+            for state in tensors_in(found):
+                note(state)
+            return found
+
+        return noting
+
+    with ExitStack() as stack:
+        for owner, name in ((torch, "get_rng_state"), (torch.random, "get_rng_state"), *others):
+            stack.enter_context(replaced(owner, name, make))
+        yield
 
 
 def settled(count: Callable[[], int]) -> int:

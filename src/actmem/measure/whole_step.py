@@ -26,7 +26,16 @@ from actmem.measure.ledger import SavedTensor
 from actmem.measure.ledger_tables import bill_html, bill_text
 from actmem.measure.origins import Classifier, Origin, Origins
 from actmem.measure.savers import OperationTracker
-from actmem.measure.tools import plain_tensors, replaced, shape_of, storage_of, storages_in, storages_of, tensors_in
+from actmem.measure.tools import (
+    noting_states,
+    plain_tensors,
+    replaced,
+    shape_of,
+    storage_of,
+    storages_in,
+    storages_of,
+    tensors_in,
+)
 from actmem.torch_private import top_saved_tensors_hooks
 
 #: What a storage can be at the peak, in the order in which a bill lists it.
@@ -131,9 +140,7 @@ def watch_step(
             stack.callback(optimizer.register_step_pre_hook(lambda *_: lives.enter("optimizer")).remove)
         for function in ("backward", "grad"):
             stack.enter_context(replaced(torch.autograd, function, _in_backward(lives)))
-        for owner in (torch, torch.random):
-            stack.enter_context(replaced(owner, "get_rng_state", _state_noted(lives)))
-        stack.enter_context(replaced(recompute, "generator_states", _state_noted(lives)))
+        stack.enter_context(noting_states(lives.note_state, (recompute, "generator_states")))
         stack.enter_context(_resizes_noted(lives))
         stack.enter_context(tracker)
         stack.enter_context(lives)
@@ -177,19 +184,6 @@ def _in_backward(lives: Lives) -> Callable[[Callable], Callable]:
                 return original(*args, **kwargs)
             finally:
                 lives.enter(before)
-
-        return run
-
-    return make
-
-
-def _state_noted(lives: Lives) -> Callable[[Callable], Callable]:
-    def make(get_rng_state):
-        def run(*args, **kwargs):
-            state = get_rng_state(*args, **kwargs)
-            for one in tensors_in(state):
-                lives.note_state(one)
-            return state
 
         return run
 

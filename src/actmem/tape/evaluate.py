@@ -21,6 +21,7 @@ Monomial = tuple[Fraction, tuple[int, ...]]
 Formula = tuple[Monomial, ...]
 #: What begins at the mark of that name.
 FORWARD, BACKWARD = "forward", "backward"
+_POWER_SIGNS = {1: "", 2: "²", 3: "³"}
 #: Letters that may be 1, and how many together: a size of 1 can change which tensors are copies, so it has events of its own.
 MAY_BE_ONE, MOST_ONES = ("b", "a", "k"), 2
 
@@ -102,6 +103,27 @@ def value(formula: Formula, sizes: Sequence[int]) -> int:
     if isinstance(total, Fraction) and total.denominator != 1:
         raise ConfigError("at", f"the sizes don't divide each other as the model's must: {total} bytes")
     return int(total)
+
+
+def added(formulas: Iterable[Formula]) -> Formula:
+    """The sum of formulas over the same letters."""
+    sums: dict[tuple[int, ...], Fraction] = {}
+    for formula in formulas:
+        for coefficient, powers in formula:
+            sums[powers] = sums.get(powers, Fraction(0)) + coefficient
+    return tuple((sums[powers], powers) for powers in sorted(sums) if sums[powers])
+
+
+def formula_text(formula: Formula, letters: Sequence[str]) -> str:
+    """A formula as ``34sbh + 5as²b``, the highest power first, letters in the paper's order."""
+    order = sorted(range(len(letters)), key=lambda i: "lasbkhdfv".find(letters[i]) % 99)
+    text = ""
+    for coefficient, powers in sorted(formula, key=lambda term: (-sum(term[1]), term[1])):
+        name = "".join(letters[i] + _POWER_SIGNS.get(powers[i], f"^{powers[i]}") for i in order if powers[i])
+        size = abs(coefficient)
+        number = str(size) if size.denominator == 1 or not name else f"({size})"
+        text += f" {'-' if coefficient < 0 else '+'} {'' if size == 1 and name else number}{name}"
+    return text.removeprefix(" + ").strip() or "0"
 
 
 @dataclass

@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
+from actmem import recompute
 from actmem.main_grad import gradient_of
 from actmem.measure.comms import kind_of
-from actmem.measure.tools import plain_tensors, storage_of, storages_in, tensors_in
+from actmem.measure.tools import noting_states, plain_tensors, storage_of, storages_in, tensors_in
 from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
 from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, node_running, ranks_of
 
+GENERATOR_STATE = "generator state"
 #: torch's counter doesn't know the CPU's kernels.
 _CPU_FLOPS: dict[Any, Callable[..., int]] = {
     flash_on_cpu: lambda q, k, v, *_: sdpa_flop_count(q.shape, k.shape, v.shape),
@@ -55,6 +57,12 @@ class Recorder(TorchDispatchMode):
             if number is not None and self._sizes[number] != storage.nbytes():
                 self._sizes[number] = storage.nbytes()
                 self.events.append(Resize(number, storage.nbytes()))
+
+    def note_state(self, state: Tensor) -> None:
+        """Note the state of a generator, which no operation makes."""
+        for storage in storages_in([state]):
+            if storage not in self._numbers and storage not in self._existing:
+                self._begin(storage, GENERATOR_STATE)
 
     @contextmanager
     def naming(self, module: nn.Module) -> Iterator[None]:
@@ -156,15 +164,24 @@ def record_step(
         if parameter.requires_grad and gradient_of(parameter) is None:
             parameter.grad = torch.zeros_like(parameter)
     weights = [tensor for p in module.parameters() for tensor in (p, gradient_of(p)) if tensor is not None]
+
+    def run(recorder: Recorder) -> None:
+        output = forward(recorder)
+        recorder.mark(BACKWARD)
+        backward(output, recorder)
+        recorder.mark("end")
+
+    return recorded_run(module, run, [*weights, *module.buffers(), *tensors_in(inputs)])
+
+
+def recorded_run(module: nn.Module, run: Callable[[Recorder], object], existing: Iterable[Tensor]) -> list[Event]:
+    """The events of ``run``, by the names of the module's parts.  existing: see ``Recorder``."""
     collects = gc.isenabled()
     gc.disable()  # or what cycles hold would go at any moment
     try:
-        recorder = Recorder([*weights, *module.buffers(), *tensors_in(inputs)])
-        with recorder, recorder.naming(module):
-            output = forward(recorder)
-            recorder.mark(BACKWARD)
-            backward(output, recorder)
-            recorder.mark("end")
+        recorder = Recorder(existing)
+        with recorder, recorder.naming(module), noting_states(recorder.note_state, (recompute, "generator_states")):
+            run(recorder)
         return list(recorder.events)
     finally:
         if collects:

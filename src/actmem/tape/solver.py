@@ -15,7 +15,20 @@ from itertools import combinations, combinations_with_replacement, product
 import numpy as np
 
 from actmem.checks import ConfigError
-from actmem.tape.evaluate import MAY_BE_ONE, MOST_ONES, Event, Formula, Run, Tape, sizes_of, value, with_sizes
+from actmem.rows import Row
+from actmem.tape.evaluate import (
+    MAY_BE_ONE,
+    MOST_ONES,
+    Event,
+    Formula,
+    Make,
+    Run,
+    Tape,
+    added,
+    sizes_of,
+    value,
+    with_sizes,
+)
 
 #: Of what a letter is a multiple: a number times other letters.
 Rules = Mapping[str, tuple[int, tuple[str, ...]]]
@@ -96,6 +109,21 @@ def solve(
             if not _same(tape, sizes, events):
                 tape.variants[some] = _solved(record, tape, rules, rng, fixed, num_runs)
     return tape
+
+
+def solve_rows(
+    count: Callable[[dict[str, int]], list[Row]], letters: Sequence[str], rules: Rules = NO_RULES
+) -> Formula:
+    """The formula of the bytes of all rows together.  count: the rows at given sizes, always as many, of the same names.
+
+    Raises NoFormula, which names the row and shows two sizes.
+    """
+
+    def made(sizes: dict[str, int]) -> list[Event]:
+        return [Make(i, row.bytes, row.term) for i, row in enumerate(count(sizes))]
+
+    tape = solve(made, letters, rules, may_be_one=())
+    return added(tape.formulas[i] for event in tape.variants[()] for i in sizes_of(event))
 
 
 def _same(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from fractions import Fraction
 
 import torch
 from torch import Tensor, nn
@@ -25,8 +23,8 @@ from actmem.layers.gpt import GPT
 from actmem.llama_shape import LlamaShape
 from actmem.main_grad import use_main_gradients
 from actmem.measure.emulate import emulated_rank
-from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape
-from actmem.tape.record import Recorder, record_step
+from actmem.tape.evaluate import BACKWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape, added
+from actmem.tape.record import GENERATOR_STATE, Recorder, record_step
 from actmem.tape.solver import Rules, solve
 from actmem.tape.stage_tapes import FILE, LAYERS, packed
 from actmem.verify.llama_stage import LlamaStage
@@ -102,6 +100,9 @@ def recorded(
         y.backward(start if y.dtype is start.dtype else None)
 
     events = record_step(part, forward, backward, start)
+    # A GPU's states of generators are smaller than a CPU's: the rows of what is kept count them, and tapes don't.
+    states = {e.number for e in events if isinstance(e, Make) and e.name == GENERATOR_STATE}
+    events = [e for e in events if getattr(e, "number", None) not in states]
     return folded([Run(e.op, e.where, e.flops, (), ()) if isinstance(e, Run) else e for e in events])
 
 
@@ -225,15 +226,12 @@ def families_to_record() -> dict[str, tuple[list[str], Callable, tuple[str, ...]
 
 def stage_flops_of(tape: Tape) -> tuple[Formula, Formula]:
     """The FLOPs of forward and of backward, as one formula each."""
-    sums: dict[str, Counter] = {FORWARD: Counter(), BACKWARD: Counter()}
-    phase = FORWARD
-    for event in tape.variants[()]:
-        if isinstance(event, Mark) and event.name in sums:
-            phase = event.name
-        if isinstance(event, Run):
-            for coefficient, powers in tape.formulas[event.flops]:
-                sums[phase][powers] += coefficient  # type: ignore[assignment]
-    forward, backward = (tuple((Fraction(c), p) for p, c in sorted(some.items()) if c) for some in sums.values())
+    events = tape.variants[()]
+    begins = events.index(Mark(BACKWARD))
+    forward, backward = (
+        added(tape.formulas[event.flops] for event in some if isinstance(event, Run))
+        for some in (events[:begins], events[begins:])
+    )
     return forward, backward
 
 

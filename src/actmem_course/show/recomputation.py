@@ -12,8 +12,7 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, layer_rows
 from actmem.formulas.batch import batch_factor, break_even, throughput
 from actmem.formulas.first_stage import selective_saves
-from actmem.formulas.flops import eq9, layer_overhead
-from actmem.formulas.rebuild import core_over_gelu, rebuilds
+from actmem.formulas.flops import eq9, layer_overhead, layer_products
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row, total
 from actmem_course.show.layer import kinds_legend
@@ -207,6 +206,57 @@ def step_timeline(shape: ModelShape, moment: int, recompute: str = "none") -> Dr
         yaxis2=scale(f"held, {unit_name}", 0, axis_end(most / unit), domain=[0, 0.36], anchor="x2"),
         **STACKED,
     )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """Tensors that are recomputed together.  how: from what, by what.  flops: of its matrix products."""
+
+    name: str
+    terms: tuple[str, ...]
+    how: str
+    bytes: int
+    flops: int
+
+    @property
+    def bytes_per_flop(self) -> Fraction | None:
+        """Bytes freed per FLOP; None if no product runs."""
+        return Fraction(self.bytes, self.flops) if self.flops else None
+
+
+#: Tensors that are recomputed together, how, and the products that this takes.
+_GROUPS = (
+    ("layer-norm outputs", ("QKV projection input", "h→4h input"), "layer norm of its input", ""),
+    ("Q, K, V", ("Q", "K", "V"), "QKV projection", "QKV projection"),
+    ("attention core", CORE_ATTENTION_TERMS, "QKᵀ, softmax, dropout", "QKᵀ"),
+    ("attention output", ("attention projection input",), "attention over V", "attention over V"),
+    ("middle of the layer", ("layer-norm 2 input",), "attention projection, dropout, sum", "attention projection"),
+    ("GeLU input", ("GeLU input",), "h→4h", "h→4h"),
+    ("GeLU output", ("4h→h input",), "GeLU of its input", ""),
+    ("block dropout masks", ("attention dropout mask", "MLP dropout mask"), "draw again", ""),
+)
+
+
+def rebuilds(shape: ModelShape) -> list[Rebuild]:
+    """All tensors of a layer except its input, from which the rest is computed; 16 bits, one rank.
+
+    In the order of the forward pass.  Bytes add up to equation 1 without the input's 2sbh,
+    FLOPs to the forward pass without the last product, 4h→h, whose output nothing keeps.
+    """
+    products = {"": 0, **layer_products(shape)}
+    sizes = {row.term: row.bytes for row in layer_rows(shape)}
+    return [
+        Rebuild(name, terms, how, sum(sizes[term] for term in terms), products[product])
+        for name, terms, how, product in _GROUPS
+    ]
+
+
+def core_over_gelu(shape: ModelShape) -> Fraction:
+    """Bytes freed per FLOP in the attention core, relative to h→4h: 5a/2.
+
+    (5as²b / 2s²bh) divided by (8sbh / 8sbh²); s and h cancel.
+    """
+    return Fraction(5 * shape.num_attention_heads, 2)
 
 
 def rebuild_price(shape: ModelShape) -> Drawing:

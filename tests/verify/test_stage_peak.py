@@ -12,6 +12,7 @@ from actmem.plan.layout import Layout
 from actmem.plan.planned_gpt import PlannedGPT
 from actmem.plan.planned_llama import PlannedLlama, own_llama_shape
 from actmem.rows import total
+from actmem.tape.stage_tapes import transient_rows
 from actmem.verify.llama_stage import LlamaStage
 from tests.tiers import covering
 
@@ -25,10 +26,15 @@ STAGES = {"middle": range(1, 3), "first": range(0, 1), "last": range(3, 4), "who
 RANKS = {"one device": (1, False), "tensor": (2, False), "tensor and sequence": (4, True)}
 
 
+def made(model, layout, recompute, first, last, layers):
+    layer, ends = model.parts(layout, recompute, first, last, "cpu")
+    return transient_rows(layer, ends, first, last, layers)
+
+
 def predicted(shape, t, sequence_parallel, layers, recompute):
     layout = Layout(1, t, micro_batch_size=shape.micro_batch_size, sequence_parallel=sequence_parallel)
     first, last = layers.start == 0, layers.stop == shape.num_layers
-    return PlannedGPT("small", shape).transient_rows(layout, recompute, first, last, len(layers), "cpu")
+    return made(PlannedGPT("small", shape), layout, recompute, first, last, len(layers))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_the_transient_of_a_llama_is_what_is_counted(name, stage, ranks, recompu
         part = LlamaStage(shape, 4, decoder.vocab_size, layers, tp, recompute, dtype=torch.bfloat16)
         kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, part.is_last)
     ends = layers.start == 0, layers.stop == 4
-    rows = PlannedLlama("small", decoder, s).transient_rows(layout, recompute, *ends, len(layers), "cpu")
+    rows = made(PlannedLlama("small", decoder, s), layout, recompute, *ends, len(layers))
     assert total(rows) == peak - kept
 
 
@@ -91,7 +97,7 @@ def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recom
         part = LlamaStage(shape, 4, decoder.vocab_size, range(1, 2), tp, recompute, routing, dtype=torch.bfloat16)
         kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, False)
     assert total(model.layer_rows(layout, recompute)) == kept
-    assert total(model.transient_rows(layout, recompute, False, False, 1, "cpu")) == peak - kept
+    assert total(made(model, layout, recompute, False, False, 1)) == peak - kept
 
 
 def test_the_embedding_can_be_the_fullest():

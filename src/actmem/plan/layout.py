@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache, cached_property
 
 from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_size
 from actmem.config import Parallel
@@ -35,7 +36,7 @@ class Layout:
         check_choice("zero_stage", self.zero_stage, ZERO_STAGES)
         _ = self.parallel  # checks the other sizes
 
-    @property
+    @cached_property
     def parallel(self) -> Parallel:
         """The axes that share one copy of the model: t, p, m."""
         return Parallel(
@@ -45,10 +46,16 @@ class Layout:
             self.num_model_chunks,
         )
 
-    @property
+    @cached_property
     def within_layer(self) -> Parallel:
         """The axes that one layer sees: t, and whether the sequence is cut too."""
         return Parallel(self.tensor_parallel_size, self.sequence_parallel)
+
+    @cached_property
+    def layer_axes(self) -> Layout:
+        """The layout of one device group that shares a layer: t, c, b and whether the sequence is cut, the rest 1."""
+        t, c, b = self.tensor_parallel_size, self.context_parallel_size, self.micro_batch_size
+        return _layer_axes(t, c, b, self.sequence_parallel)
 
     @property
     def num_devices(self) -> int:
@@ -70,3 +77,8 @@ class Layout:
             sizes = f"data_parallel_size · micro_batch_size = {self.data_parallel_size} · {self.micro_batch_size}"
             raise ConfigError("global_batch_size", f"{global_batch_size} must be divisible by {sizes}")
         return global_batch_size // per_pass
+
+
+@cache
+def _layer_axes(t: int, c: int, b: int, sequence_parallel: bool) -> Layout:
+    return Layout(1, t, 1, b, 1, c, sequence_parallel)

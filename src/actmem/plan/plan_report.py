@@ -8,7 +8,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from actmem.plan.bill import Bill
 from actmem.plan.explain import (
     half_the_gpus,
     layout_text,
@@ -20,6 +19,7 @@ from actmem.plan.explain import (
 from actmem.plan.hardware import GIBIBYTE, Cluster
 from actmem.plan.outcome import Found, Plan
 from actmem.plan.planned_model import PlannedModel
+from actmem.plan.rank_bill import Bill
 from actmem.plan.search import bill_of
 from actmem.plan.settings import FRAMEWORK_SETTINGS
 

@@ -11,7 +11,7 @@ from actmem.checks import ConfigError, check_choice
 from actmem.formulas.communication import Exchange
 from actmem.plan.layout import Layout
 from actmem.rows import Row
-from actmem.tape.stage_tapes import StagePart, transient_rows
+from actmem.tape.stage_tapes import StagePart
 
 #: What ``where`` begins with in exchanges among context-parallel ranks.
 CONTEXT_EXCHANGE = "K and V"
@@ -46,8 +46,7 @@ class PlannedModel(ABC):
     """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
 
     name, num_layers, seq_length.  recompute_modes: names from the least recomputed to the most, each slower and
-    smaller than the one before.  routing: of experts, "even" or "one-sided"; empty without them.  numbers: what searches
-    have computed of it.
+    smaller than the one before.  routing: of experts, "even" or "one-sided"; empty without them.
     """
 
     name: str
@@ -56,7 +55,6 @@ class PlannedModel(ABC):
     recompute_modes: Sequence[str]
     context_parallel: bool = False
     routing: str = ""
-    numbers: object = None
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
         """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
@@ -111,21 +109,13 @@ class PlannedModel(ABC):
     def parts(
         self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
     ) -> tuple[StagePart, StagePart | None]:
-        """The tapes of a stage: of a layer, and of the ends that it has."""
+        """The tapes of a stage: of a layer, and of the ends that it has.
+
+        first, last: whether the stage has the model's ends.  A random-number state counts as held to the end.
+        """
         ends = "whole" if first and last else "first" if first else "last" if last else ""
         layer = self.part(layout, f"layer {recompute}", device_type)
         return layer, self.part(layout, ends, device_type) if ends else None
-
-    def transient_rows(
-        self, layout: Layout, recompute: str, first: bool, last: bool, layers: int, device_type: str = "cuda"
-    ) -> list[Row]:
-        """What a microbatch's backward has made at its fullest moment beside what is kept, less what it has freed by then.
-
-        first, last: whether the stage has the model's ends.  layers: of the stage, or of the chunk whose backward
-        comes next.  A random-number state counts as held to the end.
-        """
-        parts = self.parts(layout, recompute, first, last, device_type)
-        return transient_rows(*parts, first, last, layers)
 
     def layer_work(self, layout: Layout) -> RankWork:
         """One layer's forward pass."""

@@ -1,6 +1,6 @@
 """The search: every layout of a job is counted; what fits is ranked by predicted time, what doesn't says by how much.
 
-``model_numbers`` computes what layouts share once.  ``rank_bill`` has the same bytes line by line.
+The bytes are those of ``rank_bill``.
 """
 
 from __future__ import annotations
@@ -11,14 +11,22 @@ from functools import cache
 
 from actmem.checks import ConfigError, check_size
 from actmem.formulas.batch import recomputed_share
-from actmem.plan.bill import Bill
 from actmem.plan.every_layout import layouts
 from actmem.plan.hardware import Cluster
 from actmem.plan.layout import Layout
-from actmem.plan.model_numbers import numbers_of
 from actmem.plan.outcome import Found, Plan, Refused
 from actmem.plan.planned_model import PlannedModel
-from actmem.plan.rank_bill import flights, rank_bill, share
+from actmem.plan.rank_bill import (
+    Bill,
+    flights,
+    held_bytes,
+    kept_by_layer,
+    rank_bill,
+    rank_parameters,
+    share,
+    stage_layers,
+    static_lines,
+)
 from actmem.plan.seconds import (
     StepSeconds,
     data_seconds,
@@ -55,23 +63,18 @@ class _Search:
         self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows
         self.counted = 0
         self.unfit: dict[str, int] = {}
-        numbers = numbers_of(model)
-        self._kept, self._ends, self._static = numbers.kept, numbers.ends, numbers.static
-        self._transient = numbers.transient
-        self._elements, self._refusal, self._spread = numbers.elements, numbers.refusal, numbers.spread
-        self._of = numbers.of
+        self._refusal = cache(model.refusal)
         self._times = cache(self._layer_seconds)
 
     def run(self, keep: int, fixed: Mapping[str, int]) -> Found:
         plans: list[Plan] = []
         nearest: list[Refused] = []
         for layout in layouts(self.model, self.cluster, self.batch, fixed):
-            inner = self._inner(layout)
-            reason = self._refusal(inner) or self._spread(layout.pipeline_parallel_size, layout.num_model_chunks)
-            if isinstance(reason, str):
+            reason = self._refusal(layout.layer_axes) or self._cannot_spread(layout)
+            if reason:
                 self.unfit[reason] = self.unfit.get(reason, 0) + 1
                 continue
-            outcome = self._best(layout, inner)
+            outcome = self._best(layout)
             (plans if isinstance(outcome, Plan) else nearest).append(outcome)  # type: ignore[arg-type]
         if not self.counted:
             reasons = max(self.unfit, key=lambda reason: self.unfit[reason]) if self.unfit else ""
@@ -82,62 +85,53 @@ class _Search:
         close = heapq.nsmallest(keep, nearest, key=lambda refused: (refused.bytes, repr(refused.layout)))
         return Found(best, close, self.counted, len(plans), self.unfit)
 
-    def _inner(self, layout: Layout) -> tuple:
-        """The axes that one layer sees."""
-        key = (
-            layout.tensor_parallel_size,
-            layout.sequence_parallel,
-            layout.context_parallel_size,
-            layout.micro_batch_size,
-        )
-        self._of.setdefault(key, layout)
-        return key
+    def _cannot_spread(self, layout: Layout) -> str:
+        """Why pipeline ranks can't share the layers; empty if they can."""
+        try:
+            self._spread(layout)
+        except ConfigError as error:
+            return str(error)
+        return ""
 
-    def _layer_seconds(self, inner: tuple, recompute: str) -> tuple[float, float, float, float]:
+    def _spread(self, layout: Layout) -> tuple[int, ...]:
+        return stage_layers(self.model.num_layers, layout.pipeline_parallel_size, layout.num_model_chunks)
+
+    def _layer_seconds(self, layout: Layout, recompute: str) -> tuple[float, float, float, float]:
         """One layer: forward, recomputation, exposed exchanges; and the output layer's forward."""
-        layout, cluster = self._of[inner], self.cluster
         return (
-            work_seconds(self.model.layer_work(layout), cluster),
-            work_seconds(self.model.added_work(layout, recompute), cluster),
-            tensor_seconds(self.model, layout, recompute, cluster),
-            work_seconds(self.model.last_work(layout), cluster),
+            work_seconds(self.model.layer_work(layout), self.cluster),
+            work_seconds(self.model.added_work(layout, recompute), self.cluster),
+            tensor_seconds(self.model, layout, recompute, self.cluster),
+            work_seconds(self.model.last_work(layout), self.cluster),
         )
 
-    def _held(self, layout: Layout, inner: tuple, recompute: str, n: int, rank: int) -> int:
-        p, m = layout.pipeline_parallel_size, layout.num_model_chunks
-        flight, layers, in_first = flights(self.model.num_layers, p, m, n, rank)
-        held = flight * layers * self._kept(inner, recompute)
-        first, last = self._ends(inner)
-        held += (in_first * first if rank == 0 else 0) + (last if rank == p - 1 else 0)
-        return held + self._transient(inner, recompute, rank == 0 and m == 1, rank == p - 1, layers)
-
-    def _best(self, layout: Layout, inner: tuple) -> Plan | Refused:
+    def _best(self, layout: Layout) -> Plan | Refused:
         """With the least recomputation that fits; refused if none does."""
         self.counted += 1
         n = self.batch // (layout.data_parallel_size * layout.micro_batch_size)
-        p, dp = layout.pipeline_parallel_size, layout.data_parallel_size
+        p = layout.pipeline_parallel_size
         # Ranks between hold as much as rank 1 or less; rank 1 may have a layer more than the ends.
         ranks = sorted({0, min(1, p - 1), p - 1})
-        static = {rank: self._static(inner, p, dp, layout.zero_stage, rank) for rank in ranks}
+        static = {rank: sum(size for *_, size, _ in static_lines(self.model, layout, rank)) for rank in ranks}
         room = self.cluster.usable_bytes
         sizes: dict[int, int] = {}
         # Where not even the states fit, only the smallest sizes are of interest.
         hopeless = max(static.values()) > room
         for recompute in self.model.recompute_modes[-1:] if hopeless else self.model.recompute_modes:
-            sizes = {rank: static[rank] + self._held(layout, inner, recompute, n, rank) for rank in ranks}
+            sizes = {rank: static[rank] + held_bytes(self.model, layout, recompute, n, rank) for rank in ranks}
             if max(sizes.values()) <= room:
                 break
         else:
             fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
             return Refused(layout, self.model.recompute_modes[-1], n, fullest, sizes[fullest])
-        whole, recomputed = self._whole(layout, inner, recompute, n, sizes)
+        whole, recomputed = self._whole(layout, recompute, n, sizes)
         fullest = max(sizes, key=lambda rank: (sizes[rank], -rank))
-        seconds = self._seconds(layout, inner, recompute, n, recomputed)
+        seconds = self._seconds(layout, recompute, n, recomputed)
         return Plan(layout, recompute, whole, recomputed, n, fullest, sizes[fullest], seconds)
 
-    def _whole(self, layout: Layout, inner: tuple, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
+    def _whole(self, layout: Layout, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
         """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
-        more = self._kept(inner, "none") - self._kept(inner, recompute)
+        more = kept_by_layer(self.model, layout, "none") - kept_by_layer(self.model, layout, recompute)
         if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
             return 0, float(recompute != "none")
         flight, layers, _ = flights(self.model.num_layers, layout.pipeline_parallel_size, 1, n, 0)
@@ -145,11 +139,10 @@ class _Search:
         sizes[0] += whole * more * layers
         return whole, float(recomputed_share(whole, flight, n))
 
-    def _seconds(self, layout: Layout, inner: tuple, recompute: str, n: int, recomputed: float) -> StepSeconds:
-        forward, again, exchanges, head = self._times(inner, recompute)
+    def _seconds(self, layout: Layout, recompute: str, n: int, recomputed: float) -> StepSeconds:
+        forward, again, exchanges, head = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
-        per_rank = self._spread(p, m)
-        assert isinstance(per_rank, list)
+        per_rank = self._spread(layout)
         # The slowest stage sets the pace: the one with most layers, or the last with its output layer.
         most = max(per_rank)
         loads = [(most, 0.0), (per_rank[-1], head)] if p > 1 else [(most, head)]
@@ -160,7 +153,7 @@ class _Search:
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         busy = compute + extra + tensor
         bubble = (p - 1) / (n * m) * busy
-        elements = self._elements(inner, p)
+        elements = rank_parameters(self.model, layout, 0)[0]
         data = data_seconds(elements, layout, n, self.cluster)
         # Hidden behind the last microbatch's backward, or behind everything where it runs all the time.
         behind = busy if layout.zero_stage >= 2 else 2 * layers * forward

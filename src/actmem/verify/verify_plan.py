@@ -145,7 +145,7 @@ def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
     """The layers of each chunk of the plan's fullest rank: chunk c is stage c·p + r of the model."""
     layout, rank = plan.layout, plan.pipeline_rank
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
-    layers = stage_layers(model.num_layers, layout)
+    layers = stage_layers(model.num_layers, p, m)
     if m == 1:
         start = sum(layers[:rank])
         return [range(start, start + layers[rank])]

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from actmem.checks import ConfigError, check_size, shown
 from actmem.models import PAPER_MODELS
-from actmem.plan.bill import Bill
 from actmem.plan.explain import plan_text
 from actmem.plan.known_models import known_decoder, planned_model_of
 from actmem.plan.layout import Layout
+from actmem.plan.rank_bill import Bill
 from actmem_course.others.nanotron import nanotron_peak
 from actmem_course.others.paper import TABLE5
 from actmem_course.others.paper_choices import SEARCHES, paper_choice

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from actmem.checks import ConfigError, check_divides
 from actmem.config import padded_vocab_size
 from actmem.formulas.first_stage import check_pipeline_rank, in_flight
-from actmem.plan.bill import Bill, highest
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
+from actmem.plan.rank_bill import Bill
 from actmem.rows import Row
 
 #: CUBLAS_WORKSPACE_CONFIG=:4096:8 is eight buffers of 4,096 KiB for each thread that multiplies.
@@ -207,4 +207,5 @@ def nanotron_peak(
     decoder: Decoder, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
 ) -> Bill:
     """The bill of the moment at which the rank holds most."""
-    return highest(nanotron_bills(decoder, layout, seq_length, num_microbatches, pipeline_rank))
+    bills = nanotron_bills(decoder, layout, seq_length, num_microbatches, pipeline_rank)
+    return max(bills, key=lambda bill: bill.bytes)

@@ -17,7 +17,7 @@ from actmem.plan.hardware import DEVICES, Cluster
 from actmem.plan.layout import ZERO_STAGES
 from actmem.plan.outcome import Plan
 from actmem.plan.planned_gpt import PlannedGPT
-from actmem.plan.rank_bill import parameters_on_rank
+from actmem.plan.rank_bill import rank_parameters
 from actmem.plan.search import find_plans
 from actmem.plan.seconds import data_seconds
 from actmem_course.others.paper import A100_BYTES
@@ -49,7 +49,7 @@ class PaperChoice:
     def hidden_seconds(self, search: str) -> float:
         """Seconds of data-parallel traffic of the search's best that are assumed to hide behind computation."""
         paper, best = PAPER_MODELS[self.model], self.best[search]
-        elements = parameters_on_rank(PlannedGPT(self.model, paper.shape), best.layout, 0)
+        elements, *_ = rank_parameters(PlannedGPT(self.model, paper.shape), best.layout, 0)
         all_of_it = data_seconds(elements, best.layout, best.num_microbatches, _cluster(paper))
         return all_of_it - best.seconds.data
 

@@ -8,9 +8,9 @@ product.  It logs what the allocator *reserved*, which this can't count: the dif
 from __future__ import annotations
 
 from actmem.checks import ConfigError
-from actmem.plan.bill import Bill
 from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
+from actmem.plan.rank_bill import Bill
 from actmem.rows import Row
 
 

@@ -69,7 +69,7 @@ def _cannot_share(model: PlannedModel, sizes: Mapping[str, int]) -> str:
     t, p, b = (sizes[name] for name in ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size"))
     layout = Layout(1, t, p, b, sequence_parallel=bool(sizes["sequence_parallel"]))
     try:
-        stage_layers(model.num_layers, layout)
+        stage_layers(model.num_layers, layout.pipeline_parallel_size, layout.num_model_chunks)
     except ConfigError as error:
         return str(error)
     return model.refusal(layout)

@@ -100,10 +100,10 @@ def split_grouped_heads(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """This rank's q_weight, k_weight, v_weight and projection_weight, for grouped-query attention.
 
-    q_weight: [ad, h], k_weight and v_weight: [kd, h], head after head; projection_weight: [h, ad].  Query
-    head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t and up, and the
-    key and value heads that these read, no others: of t and k one divides the other, so with t > k
-    several ranks take the same head.  2205.05198 section 4.2.1 cuts whole heads.
+    q_weight: [ad, h], k_weight and v_weight: [kd, h], head after head; projection_weight: [h, ad]; h need
+    not be a·d.  Query head i reads key and value head i // (a/k).  Rank r of t takes the query heads r·a/t
+    and up, and the key and value heads that these read, no others: of t and k one divides the other, so with
+    t > k several ranks take the same head.  2205.05198 section 4.2.1 cuts whole heads.
     """
     raise NotImplementedError
 

@@ -28,7 +28,7 @@ def judged(lab_name, number, function=None, target=None, size=4):
 def judged_names(lab_name, number, functions, size=4):
     """The verdict of one exercise of a file with these names."""
     lab = load_lab(lab_name)
-    spaces = [dict(functions) for _ in range(1 if lab.one_process else size)]
+    spaces = [dict(functions) for _ in range(1 if lab.one_process else max(size, lab.fewest_virtual))]
     return Judge(lab, spaces).judge(lab.choose([number], "number")[0])
 
 

@@ -21,7 +21,6 @@ from tests.wrong_answers import (  # noqa: F401  they register
     lab5,
     lab6_data,
     lab6_training,
-    lab7,
     lab8,
 )
 from tests.wrong_answers.edits import EDITS, edited, lab_of

@@ -25,6 +25,7 @@ from actmem_course.judge.passes import (
     check_waited,
     collectives_fault,
     gives_no_gradient,
+    reached_once,
     text_of,
 )
 from actmem_course.judge.verdict import Wrong
@@ -127,7 +128,8 @@ class CaseRun:
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
         given = upstream.clone()
         with unchanged(**{"the gradient that backward is given": given}), self.b.watching() as backward:
-            result.backward(given)
+            with reached_once(inputs.values()):
+                result.backward(given)
         check_waited(forward, backward)
         for name, leaf in leaves.items():
             what, rule = f"{prefix}the gradient of {name}", "total" if name in total else how
@@ -268,9 +270,9 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         return [f"right in float64, but {name} is not: {other.why}"]
     if how == "bits" and close(a, b):
         return [f"{forward}{name} is right up to rounding, but not bit for bit: use the same numbers"]
-    if b.dtype == torch.float64 and t == 1 and close(a, b, 1e-5):
-        return [f"{forward}{name} has the digits of float32: compute in the dtype of the input"]
     said = [f"{forward}{name} {words}" for words in _exchanged(found, right, name, rank)]
+    if not said and b.dtype == torch.float64 and close(a, b, 1e-5):
+        return [f"{forward}{name} has the digits of float32: compute in the dtype of the input"]
     return said or [_with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t)]
 
 

@@ -232,7 +232,7 @@ class Families:
         for one, other in permutations(nodes, 2):
             if type(nodes[one][0]) is not type(nodes[other][0]) or one.rpartition("_")[2] != other.rpartition("_")[2]:
                 continue
-            yield f"{other} also stands where {one} belongs", self._renamed(nodes, {one: other})
+            yield f"{other} is also used where {one} belongs", self._renamed(nodes, {one: other})
             if one < other:
                 yield f"{one} and {other} are swapped", self._renamed(nodes, {one: other, other: one})
 

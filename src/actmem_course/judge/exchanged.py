@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 
 import torch
 from torch import Tensor
@@ -79,6 +80,10 @@ def everything_made(t: int, dims: int) -> Iterator[Made]:
     ]
     others = [Made(f"rank {k}'s part", lambda p, rank, k=k: p[k]) for k in range(t)]  # type: ignore[misc]
     yield from (*wholes, *others)
+    for k, end in combinations(range(t + 1), 2):
+        if 1 < end - k < t:
+            words = f"the sum of the parts of ranks {k} to {end - 1}"
+            yield Made(words, lambda p, rank, k=k, end=end: summed(p[k:end]))  # type: ignore[misc]
     yield Made("the ranks' parts stacked in a new dimension", lambda p, rank: torch.stack(list(p)))
     yield Made(
         "the ranks' parts joined along dimension 0, this rank's first",

@@ -71,7 +71,8 @@ class Exercise:
 class Lab:
     """A lab: its exercises in order, and what is measured once all are passed.
 
-    measured_by: where its reward is.  one_process: it needs no ranks.
+    measured_by: where its reward is.  one_process: it needs no ranks.  fewest_virtual: it is judged on no fewer virtual
+    ranks, because a mistake is none on fewer.
     """
 
     name: str
@@ -80,6 +81,7 @@ class Lab:
     exercises: tuple[Exercise, ...]
     measured_by: str
     one_process: bool = False
+    fewest_virtual: int = 1
 
     @property
     def reward(self) -> Callable:

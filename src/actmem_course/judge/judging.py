@@ -39,8 +39,15 @@ class Judge:
     def __init__(self, lab: Lab, spaces: list[dict], device: str = "cpu", progress: Callable[..., None] | None = None):
         self.lab, self.spaces = lab, spaces
         self.ranks = VirtualRanks(len(spaces), device, alone=lab.one_process)
+        #: For a case of one rank's own: what exchanges nothing needs no others.
+        self.one = VirtualRanks(1, device, alone=lab.one_process)
         self.passed: set[str] = set()
         self._progress = progress or (lambda text="": None)
+
+    @property
+    def running(self) -> VirtualRank | None:
+        """The rank whose turn it is."""
+        return self.one.running or self.ranks.running
 
     def judge(self, exercise: Exercise) -> Verdict:
         """The verdict of all ranks.
@@ -80,7 +87,7 @@ class Judge:
 
     def _by_case(self, exercise: Exercise) -> Verdict:
         """The case with the learner's functions, beside the case with ours."""
-        naming = Naming(exercise, self.ranks, self._progress)
+        naming = Naming(exercise, self.ranks if exercise.takes_group else self.one, self._progress)
         for group, name in naming.groups().items():
             found = naming.run(self.spaces, group)
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]

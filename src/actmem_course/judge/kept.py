@@ -161,29 +161,11 @@ def _by_gloo() -> bool:
     return dist.is_initialized() and dist.get_backend() == "gloo"
 
 
-def check_keeps(
-    b: Bench,
-    at_most: int,
-    what: str,
-    function,
-    x: Tensor,
-    weights: Sequence[Tensor] = (),
-    more: str | Callable[[KeptBytes], str] = "",
-) -> None:
-    """Raise Wrong if the function keeps more than ``at_most`` bytes, or keeps some out of sight.
-
-    what: what those bytes are, for the diagnosis.  more: what to say about too many, of what was found.  On groups that
-    are not all ranks nothing is counted again: the bytes are those of all ranks, for another t.
-    """
-    if b.group_name:
-        return
-    found = kept(b, function, x, weights)
-    if fault := too_much(found, at_most, what, b.size, more if isinstance(more, str) else more(found)):
-        raise Wrong(fault)
-
-
 def too_much(found: KeptBytes, at_most: int, what: str, size: int, more: str = "") -> str:
-    """What is wrong with the bytes that ``size`` ranks keep, "" if nothing is; see ``check_keeps``."""
+    """What is wrong with the bytes that each of ``size`` ranks keeps, "" if nothing is.
+
+    what: what ``at_most`` bytes are.  more: what to say about too many.
+    """
     # A DTensor's graph holds its device mesh, and that the numbers of the ranks.
     if found.hidden_bytes > 8 * size:
         return (

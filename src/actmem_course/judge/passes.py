@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -64,6 +65,30 @@ def run_passes(
         result.backward(gradient)
     check_waited(forward, backward)
     return Passes({name: leaf.grad for name, leaf in leaves.items()}, forward, backward)
+
+
+@contextmanager
+def reached_once(
+    inputs: Iterable[Tensor],
+    remedy: str = "the second run starts from inputs that still have their graph, so its backward continues into what came before: "
+    "start it from x.detach().requires_grad_(x.requires_grad)",
+) -> Iterator[None]:
+    """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went on there."""
+    reached = []
+    for number, x in enumerate(inputs):
+        assert x.grad_fn is not None
+        x.grad_fn.register_prehook(lambda gradients, number=number: reached.append(number))
+
+    def check(twice: bool = False) -> None:
+        if twice or len(set(reached)) < len(reached):
+            raise Wrong(remedy)
+
+    try:
+        yield
+    except RuntimeError as error:  # what came before lets go of its tensors the first time
+        check("backward through the graph a second time" in str(error))
+        raise
+    check()
 
 
 def check_graph(result: Tensor, forward: Watch) -> None:

@@ -92,10 +92,6 @@ class Bench:
         generator = torch.Generator().manual_seed(seed + salt)
         return torch.randn(sizes, dtype=torch.float64, generator=generator).to(self.device)
 
-    def random_by_rank(self, *sizes: int, seed: int = 0) -> list[Tensor]:
-        """One tensor for each rank; each rank knows all of them."""
-        return [self.random(*sizes, seed=1000 * (rank + 1) + seed) for rank in range(self.size)]
-
     def shards(self, full: Tensor, dim: int = 0) -> list[Tensor]:
         """Equal parts of a tensor, one for each rank."""
         return [part.contiguous() for part in full.chunk(self.size, dim)]

@@ -93,13 +93,13 @@ class VirtualWorker(Worker):
 
     def __init__(self, line: Connection, device: str):
         super().__init__(line, device)
-        self.ranks: VirtualRanks | None = None
+        self.judging: Judge | None = None
         #: What each exercise's function and all it uses read when it was judged, and the verdict.
         self.judged: dict[str, tuple[list[str], Verdict]] = {}
         self.before: dict[Any, dict[str, Any]] = {}
 
     def where(self, file: str) -> str:
-        rank = self.ranks and self.ranks.running
+        rank = self.judging and self.judging.running
         if not rank:
             return "it is in none of your functions"
         return f"rank {rank.number} {_standing(rank.thread, file)}"
@@ -119,8 +119,8 @@ class VirtualWorker(Worker):
         self.before = self.before or _state_of_modules()
         _restore(self.before)
         beside = _forget_modules_beside(path)
-        judge = Judge(lab, [{} for _ in range(command["size"])], self.device, self._progress)
-        self.ranks = judge.ranks
+        judge = Judge(lab, [{} for _ in range(max(command["size"], lab.fewest_virtual))], self.device, self._progress)
+        self.judging = judge
         try:
             judge.spaces = self._load(judge.ranks, path, source, lab if command["solution"] else None)
         except Exception as error:

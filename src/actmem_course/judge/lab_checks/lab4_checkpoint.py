@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem_course.judge.compare import check_tensor, close
 from actmem_course.judge.kept import KeptBytes, kept
 from actmem_course.judge.operators import size_of
+from actmem_course.judge.passes import reached_once
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench, unchanged
 
@@ -120,30 +120,6 @@ def _check_order(b: Bench, checkpoint: Callable) -> None:
             "the gradients are right, but in another order than the inputs: backward returns None for function, and then the "
             "gradients in the order in which forward was given the inputs"
         )
-
-
-@contextmanager
-def reached_once(
-    inputs: Iterable[Tensor],
-    remedy: str = "the second run starts from inputs that still have their graph, so its backward continues into what came before: "
-    "start it from x.detach().requires_grad_(x.requires_grad)",
-) -> Iterator[None]:
-    """Raise Wrong if backward comes more than once through a node that made an input: the second run's backward went on there."""
-    reached = []
-    for number, x in enumerate(inputs):
-        assert x.grad_fn is not None
-        x.grad_fn.register_prehook(lambda gradients, number=number: reached.append(number))
-
-    def check(twice: bool = False) -> None:
-        if twice or len(set(reached)) < len(reached):
-            raise Wrong(remedy)
-
-    try:
-        yield
-    except RuntimeError as error:  # what came before lets go of its tensors the first time
-        check("backward through the graph a second time" in str(error))
-        raise
-    check()
 
 
 def _plain(

@@ -17,14 +17,10 @@ from actmem.rows import total
 from actmem_course.judge.compare import check_tensor
 from actmem_course.judge.costs import costs
 from actmem_course.judge.kept import kept
-from actmem_course.judge.lab_checks.lab4_checkpoint import (
-    bytes_without_states,
-    check_hides_nothing,
-    flops_of,
-    reached_once,
-)
+from actmem_course.judge.lab_checks.lab4_checkpoint import bytes_without_states, check_hides_nothing, flops_of
 from actmem_course.judge.lab_checks.lab4_random_numbers import seed_and_draw
 from actmem_course.judge.operators import size_of
+from actmem_course.judge.passes import reached_once
 from actmem_course.judge.reward import BarsReward, Measure, Reward, sizes_text
 from actmem_course.judge.solutions import lab4_recompute as ours
 from actmem_course.judge.verdict import Wrong

@@ -16,9 +16,9 @@ from actmem.llama_shape import LlamaShape
 from actmem.parallel.conjugates import f, f_bar
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
+from actmem_course.judge.cases.lab7_todays_layer import most_shared
 from actmem_course.judge.costs import costs, time_measure
 from actmem_course.judge.kept import kept
-from actmem_course.judge.lab_checks.lab7_grouped import most_shared
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.solutions import lab7_todays_layer as ours
 from actmem_course.judge.workbench import Bench

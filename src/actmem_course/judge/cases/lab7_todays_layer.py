@@ -1,0 +1,217 @@
+"""Lab 7: on what each answer is judged, and the mistakes that are edits of ours.
+
+7.1 keeps a check of its own: by which letters a size is off says more than any list of mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem_course.judge.case import CaseRun
+from actmem_course.judge.verdict import Wrong
+
+#: So large that a wrong place for it shows.
+_EPS = 0.25
+_IN_WIDE = "the square of 300 is no float16 number any more, so compute in wide(x), in forward and in backward"
+_NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
+
+
+def rms_norm(r: CaseRun) -> None:
+    def own(x: Tensor, weight: Tensor) -> Tensor:
+        return r["rms_norm"](x, weight, _EPS)
+
+    x, weight = r.each(5, 3, 8), r.each(8)
+    r.passes(own, {"x": x, "weight": weight})
+    r.passes(own, {"x": r.each(5, 3, 12), "weight": r.each(12)}, prefix="with h = 12, ")
+    half, why = {"x": (1000 * x).half(), "weight": weight.half()}, dict.fromkeys(("", "x", "weight"), _IN_WIDE)
+    r.passes(own, half, how="half", prefix="for a float16 x, ", why=why)
+    r.keeps(own, x.bfloat16(), weight.bfloat16(), what="x, and 1/rms of each token")
+    if "bytes" in r.seen:
+        rounded = [saved for saved in r.seen["bytes"].value.saved if saved.bytes < 4 * x[..., 0].numel()]
+        words = "1/rms is kept in 16 bits, and 8 of its bits are left: keep it as wide(x) has it"
+        r.see("numbers a token in 16 bits", len(rounded), "most", words)
+
+
+def swiglu(r: CaseRun) -> None:
+    gate, up = r.each(5, 3, 8), r.each(5, 3, 8)
+    r.passes(r["swiglu"], {"gate": gate, "up": up})
+    r.keeps(lambda both: r["swiglu"](both[0], both[1]), torch.stack([gate, up]).bfloat16(), what="gate and up")
+
+
+def recipe_linear(r: CaseRun) -> None:
+    weight, x, norm, up = r.each(4, 8), r.each(5, 3, 8), r.each(8), r.each(5, 3, 8)
+    upstream = torch.round(4 * r.each(5, 3, 4))
+    # Whole numbers, so that no order of a sum changes a bit.
+    factors = {"weight": weight, "the first factor": x, "the second factor": up}
+    for recipe, words, given, how in (
+        (plain_norm, "a norm", {"weight": weight, "x": x, "the norm's weight": norm}, "close"),
+        (plain_gate, "a SwiGLU", {"weight": weight, "gate": x, "up": up}, "close"),
+        (torch.mul, "a product", {name: torch.round(4 * factor) for name, factor in factors.items()}, "bits"),
+    ):
+        runs = []
+
+        def counted(*sources: Tensor) -> Tensor:
+            runs.append(sources)
+            return recipe(*sources)  # noqa: B023  it runs in this round only
+
+        def own(w: Tensor, *sources: Tensor) -> Tensor:
+            return r["recipe_linear"](counted, w, *sources)  # noqa: B023
+
+        prefix = f"with {words} as the recipe, "
+        with FlopCounterMode(display=False) as flops:
+            r.passes(own, given, upstream=upstream, how=how, prefix=prefix)
+        products = flops.get_total_flops() // (2 * x[..., 0].numel() * weight.numel())
+        again = "backward runs the linear again, and nobody reads its result. Run the recipe alone again"
+        many = "forward and backward run {found} matrix products where {enough} are enough: " + again
+        r.see(f"{prefix}products", products, "most", many)
+        often = "the recipe runs {found} times; once in forward and once in backward are enough"
+        r.see(f"{prefix}runs", len(runs), "most", often)
+
+    def on_norm(x: Tensor, w: Tensor, norm: Tensor) -> Tensor:
+        return r["recipe_linear"](plain_norm, w, x, norm)
+
+    r.keeps(on_norm, x.bfloat16(), weight.bfloat16(), norm.bfloat16(), what="the recipe's sources")
+
+
+def plain_norm(x: Tensor, weight: Tensor) -> Tensor:
+    """RMSNorm out of torch's operators."""
+    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + _EPS) * weight
+
+
+def plain_gate(gate: Tensor, up: Tensor) -> Tensor:
+    """SwiGLU out of torch's operators."""
+    return F.silu(gate) * up
+
+
+def _weights(r: CaseRun) -> Iterator[tuple[str, int, int, dict[str, Tensor]]]:
+    """In words, a, k, and unsharded weights: fewer key and value heads than ranks, as many, more.
+
+    A head's elements divide by t, so whoever cuts a head gets a part, too; and h is not a·d.
+    """
+    a, h, d = 4 * r.t, 12 * r.t, 2 * r.t
+    for k in sorted({1, most_shared(r.t), r.t, 2 * r.t, a}):
+        words = f"{k} key and value head{'s' * (k > 1)} on {r.t} rank{'s' * (r.t > 1)}: "
+        sizes = ((a * d, h), (k * d, h), (k * d, h), (h, a * d))
+        yield words, a, k, {name: r.same(*size) for name, size in zip(_NAMES, sizes)}
+
+
+def most_shared(t: int) -> int:
+    """The largest number of key and value heads that t ranks have to share; 1 on one rank."""
+    return max(k for k in range(1, max(2, t)) if t % k == 0)
+
+
+def split_grouped_heads(r: CaseRun) -> None:
+    for words, a, k, whole in _weights(r):
+        with r.b.watching():
+            answer = r["split_grouped_heads"](*whole.values(), a, k, r.group)
+        if not isinstance(answer, (tuple, list)) or len(answer) != 4:
+            raise Wrong(f"expected four tensors: this rank's {', '.join(_NAMES)}")
+        for name, part in zip(_NAMES, answer):
+            r.see_tensor(f"{words}this rank's {name}", part)
+
+
+def sum_shared_gradients(r: CaseRun) -> None:
+    for words, _, k, whole in _weights(r):
+        parts, share = min(r.t, k), max(1, r.t // k)
+        own = {name: whole[name].chunk(parts)[r.rank * parts // r.t] for name in ("k_weight", "v_weight")}
+        weights = {name: part.clone().requires_grad_() for name, part in own.items()}
+        found = {name: r.each(*part.shape) for name, part in own.items()}
+        for name, weight in weights.items():
+            weight.grad = found[name].clone()
+        with r.b.watching() as seen:
+            try:
+                r["sum_shared_gradients"](*weights.values(), k, r.group)
+            finally:
+                if seen.groups:
+                    raise Wrong(
+                        "it makes a process group: all ranks must make it together, at each call. Exchange within group: a place "
+                        "for each head, with zeros for the others', and one all-reduce"
+                    )
+        why = f"add up what the {share} ranks that share a key head found, each from its own query heads"
+        for name, weight in weights.items():
+            if not torch.equal(weight.detach(), own[name]):
+                raise Wrong(f"{name} itself is changed; only its .grad may be")
+            reason = why if share > 1 else "with t <= k no two ranks hold the same head"
+            r.see_tensor(f"{words}{name}.grad", weight.grad, why=reason, parts=found[name])
+
+
+MISTAKES = {
+    "7.2": r"""
+        _RMSNorm.apply(x, weight, eps) -> F.layer_norm(x, x.shape[-1:], weight, None, eps) | this is a layer norm: RMSNorm does not subtract the mean
+        square().mean(-1 -> square().sum(-1 | the squares are added up over h; take their mean
+        .mean(-1, keepdim=True) + eps -> .mean() + eps | the mean is over all tokens; each token has its own: mean(-1, keepdim=True)
+        square().mean(-1, keepdim=True) -> square().sum(-1, keepdim=True) / 8 | right where h is 8, and wrong where it is 12: every mean is over the last dimension, whatever its size
+        torch.rsqrt(wide(x).square().mean(-1, keepdim=True) + eps) -> 1 / (wide(x).square().mean(-1, keepdim=True).sqrt() + eps) | eps is added to the root; it belongs to the mean of the squares, under the root
+        keepdim=True) + eps) -> keepdim=True)) | eps is left out
+        wide(x) * inverse * wide(weight) -> wide(x) / inverse * wide(weight) | x is multiplied by its rms; divide by it
+        * inverse * wide(weight)) -> * inverse) | the result lacks the factor weight
+        * inverse * wide(weight)) -> * inverse * wide(weight) * wide(weight)) | the result has the factor weight twice
+        * inverse * wide(weight)) -> * inverse * (1 + wide(weight))) | the result is multiplied by 1 + weight; multiply it by weight
+        * inverse * wide(weight)) -> * wide(weight)) | the result lacks the factor 1/rms
+        * inverse * wide(weight)) -> * inverse * inverse * wide(weight)) | the result has the factor 1/rms twice
+        inverse * (grad - normed * (grad * normed).mean(-1, keepdim=True)) -> inverse * grad | the forward is right; 1/rms is taken for a constant, but it depends on every element of x: subtract normed · mean(grad · normed)
+        (grad * normed).mean(-1 -> (grad * normed).sum(-1 | the forward is right; grad · normed is added up over h; take its mean
+        (grad * normed).mean(-1, keepdim=True) -> (grad * normed).sum(-1, keepdim=True) / 8 | right where h is 8, and backward is wrong where it is 12: every mean is over the last dimension, whatever its size
+        (grad - normed * -> (grad + normed * | the forward is right; the part that comes through 1/rms is added; subtract it
+        (grad * normed).mean( -> (grad / wide(weight) * normed).mean( | the forward is right; the mean lacks the factor weight: multiply the gradient by weight first
+        grad = wide(grad) * wide(weight) -> grad = wide(grad) | the forward is right; the gradient of x lacks the factor weight: multiply the gradient by weight first
+        grad_x = inverse * -> grad_x = | the forward is right; the gradient of x lacks the factor 1/rms
+        grad_x = inverse * -> grad_x = inverse * wide(weight) * | the forward is right; the gradient of x has the factor weight twice
+        grad_x = inverse * -> grad_x = inverse * inverse * | the forward is right; the gradient of x has the factor 1/rms twice
+        `        grad = wide(grad)` ->         given, grad = grad, wide(grad) ;; return grad_x.to(x.dtype) -> return given | the forward is right; the gradient of x is the one that backward was given, as it came
+        (wide(grad) * normed).flatten -> (wide(grad) * wide(x)).flatten | the forward is right; the gradient of weight comes from x; weight multiplies x/rms
+        flatten(0, -2).sum(0) -> flatten(0, -2).mean(0) | the forward is right; the gradient of weight is a mean over the tokens; all use the same weight, so add up
+    """,
+    "7.3": r"""
+        return F.silu(gate) * up -> return F.silu(up) * gate | gate and up are swapped: silu is applied to up
+        return F.silu(gate) * up -> return F.gelu(gate) * up | gelu is applied in place of silu
+        return F.silu(gate) * up -> return F.gelu(gate, approximate="tanh") * up | gelu is applied in place of silu
+        return F.silu(gate) * up -> return F.relu(gate) * up | relu is applied in place of silu
+        return F.silu(gate) * up -> return F.silu(gate * up) | silu is applied to the product; it belongs to gate alone
+        return F.silu(gate) * up -> return F.silu(gate) * F.silu(up) | silu is applied to up as well; it belongs to gate alone
+        return F.silu(gate) * up -> return F.silu(gate) + up | up is added; it must multiply
+        return F.silu(gate) * up -> return torch.sigmoid(gate) * up | the result lacks the factor gate
+        return F.silu(gate) * up -> return F.silu(gate) * gate * up | the result has the factor gate twice
+        return F.silu(gate) * up -> return gate * up | the result lacks the factor σ(gate)
+        return F.silu(gate) * up -> return F.silu(gate) * torch.sigmoid(gate) * up | the result has the factor σ(gate) twice
+        return F.silu(gate) * up -> return F.silu(gate) | the result lacks the factor up
+        return F.silu(gate) * up -> return F.silu(gate) * up * up | the result has the factor up twice
+        grad * up * slope, grad * gate * sigmoid -> grad * gate * sigmoid, grad * up * slope | the forward is right; the gradients of gate and up are swapped: return that of the first argument first
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid | the forward is right; the slope of silu is taken for σ(gate): the factor gate depends on gate too
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - sigmoid) | the forward is right; the slope of silu is taken for that of σ, σ(1 − σ); silu is gate · σ
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate * (1 - sigmoid) | the forward is right; the slope of silu lacks the part σ
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate | the forward is right; silu is taken for its own slope
+        grad * up * slope -> grad * slope | the forward is right; the gradient of gate lacks the factor up
+        grad * up * slope -> grad * up * up * slope | the forward is right; the gradient of gate has the factor up twice
+        grad * up * slope -> grad | the forward is right; the gradient of gate is the one that backward was given, as it came
+        slope, grad * gate * sigmoid -> slope, grad | the forward is right; the gradient of up is that of a sum; multiply it by silu(gate)
+        slope, grad * gate * sigmoid -> slope, grad * gate | the forward is right; the gradient of up lacks the factor σ(gate)
+        slope, grad * gate * sigmoid -> slope, grad * sigmoid | the forward is right; the gradient of up lacks the factor gate
+    """,
+    "7.4": r"""
+        return F.linear(recipe(*sources), weight) -> return F.linear(sources[0], weight) | the recipe is left out: the first source is the linear's input
+        x.detach().flatten(0, -2) -> sources[0].flatten(0, -2) | the forward is right; the gradient of weight comes from the first source; the linear's input is recipe(*sources)
+        `*torch.autograd.grad(x, leaves, grad @ weight)` -> *[grad @ weight if s.dim() > 1 else (grad @ weight).sum((0, 1)) for s in sources] | the forward is right; the gradient of a source is that of the linear's input: go on through the recipe
+    """,
+    "7.5": r"""
+        parts = min(t, num_key_value_heads) -> parts = t | k_weight and v_weight are cut into t parts, and so is the head: no query finds its whole key. With t > k a rank takes one whole head, the same as its neighbours
+        weight.chunk(parts)[own] -> weight | every rank has all key and value heads; it needs those that its own query heads read
+        parts = min(t, num_key_value_heads) -> parts = min(t, num_key_value_heads) if num_key_value_heads < num_attention_heads else 1 | with as many key and value heads as query heads every rank has all of them; it needs those that its own query heads read
+        own = rank * parts // t -> own = rank % parts | of min(t, k) parts of k_weight and v_weight a rank has part rank % k; its query heads read part rank · k // t, because neighbours share a head
+        own = rank * parts // t -> own = 0 | every rank has key and value head 0 and up; its query heads read part rank · k // t of min(t, k) parts
+        q_weight.chunk(t)[rank] -> q_weight.chunk(t, dim=1)[rank] | q_weight is cut along its inputs; heads are its outputs: dimension 0
+        `        k_weight.chunk(parts)[own],\n        v_weight.chunk(parts)[own],\n` ->         v_weight.chunk(parts)[own],\n        k_weight.chunk(parts)[own],\n | k_weight and v_weight are swapped
+        projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t, dim=0)[rank] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
+        q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[:, rank :: t].flatten(0, 1) | a rank has a part of every query head; it takes whole heads
+        q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[rank::t].flatten(0, 1) | a rank has every t-th query head; it takes those that follow each other, from r·a/t on
+        q_weight.chunk(t)[rank] -> q_weight[rank * (n := num_attention_heads // t * (q_weight.shape[1] // num_attention_heads)) : (rank + 1) * n] | a head is taken to have h/a elements; q_weight has d for each of a heads: h need not be a·d
+    """,
+    "7.6": r"""
+        own = rank * num_key_value_heads // t -> own = rank % num_key_value_heads | the gradients of ranks rank % k, rank % k + k, … are added up; neighbours share a head: rank · k // t
+    """,
+}

@@ -16,8 +16,7 @@ import torch
 
 from actmem.config import ConfigError
 from actmem_course.arguments import add_shape_arguments, device_for
-from actmem_course.bench.measure_products import measure_products
-from actmem_course.bench.measure_speed import VARIANTS, measure_speed, runners_of, timed_shape
+from actmem_course.bench.measure_speed import VARIANTS, measure_products, measure_speed, runners_of, timed_shape
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import EMULATED, LAYER, add_timing_arguments, check_timing, setting
 from actmem_course.bench.trace import mark_for_nsys, write_trace

@@ -24,13 +24,13 @@ from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.rng import DropoutMask
 from actmem.rows import Row
-from actmem_course.bench.clock import take_turns
-from actmem_course.others import controllable_memory, interleaved_time, zero_bubble
+from actmem_course.bench.race import take_turns
+from actmem_course.others import interleaved_time, zero_bubble
 
 MODULES = [config, models, rows] + [
     importlib.import_module(f"actmem.formulas.{found.name}") for found in pkgutil.iter_modules(actmem.formulas.__path__)
 ]
-MODULES += [controllable_memory, interleaved_time, zero_bubble]
+MODULES += [interleaved_time, zero_bubble]
 FUNCTIONS = {
     f"{module.__name__.partition('.')[2]}.{name}": function
     for module in MODULES

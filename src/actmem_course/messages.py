@@ -17,7 +17,6 @@ from torch import Tensor
 
 from actmem import rows
 from actmem_course import results
-from actmem_course.bench import clock
 
 #: Classes that may be made from a message, by name.
 MESSAGE_KINDS: dict[str, type] = {}
@@ -34,7 +33,7 @@ def message(kind: Kind) -> Kind:
     return kind
 
 
-for _kind in (clock.Sample, rows.MemorySample, *vars(results).values()):
+for _kind in (rows.MemorySample, *vars(results).values()):
     if isinstance(_kind, type) and is_dataclass(_kind):
         message(_kind)
 

@@ -337,6 +337,20 @@ class StepTimeResult:
 
 
 @dataclass(frozen=True)
+class Sample:
+    """One timed step.  recompute_seconds: the part of backward that runs forward again."""
+
+    forward_seconds: float
+    backward_seconds: float
+    recompute_seconds: float
+
+    @property
+    def seconds(self) -> float:
+        """Forward and backward together."""
+        return self.forward_seconds + self.backward_seconds
+
+
+@dataclass(frozen=True)
 class Overhead:
     """One time over another, minus 1, compared round by round.  low, high: 95% of its true median.
 

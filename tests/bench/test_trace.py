@@ -9,8 +9,7 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel import conjugates, linear
 from actmem.parallel.groups import tensor_parallel
-from actmem_course.bench.clock import Work
-from actmem_course.bench.race import Runner
+from actmem_course.bench.race import Runner, Work
 from actmem_course.bench.trace import write_trace
 
 SHAPE = ModelShape(8, 1, 16, 4)

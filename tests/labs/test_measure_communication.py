@@ -12,8 +12,7 @@ from actmem.parallel import linear
 from actmem.parallel.groups import tensor_parallel
 from actmem_course import launch
 from actmem_course.bench import measure_communication as communication
-from actmem_course.bench.measure_communication import compare_overlap, count_exchanges, measure_sent
-from actmem_course.bench.overlap import without_overlap
+from actmem_course.bench.measure_communication import compare_overlap, count_exchanges, measure_sent, without_overlap
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import lab_exit
 

@@ -13,7 +13,6 @@ import torch
 from actmem.config import ConfigError
 from actmem_course import launch
 from actmem_course.bench import peak, session
-from actmem_course.bench.clock import Work, take_turns
 from actmem_course.bench.measure_gpu import (
     BASELINE,
     check_plan,
@@ -24,6 +23,7 @@ from actmem_course.bench.measure_gpu import (
     run_plan,
     time_findings,
 )
+from actmem_course.bench.race import Work, take_turns
 from actmem_course.bench.session import Session
 from actmem_course.ranks import Ranks
 from actmem_course.results import Overhead, SpeedLine, Table2Result

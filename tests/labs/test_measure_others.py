@@ -13,9 +13,7 @@ from actmem.rows import total
 from actmem_course import launch
 from actmem_course.bench import measure_others
 from actmem_course.bench.peers import PeerUnavailable
-from actmem_course.others import others_keep
-from actmem_course.others.frameworks_keep import FRAMEWORKS, bytes_of_framework
-from actmem_course.others.others_keep import OTHERS, bytes_of_other
+from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 
 
 def test_every_cell_is_what_is_counted(tmp_path):
@@ -57,16 +55,14 @@ def test_a_framework_keeps_what_its_formula_says(layer):
         pytest.importorskip("megatron", reason="megatron-core is not installed")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        lines = measure_others.framework_lines(layer)
+        lines = measure_others.other_lines(layer)
     assert [line.measured_bytes for line in lines] == [line.predicted_bytes for line in lines]
     assert len(lines) == (3 if layer.divided else 2)
 
 
 def test_on_paper_is_said_and_never_counted():
     liger = FRAMEWORKS[-1]
-    assert all(
-        line.measured_bytes is None and "GPU" in line.unavailable for line in measure_others.framework_lines(liger)
-    )
+    assert all(line.measured_bytes is None and "GPU" in line.unavailable for line in measure_others.other_lines(liger))
     # Fused operators keep the floor of part A, and the tables of the positions.
     compiled = next(layer for layer in FRAMEWORKS if layer.name.endswith("torch.compile"))
     assert {**compiled.coefficients, "sd": 4} == liger.coefficients
@@ -78,11 +74,11 @@ def test_a_framework_refuses():
     shape = LlamaShape(16, 2, 64, 4, 2, 160)
     assert cut.formula == "4sbh + (20sbh + 4sbkd + 8sbf + 4asb + 8sb)/t"
     with pytest.raises(ConfigError, match="^tensor_parallel_size: nothing cuts this layer"):
-        bytes_of_framework(whole, shape, 2)
+        bytes_of_other(whole, shape, 2)
     with pytest.raises(ConfigError, match="^num_key_value_heads: 2 must be divisible"):
-        bytes_of_framework(cut, shape, 4)
+        bytes_of_other(cut, shape, 4)
     with pytest.raises(ConfigError, match="^seq_length: 15 must be divisible"):
-        bytes_of_framework(cut, shape.with_sizes(seq_length=15), 2)
+        bytes_of_other(cut, shape.with_sizes(seq_length=15), 2)
 
 
 def test_a_wrong_formula_is_found(monkeypatch):
@@ -104,7 +100,7 @@ def test_ours_are_the_formulas_of_the_library():
 
 def test_hugging_faces_llama_keeps_49_sbh_in_8bs_proportions():
     llama = llama_shape("llama3-8b")
-    sdpa = others_keep.OTHERS[0]
+    sdpa = OTHERS[0]
     without = {product: count for product, count in sdpa.coefficients.items() if product in ("sbh", "sbkd", "sbf")}
     kept = bytes_of_other(replace(sdpa, coefficients=without), llama)
     assert kept == 49 * llama.seq_length * llama.hidden_size

@@ -11,7 +11,7 @@ from actmem.config import ModelShape
 from actmem.formulas.flops import hardware_flops
 from actmem.layers.transformer import TransformerLayer
 from actmem_course import launch
-from actmem_course.bench import measure_products
+from actmem_course.bench import measure_speed as speed
 from actmem_course.bench.measure_speed import BASELINE, VARIANTS
 from actmem_course.bench.race import Runner
 from actmem_course.others.paper import TABLE4
@@ -79,7 +79,7 @@ def test_products_alone_are_all_of_a_layers_products():
     layer = TransformerLayer(shape)
     leaf = torch.randn(16, 2, 32, requires_grad=True)
     counted = []
-    works = (measure_products.products_of(shape), Runner(layer, leaf).work())
+    works = (speed.products_of(shape), Runner(layer, leaf).work())
     for work in works:
         with FlopCounterMode(display=False) as counter:
             work.backward(work.forward())
@@ -89,7 +89,7 @@ def test_products_alone_are_all_of_a_layers_products():
 
 def test_share_of_the_products(monkeypatch, capsys, tmp_path):
     small = (ModelShape(16, 2, 32, 4), ModelShape(8, 1, 16, 2))
-    monkeypatch.setattr(measure_products.measure_products, "__defaults__", (small,))
+    monkeypatch.setattr(speed.measure_products, "__defaults__", (small,))
     path = tmp_path / "products.json"
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

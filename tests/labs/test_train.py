@@ -16,9 +16,18 @@ import torch.distributed as dist
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem_course import launch
-from actmem_course.bench import saved_training
-from actmem_course.bench.saved_training import check_save, load_training, newest_save, save_training, streams_of
-from actmem_course.bench.training import TEXT_BYTES, TRAINING_SHAPE, TrainingJob, run_training
+from actmem_course.bench import training
+from actmem_course.bench.training import (
+    TEXT_BYTES,
+    TRAINING_SHAPE,
+    TrainingJob,
+    check_save,
+    load_training,
+    newest_save,
+    run_training,
+    save_training,
+    streams_of,
+)
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, make_model
 from actmem_course.ranks import Ranks
 from actmem_course.standard_library import standard_library
@@ -47,7 +56,7 @@ def state_of(job, folder, step):
 
 def digest(model, optimizer):
     found = hashlib.sha256()
-    for name, tensor in sorted(saved_training._shards(model, optimizer).items()):
+    for name, tensor in sorted(training._shards(model, optimizer).items()):
         whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
         found.update(name.encode() + whole.detach().contiguous().numpy().tobytes())
     return found.hexdigest()
@@ -140,9 +149,9 @@ def test_one_flipped_byte_is_found(pools, tmp_path):
 def save_as_gpus(folder):
     """A save whose generators are GPUs', with states of 16 bytes."""
     with pytest.MonkeyPatch.context() as patch:
-        states = saved_training._generators
+        states = training._generators
         patch.setattr(
-            saved_training,
+            training,
             "_generators",
             lambda model: {name.replace("cpu", "cuda"): torch.zeros(16, dtype=torch.uint8) for name in states(model)},
         )
@@ -228,7 +237,7 @@ def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_pat
     broken = tmp_path / "broken" / "step-00000004"
     broken.mkdir(parents=True)
     (broken / "shard").write_bytes(b"abc")
-    (broken / "checksums.json").write_text(json.dumps(saved_training._checksums(broken)))
+    (broken / "checksums.json").write_text(json.dumps(training._checksums(broken)))
     (broken / "shard").write_bytes(b"abd")
     settings = TrainingJob(TRAINING_SHAPE, JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
     for folder in ("saved", "broken"):

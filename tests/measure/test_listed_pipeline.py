@@ -26,8 +26,7 @@ from actmem.pipeline import ListedPipeline, Pipeline, make_mesh
 from actmem.rows import by_term, total
 from actmem.torch_private import SPLITS_BACKWARDS
 from actmem_course.bench.held import InFlight
-from actmem_course.others.controllable_memory import v_half, v_min
-from actmem_course.others.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
+from actmem_course.others.zero_bubble import dual_pipe_v, v_half, v_min, zero_bubble_h1, zero_bubble_v
 from tests.rank_pool import RankFailed
 from tests.tiers import covering
 

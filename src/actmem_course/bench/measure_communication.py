@@ -1,12 +1,23 @@
-"""What ranks exchange in one layer: counted against the formula, sent by sockets, timed, and how much of it backward hides."""
+"""What ranks exchange in one layer: counted against the formula, sent by sockets, timed, and how much of it backward hides.
+
+gloo connects its ranks by TCP, even on one machine, and Linux counts each connection's payload, without the headers
+of TCP and IP.  So "the same bytes" (2205.05198 section 4.2.2) can be read from the sockets, below torch and below gloo.
+"""
 
 from __future__ import annotations
 
+import os
+import socket
+import struct
+import sys
+import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from actmem.config import ModelShape, Parallel
@@ -14,13 +25,12 @@ from actmem.formulas.communication import Exchange, counts, gloo_header_bytes, l
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.parts import layer_input
+from actmem.measure.tools import replaced
+from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
-from actmem_course.bench.clock import Work
 from actmem_course.bench.measure_speed import group_of
-from actmem_course.bench.overlap import without_overlap
-from actmem_course.bench.race import Race, Runner, race_of
-from actmem_course.bench.sockets import bytes_sent_by, can_count
+from actmem_course.bench.race import Race, Runner, Work, race_of
 from actmem_course.ranks import Ranks
 from actmem_course.results import ExchangeCount, SocketCount, TimedPair
 
@@ -187,3 +197,89 @@ def _exchange(run: Callable[[], object]) -> Work:
 def _compared(found: Race, first: str, second: str, part: str = "forward_seconds") -> TimedPair:
     one, other = (found.spread(name, part).median for name in (first, second))
     return TimedPair(first, second, one, other, found.over(second, first, part))
+
+
+_STARTED = ("start_all_gather", "start_reduce_scatter", "start_all_reduce")
+
+
+@contextmanager
+def without_overlap() -> Iterator[None]:
+    """In the block, backward of the column-parallel linears waits for each collective right after starting it.
+
+    The same collectives and products run in the same order, but nothing overlaps.
+    """
+    with ExitStack() as stack:
+        for name in _STARTED:
+            stack.enter_context(replaced(linear, name, _waiting))
+        yield
+
+
+def _waiting(start: Callable) -> Callable:
+    def start_and_wait(x, tp, **options):
+        pending = start(x, tp, **options)
+        pending.wait()
+        return pending
+
+    return start_and_wait
+
+
+#: In Linux's struct tcp_info, since kernel 4.19: tcpi_bytes_sent and tcpi_bytes_retrans, 64-bit numbers after 200 bytes.
+_INFO = struct.Struct("200xQQ")
+#: Sockets send asynchronously: everything is out once the count has not changed for this long.
+_SETTLING_SECONDS = 0.02
+
+
+def can_count() -> bool:
+    """Whether the ranks talk over sockets that count their bytes: gloo on Linux."""
+    if sys.platform != "linux" or not dist.is_initialized() or dist.get_backend() != "gloo":
+        return False
+    with socket.socket() as unused:
+        return len(_tcp_info(unused)) == _INFO.size
+
+
+def socket_bytes_sent() -> int:
+    """Payload bytes that this process's open TCP sockets have sent since they were opened.
+
+    Without those to the store where the ranks met: what is asked there is no part of an exchange.
+    """
+    total, store = 0, int(os.environ.get("MASTER_PORT", 0))
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            if not os.readlink(f"/proc/self/fd/{number}").startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(number))) as copy:  # closing a copy closes nothing
+                sent, again = _INFO.unpack(_tcp_info(copy))
+                if copy.getpeername()[1] == store:
+                    continue
+        except OSError:  # gone since it was listed, or not TCP
+            continue
+        total += sent - again
+    return total
+
+
+def _tcp_info(connection: socket.socket) -> bytes:
+    return connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO.size)
+
+
+def bytes_sent_by(exchange: Callable[[], object]) -> int:
+    """Payload bytes that this rank's sockets send while ``exchange`` runs.  All ranks must call it together."""
+    exchange()  # opens the connections that are opened on first use
+    dist.barrier()
+    before = _settled_count()
+    dist.barrier()
+    # The barrier sends the same bytes each time; they are subtracted.
+    between = _settled_count()
+    exchange()
+    dist.barrier()
+    return _settled_count() - between - (between - before)
+
+
+def _settled_count() -> int:
+    """The count once it no longer changes."""
+    count = socket_bytes_sent()
+    while True:
+        time.sleep(_SETTLING_SECONDS)
+        now = socket_bytes_sent()
+        if now == count:
+            return now
+        count = now

@@ -13,12 +13,11 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
-from actmem_course.bench.clock import Work
 from actmem_course.bench.measure_peers import PEERS, measure_peers
 from actmem_course.bench.measure_scaling import AXES, FACTORS, AxisSetting, measure_axis, predicted_flops, slopes
 from actmem_course.bench.measure_speed import BASELINE, group_of, measure_speed
 from actmem_course.bench.measure_table2 import measure_table2
-from actmem_course.bench.race import race_of
+from actmem_course.bench.race import Work, race_of
 from actmem_course.bench.session import Session
 from actmem_course.others.paper import TABLE4
 from actmem_course.results import Claim, SpeedLine

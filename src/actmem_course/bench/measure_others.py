@@ -17,8 +17,7 @@ from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.hugging_face import hugging_face_block
 from actmem_course.bench.peers.megatron import megatron_layer
 from actmem_course.bench.peers.titan_peer import TitanLayer, memory_budget, titan_layer
-from actmem_course.others.frameworks_keep import FRAMEWORKS, FrameworkLayer, bytes_of_framework
-from actmem_course.others.others_keep import OTHERS, OtherLayer, bytes_of_other
+from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, OtherLayer, bytes_of_other
 from actmem_course.results import OtherLine
 
 #: Sizes that 8 ranks can share, and how many do.
@@ -37,44 +36,58 @@ OTHER_SHAPES = (
 
 def measure_others() -> list[OtherLine]:
     """A line for each implementation and shape; without bytes where it is not installed."""
-    lines = [_line(layer, shape) for layer in OTHERS for shape in OTHER_SHAPES]
-    return lines + [line for layer in FRAMEWORKS for line in framework_lines(layer)]
+    return [line for layer in (*OTHERS, *FRAMEWORKS) for line in other_lines(layer)]
 
 
-def framework_lines(layer: FrameworkLayer) -> list[OtherLine]:
-    """One framework's layer at two shapes, or on 2, 4 and 8 emulated ranks if they share it."""
+def other_lines(layer: OtherLayer) -> list[OtherLine]:
+    """One layer at two shapes, or on 2, 4 and 8 emulated ranks if they share it."""
     lines = []
     for shape, t in SHARED_SHAPES if layer.divided else [(shape, 1) for shape in OTHER_SHAPES]:
-        predicted, measured, unavailable = bytes_of_framework(layer, shape, t), None, ""
+        predicted, measured, unavailable = bytes_of_other(layer, shape, t), None, ""
         try:
-            measured = _kept_by_framework(layer, shape, t)
+            measured = _kept(layer, shape, t)
         except PeerUnavailable as error:
             unavailable = str(error)
+        name = f"{layer.name}, dropout" if layer.dropout and not layer.divided else layer.name
         sizes = f"s={shape.seq_length} b={shape.micro_batch_size} h={shape.hidden_size}" + f" t={t}" * (t > 1)
-        lines.append(
-            OtherLine(layer.name, layer.dtype, sizes, layer.formula, predicted, measured, layer.why, unavailable)
-        )
+        lines.append(OtherLine(name, layer.dtype, sizes, layer.formula, predicted, measured, layer.why, unavailable))
     return lines
 
 
-def _kept_by_framework(layer: FrameworkLayer, shape: LlamaShape, t: int) -> int:
+def _kept(layer: OtherLayer, shape: LlamaShape, t: int) -> int:
+    """Bytes that the ledger counts."""
     if "on paper" in layer.name:
         raise PeerUnavailable("Liger's kernels need a GPU: its formula is read off what its functions save")
+    dtype = getattr(torch, layer.dtype)
     b, s, h = shape.micro_batch_size, shape.seq_length, shape.hidden_size
-    if not layer.divided:
+    if layer.divided:
+        each = s // t if layer.sequence_parallel else s
+        with emulated_rank(t, real_tensors=True):
+            tp = tensor_parallel(sequence_parallel=layer.sequence_parallel)
+            if layer.name.startswith("megatron-core"):
+                sizes = ModelShape(s, b, h, shape.num_attention_heads)
+                return _bytes_of_second_run(megatron_layer(sizes, tp, layer.modules, dtype=dtype), (each, b, h))
+            return _bytes_of_second_run(titan_layer(shape, tp, dtype), (b, each, h))
+    if "torch.compile" in layer.name:
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns that hooks make it compile again
         torch.compiler.reset()
         with memory_budget(layer.budget):
             # The partitioner decides what is kept; generating code would only take time.
-            block = torch.compile(TitanLayer(shape, torch.bfloat16), backend=PARTITIONER, dynamic=False)
+            block = torch.compile(TitanLayer(shape, dtype), backend=PARTITIONER, dynamic=False)
             return _bytes_of_second_run(block, (b, s, h))
-    each = s // t if layer.sequence_parallel else s
-    with emulated_rank(t, real_tensors=True):
-        tp = tensor_parallel(sequence_parallel=layer.sequence_parallel)
-        if layer.name.startswith("megatron-core"):
-            sizes = ModelShape(s, b, h, shape.num_attention_heads)
-            return _bytes_of_second_run(megatron_layer(sizes, tp, layer.modules, dtype=torch.bfloat16), (each, b, h))
-        return _bytes_of_second_run(titan_layer(shape, tp, torch.bfloat16), (b, each, h))
+    if layer.name.startswith("Hugging Face"):
+        block, options = hugging_face_block(layer.name, shape, dtype, layer.dropout)
+        x = torch.randn(b, s, h, dtype=dtype, requires_grad=True)
+    else:
+        experts, recompute = layer.name == "ours, experts", "elementwise" if "elementwise" in layer.name else "none"
+        plain = shape if experts else shape.with_sizes(num_experts=None, experts_per_token=None)
+        whole = LlamaLayer(plain, recompute=recompute, dtype=dtype)
+        block, options = (whole.mlp if experts else whole), {}
+        x = torch.randn(s, b, h, dtype=dtype, requires_grad=True)
+    with record(block) as ledger:
+        output = block(x, **options)
+    del output
+    return ledger.total_bytes
 
 
 def _bytes_of_second_run(block: Any, size: tuple[int, ...]) -> int:
@@ -84,37 +97,4 @@ def _bytes_of_second_run(block: Any, size: tuple[int, ...]) -> int:
         with record(block) as ledger:
             output = block(x)
         output.backward(output.detach())
-    return ledger.total_bytes
-
-
-def _line(layer: OtherLayer, shape: LlamaShape) -> OtherLine:
-    predicted, measured, unavailable = bytes_of_other(layer, shape), None, ""
-    try:
-        measured = _kept(layer, shape)
-    except PeerUnavailable as error:
-        unavailable = str(error)
-    name = f"{layer.name}, dropout" if layer.dropout else layer.name
-    sizes = f"s={shape.seq_length} b={shape.micro_batch_size} h={shape.hidden_size}"
-    return OtherLine(name, layer.dtype, sizes, layer.formula, predicted, measured, layer.why, unavailable)
-
-
-def _kept(layer: OtherLayer, shape: LlamaShape) -> int:
-    """Bytes that the ledger counts."""
-    dtype = getattr(torch, layer.dtype)
-    if layer.name.startswith("Hugging Face"):
-        block, options = hugging_face_block(layer.name, shape, dtype, layer.dropout)
-        x = torch.randn(shape.micro_batch_size, shape.seq_length, shape.hidden_size, dtype=dtype, requires_grad=True)
-    else:
-        recompute = "elementwise" if "elementwise" in layer.name else "none"
-        experts = layer.name == "ours, experts"
-        whole = LlamaLayer(
-            shape if experts else shape.with_sizes(num_experts=None, experts_per_token=None),
-            recompute=recompute,
-            dtype=dtype,
-        )
-        block, options = (whole.mlp if experts else whole), {}
-        x = torch.randn(shape.seq_length, shape.micro_batch_size, shape.hidden_size, dtype=dtype, requires_grad=True)
-    with record(block) as ledger:
-        output = block(x, **options)
-    del output
     return ledger.total_bytes

@@ -21,9 +21,8 @@ from actmem.measure.ledger import record
 from actmem.measure.parts import layer_input
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
-from actmem_course.bench.clock import Work
 from actmem_course.bench.peak import clear_gradients
-from actmem_course.bench.race import Runner, race_of
+from actmem_course.bench.race import Runner, Work, race_of
 from actmem_course.ranks import Ranks
 from actmem_course.results import ScalingPoint, ScalingSlopes
 

@@ -1,23 +1,217 @@
-"""Modules compared on the same work: times taken in turns, bytes held, bytes at the peak."""
+"""Time several candidates on the same work, in turns, so that what slows one slows all; and the bytes that each holds.
+
+A machine's speed drifts: other programs, heat, clocks.  So each round runs every candidate once,
+in a new random order, and candidates are compared within a round.  Forward and backward are timed
+separately, and within backward the second runs of recomputed regions.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import gc
+import random
 import sys
-from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from math import comb
+from statistics import median, quantiles
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from actmem.config import check_size
 from actmem.measure.ledger import record
-from actmem_course.bench.clock import Sample, Work, take_turns
-from actmem_course.bench.heap import keep_freed_memory
+from actmem.recompute import around_second_runs
 from actmem_course.bench.peak import clear_gradients, measure_memory
-from actmem_course.bench.spread import Spread, is_real, noise_of, ratios, spread
 from actmem_course.ranks import Ranks
-from actmem_course.results import Overhead
+from actmem_course.results import Overhead, Sample
+
+
+@dataclass(frozen=True)
+class Work:
+    """One candidate: a step is ``backward(forward())``; ``finish()`` cleans up, untimed."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[Any], None]
+    finish: Callable[[], None] = lambda: None
+
+
+class Stopwatch:
+    """Marks moments and gives the seconds between them.
+
+    On ``"cuda"`` a moment is an event on the current stream, to be read after ``wait``.  Elsewhere
+    it is wall-clock time, or with ``cpu_time`` this process's processor time, which other programs
+    hardly affect and which excludes waiting for other ranks.
+    """
+
+    def __init__(self, device: str, cpu_time: bool = False):
+        self._cuda = device == "cuda"
+        self._read = time.process_time if cpu_time else time.perf_counter
+
+    def mark(self) -> Any:
+        if not self._cuda:
+            return self._read()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        return start.elapsed_time(end) / 1000 if self._cuda else end - start
+
+    def wait(self) -> None:
+        if self._cuda:
+            torch.cuda.synchronize()
+
+
+def take_turns(
+    candidates: Mapping[Any, Work],
+    *,
+    rounds: int,
+    warm_up: int = 2,
+    device: str = "cpu",
+    cpu_time: bool = False,
+    meet: Callable[[], None] = lambda: None,
+    on_round: Callable[[int], None] = lambda number: None,
+) -> dict[Hashable, list[Sample]]:
+    """Samples of each candidate, one a round, after ``warm_up`` rounds that do not count.
+
+    meet: called before each step; a barrier if there are several ranks.  On CUDA an untimed step
+    runs right before each timed one, so that the CPU is ahead of the GPU, as in training.  Raises
+    ConfigError on a bad number of rounds.
+    """
+    check_size("rounds", rounds)
+    check_size("warm_up", warm_up + 1)
+    watch = Stopwatch(device, cpu_time)
+    samples: dict[Hashable, list[Sample]] = {name: [] for name in candidates}
+    with _timed_second_runs(watch) as second_runs, _no_garbage_collection() as collect:
+        for number in range(-warm_up, rounds):
+            # The same order on every rank, because they exchange data.
+            order = random.Random(number).sample(list(candidates), len(candidates))
+            for name in order:
+                sample = _step(candidates[name], watch, second_runs, meet, lead=device == "cuda")
+                if number >= 0:
+                    samples[name].append(sample)
+            collect()
+            on_round(number + warm_up + 1)
+    return samples
+
+
+def _step(work: Work, watch: Stopwatch, second_runs: list, meet: Callable[[], None], lead: bool) -> Sample:
+    watch.wait()
+    meet()
+    if lead:
+        work.backward(work.forward())
+        work.finish()
+    second_runs.clear()
+    start = watch.mark()
+    output = work.forward()
+    middle = watch.mark()
+    work.backward(output)
+    end = watch.mark()
+    watch.wait()
+    work.finish()
+    again = sum(watch.seconds(*pair) for pair in second_runs)
+    return Sample(watch.seconds(start, middle), watch.seconds(middle, end), again)
+
+
+@contextmanager
+def _timed_second_runs(watch: Stopwatch) -> Iterator[list]:
+    """Notes when each second run of a checkpoint starts and ends."""
+    pairs: list = []
+
+    @contextmanager
+    def timed(function: Callable) -> Iterator[None]:
+        start = watch.mark()
+        yield
+        pairs.append((start, watch.mark()))
+
+    with around_second_runs(timed):
+        yield pairs
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[Callable[[], object]]:
+    """Collects only when asked, between rounds, and only objects created since."""
+    was_on = gc.isenabled()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    try:
+        yield gc.collect
+    finally:
+        gc.unfreeze()
+        if was_on:
+            gc.enable()
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Median and quartiles of ``count`` samples, and the interval that holds the true median (95%, from 6 samples on)."""
+
+    median: float
+    lower_quartile: float
+    upper_quartile: float
+    low: float
+    high: float
+    count: int
+
+    @property
+    def margin(self) -> float:
+        """Half the width of the interval: the number after ±."""
+        return (self.high - self.low) / 2
+
+    def times(self, factor: float) -> Spread:
+        """Of the same samples, each multiplied by a positive factor."""
+        scaled = {name: factor * value for name, value in asdict(self).items() if name != "count"}
+        return replace(self, **scaled)
+
+
+def spread(samples: Sequence[float]) -> Spread:
+    """The spread of at least one sample."""
+    ordered = sorted(samples)
+    first, _, third = quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
+    outside = _ranks_outside(len(ordered))
+    return Spread(median(ordered), first, third, ordered[outside], ordered[-1 - outside], len(ordered))
+
+
+def ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Each sample divided by the base's sample of the same round, so that what slowed both cancels."""
+    return [sample / other for sample, other in zip(samples, base, strict=True)]
+
+
+def noise_of(twin_ratios: Sequence[float]) -> float:
+    """How far from 1 the ratio of a candidate to itself can lie, as a share.
+
+    twin_ratios: the same candidate's second run over its first, by round.  The true ratio is 1, so
+    whatever else its interval covers is noise.
+    """
+    found = spread(twin_ratios)
+    return max(abs(found.low - 1), abs(found.high - 1))
+
+
+def is_real(ratio: Spread, noise: float) -> bool:
+    """True if a ratio differs from 1 by more than the noise and more than half its own interval,
+    and that interval lies on one side of 1.  Never true of fewer than 6 samples."""
+    return ratio.count >= 6 and abs(ratio.median - 1) > max(noise, ratio.margin) and (ratio.low > 1 or ratio.high < 1)
+
+
+def _ranks_outside(count: int) -> int:
+    """How many of ``count`` ordered samples may be cut off at each end of the 95% interval.
+
+    Each sample is above the true median as often as below it, so the number below it is
+    binomial: no assumption about the noise is needed.  Below 6 samples even the widest
+    interval holds less than 95%.
+    """
+    outside, tail = 0, 1
+    while 2 * (tail + comb(count, outside + 1)) <= 0.05 * 2**count:
+        outside += 1
+        tail += comb(count, outside)
+    return outside
+
 
 #: The base runs once more in every round under this name: what differs is noise.
 TWIN = "base once more"
@@ -40,7 +234,7 @@ def _backward(output: Tensor) -> None:
 
 @dataclass(frozen=True)
 class Race:
-    """Samples by name, one a round, each of the rank that took longest.  noise: see bench.spread."""
+    """Samples by name, one a round, each of the rank that took longest.  noise: of ``noise_of``."""
 
     samples: Mapping[Hashable, list[Sample]]
     noise: float
@@ -152,3 +346,26 @@ def progress_line(text: str, ranks: Ranks) -> None:
     """Overwrite the last line on rank 0's screen; does nothing if stderr is a file."""
     if ranks.rank == 0 and sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+#: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.
+_MMAP_THRESHOLD, _TRIM_THRESHOLD = -3, -1
+#: The largest value that glibc accepts for the first; larger blocks are still returned.
+_LARGEST_KEPT_BLOCK = 32 << 20
+
+
+def keep_freed_memory() -> bool:
+    """Make the C library keep what this process frees.  False if malloc can't be configured (not glibc).
+
+    It returns large blocks to the system when they are freed; the next tensor then gets new pages, each cleared
+    first.  How often this happens depends on the order of frees, which differs between recomputation modes, and the
+    effect is large enough to hide the difference between them.  GPU allocators keep freed memory, and so do the CPU
+    allocators that training runs use.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        tune = ctypes.CDLL(None).mallopt
+    except AttributeError:  # another C library
+        return False
+    return bool(tune(_MMAP_THRESHOLD, _LARGEST_KEPT_BLOCK) and tune(_TRIM_THRESHOLD, 2**31 - 1))

@@ -21,7 +21,7 @@ from actmem.layers.transformer import MLP
 from actmem.measure.tools import replaced
 from actmem.parallel import conjugates, linear, rng
 from actmem.recompute import around_second_runs
-from actmem_course.bench.clock import Work
+from actmem_course.bench.race import Work
 
 #: What to wrap: owner, name of the function, name of the range.
 _RANGES = (

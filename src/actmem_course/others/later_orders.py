@@ -16,9 +16,8 @@ from actmem.formulas.schedule import Schedule, held, interleaved, one_forward_on
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import total
-from actmem_course.others.controllable_memory import v_half, v_min
 from actmem_course.others.paper import A100_BYTES
-from actmem_course.others.zero_bubble import dual_pipe_v, zero_bubble_h1, zero_bubble_v
+from actmem_course.others.zero_bubble import dual_pipe_v, v_half, v_min, zero_bubble_h1, zero_bubble_v
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,8 @@ from torch.distributed.tensor import placement_types
 
 from actmem.measure.tools import replaced
 from actmem.parallel.collectives import start_exchange
-from actmem_course.bench.clock import Work
 from actmem_course.bench.peers import PeerUnavailable
-from actmem_course.bench.race import Runner
+from actmem_course.bench.race import Runner, Work
 
 
 class SameExchange(Runner):

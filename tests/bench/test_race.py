@@ -2,6 +2,8 @@
 
 import gc
 import random
+import subprocess
+import sys
 from statistics import median
 
 import pytest
@@ -12,9 +14,8 @@ from hypothesis import strategies as st
 from actmem.config import ConfigError
 from actmem.measure.tools import replaced
 from actmem.recompute import checkpoint
-from actmem_course.bench import clock
-from actmem_course.bench.clock import Sample, Stopwatch, Work, take_turns
-from actmem_course.bench.spread import Spread, is_real, noise_of, ratios, spread
+from actmem_course.bench import race as clock
+from actmem_course.bench.race import Sample, Spread, Stopwatch, Work, is_real, noise_of, ratios, spread, take_turns
 
 
 class Steps:
@@ -171,3 +172,32 @@ def test_events_of_a_gpu_count_milliseconds():
             return 1500.0
 
     assert Stopwatch("cuda").seconds(Event(), Event()) == 1.5
+
+
+# Freed memory stays with the process.
+
+
+#: MiB that are still resident after 160 MiB were freed, in a process of its own: what is told to the C library stays told.
+RESIDENT = """
+import re, sys, torch
+from actmem_course.bench.race import keep_freed_memory
+if sys.argv[1] == "keep":
+    assert keep_freed_memory()
+resident = lambda: int(re.search(r"VmRSS:\\s+(\\d+)", open("/proc/self/status").read()).group(1)) >> 10
+before = resident()
+tensors = [torch.ones(2**21) for _ in range(20)]
+assert resident() - before > 150
+del tensors
+print(resident() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's setting")
+def test_freed_memory_stays():
+    left = {
+        how: int(
+            subprocess.run([sys.executable, "-c", RESIDENT, how], capture_output=True, text=True, check=True).stdout
+        )
+        for how in ("keep", "not")
+    }
+    assert left["not"] < 30 and left["keep"] > 130

@@ -261,11 +261,12 @@ print()
 print("large tensors go in more pieces; headers of an all-reduce of 4 MiB:", pieces[0], "and of 5 MiB:", pieces[1])
 
 # %% [markdown]
-# Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward:
+# Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward. They run on the
+# CPU even where there are GPUs: NCCL doesn't say what it sends.
 
 # %% jupyter={"source_hidden": true}
 with Progress("labs/measure_communication.py, two processes"):
-    results = launch.results("measure_communication.py", "--rounds", 1, processes=2)
+    results = launch.results("measure_communication.py", "--device", "cpu", "--rounds", 1, processes=2)
 on_sockets = [r for r in results if "on_sockets" in r]
 if on_sockets:
     print(apart_text("exchanges and layers, predicted with headers and sent", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets]))

@@ -44,8 +44,8 @@ PYTHON = {
 
 
 def sources() -> list[Path]:
-    """The sources of all notebooks, in the order of the course."""
-    return sorted(SOURCES.glob("[0-9][0-9]_*.py"))
+    """The sources of all notebooks: the chapters in their order, then the one for borrowed GPUs."""
+    return [*sorted(SOURCES.glob("[0-9][0-9]_*.py")), SOURCES / "free_gpus.py"]
 
 
 def target(source: Path) -> Path:

@@ -13,7 +13,7 @@ from actmem_course.show.in_page import run_cell
 from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 
-NAMES = sorted(path.name for path in NOTEBOOKS.glob("*.ipynb"))
+NAMES = sorted(path.name for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 #: The chapters that are used in JupyterLab, and the one that is used in JupyterLite.
 IN_JUPYTERLAB = ["00_start_here.ipynb", "05_recomputation.ipynb", "07_time.ipynb"]
 IN_JUPYTERLITE = "04_sequence_parallelism.ipynb"

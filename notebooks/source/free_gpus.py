@@ -1,0 +1,64 @@
+# %% [markdown]
+# # On a free GPU
+#
+# Kaggle lends two T4 (*Settings → Accelerator*), Colab one. Open this notebook there, put the address of the repository
+# where you found it into the next cell, and run all cells. On your own machine the first cell has nothing to do.
+
+# %%
+REPOSITORY = ""  # such as https://…/actmem.git
+
+import importlib.util
+import subprocess
+import sys
+
+if importlib.util.find_spec("actmem_course") is None:
+    subprocess.run(["git", "clone", "--quiet", "--depth", "1", REPOSITORY, "actmem"], check=True)
+    subprocess.run([sys.executable, "-m", "pip", "install", "--quiet", "--editable", "actmem"], check=True)
+    sys.path.insert(0, "actmem/src")  # this kernel started before the installation
+
+# %% [markdown]
+# What is here: each rank needs a GPU of its own. With one GPU, one process plays one rank of two: its kernels and its memory
+# are real, and its exchanges send nothing. Without any, two ranks run on the CPU.
+
+# %%
+import torch
+
+from actmem_course.bench.timing import device_name, usual_dtype
+from actmem_course.launch import results
+from actmem_course.show.style import size_text
+from actmem_course.show.text import speed_facts
+from actmem_course.show.widgets import Varies
+
+gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+device = "cuda" if gpus else "cpu"
+dtype = usual_dtype(device)
+if gpus == 1:
+    ranks, where = None, ("--emulate", 2, "--device", "cuda")
+else:
+    ranks, where = max(2, gpus), ("--device", device)
+Varies({"device": device_name(device), "GPUs": gpus, "torch": torch.__version__, "dtype": dtype, "ranks": ranks or "one, emulated"})
+
+# %% [markdown]
+# **Table 2 of the paper**: what one layer keeps for its backward pass, by formula and as autograd holds it there.
+
+# %%
+rows = results("measure_table2.py", "--dtype", dtype, *where, processes=ranks)
+names = list(dict.fromkeys(row["configuration"] for row in rows))
+exact = [all(row["exact"] for row in rows if row["configuration"] == name) for name in names]
+print(f"{sum(exact)} of {len(names)} rows of table 2 agree with what autograd keeps on every rank, to the byte")
+Varies({row["configuration"]: size_text(row["measured_bytes"]) for row in rows})
+
+# %% [markdown]
+# **Table 4**: what recomputation costs in time. Where a GPU has room for it, this is a layer of the paper's 22B model; else it
+# is a tiny one, whose times are mostly those of starting kernels.
+
+# %%
+times = results("measure_speed.py", "--rounds", 8, *where, processes=ranks)
+print(f"{sum(line['held_bytes'] == line['predicted_bytes'] for line in times)} of {len(times)} layers hold what their formulas say, to the byte")
+Varies(speed_facts(times))
+
+# %% [markdown]
+# With a rented H100 or more, `python labs/measure_gpu.py` measures all there is in under nine minutes and writes it to
+# `labs/results`: please send that file.
+#
+# The exercises run here too: `!cd actmem && python labs/lab2_tensor_parallel.py`. Then begin with `00_start_here.ipynb`.

@@ -58,7 +58,7 @@ def test_a_copy_of_every_lab_and_chapter(mine):
     made.pop(".given.json")
     assert made == given
     assert {f"labs/{path.name}" for path in LABS.glob("lab*.py")} < set(made)
-    assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("*.ipynb")} < set(made)
+    assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")} < set(made)
 
 
 def test_links_of_a_chapters_copy_lead_to_copies(mine):

@@ -11,8 +11,9 @@ from notebooks.source.build import FOLDED, NOTEBOOKS, only_shows, outputs, sourc
 from notebooks.source.pictures import front_picture
 from tests.notebooks.printed import printed_tables, tables, visible_lines
 
-PATHS = sorted(NOTEBOOKS.glob("*.ipynb"))
-CHAPTERS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+FREE_GPUS = NOTEBOOKS / "free_gpus.ipynb"  # the notebook that is no chapter
+of_chapters = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 #: Enough for a page that opens at once on a code-hosting site.
 LARGEST_BYTES = 600_000
 MAP = "00_start_here.ipynb"
@@ -21,7 +22,7 @@ MAP = "00_start_here.ipynb"
 MOST_TABLES, MOST_CODE_LINES, MOST_COLUMNS = 38, 522, 6
 
 
-@pytest.fixture(params=PATHS, ids=lambda path: path.stem)
+@pytest.fixture(params=[*PATHS, FREE_GPUS], ids=lambda path: path.stem)
 def path(request):
     return request.param
 
@@ -32,7 +33,7 @@ def notebook(path):
 
 
 def test_every_source_has_its_notebook_and_every_notebook_its_source():
-    assert sources() and [target(source) for source in sources()] == PATHS
+    assert sources() and [target(source) for source in sources()] == [*PATHS, FREE_GPUS]
 
 
 def test_cells_were_run_in_order_from_a_new_kernel(notebook):
@@ -81,15 +82,15 @@ def test_links_lead_somewhere(path, notebook):
             assert (path.parent / link).exists(), link
 
 
-def test_the_map_names_every_chapter():
+def test_the_map_names_every_notebook():
     text = json.dumps(nbformat.read(NOTEBOOKS / MAP, as_version=4), ensure_ascii=False)
-    missing = [path.name for path in CHAPTERS if path.name != MAP and f"({path.name})" not in text]
+    missing = [path.name for path in PATHS if path.name != MAP and f"({path.name})" not in text]
     assert not missing, f"add them to the map in notebooks/source/{MAP.replace('ipynb', 'py')}"
 
 
 def test_the_map_has_the_minutes_that_each_chapter_says():
     text = "\n".join(cell.source for cell in nbformat.read(NOTEBOOKS / MAP, as_version=4).cells)
-    for path in CHAPTERS:
+    for path in PATHS:
         if path.name != MAP:
             said = "\n".join(cell.source for cell in nbformat.read(path, as_version=4).cells if cell.cell_type == "markdown")
             (minutes,) = re.findall(r"(\d+) minutes\.", said)
@@ -108,6 +109,7 @@ def test_the_readme_shows_todays_picture():
     assert f"]({shown})" in (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
 
 
+@of_chapters
 def test_a_chapter_opens_with_its_question_and_its_figure(notebook):
     first, second = notebook.cells[:2]
     assert first.cell_type == "markdown" and first.source.count("\n") < 6, "a title and one question"
@@ -176,6 +178,7 @@ def test_code_that_is_folded_is_not_counted(notebook):
     assert visible_lines(notebook) < before
 
 
+@of_chapters
 def test_the_last_page_of_a_chapter_leads_on(path, notebook):
     following = [later.name for later in PATHS if later > path][:1]
     if following:

@@ -157,7 +157,7 @@ def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
         drawing.layout["yaxis"]["ticktext"] == ["rank 0", "rank 1"] and len(drawing.layout["yaxis2"]["ticktext"]) == 4
     )
     assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
-    assert "15, 15, 16, 16" in drawing.alt
+    assert "rank 0 held 15 B, rank 3 16 B" in drawing.alt
 
 
 def test_the_short_warm_up_saves_chunks_until_sends_cost_time():

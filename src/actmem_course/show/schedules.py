@@ -269,12 +269,10 @@ def measured_schedule(ranks: Schedule, results: Sequence[PipelineResult]) -> Dra
     curves = [_measured_curve(spans, result) for result in results]
     peaks = [max(sample.kept_bytes for sample in result.samples) for result in results]
     same = "as" if [result.predicted_bytes + result.extra_bytes for result in results] == peaks else "not as"
+    held = f"rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])}"
     return gantt(
-        f"Measured: rank 0 held {size_text(peaks[0])}, rank {len(peaks) - 1} {size_text(peaks[-1])},<br>"
-        f"to the byte {same} predicted, counted for every microbatch in flight",
-        "Gantt chart of the schedule that ran; measured bytes at the fullest moment of each rank: "
-        + ", ".join(f"{peak:,}" for peak in peaks)
-        + f"; {same} predicted.",
+        f"Measured: {held},<br>to the byte {same} predicted, counted for every microbatch in flight",
+        f"Gantt chart of the schedule that ran, and measured bytes over time: at the fullest {held}; {same} predicted.",
         spans,
         curves,
     )

@@ -29,9 +29,9 @@ COMPILED = "ours, compiled"
 PEER_MODES = ("none", "selective", "elementwise", "full")
 #: Peer → module of actmem_course.bench.peers and its function.
 PEERS = {
-    "DTensor": ("dtensor", "dtensor_layer"),
+    "DTensor": ("plain", "dtensor_layer"),
     "megatron-core": ("megatron", "megatron_layer"),
-    "FSDP2": ("fsdp", "fsdp_layer"),
+    "FSDP2": ("plain", "fsdp_layer"),
 }
 #: Appended to a peer's name: it ran with our reduce-scatter.
 SAME_EXCHANGE = ", our exchange"
@@ -189,11 +189,6 @@ def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: 
         over_selective=found.over(key, selective) if beside else None,
         noise=found.noise,
         sequences=sequences,
-        held_bytes=held.held_bytes,
-        wide_mask_bytes=held.wide_mask_bytes,
         bytes_per_sequence=held.held_bytes / sequences,
-        peak_bytes=held.peak_bytes,
-        allocated_bytes=held.allocated_bytes,
-        requested_bytes=held.requested_bytes,
-        finite=held.finite,
+        **vars(held),
     )

@@ -12,7 +12,7 @@ from actmem.config import ConfigError, ModelShape, check_layer
 from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.rows import Comparison, Row, compare, total
+from actmem.rows import Row, compare, total
 from actmem_course.arguments import ELEMENT_SIZES
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
@@ -57,36 +57,27 @@ def measure_table2(
     results = []
     for configuration in configurations:
         on_configuration(configuration)
-        comparison, predicted, extra, measured = _measure(configuration, shape, ranks, dtype)
-        results.append(
-            Table2Result(
-                configuration.name,
-                configuration.formula(dtype.itemsize),
-                configuration.parallel(ranks.size).tensor_parallel_size,
-                ranks.rank,
-                predicted,
-                extra,
-                measured,
-                measured - predicted - extra,
-                comparison.exact,
-                "" if comparison.exact else comparison.describe(),
-            )
-        )
+        parallel = configuration.parallel(ranks.size)
+        if parallel.tensor_parallel_size == 1:
+            tp = TensorParallel(sequence_parallel=parallel.sequence_parallel)
+        else:
+            tp = tensor_parallel(dist.group.WORLD, sequence_parallel=parallel.sequence_parallel)
+        measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
+        place = (shape, parallel, configuration.recompute, dtype.itemsize)
+        rows = layer_rows(*place), layer_extra_rows(*place, ranks.device), measured
+        names = configuration.name, configuration.formula(dtype.itemsize)
+        results.append(layer_result(*names, parallel.tensor_parallel_size, ranks.rank, *rows))
     return results
 
 
-def _measure(
-    configuration: Configuration, shape: ModelShape, ranks: Ranks, dtype: torch.dtype
-) -> tuple[Comparison, int, int, int]:
-    parallel = configuration.parallel(ranks.size)
-    if parallel.tensor_parallel_size == 1:
-        tp = TensorParallel(sequence_parallel=parallel.sequence_parallel)
-    else:
-        tp = tensor_parallel(dist.group.WORLD, sequence_parallel=parallel.sequence_parallel)
-    measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
-    predicted = layer_rows(shape, parallel, configuration.recompute, dtype.itemsize)
-    extra = layer_extra_rows(shape, parallel, configuration.recompute, dtype.itemsize, ranks.device)
-    return compare(predicted + extra, measured), total(predicted), total(extra), total(measured)
+def layer_result(
+    name: str, formula: str, t: int, rank: int, predicted: list[Row], extra: list[Row], measured: list[Row]
+) -> Table2Result:
+    """One line of a table of layers from its rows: of the formula, of what that leaves out, and counted."""
+    comparison = compare(predicted + extra, measured)
+    sums = total(predicted), total(extra), total(measured)
+    wrong = "" if comparison.exact else comparison.describe()
+    return Table2Result(name, formula, t, rank, *sums, sums[2] - sums[0] - sums[1], comparison.exact, wrong)
 
 
 def extras_of_table2(args: argparse.Namespace, shape: ModelShape, ranks: Ranks) -> list[Row]:

@@ -28,9 +28,9 @@ from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.emulate import H100, gpu_of_this_build
 from actmem.measure.parts import measure_layer, measure_llama
 from actmem.parallel.groups import FORMS, TensorParallel
-from actmem.rows import Row, compare, total
+from actmem.rows import Row, total
 from actmem_course.arguments import ELEMENT_SIZES
-from actmem_course.bench.measure_table2 import check_fits, check_memory
+from actmem_course.bench.measure_table2 import check_fits, check_memory, layer_result
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
 
@@ -229,20 +229,7 @@ def measure_today(
             shape, parallel, configuration.recompute, dtype.itemsize, ranks.device, routing, tp.rank,
             context_parallel_size, context_kind, kernel,
         )  # fmt: skip
-        comparison = compare(predicted + extra, measured)
         sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
-        results.append(
-            Table2Result(
-                configuration.name,
-                f"{total(predicted) / sbh:.4g}",
-                parallel.tensor_parallel_size,
-                ranks.rank,
-                total(predicted),
-                total(extra),
-                total(measured),
-                total(measured) - total(predicted) - total(extra),
-                comparison.exact,
-                "" if comparison.exact else comparison.describe(),
-            )
-        )
+        names = configuration.name, f"{total(predicted) / sbh:.4g}"
+        results.append(layer_result(*names, parallel.tensor_parallel_size, ranks.rank, predicted, extra, measured))
     return results

@@ -1,8 +1,9 @@
-"""Random layer shapes for property tests: small, odd, and valid."""
+"""Random layer shapes for property tests: small, odd, and valid; and today's models in small sizes."""
 
 from hypothesis import strategies as st
 
 from actmem.config import ModelShape
+from actmem.llama_shape import LlamaShape
 
 
 @st.composite
@@ -15,3 +16,8 @@ def shapes(draw, divisible_by: int = 1):
         hidden_size=a * draw(st.integers(1, 12)),
         num_attention_heads=a,
     )
+
+
+def decoder(h, f, num_layers, a, k, vocab_size, s=64, b=1, **options):
+    """A model of today, small as a test wants it."""
+    return LlamaShape(s, b, h, a, k, f, num_layers=num_layers, vocab_size=vocab_size, **options)

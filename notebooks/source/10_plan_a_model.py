@@ -7,11 +7,10 @@
 from textwrap import fill
 
 from actmem.models import TINY
-from actmem.plan.hardware import GIBIBYTE, Cluster
-from actmem.plan.known_models import planned_model_of
-from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.step_time import GIBIBYTE, Cluster
+from actmem.plan.planned_models import PlannedGPT, planned_model_of
 from actmem.plan.search import bill_of, find_plans
-from actmem.plan.explain import half_the_gpus, plan_text, refusal_text, twice_the_sequence
+from actmem.plan.plan_report import half_the_gpus, plan_text, refusal_text, twice_the_sequence
 from actmem.plan.settings import FRAMEWORK_SETTINGS
 from actmem.verify.verify_plan import verify_plan
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results

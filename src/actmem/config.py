@@ -62,6 +62,11 @@ class ModelShape:
         """Elements of one head's query: h / a."""
         return self.hidden_size // self.num_attention_heads
 
+    @property
+    def ffn_hidden_size(self) -> int:
+        """Width of the MLP: 4h."""
+        return 4 * self.hidden_size
+
     def letters(self) -> tuple[int, int, int, int]:
         """The paper's ``a, b, h, s``, in that order, for the first line of a formula."""
         return self.num_attention_heads, self.micro_batch_size, self.hidden_size, self.seq_length

@@ -15,7 +15,7 @@ from actmem.recipes import LayerTerms, Recipe
 CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 
 _MAY_BE_NONE = ("head_size", "num_experts", "experts_per_token", "num_shared_experts")
-_YES_OR_NO = ("qk_norm", "sigmoid_router")
+_YES_OR_NO = ("qk_norm", "sigmoid_router", "tied_embeddings")
 
 
 @dataclass(frozen=True)
@@ -41,14 +41,15 @@ class LatentHeads:
 
 @dataclass(frozen=True)
 class LlamaShape:
-    """One layer's sizes, with the letters of formulas in brackets.
+    """Sizes of a decoder, with the letters of formulas in brackets.
 
     seq_length (s), micro_batch_size (b), hidden_size (h), num_attention_heads (a),
     num_key_value_heads (k), ffn_hidden_size (f): width of the gated MLP; head_size (d), h/a if None.
     qk_norm: an RMSNorm over the query and the key of each head.  num_experts (E): MLPs of which each token
     takes experts_per_token (κ); None: one for all.  num_shared_experts: more of the same width, which every
     token takes, as one MLP.  sigmoid_router: weighs an expert by the sigmoid of its score, not by a softmax.
-    latent: heads made from latents; k must be a then.  Raises ConfigError on a size that no layer can have.
+    latent: heads made from latents; k must be a then.  num_layers (L), vocab_size (v).  tied_embeddings: the output
+    layer uses the word embedding's weight.  Raises ConfigError on a size that no layer can have.
     """
 
     seq_length: int
@@ -64,6 +65,9 @@ class LlamaShape:
     num_shared_experts: int | None = None
     sigmoid_router: bool = False
     latent: LatentHeads | None = None
+    num_layers: int = 1
+    vocab_size: int = 128256
+    tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
         for name in _YES_OR_NO:
@@ -110,6 +114,26 @@ class LlamaShape:
         return self.latent.value_head_size if self.latent else self.d
 
     @property
+    def query_size(self) -> int:
+        """Elements of all heads' queries for one token: ad, which is h in most models."""
+        return self.num_attention_heads * self.d
+
+    @property
+    def key_value_size(self) -> int:
+        """Elements of all heads' keys for one token: kd."""
+        return self.num_key_value_heads * self.d
+
+    @property
+    def attention_weights(self) -> int:
+        """Elements of one layer's matrices around attention: Q and output 2h·ad, K and V 2h·kd."""
+        return 2 * self.hidden_size * (self.query_size + self.key_value_size)
+
+    @property
+    def mlp_weights(self) -> int:
+        """Elements of one gated MLP, of which a layer with experts has E: gate, up and down 3hf."""
+        return 3 * self.hidden_size * self.ffn_hidden_size
+
+    @property
     def shared_ffn_size(self) -> int:
         """Width of the MLP that every token takes beside its experts; 0 if there is none."""
         return self.ffn_hidden_size * (self.num_shared_experts or 0)
@@ -124,34 +148,37 @@ def _check_even(name: str, size: int) -> None:
         raise ConfigError(name, f"{size} must be even: rotary positions turn pairs of elements")
 
 
-def _decoder(h: int, f: int, a: int, k: int, **options: Any) -> LlamaShape:
-    return LlamaShape(8192, 1, h, a, k, f, **options)
+def _decoder(h: int, f: int, a: int, k: int, layers: int, vocab_size: int = 128256, **options: Any) -> LlamaShape:
+    return LlamaShape(8192, 1, h, a, k, f, num_layers=layers, vocab_size=vocab_size, **options)
 
 
+_QWEN3: dict[str, Any] = {"vocab_size": 151936, "head_size": 128, "qk_norm": True}
 _DEEPSEEK = LatentHeads(query_rank=1536, key_value_rank=512, nope_head_size=128, rope_head_size=64, value_head_size=128)
-#: One layer of each model, at 8,192 tokens.  Sources: each model's published config.json
+#: Each model with sequences of 8,192 tokens.  Sources: each model's published config.json
 #: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B, Qwen/Qwen3-32B and Qwen3-30B-A3B,
 #: mistralai/Mixtral-8x7B-v0.1, deepseek-ai/DeepSeek-V3), 2407.21783 table 3 and 2412.19437 section 4.2.
 LLAMA_MODELS = {
-    "llama3-8b": _decoder(4096, 14336, 32, 8),
-    "llama3-70b": _decoder(8192, 28672, 64, 8),
-    "llama3-405b": _decoder(16384, 53248, 128, 8),
-    "qwen3-32b": _decoder(5120, 25600, 64, 8, head_size=128, qk_norm=True),
-    "qwen3-30b-a3b": _decoder(2048, 768, 32, 4, head_size=128, qk_norm=True, num_experts=128, experts_per_token=8),
-    "mixtral-8x7b": _decoder(4096, 14336, 32, 8, num_experts=8, experts_per_token=2),
-    # 58 of its 61 layers; the first three have one MLP.
+    "llama3-8b": _decoder(4096, 14336, 32, 8, 32),
+    "llama3-70b": _decoder(8192, 28672, 64, 8, 80),
+    "llama3-405b": _decoder(16384, 53248, 128, 8, 126),
+    "qwen3-32b": _decoder(5120, 25600, 64, 8, 64, **_QWEN3),
+    "qwen3-30b-a3b": _decoder(2048, 768, 32, 4, 48, **_QWEN3, num_experts=128, experts_per_token=8),
+    "mixtral-8x7b": _decoder(4096, 14336, 32, 8, 32, 32000, num_experts=8, experts_per_token=2),
+    # Its 58 layers with experts, and the first three, which have one MLP.
     "deepseek-v3": _decoder(
         7168,
         2048,
         128,
         128,
+        58,
+        129280,
         num_experts=256,
         experts_per_token=8,
         num_shared_experts=1,
         sigmoid_router=True,
         latent=_DEEPSEEK,
     ),
-    "deepseek-v3-dense": _decoder(7168, 18432, 128, 128, latent=_DEEPSEEK),
+    "deepseek-v3-dense": _decoder(7168, 18432, 128, 128, 3, 129280, latent=_DEEPSEEK),
 }
 #: Small enough for two processes on a laptop; all sizes differ.
 TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)

@@ -7,10 +7,10 @@ import pytest
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
-from actmem.plan.decoder import Decoder
 from actmem_course.bench.measure_calculators import measure_calculators, runs_of_two_sizes, sequence_results
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.published import NANOTRON_MODEL
+from tests.shapes import decoder
 
 #: Coefficients of sbh that each prints for t = 8 in the order of table 2, with 5as/h = c; None: as the paper.
 PRINTED = {
@@ -66,7 +66,7 @@ def test_what_is_printed_for_a_llama(calculator):
         for s, t in ((16, 1), (32, 2), (64, 4)):
             parts = (of_layers * layers * h, of_width * layers * f, of_heads * layers * a)
             expected = s * (sum(parts) + sum(c * size for c, size in zip(others, (1, h, v), strict=True)))
-            assert calculator_sequence_bytes(calculator, Decoder(h, f, layers, a, a, v), s, t) == expected // t
+            assert calculator_sequence_bytes(calculator, decoder(h, f, layers, a, a, v), s, t) == expected // t
 
 
 def test_one_more_sequence_on_gpus_is_a_third_more_than_any_calculator_says_and_as_ours_says():

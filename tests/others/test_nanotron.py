@@ -7,7 +7,6 @@ import torch
 
 from actmem.config import ConfigError, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
-from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
 from actmem.rows import total
 from actmem_course.others.nanotron import nanotron_bills, nanotron_layer_rows, nanotron_peak, nanotron_stages
@@ -17,6 +16,7 @@ from actmem_course.others.published import (
     NANOTRON_RUNS,
     NANOTRON_SEQ_LENGTH,
 )
+from tests.shapes import decoder
 
 MODEL, LENGTH = NANOTRON_MODEL, NANOTRON_SEQ_LENGTH
 
@@ -101,9 +101,9 @@ def test_the_fullest_moment():
 
 
 @pytest.mark.parametrize(
-    ("decoder", "layout", "message"),
+    ("model", "layout", "message"),
     [
-        (Decoder(2048, 4096, 24, 32, 8, 50257), Layout(), "num_key_value_heads: nanotron packs Q, K and V"),
+        (decoder(2048, 4096, 24, 32, 8, 50257), Layout(), "num_key_value_heads: nanotron packs Q, K and V"),
         (
             MODEL,
             Layout(tensor_parallel_size=3),
@@ -113,6 +113,6 @@ def test_the_fullest_moment():
         (MODEL, Layout(zero_stage=3), "layout: these runs have one chunk a rank"),
     ],
 )
-def test_what_it_refuses(decoder, layout, message):
+def test_what_it_refuses(model, layout, message):
     with pytest.raises(ConfigError, match=message):
-        nanotron_peak(decoder, layout, LENGTH, 16, max(0, layout.pipeline_parallel_size - 2))
+        nanotron_peak(model, layout, LENGTH, 16, max(0, layout.pipeline_parallel_size - 2))

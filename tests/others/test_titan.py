@@ -3,15 +3,16 @@
 import pytest
 
 from actmem.config import ConfigError
-from actmem.plan.known_models import known_decoder, planned_model_of
+from actmem.llama_shape import LLAMA_MODELS
 from actmem.plan.layout import Layout
+from actmem.plan.planned_models import planned_model_of
 from actmem.rows import total
 from actmem_course.bench.measure_runs import step_time_results, titan_result
 from actmem_course.others.published import TITAN_RUNS
 from actmem_course.others.step_times import predicted_seconds
 from actmem_course.others.titan import titan_bill, titan_layer_rows
 
-LLAMA = known_decoder("llama3-8b")
+LLAMA = LLAMA_MODELS["llama3-8b"]
 
 
 def test_a_selective_block_is_its_closed_form():

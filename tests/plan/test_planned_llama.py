@@ -8,18 +8,16 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import wire_bytes
 from actmem.formulas.llama_terms import context_exchanges
 from actmem.llama_shape import llama_shape
-from actmem.plan.decoder import Decoder
-from actmem.plan.known_models import known_names, planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.planned_llama import PlannedLlama
-from actmem.plan.planned_model import CONTEXT_EXCHANGE
+from actmem.plan.planned_models import CONTEXT_EXCHANGE, PlannedLlama, known_names, planned_model_of
 from actmem.rows import by_term, total
+from tests.shapes import decoder
 
 LLAMA: Any = planned_model_of("llama3-8b")
 
 
-def layer_rows(decoder, layout, seq_length, recompute="none"):
-    return PlannedLlama("one", decoder, seq_length).layer_rows(layout, recompute)
+def layer_rows(shape, layout, seq_length, recompute="none"):
+    return PlannedLlama("one", shape.with_sizes(seq_length=seq_length)).layer_rows(layout, recompute)
 
 
 @pytest.mark.parametrize(
@@ -40,7 +38,7 @@ def test_parameters_are_the_published_count(name, count):
 @pytest.mark.parametrize("t", [1, 2, 4, 8])
 @pytest.mark.parametrize(("recompute", "coefficients"), [("none", (12, 4, 6)), ("elementwise", (8, 4, 4))])
 def test_rows_are_the_closed_form_divided_by_t(recompute, coefficients, t):
-    d, s, b = LLAMA.decoder, 4096, 2
+    d, s, b = LLAMA.shape, 4096, 2
     hidden, keys, wide = coefficients
     closed = s * b * (
         hidden * d.hidden_size
@@ -54,7 +52,7 @@ def test_rows_are_the_closed_form_divided_by_t(recompute, coefficients, t):
 
 
 def test_without_sequence_parallelism_norms_and_inputs_stay_whole():
-    d, s = LLAMA.decoder, 1024
+    d, s = LLAMA.shape, 1024
     whole, cut = (
         by_term(layer_rows(d, Layout(tensor_parallel_size=4, sequence_parallel=sp), s)) for sp in (False, True)
     )
@@ -67,15 +65,15 @@ def test_without_sequence_parallelism_norms_and_inputs_stay_whole():
 
 
 def test_more_ranks_than_key_heads_hold_copies():
-    d, s = LLAMA.decoder, 1024
+    d, s = LLAMA.shape, 1024
     eight, sixteen = (by_term(layer_rows(d, Layout(tensor_parallel_size=t), s)) for t in (8, 16))
     assert sixteen["K"] == eight["K"] and 2 * sixteen["Q"] == eight["Q"]
     with pytest.raises(ConfigError, match="num_key_value_heads: 6 must divide tensor_parallel_size = 4"):
-        layer_rows(Decoder(768, 3072, 1, 12, 6, 100), Layout(tensor_parallel_size=4), 1024)
+        layer_rows(decoder(768, 3072, 1, 12, 6, 100), Layout(tensor_parallel_size=4), 1024)
 
 
 def test_context_parallelism_divides_everything():
-    d = LLAMA.decoder
+    d = LLAMA.shape
     one, four = (total(layer_rows(d, Layout(context_parallel_size=cp), 8192)) for cp in (1, 4))
     assert one == 4 * four
 
@@ -103,7 +101,7 @@ def test_query_and_key_norms_keep_their_inputs():
 
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ConfigError, match="recompute: must be one of none, elementwise, full"):
-        layer_rows(LLAMA.decoder, Layout(), 1024, "selective")
+        layer_rows(LLAMA.shape, Layout(), 1024, "selective")
 
 
 @pytest.mark.parametrize("name", known_names())

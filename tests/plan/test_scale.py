@@ -4,13 +4,11 @@ import json
 
 import pytest
 
-from actmem.plan.hardware import GIBIBYTE, Cluster
-from actmem.plan.known_models import planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.outcome import Plan
 from actmem.plan.plan_command import main
-from actmem.plan.search import find_plans
-from actmem.plan.seconds import StepSeconds
+from actmem.plan.planned_models import planned_model_of
+from actmem.plan.search import Plan, find_plans
+from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
 from actmem.verify.verify_plan import verify_plan
 from tests.tiers import at_night
 

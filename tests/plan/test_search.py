@@ -6,13 +6,11 @@ from actmem.config import ConfigError
 from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
-from actmem.plan.every_layout import divisors, layouts
-from actmem.plan.hardware import DEVICES, GIBIBYTE, Cluster
-from actmem.plan.known_models import known_names, planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.planned_models import PlannedGPT, known_names, planned_model_of
 from actmem.plan.rank_bill import rank_bill, stage_layers, static_lines
-from actmem.plan.search import bill_of, find_plans
+from actmem.plan.search import bill_of, divisors, find_plans, layouts
+from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem.rows import by_term, total
 from actmem_course.others.paper import A100_BYTES
 

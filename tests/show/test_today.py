@@ -8,8 +8,8 @@ from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from actmem.models import PAPER_MODELS
-from actmem.plan.hardware import GIBIBYTE, Cluster
-from actmem.plan.known_models import planned_model_of
+from actmem.plan.planned_models import planned_model_of
+from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
 from actmem_course.others.frontier import frontier
 from actmem_course.show.style import size_text

@@ -9,25 +9,24 @@ from actmem.formulas.communication import Exchange
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.groups import tensor_parallel
-from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
-from actmem.plan.planned_llama import PlannedLlama, own_llama_shape
+from actmem.plan.planned_models import PlannedLlama
 from actmem.verify.llama_stage import LlamaStage
+from tests.shapes import decoder
 
-#: All payloads differ.
-EXPERTS = Decoder(64, 256, 4, 8, 4, 512, num_experts=8, experts_per_token=4)
 TOKENS = 16
+#: All payloads differ.
+EXPERTS = decoder(64, 256, 4, 8, 4, 512, TOKENS, num_experts=8, experts_per_token=4)
 
 
 @pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
     layout = Layout(1, 4, sequence_parallel=sequence_parallel)
-    model = PlannedLlama("experts", EXPERTS, TOKENS)
+    model = PlannedLlama("experts", EXPERTS)
     with emulated_rank(4):
-        shape = own_llama_shape(EXPERTS, layout, TOKENS)
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
-        part = LlamaStage(shape, 4, EXPERTS.vocab_size, range(1, 2), tp, recompute, dtype=torch.bfloat16)
+        part = LlamaStage(EXPERTS, 4, EXPERTS.vocab_size, range(1, 2), tp, recompute, dtype=torch.bfloat16)
         with count_collectives() as seen:
             y = part(part.stage_input(torch.bfloat16))
             y.backward(torch.empty_like(y))

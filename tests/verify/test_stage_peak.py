@@ -7,13 +7,12 @@ from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_part_peak, measure_stage_peak
 from actmem.parallel.groups import tensor_parallel
-from actmem.plan.decoder import Decoder
 from actmem.plan.layout import Layout
-from actmem.plan.planned_gpt import PlannedGPT
-from actmem.plan.planned_llama import PlannedLlama, own_llama_shape
+from actmem.plan.planned_models import PlannedGPT, PlannedLlama
 from actmem.rows import total
 from actmem.tape.stage_tapes import transient_rows
 from actmem.verify.llama_stage import LlamaStage
+from tests.shapes import decoder
 from tests.tiers import covering
 
 #: All sizes differ.  The second one's vocabulary is so large that the embedding's gradient is the fullest moment.
@@ -50,11 +49,11 @@ def test_the_transient_is_what_is_counted(name, stage, ranks, recompute):
 
 
 DECODERS = {
-    "small": (Decoder(80, 112, 4, 4, 2, 512), 48, 3),
-    "many words": (Decoder(64, 96, 4, 4, 4, 8192), 16, 2),
-    "one key head": (Decoder(128, 352, 4, 8, 1, 264), 64, 1),
-    "norms of query and key": (Decoder(80, 112, 4, 4, 2, 512, head_size=24, qk_norm=True), 48, 3),
-    "large heads": (Decoder(32, 40, 4, 4, 4, 128, head_size=64, qk_norm=True), 16, 1),
+    "small": decoder(80, 112, 4, 4, 2, 512, 48, 3),
+    "many words": decoder(64, 96, 4, 4, 4, 8192, 16, 2),
+    "one key head": decoder(128, 352, 4, 8, 1, 264, 64, 1),
+    "norms of query and key": decoder(80, 112, 4, 4, 2, 512, 48, 3, head_size=24, qk_norm=True),
+    "large heads": decoder(32, 40, 4, 4, 4, 128, 16, 1, head_size=64, qk_norm=True),
 }
 
 
@@ -62,24 +61,21 @@ DECODERS = {
     ("name", "stage", "ranks", "recompute"), covering(DECODERS, STAGES, RANKS, ["none", "elementwise", "full"])
 )
 def test_the_transient_of_a_llama_is_what_is_counted(name, stage, ranks, recompute):
-    (decoder, s, b), layers, (t, sequence_parallel) = DECODERS[name], STAGES[stage], RANKS[ranks]
-    layout = Layout(1, t, micro_batch_size=b, sequence_parallel=sequence_parallel)
+    shape, layers, (t, sequence_parallel) = DECODERS[name], STAGES[stage], RANKS[ranks]
+    layout = Layout(1, t, micro_batch_size=shape.micro_batch_size, sequence_parallel=sequence_parallel)
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
-        shape = own_llama_shape(decoder, layout, s)
-        part = LlamaStage(shape, 4, decoder.vocab_size, layers, tp, recompute, dtype=torch.bfloat16)
+        part = LlamaStage(shape, 4, shape.vocab_size, layers, tp, recompute, dtype=torch.bfloat16)
         kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, part.is_last)
     ends = layers.start == 0, layers.stop == 4
-    rows = made(PlannedLlama("small", decoder, s), layout, recompute, *ends, len(layers))
+    rows = made(PlannedLlama("small", shape), layout, recompute, *ends, len(layers))
     assert total(rows) == peak - kept
 
 
 #: The experts' weights fill the first, the dispatched rows the second.
 WITH_EXPERTS = {
-    "large experts": (Decoder(64, 256, 4, 8, 4, 512, num_experts=8, experts_per_token=3), 16, 1),
-    "small experts, norms": (
-        Decoder(128, 24, 4, 8, 4, 512, head_size=24, qk_norm=True, num_experts=16, experts_per_token=4), 64, 2
-    ),
+    "large experts": decoder(64, 256, 4, 8, 4, 512, 16, 1, num_experts=8, experts_per_token=3),
+    "small experts, norms": decoder(128, 24, 4, 8, 4, 512, 64, 2, head_size=24, qk_norm=True, num_experts=16, experts_per_token=4),
 }  # fmt: skip
 
 
@@ -88,13 +84,12 @@ WITH_EXPERTS = {
     covering(WITH_EXPERTS, ["even", "one-sided"], RANKS, ["none", "elementwise", "full"]),
 )
 def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recompute):
-    (decoder, s, b), (t, sequence_parallel) = WITH_EXPERTS[name], RANKS[ranks]
-    layout = Layout(1, t, micro_batch_size=b, sequence_parallel=sequence_parallel)
-    model = PlannedLlama("small", decoder, s).with_routing(routing)
+    shape, (t, sequence_parallel) = WITH_EXPERTS[name], RANKS[ranks]
+    layout = Layout(1, t, micro_batch_size=shape.micro_batch_size, sequence_parallel=sequence_parallel)
+    model = PlannedLlama("small", shape).with_routing(routing)
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
-        shape = own_llama_shape(decoder, layout, s)
-        part = LlamaStage(shape, 4, decoder.vocab_size, range(1, 2), tp, recompute, routing, dtype=torch.bfloat16)
+        part = LlamaStage(shape, 4, shape.vocab_size, range(1, 2), tp, recompute, routing, dtype=torch.bfloat16)
         kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, False)
     assert total(model.layer_rows(layout, recompute)) == kept
     assert total(made(model, layout, recompute, False, False, 1)) == peak - kept

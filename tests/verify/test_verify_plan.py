@@ -9,27 +9,23 @@ from rich.console import Console
 
 from actmem.config import ConfigError, ModelShape
 from actmem.models import PAPER_MODELS
-from actmem.plan.decoder import Decoder
-from actmem.plan.hardware import GIBIBYTE, Cluster
-from actmem.plan.known_models import planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.outcome import Plan
-from actmem.plan.planned_gpt import PlannedGPT
-from actmem.plan.planned_llama import PlannedLlama
+from actmem.plan.planned_models import PlannedGPT, PlannedLlama, planned_model_of
 from actmem.plan.rank_bill import rank_bill
-from actmem.plan.search import find_plans
-from actmem.plan.seconds import StepSeconds
+from actmem.plan.search import Plan, find_plans
+from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
 from actmem.rows import Row, compare
 from actmem.verify.verify_plan import chunks_of, count_peak, verify_plan
 from actmem.verify.verify_report import report_verification
+from tests.shapes import decoder
 from tests.tiers import covering, sampled
 
 #: Small, with all sizes different; 7 layers can't be spread evenly over 2 or 4 ranks.
 SMALL = PlannedGPT("small", ModelShape(64, 1, 96, 8, num_layers=8, vocab_size=256))
 ODD = PlannedGPT("odd", ModelShape(64, 1, 96, 8, num_layers=7, vocab_size=256))
-LLAMA = PlannedLlama("llama", Decoder(128, 352, 4, 8, 4, 257), 64)
-QWEN3 = PlannedLlama("qwen3", Decoder(128, 352, 4, 8, 4, 257, head_size=24, qk_norm=True), 64)
-TIED = PlannedLlama("tied", Decoder(128, 352, 4, 8, 4, 257, tied_embeddings=True), 64)
+LLAMA = PlannedLlama("llama", decoder(128, 352, 4, 8, 4, 257))
+QWEN3 = PlannedLlama("qwen3", decoder(128, 352, 4, 8, 4, 257, head_size=24, qk_norm=True))
+TIED = PlannedLlama("tied", decoder(128, 352, 4, 8, 4, 257, tied_embeddings=True))
 NO_TIME = StepSeconds(0, 0, 0, 0, 0, 0, 0)
 
 

@@ -43,19 +43,7 @@ def stage_rows(
         Row(row.term, row.bytes * layers, row.split_by, f"{row.source}, {layers} layer-microbatches")
         for row in layer_rows(shape, parallel, recompute, element_size)
     ]
-    _, b, h, s = shape.letters()
-    v, e, t = shape.vocab_size, element_size, parallel.tensor_parallel_size
-    check_divides("vocab_size", v, "tensor_parallel_size", t)
-    whole = parallel.sequence_parts
-    if pipeline_rank == 0:
-        count = embeddings_in_flight(parallel, n, g)
-        rows.append(Row(EMBEDDING_TERM, count * s * b * h // whole, whole, f"§4.3, {count} microbatches"))
-    if pipeline_rank == parallel.pipeline_parallel_size - 1:
-        norm_input, output_input, logits = HEAD_TERMS
-        rows.append(Row(norm_input, e * s * b * h // whole, whole, "§4.3, layer norm"))
-        rows.append(Row(output_input, e * s * b * h // whole, whole, "§4.3, output layer"))
-        rows.append(Row(logits, max(e, 4) * s * b * v // t, t, "§4.3, cross entropy"))
-    return rows
+    return rows + [row for row in _end_rows(shape, parallel, pipeline_rank, n, element_size, "cpu", g) if not row.extra]
 
 
 def stage_extra_rows(
@@ -81,18 +69,56 @@ def stage_extra_rows(
         for row in layer_extra_rows(shape, parallel, recompute, element_size, device_type)
         if row.term != "causal mask"
     ]
-    _, b, _, s = shape.letters()
-    cut = parallel.sequence_parts
+    ends = _end_rows(shape, parallel, pipeline_rank, n, element_size, device_type, g)
+    return rows + [row for row in ends if row.extra]
+
+
+def _end_rows(
+    shape: ModelShape,
+    parallel: Parallel,
+    pipeline_rank: int,
+    num_microbatches: int | None,
+    element_size: int,
+    device_type: str,
+    microbatches_per_round: int | None,
+) -> list[Row]:
+    """All that the ends of the model on this rank keep."""
+    _check_ranks(shape, parallel)
+    rows = []
     if pipeline_rank == 0:
-        count = embeddings_in_flight(parallel, n, g)
-        rows.append(Row("token ids", count * 4 * s * b, 1, "embedding", IDS_REASON))
-    if pipeline_rank == parallel.pipeline_parallel_size - 1:
-        statistic = max(element_size, 4) if device_type == "cuda" else element_size
-        rows.append(
-            Row("final layer-norm statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON)
+        rows += embedding_rows(
+            shape, parallel, embeddings_in_flight(parallel, num_microbatches, microbatches_per_round)
         )
-        rows.append(Row("target ids", 4 * s * b, 1, "cross entropy", IDS_REASON))
+    if pipeline_rank == parallel.pipeline_parallel_size - 1:
+        rows += output_rows(shape, parallel, element_size, device_type)
     return rows
+
+
+def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int = 1) -> list[Row]:
+    """What the embedding keeps of its microbatches: its dropout mask, sbh/t each, and the token ids.  Section 4.3."""
+    _check_ranks(shape, parallel)
+    _, b, h, s = shape.letters()
+    n, whole = num_microbatches, parallel.sequence_parts
+    return [
+        Row(EMBEDDING_TERM, n * s * b * h // whole, whole, f"§4.3, {n} microbatches"),
+        Row("token ids", n * 4 * s * b, 1, "embedding", IDS_REASON),
+    ]
+
+
+def output_rows(shape: ModelShape, parallel: Parallel, element_size: int = 2, device_type: str = "cpu") -> list[Row]:
+    """What the final layer norm, the output layer and the loss keep of one microbatch.  Section 4.3."""
+    _check_ranks(shape, parallel)
+    _, b, h, s = shape.letters()
+    v, e, t, whole = shape.vocab_size, element_size, parallel.tensor_parallel_size, parallel.sequence_parts
+    norm_input, output_input, logits = HEAD_TERMS
+    statistic = max(e, 4) if device_type == "cuda" else e
+    return [
+        Row(norm_input, e * s * b * h // whole, whole, "§4.3, layer norm"),
+        Row(output_input, e * s * b * h // whole, whole, "§4.3, output layer"),
+        Row(logits, max(e, 4) * s * b * v // t, t, "§4.3, cross entropy"),
+        Row("final layer-norm statistics", 2 * s * b * statistic // whole, whole, "layer norm", STATISTICS_REASON),
+        Row("target ids", 4 * s * b, 1, "cross entropy", IDS_REASON),
+    ]
 
 
 def stage_output_rows(
@@ -117,6 +143,11 @@ def stage_output_rows(
     whole = parallel.sequence_parts
     size = count * element_size * s * b * h // whole
     return [Row(OUTPUT_TERM, size, whole, f"appendix B, {count} outputs", OUTPUT_REASON)] if count else []
+
+
+def _check_ranks(shape: ModelShape, parallel: Parallel) -> None:
+    check_layer(shape, parallel)
+    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", parallel.tensor_parallel_size)
 
 
 def _layers_held(shape: ModelShape, parallel: Parallel, pipeline_rank: int, n: int | None, g: int | None) -> int:

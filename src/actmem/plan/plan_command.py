@@ -13,13 +13,10 @@ from typing import NoReturn
 from rich.console import Console
 
 from actmem.checks import ConfigError, check_choice, check_size
-from actmem.plan.explain import check_memory_of_one_layer
-from actmem.plan.hardware import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
-from actmem.plan.known_models import planned_model_of
-from actmem.plan.outcome import Found, Plan
-from actmem.plan.plan_report import Request, as_object, print_plans
-from actmem.plan.planned_model import PlannedModel
-from actmem.plan.search import find_plans
+from actmem.plan.plan_report import Request, as_object, check_memory_of_one_layer, print_plans
+from actmem.plan.planned_models import PlannedModel, planned_model_of
+from actmem.plan.search import Found, Plan, find_plans
+from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 
 #: Options that fix one axis, and the size of Layout that each fixes.
 _AXES = {

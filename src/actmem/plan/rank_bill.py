@@ -15,7 +15,7 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
 from actmem.formulas.states import ADAM, State
 from actmem.plan.layout import Layout
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.planned_models import PlannedModel
 from actmem.rows import Row, total
 from actmem.tape.stage_tapes import StagePart, transient_bytes, transient_rows
 

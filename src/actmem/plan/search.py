@@ -6,16 +6,15 @@ The bytes are those of ``rank_bill``.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
+from itertools import product
 
 from actmem.checks import ConfigError, check_size
 from actmem.formulas.batch import recomputed_share
-from actmem.plan.every_layout import layouts
-from actmem.plan.hardware import Cluster
-from actmem.plan.layout import Layout
-from actmem.plan.outcome import Found, Plan, Refused
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.layout import ZERO_STAGES, Layout
+from actmem.plan.planned_models import PlannedModel
 from actmem.plan.rank_bill import (
     Bill,
     flights,
@@ -27,7 +26,8 @@ from actmem.plan.rank_bill import (
     stage_layers,
     static_lines,
 )
-from actmem.plan.seconds import (
+from actmem.plan.step_time import (
+    Cluster,
     StepSeconds,
     data_seconds,
     optimizer_seconds,
@@ -35,6 +35,101 @@ from actmem.plan.seconds import (
     tensor_seconds,
     work_seconds,
 )
+
+#: Microbatches of more sequences than this only hold more.
+LARGEST_MICRO_BATCH = 32
+#: Context-parallel ranks share one sequence, and hold at least so many tokens of it.
+LEAST_CONTEXT_TOKENS = 2048
+
+
+def divisors(number: int, largest: int) -> list[int]:
+    """Divisors up to ``largest``, in order."""
+    return [each for each in range(1, min(number, largest) + 1) if number % each == 0]
+
+
+def layouts(
+    model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
+) -> Iterator[Layout]:
+    """Every layout of the cluster's GPUs, in a fixed order; sizes that the model can't have are still among them.
+
+    fixed: sizes by their names in Layout; only layouts that have them.
+    """
+    for layout in _all_layouts(model, cluster, global_batch_size):
+        if all(getattr(layout, name) == size for name, size in fixed.items()):
+            yield layout
+
+
+def _all_layouts(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> Iterator[Layout]:
+    contexts = [1]
+    while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
+        contexts.append(2 * contexts[-1])
+    for t, cp in product(divisors(cluster.per_node, cluster.per_node), contexts):
+        if cluster.gpus % (t * cp):
+            continue
+        for p in divisors(cluster.gpus // (t * cp), model.num_layers):
+            dp = cluster.gpus // (t * cp * p)
+            if global_batch_size % dp:
+                continue
+            sequential = (False, True) if t > 1 else (False,)
+            stages = ZERO_STAGES if dp * cp > 1 else (0,)
+            chunks = divisors(-(-model.num_layers // p), model.num_layers) if p > 1 else [1]
+            for m, sp, b in product(chunks, sequential, divisors(global_batch_size // dp, LARGEST_MICRO_BATCH)):
+                if m > 1 and (global_batch_size // dp // b) % p:
+                    continue
+                for zero in stages:
+                    yield Layout(dp, t, p, b, m, cp, sp, zero)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
+
+    whole_microbatches: of those in flight, how many keep everything (appendix C).  recomputed: the share of
+    microbatches that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
+    """
+
+    layout: Layout
+    recompute: str
+    whole_microbatches: int
+    recomputed: float
+    num_microbatches: int
+    pipeline_rank: int
+    bytes: int
+    seconds: StepSeconds
+
+    @property
+    def order(self) -> tuple:
+        """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
+        layout = self.layout
+        sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks)
+        rest = (layout.context_parallel_size, layout.micro_batch_size, layout.zero_stage)
+        return (self.seconds.total, self.bytes, sizes, rest, not layout.sequence_parallel)
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A layout that doesn't fit even with everything recomputed: its least bytes on the fullest rank."""
+
+    layout: Layout
+    recompute: str
+    num_microbatches: int
+    pipeline_rank: int
+    bytes: int
+
+
+@dataclass
+class Found:
+    """The outcome of a search.  plans: that fit, fastest first.  nearest: of those that don't, the smallest first.
+
+    counted: layouts whose bytes were computed; fitting: of them, those that fit.  unfit: reasons why sizes don't go together, with how many
+    layouts each ruled out.
+    """
+
+    plans: list[Plan]
+    nearest: list[Refused]
+    counted: int
+    fitting: int
+    unfit: dict[str, int] = field(default_factory=dict)
 
 
 def find_plans(

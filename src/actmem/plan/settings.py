@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from actmem.plan.outcome import Plan
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.planned_models import PlannedModel
+from actmem.plan.search import Plan
 
 #: Data-parallel sharding in Megatron-FSDP's words, by ZeRO stage.
 _MEGATRON_FSDP = {2: "optim_grads", 3: "optim_grads_params"}

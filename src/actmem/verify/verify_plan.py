@@ -24,11 +24,9 @@ from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_part_peak, measure_stage, measure_stage_peak, measure_states
 from actmem.parallel.groups import TensorParallel
-from actmem.plan.outcome import Plan
-from actmem.plan.planned_gpt import PlannedGPT
-from actmem.plan.planned_llama import PlannedLlama, own_llama_shape
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.planned_models import PlannedGPT, PlannedLlama, PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
+from actmem.plan.search import Plan
 from actmem.rows import Comparison, Row, compare, total
 from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 
@@ -69,7 +67,7 @@ def _ranks(plan: Plan) -> tuple[TensorParallel, ContextParallel]:
 
 def _check_runs(model: PlannedModel, plan: Plan) -> None:
     """Raise ConfigError on what this library has no layer for."""
-    llama = isinstance(model, PlannedLlama) and not model.decoder.tied_embeddings
+    llama = isinstance(model, PlannedLlama) and not model.shape.tied_embeddings
     if not isinstance(model, PlannedGPT) and not llama:
         raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
 
@@ -98,8 +96,8 @@ def _llama_stage(
     model: PlannedModel, plan: Plan, tp: TensorParallel, context: ContextParallel, layers: range, recompute: str
 ) -> LlamaStage:
     assert isinstance(model, PlannedLlama)
-    shape = own_llama_shape(model.decoder, plan.layout, model.seq_length).with_sizes(seq_length=model.seq_length)
-    vocab_size = padded_vocab_size(model.decoder.vocab_size, tp.size, multiple=1)
+    shape = model.shape.with_sizes(micro_batch_size=plan.layout.micro_batch_size)
+    vocab_size = padded_vocab_size(model.shape.vocab_size, tp.size, multiple=1)
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
     return LlamaStage(
         shape, model.num_layers, vocab_size, layers, tp, recompute, routing, context, dtype=torch.bfloat16

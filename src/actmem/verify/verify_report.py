@@ -6,9 +6,9 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from actmem.plan.explain import plan_text
-from actmem.plan.outcome import Plan
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.plan_report import plan_text
+from actmem.plan.planned_models import PlannedModel
+from actmem.plan.search import Plan
 from actmem.rows import Match
 from actmem.verify.verify_plan import NOT_RUN, CountedPeak, count_peak, verify_plan
 

@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actmem.checks import ConfigError, check_size, shown
+from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
-from actmem.plan.explain import plan_text
-from actmem.plan.known_models import known_decoder, planned_model_of
 from actmem.plan.layout import Layout
+from actmem.plan.plan_report import plan_text
+from actmem.plan.planned_models import planned_model_of
 from actmem.plan.rank_bill import Bill
 from actmem_course.others.nanotron import nanotron_peak
 from actmem_course.others.paper import TABLE5
@@ -85,7 +86,7 @@ def titan_result(run: TitanRun) -> RunResult:
             "torchtitan", setting, printed, "reserved", None, note="the compiler decides what a block keeps"
         )
     try:
-        bill = titan_bill(known_decoder(run.model), layout, run.seq_length, run.recompute)
+        bill = titan_bill(LLAMA_MODELS[run.model], layout, run.seq_length, run.recompute)
     except ConfigError as error:
         return RunResult("torchtitan", setting, printed, "reserved", None, note=error.rule)
     note = "counted at the loss's backward"

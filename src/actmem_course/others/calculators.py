@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from actmem.checks import check_sizes
 from actmem.config import ModelShape, check_layer
 from actmem.formulas.activations import Configuration
-from actmem.plan.decoder import Decoder
+from actmem.llama_shape import LlamaShape
 from actmem.recipes import Recompute
 
 
@@ -30,7 +30,7 @@ class Calculator:
     source: str
     layer: Callable[[Configuration, ModelShape, int], int]
     why: str
-    sequence: Callable[[Decoder, int, int], int]
+    sequence: Callable[[LlamaShape, int, int], int]
     why_llama: str
 
 
@@ -67,21 +67,21 @@ def _llm_analysis(row: Configuration, shape: ModelShape, t: int) -> int:
     return 9 * sbh // whole + 24 * sbh // t + scores // t
 
 
-def _playbook_llama(llama: Decoder, s: int, t: int) -> int:
+def _playbook_llama(llama: LlamaShape, s: int, t: int) -> int:
     h, f, v = llama.hidden_size, llama.ffn_hidden_size, llama.vocab_size
     return (llama.num_layers * s * (18 * h + 8 * f) + 5 * s * h + 4 * s * v) // t
 
 
-def _cookbook_llama(llama: Decoder, s: int, t: int) -> int:
+def _cookbook_llama(llama: LlamaShape, s: int, t: int) -> int:
     return 34 * llama.num_layers * s * llama.hidden_size // t
 
 
-def _megatron_llama(llama: Decoder, s: int, t: int) -> int:
+def _megatron_llama(llama: LlamaShape, s: int, t: int) -> int:
     h, f, v = llama.hidden_size, llama.ffn_hidden_size, llama.vocab_size
     return (llama.num_layers * s * (18 * h + 4 * f) + 8 * s + s * h + 4 * s * (h + v)) // t
 
 
-def _llm_analysis_llama(llama: Decoder, s: int, t: int) -> int:
+def _llm_analysis_llama(llama: LlamaShape, s: int, t: int) -> int:
     h, f, v, a = llama.hidden_size, llama.ffn_hidden_size, llama.vocab_size, llama.num_attention_heads
     return (llama.num_layers * s * (21 * h + 4 * f + 8 * a) + 2 * s * v) // t
 
@@ -134,7 +134,7 @@ def calculator_bytes(
 
 
 def calculator_sequence_bytes(
-    calculator: Calculator, decoder: Decoder, seq_length: int, tensor_parallel_size: int
+    calculator: Calculator, decoder: LlamaShape, seq_length: int, tensor_parallel_size: int
 ) -> int:
     """What it adds for one more sequence of a Llama on one of t ranks, without a pipeline."""
     check_sizes(seq_length=seq_length, tensor_parallel_size=tensor_parallel_size)

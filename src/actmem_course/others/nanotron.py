@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from actmem.checks import ConfigError, check_divides
 from actmem.config import padded_vocab_size
 from actmem.formulas.first_stage import check_pipeline_rank, in_flight
-from actmem.plan.decoder import Decoder
+from actmem.llama_shape import LlamaShape
 from actmem.plan.layout import Layout
 from actmem.plan.rank_bill import Bill
 from actmem.rows import Row
@@ -34,7 +34,7 @@ class NanotronStage:
     has_loss: bool
 
 
-def nanotron_stages(decoder: Decoder, pipeline_parallel_size: int) -> list[NanotronStage]:
+def nanotron_stages(decoder: LlamaShape, pipeline_parallel_size: int) -> list[NanotronStage]:
     """How nanotron spreads blocks over ranks: by matrix elements, 4h² + 3hf a layer, vh the head, 0 the rest.
 
     Blocks go to a rank until the running sum exceeds its share; the block that crosses stays.
@@ -59,7 +59,7 @@ def nanotron_stages(decoder: Decoder, pipeline_parallel_size: int) -> list[Nanot
 
 
 def nanotron_layer_rows(
-    decoder: Decoder, seq_length: int, micro_batch_size: int, tensor_parallel_size: int
+    decoder: LlamaShape, seq_length: int, micro_batch_size: int, tensor_parallel_size: int
 ) -> list[Row]:
     """What one layer keeps for backward of one microbatch on one of t ranks.
 
@@ -97,7 +97,7 @@ def nanotron_layer_rows(
     return rows
 
 
-def _parameters(decoder: Decoder, stage: NanotronStage, t: int, vocab_size: int) -> int:
+def _parameters(decoder: LlamaShape, stage: NanotronStage, t: int, vocab_size: int) -> int:
     h = decoder.hidden_size
     layers = stage.num_layers * ((decoder.attention_weights + decoder.mlp_weights) // t + 2 * h)
     # The tied head has a weight of its own only where the embedding is on another rank.
@@ -105,7 +105,7 @@ def _parameters(decoder: Decoder, stage: NanotronStage, t: int, vocab_size: int)
     return layers + tables * vocab_size * h // t + h * stage.has_final_norm
 
 
-def _static_parts(parameters: int, decoder: Decoder, layout: Layout, layers: int, seq_length: int) -> dict:
+def _static_parts(parameters: int, decoder: LlamaShape, layout: Layout, layers: int, seq_length: int) -> dict:
     dp, t = layout.data_parallel_size, layout.tensor_parallel_size
     head_size = decoder.hidden_size // decoder.num_attention_heads
     table = seq_length * head_size
@@ -124,7 +124,7 @@ def _static_parts(parameters: int, decoder: Decoder, layout: Layout, layers: int
     }
 
 
-def _loss_rows(decoder: Decoder, seq_length: int, b: int, t: int, vocab_size: int) -> list[Row]:
+def _loss_rows(decoder: LlamaShape, seq_length: int, b: int, t: int, vocab_size: int) -> list[Row]:
     tokens = seq_length * b
     sbh, logits = 2 * tokens * decoder.hidden_size, 4 * tokens * vocab_size // t
     return [
@@ -138,7 +138,7 @@ def _loss_rows(decoder: Decoder, seq_length: int, b: int, t: int, vocab_size: in
     ]
 
 
-def _backward_rows(decoder: Decoder, seq_length: int, b: int, t: int) -> list[Row]:
+def _backward_rows(decoder: LlamaShape, seq_length: int, b: int, t: int) -> list[Row]:
     """The last MLP's backward at the fuller of its two moments."""
     h, f = decoder.hidden_size, decoder.ffn_hidden_size
     sbh, sbf = 2 * seq_length * b * h, 2 * seq_length * b * f
@@ -158,7 +158,7 @@ def _backward_rows(decoder: Decoder, seq_length: int, b: int, t: int) -> list[Ro
 
 
 def nanotron_bills(
-    decoder: Decoder, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
+    decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
 ) -> list[Bill]:
     """One rank's bill at each moment that can be its fullest: in the loss, in backward, in the optimizer's step.
 
@@ -204,7 +204,7 @@ def nanotron_bills(
 
 
 def nanotron_peak(
-    decoder: Decoder, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
+    decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
 ) -> Bill:
     """The bill of the moment at which the rank holds most."""
     bills = nanotron_bills(decoder, layout, seq_length, num_microbatches, pipeline_rank)

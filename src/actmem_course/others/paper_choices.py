@@ -13,13 +13,11 @@ from dataclasses import dataclass
 
 from actmem.checks import check_choice
 from actmem.models import PAPER_MODELS, PaperModel
-from actmem.plan.hardware import DEVICES, Cluster
 from actmem.plan.layout import ZERO_STAGES
-from actmem.plan.outcome import Plan
-from actmem.plan.planned_gpt import PlannedGPT
+from actmem.plan.planned_models import PlannedGPT
 from actmem.plan.rank_bill import rank_parameters
-from actmem.plan.search import find_plans
-from actmem.plan.seconds import data_seconds
+from actmem.plan.search import Plan, find_plans
+from actmem.plan.step_time import DEVICES, Cluster, data_seconds
 from actmem_course.others.paper import A100_BYTES
 
 #: The modes that 2205.05198 compares.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.plan.decoder import Decoder
+from actmem.llama_shape import LlamaShape
 
 
 @dataclass(frozen=True)
@@ -20,8 +20,10 @@ class NanotronRun:
 
 
 #: What huggingface/bench_cluster trained in July 2024 (bench_cluster/template/base_config.py).
-NANOTRON_MODEL = Decoder(2048, 4096, 24, 32, 32, 50257, tied_embeddings=True)
 NANOTRON_SEQ_LENGTH = 4096
+NANOTRON_MODEL = LlamaShape(
+    NANOTRON_SEQ_LENGTH, 1, 2048, 32, 32, 4096, num_layers=24, vocab_size=50257, tied_embeddings=True
+)
 #: Sequences of one step.
 NANOTRON_GLOBAL_BATCH = 1024
 

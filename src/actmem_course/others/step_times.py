@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from actmem.checks import ConfigError
-from actmem.plan.hardware import DEVICES, GIBIBYTE, Cluster
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.planned_models import PlannedModel
 from actmem.plan.search import find_plans
+from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 
 #: Enough for any plan: here only the time is asked for.
 _NO_LIMIT = 2**20 * GIBIBYTE

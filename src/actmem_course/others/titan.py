@@ -8,13 +8,13 @@ product.  It logs what the allocator *reserved*, which this can't count: the dif
 from __future__ import annotations
 
 from actmem.checks import ConfigError
-from actmem.plan.decoder import Decoder
+from actmem.llama_shape import LlamaShape
 from actmem.plan.layout import Layout
 from actmem.plan.rank_bill import Bill
 from actmem.rows import Row
 
 
-def titan_layer_rows(decoder: Decoder, tokens: int, tensor_parallel_size: int, recompute: str) -> list[Row]:
+def titan_layer_rows(decoder: LlamaShape, tokens: int, tensor_parallel_size: int, recompute: str) -> list[Row]:
     """What a checkpointed block keeps of ``tokens`` tokens: its input and, if selective, results of every second product."""
     d, t = decoder, tensor_parallel_size
     hidden, wide = 2 * tokens * d.hidden_size // t, 2 * tokens * d.ffn_hidden_size // t
@@ -34,7 +34,7 @@ def titan_layer_rows(decoder: Decoder, tokens: int, tensor_parallel_size: int, r
     ]
 
 
-def titan_bill(decoder: Decoder, layout: Layout, seq_length: int, recompute: str) -> Bill:
+def titan_bill(decoder: LlamaShape, layout: Layout, seq_length: int, recompute: str) -> Bill:
     """One rank's bill at the loss's backward.  Raises ConfigError with a pipeline: which rank is fullest isn't known."""
     if layout.pipeline_parallel_size > 1:
         raise ConfigError("pipeline_parallel_size", "the table doesn't say which rank held most, nor how it was cut")

@@ -9,12 +9,11 @@ from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape
-from actmem.plan.explain import layout_text, plan_text
-from actmem.plan.hardware import GIBIBYTE, Cluster
-from actmem.plan.known_models import planned_model_of
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.plan_report import layout_text, plan_text
+from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill, rank_bill
 from actmem.plan.search import bill_of, find_plans
+from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import Row, total
 from actmem_course.others.frontier import FrontierPoint, all_choices, frontier
 from actmem_course.show.marks import STACKED, Axis, Drawing, bars, chart, downwards, points, scale

@@ -9,14 +9,11 @@ from functools import cache
 from typing import Any
 
 from actmem.checks import ConfigError
-from actmem.plan.every_layout import LARGEST_MICRO_BATCH
-from actmem.plan.hardware import DEVICES, GIBIBYTE, Cluster
-from actmem.plan.known_models import planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.outcome import Plan, Refused
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import rank_bill, stage_layers
-from actmem.plan.search import bill_of, find_plans
+from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans
+from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem.verify.verify_plan import COUNTED_PARTS, verify_plan
 from actmem_course.judge.lab_checks.lab8_states import STATE_PARTS
 from actmem_course.judge.lab_checks.ratios import check_whole_number

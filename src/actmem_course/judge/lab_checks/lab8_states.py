@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from actmem.plan.known_models import planned_model_of
 from actmem.plan.layout import Layout
-from actmem.plan.planned_model import PlannedModel
+from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import static_lines
 from actmem_course.judge.lab_checks.ratios import check_whole_number
 from actmem_course.judge.solutions.lab8_plan import largest_micro_batch_size

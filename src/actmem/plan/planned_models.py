@@ -1,0 +1,510 @@
+"""What the planner asks of a model: bytes, FLOPs and exchanges of its layers and ends on one rank.
+
+The paper's GPT, and today's decoders, with experts too, which the ranks of t share.  Under context parallelism
+everything is cut along the sequence: K and V are gathered for attention, and again in backward.
+"""
+
+from __future__ import annotations
+
+import difflib
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from copy import copy
+from dataclasses import dataclass, replace
+
+from actmem.checks import ConfigError, check_choice, shown
+from actmem.config import ModelShape, Parallel, check_layer, check_vocab_size, padded_vocab_size
+from actmem.formulas.activations import layer_extra_rows, layer_rows
+from actmem.formulas.communication import Exchange, layer_exchanges
+from actmem.formulas.flops import eq7, forward_operations
+from actmem.formulas.llama_terms import FLOAT32, forced_routed_tokens, llama_rows
+from actmem.formulas.stage_terms import embedding_rows, output_rows
+from actmem.formulas.states import num_parameters, parameter_counts
+from actmem.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
+from actmem.models import PAPER_MODELS
+from actmem.plan.layout import Layout
+from actmem.recipes import PAPER_LAYER, Recompute
+from actmem.rows import Row
+from actmem.tape.stage_tapes import StagePart, stage_part
+
+#: What ``where`` begins with in exchanges among context-parallel ranks.
+CONTEXT_EXCHANGE = "K and V"
+#: The same among the ranks that share experts.
+EXPERT_EXCHANGE = "tokens of experts"
+#: The loss reads 16-bit logits and passes over its float32 copy four times: made, shifted, exp, divided.
+_LOSS_BYTES = 2 + 4 + 3 * 8
+
+
+@dataclass(frozen=True)
+class RankWork:
+    """One rank's computation for one microbatch.
+
+    product_flops: of matrix products.  moved_bytes: read and written by all other operations, each alone.
+    """
+
+    product_flops: int
+    moved_bytes: int
+
+
+def _shared_by(layout: Layout) -> str:
+    """What the tensor-parallel ranks share, as tapes say it."""
+    return "alone" if layout.tensor_parallel_size == 1 else "sequence" if layout.sequence_parallel else "tensor"
+
+
+class PlannedModel(ABC):
+    """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
+
+    shape: its micro_batch_size is not used.  recompute_modes: names from the least recomputed to the most, each slower
+    and smaller than the one before; they run to the last tensor that backward reads.  routing: of experts, "even" or
+    "one-sided"; empty without them.
+    """
+
+    shape: ModelShape | LlamaShape
+    recompute_modes: Sequence[str]
+    context_parallel: bool
+    routing: str = ""
+
+    def __init__(self, name: str, shape: ModelShape | LlamaShape):
+        self.name, self.shape = name, shape
+
+    @property
+    def num_layers(self) -> int:
+        """Layers of the whole model."""
+        return self.shape.num_layers
+
+    @property
+    def seq_length(self) -> int:
+        """Tokens of a sequence."""
+        return self.shape.seq_length
+
+    def with_modes(self, modes: Sequence[str]) -> PlannedModel:
+        """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
+        for mode in modes:
+            check_choice("recompute", mode, self.recompute_modes)
+        fewer = copy(self)
+        fewer.recompute_modes = tuple(mode for mode in self.recompute_modes if mode in modes)
+        return fewer
+
+    def with_routing(self, routing: str) -> PlannedModel:
+        """The same model whose router sends "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
+
+        Raises ConfigError if it has no experts.
+        """
+        if not self.routing:
+            raise ConfigError("routing", f"{self.name} has no experts")
+        check_choice("routing", routing, ("even", "one-sided"))
+        other = copy(self)
+        other.routing = routing
+        return other
+
+    def with_sequence(self, seq_length: int) -> PlannedModel:
+        """The same model for sequences of another length.  Raises ConfigError on a bad one."""
+        longer = copy(self)
+        longer.shape = self.shape.with_sizes(seq_length=seq_length)
+        return longer
+
+    def missing_axis(self, name: str) -> str:
+        """Why no layout of this model has more than one rank on that axis of Layout; empty if some may."""
+        if name == "context_parallel_size" and not self.context_parallel:
+            return f"{self.name}'s layer has no context parallelism"
+        return ""
+
+    def refusal(self, layout: Layout) -> str:
+        """Why t or context ranks can't share a layer; empty if they can."""
+        try:
+            self.check(layout)
+        except ConfigError as error:
+            return str(error)
+        return ""
+
+    @abstractmethod
+    def check(self, layout: Layout) -> None:
+        """Raise ConfigError if t or context ranks can't share a layer."""
+
+    @abstractmethod
+    def layer_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
+        """What one layer keeps of one microbatch."""
+
+    @abstractmethod
+    def first_rows(self, layout: Layout) -> list[Row]:
+        """What the embedding keeps of one microbatch."""
+
+    @abstractmethod
+    def last_rows(self, layout: Layout, device_type: str = "cuda") -> list[Row]:
+        """What the final norm, the output layer and the loss keep of one microbatch; the logits are among them."""
+
+    @abstractmethod
+    def layer_parameters(self, layout: Layout) -> int:
+        """Elements of one layer."""
+
+    @abstractmethod
+    def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
+        """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
+
+    @abstractmethod
+    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+        """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
+
+    @abstractmethod
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+        """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
+
+    def parts(
+        self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
+    ) -> tuple[StagePart, StagePart | None]:
+        """The tapes of a stage: of a layer, and of the ends that it has.
+
+        first, last: whether the stage has the model's ends.  A random-number state counts as held to the end.
+        """
+        ends = "whole" if first and last else "first" if first else "last" if last else ""
+        layer = self.part(layout, f"layer {recompute}", device_type)
+        return layer, self.part(layout, ends, device_type) if ends else None
+
+    def layer_work(self, layout: Layout) -> RankWork:
+        """One layer's forward pass."""
+        return RankWork(self.part(layout, "layer none").forward_flops, self.moved_bytes(layout))
+
+    def added_work(self, layout: Layout, recompute: str) -> RankWork:
+        """What recomputation runs again in one layer."""
+        mode, none = (self.part(layout, f"layer {each}") for each in (recompute, "none"))
+        return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
+
+    def last_work(self, layout: Layout) -> RankWork:
+        """The output layer's forward pass."""
+        return RankWork(self.part(layout, "last").forward_flops, self.moved_in_end_bytes(layout))
+
+    @abstractmethod
+    def moved_bytes(self, layout: Layout) -> int:
+        """Bytes that one layer's forward pass reads and writes, each operation alone."""
+
+    @abstractmethod
+    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        """Those of what recomputation runs again."""
+
+    @abstractmethod
+    def moved_in_end_bytes(self, layout: Layout) -> int:
+        """Those of the output layer and the loss, forward."""
+
+    @abstractmethod
+    def model_flops(self, global_batch_size: int) -> int:
+        """FLOPs of one step of the whole model without recomputation."""
+
+    @property
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """Parameters of the whole model."""
+
+    def sizes(self) -> dict[str, int]:
+        """The sizes that it has, by the field's names."""
+        heads = ("num_attention_heads", "num_key_value_heads")
+        names = (
+            "num_layers",
+            "hidden_size",
+            "ffn_hidden_size",
+            *heads,
+            "vocab_size",
+            "num_experts",
+            "experts_per_token",
+        )
+        return {name: size for name in names if (size := getattr(self.shape, name, None)) is not None}
+
+    def tokens(self, layout: Layout) -> int:
+        """Tokens of one microbatch on a context-parallel rank."""
+        return self.seq_length // layout.context_parallel_size * layout.micro_batch_size
+
+    def hidden_elements(self, layout: Layout) -> int:
+        """Elements of a layer's input and output on one rank."""
+        return self.tokens(layout) * self.shape.hidden_size // layout.within_layer.sequence_parts
+
+    def output_bytes(self, layout: Layout) -> int:
+        """What one stage sends to the next for one microbatch, in 16 bits."""
+        return 2 * self.hidden_elements(layout)
+
+
+class PlannedGPT(PlannedModel):
+    """The paper's model: its own formulas, asked for one layout after another."""
+
+    shape: ModelShape
+    recompute_modes: Sequence[str] = ("none", "selective", "elementwise", "full")
+    context_parallel = False
+
+    def _one_layer(self, layout: Layout) -> tuple[ModelShape, Parallel]:
+        """The shape with one layer, and t with sequence parallelism: what one layer's formulas take."""
+        return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size, num_layers=1), layout.within_layer
+
+    def check(self, layout: Layout) -> None:
+        if layout.context_parallel_size > 1:
+            raise ConfigError("context parallelism", "this layer has none")
+        check_layer(*self._one_layer(layout))
+        check_vocab_size(self.shape.vocab_size, layout.tensor_parallel_size)
+
+    def layer_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
+        shape, parallel = self._one_layer(layout)
+        rows = layer_rows(shape, parallel, recompute)
+        # The model makes one causal mask for all layers.
+        extras = layer_extra_rows(shape, parallel, recompute, device_type=device_type)
+        return rows + [row for row in extras if row.term != "causal mask"]
+
+    def first_rows(self, layout: Layout) -> list[Row]:
+        return embedding_rows(*self._one_layer(layout))
+
+    def last_rows(self, layout: Layout, device_type: str = "cuda") -> list[Row]:
+        return output_rows(*self._one_layer(layout), 2, device_type)
+
+    def layer_parameters(self, layout: Layout) -> int:
+        shape, parallel = self._one_layer(layout)
+        return sum(parameter_counts(shape, parallel).values()) - self.end_parameters(layout, True, True)
+
+    def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
+        h, v, t = self.shape.hidden_size, self.shape.vocab_size, layout.tensor_parallel_size
+        table = v * h // t if first or last else 0
+        return table + (self.seq_length * h if first else 0) + (2 * h if last else 0)
+
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+        a, _, h, s = self.shape.letters()
+        t = layout.tensor_parallel_size
+        name = f"{what} {_shared_by(layout)}{' cuda' if device_type == 'cuda' else ''}"
+        return stage_part("gpt", name, (s, layout.micro_batch_size, a // t, h // a, self.shape.vocab_size // t, t))
+
+    def moved_bytes(self, layout: Layout) -> int:
+        return sum(operation.bytes for operation in forward_operations(*self._one_layer(layout)))
+
+    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        operations = forward_operations(*self._one_layer(layout))
+        core = {operation.name for operation in operations if operation.core}
+        # *full* runs all but the last again.
+        names = {"none": set(), "selective": core, "elementwise": core | {"layer norm 1", "layer norm 2", "GeLU"}}
+        # The second run stops before the region's last product, whose output backward doesn't read, and so
+        # before the last dropout of the layer.
+        products, others = PAPER_LAYER.products_again(recompute), names.get(recompute)
+        again = [o for o in operations if (o.name in products if o.product else others is None or o.name in others)]
+        return sum(o.bytes for o in again if o.name != operations[-1].name)
+
+    def moved_in_end_bytes(self, layout: Layout) -> int:
+        return _LOSS_BYTES * (self.tokens(layout) * self.shape.vocab_size // layout.tensor_parallel_size)
+
+    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+        shape, parallel = self._one_layer(layout)
+        return layer_exchanges(shape, parallel, recompute)
+
+    def model_flops(self, global_batch_size: int) -> int:
+        return eq7(self.shape, global_batch_size)
+
+    @property
+    def num_parameters(self) -> int:
+        return num_parameters(self.shape)
+
+
+class PlannedLlama(PlannedModel):
+    """Llama and its kin: RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts, no biases."""
+
+    shape: LlamaShape
+    recompute_modes: Sequence[str] = ("none", "elementwise", "full")
+    context_parallel = True
+
+    def __init__(self, name: str, shape: LlamaShape):
+        super().__init__(name, shape)
+        self.routing = "even" if shape.num_experts else ""
+
+    def check(self, layout: Layout) -> None:
+        self.layer_shape(layout)
+
+    def layer_shape(self, layout: Layout) -> LlamaShape:
+        """One layer as a context-parallel rank sees it: its part of the sequence.
+
+        Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``layers.context``).
+        """
+        shape = self.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
+        return own_context_shape(shape, layout.within_layer, layout.context_parallel_size)
+
+    def layer_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
+        check_choice("recompute", recompute, ("none", "elementwise", "full"))
+        return llama_rows(self.layer_shape(layout), layout.within_layer, recompute, routed_tokens=self._routed(layout))
+
+    def first_rows(self, layout: Layout) -> list[Row]:
+        return [Row("token ids", 4 * self.tokens(layout), 1, "embedding")]
+
+    def last_rows(self, layout: Layout, device_type: str = "cuda") -> list[Row]:
+        tokens, t = self.tokens(layout), layout.tensor_parallel_size
+        whole, hidden = layout.within_layer.sequence_parts, 2 * self.hidden_elements(layout)
+        return [
+            Row("final RMSNorm input", hidden, whole, "residual stream"),
+            Row("final RMSNorm statistic", 4 * tokens // whole, whole, "1/rms of each token"),
+            Row("output layer input", hidden, whole, "weight gradient"),
+            Row("logits (float32)", 4 * tokens * self._own_vocabulary(layout), t, "cross entropy"),
+            Row("target ids", 4 * tokens, 1, "cross entropy"),
+        ]
+
+    def layer_parameters(self, layout: Layout) -> int:
+        d, t = self.shape, layout.tensor_parallel_size
+        own_heads = d.query_size // t + self._key_value_size(layout)
+        shared = 2 * d.hidden_size * (own_heads + 1) + 2 * d.d * d.qk_norm
+        if d.num_experts:
+            return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
+        return shared + d.mlp_weights // t
+
+    def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
+        tables = 1 if self.shape.tied_embeddings and (first or last) else first + last
+        return tables * self._own_vocabulary(layout) * self.shape.hidden_size + self.shape.hidden_size * last
+
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+        d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
+        if what == "whole" and d.tied_embeddings:
+            raise ConfigError("plan", f"no stage of {self.name} with tied embeddings has been recorded")
+        experts = d.num_experts is not None
+        sizes = (
+            *(self.seq_length // c, layout.micro_batch_size, d.hidden_size, d.num_attention_heads // t),
+            *(self._key_value_size(layout) // d.d, d.d, d.ffn_hidden_size // (1 if experts else t)),
+            *(self._own_vocabulary(layout), t, c),
+        )
+        name = f"{what} {_shared_by(layout)}"
+        if not what.startswith("layer"):
+            return stage_part("llama", name, sizes)
+        name += f"{' context' * (c > 1)}{' qk' * d.qk_norm}"
+        if not experts:
+            return stage_part("llama", name, sizes)
+        routed = self._routed(layout) or 0
+        counts = (d.num_experts or 0) // t, d.experts_per_token or 0, routed
+        return stage_part("experts", f"{name} experts", (*sizes, *counts))
+
+    @property
+    def num_parameters(self) -> int:
+        layout = Layout(sequence_parallel=False)
+        return self.num_layers * self.layer_parameters(layout) + self.end_parameters(layout, True, True)
+
+    def _key_value_size(self, layout: Layout) -> int:
+        """Elements of one rank's keys for one token: kd/t, but at least one head."""
+        return max(self.shape.num_key_value_heads // layout.tensor_parallel_size, 1) * self.shape.d
+
+    def _routed(self, layout: Layout) -> int | None:
+        """Pairs of a token and an expert on rank 0, which takes most (R); None without experts."""
+        if not self.routing:
+            return None
+        return forced_routed_tokens(self.layer_shape(layout), layout.within_layer, self.routing, 0)
+
+    def _own_vocabulary(self, layout: Layout) -> int:
+        t = layout.tensor_parallel_size
+        return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
+
+    def _mlp_rows(self, layout: Layout) -> int:
+        """Elements of gate, as of up: of this rank's columns for every token, or of its experts for the tokens that they take."""
+        d, routed = self.shape, self._routed(layout)
+        if routed is not None:
+            return routed * d.ffn_hidden_size
+        return self.tokens(layout) * d.ffn_hidden_size // layout.tensor_parallel_size
+
+    def moved_bytes(self, layout: Layout) -> int:
+        return self._moved(layout) + self._operands(layout)
+
+    def _operands(self, layout: Layout) -> int:
+        """Bytes that the linears and flash attention read and write."""
+        d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
+        query, key = d.query_size // t, self._key_value_size(layout)
+        elements = tokens * (2 * d.hidden_size + 2 * query + 2 * key + 2 * (query + key))
+        routed = self._routed(layout)
+        # In and out of the MLP; of experts, the rows that they take, and the router's input.
+        elements += (
+            2 * d.hidden_size * tokens if routed is None else 2 * d.hidden_size * routed + self.hidden_elements(layout)
+        )
+        return 2 * (elements + 3 * self._mlp_rows(layout) + self.layer_parameters(layout))
+
+    def _moved(self, layout: Layout) -> int:
+        """Bytes of norms, rotation, SwiGLU, dispatch and sums, each alone."""
+        d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
+        hidden = self.hidden_elements(layout)
+        turned = tokens * (d.query_size // t + self._key_value_size(layout)) * (1 + d.qk_norm)
+        moved = 2 * (2 * 2 * hidden + 2 * 3 * hidden + 2 * turned + 3 * self._mlp_rows(layout))
+        if routed := self._routed(layout):
+            # A row for each pair is written, sorted, sent, sorted back and added up.
+            pairs = hidden * (d.experts_per_token or 0)
+            moved += 2 * (2 * hidden + 6 * pairs + 4 * routed * self.shape.hidden_size)
+        return moved
+
+    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
+        if recompute == "none":
+            return 0
+        if Recompute.of(recompute).region == "terms":
+            heads = tokens * (d.query_size // t + self._key_value_size(layout)) if d.qk_norm else 0
+            return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)
+        return self.moved_bytes(layout)
+
+    def moved_in_end_bytes(self, layout: Layout) -> int:
+        tokens, own = self.tokens(layout), self._own_vocabulary(layout)
+        h = self.shape.hidden_size
+        return _LOSS_BYTES * tokens * own + 2 * (tokens * (h + own) + h * own)
+
+    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+        again, mode = (2, "full") if Recompute.of(recompute).region == "layer" else (1, "none")
+        cp, d = layout.context_parallel_size, self.shape
+        shape = ModelShape(
+            self.seq_length // cp, layout.micro_batch_size, d.hidden_size, d.num_attention_heads, vocab_size=1
+        )
+        rows = layer_exchanges(shape, layout.within_layer, mode)
+        if d.num_experts and layout.tensor_parallel_size > 1:
+            rows = self._with_experts(rows, layout, recompute)
+        if cp > 1:
+            size = 2 * 2 * self.seq_length * layout.micro_batch_size * self._key_value_size(layout)
+            rows += [
+                Exchange("all-gather", "forward", f"{CONTEXT_EXCHANGE}, gathered", cp, size, again),
+                Exchange("all-gather", "backward", f"{CONTEXT_EXCHANGE}, gathered again", cp, size),
+                Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", cp, size),
+            ]
+        return rows
+
+    def _with_experts(self, rows: list[Exchange], layout: Layout, recompute: str) -> list[Exchange]:
+        """With the experts' all-to-alls in place of the MLP's exchanges; where every rank has every token, with one more sum."""
+        d, t = self.shape, layout.tensor_parallel_size
+        pairs = self.hidden_elements(layout) // self.shape.hidden_size * (d.experts_per_token or 0)
+        if not layout.sequence_parallel:
+            return [*rows, Exchange("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
+        region = Recompute.of(recompute).region
+        kinds = [
+            (
+                "rows",
+                2 * self.shape.hidden_size * pairs,
+                {"forward": 2, "recompute": int(region == "layer"), "backward": 3},
+            ),
+            ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": int(region != "none"), "backward": 1}),
+        ]
+        of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
+        return of_attention + [
+            Exchange("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
+            for what, size, counts in kinds
+            for phase, count in counts.items()
+            if count
+        ]
+
+    def model_flops(self, global_batch_size: int) -> int:
+        layout = Layout(micro_batch_size=global_batch_size, sequence_parallel=False)
+        layer, end = (self.part(layout, what).forward_flops for what in ("layer none", "last"))
+        return 3 * (self.num_layers * layer + end)
+
+
+#: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's
+#: only one (2401.04088).
+_LENGTHS = {"qwen3-32b": 4096, "qwen3-30b-a3b": 4096, "mixtral-8x7b": 32768}
+#: By the name in lower case.
+_MODELS: dict[str, PlannedModel] = {
+    **{name.lower(): PlannedGPT(name, model.shape) for name, model in PAPER_MODELS.items()},
+    **{
+        name: PlannedLlama(name, shape.with_sizes(seq_length=_LENGTHS.get(name, shape.seq_length)))
+        for name, shape in LLAMA_MODELS.items()
+        if not shape.latent
+    },
+}
+
+
+def known_names() -> list[str]:
+    """Every name that ``planned_model_of`` takes."""
+    return list(_MODELS)
+
+
+def planned_model_of(name: str) -> PlannedModel:
+    """The model of that name, in upper or lower case; ConfigError, with the nearest names, on another one."""
+    model = _MODELS.get(name.lower())
+    if model is None:
+        near = difflib.get_close_matches(name.lower(), _MODELS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_MODELS)}"
+        raise ConfigError("model", f"{shown(name)} is not known; {hint}")
+    return model

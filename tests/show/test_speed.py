@@ -6,15 +6,18 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
+from actmem_course.bench.measure_runs import measure_runs
 from actmem_course.bench.measure_speed import VARIANTS
 from actmem_course.results import Overhead, PeerLine, SpeedLine
-from actmem_course.show.measured import overhead_finding, speed_figure
+from actmem_course.show.measured import overhead_finding, runs_figure, speed_figure
 from actmem_course.show.tables import (
     elementwise_line,
     missing_lines,
     noise_line,
     overheads_table,
+    parts_table,
     peers_table,
+    runs_table,
     speed_table,
 )
 from actmem_course.show.text import overhead_text, results_text, speed_facts, speed_text
@@ -175,3 +178,30 @@ def test_results_on_file_name_their_device_and_day_and_none_are_said_to_be_none(
         text.startswith("a GPU, 2026-01-02: one of 8 emulated ranks\n22B, s = 2,048, b = 4") and text.count("22B") == 1
     )
     assert "measure_gpu.py" in results_text([])
+
+
+# The figure of published runs shows their numbers, and the tables fit a terminal.
+
+
+RESULTS = [result for result in measure_runs() if result.framework == "nanotron"]
+
+
+def test_the_figure_is_plotly_and_its_points_are_the_runs():
+    drawing = runs_figure(RESULTS)
+    points = drawing.traces[1]
+    assert [1024 * x for x in points["x"]] == pytest.approx([r.printed_mib for r in RESULTS])
+    assert [1024 * y for y in points["y"]] == pytest.approx([r.predicted_mib for r in RESULTS])
+    assert drawing.traces[2]["y"] == [r.difference_percent for r in RESULTS]
+
+
+def test_the_tables_say_each_run_and_each_part():
+    console = Console(width=80, record=True)
+    console.print(runs_table(RESULTS), parts_table(RESULTS))
+    text = console.export_text()
+    assert all(f"{r.predicted_mib:,.2f}" in text for r in RESULTS)
+    assert all(part in text for r in RESULTS for part in r.parts_bytes)
+
+
+def test_parts_add_up_to_the_peak():
+    for r in RESULTS:
+        assert sum(r.parts_bytes.values()) / 2**20 == pytest.approx(r.predicted_mib)

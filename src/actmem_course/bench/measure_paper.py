@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from rich.console import Group, RenderableType
 
 from actmem.models import PAPER_MODELS
-from actmem_course.bench.reproduce import byte_sections as of_bytes
-from actmem_course.bench.reproduce import time_sections as of_time
+from actmem_course.bench.reproduce import sections as paper_sections
 from actmem_course.bench.reproduce.jobs import Job, Results, Usage, run_jobs
 from actmem_course.bench.reproduce.paper_stage import num_microbatches
 from actmem_course.others import paper
@@ -100,7 +99,7 @@ _SHAPE = PAPER_MODELS["22B"].shape  # all four have this s and v
 #: In the order of the paper.
 SECTIONS = {
     "figure1": Section(
-        of_bytes.figure1,
+        paper_sections.figure1,
         (
             Shown(
                 "Figure 1: bytes on one GPU of the first stage, against its 80 GiB", exact_table, _SIZES,
@@ -108,10 +107,10 @@ SECTIONS = {
                 "The figure prints no numbers and names no optimizer: taken here is Megatron's Adam, 18 bytes a parameter.",
             ),
         ),
-        of_bytes.figure1_jobs,
+        paper_sections.figure1_jobs,
     ),
     "table2": Section(
-        of_bytes.table2,
+        paper_sections.table2,
         (
             Shown(
                 "Table 2: bytes that one layer keeps on one rank; below each, the paper's formula", exact_table, _SIZES,
@@ -119,20 +118,20 @@ SECTIONS = {
                 "labs/measure_table2.py lists it with the reasons.",
             ),
         ),
-        of_bytes.table2_jobs,
+        paper_sections.table2_jobs,
     ),
     "table3": Section(
-        of_time.table3,
+        paper_sections.table3,
         (
             Shown(
                 f"Table 3: sizes (s={_SHAPE.seq_length}, v={_SHAPE.vocab_size}), and the parameters of the GPT that they give",
                 exact_table, _SIZES,
             ),
         ),
-        of_time.table3_jobs,
+        paper_sections.table3_jobs,
     ),
     "figure7": Section(
-        of_bytes.figure7,
+        paper_sections.figure7,
         (
             Shown(
                 "Figure 7: bytes on the first stage, all its layers, when it holds most", exact_table, _SIZES,
@@ -142,16 +141,16 @@ SECTIONS = {
             ),
             Shown("\nFigure 7: the same in percent of the first line (paper: under 20, 10)", percent_table, _NAMES, unit="%"),
         ),
-        of_bytes.figure7_jobs,
+        paper_sections.figure7_jobs,
     ),
     "table4": Section(
-        of_time.table4,
+        paper_sections.table4,
         (Shown("Table 4: time added to one 22B layer, from the printed milliseconds", percent_table, {}),),
         models=lambda models: [name for name in models if name == "22B"],
         empty="Table 4 is about the 22B model only.",
     ),
     "table5": Section(
-        of_time.table5_entries,
+        paper_sections.table5_entries,
         (
             Shown(
                 "Table 5: utilisation from the printed times; measured: FLOPs counted by torch", percent_table, _SECONDS,
@@ -159,10 +158,10 @@ SECTIONS = {
                 "For 2240 GPUs the paper gives both, but only one time.",
             ),
         ),
-        of_time.table5_jobs,
+        paper_sections.table5_jobs,
     ),
     "flops": Section(
-        of_time.flops_entries,
+        paper_sections.flops_entries,
         (
             Shown(
                 "FLOPs of one iteration, counted while the whole model runs; paper: eq. 7 and 8", flops_table, _BATCHES,
@@ -172,16 +171,16 @@ SECTIONS = {
             ),
             Shown("\nThe utilisation that each gives, from table 5's times", percent_table, _NAMES, unit="%"),
         ),
-        of_time.flops_jobs,
+        paper_sections.flops_jobs,
     ),
     "figure9": Section(
-        of_bytes.figure9,
+        paper_sections.figure9,
         (_figure9,),
-        of_bytes.figure9_jobs,
+        paper_sections.figure9_jobs,
         figure9_models,
         "Figure 9 is about pipeline ranks, and the 22B model has one stage.",
     ),
-    "disagreements": Section(of_time.disagreement_entries, (_disagreements,), models=lambda models: [""]),
+    "disagreements": Section(paper_sections.disagreement_entries, (_disagreements,), models=lambda models: [""]),
 }  # fmt: skip
 
 

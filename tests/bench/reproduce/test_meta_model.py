@@ -12,7 +12,7 @@ from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
-from actmem_course.bench.reproduce.meta_model import count_flops, count_iteration, count_parameters, meta_model
+from actmem_course.bench.reproduce.paper_stage import count_flops, count_iteration, count_parameters, meta_model
 
 SHAPE = ModelShape(16, 2, 48, 8, num_layers=3, vocab_size=40)
 

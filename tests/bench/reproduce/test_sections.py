@@ -10,10 +10,15 @@ from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row
 from actmem_course.bench.measure_paper import SECTIONS, entries_of, jobs_of, measure_paper, parts_of
-from actmem_course.bench.reproduce.byte_sections import measure_layer_of
 from actmem_course.bench.reproduce.jobs import Job
-from actmem_course.bench.reproduce.meta_model import count_iteration, count_parameters
-from actmem_course.bench.reproduce.paper_stage import STAGE_CONFIGURATIONS, PaperStage, measure_paper_stage
+from actmem_course.bench.reproduce.paper_stage import (
+    STAGE_CONFIGURATIONS,
+    PaperStage,
+    count_iteration,
+    count_parameters,
+    measure_paper_stage,
+)
+from actmem_course.bench.reproduce.sections import measure_layer_of
 from actmem_course.others import paper
 from actmem_course.results import PaperEntry, Table2Result, plain
 

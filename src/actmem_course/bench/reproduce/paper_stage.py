@@ -2,6 +2,10 @@
 
 The rank runs the real GPT part on torch's fake backend, through the schedule's own
 actions, up to the moment at which it holds most.
+
+FLOPs and parameters: of the whole model.  On the meta device tensors have shapes and no numbers; ``torch.utils.flop_counter``
+counts matrix products from the shapes that reach them, so logits and attention count, and
+looking up embeddings, softmax, layer norm, GeLU, dropout, biases and the loss do not.
 """
 
 from __future__ import annotations
@@ -9,11 +13,15 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import cache
 
-from actmem.config import Parallel
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.config import ModelShape, Parallel, check_divides
 from actmem.formulas.activations import TABLE2, Configuration
 from actmem.formulas.first_stage import layer_bytes, layers_per_chunk
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
+from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_stage
 from actmem.models import PAPER_MODELS, PaperModel
@@ -108,3 +116,43 @@ def measure_paper_stage(stage: PaperStage) -> list[Row]:
     with emulated_rank(stage.parallel.tensor_parallel_size):
         tp = tensor_parallel(sequence_parallel=stage.parallel.sequence_parallel)
         return measure_stage(stage.model.shape, tp, stage.chunks(), actions, recompute=stage.configuration.recompute)
+
+
+def meta_model(shape: ModelShape, recompute: str = "none") -> GPT:
+    """The whole model on one device, without storage."""
+    with torch.device("meta"):
+        # Built without naming the device: its random-number generators need a real one.
+        model = GPT(shape, recompute=recompute, dtype=torch.bfloat16)
+    return model.to("meta")
+
+
+def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
+    """FLOPs of one microbatch through all layers, forward and backward, by torch operator."""
+    model = meta_model(shape, recompute)
+    tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.long, device="meta")
+    with FlopCounterMode(display=False) as counter:
+        model.loss(model(tokens), tokens).backward()
+    return {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
+
+
+def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
+    """The same for a whole iteration of a paper model: all of its equal microbatches."""
+    model = PAPER_MODELS[model_name]
+    b = model.shape.micro_batch_size
+    times = check_divides("global_batch_size", model.global_batch_size, "micro_batch_size", b)
+    return {operator: times * count for operator, count in count_flops(model.shape, recompute).items()}
+
+
+def count_parameters(model_name: str) -> tuple[int, int]:
+    """Parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
+    model = PAPER_MODELS[model_name]
+    whole = sum(parameter.numel() for parameter in meta_model(model.shape).parameters())
+    return whole, _first_rank(model)
+
+
+def _first_rank(model: PaperModel) -> int:
+    chunks = PaperStage(model.name, "tensor+sequence").chunks()
+    with emulated_rank(model.parallel.tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=True)
+        parts = [GPT(model.shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks]
+        return sum(parameter.numel() for part in parts for parameter in part.parameters())

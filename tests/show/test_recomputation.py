@@ -5,11 +5,11 @@ from fractions import Fraction
 import pytest
 
 from actmem.config import ConfigError, ModelShape
-from actmem.formulas.activations import TABLE2, closed_form, eq1
-from actmem.formulas.batch import throughput
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, eq1, layer_rows
+from actmem.formulas.batch import fullest_bytes, throughput
 from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.models import PAPER_MODELS, TINY, model_shape
-from actmem.rows import LAYER_TERMS
+from actmem.rows import LAYER_TERMS, total
 from actmem_course.show.recomputation import (
     LADDER,
     SHARES,
@@ -20,6 +20,8 @@ from actmem_course.show.recomputation import (
     rebuild_price,
     rebuilds,
     recompute_trade,
+    step_timeline,
+    training_moments,
 )
 
 GPT3 = model_shape("175B")
@@ -82,3 +84,55 @@ def test_the_payoffs_lines_and_markers_are_the_step_model():
     for line, point, mode in ((selective, marker, "selective"), (full, full_marker, "paper-full")):
         assert line["y"] == [float(throughput(GPT3, mode, Fraction(share, 100))) for share in SHARES]
         assert point["y"] == [line["y"][SHARES.index(34)]]
+
+
+# One training step as blocks: what is pushed is popped, and its fullest moment is the formula's.
+
+
+STEP = model_shape("175B").with_sizes(num_layers=4)
+MODES = ("none", "selective", "full")
+
+
+@pytest.mark.parametrize("recompute", ("none", "full"))
+@pytest.mark.parametrize("shape", [STEP, TINY], ids=["GPT-3", "tiny"])
+def test_it_is_fullest_where_the_formula_says(shape, recompute):
+    sizes = [moment.bytes for moment in training_moments(shape, recompute)]
+    assert max(sizes) == fullest_bytes(shape, recompute)
+    assert sizes[0] == sizes[-1] == 0
+
+
+@pytest.mark.parametrize("shape", [STEP, TINY], ids=["GPT-3", "tiny"])
+def test_the_core_comes_back_when_what_came_after_it_is_freed(shape):
+    """So the peak is below ``fullest_bytes``, which adds the core to layers that are still whole."""
+    sizes = [moment.bytes for moment in training_moments(shape, "selective")]
+    left, rows = total(layer_rows(shape, recompute="selective")), layer_rows(shape)
+    last = max(place for place, row in enumerate(rows) if row.term in CORE_ATTENTION_TERMS)
+    assert max(sizes) == max(shape.num_layers * left, (shape.num_layers - 1) * left + total(rows[: last + 1]))
+    assert max(sizes) < fullest_bytes(shape, "selective")
+
+
+@pytest.mark.parametrize("recompute", MODES)
+def test_after_forward_each_layer_holds_its_rows(recompute):
+    moments = training_moments(STEP, recompute)
+    after_forward = [moment for moment in moments if moment.says.startswith("forward")][-1]
+    assert all(rows == tuple(layer_rows(STEP, recompute=recompute)) for rows in after_forward.held)
+    assert after_forward.bytes == STEP.num_layers * total(layer_rows(STEP, recompute=recompute))
+
+
+def test_the_core_is_never_pushed_and_comes_back_one_layer_at_a_time():
+    core = set(CORE_ATTENTION_TERMS)
+    moments = training_moments(STEP, "selective")
+    with_core = [[core <= {row.term for row in rows} for rows in moment.held] for moment in moments]
+    assert max(map(sum, with_core)) == 1 and sum(moment.again for moment in moments) == STEP.num_layers
+    assert not any(any(one) for one, moment in zip(with_core, moments) if moment.says.startswith("forward"))
+
+
+@pytest.mark.parametrize("recompute", MODES)
+def test_its_blocks_are_the_rows_held(recompute):
+    moments = training_moments(STEP, recompute)
+    for number in range(0, len(moments), 7):
+        drawing = step_timeline(STEP, number, recompute)
+        blocks = [trace for trace in drawing.traces if trace["type"] == "bar" and trace["x"] != [None]]
+        held = sum(sum(trace["y"]) for trace in blocks)
+        assert held * 2**30 == pytest.approx(moments[number].bytes)
+        assert f"{moments[number].bytes:,} bytes held" in drawing.alt

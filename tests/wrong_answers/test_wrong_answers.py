@@ -5,8 +5,9 @@ from collections import Counter
 
 import pytest
 
-from actmem_course.judge.catalogue import load_lab, solutions_of
+from actmem_course.judge.catalogue import load_lab
 from actmem_course.judge.judging import Judge
+from actmem_course.judge.naming import stated_edits
 from tests.labs.judged import judged, judged_names
 from tests.tiers import at_night
 from tests.wrong_answers import (  # noqa: F401  they register
@@ -17,7 +18,6 @@ from tests.wrong_answers import (  # noqa: F401  they register
     lab2_vocabulary,
     lab3_operators,
     lab3_replicas,
-    lab4,
     lab5,
     lab6_data,
     lab6_training,
@@ -74,8 +74,8 @@ def test_there_are_many_and_none_twice():
 
 def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_is_blocked_by_that_one():
     lab = load_lab("lab4_recompute")
-    functions = solutions_of(lab.name) | {"checkpoint": lab4.seeds_again, "__file__": lab4.__file__}
-    exec("def full_layer(x, w, dropouts): return checkpoint(lambda y: layer(y, w, dropouts), x)", functions)
+    (second,) = lab.choose(["4.2"], "number")
+    functions = stated_edits(second)[0].names("")
     judge = Judge(lab, [functions])
     verdicts = [judge.judge(exercise) for exercise in lab.choose(["4.1", "4.2", "4.4"], "number")]
     assert [verdict.status for verdict in verdicts] == ["passed", "wrong", "blocked"]

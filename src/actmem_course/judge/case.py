@@ -105,11 +105,13 @@ class CaseRun:
         operator: bool = False,
         exchanges: bool = True,
         again: Sequence[Collective] = (),
-    ) -> None:
+        twice: str = "",
+    ) -> tuple[Watch, Watch]:
         """Forward and backward of ``function(*tensors, *rest)``: the result, every gradient, what is exchanged.
 
         why: what to do about a wrong result ("") or gradient, by its name.  total: gradients that add up over the ranks.
         again: what backward may exchange besides.  operator: the function only exchanges, so what it makes is told by the parts that it was given.
+        twice: what to do where backward comes twice to an input.  Returns what was exchanged.
         """
         why = why or {}
         leaves = {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
@@ -128,7 +130,7 @@ class CaseRun:
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
         given = upstream.clone()
         with unchanged(**{"the gradient that backward is given": given}), self.b.watching() as backward:
-            with reached_once(inputs.values()):
+            with reached_once(inputs.values(), *filter(None, [twice])):
                 result.backward(given)
         check_waited(forward, backward)
         for name, leaf in leaves.items():
@@ -139,6 +141,7 @@ class CaseRun:
             )
         if exchanges and self.t > 1:
             self.see(f"{prefix}backward", list(backward.collectives), "exchanges", (_ran(backward), again))
+        return forward, backward
 
     def keeps(
         self, function: Callable, x: Tensor, *weights: Tensor, what: str = "", more: str = "", name: str = "bytes"
@@ -273,7 +276,8 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
     said = [f"{forward}{name} {words}" for words in _exchanged(found, right, name, rank)]
     if not said and b.dtype == torch.float64 and close(a, b, 1e-5):
         return [f"{forward}{name} has the digits of float32: compute in the dtype of the input"]
-    return said or [_with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t)]
+    why = f": {other.why}" if t == 1 and other.why else ""
+    return said or [_with_exchanges(found, right, name, rank) + describe(forward + name, a, b, t) + why]
 
 
 def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[str]:

@@ -1,17 +1,16 @@
-"""Which mistake makes these numbers?  Diagnoses are found by trying hypotheses."""
+"""Are two tensors equal up to rounding, and if not, how do they differ?  In words."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import reduce
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from actmem_course.judge.verdict import Unexplained, Wrong
+from actmem_course.judge.verdict import Wrong
 
 #: In float64 the order of summation changes the last digits only.
 TOLERANCE = 1e-9
@@ -40,39 +39,6 @@ def named_value(found: float, known: Mapping[str, float]) -> str:
     """The first diagnosis whose number was found; "" if there is none."""
     tolerance = TOLERANCE if isinstance(found, float) else 0
     return next((words for words, value in known.items() if math.isclose(found, value, rel_tol=tolerance)), "")
-
-
-def check_tensor(
-    what: str,
-    found: object,
-    expected: Tensor,
-    mistakes: Mapping[str, Tensor] | None = None,
-    t: int = 1,
-    explain: Callable[[Tensor], list[str]] | None = None,
-    more: Iterable[tuple[str, Tensor]] = (),
-) -> None:
-    """Raise Wrong unless ``found`` is ``expected``.
-
-    mistakes: diagnosis -> what a learner who makes that mistake gets.  The first that fits is
-    named; else what ``explain`` says of it ("is …"); else the first that fits of ``more`` mistakes, which
-    may take long to make; else the diagnosis says how ``found`` differs.
-    what: the subject of that sentence.  t: the number of ranks, for factors.
-    """
-    found = check_plain_tensor(what, found)
-    if found.shape == expected.shape and found.dtype != expected.dtype:
-        raise Wrong(f"{what} has dtype {_dtype(found)}; expected {_dtype(expected)}, as the input has")
-    if close(found, expected):
-        return
-
-    # A hypothesis that equals the right answer (with one rank, say) explains nothing.
-    def fits(of: Iterable[tuple[str, Tensor]]) -> Iterator[str]:
-        return (diagnosis for diagnosis, value in of if close(found, value) and not close(value, expected))
-
-    named = [*fits((mistakes or {}).items()), *(f"{what} {words}" for words in (explain(found) if explain else ()))]
-    named = named or list(islice(fits(more), 1))
-    if named:
-        raise Wrong(named[0], named[1:])
-    raise Unexplained(describe(what, found, expected, t))
 
 
 def check_plain_tensor(what: str, found: Any) -> Tensor:

@@ -64,7 +64,11 @@ def pairs_of(edits: list[Edit], source: str) -> Iterator[Edit]:
         if len(a) == len(b) == len(lines):
             both = [new if new != old else second for old, new, second in zip(lines, a, b)]
             if all(old in (new, second) for old, new, second in zip(lines, a, b)):
-                yield Edit(f"{one.words}; and {other.words}", "\n".join(both), stated=True)
+                yield Edit(
+                    f"{one.words}; and {other.words.removeprefix('the forward is right; ')}",
+                    "\n".join(both),
+                    stated=True,
+                )
 
 
 class _Instead(Function):

@@ -13,7 +13,7 @@ from actmem.config import ConfigError
 
 
 def _named(place: str) -> Callable:
-    """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or in lab_checks "lab4_layer:check_full_layer"."""
+    """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or in lab_checks "lab5_orders:check_interleaved"."""
     module, _, function = place.partition(":")
     folder, _, name = module.rpartition(".")
     if folder:
@@ -34,7 +34,7 @@ def _hints() -> dict[str, tuple[str, ...]]:
 class Exercise:
     """One function to write, and how it is judged.
 
-    judged_by: where its check is, or the file of its case, which has the function's name.  section: of the chapter to
+    judged_by: where its check is, or the file of its case, which has the function's name if none is given.  section: of the chapter to
     read.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed a process group,
     and is judged on several.
     """
@@ -54,7 +54,7 @@ class Exercise:
     @property
     def check(self) -> Callable:
         """Called with a Bench, or a CaseRun if it is a case; raises Wrong, or returns a remark or None."""
-        return _named(f"{self.judged_by}:{self.function}" if self.is_case else self.judged_by)
+        return _named(self.judged_by if ":" in self.judged_by else f"{self.judged_by}:{self.function}")
 
     @property
     def is_case(self) -> bool:
@@ -64,7 +64,7 @@ class Exercise:
     @property
     def lab(self) -> str:
         """The lab's name, of a case."""
-        return self.judged_by.removeprefix("cases.")
+        return self.judged_by.removeprefix("cases.").partition(":")[0]
 
 
 @dataclass(frozen=True)

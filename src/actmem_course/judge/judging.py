@@ -7,7 +7,7 @@ import re
 import traceback
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 from actmem_course.judge.catalogue import solutions_of
@@ -137,11 +137,6 @@ def verdict_of(exercise: Exercise, found: list) -> Verdict:
         return Verdict(exercise.number, exercise.function, ERROR, "some ranks were left waiting for others")
     blamed = [outcome for outcome in outcomes if outcome.status == worst.status]
     diagnosis = worst.diagnosis
-    if any(outcome.others for outcome in blamed):  # what fits on every rank is likelier than what fits on one
-        everywhere = [{outcome.diagnosis, *outcome.others} for outcome in blamed]
-        diagnosis = next(
-            (fit for fit in (diagnosis, *worst.others) if all(fit in fits for fits in everywhere)), diagnosis
-        )
     if worst.status in (WRONG, ERROR) and 0 < len(blamed) < len(found) and not worst.everywhere:
         diagnosis = f"on rank {worst.rank}: {diagnosis}"
     return Verdict(exercise.number, exercise.function, worst.status, diagnosis, worst.where)
@@ -159,7 +154,6 @@ class Outcome:
     diagnosis: str = ""
     where: str = ""
     everywhere: bool = False
-    others: list[str] = field(default_factory=list)
 
 
 def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
@@ -181,7 +175,7 @@ def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: Base
     if isinstance(error, OutOfStep):
         return Outcome(rank, WRONG, str(error), everywhere=True)
     if isinstance(error, Wrong):
-        return Outcome(rank, WRONG, str(error), others=error.others)
+        return Outcome(rank, WRONG, str(error))
     if isinstance(error, (Exception, SystemExit)):
         return _from_error(exercise, functions, rank, error)
     raise error

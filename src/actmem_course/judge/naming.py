@@ -102,7 +102,7 @@ class Naming:
         rows, partly = stated_edits(self.exercise), ""
         missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
         pairs = pairs_of(rows, source_of(self.module))
-        for edits in (lambda: chain(rows, missing), lambda: chain(made_edits(self.exercise), pairs)):
+        for edits in (lambda: chain(rows, missing), lambda: chain(made_edits(self.exercise), pairs))[: 1 + (group < 0)]:
             whole, part = self.edit_like(found, first, group, edits())
             partly = partly or part
             if whole or explained:

@@ -19,7 +19,7 @@ ALL_LABS = (
         Exercise("2.5", "split_attention", "lab2_heads:check_split_attention", "Attention: whole heads", takes_group=True),
         Exercise("2.6", "mlp", "cases.lab2_tensor_parallel", "Columns, then rows", takes_group=True),
         Exercise("2.7", "attention", "cases.lab2_tensor_parallel", "Attention: whole heads", takes_group=True),
-        Exercise("2.8", "vocab_parallel_cross_entropy", "lab2_vocabulary:check_cross_entropy", "What divides and what does not", takes_group=True),
+        Exercise("2.8", "vocab_parallel_cross_entropy", "cases.lab2_tensor_parallel", "What divides and what does not", takes_group=True),
     ), "rewards:lab2_reward"),
     Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_parallelism", (
         Exercise("3.1", "g", "cases.lab3_sequence_parallel", "An all-reduce, taken apart", takes_group=True),
@@ -31,12 +31,12 @@ ALL_LABS = (
         Exercise("3.7", "dropout_generators", "cases.lab3_sequence_parallel", "Between the blocks, tokens are independent", takes_group=True),
     ), "rewards:lab3_reward"),
     Lab("lab4_recompute", "Lab 4: recomputation", "05_recomputation", (
-        Exercise("4.1", "checkpoint", "lab4_checkpoint:check_checkpoint", "How a checkpoint function works, in four steps"),
-        Exercise("4.2", "checkpoint", "lab4_random_numbers:check_checkpoint_of_dropout", "How a checkpoint function works, in four steps"),
-        Exercise("4.3", "selective_layer", "lab4_layer:check_selective_layer", "The lopsided trade"),
-        Exercise("4.4", "full_layer", "lab4_layer:check_full_layer", "The lopsided trade"),
-        Exercise("4.5", "checkpoint_stopping_early", "lab4_stopping_early:check_checkpoint_stopping_early", "Measured: three numbers for one overhead"),
-    ), "lab4_layer:lab4_reward", one_process=True),
+        Exercise("4.1", "checkpoint", "cases.lab4_recompute", "How a checkpoint function works, in four steps"),
+        Exercise("4.2", "checkpoint", "cases.lab4_recompute:checkpoint_of_dropout", "How a checkpoint function works, in four steps"),
+        Exercise("4.3", "selective_layer", "cases.lab4_recompute", "The lopsided trade"),
+        Exercise("4.4", "full_layer", "cases.lab4_recompute", "The lopsided trade"),
+        Exercise("4.5", "checkpoint_stopping_early", "cases.lab4_recompute", "Measured: three numbers for one overhead"),
+    ), "lab4_reward:lab4_reward", one_process=True),
     Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
         Exercise("5.1", "one_forward_one_backward", "lab5_orders:check_one_forward_one_backward", "One forward, one backward"),
         Exercise("5.2", "interleaved", "lab5_orders:check_interleaved", "Interleaving: less idle time, more bytes"),

@@ -2,69 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 
 from torch import Tensor
 
 from actmem.measure.comms import Collective
-from actmem_course.judge.compare import check_tensor
-from actmem_course.judge.verdict import Unexplained, Wrong
+from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.virtual import Watch
-from actmem_course.judge.workbench import Bench, unchanged
-
-
-@dataclass(frozen=True)
-class Passes:
-    """gradients by the name that the learner knows; the collectives of both passes."""
-
-    gradients: dict[str, Tensor | None]
-    forward: Watch
-    backward: Watch
-
-
-def run_passes(
-    b: Bench,
-    function: Callable,
-    arguments: Mapping[str, Tensor],
-    rest: Sequence = (),
-    *,
-    expected: Tensor,
-    mistakes: Mapping[str, Tensor] | None = None,
-    upstream: Tensor,
-    explain: Callable[[Tensor], list[str]] | None = None,
-    more: Iterable[tuple[str, Tensor]] = (),
-    exchanges: Sequence[Collective] | None = None,
-) -> Passes:
-    """Run ``function(*arguments, *rest)``, compare the result, run backward from ``upstream``.
-
-    arguments: tensors that get gradients.  Raises Wrong on a wrong result (mistakes, explain, more: see
-    ``check_tensor``), a lost graph, or a write to a tensor of the caller.
-    exchanges: forward's; others are named where no mistake explains a wrong result.
-    """
-    leaves = {name: tensor.detach().clone().requires_grad_() for name, tensor in arguments.items()}
-    # Not leaves: an in-place operation on a leaf is refused by autograd before we could name it.
-    inputs = {name: leaf * 1 for name, leaf in leaves.items()}
-    with unchanged(**inputs), b.watching() as forward:
-        result = function(*inputs.values(), *rest)
-    if result is None and forward.collectives:
-        raise Wrong(f"the result is None: is a return missing, or {assigned(forward)}")
-    try:
-        check_tensor("the result", result, expected, mistakes, b.size, explain, more)
-    except Wrong as wrong:
-        check_waited(forward)
-        if isinstance(wrong, Unexplained) and b.size > 1 and exchanges is not None:
-            runs, wanted = text_of(forward.collectives), text_of(exchanges)
-            if runs != wanted:
-                raise Wrong(f"forward runs {runs}; expected {wanted}. And {wrong}") from None
-        raise
-    check_graph(result, forward)
-    gradient = upstream.clone()
-    with unchanged(**{"the gradient that backward is given": gradient}), b.watching() as backward:
-        result.backward(gradient)
-    check_waited(forward, backward)
-    return Passes({name: leaf.grad for name, leaf in leaves.items()}, forward, backward)
 
 
 @contextmanager
@@ -119,22 +64,6 @@ def check_waited(*seen: Watch) -> None:
                 f"{one.unwaited[0]} is started with async_op=True, and its handle is never waited for, so its result is read "
                 "before it is there: call handle.wait() first"
             )
-
-
-def check_gradient(
-    passes: Passes,
-    name: str,
-    expected: Tensor,
-    mistakes: Mapping[str, Tensor] | None = None,
-    t: int = 1,
-    explain: Callable[[Tensor], list[str]] | None = None,
-) -> None:
-    """Raise Wrong unless the gradient of the argument ``name`` is ``expected``."""
-    found = passes.gradients[name]
-    if found is None:
-        raise Wrong(gives_no_gradient(name, passes.backward))
-    named = {f"the forward is right; {diagnosis}": value for diagnosis, value in (mistakes or {}).items()}
-    check_tensor(f"the forward is right; the gradient of {name}", found, expected, named, t, explain)
 
 
 def gives_no_gradient(name: str, backward: Watch) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: Not written, and waiting for another exercise; ended by another exercise, or in a file that can't be loaded.
@@ -26,18 +25,7 @@ class Verdict:
 
 
 class Wrong(Exception):
-    """Raised by a check: the learner's code does something else than asked.  The message is the diagnosis.
-
-    others: other diagnoses that fit on this rank as well.  One that fits on every rank is the likeliest.
-    """
-
-    def __init__(self, diagnosis: str, others: Sequence[str] = ()):
-        super().__init__(diagnosis)
-        self.others = list(others)
-
-
-class Unexplained(Wrong):
-    """Other numbers, and no known mistake that makes them."""
+    """Raised by a check: the learner's code does something else than asked.  The message is the diagnosis."""
 
 
 class OutOfStep(Wrong):

@@ -1,13 +1,14 @@
 """Lab 2: on what each answer is judged, and the mistakes that are edits of ours.
 
-2.5 (any assignment of whole heads to ranks is right) and 2.8 (its mistakes are sought among all that logits may be shifted
-and masked by) keep checks of their own.
+2.5 keeps a check of its own: any assignment of whole heads to ranks is right.
 """
 
 from __future__ import annotations
 
+import torch
+
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.operators import F_BAR_OPERATOR, F_OPERATOR
+from actmem_course.judge.operators import F_BAR_OPERATOR, F_OPERATOR, size_of
 
 NO_TENSOR = "its backward needs no tensor of forward's"
 
@@ -56,6 +57,30 @@ def attention(r: CaseRun) -> None:
         r.passes(r["attention"], given, a, r.group, upstream=r.same(5, 3, h), prefix=prefix)
 
 
+def vocab_parallel_cross_entropy(r: CaseRun) -> None:
+    s, rows = max(4, r.t), 5
+    logits, targets = 3 * r.shard(s, 3, rows * r.t, dim=2), (r.same(s, 3) * 1e6).long().remainder(rows * r.t)
+    # The first and the last id of every rank, where an id off by one goes to another rank.
+    ends = torch.arange(r.t, device=r.device) * rows
+    targets.view(-1)[: 2 * r.t] = torch.cat((ends, ends + rows - 1))
+    upstream = r.same(s, 3)
+    # exp overflows unless the largest of all ranks is subtracted first.
+    for scale, prefix in ((1, ""), (300, "for logits of a thousand and more, ")):
+        passes = r.passes(
+            lambda x: r["vocab_parallel_cross_entropy"](x, targets, r.group),
+            {"logits": scale * logits},
+            upstream=upstream,
+            prefix=prefix,
+            exchanges=False,
+        )
+        # Largest, sum and target, even if every rank's are gathered; of the logits it would be five of each rank.
+        enough = 3 * r.t * size_of(upstream)
+        for when, seen in zip(("forward", "backward"), passes):
+            sent = sum(collective.payload_bytes for collective in seen.collectives)
+            words = f"{when} exchanges {{found:,}} B: the logits themselves are sent, where a few numbers per position are enough"
+            r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "most", words)
+
+
 _AFTER = "after the sum over the ranks, once (the sum would hold it t times)"
 #: Where something belongs, for edits that nobody has stated.
 PLACES = {
@@ -64,7 +89,46 @@ PLACES = {
     "projection_bias": _AFTER,
     "up_bias": "before the gelu",
 }
+_TARGET = "the target's logit is known only to the rank that holds it: it must be summed over the ranks, and is here this rank's own part"
+#: How the target's logit is found wrongly, with words.
+_PICKED = {
+    "(index < logits.shape[-1]) -> (index <= logits.shape[-1])": "a rank takes the first id after its own for one of its own: its last id is v/t − 1, so compare with <, not <=",
+    "(index >= 0) -> (index >= -1)": "a rank takes the last id before its own for one of its own: its first id is 0, so compare with >= 0",
+    "(index >= 0) -> (index > 0)": "no rank adds the logit of the first id of its own: compare with >=, not >",
+    "(index < logits.shape[-1]) -> (index < logits.shape[-1] - 1)": "no rank adds the logit of the last id of its own: compare with < v/t",
+    "squeeze(-1) * mine -> squeeze(-1)": "ranks that do not hold the target's logit add another logit instead: they must add 0",
+    "targets - dist.get_rank(group) * logits.shape[-1] -> targets": "the target ids are not shifted by the first id of this rank",
+    "- sums[1] -> - target": _TARGET,
+}
+#: The largest subtracted from the target's logit too, in place of adding it back: as right, and wrong ids give other numbers.
+_SHIFTED = (
+    "target = logits.gather -> target = (logits - largest.unsqueeze(-1)).gather ;; "
+    "sums[0].log() + largest - sums[1] -> sums[0].log() - sums[1]"
+)
 MISTAKES = {
+    "2.8": "\n".join(f"{how}{edit} | {words}" for edit, words in _PICKED.items() for how in ("", f"{_SHIFTED} ;; "))
+    + rf"""
+        {_SHIFTED} ;; `        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n` ->  | each rank subtracts the largest of its own logits, and these differ: all-reduce the largest first (MAX)
+        `        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n` ->  | the exponentials of the ranks are scaled by different largest logits before they are added: all-reduce the largest first (MAX)
+        largest = logits.amax(-1) -> largest = 0 * logits.amax(-1) | right for small logits, but exp overflows for logits of a thousand and more: subtract the largest logit of all ranks before exp
+        return sums[0].log() + largest -> return logits.logsumexp(-1) | the result is this rank's own softmax: the sum of the exponentials must run over all ranks
+        sums[0].log() + largest -> sums[0].log() | the largest logit is subtracted and not added back: subtract it from the target's logit too, or add it to the logarithm
+        sums[0].log() + largest -> sums[0].log() + 2 * largest | the largest logit is added back twice
+        (exponentials.sum(-1), target) -> (logits.logsumexp(-1), target) ;; sums[0].log() + largest -> sums[0] | the ranks' logarithms are added up: add the sums of the exponentials, and take one logarithm
+        return sums[0].log() + largest - -> return (sums[0].log() + largest).exp() - | the logarithm of the sum is missing
+        return sums[0].log() -> return sums[0] | the logarithm of the sum is missing
+        return sums[0].log() -> return (sums[0] / dist.get_world_size(group)).log() | the sum of the exponentials is averaged over the ranks: all-reduce with SUM, and divide by nothing
+        `+ largest - sums[1]` -> + largest | the target's logit is not subtracted
+        return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).mean() | the result is the mean over all positions; expected one loss per position
+        return sums[0].log() + largest - sums[1] -> return (sums[0].log() + largest - sums[1]).sum() | the result is the sum over all positions; expected one loss per position
+        exponentials / sums[0].unsqueeze(-1) -> logits.softmax(-1) | the forward is right; the gradient of logits is that of this rank's own softmax: divide by the sum over all ranks
+        softmax, index, mine = ctx.saved_tensors -> softmax, index, mine = [0 * ctx.saved_tensors[0], *ctx.saved_tensors[1:]] | the forward is right; the gradient of logits is that of the target's logit alone: none comes back through the sum of the exponentials, so its all-reduce needs a backward
+        .scatter_(-1, index, mine.unsqueeze(-1).to(softmax.dtype)) ->  | the forward is right; the gradient of logits is that of the softmax alone: subtract 1 at the target
+        mine.unsqueeze(-1).to(softmax.dtype) -> 1.0 | the forward is right; every rank subtracts 1 from the gradient of a logit: only the rank that holds the target's may
+        (softmax - onehot) * grad.unsqueeze(-1) -> (softmax - onehot) | the forward is right; the gradient of logits ignores the incoming gradient: multiply by it
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> ctx.t * (softmax - onehot) * | the forward is right; the gradient of logits is t times what it should be: the backward of a sum over the ranks must not all-reduce
+        ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot) / ctx.t * | the forward is right; the gradient of logits is 1/t of what it should be: nothing in it is averaged over the ranks
+    """,
     "2.3": r"""
         F.linear(f(x, group), weight, bias) -> F.linear(x, weight, bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight) | bias is missing: it belongs after the linear, once

@@ -6,7 +6,6 @@ model; part i of rank r is stage i·p + r.  One chunk runs as 1F1B, several as i
 
 from __future__ import annotations
 
-import re
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 from weakref import WeakSet
@@ -24,11 +23,9 @@ from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import reduce_partial_gradients
 from actmem.torch_private import (
-    SPLITS_BACKWARDS,
     first_messages,
     outputs_of,
     receive_buffers_of,
-    runtime_of_actions,
     without_outputs,
 )
 
@@ -232,75 +229,3 @@ def check_pipeline(
         raise ConfigError("num_microbatches", f"torch's 1F1B needs at least one a stage, {p}, got {num_microbatches}")
     if free_outputs and m > 1:
         raise ConfigError("free_outputs", "torch's interleaved schedule waits for its sends at the step's end only")
-
-
-class ListedPipeline(Pipeline):
-    """A Pipeline that runs a given list of actions on each rank.
-
-    orders: the actions of each pipeline rank, for all microbatches, in torch's words: "5F2" is a forward of stage 5 with
-    microbatch 2, "5B2" a whole backward, "5I2" one whose gradients of the weights are left to "5W2".  Rank r has the
-    stages r, p + r, …, or on a V r, 2p − 1 − r, …, so that rank 0 has both ends of the model.  A watcher hears of "I" as
-    of "B", and of every "W".  The other arguments, and what is refused, are Pipeline's.  Raises ConfigError if the list
-    can't run.
-
-    A split backward is torch's: from "I" to "W" it keeps nearly all that forward saved, and the gradients that "W" will
-    read.  Before torch 2.13 it can't run here.
-    """
-
-    def __init__(self, shape: ModelShape, mesh: DeviceMesh, orders: list[list[str]], **options):
-        p = mesh["pipeline"].size()
-        if len(orders) != p or not all(orders):
-            raise ConfigError("orders", f"must have a list of actions for each of the {p} pipeline ranks")
-        passes = [[_read(word) for word in words] for words in orders]
-        if any(len(set(words)) < len(words) for words in orders):
-            raise ConfigError("orders", "must have no action twice")
-        if not SPLITS_BACKWARDS and any(kind in word for words in orders for word in words for kind in "IW"):
-            raise ConfigError("orders", f'"I" and "W" need torch 2.13 or newer, this is {torch.__version__}')
-        n = 1 + max(microbatch for own in passes for _, microbatch in own)
-        m = 1 + max(stage for own in passes for stage, _ in own) // p
-        of_ranks = [{stage for stage, _ in own} for own in passes]
-        looped = [{c * p + r for c in range(m)} for r in range(p)]
-        self.v_shaped = of_ranks != looped
-        if self.v_shaped and of_ranks != [{_on_a_v(c, r, p) for c in range(m)} for r in range(p)]:
-            raise ConfigError("orders", f"ranks must have the stages {looped}, or lie on a V, got {of_ranks}")
-        super().__init__(shape, mesh, num_microbatches=n, num_model_chunks=m, **options)
-        arguments: dict[str, Any] = {"n_microbatches": n, "loss_fn": self._loss, "scale_grads": False}
-        try:
-            self.schedule = runtime_of_actions(orders, [*self.stages], **arguments)
-        except AssertionError as error:  # torch's own checks: a missing action, an order that no rank can keep
-            raise ConfigError("orders", str(error).splitlines()[0]) from None
-
-    def _make_stage(self, index: int, watching: dict, model: dict) -> Stage:
-        chunk, rank = divmod(index, p := self.mesh["pipeline"].size())
-        stage = super()._make_stage(_on_a_v(chunk, rank, p) if self.v_shaped else index, watching, model)
-        run = stage.backward_weight_one_chunk
-
-        def run_and_notify(bwd_chunk_id: int, *args, **kwargs) -> None:
-            run(bwd_chunk_id, *args, **kwargs)
-            watching["watcher"].after("W", stage, bwd_chunk_id)
-
-        stage.backward_weight_one_chunk = run_and_notify  # type: ignore[method-assign]
-        return stage
-
-    def _group_of_both_ends(self) -> TensorParallel | None:
-        return None if self.v_shaped else super()._group_of_both_ends()
-
-    def _reduce_shared_embedding(self) -> None:
-        first, last = self.parts[0], self.parts[-1]
-        if not (self.v_shaped and first.is_first and last.is_last):
-            return super()._reduce_shared_embedding()
-        one, other = (gradient_of(part.words.weight) for part in (first, last))
-        if one is not None and other is not None:  # else the embedding is frozen
-            other.copy_(one.add_(other))
-
-
-def _read(word: str) -> tuple[int, int]:
-    """Stage and microbatch."""
-    found = re.fullmatch(r"(\d+)[FBIW](\d+)", word)
-    if not found:
-        raise ConfigError("orders", f"must have actions such as 5F2, 5B2, 5I2 and 5W2, got {word!r}")
-    return int(found[1]), int(found[2])
-
-
-def _on_a_v(chunk: int, rank: int, p: int) -> int:
-    return chunk * p + (p - 1 - rank if chunk % 2 else rank)

@@ -8,13 +8,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import schedules as torch_schedules
 
-from actmem import pipeline
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import weight_gradient_rows
 from actmem.formulas.schedule import (
     Action,
     held,
-    in_torchs_words,
     interleaved,
     one_forward_one_backward,
     peak_in_flight,
@@ -22,11 +20,13 @@ from actmem.formulas.schedule import (
     stage_at,
 )
 from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
-from actmem.pipeline import ListedPipeline, Pipeline, make_mesh
+from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term, total
 from actmem.torch_private import SPLITS_BACKWARDS
 from actmem_course.bench.held import InFlight
 from actmem_course.others.zero_bubble import dual_pipe_v, v_half, v_min, zero_bubble_h1, zero_bubble_v
+from tests.measure import listed_pipeline
+from tests.measure.listed_pipeline import ListedPipeline, in_torchs_words
 from tests.rank_pool import RankFailed
 from tests.tiers import covering
 
@@ -239,7 +239,7 @@ def test_torch_keeps_more_from_b_to_w_than_the_products_need():
 
 def refused(orders, torch_splits=SPLITS_BACKWARDS):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "SPLITS_BACKWARDS", torch_splits)
+        patch.setattr(listed_pipeline, "SPLITS_BACKWARDS", torch_splits)
         ListedPipeline(SHAPE, make_mesh("cpu", 2, 1), orders)
 
 

@@ -157,20 +157,6 @@ def split_backwards(actions: list[Action]) -> set[tuple[int, int]]:
     return {(action.chunk, action.microbatch) for action in actions if action.kind == "W"}
 
 
-def in_torchs_words(ranks: Schedule, v_shaped: bool = False) -> list[list[str]]:
-    """Each rank's actions as torch writes them: "5F2" is a forward of stage 5 with microbatch 2.
-
-    A whole backward is "B"; one that leaves the weights' gradients to a "W" is "I".  v_shaped: see ``stage_at``.
-    """
-    found = []
-    for actions in ranks:
-        split = split_backwards(actions)
-        kinds = ["I" if a.kind == "B" and (a.chunk, a.microbatch) in split else a.kind for a in actions]
-        stages = [stage_at(a.rank, a.chunk, len(ranks), v_shaped) for a in actions]
-        found.append([f"{stage}{kind}{a.microbatch}" for stage, kind, a in zip(stages, kinds, actions)])
-    return found
-
-
 def peak_in_flight(ranks: Schedule) -> list[int]:
     """For each rank, the most chunk-microbatches that it holds at once, each until its last action."""
     return [max(held(actions), default=0) for actions in ranks]

@@ -12,6 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from rich import box
+from rich.console import Console
+from rich.table import Table
 from torch import nn
 
 from actmem.checks import ConfigError
@@ -24,10 +27,11 @@ from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_part_peak, measure_stage, measure_stage_peak, measure_states
 from actmem.parallel.groups import TensorParallel
+from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedGPT, PlannedLlama, PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
 from actmem.plan.search import Plan
-from actmem.rows import Comparison, Row, compare, total
+from actmem.rows import Comparison, Match, Row, compare, total
 from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 
 #: What ``--verify`` says it leaves out.
@@ -180,3 +184,39 @@ def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
         shared = share(row.bytes // element, plan.layout, divided)
         rows.append(Row(row.term, element * shared, source=row.source))
     return rows
+
+
+def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
+    """Verify the plan, print each line of its bill beside the counted one, and the peak; True if all are equal."""
+    comparison = verify_plan(model, plan)
+    matches = comparison.matched + comparison.changed + comparison.missing + comparison.extra
+    console.print(f"\n[bold]Verified:[/] {plan_text(plan)}", highlight=False)
+    console.print(_table(matches, plan))
+    verdict = f"{len(comparison.matched)} of {len(matches)} lines equal what is counted, to the byte"
+    console.print(verdict if comparison.exact else f"[bold red]{verdict}", highlight=False)
+    peak = count_peak(model, plan)
+    text = _peak_text(peak)
+    console.print(text if peak.exact else f"[bold red]{text}", highlight=False)
+    console.print(NOT_RUN, highlight=False)
+    return comparison.exact and peak.exact
+
+
+def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
+    title = f"Pipeline rank {plan.pipeline_rank}, emulated on CPU: the bill and what is counted"
+    table = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
+    table.add_column("line", no_wrap=True)
+    for name in ("bill", "counted", "diff."):
+        table.add_column(name, justify="right", no_wrap=True)
+    for match in matches:
+        cells = (f"{match.predicted or 0:,}", f"{match.measured or 0:,}", f"{match.difference:,}")
+        table.add_row(match.term, *cells, style="bold red" if match.difference else "")
+    return table
+
+
+def _peak_text(peak: CountedPeak) -> str:
+    return (
+        f"Beyond that, at the peak of the next backward pass: bill {peak.predicted_bytes:,} B, "
+        f"counted {peak.counted_bytes:,} B, difference {peak.counted_bytes - peak.predicted_bytes:,}"
+    )

@@ -7,9 +7,8 @@ from actmem.llama_shape import LLAMA_MODELS
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import planned_model_of
 from actmem.rows import total
-from actmem_course.bench.measure_runs import step_time_results, titan_result
+from actmem_course.bench.measure_runs import predicted_seconds, step_time_results, titan_result
 from actmem_course.others.published import TITAN_RUNS
-from actmem_course.others.step_times import predicted_seconds
 from actmem_course.others.titan import titan_bill, titan_layer_rows
 
 LLAMA = LLAMA_MODELS["llama3-8b"]
@@ -52,7 +51,7 @@ def test_what_it_refuses():
 def test_more_recomputation_takes_longer():
     model = planned_model_of("1t")
     sizes = {"tensor_parallel_size": 8, "pipeline_parallel_size": 64, "num_model_chunks": 1, "micro_batch_size": 1}
-    times = [predicted_seconds(model, 512, "a100", 512, mode, sizes) for mode in ("none", "selective", "full")]
+    times = [predicted_seconds(model, 512, "a100", 512, mode, **sizes) for mode in ("none", "selective", "full")]
     assert times == sorted(times) and times[0] < times[2] / 1.2
 
 

@@ -11,8 +11,10 @@ from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
 from actmem.plan.plan_report import plan_text
-from actmem.plan.planned_models import planned_model_of
+from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill
+from actmem.plan.search import find_plans
+from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.others.nanotron import nanotron_peak
 from actmem_course.others.paper import TABLE5
 from actmem_course.others.paper_choices import SEARCHES, paper_choice
@@ -26,7 +28,6 @@ from actmem_course.others.published import (
     NanotronRun,
     TitanRun,
 )
-from actmem_course.others.step_times import predicted_seconds
 from actmem_course.others.titan import titan_bill
 from actmem_course.results import PaperChoiceResult, RunResult, StepTimeResult
 
@@ -104,50 +105,49 @@ def step_time_results() -> list[StepTimeResult]:
     """Published step times beside the planner's: the paper's table 5, the Llama 3 report, torchtitan's eager 8B."""
     results = []
     for name, time in TABLE5.items():
-        paper = PAPER_MODELS[name]
-        own = paper.parallel
-        sizes = {
-            "tensor_parallel_size": own.tensor_parallel_size,
-            "pipeline_parallel_size": own.pipeline_parallel_size,
-            "num_model_chunks": own.num_model_chunks,
-            "micro_batch_size": paper.shape.micro_batch_size,
-            "sequence_parallel": True,
-        }
-        model = planned_model_of(name)
+        paper, own = PAPER_MODELS[name], PAPER_MODELS[name].parallel
+        place = planned_model_of(name), paper.num_devices, "a100", paper.global_batch_size
         for printed, mode in ((time.seconds, "selective"), (time.full_recompute_seconds, "full")):
-            wanted = {**sizes, "sequence_parallel": mode == "selective"}
-            seconds = predicted_seconds(model, paper.num_devices, "a100", paper.global_batch_size, mode, wanted)
+            seconds = predicted_seconds(
+                *place,
+                mode,
+                tensor_parallel_size=own.tensor_parallel_size,
+                pipeline_parallel_size=own.pipeline_parallel_size,
+                num_model_chunks=own.num_model_chunks,
+                micro_batch_size=paper.shape.micro_batch_size,
+                sequence_parallel=mode == "selective",
+            )
             results.append(StepTimeResult("2205.05198 table 5", f"{name}, {mode}", "s", printed, seconds))
     for run in LLAMA3_RUNS:
         model = planned_model_of("llama3-405b").with_sequence(run.seq_length)
-        batch = run.data_parallel_size * run.batch_per_data_rank
-        sizes = {
-            "tensor_parallel_size": 8,
-            "pipeline_parallel_size": 16,
-            "context_parallel_size": run.context_parallel_size,
-            "micro_batch_size": 1,
-            "zero_stage": 2,
-            "sequence_parallel": True,
-        }
-        seconds = predicted_seconds(model, run.gpus, "h100", batch, "none", sizes)
+        batch, c = run.data_parallel_size * run.batch_per_data_rank, run.context_parallel_size
+        cut = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "context_parallel_size": c, "zero_stage": 2}
+        seconds = predicted_seconds(
+            model, run.gpus, "h100", batch, "none", micro_batch_size=1, sequence_parallel=True, **cut
+        )
         rate = model.model_flops(batch) / seconds / run.gpus / 1e12
-        setting = f"405B, {run.gpus} GPUs, CP {run.context_parallel_size}, s {run.seq_length}, 1F1B"
+        setting = f"405B, {run.gpus} GPUs, CP {c}, s {run.seq_length}, 1F1B"
         results.append(StepTimeResult("2407.21783 table 4", setting, "TFLOP/s", run.tflops, rate))
-    for titan in TITAN_RUNS:
-        if titan.recompute == "selective" and not titan.changed:
-            model = planned_model_of(titan.model).with_sequence(titan.seq_length)
-            batch = titan.data_parallel_size * titan.local_batch_size
-            sizes = {
-                "tensor_parallel_size": 1,
-                "pipeline_parallel_size": 1,
-                "context_parallel_size": 1,
-                "zero_stage": 3,
-            }
-            seconds = predicted_seconds(model, titan.gpus, "h100", batch, "elementwise", sizes)
-            rate = titan.seq_length * batch / seconds / titan.gpus
-            setting = f"8B, {titan.gpus} GPUs, FSDP, elementwise for selective"
-            results.append(StepTimeResult("torchtitan", setting, "tokens/s", titan.tokens_per_second, rate))
+    whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "zero_stage": 3}
+    for titan in (run for run in TITAN_RUNS if run.recompute == "selective" and not run.changed):
+        model = planned_model_of(titan.model).with_sequence(titan.seq_length)
+        batch = titan.data_parallel_size * titan.local_batch_size
+        seconds = predicted_seconds(model, titan.gpus, "h100", batch, "elementwise", **whole)
+        rate = titan.seq_length * batch / seconds / titan.gpus
+        setting = f"8B, {titan.gpus} GPUs, FSDP, elementwise for selective"
+        results.append(StepTimeResult("torchtitan", setting, "tokens/s", titan.tokens_per_second, rate))
     return results
+
+
+def predicted_seconds(
+    model: PlannedModel, gpus: int, device: str, global_batch_size: int, recompute: str, **sizes: int
+) -> float:
+    """Seconds of one step of the layout with these sizes, whatever the memory.  Raises ConfigError if there is none."""
+    cluster = Cluster(gpus, 2**20 * GIBIBYTE, device=DEVICES[device])
+    found = find_plans(model.with_modes([recompute]), cluster, global_batch_size, 1, sizes, windows=False)
+    if not found.plans:
+        raise ConfigError("sizes", f"{model.name} has no plan on {gpus} GPUs with {sizes}")
+    return found.plans[0].seconds.total
 
 
 def paper_choice_results() -> list[PaperChoiceResult]:

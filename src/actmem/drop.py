@@ -33,15 +33,19 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import Kept, keep, released_by_reader
-from actmem.recompute import autocast_state
+from actmem.recompute import autocast_state, never_read
 from actmem.torch_private import graph_is_retained
+
+#: Each is called with the names and the tensors of all that layers name, and with the name of what autograd saved since
+#: the call before and has no other ("" for none).  A ledger adds itself while it records.
+NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] = []
 
 
 class Terms:
     """The named tensors of one forward pass of one layer.
 
     dropped: names that backward rebuilds.  With none, ``terms(name, function, *sources)`` is
-    ``function(*sources)`` and nothing else happens.  Otherwise use it as a context around the forward
+    ``function(*sources)`` and nothing else happens, unless a ledger reads the names.  Otherwise use it as a context around the forward
     pass.  Keeps what the layer's operations save, without the dropped names, and the inputs that
     their recipes read.
     """
@@ -74,6 +78,8 @@ class Terms:
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
         """Give a tensor that comes from outside its name; returns it.  Kept if a recipe reads it."""
+        for tell in NAME_READERS:
+            tell((name,), (tensor,), "")
         if self.dropped:
             self._inputs[name] = tensor
             self._note(name, tensor)
@@ -89,6 +95,8 @@ class Terms:
 
     def add(self, names: str | tuple[str, ...], values: Any, function: Callable, *sources: Any, also: str = "") -> Any:
         """Note that ``function(*sources)``, which may run without autograd, makes ``values`` again; returns them."""
+        for tell in NAME_READERS:
+            tell(as_tuple(names), as_tuple(values), also)
         if self.dropped:
             names, made = as_tuple(names), as_tuple(values)
             # Sources first: a result can be a view of one, and then takes over its place.
@@ -198,7 +206,7 @@ class Terms:
                         sources[i] = sources[i].detach().requires_grad_(source.requires_grad)
                 stack.enter_context(torch.enable_grad())
                 stack.enter_context(
-                    saved_tensors_hooks(lambda x: saved.append((x.detach(), x.is_leaf and x.requires_grad)), _never)
+                    saved_tensors_hooks(lambda x: saved.append((x.detach(), x.is_leaf and x.requires_grad)), never_read)
                 )
             else:
                 stack.enter_context(torch.no_grad())
@@ -238,7 +246,7 @@ class Terms:
                 self._rebuilt.pop(name, None)
 
 
-#: Names nothing and drops nothing.
+#: Drops nothing.
 KEEP_ALL = Terms()
 
 
@@ -253,10 +261,6 @@ def open_slot(slot: Slot) -> Tensor:
     if not empties:
         slot.tensor = tensor
     return tensor
-
-
-def _never(_: Any) -> Tensor:
-    raise RuntimeError("nothing reads the graph of a second run")
 
 
 class Slot:

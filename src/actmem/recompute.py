@@ -143,7 +143,7 @@ class _Region:
             for arguments in self.autocast:
                 stack.enter_context(torch.autocast(**arguments))
             stack.enter_context(torch.enable_grad())
-            stack.enter_context(saved_tensors_hooks(fill, _never))
+            stack.enter_context(saved_tensors_hooks(fill, never_read))
             try:
                 self.function(*starts)
             except _AllSlotsFilled:
@@ -158,8 +158,9 @@ class _Region:
         return f"{tuple(shape)} {dtype}"
 
 
-def _never(_: None) -> Tensor:
-    raise RuntimeError("nothing reads the graph of the second run")
+def never_read(_: object) -> Tensor:
+    """The unpacking hook of a second run."""
+    raise RuntimeError("nothing reads the graph of a second run")
 
 
 def autocast_state() -> list[dict]:

@@ -17,7 +17,6 @@ from actmem.layers.llama_parts import rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.parts import layer_rows_of, measure_llama
-from actmem.measure.term_names import llama_term_name
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
@@ -359,8 +358,8 @@ def test_frozen_weights_keep_no_inputs(kind):
     """As the paper's layer: what only a weight's gradient reads is not kept where there is none."""
     layer = LlamaLayer(SHAPES[kind], seed=1)
     x = torch.randn(12, 3, 32, requires_grad=True)
-    trained = {row.term: row.bytes for row in layer_rows_of(layer, x, llama_term_name)}
-    frozen = {row.term: row.bytes for row in layer_rows_of(layer.requires_grad_(False), x, llama_term_name)}
+    trained = {row.term: row.bytes for row in layer_rows_of(layer, x)}
+    frozen = {row.term: row.bytes for row in layer_rows_of(layer.requires_grad_(False), x)}
     read_by_weights = {
         term
         for term in trained

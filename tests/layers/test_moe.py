@@ -11,7 +11,6 @@ from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.measure.census import census
 from actmem.measure.parts import layer_rows_of
-from actmem.measure.term_names import llama_term_name
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import by_term, compare, total
 
@@ -29,7 +28,7 @@ def learned(recompute, sequence_parallel, members=None):
     s = 12 // tp.size if sequence_parallel else 12
     generator = torch.Generator().manual_seed(6 + tp.rank * sequence_parallel)
     x = torch.randn(s, 3, 32, generator=generator).to(torch.bfloat16).requires_grad_()
-    measured = layer_rows_of(layer, x, llama_term_name)
+    measured = layer_rows_of(layer, x)
     predicted = llama_rows(SHAPE, Parallel(tp.size, sequence_parallel), recompute, 2, layer.mlp.routed_tokens)
     comparison = compare(predicted, measured)
     assert census(layer, lambda: x) == total(measured)

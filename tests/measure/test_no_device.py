@@ -14,7 +14,7 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LLAMA_MODELS
 from actmem.measure.emulate import cuda_without_device, gpu_of_this_build
 from actmem.measure.ledger import record
-from actmem.measure.term_names import llama_term_name, rows_by_term
+from actmem.measure.term_names import rows_by_term
 from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare
@@ -68,7 +68,7 @@ def layer_rows_on(capability, shape, dtype, recompute="none"):
     predicted = llama_rows(shape, recompute=recompute, element_size=dtype.itemsize)
     if any(row.term == "log-sum-exp" for row in predicted):
         predicted += attention_rows(kernel, shape.micro_batch_size, heads[0], shape.seq_length)
-    return kernel, compare(predicted, rows_by_term(ledger.saved, llama_term_name))
+    return kernel, compare(predicted, rows_by_term(ledger.saved))
 
 
 @needs_build

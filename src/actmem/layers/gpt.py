@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, check_divides, check_vocab_size
+from actmem.drop import KEEP_ALL
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import ParallelLayerNorm, TransformerLayer, check_length
 from actmem.parallel.groups import TensorParallel
@@ -89,7 +90,11 @@ class GPT(ParallelModule):
             x = self.embed(x)
         for layer in self.layers.values():
             x = layer(x, self.mask)
-        return self.output(self.final_norm(x), self.words.weight) if self.is_last else x
+        if not self.is_last:
+            return x
+        x = KEEP_ALL.input("final layer-norm input", x)
+        x = KEEP_ALL("output layer input", self.final_norm, x, also="final layer-norm statistics")
+        return self.output(x, self.words.weight)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Token ids ``[b, s]`` to activations: word + position, then dropout."""
@@ -99,7 +104,7 @@ class GPT(ParallelModule):
         x = self.words(tokens.t())
         first = self.tp.rank * x.shape[0] if self.tp.sequence_parallel else 0
         x = x + self.positions[first : first + x.shape[0]].unsqueeze(1)
-        return self.embedding_dropout(x).drop(x)
+        return self.embedding_dropout(x, KEEP_ALL, "embedding dropout mask").drop(x)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross entropy of logits ``[s, b, v/t]`` and target ids ``[b, s]``, without targets of -100: a scalar."""

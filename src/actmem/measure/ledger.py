@@ -17,7 +17,7 @@ import gc
 import sys
 from collections.abc import Callable, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -27,6 +27,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from actmem.drop import NAME_READERS
 from actmem.measure.ledger_tables import ledger_html, ledger_text
 from actmem.measure.origins import STORAGE_KINDS, UNSAVED, Classifier, Origin, Origins
 from actmem.measure.savers import UNKNOWN, OperationTracker
@@ -59,6 +60,7 @@ class SavedTensor:
     kind: one of ``origins.STORAGE_KINDS``.
     held_by: what keeps it, if autograd doesn't and it could be found out.
     made_by: the operation below autograd that made it; "" if it was there before.
+    term: the name that one of this library's layers gave it (``drop.Terms``); "" for others.
     """
 
     module: str
@@ -71,6 +73,7 @@ class SavedTensor:
     kind: str = "activation"
     held_by: str = ""
     made_by: str = ""
+    term: str = ""
 
 
 class Ledger:
@@ -141,6 +144,23 @@ class _Recording:
         #: Weights that were seen as such when they were saved: they may be in no module when the block ends.
         self.seen_weights: WeakSet[torch.UntypedStorage] = WeakSet()
         self.hooks_were_off = False
+        #: Names that layers gave, by storage and offset: Q, K and V are views of one tensor.
+        self.terms: WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = WeakKeyDictionary()
+        self.saved_since: WeakSet[torch.UntypedStorage] = WeakSet()
+
+    def name(self, names: tuple[str, ...], tensors: tuple[Tensor, ...], also: str) -> None:
+        """What a layer tells ``drop.NAME_READERS``."""
+        for name, tensor in zip(names, tensors):
+            if (storage := storage_of(tensor)) is not None:
+                self.terms.setdefault(storage, {})[int(tensor.storage_offset())] = name
+        for storage in self.saved_since if also else ():
+            self.terms.setdefault(storage, {0: also})
+        self.saved_since.clear()
+
+    def term(self, storage: torch.UntypedStorage, offset: int) -> str:
+        """The name of a tensor that begins there, or of all that the storage holds."""
+        names = self.terms.get(storage, {})
+        return names.get(offset, "") or (next(iter(names.values())) if len(names) == 1 else "")
 
     def note(self, tensor: Tensor, saver: tuple[str, str, str] | None = None) -> None:
         self.origins.paused = True
@@ -159,6 +179,7 @@ class _Recording:
             except RuntimeError:  # a strided nested tensor
                 view = (0, ())
             if view not in views:
+                self.saved_since.add(storage)
                 saver = saver or self.tracker.saver_of(part)
                 views[view] = (torch.Size(shape_of(part)), part.dtype, self.tracker.module, *saver)
 
@@ -181,7 +202,8 @@ class _Recording:
             _, dtype, _, op, *_ = next(iter(views.values()))
             kind = classifier.kind_of(storage, dtype, op)
             rows = ledger.weights if kind in ("weight", "gathered weight") else ledger.saved
-            rows.extend(_shares(views, storage.nbytes(), kind, classifier.made_by(storage)))
+            shares = _shares(views, storage.nbytes(), kind, classifier.made_by(storage))
+            rows.extend(replace(row, term=self.term(storage, view[0])) for row, view in shares)
         for storage, origin, held_by in unsaved(self.tracker, self.origins, ledger._storages, locals_of_caller):
             kind = classifier.kind_of_unsaved(storage, origin)
             if kind not in ("weight", "gathered weight"):
@@ -221,6 +243,8 @@ def record(module: nn.Module) -> Iterator[Ledger]:
     hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
     with ExitStack() as stack:
         stack.enter_context(noting_states(origins.note_state))
+        NAME_READERS.append(recording.name)
+        stack.callback(NAME_READERS.remove, recording.name)
         stack.enter_context(tracker)
         stack.enter_context(origins)
         stack.enter_context(
@@ -265,22 +289,22 @@ def _locals_above() -> Iterator[object]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _shares(views: dict[tuple, tuple], left: int, kind: str, made_by: str) -> Iterator[SavedTensor]:
-    """Divide one storage's bytes, ``left``, among the different views of it that were saved.
+def _shares(views: dict[tuple, tuple], left: int, kind: str, made_by: str) -> Iterator[tuple[SavedTensor, tuple]]:
+    """Divide one storage's bytes, ``left``, among the different views of it that were saved; each with its view.
 
     Each view gets the bytes of its elements, as far as the storage reaches.  Bytes that no view
     covers are kept alive too, and get a line of their own.
     """
-    for shape, dtype, module, op, argument, line in views.values():
+    for view, (shape, dtype, module, op, argument, line) in views.items():
         share = min(left, shape.numel() * dtype.itemsize)
         left -= share
         if share:
-            yield SavedTensor(module, op, argument, tuple(shape), dtype, share, line, kind, made_by=made_by)
+            yield SavedTensor(module, op, argument, tuple(shape), dtype, share, line, kind, made_by=made_by), view
     if left:
-        shape, dtype, module, op, argument, line = next(iter(views.values()))
+        view, (shape, dtype, module, op, argument, line) = next(iter(views.items()))
         unseen = (left // dtype.itemsize,)
         argument = f"{argument} (rest of its storage)".strip()
-        yield SavedTensor(module, op, argument, unseen, dtype, left, line, kind, made_by=made_by)
+        yield SavedTensor(module, op, argument, unseen, dtype, left, line, kind, made_by=made_by), view
 
 
 #: How far from a tensor its holder is looked for: a list in a dict in a cache is three steps.

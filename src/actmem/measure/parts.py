@@ -20,8 +20,8 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.measure.census import LiveStorages, census
-from actmem.measure.ledger import SavedTensor, record
-from actmem.measure.term_names import llama_term_name, rows_by_term, term_name
+from actmem.measure.ledger import record
+from actmem.measure.term_names import rows_by_term
 from actmem.measure.tools import storages_of
 from actmem.measure.whole_step import StepBill, watch_step
 from actmem.parallel.groups import TensorParallel
@@ -42,12 +42,12 @@ def layer_input(shape: ModelShape | LlamaShape, tp: TensorParallel, device: str,
     return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
 
 
-def layer_rows_of(layer: nn.Module, x: Tensor, name: Callable[[SavedTensor], str] = term_name) -> list[Row]:
-    """What ``layer(x)`` keeps for backward, as rows by the paper's terms, or by those of ``name``."""
+def layer_rows_of(layer: nn.Module, x: Tensor) -> list[Row]:
+    """What ``layer(x)`` keeps for backward, as rows by the formulas' terms."""
     with record(layer) as ledger:
         y = layer(x)
     del y
-    return rows_by_term(ledger.saved, name)
+    return rows_by_term(ledger.saved)
 
 
 def measure_layer(
@@ -63,7 +63,7 @@ def measure_layer(
     Runs the layer's forward twice.  Raises LedgerMismatch if the two counts disagree.
     """
     layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
-    return _confirmed(layer, lambda: layer_input(shape, tp, device, dtype), term_name)
+    return _confirmed(layer, lambda: layer_input(shape, tp, device, dtype))
 
 
 def measure_llama(
@@ -79,11 +79,11 @@ def measure_llama(
     """The same for one of today's layers.  routing: of its experts, without their router's scores by default."""
     layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
     own = shape.with_sizes(seq_length=layer.seq_length)
-    return _confirmed(layer, lambda: layer_input(own, tp, device, dtype), llama_term_name)
+    return _confirmed(layer, lambda: layer_input(own, tp, device, dtype))
 
 
-def _confirmed(layer: nn.Module, make_input: Callable[[], Tensor], name: Callable[[SavedTensor], str]) -> list[Row]:
-    rows = layer_rows_of(layer, make_input(), name)
+def _confirmed(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
+    rows = layer_rows_of(layer, make_input())
     counted = census(layer, make_input)
     if counted != total(rows):
         raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")
@@ -150,7 +150,7 @@ def measure_stage(
         return [GPT(shape, tp, layers=layers, recompute=mode, device=device, dtype=dtype) for layers in chunks]
 
     run = lambda part: _forward(part, _arrives(part, device, dtype))  # noqa: E731
-    return measure_parts(parts_of(recompute), parts_of("none") if whole else [], actions, run, term_name, whole)
+    return measure_parts(parts_of(recompute), parts_of("none") if whole else [], actions, run, whole)
 
 
 def measure_parts(
@@ -158,7 +158,6 @@ def measure_parts(
     whole_parts: Sequence[Chunk],
     actions: Iterable[tuple[str, int, int]],
     run: Callable[[Chunk], Tensor],
-    name: Callable[[SavedTensor], str],
     whole: Collection[tuple[int, int]] = (),
 ) -> list[Row]:
     """What one rank's model chunks, ``parts``, keep after the last of ``actions``, one row for each term.
@@ -174,7 +173,7 @@ def measure_parts(
         part = (whole_parts if (chunk, microbatch) in whole else parts)[chunk]
         with record(part) as ledger:
             output = run(part)
-        held[chunk, microbatch] = output, rows_by_term(ledger.saved, name)
+        held[chunk, microbatch] = output, rows_by_term(ledger.saved)
     return merge(row for _, rows in held.values() for row in rows)
 
 

@@ -3,16 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch.distributed as dist
-
-#: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
-FORMS: dict[str, dict[str, Any]] = {
-    "tensor": {},
-    "tensor+sequence": {"sequence_parallel": True},
-    "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},
-}
 
 
 @dataclass(frozen=True)

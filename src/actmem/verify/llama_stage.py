@@ -8,15 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from actmem.config import Parallel
+from actmem.drop import KEEP_ALL
 from actmem.layers.context import ContextParallel
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import OutputLayer
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import RMSNorm
 from actmem.llama_shape import LlamaShape, own_context_shape
-from actmem.measure.ledger import SavedTensor
 from actmem.measure.parts import measure_parts
-from actmem.measure.term_names import llama_term_name, term_name
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule
@@ -62,7 +61,9 @@ class LlamaStage(ParallelModule):
         for layer in self.layers:
             x = layer(x)
         if self.is_last:
-            logits = self.output(self.final_norm(x), self.head.weight)
+            x = KEEP_ALL.input("final RMSNorm input", x)
+            x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
+            logits = self.output(x, self.head.weight)
             targets = torch.randint(0, self.vocab_size, (logits.shape[1], logits.shape[0]))
             x = self.cross_entropy(logits, targets.t())
         return x
@@ -84,12 +85,4 @@ def measure_llama_stage(
 ) -> list[Row]:
     """What the rank keeps after the last of ``actions``, as ``measure_stage`` counts it for the paper's model."""
     run = lambda part: part(part.stage_input(dtype))  # noqa: E731
-    return measure_parts(parts, whole_parts, actions, run, _stage_term, set(whole))
-
-
-def _stage_term(saved: SavedTensor) -> str:
-    if saved.module.startswith("layers."):
-        return llama_term_name(saved)
-    if saved.module == "final_norm":
-        return "final RMSNorm input" if saved.argument else "final RMSNorm statistic"
-    return term_name(saved)
+    return measure_parts(parts, whole_parts, actions, run, set(whole))

@@ -28,9 +28,10 @@ from actmem.measure.parts import layer_input
 from actmem.measure.tools import replaced
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
-from actmem.parallel.groups import FORMS, TensorParallel, tensor_parallel
+from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.race import Race, Runner, Work, race_of
+from actmem_course.bench.session import FORMS
 from actmem_course.ranks import Ranks
 from actmem_course.results import ExchangeCount, SocketCount, TimedPair
 

@@ -27,10 +27,11 @@ from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.emulate import H100, gpu_of_this_build
 from actmem.measure.parts import measure_layer, measure_llama
-from actmem.parallel.groups import FORMS, TensorParallel
+from actmem.parallel.groups import TensorParallel
 from actmem.rows import Row, total
 from actmem_course.arguments import ELEMENT_SIZES
 from actmem_course.bench.measure_table2 import check_fits, check_memory, layer_result
+from actmem_course.bench.session import FORMS
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
 

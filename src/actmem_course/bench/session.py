@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -25,6 +25,12 @@ from actmem_course.files import write_text
 from actmem_course.ranks import Ranks
 
 _Result = TypeVar("_Result")
+#: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
+FORMS: dict[str, dict[str, Any]] = {
+    "tensor": {},
+    "tensor+sequence": {"sequence_parallel": True},
+    "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},
+}
 
 
 class OutOfTime(BaseException):

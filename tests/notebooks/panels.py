@@ -1,8 +1,11 @@
-"""Panels and their controls in a browser, moved by keyboard and compared with a new drawing."""
+"""Panels and forms in a browser, used by keyboard; figures are compared with a new drawing."""
 
 from __future__ import annotations
 
+import re
 import time
+
+from playwright.sync_api import expect
 
 from tests.notebooks.opened import PATIENCE_SECONDS
 
@@ -88,16 +91,12 @@ def press(page, box, index, panel, kind, key):
 KEYS = {
     "ToggleButtons": {"ArrowRight": "Space", "ArrowLeft": "Space"},
     "Checkbox": {"ArrowRight": "Space", "ArrowLeft": "Space"},
-    "Dropdown": {"ArrowRight": "ArrowDown", "ArrowLeft": "ArrowUp"},
 }
 LOCATORS = {
     "IntSlider": ".noUi-handle",
-    "FloatSlider": ".noUi-handle",
-    "FloatLogSlider": ".noUi-handle",
     "SelectionSlider": ".noUi-handle",
     "ToggleButtons": ".widget-toggle-buttons",
     "Checkbox": "input[type=checkbox]",
-    "Dropdown": "select",
 }
 
 
@@ -136,3 +135,33 @@ def match_figures(notebook, number, figures):
         for trace, expected in zip(shown["data"], wanted["data"]):
             for axis in ("x", "y", "base", "text", "z"):
                 assert trace.get(axis) == expected.get(axis), (trace.get("name"), axis)
+
+
+#: The forms of the kernel, in the order in which they were made.
+PREDICTIONS = PANELS + """
+print(_json.dumps([_cells.get(widget.model_id, widget.model_id) for widget in _instances.values() if isinstance(widget, _Prediction)]))
+"""
+
+
+def use_predictions(notebook):
+    """Answer every question of a notebook, and return how many there are."""
+    page, asked = notebook.page, notebook.ask(PREDICTIONS)
+    for model in asked:
+        box = notebook.go_to(model)
+        form = box.locator(".actmem-predict")
+        figures = box.locator(".actmem-figure")
+        field, reply = form.locator("input"), form.locator("output")
+        expect(reply).to_have_text("")
+        assert figures.count() and not any(figure.is_visible() for figure in figures.all())
+        field.focus()
+        page.keyboard.type("a lot")
+        page.keyboard.press("Enter")
+        expect(reply).to_have_text(re.compile("^✗ a lot is not a number"))
+        expect(field).to_have_attribute("aria-invalid", "true")
+        assert not any(figure.is_visible() for figure in figures.all())
+        field.fill("7")
+        page.keyboard.press("Tab")
+        page.keyboard.press("Space")
+        expect(reply).to_have_text(re.compile("^You said 7"))
+        expect(figures.first).to_be_visible()
+    return len(asked)

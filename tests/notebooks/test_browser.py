@@ -12,7 +12,6 @@ from pathlib import Path
 
 import nbformat
 import pytest
-
 from playwright.sync_api import expect
 
 from actmem_course.show.live import WIDGET_MIME
@@ -21,8 +20,7 @@ from notebooks.source.build import NOTEBOOKS
 from tests.notebooks.kinds import IN_JUPYTERLAB, stored
 from tests.notebooks.lab import Lab
 from tests.notebooks.opened import LIGHT_SHARE, LOST, OUTPUTS
-from tests.notebooks.panels import DESCRIBE, SHOWN, panel_in_page, use_panel
-from tests.notebooks.predictions import PREDICTIONS, use_predictions
+from tests.notebooks.panels import DESCRIBE, PREDICTIONS, SHOWN, panel_in_page, use_panel, use_predictions
 from tests.tiers import sampled
 
 #: The first panel of a chapter, with sliders for s, b, h and a, which comes with a guess; in a notebook of its own,

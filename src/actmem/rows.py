@@ -10,25 +10,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actmem.config import ConfigError
+from actmem.recipes import PAPER_LAYER
 
 #: The 15 tensors that one layer keeps, in the order of the forward pass (2205.05198 section 4.1).
-LAYER_TERMS = (
-    "layer-norm 1 input",
-    "QKV projection input",
-    "Q",
-    "K",
-    "softmax output",
-    "softmax dropout mask",
-    "softmax dropout output",
-    "V",
-    "attention projection input",
-    "attention dropout mask",
-    "layer-norm 2 input",
-    "h→4h input",
-    "GeLU input",
-    "4h→h input",
-    "MLP dropout mask",
-)
+LAYER_TERMS = (PAPER_LAYER.input, *(recipe.term for recipe in PAPER_LAYER.recipes))
 
 
 @dataclass(frozen=True)
@@ -51,23 +36,6 @@ class Row:
     def __post_init__(self) -> None:
         if isinstance(self.bytes, bool) or not isinstance(self.bytes, int):
             raise ConfigError("bytes", f"row {self.term!r} must hold a whole number, got {self.bytes!r}")
-
-
-@dataclass(frozen=True)
-class MemorySample:
-    """What a pipeline rank held right after one action of its schedule.
-
-    kind: "F", "B" or "W".  in_flight: chunk-microbatches whose forward is done and backward is not.
-    kept_bytes: held by graphs.  output_bytes, buffer_bytes: held by torch's runtime in addition.
-    """
-
-    kind: str
-    stage: int
-    microbatch: int
-    in_flight: int
-    kept_bytes: int
-    output_bytes: int
-    buffer_bytes: int
 
 
 def total(rows: Iterable[Row]) -> int:

@@ -15,7 +15,6 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from actmem import rows
 from actmem_course import results
 
 #: Classes that may be made from a message, by name.
@@ -33,7 +32,7 @@ def message(kind: Kind) -> Kind:
     return kind
 
 
-for _kind in (rows.MemorySample, *vars(results).values()):
+for _kind in vars(results).values():
     if isinstance(_kind, type) and is_dataclass(_kind):
         message(_kind)
 

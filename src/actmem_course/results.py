@@ -10,8 +10,6 @@ from dataclasses import asdict, dataclass, is_dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
-from actmem.rows import MemorySample
-
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
 
@@ -47,6 +45,23 @@ def plain(result: object) -> object:
     if is_dataclass(result) and not isinstance(result, type):
         return asdict(result)
     raise TypeError(f"{type(result).__name__} is no result")
+
+
+@dataclass(frozen=True)
+class MemorySample:
+    """What a pipeline rank held right after one action of its schedule.
+
+    kind: "F", "B" or "W".  in_flight: chunk-microbatches whose forward is done and backward is not.
+    kept_bytes: held by graphs.  output_bytes, buffer_bytes: held by torch's runtime in addition.
+    """
+
+    kind: str
+    stage: int
+    microbatch: int
+    in_flight: int
+    kept_bytes: int
+    output_bytes: int
+    buffer_bytes: int
 
 
 @dataclass(frozen=True)

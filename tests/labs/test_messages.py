@@ -7,10 +7,9 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from actmem.rows import MemorySample
 from actmem_course import messages
 from actmem_course.rank_store import RankStore
-from actmem_course.results import ExchangeCount, Sample
+from actmem_course.results import ExchangeCount, MemorySample, Sample
 from actmem_course.start import served_store
 
 VALUES = [

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from actmem.tape.evaluate import BACKWARD, FORWARD, read_events
+from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, read_events
 from actmem.tape.solver import draw_sizes
-from actmem.tape.stage_tapes import families, stage_part_of, steps_of
+from actmem.tape.stage_tapes import families, stage_part_of
 from actmem.tape.stages import as_on_gpus, families_to_record
 
 #: One of each kind; the others at night.
@@ -20,6 +20,21 @@ SAMPLE = {
     ("experts", "layer none sequence experts"),
 }
 STORED = sorted((family, name) for family, tapes in families().items() for name in tapes.texts)
+
+
+def steps_of(events: list[Event]) -> list:
+    """The steps that events in bytes are."""
+    steps: list = []
+    for event in events:
+        if isinstance(event, Make):
+            steps.append(("make", event.number, event.bytes, event.name))
+        elif isinstance(event, Free):
+            steps.append(("free", event.number, 0, ""))
+        elif isinstance(event, Resize):
+            steps.append(("resize", event.number, event.bytes, ""))
+        elif isinstance(event, Mark):
+            steps.append((event.name, 0, 0, ""))
+    return steps
 
 
 @pytest.mark.parametrize(

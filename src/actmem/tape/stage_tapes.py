@@ -116,21 +116,6 @@ def _made(steps: Sequence[Step], places: set[int]) -> dict[int, dict[str, int]]:
     return found
 
 
-def steps_of(events: Iterable[Event]) -> list[Step]:
-    """The steps that events in bytes are."""
-    steps: list[Step] = []
-    for event in events:
-        if isinstance(event, Make):
-            steps.append(("make", event.number, event.bytes, event.name))
-        elif isinstance(event, Free):
-            steps.append(("free", event.number, 0, ""))
-        elif isinstance(event, Resize):
-            steps.append(("resize", event.number, event.bytes, ""))
-        elif isinstance(event, Mark):
-            steps.append((event.name, 0, 0, ""))
-    return steps
-
-
 def _moments(
     layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int
 ) -> Iterator[tuple[int, tuple[Mapping[str, int], ...]]]:

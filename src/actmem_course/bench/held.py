@@ -10,7 +10,8 @@ from torch import nn
 from actmem.measure.ledger import Ledger, record
 from actmem.measure.term_names import rows_by_term
 from actmem.pipeline import Stage, Watcher
-from actmem.rows import MemorySample, Row, merge, total
+from actmem.rows import Row, merge, total
+from actmem_course.results import MemorySample
 
 _OUTPUT_REASON = "torch holds a stage's output although the next stage has a copy (appendix B)"
 BUFFER_REASON = "torch makes a receive buffer for every microbatch before the first one runs"

@@ -15,7 +15,6 @@ from functools import partial
 import torch
 
 from actmem.config import Parallel, check_layer
-from actmem.formulas.communication import HEADER_BYTES, MESSAGES
 from actmem_course.arguments import add_shape_arguments, shape_from
 from actmem_course.bench.measure_communication import (
     TORCHS,
@@ -27,6 +26,7 @@ from actmem_course.bench.measure_communication import (
 from actmem_course.bench.measure_speed import timed_shape
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import LAYER, add_timing_arguments, check_timing, setting
+from actmem_course.others.ring import HEADER_BYTES, MESSAGES
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
 from actmem_course.show.tables import compared_lines, exchanges_table, sent_table

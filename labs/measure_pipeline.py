@@ -10,11 +10,11 @@ import sys
 import torch
 
 from actmem.config import Parallel
-from actmem.formulas.schedule import draw, timeline
 from actmem_course.arguments import ELEMENT_SIZES, add_shape_arguments, shape_from
 from actmem_course.bench.measure_pipeline import PipelineRun, measure_pipeline
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import memory_bytes, ranks_here
+from actmem_course.others.timeline import draw, timeline
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
 from actmem_course.show.schedules import measured_schedule

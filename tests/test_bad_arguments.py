@@ -19,13 +19,14 @@ from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.formulas.activations import TABLE2
 from actmem.formulas.communication import Exchange
 from actmem.formulas.flops import Operation
-from actmem.formulas.schedule import interleaved, one_forward_one_backward, timeline
+from actmem.formulas.schedule import interleaved, one_forward_one_backward
 from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel.rng import DropoutMask
 from actmem.rows import Row
 from actmem_course.bench.race import take_turns
 from actmem_course.others import interleaved_time, zero_bubble
+from actmem_course.others.timeline import timeline
 
 MODULES = [config, models, rows] + [
     importlib.import_module(f"actmem.formulas.{found.name}") for found in pkgutil.iter_modules(actmem.formulas.__path__)
@@ -120,7 +121,6 @@ SPECIAL = {
     ("formulas.llama_terms.expert_mlp_rows", "routed_tokens"): 16,
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,
-    ("formulas.schedule.validate", "num_model_chunks"): 1,
 }
 #: Values that no parameter of this kind may have; a name with a 0 in its range is in MAY_BE_ZERO.
 JUNK: list[Any] = [None, "yes", "", b"x", 2.0, math.nan, math.inf, -1, True, [3], {}, object(), 10**5000, "a\nb" * 99]
@@ -161,12 +161,11 @@ ENTER = {
     "formulas.first_stage.section43_extras": "tensor_parallel_size pipeline_parallel_size",
     "formulas.first_stage.bubble_fraction": "num_microbatches",
     "formulas.stage_terms.stage_rows": "num_microbatches?",
-    "formulas.batch.capacity": "num_microbatches?",
-    "formulas.batch.recomputed_share": "capacity0 in_flight num_microbatches",
+    "formulas.microbatches.capacity": "num_microbatches?",
+    "formulas.microbatches.recomputed_share": "capacity0 in_flight num_microbatches",
     "formulas.communication.sequence_over_tensor": "tensor_parallel_size",
     "formulas.communication.pipeline_sends": "num_microbatches",
     "formulas.communication.iteration_exchanges": "num_microbatches",
-    "formulas.communication.ring": "ranks payload_bytes0",
     "formulas.flops.forward_products": "global_batch_size",
     "formulas.flops.hardware_flops": "global_batch_size",
     "formulas.flops.eq7": "global_batch_size",

@@ -17,18 +17,13 @@ from torch.distributed.pipelining.schedules import Schedule1F1B
 from actmem.config import ConfigError
 from actmem.formulas.schedule import (
     Action,
-    Span,
-    bubble_of,
-    draw,
     held,
     interleaved,
-    memory_curve,
     one_forward_one_backward,
     peak_in_flight,
-    timeline,
     torch_microbatches_per_round,
-    validate,
 )
+from actmem_course.others.timeline import Span, bubble_of, draw, memory_curve, timeline, validate
 
 TIMES = [(1, 2), (1, 1), (2, 1), (3, 7)]
 

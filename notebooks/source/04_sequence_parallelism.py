@@ -11,7 +11,8 @@ import torch.nn.functional as F
 
 from actmem.config import Parallel
 from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_extra_rows, layer_rows
-from actmem.formulas.communication import Exchange, counts, gloo_header_bytes, layer_exchanges, ring, ring_steps, sequence_over_tensor, step_exchanges, wire_bytes
+from actmem.formulas.communication import Exchange, counts, layer_exchanges, sequence_over_tensor, step_exchanges, wire_bytes
+from actmem_course.others.ring import gloo_header_bytes, ring, ring_steps
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
 from actmem.measure.parts import layer_input

@@ -14,11 +14,11 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem_course.others import paper
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import RNG_STATE_BYTES, TABLE2, closed_form, eq1, layer_rows
-from actmem.formulas.batch import batch_factor, break_even, fullest_bytes
+from actmem_course.others.larger_batches import batch_factor, break_even, fullest_bytes
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.disagreements import disagreements
 from actmem.formulas.flops import eq7, eq8, forward_products, layer_overhead
-from actmem.formulas.first_stage import layer_bytes, selective_saves
+from actmem.formulas.first_stage import selective_saves
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.controls import choice, play, slider, steps
@@ -370,9 +370,9 @@ print(apart_text("counts of exchanges, predicted and seen", pairs, "exchanges"))
 
 # %% jupyter={"source_hidden": true}
 print(fill("× sbh: " + "; ".join(f"{row.name} {row.formula()}" for row in TABLE2), 96))
-ways = (lambda *layer: total(layer_rows(*layer)), layer_bytes)
-pairs = [(closed_form(row, shape, 8), way(shape, row.parallel(8), row.recompute)) for row in TABLE2 for shape in map(model_shape, PAPER_MODELS) for way in ways]
-print(apart_text("comparisons of the closed forms with the sums of the tensors, and with equations 1, 2, 4 and 6", pairs))
+shapes = [model_shape(name) for name in PAPER_MODELS]
+pairs = [(closed_form(row, shape, 8), total(layer_rows(shape, row.parallel(8), row.recompute))) for row in TABLE2 for shape in shapes]
+print(apart_text("comparisons of the closed forms, which are equations 1, 2, 4 and 6, with the sums of the tensors", pairs))
 
 # %% [markdown]
 # Is the table true? `labs/measure_table2.py` starts two processes that share a small layer as two devices would. Each runs the
@@ -531,7 +531,7 @@ for length in (64, 128, 256):
 #
 # **Sources.** 2205.05198 sections 4.1, 5, 6.1 and appendix A · Chen et al., *Training deep nets with sublinear memory
 # cost*, 1604.06174, for checkpointing itself · Dao et al., *FlashAttention*, 2205.14135 · code: `src/actmem/recompute.py`,
-# `src/actmem/formulas/flops.py`, `src/actmem/formulas/batch.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem_course/others/larger_batches.py`.
 #
 # ## Now fit your model
 #

@@ -11,15 +11,17 @@ from actmem_course.others import paper
 from actmem.config import Parallel
 from actmem.formulas.communication import iteration_exchanges, wire_bytes
 from actmem_course.others.disagreements import disagreements
-from actmem.formulas.batch import activation_budget, capacity, moving_window, recomputed_share
+from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.stage_terms import stage_extra_rows, stage_output_rows, stage_rows
 from actmem.formulas.first_stage import (
-    bubble_fraction, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor, layer_bytes,
+    bubble_fraction, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
     section43_extras,
 )  # fmt: skip
+from actmem.formulas.activations import layer_bytes
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
-from actmem.formulas.schedule import draw, held, interleaved, one_forward_one_backward, peak_in_flight, timeline
+from actmem_course.others.timeline import draw, timeline
+from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
 from actmem_course.results import PipelineResult, read
 from actmem_course.show.controls import play, slider, steps
 from actmem_course.show.live import LiveFigure
@@ -366,7 +368,7 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 # `--chunks 2` interleaves; `--html FILE` writes the figure.
 #
 # **Sources.** 2205.05198 sections 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473, for both schedules · code:
-# `src/actmem/formulas/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/first_stage.py`, `src/actmem/formulas/batch.py`.
+# `src/actmem/formulas/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/first_stage.py`, `src/actmem/formulas/microbatches.py`.
 #
 # ## Now fit your model
 #

@@ -10,13 +10,14 @@ import torch
 from torch import nn
 
 from actmem.config import Parallel
-from actmem.formulas.activations import layer_rows, weight_gradient_rows
-from actmem.formulas.first_stage import layer_bytes
+from actmem.formulas.activations import layer_bytes, layer_rows
+from actmem_course.others.zero_bubble import weight_gradient_rows
 from actmem.formulas.flops import layer_overhead
 from actmem_course.others.frontier import frontier
 from actmem_course.others.later_orders import ORDERS_BY_NAME, order_names, order_needs
 from actmem_course.others.interleaved_time import interleaved_step_time
-from actmem.formulas.schedule import interleaved, timeline
+from actmem.formulas.schedule import interleaved
+from actmem_course.others.timeline import timeline
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape

@@ -5,13 +5,14 @@ import torch
 import torch.distributed as dist
 
 from actmem.config import ModelShape
-from actmem.formulas.communication import HEADER_BYTES, PIECE_BYTES, Exchange, gloo_header_bytes
+from actmem.formulas.communication import Exchange
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel import linear
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench import measure_communication as wire
 from actmem_course.bench.measure_communication import TORCHS, bytes_sent_by, can_count, measure_sent, without_overlap
+from actmem_course.others.ring import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
 from actmem_course.ranks import Ranks
 
 

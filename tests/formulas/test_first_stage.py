@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.activations import layer_rows
+from actmem.formulas.activations import layer_bytes, layer_rows
 from actmem.formulas.first_stage import (
     bubble_fraction,
     embeddings_in_flight,
@@ -17,7 +17,6 @@ from actmem.formulas.first_stage import (
     full_recompute_bytes,
     in_flight,
     interleave_factor,
-    layer_bytes,
     layers_per_chunk,
     section43_extras,
     selective_saves,

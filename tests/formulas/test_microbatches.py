@@ -7,8 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas.batch import activation_budget, capacity, moving_window, recomputed_share
-from actmem.formulas.first_stage import in_flight, layer_bytes, layers_per_chunk
+from actmem.formulas.activations import layer_bytes
+from actmem.formulas.first_stage import in_flight, layers_per_chunk
+from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.schedule import held, one_forward_one_backward
 from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows

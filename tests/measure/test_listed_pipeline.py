@@ -9,7 +9,6 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.activations import weight_gradient_rows
 from actmem.formulas.schedule import (
     Action,
     held,
@@ -24,7 +23,14 @@ from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term, total
 from actmem.torch_private import SPLITS_BACKWARDS
 from actmem_course.bench.held import InFlight
-from actmem_course.others.zero_bubble import dual_pipe_v, v_half, v_min, zero_bubble_h1, zero_bubble_v
+from actmem_course.others.zero_bubble import (
+    dual_pipe_v,
+    v_half,
+    v_min,
+    weight_gradient_rows,
+    zero_bubble_h1,
+    zero_bubble_v,
+)
 from tests.measure import listed_pipeline
 from tests.measure.listed_pipeline import ListedPipeline, in_torchs_words
 from tests.rank_pool import RankFailed

@@ -8,14 +8,13 @@ import torch
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import weight_gradient_rows
 from actmem.formulas.schedule import held
 from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import total
 from actmem.torch_private import SPLITS_BACKWARDS
 from actmem_course.bench.held import InFlight
-from actmem_course.others.zero_bubble import zero_bubble_h1
+from actmem_course.others.zero_bubble import weight_gradient_rows, zero_bubble_h1
 
 pytestmark = pytest.mark.skipif(not SPLITS_BACKWARDS, reason="before torch 2.13 backwards can't be split here")
 

@@ -7,8 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from actmem.config import ConfigError
-from actmem.formulas.schedule import interleaved, peak_in_flight, timeline
+from actmem.formulas.schedule import interleaved, peak_in_flight
 from actmem_course.others.interleaved_time import interleaved_step_time
+from actmem_course.others.timeline import timeline
 
 SIZES = {"p": st.integers(2, 7), "m": st.integers(2, 4), "rounds": st.integers(1, 4)}
 TIMES = {"forward": st.integers(1, 9), "backward": st.integers(1, 9), "send": st.integers(0, 12)}

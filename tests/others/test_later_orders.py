@@ -5,8 +5,8 @@ from functools import cache
 import pytest
 
 from actmem.config import ConfigError
-from actmem.formulas.batch import activation_budget
-from actmem.formulas.first_stage import layer_bytes
+from actmem.formulas.activations import layer_bytes
+from actmem.formulas.microbatches import activation_budget
 from actmem.formulas.schedule import held
 from actmem.formulas.stage_terms import stage_rows
 from actmem.models import PAPER_MODELS

@@ -11,24 +11,27 @@ from hypothesis import strategies as st
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.activations import eq1, weight_gradient_rows
+from actmem.formulas.activations import eq1
 from actmem.formulas.schedule import (
     Action,
-    Span,
-    bubble_of,
     held,
     interleaved,
-    memory_curve,
     one_forward_one_backward,
     peak_in_flight,
     stage_at,
-    timeline,
     torch_microbatches_per_round,
-    validate,
 )
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
-from actmem_course.others.zero_bubble import dual_pipe_v, v_half, v_min, zero_bubble_h1, zero_bubble_v
+from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline, validate
+from actmem_course.others.zero_bubble import (
+    dual_pipe_v,
+    v_half,
+    v_min,
+    weight_gradient_rows,
+    zero_bubble_h1,
+    zero_bubble_v,
+)
 
 #: Forward, whole backward, and the "W" in it, none shorter than W: 2401.10241's formula holds there.
 TIMES = [(1, 2, 1), (2, 4, 2), (2, 5, 2), (3, 5, 2)]

@@ -7,14 +7,16 @@ from types import SimpleNamespace
 import pytest
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas.activations import weight_gradient_rows
-from actmem.formulas.batch import capacity, recomputed_share
-from actmem.formulas.first_stage import eq5, first_stage_bytes, in_flight, layer_bytes
-from actmem.formulas.schedule import memory_curve, one_forward_one_backward, timeline
+from actmem.formulas.activations import layer_bytes
+from actmem.formulas.first_stage import eq5, first_stage_bytes, in_flight
+from actmem.formulas.microbatches import capacity, recomputed_share
+from actmem.formulas.schedule import one_forward_one_backward
 from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
+from actmem_course.others.timeline import memory_curve, timeline
+from actmem_course.others.zero_bubble import weight_gradient_rows
 from actmem_course.show.schedules import (
     later_schedule,
     measured_schedule,

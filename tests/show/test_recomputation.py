@@ -6,10 +6,10 @@ import pytest
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, eq1, layer_rows
-from actmem.formulas.batch import fullest_bytes, throughput
 from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
+from actmem_course.others.larger_batches import fullest_bytes, throughput
 from actmem_course.show.recomputation import (
     LADDER,
     SHARES,

@@ -5,9 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actmem.formulas.activations import eq2, eq4
-from actmem.formulas.communication import Exchange, ring
+from actmem.formulas.communication import Exchange
 from actmem.models import model_shape
 from actmem.rows import LAYER_TERMS
+from actmem_course.others.ring import ring
 from actmem_course.show.marks import EMPTY, Box, boxes
 from actmem_course.show.sequence_parallel import (
     CONJUGATE_OF,

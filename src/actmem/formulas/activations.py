@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from actmem.checks import ELEMENT_BYTES, check_choice, check_sizes
 from actmem.config import ModelShape, Parallel, check_layer
 from actmem.recipes import PAPER_LAYER, Recompute
-from actmem.rows import LAYER_TERMS, Row
+from actmem.rows import LAYER_TERMS, Row, total
 
 #: Terms inside the core attention: selective recomputation drops them.
 CORE_ATTENTION_TERMS = tuple(term for term in LAYER_TERMS if term in PAPER_LAYER.core)
@@ -61,27 +61,6 @@ def layer_rows(
     return [row for row in rows if row.term not in dropped]
 
 
-def weight_gradient_rows(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
-    """What one layer must keep from its "B" to its "W": 32sbh bytes in 16 bits, 32sbh/t with sequence parallelism.
-
-    A pipeline schedule with a split backward needs the inputs of the four linears, 7esbh, and
-    the gradients of their outputs, 9esbh.  With sequence parallelism the gradients of the row-parallel outputs are shards,
-    gathered again as the inputs of the other two are; without it, they are whole on every rank.  Layer norms and biases
-    need nothing: their gradients are ready with "B".  Source: 2401.10241 table 1 (M_W), for t = 1.
-    """
-    _, b, h, s = shape.letters()
-    e, t = element_size, parallel.tensor_parallel_size
-    linears = ("QKV projection input", "attention projection input", "h→4h input", "4h→h input")
-    inputs = [row for row in layer_rows(shape, parallel, "none", e) if row.term in linears]
-    whole = parallel.sequence_parts
-    return inputs + [
-        Row("gradient of Q, K and V", 3 * e * s * b * h // t, t, "2401.10241 table 1"),
-        Row("gradient of the attention projection's output", e * s * b * h // whole, whole, "2401.10241 table 1"),
-        Row("gradient of the GeLU input", 4 * e * s * b * h // t, t, "2401.10241 table 1"),
-        Row("gradient of the 4h→h output", e * s * b * h // whole, whole, "2401.10241 table 1"),
-    ]
-
-
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
     """Bytes of one layer without parallelism: sbh(34 + 5as/h) in 16 bits.  2205.05198 eq. 1."""
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -102,6 +81,27 @@ def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
     """The same with sequence parallelism: (sbh/t)(34 + 5as/h) in 16 bits.  2205.05198 eq. 4."""
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
     return eq1(shape, element_size) // tensor_parallel_size
+
+
+def layer_bytes(
+    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
+) -> int:
+    """Bytes of one layer on one rank by equations 1, 2 and 4, in every mode of table 2."""
+    check_layer(shape, parallel)
+    region = Recompute.of(recompute).region
+    a, b, h, s = shape.letters()
+    e, t = element_size, parallel.tensor_parallel_size
+    if region == "layer":
+        return e * s * b * h // parallel.sequence_parts
+    if t == 1:
+        whole = eq1(shape, e)
+    else:
+        whole = eq4(shape, t, e) if parallel.sequence_parallel else eq2(shape, t, e)
+    if region == "terms":
+        return total(layer_rows(shape, parallel, recompute, e))
+    if region == "core":
+        return whole - (2 * e + 1) * a * s * s * b // t
+    return whole
 
 
 def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
@@ -204,15 +204,5 @@ def closed_form(
     configuration: Configuration, shape: ModelShape, tensor_parallel_size: int, element_size: int = 2
 ) -> int:
     """Bytes of one layer on one rank from the row's own formula, not from a sum of tensors."""
-    check_layer(shape, configuration.parallel(tensor_parallel_size))
-    a, b, h, s = shape.letters()
-    e, t = element_size, tensor_parallel_size
-    core = (2 * e + 1) * a * s * s * b // t
-    return {
-        "none": lambda: eq1(shape, e),
-        "tensor": lambda: eq2(shape, t, e),
-        "tensor+sequence": lambda: eq4(shape, t, e),
-        "tensor+selective": lambda: eq2(shape, t, e) - core,
-        "tensor+sequence+selective": lambda: (16 * e + 2) * s * b * h // t,
-        "full": lambda: e * s * b * h,
-    }[configuration.name]()
+    parallel = configuration.parallel(tensor_parallel_size)
+    return layer_bytes(shape, parallel, configuration.recompute, element_size)

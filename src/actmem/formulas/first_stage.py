@@ -10,9 +10,8 @@ from fractions import Fraction
 
 from actmem.checks import check_size
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
-from actmem.formulas.activations import eq1, eq2, eq4, layer_rows
+from actmem.formulas.activations import eq4, layer_bytes
 from actmem.recipes import Recompute
-from actmem.rows import total
 
 
 def eq5(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
@@ -25,10 +24,7 @@ def eq5(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
 def eq6(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
     """The same with selective recomputation: 34sbhL/t in 16 bits.  2205.05198 eq. 6."""
-    check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=True))
-    _, b, h, s = shape.letters()
-    e, t, layers = element_size, tensor_parallel_size, shape.num_layers
-    return (16 * e + 2) * s * b * h * layers // t
+    return layer_bytes(shape, Parallel(tensor_parallel_size, True), "selective", element_size) * shape.num_layers
 
 
 def selective_saves(shape: ModelShape) -> Fraction:
@@ -104,27 +100,6 @@ def embeddings_in_flight(
         return in_flight(parallel, 0, num_microbatches)
     most = 2 * _per_round(parallel, num_microbatches, microbatches_per_round)
     return most if num_microbatches is None else min(most, num_microbatches)
-
-
-def layer_bytes(
-    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
-) -> int:
-    """Bytes of one layer on one rank by equations 1, 2 and 4, in every mode of table 2."""
-    check_layer(shape, parallel)
-    region = Recompute.of(recompute).region
-    a, b, h, s = shape.letters()
-    e, t = element_size, parallel.tensor_parallel_size
-    if region == "layer":
-        return e * s * b * h // parallel.sequence_parts
-    if t == 1:
-        whole = eq1(shape, e)
-    else:
-        whole = eq4(shape, t, e) if parallel.sequence_parallel else eq2(shape, t, e)
-    if region == "terms":
-        return total(layer_rows(shape, parallel, recompute, e))
-    if region == "core":
-        return whole - (2 * e + 1) * a * s * s * b // t
-    return whole
 
 
 def first_stage_bytes(

@@ -19,7 +19,7 @@ from torch import nn
 
 from actmem.checks import ConfigError
 from actmem.config import padded_vocab_size
-from actmem.formulas.batch import moving_window
+from actmem.formulas.microbatches import moving_window
 from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
 from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.communication import Exchange, counts, gloo_header_bytes, layer_exchanges, wire_bytes
+from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.parts import layer_input
@@ -32,6 +32,7 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.race import Race, Runner, Work, race_of
 from actmem_course.bench.session import FORMS
+from actmem_course.others.ring import gloo_header_bytes
 from actmem_course.ranks import Ranks
 from actmem_course.results import ExchangeCount, SocketCount, TimedPair
 

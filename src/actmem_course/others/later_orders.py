@@ -10,14 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from actmem.checks import check_choice
-from actmem.formulas.activations import weight_gradient_rows
-from actmem.formulas.first_stage import layer_bytes
+from actmem.formulas.activations import layer_bytes
 from actmem.formulas.schedule import Schedule, held, interleaved, one_forward_one_backward, stage_at
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import total
 from actmem_course.others.paper import A100_BYTES
-from actmem_course.others.zero_bubble import dual_pipe_v, v_half, v_min, zero_bubble_h1, zero_bubble_v
+from actmem_course.others.zero_bubble import (
+    dual_pipe_v,
+    v_half,
+    v_min,
+    weight_gradient_rows,
+    zero_bubble_h1,
+    zero_bubble_v,
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.formulas.activations import layer_rows
 from actmem.formulas.schedule import (
     Action,
     Schedule,
@@ -22,6 +23,7 @@ from actmem.formulas.schedule import (
     interleaved,
     one_forward_one_backward,
 )
+from actmem.rows import Row
 
 
 def zero_bubble_h1(
@@ -194,3 +196,24 @@ def _repeated(block: _Block, p: int, n: int) -> Schedule:
         ]
         ranks.append([action for _, action in sorted(times, key=lambda one: one[0])])
     return ranks
+
+
+def weight_gradient_rows(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
+    """What one layer must keep from its "B" to its "W": 32sbh bytes in 16 bits, 32sbh/t with sequence parallelism.
+
+    A pipeline schedule with a split backward needs the inputs of the four linears, 7esbh, and
+    the gradients of their outputs, 9esbh.  With sequence parallelism the gradients of the row-parallel outputs are shards,
+    gathered again as the inputs of the other two are; without it, they are whole on every rank.  Layer norms and biases
+    need nothing: their gradients are ready with "B".  Source: 2401.10241 table 1 (M_W), for t = 1.
+    """
+    _, b, h, s = shape.letters()
+    e, t = element_size, parallel.tensor_parallel_size
+    linears = ("QKV projection input", "attention projection input", "h→4h input", "4h→h input")
+    inputs = [row for row in layer_rows(shape, parallel, "none", e) if row.term in linears]
+    whole = parallel.sequence_parts
+    return inputs + [
+        Row("gradient of Q, K and V", 3 * e * s * b * h // t, t, "2401.10241 table 1"),
+        Row("gradient of the attention projection's output", e * s * b * h // whole, whole, "2401.10241 table 1"),
+        Row("gradient of the GeLU input", 4 * e * s * b * h // t, t, "2401.10241 table 1"),
+        Row("gradient of the 4h→h output", e * s * b * h // whole, whole, "2401.10241 table 1"),
+    ]

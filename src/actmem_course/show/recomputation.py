@@ -10,11 +10,11 @@ from typing import Any
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, layer_rows
-from actmem.formulas.batch import batch_factor, break_even, throughput
 from actmem.formulas.first_stage import selective_saves
 from actmem.formulas.flops import eq9, layer_overhead, layer_products
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row, total
+from actmem_course.others.larger_batches import batch_factor, break_even, throughput
 from actmem_course.show.layer import kinds_legend
 from actmem_course.show.marks import FITTING, STACKED, Axis, Drawing, bars, chart, downwards, line, points, scale
 from actmem_course.show.style import (

@@ -7,23 +7,21 @@ from dataclasses import replace
 from fractions import Fraction
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides
-from actmem.formulas.activations import weight_gradient_rows
-from actmem.formulas.batch import capacity, moving_window
-from actmem.formulas.first_stage import embeddings_in_flight, eq5, layer_bytes, layers_per_chunk
+from actmem.formulas.activations import layer_bytes
+from actmem.formulas.first_stage import embeddings_in_flight, eq5, layers_per_chunk
+from actmem.formulas.microbatches import capacity, moving_window
 from actmem.formulas.schedule import (
     Action,
     Schedule,
-    Span,
-    bubble_of,
     interleaved,
-    memory_curve,
     one_forward_one_backward,
     peak_in_flight,
-    timeline,
 )
 from actmem.formulas.stage_terms import bytes_by_rank, stage_rows
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
+from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
+from actmem_course.others.zero_bubble import weight_gradient_rows
 from actmem_course.results import PipelineResult
 from actmem_course.show.marks import Drawing, bars, chart, line, points, scale
 from actmem_course.show.style import (

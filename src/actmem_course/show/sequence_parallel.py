@@ -8,8 +8,8 @@ from typing import Any
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq2, eq4, gathered_input_bytes, layer_rows
-from actmem.formulas.communication import PHASES, RingState, ring
 from actmem.rows import Row, total
+from actmem_course.others.ring import PHASES, RingState, ring
 from actmem_course.show.marks import EMPTY, Box, Drawing, boxes, chart, diagram, labels, line, log_scale
 from actmem_course.show.style import (
     BLUE,

@@ -10,6 +10,7 @@ from actmem.formulas.schedule import Action, Schedule
 from actmem_course.judge.lab_checks.lab5_explain import explain_order
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
+from actmem_course.others import timeline
 
 
 def run_on_paper(b: Bench, p: int, n: int, chunks: int = 1) -> Schedule:
@@ -91,7 +92,7 @@ def _check_runs(ranks: Schedule, ours: Schedule, n: int, chunks: int, case: str)
     if any(c >= chunks for c, _ in numbers) and all(0 <= c < n and 0 <= i < chunks for c, i in numbers):
         raise Wrong(f'{case}: in ("F", c, i) the chunk comes before the microbatch; here they are swapped')
     try:
-        schedule.validate(ranks, n, chunks)
+        timeline.validate(ranks, n, chunks)
     except ConfigError as error:
         about_order = "deadlock" in error.rule or "before its forward" in error.rule
         why = explain_order(ranks, ours) if about_order else ""
@@ -99,7 +100,7 @@ def _check_runs(ranks: Schedule, ours: Schedule, n: int, chunks: int, case: str)
 
 
 def _check_time(ranks: Schedule, ours: Schedule, case: str) -> None:
-    found, possible = (max(span.end for span in schedule.timeline(r)) for r in (ranks, ours))
+    found, possible = (max(span.end for span in timeline.timeline(r)) for r in (ranks, ours))
     if found <= possible:
         return
     ahead = [next(i for i, a in enumerate(actions) if a.kind == "B") for actions in ranks]

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from actmem.formulas import schedule
-from actmem.formulas.batch import moving_window
-from actmem.formulas.schedule import bubble_of, draw, one_forward_one_backward, peak_in_flight, timeline
+from actmem.formulas.microbatches import moving_window
+from actmem.formulas.schedule import one_forward_one_backward, peak_in_flight
 from actmem.formulas.stage_terms import stage_output_rows
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
@@ -23,6 +23,7 @@ from actmem_course.judge.lab_checks.ratios import check_whole_number
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
+from actmem_course.others.timeline import bubble_of, draw, timeline
 
 
 def check_free_output(b: Bench) -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from actmem.config import ConfigError
 from actmem.formulas.activations import eq1
-from actmem.formulas.batch import batch_factor, break_even, fullest_bytes, throughput
 from actmem.formulas.flops import layer_overhead
 from actmem.models import PAPER_MODELS, TINY
+from actmem_course.others.larger_batches import batch_factor, break_even, fullest_bytes, throughput
 from tests.shapes import shapes
 
 MODES = ("selective", "paper-selective", "full", "paper-full")

@@ -1,13 +1,8 @@
-"""What fits: larger microbatches where recomputation freed bytes, and recomputation of only what does not fit.
+"""Recomputation of only what does not fit: microbatch-level recomputation (2205.05198 appendix C).
 
-**Freed bytes become sequences.**  A simple model: a step has a fixed cost, whatever the microbatch (kernel launches, the
-optimizer's step, gradient exchanges, products too small to fill the device), and a cost per sequence.  Recomputation
-raises the cost per sequence; more sequences share the fixed cost.  Bytes are the peak of L layers on one device, reached
-when backward has recomputed one layer's tensors.
-
-**Microbatch-level recomputation** (2205.05198 appendix C).  Of the microbatches in flight on a rank, as many as fit keep
-everything; the others keep what a recomputation mode keeps.  After the backward of one that kept everything, the next
-microbatch takes its place, so the choice moves like a window.
+Of the microbatches in flight on a rank, as many as fit keep everything; the others keep what a recomputation mode
+keeps.  After the backward of one that kept everything, the next microbatch takes its place, so the choice moves like a
+window.
 """
 
 from __future__ import annotations
@@ -17,46 +12,13 @@ from fractions import Fraction
 
 from actmem.checks import check_size, check_sizes
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.activations import layer_rows
-from actmem.formulas.first_stage import in_flight, layer_bytes, layers_per_chunk
-from actmem.formulas.flops import layer_overhead
+from actmem.formulas.activations import layer_bytes
+from actmem.formulas.first_stage import in_flight, layers_per_chunk
 from actmem.formulas.schedule import Action
 from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.recipes import Recompute
 from actmem.rows import total
-
-
-def fullest_bytes(shape: ModelShape, recompute: Recompute | str) -> int:
-    """Peak bytes of the layers: what they keep when backward begins, with one layer recomputed."""
-    whole, left = total(layer_rows(shape)), total(layer_rows(shape, recompute=recompute))
-    return shape.num_layers * left + (whole - left)
-
-
-def batch_factor(shape: ModelShape, recompute: Recompute | str) -> Fraction:
-    """How many sequences fit in the memory of one without recomputation."""
-    return Fraction(fullest_bytes(shape, "none"), fullest_bytes(shape, recompute))
-
-
-def throughput(shape: ModelShape, recompute: Recompute | str, fixed_share: Fraction) -> Fraction:
-    """Sequences per second, relative to no recomputation in the same memory.
-
-    fixed_share φ: the fixed cost of a step, relative to the cost of the sequences that fit
-    without recomputation.  (1 + φ) / (1 + overhead + φ/factor).
-    """
-    return (1 + fixed_share) / (1 + layer_overhead(shape, recompute) + fixed_share / batch_factor(shape, recompute))
-
-
-def break_even(shape: ModelShape, recompute: Recompute | str) -> Fraction:
-    """The φ above which the mode is faster: overhead / (1 − 1/factor).
-
-    Raises ConfigError for a single layer: backward recomputes all of it, so nothing is freed.
-    """
-    if batch_factor(shape, recompute) == 1:
-        raise ConfigError(
-            "num_layers", f"recompute = {Recompute.of(recompute).name!r} frees nothing with {shape.num_layers} layer(s)"
-        )
-    return layer_overhead(shape, recompute) / (1 - 1 / batch_factor(shape, recompute))
 
 
 def activation_budget(

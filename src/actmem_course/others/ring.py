@@ -1,0 +1,109 @@
+"""A ring exchange step by step, and the messages that gloo, torch's CPU backend, sends for it.
+
+A tensor is split into t chunks.  In each step every rank sends one chunk to the next rank on the ring, all at once.  The
+first t − 1 steps add up: chunk c starts on rank c + 1 and collects every rank's contribution on its way to rank c.  The
+other t − 1 steps pass the finished chunks around.  ``Exchange.wire_bytes`` has the closed form of the bytes counted here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from actmem.checks import check_choice, check_size
+from actmem.formulas.communication import Exchange
+
+#: The halves of each exchange, in order.
+PHASES = {
+    "reduce-scatter": ("reduce-scatter",),
+    "all-gather": ("all-gather",),
+    "all-reduce": ("reduce-scatter", "all-gather"),
+}
+
+#: All chunks of all ranks are listed after each step.
+LARGEST_RING = 128
+
+
+@dataclass(frozen=True)
+class RingState:
+    """All ranks after one step.
+
+    held[rank][chunk]: the ranks whose contributions are in that rank's copy of the chunk; empty where
+    it has no copy.  received[rank]: the chunk that came in with this step; None before the
+    first.  sent_bytes: by each rank so far.  phase: which of the two halves the step belongs to; "" before the first.
+    """
+
+    step: int
+    phase: str
+    held: tuple[tuple[frozenset[int], ...], ...]
+    received: tuple[int | None, ...]
+    sent_bytes: int
+
+    def complete(self, rank: int, chunk: int) -> bool:
+        """True if the copy holds the sum over all ranks."""
+        return len(self.held[rank][chunk]) == len(self.held)
+
+
+def ring(kind: str, ranks: int, payload_bytes: int) -> list[RingState]:
+    """The states of one exchange, from before the first step to after the last: t, or 2t − 1 for an all-reduce.
+
+    kind: a key of PHASES.  An all-gather starts where a reduce-scatter ends: rank r has the finished
+    chunk r and nothing else.  Chunks are a t-th of the payload, rounded up.  Raises ConfigError on another kind.
+    """
+    check_choice("kind", kind, PHASES)
+    t = check_size("ranks", ranks, largest=LARGEST_RING)
+    check_size("payload_bytes", payload_bytes, math.inf, least=0)
+    chunk_bytes = -(-payload_bytes // t)
+    every = frozenset(range(t))
+    held = [[frozenset({rank}) for _ in range(t)] for rank in range(t)]
+    if kind == "all-gather":
+        held = [[every if chunk == rank else frozenset() for chunk in range(t)] for rank in range(t)]
+    states = [RingState(0, "", _frozen(held), (None,) * t, 0)]
+    for phase in PHASES[kind]:
+        for round_ in range(t - 1):
+            before = states[-1].held
+            received: list[int] = []
+            for receiver in range(t):
+                sender = (receiver - 1) % t
+                chunk = (sender - round_ - (phase == "reduce-scatter")) % t
+                arriving = before[sender][chunk]
+                # Reducing adds what the receiver had; gathering replaces it.
+                held[receiver][chunk] = arriving | before[receiver][chunk] if phase == "reduce-scatter" else arriving
+                received.append(chunk)
+            step = states[-1].step + 1
+            states.append(RingState(step, phase, _frozen(held), tuple(received), step * chunk_bytes))
+    return states
+
+
+def ring_steps(exchanges: Iterable[Exchange]) -> int:
+    """Messages in sequence if every exchange runs on a ring: t − 1 each, 2(t − 1) for an all-reduce."""
+    return sum(exchange.count * len(PHASES[exchange.kind]) * (exchange.ranks - 1) for exchange in exchanges)
+
+
+def _frozen(held: list[list[frozenset[int]]]) -> tuple[tuple[frozenset[int], ...], ...]:
+    return tuple(map(tuple, held))
+
+
+# gloo, torch's CPU backend, splits a tensor into pieces and sends them as messages, each with a header of six 8-byte
+# numbers.  So the bytes that a rank's sockets send can be predicted exactly.
+#: Before each message: length, kind, slot, and where in which buffer.
+HEADER_BYTES = 6 * 8
+#: For each piece that goes to another rank: "I have it", "I am ready for it", and the piece itself.
+MESSAGES = 3
+#: An all-reduce splits its tensor into pieces of at most this size, at least two for each rank.
+PIECE_BYTES = 1 << 20
+
+
+def gloo_header_bytes(exchange: Exchange) -> int:
+    """Bytes that one rank sends besides the data of ``exchange``.
+
+    all-reduce: a ring's 2(t - 1) turns, with 1/t of the pieces each.  all-gather: t - 1 turns with two
+    pieces each.  reduce-scatter: a piece to each other rank, as ``parallel.collectives`` makes it; gloo has none.
+    """
+    t = exchange.ranks
+    pieces_of_each = max(2, -(-exchange.payload_bytes // (t * PIECE_BYTES)))
+    sent = {"all-reduce": 2 * (t - 1) * pieces_of_each, "all-gather": 2 * (t - 1), "reduce-scatter": t - 1}[
+        exchange.kind
+    ]
+    return exchange.count * sent * MESSAGES * HEADER_BYTES

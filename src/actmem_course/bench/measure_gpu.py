@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 
 import torch
 
@@ -67,46 +68,27 @@ def check_plan(plan: GpuPlan, tensor_parallel_size: int) -> None:
 def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = lambda case: None) -> dict:
     """Run all jobs of a plan, the most important first; gives ``session.results``."""
     session.results["settings"]["rounds"] = plan.rounds
-    session.results["gemm"] = session.job("matrix product", lambda: gemm_rate(plan.gemm_size, session)) or {}
-    entries = []
+    session.results["gemm"] = session.job("matrix product", lambda: gemm_rate(plan.gemm_size, session), {})
+    place, rounds, entries = (session.ranks, session.dtype), plan.rounds, session.results["cases"]
     for case in plan.cases:
         entry = {"model": case.model, **asdict(case.shape), "table2": [], "speed": [], "peers": []}
         entries.append(entry)
-        session.results["cases"].append(entry)
         name = f"{case.model} at s = {case.shape.seq_length}"
-        for configuration in TABLE2:
-            entry["table2"] += (
-                session.job(
-                    f"{name}, table 2, {configuration.name}",
-                    lambda: measure_table2(case.shape, session.ranks, session.dtype, configurations=[configuration]),
-                )
-                or []
-            )
-        entry["speed"] = (
-            session.job(
-                f"{name}, speed", lambda: measure_speed(case.shape, session.ranks, session.dtype, rounds=plan.rounds)
-            )
-            or []
-        )
+        for row in TABLE2:
+            one = partial(measure_table2, case.shape, *place, configurations=[row])
+            entry["table2"] += session.job(f"{name}, table 2, {row.name}", one, [])
+        entry["speed"] = session.job(f"{name}, speed", partial(measure_speed, case.shape, *place, rounds=rounds), [])
         entry["gemm_share"] = gemm_share(case.shape, entry["speed"], session)
-    for case, entry in zip(plan.cases, entries):
-        name = f"{case.model} at s = {case.shape.seq_length}, peers"
-        entry["peers"] = (
-            session.job(
-                name,
-                lambda: measure_peers(case.shape, session.ranks, session.dtype, rounds=plan.rounds, peers=tuple(PEERS)),
-            )
-            or []
-        )
+    for case, entry in zip(plan.cases, entries, strict=True):
+        theirs = partial(measure_peers, case.shape, *place, rounds=rounds, peers=tuple(PEERS))
+        entry["peers"] = session.job(f"{case.model} at s = {case.shape.seq_length}, peers", theirs, [])
         on_case(entry)
-    session.results["curve"] = (
-        session.job("memory over a step", lambda: allocated_curve(plan.cases[0].shape, session)) or {}
+    session.results["curve"] = session.job(
+        "memory over a step", lambda: allocated_curve(plan.cases[0].shape, session), {}
     )
     for axis in AXES:
-        found = session.job(
-            f"scaling of {axis}",
-            lambda: measure_axis(axis, plan.scaling, session.ranks, session.dtype, rounds=max(2, plan.rounds // 4)),
-        )
+        scaled = partial(measure_axis, axis, plan.scaling, *place, rounds=max(2, rounds // 4))
+        found = session.job(f"scaling of {axis}", scaled)
         if found:
             session.results["scaling"][axis] = {"points": found, "slopes": slopes(found)}
     session.results["claims"] = claims(session.results)

@@ -25,6 +25,7 @@ from actmem_course.files import write_text
 from actmem_course.ranks import Ranks
 
 _Result = TypeVar("_Result")
+_Other = TypeVar("_Other")
 #: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
 FORMS: dict[str, dict[str, Any]] = {
     "tensor": {},
@@ -68,8 +69,8 @@ class Session:
         """Seconds that jobs may still take."""
         return self.seconds - (time.monotonic() - self._started)
 
-    def job(self, name: str, run: Callable[[], _Result]) -> _Result | None:
-        """What ``run()`` gives, or None if it failed or had no time."""
+    def job(self, name: str, run: Callable[[], _Result], otherwise: _Other = None) -> _Result | _Other:  # type: ignore[assignment]
+        """What ``run()`` gives; ``otherwise`` if it failed or had no time."""
         self.say(name)
         try:
             if self.left <= 0:
@@ -86,7 +87,7 @@ class Session:
             if self.ranks.device == "cuda":
                 torch.cuda.empty_cache()
             self.write()
-        return None
+        return otherwise
 
     def write(self) -> None:
         """Put all results so far into the file, or leave the old file as it is."""

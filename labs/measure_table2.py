@@ -18,22 +18,14 @@ from actmem_course.process import lab
 def main() -> int:
     run = Measurement(__doc__)
     add_shape_arguments(run.parser)
+    # What today's layer asks the arguments for, table 2 has none of.
+    check, check_room, measure = map(without_arguments, (check_table2, check_memory, measure_table2))
     return run_layer_table(run, LayerTable(shape_from, title, check, check_room, measure, extras_of_table2))
 
 
-def check(args, *arguments):
-    """Whether the ranks can share the layer, whatever the other arguments."""
-    check_table2(*arguments)
-
-
-def check_room(args, *arguments):
-    """The same of real tensors and memory."""
-    check_memory(*arguments)
-
-
-def measure(args, *arguments):
-    """All six configurations, whatever the arguments."""
-    return measure_table2(*arguments)
+def without_arguments(function):
+    """The same function, called with the lab's arguments first."""
+    return lambda args, *others: function(*others)
 
 
 def title(args, shape) -> str:

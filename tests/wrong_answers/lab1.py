@@ -164,7 +164,7 @@ def without_the_input_of_silu(seq_length, micro_batch_size, hidden_size, feed_fo
     return seq_length * micro_batch_size * (2 * hidden_size + 6 * feed_forward_size)
 
 
-@planted(LAB, "1.4", r"rounded, and there the core attention keeps no more", size=1)
+@planted(LAB, "1.4", r"rounded down, and at that s the core attention", size=1)
 def rounded_down(hidden_size, num_attention_heads):
     return 34 * hidden_size // (5 * num_attention_heads)
 

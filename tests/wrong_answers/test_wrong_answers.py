@@ -19,7 +19,6 @@ from tests.wrong_answers import (  # noqa: F401  they register
     lab3_operators,
     lab3_replicas,
     lab5,
-    lab6_data,
     lab6_training,
     lab8,
 )

@@ -285,6 +285,8 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
     value, why, t = found.seen[rank][name].value, right.seen[rank][name].why, len(found.seen)
     if t == 1 or not isinstance(value, Tensor) or not isinstance(right.seen[rank][name].value, Tensor):
         return []
+    if value.numel() < 2:  # any number is a multiple of another
+        return []
     if right.seen[rank][name].parts is not None:
         parts = [part for own in right.seen if (part := own[name].parts) is not None]
         backward = found.seen[rank].get(name.partition("the gradient")[0] + "backward")

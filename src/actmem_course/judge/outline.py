@@ -47,7 +47,7 @@ ALL_LABS = (
     Lab("lab6_train", "Lab 6: train under every mode", "03_tensor_parallelism", (
         Exercise("6.1", "batch", "lab6_batch:check_batch", "Real processes: the same numbers as one GPU"),
         Exercise("6.2", "make_model", "lab6_model:check_make_model", "Real processes: the same numbers as one GPU", takes_group=True),
-        Exercise("6.3", "gradient_norm", "lab6_norm:check_gradient_norm", "What divides and what does not", takes_group=True),
+        Exercise("6.3", "gradient_norm", "cases.lab6_train", "What divides and what does not", takes_group=True),
         Exercise("6.4", "training_step", "lab6_step:check_training_step", "Real processes: the same numbers as one GPU", takes_group=True),
         Exercise("6.5", "train", "lab6_curves:check_train", "Real processes: the same numbers as one GPU"),
     ), "lab6_reward:lab6_reward"),

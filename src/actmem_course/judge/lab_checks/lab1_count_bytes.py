@@ -179,8 +179,8 @@ def check_crossover(b: Bench) -> None:
         found = check_whole_number("the result", b["crossover_seq_length"](h, a))
         right = 34 * h // (5 * a) + 1
         mistakes = {
-            "34h/5a is rounded, and there the core attention keeps no more than the rest yet: the smallest s is the next whole number "
-            "above it": right - 1,
+            "34h/5a is rounded down, and at that s the core attention does not keep more than the rest: the smallest s that does is the "
+            "next whole number": right - 1,
             "h and a are swapped: wide heads make the core attention small beside the rest": 34 * a // (5 * h) + 1,
             "the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2": 34 * h // (4 * a) + 1,
             "only the softmax output is counted: the dropout's mask and output belong to the core as well": 34 * h // (2 * a) + 1,

@@ -118,7 +118,10 @@ def _check_mode(b: Bench, mode: Configuration, seen: Seen) -> None:
     for model in seen.models:
         dtypes = {parameter.dtype for parameter in model.parameters()}
         if dtypes != {torch.float64}:
-            raise Wrong("the trained model has not the dtype that was given: pass **factory to make_model")
+            found = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in dtypes))
+            raise Wrong(
+                f"the trained model is in {found}, although dtype=float64 was given: pass **factory to make_model"
+            )
         if model.embedding_dropout.num_dropped:
             raise Wrong(
                 "the model trains with dropout, which differs from mode to mode: leave make_model's dropout at 0"

@@ -49,7 +49,7 @@ def _check_two_steps(b: Bench, mode: Configuration, max_norm: float) -> None:
         end = take_training_steps(training_program(len(microbatches)), start)
         scale = min(1.0, max_norm / end.norms[b.rank])
         case = f"mode {mode.name!r}, step {number}{', with a norm above max_norm' * (scale < 1)}: "
-        _check_moved(b, case, found, start, end.moved[b.rank], scale)
+        _check_moved(b, case, found, start, end.moved, scale)
         _check_loss(case, returned, losses)
         left = end.gradients
 
@@ -73,21 +73,26 @@ def training_start(
 
 
 def _check_moved(
-    b: Bench, case: str, found: RankGradients, start: TrainingStart, right: RankGradients, scale: float
+    b: Bench, case: str, found: RankGradients, start: TrainingStart, right: list[RankGradients], scale: float
 ) -> None:
     # Many clip by max_norm / (norm + 1e-6), and that is no mistake.
     tolerance = 1e-8 if scale == 1 else 1e-5 * scale
+    everyone = b.gather(found)
 
-    def unlike(one: RankGradients, other: RankGradients) -> list[str]:
-        return [name for name in one if not close(one[name], other[name], tolerance)]
+    def unlike(some: list[RankGradients], others: list[RankGradients]) -> str:
+        """The first parameter that is another on some rank; "" if all are the same."""
+        pairs = ((name, one[name], other[name]) for one, other in zip(some, others) for name in one)
+        return next((name for name, a, c in pairs if not close(a, c, tolerance)), "")
 
-    if not (wrong := unlike(found, right)):
+    if not (wrong := unlike(everyone, right)):
         return
-    programs = training_mistakes(len(start.of_loss), b.size)
-    moved = ((diagnosis, take_training_steps(program, start).moved[b.rank]) for diagnosis, program in programs)
-    fits = [case + diagnosis for diagnosis, made in moved if not unlike(found, made) and unlike(made, right)]
-    fits = fits or [f"{case}{len(wrong)} of {len(found)} parameters take a wrong step, the first is {wrong[0]}"]
-    raise Wrong(fits[0], fits[1:])
+    said = ""
+    if b.rank == 0:  # it knows what every rank found
+        programs = training_mistakes(len(start.of_loss), b.size)
+        made = ((diagnosis, take_training_steps(program, start).moved) for diagnosis, program in programs)
+        fits = (diagnosis for diagnosis, moved in made if not unlike(everyone, moved) and unlike(moved, right))
+        said = next(fits, f"parameters take a wrong step, the first is {wrong}")
+    raise Wrong(case + b.gather(said)[0])
 
 
 def _check_loss(case: str, returned: object, losses: list[float]) -> None:

@@ -52,10 +52,18 @@ class Layout:
         return Parallel(self.tensor_parallel_size, self.sequence_parallel)
 
     @cached_property
+    def stage_axes(self) -> Layout:
+        """What a stage's activations depend on: this layout without data-parallel ranks."""
+        return self._axes(self.pipeline_parallel_size, self.num_model_chunks)
+
+    @cached_property
     def layer_axes(self) -> Layout:
-        """The layout of one device group that shares a layer: t, c, b and whether the sequence is cut, the rest 1."""
+        """What a layer's tensors depend on: t, c, b and whether the sequence is cut, the rest 1."""
+        return self._axes(1, 1)
+
+    def _axes(self, p: int, m: int) -> Layout:
         t, c, b = self.tensor_parallel_size, self.context_parallel_size, self.micro_batch_size
-        return _layer_axes(t, c, b, self.sequence_parallel)
+        return _layout(1, t, p, b, m, c, self.sequence_parallel)
 
     @property
     def num_devices(self) -> int:
@@ -79,6 +87,4 @@ class Layout:
         return global_batch_size // per_pass
 
 
-@cache
-def _layer_axes(t: int, c: int, b: int, sequence_parallel: bool) -> Layout:
-    return Layout(1, t, 1, b, 1, c, sequence_parallel)
+_layout = cache(Layout)

@@ -191,10 +191,13 @@ def _next_backward(
     return *_tapes(model, layout.layer_axes, recompute, first, last, device_type), first, last, layers
 
 
-def held_bytes(model: PlannedModel, layout: Layout, recompute: str, num_microbatches: int, pipeline_rank: int) -> int:
+@lru_cache(maxsize=2**10)
+def held_bytes(
+    model: PlannedModel, stage_axes: Layout, recompute: str, num_microbatches: int, pipeline_rank: int
+) -> int:
     """The bytes of ``rank_bill`` without ``static_lines``."""
-    lines = _kept_lines(model, layout, recompute, num_microbatches, pipeline_rank, 0, "cuda")
-    backward = _next_backward(model, layout, recompute, num_microbatches, pipeline_rank, "cuda")
+    lines = _kept_lines(model, stage_axes, recompute, num_microbatches, pipeline_rank, 0, "cuda")
+    backward = _next_backward(model, stage_axes, recompute, num_microbatches, pipeline_rank, "cuda")
     return sum(count * size for _, count, _, (_, size) in lines) + transient_bytes(*backward)
 
 

@@ -213,7 +213,9 @@ class _Search:
         # Where not even the states fit, only the smallest sizes are of interest.
         hopeless = max(static.values()) > room
         for recompute in self.model.recompute_modes[-1:] if hopeless else self.model.recompute_modes:
-            sizes = {rank: static[rank] + held_bytes(self.model, layout, recompute, n, rank) for rank in ranks}
+            sizes = {
+                rank: static[rank] + held_bytes(self.model, layout.stage_axes, recompute, n, rank) for rank in ranks
+            }
             if max(sizes.values()) <= room:
                 break
         else:

@@ -19,7 +19,6 @@ from tests.wrong_answers import (  # noqa: F401  they register
     lab3_operators,
     lab3_replicas,
     lab5,
-    lab6_training,
     lab8,
 )
 from tests.wrong_answers.edits import EDITS, edited, lab_of

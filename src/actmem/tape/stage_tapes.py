@@ -27,12 +27,43 @@ FILE = Path(__file__).with_name("stage_tapes.json")
 _MARKS = {"<": BACKWARD, "^": LAYERS}
 
 
+#: What a tape's step does, to which storage, of which size (a number of ``sizes``), by which name.
+Step = tuple[str, int, int, str]
+_GIVEN = "gradient of the stage's output"
+
+
 @dataclass(frozen=True)
 class StageMoment:
-    """A moment of backward.  bytes: alive beyond what was kept.  made: of that, what backward made, by name."""
+    """A moment of backward, after step ``place``.
+
+    bytes: alive beyond what was kept.  stays: of that, a gradient made elsewhere.  The planner needs only the bytes of
+    most moments, so ``made`` is read off the steps when asked for.
+    """
 
     bytes: int
-    made: Mapping[str, int]
+    place: int = -1
+    stays: int = 0
+    steps: Sequence[Step] = field(default=(), repr=False, compare=False)
+    sizes: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def made(self) -> dict[str, int]:
+        """What backward has made and not freed by then, in bytes by name."""
+        alive: dict[int, tuple[int, str]] = {}
+        begun = False
+        for what, number, size, name in self.steps[: self.place + 1]:
+            if what == "make" and begun:
+                alive[number] = self.sizes[size], name
+            elif what == "free":
+                alive.pop(number, None)
+            elif what == "resize" and number in alive:
+                alive[number] = self.sizes[size], alive[number][1]
+            elif what == BACKWARD:
+                begun = True
+        sums: dict[str, int] = {}
+        for each, named in alive.values():
+            sums[named] = sums.get(named, 0) + each
+        return {**sums, **({_GIVEN: self.stays} if self.stays else {})}
 
 
 @dataclass(frozen=True)
@@ -54,82 +85,54 @@ class StagePart:
     backward_flops: int
 
 
-#: What a tape's step does, to which storage, of how many bytes, by which name.
-Step = tuple[str, int, int, str]
-_GIVEN = "gradient of the stage's output"
-
-
-def stage_part_of(steps: Sequence[Step], flops: tuple[int, int] = (0, 0)) -> StagePart:
-    """What the steps of a part add up to."""
+def stage_part_of(steps: Sequence[Step], sizes: Mapping[int, int], flops: tuple[int, int] = (0, 0)) -> StagePart:
+    """What the steps of a part add up to.  sizes: the bytes of each number that the steps give as a size."""
     live = kept = gradient = 0
     through = -1  # the number of the gradient that comes through the hole
-    sizes: dict[int, int] = {}
+    alive: dict[int, int] = {}
     phase = ""
     most: dict[str, tuple[int, int, int]] = {}  # bytes of the fullest moment, its place, and what stays beside it
-    for place, (what, number, size, _) in enumerate(steps):
+    for place, (what, number, i, _) in enumerate(steps):
         if what == "make":
-            sizes[number] = size
+            alive[number] = size = sizes[i]
             live += size
             if phase == "hole":
                 through, gradient, phase = number, size, "after"
             elif phase:
                 if phase not in most or live > most[phase][0]:
                     most[phase] = live, place, 0
-                stays = gradient if phase == "after" and through not in sizes else 0
+                stays = gradient if phase == "after" and through not in alive else 0
                 if phase == "after" and ("held" not in most or live + stays > most["held"][0]):
                     most["held"] = live + stays, place, stays
         elif what == "free":
-            live -= sizes.pop(number)
+            live -= alive.pop(number)
         elif what == "resize":
-            live += size - sizes[number]
-            sizes[number] = size
+            live += sizes[i] - alive[number]
+            alive[number] = sizes[i]
         elif what == BACKWARD:
             kept, phase = live, "before"
         elif what == LAYERS:
             most["at"], phase = (live, place, 0), "hole"
-    made = _made(steps, {place for _, place, _ in most.values()})
-    found = dict.fromkeys(("before", "at", "after", "held"), StageMoment(0, {}))
+    found = dict.fromkeys(("before", "at", "after", "held"), StageMoment(0))
     for name, (size, place, stays) in most.items():
-        beside = {_GIVEN: stays} if stays else {}
-        found[name] = StageMoment(size - kept, {**made[place], **beside})
+        found[name] = StageMoment(size - kept, place, stays, steps, sizes)
     return StagePart(kept, gradient_bytes=gradient, forward_flops=flops[0], backward_flops=flops[1], **found)
-
-
-def _made(steps: Sequence[Step], places: set[int]) -> dict[int, dict[str, int]]:
-    """What backward has made and not freed, by name, after each of these steps."""
-    alive: dict[int, tuple[int, str]] = {}
-    found: dict[int, dict[str, int]] = {}
-    begun = False
-    for place, (what, number, size, name) in enumerate(steps):
-        if what == "make" and begun:
-            alive[number] = size, name
-        elif what == "free":
-            alive.pop(number, None)
-        elif what == "resize" and number in alive:
-            alive[number] = size, alive[number][1]
-        elif what == BACKWARD:
-            begun = True
-        if place in places:
-            sums = found[place] = {}
-            for each, named in alive.values():
-                sums[named] = sums.get(named, 0) + each
-    return found
 
 
 def _moments(
     layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int
-) -> Iterator[tuple[int, tuple[Mapping[str, int], ...]]]:
-    """Moments of which one is the fullest: bytes beyond what the stage keeps, and what backward has made."""
+) -> Iterator[tuple[int, tuple[StageMoment, ...], int]]:
+    """Moments of which one is the fullest: bytes beyond what the stage keeps, the parts' moments, a gradient given to them."""
     own = layer.after if last else layer.held
     if ends is None or not last:
-        yield own.bytes, (own.made,)
+        yield own.bytes, (own,), 0
     else:
-        yield ends.before.bytes, (ends.before.made,)
+        yield ends.before.bytes, (ends.before,), 0
         # The gradient that leaves the end is the one that enters the layer.
-        yield own.bytes + ends.at.bytes - layer.gradient_bytes, (own.made, ends.at.made)
+        yield own.bytes + ends.at.bytes - layer.gradient_bytes, (own, ends.at), 0
     if ends is not None and first:
         given = 0 if last else layer.gradient_bytes
-        yield ends.after.bytes + given - layers * layer.kept_bytes, (ends.after.made, {_GIVEN: given})
+        yield ends.after.bytes + given - layers * layer.kept_bytes, (ends.after,), given
 
 
 def transient_bytes(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> int:
@@ -138,13 +141,14 @@ def transient_bytes(layer: StagePart, ends: StagePart | None, first: bool, last:
     ends: those that the stage has, of ``first`` and ``last``; None in the middle.  layers: of the stage, or of the chunk
     whose backward comes next.
     """
-    return max(size for size, _ in _moments(layer, ends, first, last, layers))
+    return max(size for size, *_ in _moments(layer, ends, first, last, layers))
 
 
 def transient_rows(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> list[Row]:
     """``transient_bytes`` line by line."""
-    size, made = max(_moments(layer, ends, first, last, layers), key=lambda moment: moment[0])
-    rows = merge(Row(name, each, source="made in backward") for some in made for name, each in some.items() if each)
+    size, parts, given = max(_moments(layer, ends, first, last, layers), key=lambda moment: moment[0])
+    named = [*(item for part in parts for item in part.made.items()), (_GIVEN, given)]
+    rows = merge(Row(name, each, source="made in backward") for name, each in named if each)
     gone = size - sum(row.bytes for row in rows)
     return rows + ([Row("kept, freed by then", gone, source="backward is done with it")] if gone else [])
 
@@ -170,14 +174,10 @@ class Family:
         text = next(texts[key] for n in range(len(ones), -1, -1) for some in combinations(ones, n) if (key := "".join(some)) in texts)  # fmt: skip
         if text not in self.parsed:
             self.parsed[text] = self._parsed(text)
-        values: dict[int, int] = {}
-        steps: list[Step] = []
-        for what, number, i, word in self.parsed[text]:
-            if i not in values:
-                values[i] = value(self.formulas[i], own) if i >= 0 else 0
-            steps.append((what, number, values[i], word))
+        steps = self.parsed[text]
+        values = {i: value(self.formulas[i], own) for i in {i for _, _, i, _ in steps} if i >= 0}
         flops = tuple(value(self.formulas[i], own) for i in self.flops[name])
-        return stage_part_of(steps, flops)  # type: ignore[arg-type]
+        return stage_part_of(steps, values, flops)  # type: ignore[arg-type]
 
     def _parsed(self, text: str) -> list[Step]:
         """Steps with numbers of formulas in place of bytes, -1 where there is none."""

@@ -11,15 +11,10 @@ from actmem_course.judge.naming import stated_edits
 from tests.labs.judged import judged, judged_names
 from tests.tiers import at_night
 from tests.wrong_answers import (  # noqa: F401  they register
-    lab1,
     lab2_blocks,
     lab2_linears,
-    lab2_operators,
     lab2_vocabulary,
-    lab3_operators,
     lab3_replicas,
-    lab5,
-    lab8,
 )
 from tests.wrong_answers.edits import EDITS, edited, lab_of
 from tests.wrong_answers.planted import PLANTED

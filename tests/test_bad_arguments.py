@@ -14,8 +14,7 @@ import pytest
 
 import actmem.formulas
 from actmem import config, models, rows
-from actmem.checks import shown
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer, shown
 from actmem.formulas.activations import TABLE2
 from actmem.formulas.communication import Exchange
 from actmem.formulas.flops import Operation
@@ -32,6 +31,8 @@ MODULES = [config, models, rows] + [
     importlib.import_module(f"actmem.formulas.{found.name}") for found in pkgutil.iter_modules(actmem.formulas.__path__)
 ]
 MODULES += [interleaved_time, zero_bubble]
+#: What all others check with: these are given the name of an argument.
+CHECKS = {"check_size", "check_sizes", "check_divides", "check_choice", "shown"}
 FUNCTIONS = {
     f"{module.__name__.partition('.')[2]}.{name}": function
     for module in MODULES
@@ -39,6 +40,7 @@ FUNCTIONS = {
     if inspect.isfunction(function)
     and function.__module__ == module.__name__
     and not name.startswith("_")
+    and name not in CHECKS
     and inspect.signature(function).parameters
 }
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.checks import LARGEST_SIZE
 from actmem.config import (
+    LARGEST_SIZE,
     ConfigError,
     ModelShape,
     Parallel,

@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.checks import ConfigError
-from actmem.config import ModelShape, Parallel
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.drop import RecipeSource, Terms
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges

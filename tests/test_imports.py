@@ -21,7 +21,6 @@ PREDICTION = {
     f"actmem.{part}"
     for part in (
         "attention_kernels",
-        "checks",
         "config",
         "rows",
         "recipes",

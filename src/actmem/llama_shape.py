@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_divides, check_size, shown
-from actmem.config import Parallel
+from actmem.config import LARGEST_PARALLEL_SIZE, ConfigError, Parallel, check_choice, check_divides, check_size, shown
 from actmem.recipes import LayerTerms, Recipe
 
 #: How c ranks share a sequence, see ``layers.context``: K and V gathered, and again in backward; gathered and

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import check_choice
-from actmem.config import ModelShape, Parallel
+from actmem.config import ModelShape, Parallel, check_choice
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from actmem.checks import ConfigError, shown
+from actmem.config import ConfigError, shown
 
 
 @dataclass(frozen=True)

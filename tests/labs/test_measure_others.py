@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.formulas.llama_terms import expert_mlp_rows, llama_rows
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.rows import total

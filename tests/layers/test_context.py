@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.checks import ConfigError
-from actmem.config import Parallel
+from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import wire_bytes
 from actmem.formulas.llama_terms import context_exchanges, context_rows, forced_routed_tokens, llama_rows
 from actmem.layers.context import ContextParallel, attend_part, layer_groups, reduce_context_gradients

@@ -5,8 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from actmem.checks import ConfigError
-from actmem.config import Parallel
+from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import (
     latent_head_rows,
     latent_products,

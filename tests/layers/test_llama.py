@@ -9,8 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.checks import ConfigError
-from actmem.config import Parallel
+from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import rotary_tables, swiglu

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from actmem.checks import ConfigError
-from actmem.config import Parallel
+from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows, most_routed_tokens
 from actmem.layers.experts import ExpertMLP
 from actmem.layers.llama import LlamaLayer

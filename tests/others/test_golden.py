@@ -4,7 +4,7 @@ from statistics import median
 
 import pytest
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem_course.others.allocator import UNSPLIT
 from actmem_course.others.golden import LIMITS, GoldenRow, experiments, predict, read_golden
 from actmem_course.others.megatron_memory import SOURCES, MegatronRun, Trace

@@ -4,14 +4,14 @@ import pytest
 import torch
 
 from actmem.config import ModelShape
+from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import measure_part_peak, measure_stage_peak
+from actmem.measure.parts import LlamaStage, measure_part_peak, run_gpt
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedGPT, PlannedLlama
 from actmem.rows import total
 from actmem.tape.stage_tapes import transient_rows
-from actmem.verify.llama_stage import LlamaStage
 from tests.shapes import decoder
 from tests.tiers import covering
 
@@ -44,7 +44,8 @@ def test_the_transient_is_what_is_counted(name, stage, ranks, recompute):
     shape, layers, (t, sequence_parallel) = SHAPES[name], STAGES[stage], RANKS[ranks]
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
-        kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=recompute)
+        part = GPT(shape, tp, layers=layers, recompute=recompute, dtype=torch.bfloat16)
+        kept, peak = measure_part_peak(part, run_gpt)
     assert total(predicted(shape, t, sequence_parallel, layers, recompute)) == peak - kept
 
 
@@ -66,7 +67,7 @@ def test_the_transient_of_a_llama_is_what_is_counted(name, stage, ranks, recompu
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         part = LlamaStage(shape, 4, shape.vocab_size, layers, tp, recompute, dtype=torch.bfloat16)
-        kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, part.is_last)
+        kept, peak = measure_part_peak(part, LlamaStage.run)
     ends = layers.start == 0, layers.stop == 4
     rows = made(PlannedLlama("small", shape), layout, recompute, *ends, len(layers))
     assert total(rows) == peak - kept
@@ -90,7 +91,7 @@ def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recom
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         part = LlamaStage(shape, 4, shape.vocab_size, range(1, 2), tp, recompute, routing, dtype=torch.bfloat16)
-        kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, False)
+        kept, peak = measure_part_peak(part, LlamaStage.run)
     assert total(model.layer_rows(layout, recompute)) == kept
     assert total(made(model, layout, recompute, False, False, 1)) == peak - kept
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import ELEMENT_BYTES, check_choice, check_sizes
-from actmem.config import ModelShape, Parallel, check_layer
+from actmem.config import ELEMENT_BYTES, ModelShape, Parallel, check_choice, check_layer, check_sizes
 from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import LAYER_TERMS, Row, total
 

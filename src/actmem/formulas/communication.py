@@ -23,8 +23,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from actmem.checks import check_choice
-from actmem.config import ModelShape, Parallel, check_divides, check_layer, check_size
+from actmem.config import ModelShape, Parallel, check_choice, check_divides, check_layer, check_size
 from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 from actmem.recipes import PAPER_LAYER, Recompute
 

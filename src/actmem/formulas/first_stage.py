@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from actmem.checks import check_size
-from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
+from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, check_size
 from actmem.formulas.activations import eq4, layer_bytes
 from actmem.recipes import Recompute
 

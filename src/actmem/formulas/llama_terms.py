@@ -23,8 +23,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actmem.checks import ELEMENT_BYTES, ConfigError, check_choice, check_divides, check_size
-from actmem.config import Parallel
+from actmem.config import ELEMENT_BYTES, ConfigError, Parallel, check_choice, check_divides, check_size
 from actmem.formulas.communication import Exchange
 from actmem.llama_shape import (
     LatentHeads,

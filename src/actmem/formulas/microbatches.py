@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from fractions import Fraction
 
-from actmem.checks import check_size, check_sizes
-from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.config import ConfigError, ModelShape, Parallel, check_size, check_sizes
 from actmem.formulas.activations import layer_bytes
 from actmem.formulas.first_stage import in_flight, layers_per_chunk
 from actmem.formulas.schedule import Action

@@ -12,8 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
-from actmem.checks import check_size, check_sizes
-from actmem.config import ConfigError, Parallel, check_divides
+from actmem.config import ConfigError, Parallel, check_divides, check_size, check_sizes
 
 #: Forward passes of all ranks and chunks together.
 LARGEST_SCHEDULE = 250_000

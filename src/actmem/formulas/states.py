@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import shown
-from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer
+from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, shown
 from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 from actmem.rows import Row
 

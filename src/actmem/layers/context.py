@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
-from actmem.checks import ConfigError, check_choice
+from actmem.config import ConfigError, check_choice
 from actmem.llama_shape import CONTEXT_KINDS
 from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter

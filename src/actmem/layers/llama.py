@@ -11,8 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from actmem.checks import ConfigError
-from actmem.config import Parallel
+from actmem.config import ConfigError, Parallel
 from actmem.drop import KEEP_ALL, Terms
 from actmem.layers.context import ContextParallel, attend_part, to_tokens
 from actmem.layers.experts import ExpertMLP, Routing

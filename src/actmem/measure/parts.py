@@ -11,13 +11,15 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Parallel
+from actmem.drop import KEEP_ALL
 from actmem.layers.context import ContextParallel
 from actmem.layers.experts import Routing
-from actmem.layers.gpt import GPT
+from actmem.layers.gpt import GPT, OutputLayer
 from actmem.layers.llama import LlamaLayer
+from actmem.layers.llama_parts import RMSNorm
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LlamaShape
+from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.measure.census import LiveStorages, census
 from actmem.measure.ledger import record
@@ -25,10 +27,12 @@ from actmem.measure.term_names import rows_by_term
 from actmem.measure.tools import storages_of
 from actmem.measure.whole_step import StepBill, watch_step
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
+from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
 
-Chunk = TypeVar("Chunk", bound=nn.Module)
+Chunk = TypeVar("Chunk", GPT, "LlamaStage")
 
 
 class LedgerMismatch(RuntimeError):
@@ -134,23 +138,19 @@ def measure_stage(
     tp: TensorParallel,
     chunks: list[range],
     actions: Iterable[tuple[str, int, int]],
-    *,
     recompute: Recompute | str = "none",
     whole: Collection[tuple[int, int]] = (),
-    device: str = "cpu",
-    dtype: torch.dtype = torch.bfloat16,
 ) -> list[Row]:
-    """What one pipeline rank keeps after the last of ``actions``, one row for each term.
+    """What one pipeline rank of the paper's model keeps after the last of ``actions``, one row for each term.
 
     chunks: the layers of each of this rank's model chunks.  actions, whole: see ``measure_parts``
     (2205.05198 appendix C).
     """
 
     def parts_of(mode: Recompute | str) -> list[GPT]:
-        return [GPT(shape, tp, layers=layers, recompute=mode, device=device, dtype=dtype) for layers in chunks]
+        return [GPT(shape, tp, layers=layers, recompute=mode, dtype=torch.bfloat16) for layers in chunks]
 
-    run = lambda part: _forward(part, _arrives(part, device, dtype))  # noqa: E731
-    return measure_parts(parts_of(recompute), parts_of("none") if whole else [], actions, run, whole)
+    return measure_parts(parts_of(recompute), parts_of("none") if whole else [], actions, run_gpt, whole)
 
 
 def measure_parts(
@@ -177,63 +177,86 @@ def measure_parts(
     return merge(row for _, rows in held.values() for row in rows)
 
 
-def measure_stage_peak(
-    shape: ModelShape,
-    tp: TensorParallel,
-    layers: range,
-    num_microbatches: int,
-    *,
-    recompute: Recompute | str = "none",
-    dtype: torch.dtype = torch.bfloat16,
-) -> tuple[int, int]:
-    """Bytes held after ``num_microbatches`` forward passes, and the most during the backward pass of the first.
+def measure_part_peak(part: Chunk, run: Callable[[Chunk], Tensor]) -> tuple[int, int]:
+    """Bytes held after the forward pass of one microbatch by ``run``, and the most during its backward pass.
 
     Without weights, main gradients and buffers.  A stage's output is freed once it is sent (2205.05198
     appendix B).  For one chunk on an emulated rank.
     """
-    part = GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
-    arrives = lambda: _arrives(part, "cpu", dtype)  # noqa: E731
-    return measure_part_peak(part, arrives, lambda x: _forward(part, x), part.is_last, num_microbatches)
-
-
-def measure_part_peak(
-    part: nn.Module,
-    arrives: Callable[[], Tensor],
-    forward: Callable[[Tensor], Tensor],
-    is_last: bool,
-    num_microbatches: int = 1,
-) -> tuple[int, int]:
-    """As ``measure_stage_peak``, for any part of a model.  arrives: makes its input.  forward: its output, or the loss if is_last."""
     use_main_gradients(part)
     alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
-    outputs: list[Tensor] = []
     with alive:
-        for _ in range(num_microbatches):
-            y = forward(arrives())
-            if not is_last:
-                y.untyped_storage().resize_(0)
-            outputs.append(y)
-            del y
+        y = run(part)
+        if not part.is_last:
+            y.untyped_storage().resize_(0)
         kept = alive.bytes
-        first = outputs.pop(0)
-        gradient = None if is_last else torch.empty_like(first)
+        gradient = None if part.is_last else torch.empty_like(y)
         alive.peak_bytes = 0
-        first.backward(gradient)
+        y.backward(gradient)
     return kept, alive.peak_bytes
 
 
-def _arrives(part: GPT, device: str, dtype: torch.dtype) -> Tensor:
-    return _token_ids(part.shape, device) if part.is_first else layer_input(part.shape, part.tp, device, dtype)
+def _token_ids(micro_batch_size: int, seq_length: int, vocab_size: int) -> Tensor:
+    return torch.randint(0, vocab_size, (micro_batch_size, seq_length))
 
 
-def _forward(part: GPT, x: Tensor) -> Tensor:
-    """The part's output, or the loss if it has the model's last layer."""
-    y = part(x)
-    return part.loss(y, _token_ids(part.shape, str(y.device))) if part.is_last else y
+def run_gpt(part: GPT) -> Tensor:
+    """The part's output for random input, or the loss if it has the model's last layer."""
+    ids = lambda: _token_ids(part.shape.micro_batch_size, part.shape.seq_length, part.shape.vocab_size)  # noqa: E731
+    y = part(ids() if part.is_first else layer_input(part.shape, part.tp, "cpu", torch.bfloat16))
+    return part.loss(y, ids()) if part.is_last else y
 
 
-def _token_ids(shape: ModelShape, device: str) -> Tensor:
-    return torch.randint(0, shape.vocab_size, (shape.micro_batch_size, shape.seq_length), device=device)
+class LlamaStage(ParallelModule):
+    """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
+
+    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  Token ids ``[b, s]`` or activations come in; activations,
+    or on the last part the loss, go out.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        num_layers: int,
+        vocab_size: int,
+        layers: range,
+        tp: TensorParallel,
+        recompute: Recompute | str = "none",
+        routing: Routing = "even",
+        context: ContextParallel = ContextParallel(),
+        **factory,
+    ):
+        super().__init__()
+        self.tp, self.vocab_size = tp, vocab_size
+        self.shape = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
+        self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
+        if self.is_first:
+            self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
+        options = {"recompute": recompute, "routing": routing, "context": context, **factory}
+        self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
+        if self.is_last:
+            self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
+            self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)
+            self.output, self.cross_entropy = OutputLayer(tp), VocabParallelCrossEntropy(tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            x = self.words(x.t())
+        for layer in self.layers:
+            x = layer(x)
+        if self.is_last:
+            x = KEEP_ALL.input("final RMSNorm input", x)
+            x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
+            logits = self.output(x, self.head.weight)
+            targets = _token_ids(logits.shape[1], logits.shape[0], self.vocab_size)
+            x = self.cross_entropy(logits, targets.t())
+        return x
+
+    def run(self) -> Tensor:
+        """Its output for what arrives: token ids, or random activations of the stage before."""
+        if self.is_first:
+            return self(_token_ids(self.shape.micro_batch_size, self.shape.seq_length, self.vocab_size))
+        return self(layer_input(self.shape, self.tp, "cpu", torch.bfloat16))
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:

@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from actmem import recompute
-from actmem.checks import shown
-from actmem.config import ConfigError
+from actmem.config import ConfigError, shown
 from actmem.measure.census import arguments_of
 from actmem.measure.comms import KIND_OF_NAME
 from actmem.measure.ledger import SavedTensor

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import Function
 
-from actmem.checks import ConfigError, shown
+from actmem.config import ConfigError, shown
 from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache, cached_property
 
-from actmem.checks import LARGEST_PARALLEL_SIZE, ConfigError, check_choice, check_size
-from actmem.config import Parallel
+from actmem.config import LARGEST_PARALLEL_SIZE, ConfigError, Parallel, check_choice, check_size
 
 #: What ZeRO divides among the data-parallel ranks (1910.02054): nothing, optimizer states, gradients
 #: as well, weights as well (FSDP).

@@ -12,7 +12,7 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from actmem.checks import ConfigError, check_choice, check_size
+from actmem.config import ConfigError, check_choice, check_size
 from actmem.plan.plan_report import Request, as_object, check_memory_of_one_layer, print_plans
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.search import Found, Plan, find_plans

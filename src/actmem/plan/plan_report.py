@@ -11,7 +11,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.rank_bill import Bill, rank_bill

@@ -12,8 +12,16 @@ from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 
-from actmem.checks import ConfigError, check_choice, shown
-from actmem.config import ModelShape, Parallel, check_layer, check_vocab_size, padded_vocab_size
+from actmem.config import (
+    ConfigError,
+    ModelShape,
+    Parallel,
+    check_choice,
+    check_layer,
+    check_vocab_size,
+    padded_vocab_size,
+    shown,
+)
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.flops import eq7, forward_operations

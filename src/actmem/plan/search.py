@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import product
 
-from actmem.checks import ConfigError, check_size
+from actmem.config import ConfigError, check_size
 from actmem.formulas.microbatches import recomputed_share
 from actmem.plan.layout import ZERO_STAGES, Layout
 from actmem.plan.planned_models import PlannedModel

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actmem.checks import ConfigError, check_size, shown
+from actmem.config import ConfigError, check_size, shown
 from actmem.formulas.communication import Exchange
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
 from actmem.plan.layout import Layout

@@ -13,7 +13,7 @@ from fractions import Fraction
 from itertools import combinations
 from math import prod
 
-from actmem.checks import ConfigError, check_size
+from actmem.config import ConfigError, check_size
 from actmem.rows import Row, merge
 
 #: One monomial: its coefficient, and the power of each letter.

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from actmem.checks import ConfigError, check_choice
+from actmem.config import ConfigError, check_choice
 from actmem.measure import factories
 from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of

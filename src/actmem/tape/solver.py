@@ -14,7 +14,7 @@ from itertools import combinations, combinations_with_replacement, product
 
 import numpy as np
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.rows import Row
 from actmem.tape.evaluate import (
     MAY_BE_ONE,

@@ -17,7 +17,7 @@ from importlib import resources
 from itertools import combinations
 from pathlib import Path
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.rows import Row, merge
 from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Free, Make, Mark, Resize, Tape, value
 

@@ -23,11 +23,11 @@ from actmem.layers.gpt import GPT
 from actmem.llama_shape import LlamaShape
 from actmem.main_grad import use_main_gradients
 from actmem.measure.emulate import emulated_rank
+from actmem.measure.parts import LlamaStage
 from actmem.tape.evaluate import BACKWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape, added
 from actmem.tape.record import GENERATOR_STATE, Recorder, record_step
 from actmem.tape.solver import Rules, solve
 from actmem.tape.stage_tapes import FILE, LAYERS, packed
-from actmem.verify.llama_stage import LlamaStage
 
 #: a, k, f and v are those of one rank; s is the rank's part among c, before sequence parallelism cuts it.
 GPT_LETTERS, GPT_RULES = ("s", "b", "a", "d", "v", "t"), {"s": (4, ("t",)), "d": (2, ())}

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.tape.evaluate import Reading, Tape
 
 #: Of what letters of known meaning are multiples, as --letters writes it; only letters that are there count.

@@ -17,22 +17,20 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from actmem.checks import ConfigError
-from actmem.config import padded_vocab_size
+from actmem.config import ConfigError, padded_vocab_size
 from actmem.formulas.microbatches import moving_window
 from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
 from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import measure_part_peak, measure_stage, measure_stage_peak, measure_states
+from actmem.measure.parts import LlamaStage, measure_part_peak, measure_parts, measure_stage, measure_states, run_gpt
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedGPT, PlannedLlama, PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
 from actmem.plan.search import Plan
 from actmem.rows import Comparison, Match, Row, compare, total
-from actmem.verify.llama_stage import LlamaStage, measure_llama_stage
 
 #: What ``--verify`` says it leaves out.
 NOT_RUN = (
@@ -89,11 +87,11 @@ def _counted(
     layout = plan.layout
     if isinstance(model, PlannedGPT):
         shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
-        measured = measure_stage(shape, tp, chunks, steps, recompute=plan.recompute, whole=window)
+        measured = measure_stage(shape, tp, chunks, steps, plan.recompute, window)
         return measured, _states([GPT(shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks], plan)
     parts = [_llama_stage(model, plan, tp, context, layers, plan.recompute) for layers in chunks]
     whole_parts = [_llama_stage(model, plan, tp, context, layers, "none") for layers in chunks] if window else []
-    return measure_llama_stage(parts, whole_parts, steps, window), _states(parts, plan)
+    return measure_parts(parts, whole_parts, steps, LlamaStage.run, window), _states(parts, plan)
 
 
 def _llama_stage(
@@ -136,10 +134,11 @@ def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak:
         # What a backward pass makes doesn't depend on the microbatches that wait.
         if isinstance(model, PlannedGPT):
             shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
-            kept, peak = measure_stage_peak(shape, tp, layers, 1, recompute=plan.recompute)
+            gpt = GPT(shape, tp, layers=layers, recompute=plan.recompute, dtype=torch.bfloat16)
+            kept, peak = measure_part_peak(gpt, run_gpt)
         else:
             part = _llama_stage(model, plan, tp, context, layers, plan.recompute)
-            kept, peak = measure_part_peak(part, lambda: part.stage_input(torch.bfloat16), part, part.is_last)
+            kept, peak = measure_part_peak(part, LlamaStage.run)
     return CountedPeak(total(bill.parts["transient"]), peak - kept)
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from actmem.checks import ConfigError, check_size, shown
+from actmem.config import ConfigError, check_size, shown
 from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout

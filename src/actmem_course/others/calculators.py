@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actmem.checks import check_sizes
-from actmem.config import ModelShape, check_layer
+from actmem.config import ModelShape, check_layer, check_sizes
 from actmem.formulas.activations import Configuration
 from actmem.llama_shape import LlamaShape
 from actmem.recipes import Recompute

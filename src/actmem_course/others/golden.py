@@ -15,7 +15,7 @@ from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem_course.others.allocator import UNSPLIT
 from actmem_course.others.megatron_memory import MegatronRun, Trace, parse
 

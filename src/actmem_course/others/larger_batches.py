@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from actmem.checks import ConfigError
-from actmem.config import ModelShape
+from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.recipes import Recompute

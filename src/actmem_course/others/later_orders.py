@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from actmem.checks import check_choice
+from actmem.config import check_choice
 from actmem.formulas.activations import layer_bytes
 from actmem.formulas.schedule import Schedule, held, interleaved, one_forward_one_backward, stage_at
 from actmem.formulas.states import state_rows

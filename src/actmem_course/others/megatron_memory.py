@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem_course.others.allocator import KIB, MEBIBYTE, UNSPLIT, CachingAllocator, MemoryBlock
 
 #: Each line of a bill: what it is, and the file (below megatron/core where no other is named) and function.

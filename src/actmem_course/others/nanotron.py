@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.checks import ConfigError, check_divides
-from actmem.config import padded_vocab_size
+from actmem.config import ConfigError, check_divides, padded_vocab_size
 from actmem.formulas.first_stage import check_pipeline_rank, in_flight
 from actmem.llama_shape import LlamaShape
 from actmem.plan.layout import Layout

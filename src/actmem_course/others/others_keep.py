@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from actmem.checks import ConfigError, check_divides, check_size
+from actmem.config import ConfigError, check_divides, check_size
 from actmem.llama_shape import LlamaShape
 
 

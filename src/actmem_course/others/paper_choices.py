@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
-from actmem.checks import check_choice
+from actmem.config import check_choice
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.plan.layout import ZERO_STAGES
 from actmem.plan.planned_models import PlannedGPT

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actmem.checks import check_choice, check_size
+from actmem.config import check_choice, check_size
 from actmem.formulas.communication import Exchange
 
 #: The halves of each exchange, in order.

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.formulas.schedule import Action, Schedule, held_changes, split_backwards, stage_at
 
 

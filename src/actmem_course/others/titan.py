@@ -7,7 +7,7 @@ product.  It logs what the allocator *reserved*, which this can't count: the dif
 
 from __future__ import annotations
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.llama_shape import LlamaShape
 from actmem.plan.layout import Layout
 from actmem.plan.rank_bill import Bill

@@ -8,7 +8,7 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from actmem.checks import ConfigError
+from actmem.config import ConfigError
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import rank_bill, stage_layers

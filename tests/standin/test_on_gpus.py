@@ -133,21 +133,21 @@ FAILURES = {
 
 
 def ended_in_one_line(failure, folder):
-    """Seconds from the start of two ranks to the end of all: they have met such a failure, and said so in one line."""
+    """Seconds from the fault to the end of all ranks; of a failure at the start, from the start.  It was one line."""
     settings, fault, said = FAILURES[failure]
     settings = environment(2, STANDIN_NCCL_DESTROY="collective", **settings)
-    started = time.monotonic()
+    begun = time.time()
     run = planted(folder, fault or "is well", **settings)
     code, output, errors = run.end()
     assert code == 1 and len(errors) == 1 and re.fullmatch(f"measure_parity.py: {said}", errors[0]), errors
     assert run.nothing_is_left()
-    return time.monotonic() - started
+    return time.time() - (run.looping.stat().st_mtime if fault else begun)
 
 
 @pytest.mark.fault
 @pytest.mark.parametrize("failure", ["one rank", "memory everywhere", "one at start-up", at_night("all at start-up")])
 def test_a_failure_is_one_line_though_a_groups_end_waits_for_all(failure, tmp_path):
-    print(f"{failure}: ended {ended_in_one_line(failure, tmp_path):.1f} s after its start")
+    print(f"{failure}: ended {ended_in_one_line(failure, tmp_path):.1f} s later")
 
 
 @pytest.mark.fault
@@ -161,7 +161,7 @@ def test_twenty_failures_of_twenty_are_one_line(failure, tmp_path, monkeypatch, 
     finally:
         python.stop()
     record_property("seconds_to_the_end", round(max(seconds), 1))
-    print(f"{failure}: ended at most {max(seconds):.1f} s after its start; the goal is 15 s")
+    print(f"{failure}: ended at most {max(seconds):.1f} s later; the goal is 15 s")
     assert max(seconds) < LIMIT_SECONDS
 
 

@@ -6,10 +6,7 @@ Among it why layouts were refused, what the nearest would need, and what half th
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
-
-from rich import box
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from actmem.config import ConfigError
 from actmem.plan.layout import Layout
@@ -19,6 +16,10 @@ from actmem.plan.search import Found, Plan, Refused, bill_of, divisors, find_pla
 from actmem.plan.settings import FRAMEWORK_SETTINGS
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
+
+if TYPE_CHECKING:  # a page has the plan's words and not rich
+    from rich.console import Console
+    from rich.table import Table
 
 #: What each line of a plan's time is: counted, with an assumed rate.
 SECONDS_SOURCES = {
@@ -164,6 +165,9 @@ def _print_chosen(console: Console, request: Request, plan: Plan) -> None:
 
 
 def _table(title: str, *columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
     table = Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
     )

@@ -16,11 +16,15 @@ Parts = Sequence[Tensor]
 
 @dataclass(frozen=True)
 class Made:
-    """make: a rank's tensor, from every rank's part and its number.  kind: the collective that it takes, "" if none."""
+    """make: a rank's tensor, from every rank's part and its number.  kind: the collective that it takes, "" if none.
+
+    unlikely: what anything else explains, where the ranks' parts are equal, is that rather.
+    """
 
     words: str
     make: Callable[[Parts, int], Tensor]
     kind: str = ""
+    unlikely: bool = False
 
     def on_all(self, parts: Parts) -> list[Tensor]:
         """Every rank's."""
@@ -83,7 +87,7 @@ def everything_made(t: int, dims: int) -> Iterator[Made]:
     for k, end in combinations(range(t + 1), 2):
         if 1 < end - k < t:
             words = f"the sum of the parts of ranks {k} to {end - 1}"
-            yield Made(words, lambda p, rank, k=k, end=end: summed(p[k:end]))  # type: ignore[misc]
+            yield Made(words, lambda p, rank, k=k, end=end: summed(p[k:end]), unlikely=True)  # type: ignore[misc]
     yield Made("the ranks' parts stacked in a new dimension", lambda p, rank: torch.stack(list(p)))
     yield Made(
         "the ranks' parts joined along dimension 0, this rank's first",
@@ -118,7 +122,7 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
             same[made.words] = made
         elif ratio:
             scaled[f"{times(ratio, len(parts))} {made.words}"] = made
-    return [*same.items(), *scaled.items()]
+    return sorted([*same.items(), *scaled.items()], key=lambda pair: pair[1].unlikely)
 
 
 def explain_exchange(found: Tensor, parts: Parts, rank: int, right: Made, remedy: str, ran: str = "") -> list[str]:

@@ -28,6 +28,10 @@ SUMMED = "y = x.clone()\n        dist.all_reduce(y, group=group)\n        return
 SCATTERED = "    dist.reduce_scatter_tensor(result, x.contiguous(), group=group)\n    return result\n"
 OWN_PART = "grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].clone(), None"
 SUMMED_AND_CUT = "    whole = x.clone()\n    dist.all_reduce(whole, group=group)\n    return whole.chunk(dist.get_world_size(group))[dist.get_rank(group)].clone()\n"
+LOSS = "return _CrossEntropy.apply(logits, targets, group)"
+ON_RANK_0 = (
+    r"^the forward is right, but bias is used on rank 0 only: .* drift apart\. Add it on every rank, after the sum"
+)
 
 EDITS = [
     ("3.4", r"projection_bias is used on rank 0 only", "w.projection_weight), group) + w.projection_bias", "w.projection_weight, w.projection_bias if dist.get_rank(group) == 0 else None), group)"),
@@ -364,6 +368,34 @@ EDITS = [
     ("3.5", r"backward runs 1 all-gather, 1 all-reduce; expected 1 all-gather, 1 reduce-scatter", SCATTERED, SUMMED_AND_CUT),
     ("3.3", r"gradient of bias is the sum of the ranks' parts; .* each rank's bias is its own", "# 3.1\n", "from actmem_course.judge.solutions.lab2_tensor_parallel import f\n", "F.linear(g(x, group), weight, bias)", "F.linear(g(x, group), weight) + f(bias, group)"),
     ("3.2", r"result is the sum of the ranks' parts; .* leaves this rank's tokens", "return _GBar.apply(x, group)", "from torch.distributed.nn.functional import all_reduce\n\n    return all_reduce(x.clone(), group=group)"),
+    ("2.5", r"cut into t blocks", "mine.reshape(3 * h // t, h)", "qkv_weight.chunk(t)[rank]"),
+    ("2.5", r"projection is cut along its output features", "projection_weight.chunk(t, dim=1)", "projection_weight.chunk(t)"),
+    ("2.5", r"cut along its input features", "mine.reshape(3 * h // t, h)", "qkv_weight.chunk(t, dim=1)[rank]"),
+    ("2.5", r"every rank takes heads 0, 1", "dist.get_world_size(group), dist.get_rank(group)\n    h =", "dist.get_world_size(group), 0\n    h ="),
+    ("2.5", r"right rows in another order", "mine.reshape(3 * h // t, h)", "mine.view(3, num_attention_heads // t, -1, h).transpose(0, 1).reshape(3 * h // t, h)"),
+    ("2.5", r"QKV rows of heads .* and the projection's columns of heads", "projection_weight.chunk(t, dim=1)[rank]", "projection_weight.chunk(t, dim=1)[t - 1 - rank]"),
+    ("2.5", r"heads are cut apart", "qkv_weight.view(3, t, h // t, h)[:, rank]", "qkv_weight.view(3, h // t, t, h)[:, :, rank]", "projection_weight.chunk(t, dim=1)[rank]", "projection_weight[:, rank::t]"),
+    ("2.6", r"down_bias is used on rank 0 only: .* Add it on every rank, after the sum", "return row_parallel_linear(y, down_weight, down_bias, group)", "return f_bar(F.linear(y, down_weight, down_bias if dist.get_rank(group) == 0 else None), group)"),
+    ("2.3", r"the ranks' parts joined along dimension 2; .*return this rank's own output features", "return F.linear(f(x, group), weight, bias)", "from torch.distributed.nn.functional import all_gather\n\n    return torch.cat(all_gather(F.linear(f(x, group), weight, bias), group=group), -1)"),
+    ("2.3", r"is the sum of the ranks' parts; .* different features on every rank, so there is nothing to add up", "F.linear(f(x, group), weight, bias)", "f_bar(F.linear(f(x, group), weight, bias), group)"),
+    ("2.3", r"gradient of weight is the sum of the ranks' parts; .* each rank's weight is its own", "F.linear(f(x, group), weight, bias)", "F.linear(f(x, group), f(weight, group), bias)"),
+    ("2.3", r"keeps 1,\d+ B for backward where 576 B are enough", "return F.linear(f(x, group), weight, bias)", "y = f(x, group)\n    return F.linear(y.clone(), weight, bias) + 0 * (y * y).sum()"),
+    ("2.4", r"gradient of bias is t \(here .*\) times what it should be: every rank has the whole gradient of bias already", "group) + bias", "group) + f(bias, group)"),
+    ("2.4", ON_RANK_0, "f_bar(F.linear(x, weight), group) + bias", "f_bar(F.linear(x, weight, bias if dist.get_rank(group) == 0 else None), group)"),
+    ("2.4", ON_RANK_0, "f_bar(F.linear(x, weight), group) + bias", "f_bar(F.linear(x, weight, bias * (dist.get_rank(group) == 0)), group)"),
+    ("2.8", r"the logits themselves are sent", LOSS, "parts = [torch.empty_like(logits) for _ in range(dist.get_world_size(group))]\n    dist.all_gather(parts, logits.detach(), group=group)\n    parts[dist.get_rank(group)] = logits\n    return F.cross_entropy(torch.cat(parts, -1).movedim(-1, 1), targets, reduction=\"none\")"),
+    ("3.6", r"parameters themselves are changed \(norm1_weight", "w, name).grad, group", "w, name).data, group"),
+    ("3.6", r"each rank sends [\d,]+ B where (576|1,728) B are enough", 'for name in ("norm1_weight"', 'for tensor in w.named().values():\n        dist.all_reduce(tensor.grad.clone(), group=group)\n    for name in ("norm1_weight"'),
+    ("3.6", r"not part of group.* A source or destination counts among all ranks: dist\.get_global_rank\(group, 0\)", "dist.all_reduce(getattr(w, name).grad, group=group)", "dist.reduce(getattr(w, name).grad, 0, group=group)\n        dist.broadcast(getattr(w, name).grad, 0, group=group)"),
+    ("3.7", r"ranks draw the same for core", "seed + 1000 * (rank + 1))", "seed)", "seed + 1000 * (rank + t + 1) if sequence_parallel else seed", "seed + 1"),
+    ("3.7", r"without sequence_parallel, ranks draw different numbers for block", " if sequence_parallel else seed", ""),
+    ("3.7", r"with sequence_parallel, ranks draw the same for block", "seed + 1000 * (rank + t + 1) if sequence_parallel else seed", "seed"),
+    ("3.7", r"core and block draw the same numbers on some ranks", "seed + 1000 * (rank + 1)", "seed + 1000 * rank"),
+    ("3.7", r"default generator is changed", "    core.manual_seed(", "    torch.manual_seed(seed + rank)\n    core.manual_seed("),
+    ("3.7", r"another seed gives the same numbers", "manual_seed(seed", "manual_seed(0", "else seed)", "else 0)"),
+    ("3.7", r"same seed gives other numbers the second time", "core.manual_seed(seed + 1000 * (rank + 1))", "core.seed()", "block.manual_seed(seed + 1000 * (rank + t + 1) if sequence_parallel else seed)", "block.seed()"),
+    ("2.8", r"own softmax", LOSS, "index = targets - dist.get_rank(group) * logits.shape[-1]\n    mine = (index >= 0) & (index < logits.shape[-1])\n    target = logits.gather(-1, index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)).squeeze(-1) * mine\n    return logits.logsumexp(-1) - f_bar(target, group)"),
+    ("2.8", r"must add 0", LOSS, "largest = logits.detach().amax(-1)\n    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n    index = (targets - dist.get_rank(group) * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)\n    total = f_bar((logits - largest.unsqueeze(-1)).exp().sum(-1), group)\n    return total.log() + largest - f_bar(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1), group)"),
 ]  # fmt: skip
 
 

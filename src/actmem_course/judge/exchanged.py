@@ -74,9 +74,10 @@ USUAL = (
 )
 
 
-def everything_made(t: int, dims: int) -> Iterator[Made]:
-    """All that a rank may make of ``t`` parts of so many dimensions: reduced, joined, cut, and all of these in turn."""
+def everything_made(parts: Parts) -> Iterator[Made]:
+    """All that a rank may make of the ranks' parts: reduced, joined, cut, and all of these in turn."""
     yield from USUAL
+    t, dims, alike = len(parts), parts[0].dim(), all(part.equal(parts[0]) for part in parts)
     wholes = [
         *USUAL[1:4],
         OWN_PART,
@@ -85,7 +86,7 @@ def everything_made(t: int, dims: int) -> Iterator[Made]:
     others = [Made(f"rank {k}'s part", lambda p, rank, k=k: p[k]) for k in range(t)]  # type: ignore[misc]
     yield from (*wholes, *others)
     for k, end in combinations(range(t + 1), 2):
-        if 1 < end - k < t:
+        if 1 < end - k < t and not alike:  # where all have the same, it is a multiple of this rank's own part
             words = f"the sum of the parts of ranks {k} to {end - 1}"
             yield Made(words, lambda p, rank, k=k, end=end: summed(p[k:end]), unlikely=True)  # type: ignore[misc]
     yield Made("the ranks' parts stacked in a new dimension", lambda p, rank: torch.stack(list(p)))
@@ -115,7 +116,7 @@ def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
     same, scaled = dict[str, Made](), dict[str, Made]()
     if len(parts) == 1 or found.numel() < 2 or not found.isfinite().all():
         return []
-    for made in everything_made(len(parts), parts[0].dim()):
+    for made in everything_made(parts):
         value = made.make(parts, rank)
         ratio = factor(found, value) if value.shape == found.shape else None
         if ratio and abs(ratio - 1) < 1e-9:

@@ -78,12 +78,6 @@ def assigned(seen: Watch) -> str:
     return f"was the result of {name} assigned? It writes into the tensor that it is given, and returns None"
 
 
-def check_collectives(when: str, found: Sequence[Collective], wanted: Sequence[Collective]) -> None:
-    """Raise Wrong unless ``found`` are the ``wanted`` collectives, in any order."""
-    if fault := collectives_fault(when, found, wanted):
-        raise Wrong(fault)
-
-
 def collectives_fault(
     when: str, found: Sequence[Collective], wanted: Sequence[Collective], again: Sequence[Collective] = ()
 ) -> str:

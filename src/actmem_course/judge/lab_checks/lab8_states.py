@@ -1,4 +1,7 @@
-"""Lab 8's bytes: what ZeRO leaves on a rank, by the planner's bill, and the largest microbatch that fits beside it."""
+"""Lab 8's bytes: what ZeRO leaves on a rank, by the planner's bill, and the largest microbatch that fits beside it.
+
+No cases: a wrong number is explained by what it would be right for, however it is computed.
+"""
 
 from __future__ import annotations
 

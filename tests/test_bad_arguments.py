@@ -162,7 +162,7 @@ ENTER = {
     "formulas.first_stage.first_stage_bytes": "num_microbatches?",
     "formulas.first_stage.section43_extras": "tensor_parallel_size pipeline_parallel_size",
     "formulas.first_stage.bubble_fraction": "num_microbatches",
-    "formulas.stage_terms.stage_rows": "num_microbatches?",
+    "formulas.first_stage.stage_rows": "num_microbatches?",
     "formulas.microbatches.capacity": "num_microbatches?",
     "formulas.microbatches.recomputed_share": "capacity0 in_flight num_microbatches",
     "formulas.communication.sequence_over_tensor": "tensor_parallel_size",

@@ -5,9 +5,8 @@ import torch
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.first_stage import in_flight
+from actmem.formulas.first_stage import in_flight, stage_extra_rows, stage_rows
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
-from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.layers.gpt import GPT
 from actmem.parallel.linear import load_dense, shard
 from actmem.pipeline import Pipeline, check_pipeline, make_mesh

@@ -12,7 +12,7 @@ from torch import nn
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_extra_rows, layer_rows
 from actmem.measure import census, record
-from actmem.measure.term_names import rows_by_term
+from actmem.measure.parts import rows_by_term
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total

@@ -12,9 +12,8 @@ from actmem.formulas.activations import eq1, eq2, layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges, wire_bytes
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank
-from actmem.measure.parts import layer_input
+from actmem.measure.parts import layer_input, rows_by_term, term_name
 from actmem.measure.ledger import record
-from actmem.measure.term_names import rows_by_term, term_name
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel

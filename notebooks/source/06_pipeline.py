@@ -12,10 +12,9 @@ from actmem.config import Parallel
 from actmem.formulas.communication import iteration_exchanges, wire_bytes
 from actmem_course.others.disagreements import disagreements
 from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
-from actmem.formulas.stage_terms import stage_extra_rows, stage_output_rows, stage_rows
 from actmem.formulas.first_stage import (
     bubble_fraction, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
-    section43_extras,
+    section43_extras, stage_extra_rows, stage_output_rows, stage_rows,
 )  # fmt: skip
 from actmem.formulas.activations import layer_bytes
 from actmem.models import PAPER_MODELS, TINY, model_shape

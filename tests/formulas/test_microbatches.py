@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import in_flight, layers_per_chunk
+from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_rows
 from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.schedule import held, one_forward_one_backward
-from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total

@@ -9,22 +9,20 @@ from hypothesis import strategies as st
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import (
+    EMBEDDING_TERM,
+    HEAD_TERMS,
+    bytes_by_rank,
     eq5,
     eq6,
     first_stage_bytes,
     interleave_factor,
     layers_per_chunk,
     section43_extras,
-)
-from actmem.formulas.schedule import held
-from actmem.formulas.stage_terms import (
-    EMBEDDING_TERM,
-    HEAD_TERMS,
-    bytes_by_rank,
     stage_extra_rows,
     stage_output_rows,
     stage_rows,
 )
+from actmem.formulas.schedule import held
 from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import by_term, extra_rows, paper_rows, total

@@ -14,7 +14,7 @@ from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
-from actmem.measure.term_names import rows_by_term
+from actmem.measure.parts import rows_by_term
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.rows import by_term

@@ -9,6 +9,7 @@ import torch.distributed as dist
 from torch.distributed.pipelining import schedules as torch_schedules
 
 from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.formulas.first_stage import HEAD_TERMS, stage_extra_rows, stage_rows
 from actmem.formulas.schedule import (
     Action,
     held,
@@ -18,7 +19,6 @@ from actmem.formulas.schedule import (
     split_backwards,
     stage_at,
 )
-from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term, total
 from actmem.torch_private import SPLITS_BACKWARDS

@@ -14,7 +14,7 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LLAMA_MODELS
 from actmem.measure.emulate import cuda_without_device, gpu_of_this_build
 from actmem.measure.ledger import record
-from actmem.measure.term_names import rows_by_term
+from actmem.measure.parts import rows_by_term
 from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare

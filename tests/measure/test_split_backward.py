@@ -8,8 +8,8 @@ import torch
 from torch.distributed.pipelining.schedules import ScheduleInterleavedZeroBubble
 
 from actmem.config import ModelShape, Parallel
+from actmem.formulas.first_stage import stage_extra_rows, stage_rows
 from actmem.formulas.schedule import held
-from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import total
 from actmem.torch_private import SPLITS_BACKWARDS

@@ -6,9 +6,9 @@ import pytest
 
 from actmem.config import ConfigError
 from actmem.formulas.activations import layer_bytes
+from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.microbatches import activation_budget
 from actmem.formulas.schedule import held
-from actmem.formulas.stage_terms import stage_rows
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, THE_PAPERS, order_names, order_needs

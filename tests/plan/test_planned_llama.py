@@ -9,7 +9,7 @@ from actmem.formulas.communication import wire_bytes
 from actmem.formulas.llama_terms import context_exchanges
 from actmem.llama_shape import llama_shape
 from actmem.plan.layout import Layout
-from actmem.plan.planned_models import CONTEXT_EXCHANGE, PlannedLlama, known_names, planned_model_of
+from actmem.plan.planned_models import CONTEXT_EXCHANGE, PLANNED_MODELS, PlannedLlama, planned_model_of
 from actmem.rows import by_term, total
 from tests.shapes import decoder
 
@@ -104,7 +104,7 @@ def test_an_unknown_mode_is_refused():
         layer_rows(LLAMA.shape, Layout(), 1024, "selective")
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_modes_go_from_the_least_recomputed_to_the_most(name):
     model = planned_model_of(name)
     layout = Layout(tensor_parallel_size=8)
@@ -115,7 +115,7 @@ def test_modes_go_from_the_least_recomputed_to_the_most(name):
     assert [each.moved_bytes for each in work] == sorted(each.moved_bytes for each in work)
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_shards_of_a_layer_add_up(name):
     model = planned_model_of(name)
     # With more ranks than key heads each makes K and V of one head, which others make too.

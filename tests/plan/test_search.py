@@ -3,11 +3,11 @@
 import pytest
 
 from actmem.config import ConfigError
-from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
+from actmem.formulas.first_stage import stage_extra_rows, stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.plan.layout import Layout
-from actmem.plan.planned_models import PlannedGPT, known_names, planned_model_of
+from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, planned_model_of
 from actmem.plan.rank_bill import rank_bill, stage_layers, static_lines
 from actmem.plan.search import bill_of, divisors, find_plans, layouts
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
@@ -44,7 +44,7 @@ def test_the_papers_plan_fits_is_within_5_percent_and_needs_no_full_recomputatio
     assert all(plan.recompute == "full" and plan.seconds.total > 1.2 * own[0].seconds.total for plan in baseline)
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_every_plan_is_its_bill_to_the_byte(name):
     model = planned_model_of(name)
     found = find_plans(model, Cluster(256, 80 * GIBIBYTE), 256, keep=10**6)

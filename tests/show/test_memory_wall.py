@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from actmem.formulas.activations import crossover_seq_length
-from actmem.formulas.stage_terms import bytes_by_rank
+from actmem.formulas.first_stage import bytes_by_rank
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.others.paper import A100_BYTES

@@ -8,10 +8,9 @@ import pytest
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import eq5, first_stage_bytes, in_flight
+from actmem.formulas.first_stage import bytes_by_rank, eq5, first_stage_bytes, in_flight
 from actmem.formulas.microbatches import capacity, recomputed_share
 from actmem.formulas.schedule import one_forward_one_backward
-from actmem.formulas.stage_terms import bytes_by_rank
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks

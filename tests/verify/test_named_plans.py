@@ -10,7 +10,7 @@ import pytest
 
 from actmem.config import ConfigError
 from actmem.plan.layout import ZERO_STAGES, Layout
-from actmem.plan.planned_models import known_names, planned_model_of
+from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
 from actmem.verify.verify_plan import count_peak, verify_plan
@@ -38,7 +38,7 @@ def nth(values, number):
 
 def cases():
     """Three plans of each model.  Each axis walks through its values at its own pace."""
-    for number, name in enumerate(name for name in known_names() for _ in range(PLANS_OF_EACH)):
+    for number, name in enumerate(name for name in PLANNED_MODELS for _ in range(PLANS_OF_EACH)):
         model = of_few_layers(name)
         t, sequence_parallel = nth(TENSOR, number)
         p, m, rank = nth(PIPELINE, number + number // len(PIPELINE))
@@ -72,7 +72,7 @@ def test_every_line_and_the_peak_are_what_is_counted(case):
 
 def test_the_plans_cover_every_axis():
     layouts = [plan.layout for _, plan in CASES]
-    assert {model.name for model, _ in CASES} == {planned_model_of(name).name for name in known_names()}
+    assert {model.name for model, _ in CASES} == {planned_model_of(name).name for name in PLANNED_MODELS}
     assert {(each.tensor_parallel_size, each.sequence_parallel) for each in layouts} == set(TENSOR)
     pipeline = {
         (plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks, plan.pipeline_rank) for _, plan in CASES
@@ -86,7 +86,7 @@ def test_the_plans_cover_every_axis():
     assert any(plan.whole_microbatches for _, plan in CASES)
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_an_axis_that_a_model_lacks_is_one_line(name):
     model = planned_model_of(name)
     assert bool(model.missing_axis("context_parallel_size")) is not model.context_parallel
@@ -95,7 +95,7 @@ def test_an_axis_that_a_model_lacks_is_one_line(name):
             find_plans(model, Cluster(64, 80 * GIBIBYTE), 64, 1, {"context_parallel_size": 2})
 
 
-@pytest.mark.parametrize("name", [name for name in known_names() if planned_model_of(name).context_parallel])
+@pytest.mark.parametrize("name", [name for name in PLANNED_MODELS if planned_model_of(name).context_parallel])
 def test_every_line_and_the_peak_under_context_parallelism(name):
     layout = Layout(1, 4, 2, 2, context_parallel_size=2)
     plan = Plan(layout, "elementwise", 0, 1.0, 4, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
@@ -104,7 +104,7 @@ def test_every_line_and_the_peak_under_context_parallelism(name):
     assert peak.counted_bytes > 10**6 and peak.exact, peak
 
 
-@pytest.mark.parametrize("name", known_names())
+@pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_only_experts_have_a_routing(name):
     model = planned_model_of(name)
     if not model.routing:

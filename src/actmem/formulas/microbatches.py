@@ -12,9 +12,8 @@ from fractions import Fraction
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_size, check_sizes
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import in_flight, layers_per_chunk
+from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_rows
 from actmem.formulas.schedule import Action
-from actmem.formulas.stage_terms import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.recipes import Recompute
 from actmem.rows import total

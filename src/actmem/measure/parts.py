@@ -11,6 +11,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from actmem import keep
 from actmem.config import ModelShape, Parallel
 from actmem.drop import KEEP_ALL
 from actmem.layers.context import ContextParallel
@@ -22,10 +23,10 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.measure.census import LiveStorages, census
-from actmem.measure.ledger import record
-from actmem.measure.term_names import rows_by_term
+from actmem.measure.ledger import SavedTensor, record
 from actmem.measure.tools import storages_of
 from actmem.measure.whole_step import StepBill, watch_step
+from actmem.parallel import linear, vocab
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule
@@ -33,6 +34,20 @@ from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
 
 Chunk = TypeVar("Chunk", GPT, "LlamaStage")
+#: Layers name their tensors as they make them (``drop.Terms``).  What follows names the rest: what a ledger sees of the ends,
+#: of a checkpoint, and of a linear that keeps another tensor than it was given.  By the running module, the operation and the
+#: argument; never by size, because two different tensors can have the same size.
+_COLUMNS = linear.FUNCTIONS["column_parallel"].__name__
+_KEEP = keep.FUNCTIONS["keep"].__name__
+_LOOKUP, _CROSS_ENTROPY = (vocab.FUNCTIONS[name].__name__ for name in ("lookup", "cross_entropy"))
+#: Linears whose input autocast converts, or the plain form gathers, before it is kept.
+_LINEAR_TERMS = {
+    "qkv": "QKV projection input",
+    "projection": "attention projection input",
+    "up": "h→4h input",
+    "down": "4h→h input",
+    "output": "output layer input",
+}
 
 
 class LedgerMismatch(RuntimeError):
@@ -44,6 +59,30 @@ def layer_input(shape: ModelShape | LlamaShape, tp: TensorParallel, device: str,
     s = shape.seq_length // tp.sequence_parts
     sizes = (s, shape.micro_batch_size, shape.hidden_size)
     return torch.randn(sizes, device=device, dtype=dtype, requires_grad=True)
+
+
+def term_name(saved: SavedTensor) -> str:
+    """The term that formulas use for this tensor; one without a rule keeps the ledger's own name, so it shows as not predicted."""
+    op, argument, last = saved.op, saved.argument, saved.module.rsplit(".", 1)[-1]
+    term = saved.term or (argument if op == _KEEP and not argument.isdigit() else "")  # ``drop`` keeps by name
+    if term == "log-sum-exp" and not saved.dtype.is_floating_point:
+        return "attention seed"  # of a GPU's kernel, and its offset
+    if term:
+        return term
+    if op == _CROSS_ENTROPY:
+        return "target ids" if argument else "logits (float32)"
+    if op == _LOOKUP:
+        return "token ids"
+    if last in _LINEAR_TERMS and op in (_COLUMNS, "linear"):
+        return _LINEAR_TERMS[last]
+    if op == _KEEP and saved.dtype is torch.uint8:
+        return "random-number state"
+    return f"{saved.module or 'root'}: {op} {argument}".rstrip()
+
+
+def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
+    """One row for each saved tensor, named as in the formulas."""
+    return [Row(term_name(t), t.bytes, source=f"{t.module or 'layer'}: {t.op}, {t.line}") for t in saved]
 
 
 def layer_rows_of(layer: nn.Module, x: Tensor) -> list[Row]:

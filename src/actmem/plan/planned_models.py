@@ -24,9 +24,9 @@ from actmem.config import (
 )
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
+from actmem.formulas.first_stage import embedding_rows, output_rows
 from actmem.formulas.flops import eq7, forward_operations
 from actmem.formulas.llama_terms import FLOAT32, forced_routed_tokens, llama_rows
-from actmem.formulas.stage_terms import embedding_rows, output_rows
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem.models import PAPER_MODELS
@@ -493,7 +493,7 @@ class PlannedLlama(PlannedModel):
 #: only one (2401.04088).
 _LENGTHS = {"qwen3-32b": 4096, "qwen3-30b-a3b": 4096, "mixtral-8x7b": 32768}
 #: By the name in lower case.
-_MODELS: dict[str, PlannedModel] = {
+PLANNED_MODELS: dict[str, PlannedModel] = {
     **{name.lower(): PlannedGPT(name, model.shape) for name, model in PAPER_MODELS.items()},
     **{
         name: PlannedLlama(name, shape.with_sizes(seq_length=_LENGTHS.get(name, shape.seq_length)))
@@ -503,16 +503,11 @@ _MODELS: dict[str, PlannedModel] = {
 }
 
 
-def known_names() -> list[str]:
-    """Every name that ``planned_model_of`` takes."""
-    return list(_MODELS)
-
-
 def planned_model_of(name: str) -> PlannedModel:
     """The model of that name, in upper or lower case; ConfigError, with the nearest names, on another one."""
-    model = _MODELS.get(name.lower())
+    model = PLANNED_MODELS.get(name.lower())
     if model is None:
-        near = difflib.get_close_matches(name.lower(), _MODELS, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(_MODELS)}"
+        near = difflib.get_close_matches(name.lower(), PLANNED_MODELS, n=3, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(PLANNED_MODELS)}"
         raise ConfigError("model", f"{shown(name)} is not known; {hint}")
     return model

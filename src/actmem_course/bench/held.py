@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from torch import nn
 
 from actmem.measure.ledger import Ledger, record
-from actmem.measure.term_names import rows_by_term
+from actmem.measure.parts import rows_by_term
 from actmem.pipeline import Stage, Watcher
 from actmem.rows import Row, merge, total
 from actmem_course.results import MemorySample

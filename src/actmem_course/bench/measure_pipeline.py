@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_vocab_size
-from actmem.formulas.first_stage import in_flight
+from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_extra_rows, stage_rows
 from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
-from actmem.formulas.stage_terms import bytes_by_rank, stage_extra_rows, stage_rows
 from actmem.formulas.states import parameter_counts
 from actmem.pipeline import Pipeline, check_pipeline, make_mesh
 from actmem.rows import compare, extra_rows, paper_rows, total

@@ -7,7 +7,7 @@ from typing import Any
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, Configuration, crossover_seq_length, layer_rows
-from actmem.formulas.stage_terms import stage_rows
+from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import by_term, total

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import embeddings_in_flight, eq5, layers_per_chunk
+from actmem.formulas.first_stage import bytes_by_rank, embeddings_in_flight, eq5, layers_per_chunk, stage_rows
 from actmem.formulas.microbatches import capacity, moving_window
 from actmem.formulas.schedule import (
     Action,
@@ -17,7 +17,6 @@ from actmem.formulas.schedule import (
     one_forward_one_backward,
     peak_in_flight,
 )
-from actmem.formulas.stage_terms import bytes_by_rank, stage_rows
 from actmem.rows import total
 from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline

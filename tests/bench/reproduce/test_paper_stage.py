@@ -2,8 +2,15 @@
 
 import pytest
 
-from actmem.formulas.first_stage import eq5, eq6, first_stage_bytes, in_flight, interleave_factor, section43_extras
-from actmem.formulas.stage_terms import EMBEDDING_TERM
+from actmem.formulas.first_stage import (
+    EMBEDDING_TERM,
+    eq5,
+    eq6,
+    first_stage_bytes,
+    in_flight,
+    interleave_factor,
+    section43_extras,
+)
 from actmem.models import PAPER_MODELS
 from actmem.rows import by_term, compare, extra_rows, total
 from actmem_course.bench.reproduce.paper_stage import (

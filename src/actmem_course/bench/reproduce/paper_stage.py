@@ -18,9 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape, Parallel, check_divides
 from actmem.formulas.activations import TABLE2, Configuration, layer_bytes
-from actmem.formulas.first_stage import layers_per_chunk
+from actmem.formulas.first_stage import HEAD_TERMS, layers_per_chunk, stage_extra_rows, stage_rows
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
-from actmem.formulas.stage_terms import HEAD_TERMS, stage_extra_rows, stage_rows
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_stage

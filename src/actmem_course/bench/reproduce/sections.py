@@ -9,9 +9,8 @@ from functools import partial
 import torch
 
 from actmem.formulas.activations import TABLE2, closed_form
-from actmem.formulas.first_stage import eq5, eq6, interleave_factor, section43_extras
+from actmem.formulas.first_stage import bytes_by_rank, eq5, eq6, interleave_factor, section43_extras, stage_output_rows
 from actmem.formulas.flops import A100_FLOPS_PER_SECOND, eq7, eq8, hardware_flops, text_selective, utilisation
-from actmem.formulas.stage_terms import bytes_by_rank, stage_output_rows
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
 from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS

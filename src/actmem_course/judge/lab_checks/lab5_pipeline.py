@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 
 from actmem.formulas import schedule
+from actmem.formulas.first_stage import stage_output_rows
 from actmem.formulas.microbatches import moving_window
 from actmem.formulas.schedule import one_forward_one_backward, peak_in_flight
-from actmem.formulas.stage_terms import stage_output_rows
 from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem_course.judge.compare import close, grad_of

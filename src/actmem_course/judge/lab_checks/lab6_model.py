@@ -7,7 +7,7 @@ from torch import Tensor
 
 from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2, Configuration
-from actmem.formulas.stage_terms import stage_extra_rows, stage_rows
+from actmem.formulas.first_stage import stage_extra_rows, stage_rows
 from actmem.layers.gpt import GPT
 from actmem.rows import Row, total
 from actmem_course.judge.kept import Keeping

@@ -20,7 +20,7 @@ NAMES = {
 
 
 def test_under_torchrun():
-    results = launch.results(SCRIPT, "--dtype", "float32", processes=2)
+    results = launch.results(SCRIPT, processes=2)
     assert {c.name for c in CONFIGURATIONS} == NAMES and len(results) == 2 * len(NAMES)
     for result in results:
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"] > 0

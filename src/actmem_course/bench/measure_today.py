@@ -138,13 +138,11 @@ def check_kernel(
         here = torch.cuda.is_available()
         own = int(os.environ.get("LOCAL_RANK", 0))
         gpu = gpu_of_this_build(torch.cuda.get_device_capability(own) if here else H100)
-    name, heads = str(dtype).removeprefix("torch."), (shape.num_attention_heads, shape.num_key_value_heads)
+    name, heads = _name(dtype), (shape.num_attention_heads, shape.num_key_value_heads)
     lengths = shape.seq_length, shape.seq_length
     kernel = attention_kernel(gpu, AttentionCall(name, shape.d, shape.value_size, *heads, *lengths, causal=True))
     if kernel == "math":
-        rule = f"{name} with {heads[0]} query and {heads[1]} key heads of {shape.d} has no fused attention kernel on a GPU of"
-        rule += " capability {}.{}".format(*gpu.capability)
-        raise ConfigError("dtype", f"{rule}, which would keep the scores: no formula here (--device cpu has one)")
+        raise _no_fused_kernel(shape, dtype, "a GPU of capability {}.{}".format(*gpu.capability))
     if kernel == "flash" and shape.d % FLASH_WIDTH:
         rule = f"gives heads of {shape.d}: a GPU's flash kernel keeps copies padded to a multiple of {FLASH_WIDTH}"
         raise ConfigError("num_attention_heads", rule)
@@ -166,7 +164,20 @@ def kernel_here(
     q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     node = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=heads[0] != heads[1]).grad_fn
     assert node is not None
-    return next((kernel for kernel, name in KERNEL_NODES.items() if node.name().startswith(name)), "math")
+    for kernel, name in KERNEL_NODES.items():
+        if node.name().startswith(name):
+            return kernel
+    raise _no_fused_kernel(shape, dtype, "this GPU")
+
+
+def _no_fused_kernel(shape: LlamaShape, dtype: torch.dtype, gpu: str) -> ConfigError:
+    heads = f"{shape.num_attention_heads} query and {shape.num_key_value_heads} key heads of {shape.d}"
+    rule = f"{_name(dtype)} with {heads} has no fused attention kernel on {gpu}, which would keep the scores"
+    return ConfigError("dtype", f"{rule}: no formula here (--device cpu has one)")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def predictions(

@@ -25,7 +25,8 @@ COURSE = $(VENV)/.course-installed
 SITE_TOOLS = $(VENV)/.site-installed
 TESTS = $(VENV)/.tests-installed
 SOURCES = src labs tests .ci
-NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600
+# By day the chapters, at night also the notebook for borrowed GPUs.
+NBVAL = --nbval --nbval-current-env --nbval-cell-timeout 600 $(if $(filter 1,$(ALL)),,--ignore=notebooks/free_gpus.ipynb)
 # Settings of JupyterLab that a learner's own come on top of: no popup about news, no look for updates.
 LAB_CONFIG = notebooks/jupyter
 CPU_INDEX = https://download.pytorch.org/whl/cpu

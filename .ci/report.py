@@ -29,7 +29,7 @@ PAGE = ROOT / "build" / "report.md"
 #: What `make test` leaves: how long it took, and on what day.
 LAST_TESTS = ROOT / "build" / "tests.xml"
 RESULTS = ROOT / ".ci" / "report.json"
-#: The seconds that the tests of each file took in the last stored run; tests/tiers.py begins with the longest.
+#: The seconds of each test file and of one case of a slow function in the last stored run, for tests/tiers.py.
 DURATIONS = ROOT / "tests" / "durations.json"
 START, END = "<!-- make report writes from here -->", "<!-- make report writes to here -->"
 KINDS = {"fault": "faults", "bad_input": "bad inputs"}
@@ -61,13 +61,29 @@ def cases_of(report: str) -> list[Case]:
     return found
 
 
-def durations(report: str) -> dict[str, float]:
-    """The seconds of each test file, the longest first."""
-    seconds: dict[str, float] = {}
+def durations(report: str, before: dict[str, float]) -> dict[str, float]:
+    """The seconds of each test file, the longest first, and of a case of each function that takes a second or more.
+
+    What the longest case takes beyond the others is of the fixtures: the others tell what one more costs.  Of a function
+    with one case in this run, what was known ``before`` stays.
+    """
+    files: dict[str, float] = {}
+    functions: dict[str, list[float]] = {}
     for case in ElementTree.fromstring(report).iter("testcase"):
-        if (file := case.get("file", "")).startswith(("tests/", "notebooks/")):
-            seconds[file] = seconds.get(file, 0.0) + float(case.get("time", 0))
-    return {file: round(time, 1) for file, time in sorted(seconds.items(), key=lambda item: -item[1])}
+        file, seconds = case.get("file", ""), float(case.get("time", 0))
+        if file.startswith(("tests/", "notebooks/")):
+            files[file] = files.get(file, 0.0) + seconds
+        if file.startswith("tests/"):
+            functions.setdefault(f"{file}::{case.get('name', '').partition('[')[0]}", []).append(seconds)
+    of_a_case = {name: seconds for name, seconds in before.items() if len(functions.get(name, ())) == 1}
+    of_a_case |= {
+        name: round((sum(cases) - max(cases)) / (len(cases) - 1), 3)
+        for name, cases in functions.items()
+        if len(cases) > 1 and sum(cases) >= 1
+    }
+    return {file: round(time, 1) for file, time in sorted(files.items(), key=lambda item: -item[1])} | dict(
+        sorted(of_a_case.items())
+    )
 
 
 def run_marked() -> list[Case]:
@@ -165,7 +181,8 @@ def main(arguments: list[str]) -> int:
     if arguments:
         text = Path(arguments[0]).read_text(encoding="utf-8")
         cases = cases_of(text)
-        DURATIONS.write_text(json.dumps(durations(text), indent=1) + "\n", encoding="utf-8")
+        before = json.loads(DURATIONS.read_text(encoding="utf-8"))
+        DURATIONS.write_text(json.dumps(durations(text, before), indent=1) + "\n", encoding="utf-8")
     else:
         cases = run_marked()
     results: dict[str, Any] = {

@@ -96,12 +96,15 @@ def test_cases_are_counted_by_what_became_of_them():
     assert sums(cases, "bad_input") == {"passed": 600, "failed": 0, "skipped": 0}
 
 
-def test_files_are_listed_by_how_long_they_took():
-    of_files = JUNIT.replace(
-        '<testcase classname="tests.labs', '<testcase file="tests/labs/test_a.py" classname="tests.labs'
-    )
-    of_files = of_files.replace('<testcase classname="tests.test_b"', '<testcase file="tests/test_b.py"')
-    assert list(durations(of_files).items()) == [("tests/labs/test_a.py", 3.5), ("tests/test_b.py", 3.0)]
+def test_seconds_are_kept_by_file_and_by_a_case_of_what_takes_long():
+    def case(file, name, seconds):
+        return f'<testcase file="tests/{file}.py" name="{name}" time="{seconds}"/>'
+
+    cases = [case("a", "f[1]", 9), case("a", "f[2]", 2), case("a", "f[3]", 3), case("a", "g", 8), case("b", "h[1]", 5)]
+    before = {"tests/b.py": 1, "tests/b.py::h": 0.5, "tests/b.py::gone": 1}
+    assert durations(f"<testsuite>{''.join(cases)}</testsuite>", before) == {
+        "tests/a.py": 22, "tests/b.py": 5, "tests/a.py::f": 2.5, "tests/b.py::h": 0.5
+    }  # fmt: skip
 
 
 def test_the_summary_hides_nothing_that_failed():

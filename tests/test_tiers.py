@@ -55,21 +55,27 @@ def test_two():
 @pytest.mark.parametrize("n", range(3))
 def test_three(n):
     pass
+
+@pytest.mark.parametrize("n", range(40))
+def test_long(n):
+    pass
 """
 
 
 @pytest.mark.parametrize(
     ("tier", "arguments", "said"),
     [
-        ("FAST", ["."], ["3 tests of the nightly tier not run", "1 tests of the slow tier not run", "1 passed"]),
-        ("NONE", [".", "-p", "xdist", "-n", "1"], ["3 tests of the nightly tier not run", "2 passed"]),
-        ("ALL", ["."], ["5 passed"]),
+        ("FAST", ["."], ["42 tests of the nightly tier not run", "1 tests of the slow tier not run", "2 passed"]),
+        ("NONE", [".", "-p", "xdist", "-n", "1"], ["39 tests of the nightly tier not run", "6 passed"]),
+        ("ALL", ["."], ["45 passed"]),
         ("NONE", [".", "-m", "nightly"], ["3 passed"]),
         ("FAST", ["test_tiers.py::test_two"], ["1 passed"]),  # what is named is run
     ],
 )
 def test_a_tier_says_what_it_leaves_out(tier, arguments, said, tmp_path):
-    (tmp_path / "conftest.py").write_text("from tests.tiers import *\n", encoding="utf-8")
+    half_a_second = 'tiers.SECONDS["test_tiers.py::test_long"] = 0.5'
+    conftest = f"from tests import tiers\nfrom tests.tiers import *\n{half_a_second}\n"
+    (tmp_path / "conftest.py").write_text(conftest, encoding="utf-8")
     (tmp_path / "test_tiers.py").write_text(TIERS, encoding="utf-8")
     alone = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     environment = {**os.environ, "FAST": "", "ALL": "", tier: "1", **alone}

@@ -1,7 +1,8 @@
 """The tiers of the tests, and the order in which the test processes take them.
 
 ``make test FAST=1`` leaves out tests that take seconds (``slow``), ``make test`` one more case of what it has
-(``nightly``), ``make test-all`` nothing.  Each run says how many it left out.
+(``nightly``) and of each function the cases that would take it beyond ``SECONDS_BY_DAY``, ``make test-all`` nothing.
+Each run says how many it left out.
 """
 
 import json
@@ -20,7 +21,9 @@ LEFT_OUT = () if ALL else ("nightly", "slow") if FAST else ("nightly",)
 SLOW = tuple(
     f"tests/{folder}/" for folder in ("bench", "labs", "notebooks", "right_answers", "verify", "wrong_answers")
 )
-#: Seconds by file, of the run that ``make report`` stored last.
+#: What one function's cases may take together in ``make test``, and with FAST=1; one case always runs.
+SECONDS_BY_DAY = 0.5 if FAST else 2.0
+#: Seconds of each file, and of a case of each function that takes long, in the run that ``make report`` stored last.
 _STORED = Path(__file__).with_name("durations.json")
 SECONDS = json.loads(_STORED.read_text(encoding="utf-8")) if _STORED.exists() else {}
 
@@ -41,10 +44,24 @@ def pytest_collection_modifyitems(config, items):
             item.add_marker("slow")
     if config.option.markexpr or all("::" in argument for argument in config.args):
         return
+    too_many = () if ALL else _beyond_the_day([item for item in items if not item.get_closest_marker("nightly")])
+    for item in too_many:
+        item.add_marker("nightly")
     tiers = [next((tier for tier in LEFT_OUT if item.get_closest_marker(tier)), "") for item in items]
     config.stash[_left_out] = Counter(tier for tier in tiers if tier)
     config.hook.pytest_deselected(items=[item for item, tier in zip(items, tiers) if tier])
     items[:] = [item for item, tier in zip(items, tiers) if not tier]
+
+
+def _beyond_the_day(items):
+    """The cases of functions that would take too long together; which ones is the same in every run."""
+    functions = {}
+    for item in items:
+        functions.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, cases in functions.items():
+        number = max(1, int(SECONDS_BY_DAY / SECONDS[name])) if name in SECONDS else len(cases)
+        if number < len(cases):
+            yield from random.Random(name).sample(cases, len(cases) - number)
 
 
 def pytest_sessionfinish(session):

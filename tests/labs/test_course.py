@@ -6,6 +6,8 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from actmem_course.cut import lab_source
 from actmem_course.judge import learner_progress
 from actmem_course.judge.catalogue import load_lab, solutions_of
@@ -98,6 +100,7 @@ def test_json_says_what_judged(tmp_path):
     assert found["reward"]["measures"][0]["values"]["yours"] == found["reward"]["measures"][0]["values"]["measured"]
 
 
+@pytest.mark.nightly
 def test_a_class_is_judged_each_in_its_own_process(tmp_path):
     for name, body in {"ada": RIGHT, "bob": "return 1", "eve": "while True:\n        pass"}.items():
         (tmp_path / "class" / name).mkdir(parents=True)

@@ -105,6 +105,7 @@ def test_a_plan_that_does_not_fit_the_ranks_is_refused():
             check_plan(full_plan(), size)
 
 
+@pytest.mark.nightly
 def test_no_time_at_all_still_ends_with_a_file(tmp_path):
     run = Session(ALONE, torch.float32, seconds=0, path=tmp_path / "results.json")
     results = run_plan(quick_plan(), run)

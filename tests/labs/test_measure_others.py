@@ -16,6 +16,7 @@ from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
 
 
+@pytest.mark.nightly
 def test_every_cell_is_what_is_counted(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
     path = tmp_path / "others.json"

@@ -27,6 +27,7 @@ FIELDS = {
 }
 
 
+@pytest.mark.nightly
 def test_everything_for_one_model(tmp_path):
     path = tmp_path / "results.json"
     done = launch.run(SCRIPT, "--model", "22B", "--json", path)

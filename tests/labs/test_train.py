@@ -184,6 +184,7 @@ def test_a_save_that_does_not_fit_is_one_line(tmp_path):
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.fault
 @pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")
 def test_killed_at_a_random_step_and_started_again(pools, tmp_path):

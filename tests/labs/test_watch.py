@@ -93,6 +93,7 @@ def test_editors_that_empty_the_file_and_write_it_in_parts(watched, tmp_path):
         assert not re.search("RanksLost|no end after|died|waiting", text), text
 
 
+@pytest.mark.nightly
 def test_ranks_that_die_or_hang_are_replaced(watched):
     watched.verdicts()
     text, _ = watched.save("import ctypes\n    ctypes.CDLL(None)._exit(0)")

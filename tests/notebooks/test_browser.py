@@ -87,7 +87,7 @@ def add(lab, name, *cells):
     nbformat.write(notebook, lab.folder / "notebooks" / name)
 
 
-@pytest.mark.parametrize("name", sampled(IN_JUPYTERLAB, 0, always=IN_JUPYTERLAB[1:2]))
+@pytest.mark.parametrize("name", sampled(IN_JUPYTERLAB, 0, always=IN_JUPYTERLAB[:1]))
 def test_a_reader_uses_it(name, lab, browser, shots):
     with lab.notebook(browser, name) as notebook:
         check_cells(notebook.run_all(), name)
@@ -146,6 +146,7 @@ async (number) => {
 DRAWN_WIDTH = "figure => figure.querySelector('.main-svg')?.getBoundingClientRect().width"
 
 
+@pytest.mark.nightly
 def test_a_panel_fits_its_page_and_keeps_what_it_showed(lab, browser, shots):
     """One notebook, from a narrow page in a light theme to a wide one in a dark theme, reloaded, and guessed at."""
     with lab.notebook(browser, BARS, width=800) as notebook:

@@ -102,6 +102,7 @@ def test_a_launch_gets_its_ranks_on_any_number_of_gpus(launch, gpus, kernel):
     assert "error" not in errors.lower() and errors.count("\n") <= 1, errors
 
 
+@pytest.mark.nightly
 def test_a_small_old_gpu_times_the_tiny_layer_in_float16():
     small = {"STANDIN_BYTES": str(8 << 30), "STANDIN_CAPABILITY": "7.5"}
     code, output, errors = run(2, "measure_speed.py", "--rounds", 1, "--ranks", 2, **small)
@@ -174,6 +175,7 @@ def training(gpus, folder, steps, *options):
     return json.loads(path.read_text())
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("devices", ["cuda cpu cuda", at_night("cpu cuda cpu")])
 def test_a_training_goes_on_between_gpus_and_cpus(devices, tmp_path):
     exact = ("--dtype", "float64", "--dropout", 0)

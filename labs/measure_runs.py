@@ -5,7 +5,8 @@ the framework's code keeps: 18 runs of a 1.1B Llama under nanotron, and of torch
 count. No constant is fitted to them. Then published step times beside those of the planner's time model, and
 the paper's own plans beside the fastest of wider and wider searches. --calculators: what public memory
 calculators print instead, beside counted bytes. --megatron: instead, the memory that NVIDIA's own CI logged
-for Megatron-LM's functional tests, predicted tensor by tensor on a model of torch's allocator.
+for Megatron-LM's functional tests, predicted tensor by tensor on a model of torch's allocator; with --here,
+those whose model the course has are run on this machine too, as one emulated rank, and counted.
 Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. No GPU needed.
 """
 
@@ -14,6 +15,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from actmem.config import ConfigError
+from actmem_course.bench.golden_here import count_here
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import (
     measure_runs,
@@ -24,15 +26,24 @@ from actmem_course.bench.measure_runs import (
     step_time_results,
 )
 from actmem_course.bench.runner import Measurement
-from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, experiments, predict, read_golden
+from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, HereResult, experiments, predict, read_golden
 from actmem_course.process import lab
 from actmem_course.show import tables
-from actmem_course.show.golden_table import experiments_table, golden_summary, golden_table, megatron_bill_table
+from actmem_course.show.golden_table import (
+    experiments_table,
+    golden_summary,
+    golden_table,
+    here_lines_table,
+    here_summary,
+    here_table,
+    megatron_bill_table,
+)
 from actmem_course.show.measured import runs_figure
 
 ROWS = "predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib"
 CALCULATORS = "instead of runs: what public calculators print for table 2 and one of the runs, beside counted bytes"
 MEGATRON = "instead: the memory that NVIDIA's CI logged for Megatron-LM's tests, and what its code keeps; --rows takes a table with columns case, gpu, arguments, peak_bytes, held_bytes"
+HERE = "with --megatron: count the same models on this machine, and set them beside what the GPUs logged"
 
 
 @lab
@@ -41,6 +52,7 @@ def main() -> int:
     run.option("--rows", type=Path, metavar="FILE", help=ROWS)
     run.option("--calculators", action="store_true", help=CALCULATORS)
     run.option("--megatron", action="store_true", help=MEGATRON)
+    run.option("--here", action="store_true", help=HERE)
     run.page()
     with run.asked() as args:
         run.alone()
@@ -48,10 +60,14 @@ def main() -> int:
             raise ConfigError("calculators", "it has no rows and no page of its own: leave out --rows and --html")
         if args.megatron and (args.calculators or args.html):
             raise ConfigError("megatron", "it has no page, and no calculators: leave out --html and --calculators")
+        if args.here and not args.megatron:
+            raise ConfigError("here", "goes with --megatron")
         if args.megatron:
             golden = [predict(row) for row in read_golden(args.rows or GOLDEN)]
         else:
             rows = predict_rows(read_rows(args.rows)) if args.rows else []
+    if args.here:
+        return show_here(run, golden)
     if args.megatron:
         return show_megatron(run, golden)
     if args.calculators:
@@ -93,6 +109,29 @@ def show_megatron(run: Measurement, results: list[GoldenResult]) -> int:
     run.show(*golden_summary(results, found))
     run.write([golden_json(r) for r in results])
     return 0 if all(r.within_limit for r in results) else 1
+
+
+def show_here(run: Measurement, results: list[GoldenResult]) -> int:
+    """NVIDIA's runs on this machine: logged, counted, and line by line why the two differ."""
+    with run.status("counting NVIDIA's tests on an emulated rank"):
+        counted = count_here(results)
+    if counted:
+        run.show(
+            here_table(counted),
+            here_lines_table(min(counted, key=lambda one: one.golden.row.gpu)),
+            *here_summary(counted),
+        )
+    else:
+        run.show("no row has the paper's own layer, a peak and held bytes")
+    run.write([here_json(one) for one in counted])
+    return 0 if all(one.golden.within_limit for one in counted) else 1
+
+
+def here_json(one: HereResult) -> dict:
+    """A row with its counted bytes, line by line."""
+    row = one.golden.row
+    names = "logged_bytes counted_bytes open_bytes counted on_gpu layer_bytes megatron_core"
+    return {"case": row.case, "gpu": row.gpu, **{name: getattr(one, name) for name in names.split()}}
 
 
 def golden_json(result: GoldenResult) -> dict:

@@ -7,7 +7,7 @@ import pytest
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
 from actmem_course import launch
-from actmem_course.others.golden import GOLDEN
+from actmem_course.others.golden import GOLDEN, KEPT
 from actmem_course.others.paper_choices import SEARCHES
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from tests.labs.in_process import lab_exit
@@ -82,6 +82,30 @@ def test_nvidias_rows_come_back_with_a_prediction(tmp_path):
         assert abs(one["predicted_peak_bytes"] / one["peak_bytes"] - 1) < 0.003
         assert sum(one["lines"].values()) == one["predicted_peak_bytes"]
     assert "1 rows not modelled" in done.stdout and "239,140,864" in done.stdout
+
+
+def test_nvidias_models_are_counted_on_this_machine(tmp_path):
+    """Line by line the count and the run as played differ for stated reasons, which add up to what was logged."""
+    rows, out = tmp_path / "rows.tsv", tmp_path / "out.json"
+    heading, *own = GOLDEN.read_text(encoding="utf-8").splitlines()
+    kept = ("no_mmap_bin_files\ta100", "uniform_full_recompute", "tp1_pp4_vp1_uneven_pipeline\ta100", "swiglu")
+    rows.write_text("\n".join([heading, *(line for line in own if any(name in line for name in kept))]))
+    done = launch.run(SCRIPT, "--megatron", "--here", "--rows", rows, "--json", out)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    found = {one["case"]: one for one in json.loads(out.read_text(encoding="utf-8"))}
+    assert len(found) == 4 and not any("swiglu" in case for case in found)
+    for one in found.values():
+        assert one["open_bytes"] == 0 and one["logged_bytes"] == sum(one["on_gpu"].values())
+        for line in (KEPT, "logits, 16 bits", "logits, float32"):
+            assert one["counted"][line] == one["on_gpu"][line]
+    assert "4 rows: 4 explained to the byte" in done.stdout
+
+
+@pytest.mark.bad_input
+def test_here_goes_with_megatron(monkeypatch, capsys):
+    code, out, lines = lab_exit(SCRIPT, ["--here"], monkeypatch, capsys)
+    assert (code, out, len(lines)) == (2, "", 1) and "--here: goes with --megatron" in lines[0]
 
 
 @pytest.mark.bad_input

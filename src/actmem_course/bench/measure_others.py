@@ -66,15 +66,15 @@ def _kept(layer: OtherLayer, shape: LlamaShape, t: int) -> int:
             tp = tensor_parallel(sequence_parallel=layer.sequence_parallel)
             if layer.name.startswith("megatron-core"):
                 sizes = ModelShape(s, b, h, shape.num_attention_heads)
-                return _bytes_of_second_run(megatron_layer(sizes, tp, layer.modules, dtype=dtype), (each, b, h))
-            return _bytes_of_second_run(titan_layer(shape, tp, dtype), (b, each, h))
+                return bytes_of_second_run(megatron_layer(sizes, tp, layer.modules, dtype=dtype), (each, b, h))
+            return bytes_of_second_run(titan_layer(shape, tp, dtype), (b, each, h))
     if "torch.compile" in layer.name:
         logging.getLogger("torch._dynamo").setLevel(logging.ERROR)  # it warns that hooks make it compile again
         torch.compiler.reset()
         with memory_budget(layer.budget):
             # The partitioner decides what is kept; generating code would only take time.
             block = torch.compile(TitanLayer(shape, dtype), backend=PARTITIONER, dynamic=False)
-            return _bytes_of_second_run(block, (b, s, h))
+            return bytes_of_second_run(block, (b, s, h))
     if layer.name.startswith("Hugging Face"):
         block, options = hugging_face_block(layer.name, shape, dtype, layer.dropout)
         x = torch.randn(b, s, h, dtype=dtype, requires_grad=True)
@@ -90,7 +90,7 @@ def _kept(layer: OtherLayer, shape: LlamaShape, t: int) -> int:
     return ledger.total_bytes
 
 
-def _bytes_of_second_run(block: Any, size: tuple[int, ...]) -> int:
+def bytes_of_second_run(block: Any, size: tuple[int, ...]) -> int:
     """Bytes that the ledger counts once buffers of the process and compiled graphs exist."""
     x = torch.randn(size, dtype=torch.bfloat16, requires_grad=True)
     for _ in range(2):

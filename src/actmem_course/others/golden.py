@@ -189,6 +189,59 @@ def _play(*what) -> Trace:
     return Trace(MegatronRun(*what)).play()
 
 
+# The same models run on this machine (bench/golden_here.py).
+
+KEPT = "what layers and head keep, the received input and its gradient"
+#: Lines of HereResult in which the two sides may differ, and why they do.
+WHY = {
+    KEPT: "the paper's terms",
+    "logits, 16 bits": "the loss reads them",
+    "logits, float32": "the softmax",
+    "norm statistics": "float32 there, 16 bits in torch's CPU kernel",
+    "batch": "theirs has a causal mask, s²b; our mask is a buffer, made once",
+    "loss": "other small tensors within the cross entropy",
+    "generator states": "recomputation keeps them; CUDA's are on the host",
+    "transient": "a gradient or a copy inside one operation",
+    UNSPLIT: "blocks larger than their tensors",
+}
+
+
+@dataclass(frozen=True)
+class HereResult:
+    """A row beside a count.  counted, on_gpu: bytes of each line at the peak, ours and the played run's.
+
+    megatron_core: bytes that its layers keep here, None where it isn't installed; layer_bytes: those of ours.
+    """
+
+    golden: GoldenResult
+    counted: dict[str, int]
+    on_gpu: dict[str, int]
+    layer_bytes: int
+    megatron_core: int | None
+
+    @property
+    def logged_bytes(self) -> int:
+        """Peak less held, as NVIDIA's CI logged it."""
+        assert self.golden.row.peak_bytes and self.golden.row.held_bytes
+        return self.golden.row.peak_bytes - self.golden.row.held_bytes
+
+    @property
+    def counted_bytes(self) -> int:
+        """What the emulated rank has at its peak beyond weights, gradients and buffers."""
+        return sum(self.counted.values())
+
+    @property
+    def apart(self) -> dict[str, int]:
+        """On the GPU minus here, line by line, where they differ."""
+        differences = {line: self.on_gpu.get(line, 0) - self.counted.get(line, 0) for line in WHY}
+        return {line: size for line, size in differences.items() if size}
+
+    @property
+    def open_bytes(self) -> int:
+        """What no line explains: logged less counted less ``apart``."""
+        return self.logged_bytes - self.counted_bytes - sum(self.apart.values())
+
+
 # Natural experiments: what cancels in the difference of two rows leaves the formula of the one thing that differs.
 
 #: A thing: its arguments, and the formula of what it changes in "active" bytes, the peak less what is held.

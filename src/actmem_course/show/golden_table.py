@@ -7,7 +7,7 @@ from statistics import median
 
 from rich.table import Table
 
-from actmem_course.others.golden import LIMITS, Experiment, GoldenResult
+from actmem_course.others.golden import LIMITS, WHY, Experiment, GoldenResult, HereResult
 from actmem_course.others.megatron_memory import SOURCES
 from actmem_course.show.tables import table
 
@@ -74,6 +74,48 @@ def experiments_table(found: Sequence[Experiment]) -> Table:
         style = "" if e.verdict == "open" else "green"
         made.add_row(f"{runs}, {gpus}: {e.verdict}", f"{e.logged_bytes:,}", f"{e.formula_bytes:,}", apart, style=style)
     return made
+
+
+def here_table(results: Sequence[HereResult]) -> Table:
+    """A row a line: peak less held as a GPU logged it, counted here, and what of the difference no line explains."""
+    made = table("Peak less held: logged by a GPU, counted here", "~case", "GPU", ">logged", ">here", ">apart", ">open")
+    for r in results:
+        numbers = (r.logged_bytes, r.counted_bytes, r.logged_bytes - r.counted_bytes, r.open_bytes)
+        style = "bold red" if abs(r.open_bytes) > r.logged_bytes / 100 else "green" if not r.open_bytes else ""
+        made.add_row(short(r.golden.row.case), r.golden.row.gpu, *(f"{number:,}" for number in numbers), style=style)
+    return made
+
+
+def here_lines_table(result: HereResult) -> Table:
+    """One row's lines: played as on the GPU, counted here, and why the two differ."""
+    title = f"{short(result.golden.row.case)}, {result.golden.row.gpu}, at its peak"
+    made = table(title, "~what", ">there", ">here", "~why")
+    for line, why in WHY.items():
+        there, here = (lines.get(line, 0) for lines in (result.on_gpu, result.counted))
+        if there or here:
+            made.add_row(line, f"{there:,}", f"{here:,}", why if there != here else "equal")
+    made.add_row("open", f"{result.open_bytes:,}", "", "")
+    return made
+
+
+def here_summary(results: Sequence[HereResult]) -> list[str]:
+    """How many rows are explained to the byte, and what megatron-core's own layers keep here."""
+    worst = max(results, key=lambda r: abs(r.open_bytes) / r.logged_bytes)
+    lines = [
+        f"{len(results)} rows: {sum(not r.open_bytes for r in results)} explained to the byte; worst "
+        f"{worst.open_bytes:+,} B, {100 * abs(worst.open_bytes) / worst.logged_bytes:.3f}% ({short(worst.golden.row.case)})"
+    ]
+    first = next((r for r in results if r.megatron_core), None)
+    if not first:
+        return [*lines, "megatron-core's layers: not installed; pip install -e '.\\[peers]'"]
+    assert first.megatron_core and first.golden.played
+    run, more = first.golden.played.run, first.megatron_core - first.layer_bytes
+    masks = run.chunks[0] * (run.a * run.s**2 * run.b + 2 * run.s * run.b * run.h) // run.t
+    text = f"megatron-core's {run.chunks[0]} layers here keep {first.megatron_core:,} B, ours {first.layer_bytes:,}: "
+    return [
+        *lines,
+        text + f"{more:,} more; as²b + 2sbh a layer, {masks:,}, are masks of 2 bytes on a CPU for 1 on a GPU",
+    ]
 
 
 def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment]) -> list[str]:

@@ -1,0 +1,103 @@
+"""NVIDIA's tests on this machine: the last rank's model runs as one emulated rank, and each line is counted.
+
+Only bytes beyond those held at rest are compared, peak less held: weights, gradients and optimizer states cancel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from functools import cache
+
+import torch
+
+from actmem.config import ModelShape
+from actmem.layers.gpt import GPT
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.ledger import SavedTensor
+from actmem.measure.whole_step import watch_step
+from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench.measure_others import bytes_of_second_run
+from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.peers.megatron import megatron_layer
+from actmem_course.others.golden import KEPT, WHY, GoldenResult, HereResult
+from actmem_course.others.megatron_memory import MegatronRun
+
+_AT_REST = ("weight", "gradient", "buffer")
+
+
+def runs_here(run: MegatronRun) -> bool:
+    """Whether the course has this model: the paper's own layer, and one chunk of it on the last rank."""
+    other = run.swiglu or run.rms_norm or run.rotary or run.qk_layernorm or run.latent or run.experts or run.deferred
+    own = run.linear_bias and run.dropout and run.attention == "unfused"
+    return own and not other and len(run.chunks) == run.cp == 1
+
+
+def count_here(results: Sequence[GoldenResult]) -> list[HereResult]:
+    """Rows whose model the course has, each counted on an emulated rank; equal models are counted once."""
+    found = []
+    for result in results:
+        if not (result.played and result.row.peak_bytes and result.row.held_bytes and runs_here(result.played.run)):
+            continue
+        run = result.played.run
+        sizes = run.s, run.b, run.h, run.a, run.v, run.t
+        counted, layers = _counted(sizes, run.chunks[0], run.has_embedding, run.sequence_parallel, run.full_recompute)
+        theirs = None if run.full_recompute else _megatron_core(sizes, run.sequence_parallel)
+        on_gpu = Counter[str]()
+        for line, size in result.active_lines.items():
+            on_gpu[line if line in WHY else KEPT] += size
+        found.append(HereResult(result, counted, dict(on_gpu), layers, theirs and run.chunks[0] * theirs))
+    return found
+
+
+@cache
+def _counted(sizes: tuple[int, ...], layers: int, whole: bool, shared: bool, full: bool) -> tuple[dict[str, int], int]:
+    """Bytes of each line at the peak of one forward and backward, and those of the layers."""
+    s, b, h, a, v, t = sizes
+    shape = ModelShape(s, b, h, a, num_layers=layers + (not whole), vocab_size=v)
+    held = range(shape.num_layers - layers, shape.num_layers)
+    with emulated_rank(t):
+        tp = tensor_parallel(sequence_parallel=shared)
+        model = GPT(shape, tp, layers=held, recompute="full" if full else "none", dtype=torch.bfloat16)
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        targets = torch.zeros(b, s, dtype=torch.long)
+        x = torch.zeros_like(targets)
+        if not whole:
+            x = torch.zeros(s // t if shared else s, b, h, dtype=torch.bfloat16, requires_grad=True)
+        with watch_step(model) as bill:
+            model.loss(model(x), targets).backward()
+    lines, own = Counter[str](), 0
+    for row in bill.peak:
+        if row.kind not in _AT_REST:
+            lines[_line(row, v // t)] += row.bytes
+            own += row.bytes * row.module.startswith("layers.")
+    return dict(lines), own
+
+
+def _line(row: SavedTensor, classes: int) -> str:
+    """The played run's line that a counted storage belongs to."""
+    if row.op == "layer_norm" and row.shape[-1:] == (1,):
+        return "norm statistics"
+    if row.module == "cross_entropy":
+        return "logits, float32" if row.shape[-1:] == (classes,) else "loss"
+    if (row.module, row.kind) == ("output", "made by forward"):
+        return "logits, 16 bits"
+    if row.kind == "generator state":
+        return "generator states"
+    if row.kind == "made by backward":
+        return "transient"
+    return "batch" if row.dtype in (torch.int64, torch.int32) else KEPT
+
+
+@cache
+def _megatron_core(sizes: tuple[int, ...], shared: bool) -> int | None:
+    """Bytes that one layer of megatron-core keeps on this CPU, or None."""
+    s, b, h, a, _, t = sizes
+    try:
+        with emulated_rank(t, real_tensors=True):
+            tp = tensor_parallel(sequence_parallel=shared)
+            layer = megatron_layer(ModelShape(s, b, h, a), tp, dtype=torch.bfloat16)
+            return bytes_of_second_run(layer, (s // t if shared else s, b, h))
+    except PeerUnavailable:
+        return None

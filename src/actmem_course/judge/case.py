@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from actmem.measure.comms import Collective
-from actmem_course.judge.compare import check_plain_tensor, close, describe, summed
+from actmem_course.judge.compare import TOLERANCE, check_plain_tensor, close, describe, summed
 from actmem_course.judge.exchanged import OWN_PART, explain_exchange, made_of
 from actmem_course.judge.kept import KeptBytes, kept, too_much
 from actmem_course.judge.passes import (
@@ -33,7 +33,10 @@ from actmem_course.judge.virtual import Watch
 from actmem_course.judge.workbench import Bench, unchanged
 
 #: How things are compared that have a right value; the rest are costs, which one may pay in many ways.
-NUMBERS = ("close", "half", "bits", "total", "equal", "pattern")
+NUMBERS = ("close", "near", "half", "bits", "total", "equal", "pattern")
+
+
+_NEAR = 1e-5
 
 
 class Unlike(Exception):
@@ -44,7 +47,8 @@ class Unlike(Exception):
 class Noted:
     """One thing that a rank saw.
 
-    how: by which rule it must agree with ours: numbers up to rounding (close, half), to the bit (bits), only their sum
+    how: by which rule it must agree with ours: numbers up to rounding (close, half), up to the 1e-6 that many add to
+    a norm before they divide by it (near), to the bit (bits), only their sum
     over the ranks (total), values (equal), which of all ranks' values are the same (pattern), no more (most, kept),
     exchanges.  why: for the sentence.  parts: what this rank had before an exchange.
     """
@@ -180,6 +184,8 @@ def alike(a: Noted | None, b: Noted | None) -> bool:
         return False
     if a.how == "bits" or not (x.isfinite().all() and y.isfinite().all()):
         return torch.equal(torch.nan_to_num(x), torch.nan_to_num(y))
+    if a.how == "near":
+        return close(x, y, _NEAR)
     return close(x, y, 1e-9 if x.dtype == torch.float64 else 4 * torch.finfo(x.dtype).eps)
 
 
@@ -220,7 +226,7 @@ def _agrees(found: Happened, right: Happened, name: str, rank: int) -> bool:
     if how == "half":
         scale = b.double().abs().max()
         return bool(a.isfinite().all()) and close(a.double() / scale, b.double() / scale, 1e-2)
-    return torch.equal(a, b) if how == "bits" else close(a, b)
+    return torch.equal(a, b) if how == "bits" else close(a, b, _NEAR if how == "near" else TOLERANCE)
 
 
 def _equal_pairs(everyone: Sequence[Mapping[str, Any]]) -> dict[tuple, bool]:
@@ -283,7 +289,12 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
 def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[str]:
     """How a wrong tensor comes of the ranks' parts: of what they had before, or of the right ones."""
     value, why, t = found.seen[rank][name].value, right.seen[rank][name].why, len(found.seen)
-    if t == 1 or not isinstance(value, Tensor) or not isinstance(right.seen[rank][name].value, Tensor):
+    if (
+        t == 1
+        or right.seen[rank][name].how == "near"
+        or not isinstance(value, Tensor)
+        or not isinstance(right.seen[rank][name].value, Tensor)
+    ):
         return []
     if value.numel() < 2:  # any number is a multiple of another
         return []

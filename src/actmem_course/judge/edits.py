@@ -182,6 +182,27 @@ class Families:
                         f"{operator.name} is called {where}, where nothing is to be exchanged",
                         [(node, [*wrappers[:place], put, *wrappers[place:]], leaf)],
                     )
+        yield from self._statements()
+
+    def _statements(self):
+        """A statement that calls something, or decides, is left out, comes twice, or elsewhere."""
+        body = self.function.body
+        steps = {node: name for node in body if (name := _statement(node))}
+        changes = [
+            (f"{name} {words}{self._belongs(name)}", [s for s in body for _ in range(times if s is node else 1)])
+            for words, times in (("is missing", 0), ("comes twice", 2))
+            for node, name in steps.items()
+        ]
+        for node, name in steps.items():
+            rest = [other for other in body if other is not node]
+            for place, other in enumerate(rest):
+                if other in steps and place != body.index(node):
+                    words = f"{name} comes before {steps[other]}{self._belongs(name)}"
+                    changes.append((words, [*rest[:place], node, *rest[place:]]))
+        for words, changed in changes:
+            self.function.body = changed
+            yield words, self._source()
+        self.function.body = body
 
     def _each(self, spines, change, words):
         for node, wrappers, leaf in spines:
@@ -378,6 +399,14 @@ def _spine(node: ast.expr) -> tuple[list[Wrapper], ast.expr]:
             node = node.left if left else node.right
         else:
             return found, node
+
+
+def _statement(node: ast.stmt) -> str:
+    """What a learner calls a statement: the function that it calls, or its condition; "" for any other."""
+    if isinstance(node, (ast.Expr, ast.Assign)) and isinstance(node.value, ast.Call):
+        name = _name(node.value.func)
+        return f"{name}()" if "." in name else name
+    return f"“if {ast.unparse(node.test)}”" if isinstance(node, ast.If) else ""
 
 
 def _wrapped(wrappers: list[Wrapper], leaf: ast.expr) -> ast.expr:

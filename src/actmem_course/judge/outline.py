@@ -48,7 +48,7 @@ ALL_LABS = (
         Exercise("6.1", "batch", "lab6_batch:check_batch", "Real processes: the same numbers as one GPU"),
         Exercise("6.2", "make_model", "lab6_model:check_make_model", "Real processes: the same numbers as one GPU", takes_group=True),
         Exercise("6.3", "gradient_norm", "cases.lab6_train", "What divides and what does not", takes_group=True),
-        Exercise("6.4", "training_step", "lab6_step:check_training_step", "Real processes: the same numbers as one GPU", takes_group=True),
+        Exercise("6.4", "training_step", "cases.lab6_train", "Real processes: the same numbers as one GPU", takes_group=True),
         Exercise("6.5", "train", "lab6_curves:check_train", "Real processes: the same numbers as one GPU"),
     ), "lab6_reward:lab6_reward"),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (

@@ -37,7 +37,7 @@ from actmem_course.show.style import (
 )
 from actmem_course.show.terms import term_of
 
-KEPT, CORE, WORK = Fill(BLUE, "", CARD), Fill(VERMILION, "/"), Fill("#BBBBBB", "", BLACK)
+HELD, CORE, WORK = Fill(BLUE, "", CARD), Fill(VERMILION, "/"), Fill("#BBBBBB", "", BLACK)
 #: What is run again: all of it by the paper's count, and no more than is needed.
 _PAPER, LESS = Fill("#BBBBBB", "x"), Fill(YELLOW, ".")
 _MODES = {"none": "keep everything", "selective": "selective", "full": "full"}
@@ -91,7 +91,7 @@ def recompute_trade(shape: ModelShape) -> Drawing:
         f"s = {s:,}: dropping the attention core frees {float(selective_saves(shape)):.0%} of the bytes<br>"
         f"for {_percent(added['selective'])} more FLOPs; full recomputation costs {_percent(added['full'])}",
         [
-            part("kept for backward", names[:3], [100 * size / whole for size in others], KEPT, says),
+            part("kept for backward", names[:3], [100 * size / whole for size in others], HELD, says),
             part("attention core, 5as²b", names[:1], [100 * core / whole], CORE, [size_text(core)]),
             part("the layer, forward and backward", names[3:], [100.0] * 3, WORK, ["72Bsh² + 12Bs²h"] * 3),
             part(

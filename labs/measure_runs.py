@@ -37,6 +37,7 @@ from actmem_course.show.golden_table import (
     here_summary,
     here_table,
     megatron_bill_table,
+    reasons_table,
 )
 from actmem_course.show.measured import runs_figure
 
@@ -106,7 +107,7 @@ def show_megatron(run: Measurement, results: list[GoldenResult]) -> int:
         run.show(megatron_bill_table(played[0]))
     if found:
         run.show(experiments_table(found))
-    run.show(*golden_summary(results, found))
+    run.show(reasons_table(results), *golden_summary(results, found))
     run.write([golden_json(r) for r in results])
     return 0 if all(r.within_limit for r in results) else 1
 

@@ -7,7 +7,7 @@ import pytest
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
 from actmem_course import launch
-from actmem_course.others.golden import GOLDEN, KEPT
+from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
 from actmem_course.others.paper_choices import SEARCHES
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from tests.labs.in_process import lab_exit
@@ -97,7 +97,7 @@ def test_nvidias_models_are_counted_on_this_machine(tmp_path):
     assert len(found) == 4 and not any("swiglu" in case for case in found)
     for one in found.values():
         assert one["open_bytes"] == 0 and one["logged_bytes"] == sum(one["on_gpu"].values())
-        for line in (KEPT, "logits, 16 bits", "logits, float32"):
+        for line in (LAYERS_AND_HEAD, "logits, 16 bits", "logits, float32"):
             assert one["counted"][line] == one["on_gpu"][line]
     assert "4 rows: 4 explained to the byte" in done.stdout
 

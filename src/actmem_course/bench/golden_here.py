@@ -20,7 +20,7 @@ from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench.measure_others import bytes_of_second_run
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.bench.peers.megatron import megatron_layer
-from actmem_course.others.golden import KEPT, WHY, GoldenResult, HereResult
+from actmem_course.others.golden import LAYERS_AND_HEAD, WHY_APART, GoldenResult, HereResult
 from actmem_course.others.megatron_memory import MegatronRun
 
 _AT_REST = ("weight", "gradient", "buffer")
@@ -45,7 +45,7 @@ def count_here(results: Sequence[GoldenResult]) -> list[HereResult]:
         theirs = None if run.full_recompute else _megatron_core(sizes, run.sequence_parallel)
         on_gpu = Counter[str]()
         for line, size in result.active_lines.items():
-            on_gpu[line if line in WHY else KEPT] += size
+            on_gpu[line if line in WHY_APART else LAYERS_AND_HEAD] += size
         found.append(HereResult(result, counted, dict(on_gpu), layers, theirs and run.chunks[0] * theirs))
     return found
 
@@ -87,7 +87,7 @@ def _line(row: SavedTensor, classes: int) -> str:
         return "generator states"
     if row.kind == "made by backward":
         return "transient"
-    return "batch" if row.dtype in (torch.int64, torch.int32) else KEPT
+    return "batch" if row.dtype in (torch.int64, torch.int32) else LAYERS_AND_HEAD
 
 
 @cache

@@ -54,9 +54,19 @@ SOURCES = {
 }
 
 
-_NOT_MODELLED = """fp16 fp8-format use-megatron-fsdp mtp-num-layers squared-relu
-    moe-layer-freq pipeline-model-parallel-layout
-    moe-shared-expert-intermediate-size step-batch-size-schedule no-masked-softmax-fusion"""
+#: Arguments that stop a prediction, and why.
+NOT_MODELLED = {
+    "mtp-num-layers": "layers that predict further tokens",
+    "fp16": "a loss scaler, and main gradients of 16 bits copied to 32 in the optimizer's step",
+    "fp8-format": "8-bit copies of weights and inputs with their scales",
+    "use-megatron-fsdp": "sharded weights, gathered layer by layer",
+    "squared-relu": "an activation by torch.compile, on a number of GPUs that the table doesn't have",
+    "moe-layer-freq": "layers of two kinds",
+    "pipeline-model-parallel-layout": "layers of two kinds on a stage",
+    "moe-shared-expert-intermediate-size": "a shared expert",
+    "step-batch-size-schedule": "a batch that grows",
+    "no-masked-softmax-fusion": "a softmax in several operations",
+}
 
 
 def parse(arguments: str) -> dict[str, str]:
@@ -80,9 +90,9 @@ class MegatronRun:
 
     def __init__(self, arguments: str, gpu: str, gpus: int = 8, environment: Collection[str] = ("cublas",)):
         self.given = given = parse(arguments)
-        for name in _NOT_MODELLED.split():
+        for name, why in NOT_MODELLED.items():
             if name in given:
-                raise ConfigError(name, "not modelled")
+                raise ConfigError(name, f"not modelled: {why}")
         number, flag = self._number, self._flag
         self.h, self.a, self.s, self.b = map(
             number, ("hidden-size", "num-attention-heads", "seq-length", "micro-batch-size")
@@ -96,7 +106,7 @@ class MegatronRun:
             ("p · experts' t · ep", self.p * self.etp * self.ep if self.experts else 1),
         ):
             if gpus % ranks:
-                raise ConfigError("gpus", f"{gpus} can't hold {what} = {ranks}; the table may say how many it has")
+                raise ConfigError("gpus", f"{gpus} can't hold {what} = {ranks}; name the number in a column gpus")
         self.dp = gpus // (self.t * self.p * self.cp)
         self.swiglu, self.rms_norm = flag("swiglu"), given.get("normalization") == "RMSNorm"
         self.f = number("ffn-hidden-size", 64 * int(4 * self.h * 2 / 3 / 64) if self.swiglu else 4 * self.h)

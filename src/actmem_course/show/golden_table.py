@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from statistics import median
 
 from rich.table import Table
 
-from actmem_course.others.golden import LIMITS, WHY, Experiment, GoldenResult, HereResult
-from actmem_course.others.megatron_memory import SOURCES
+from actmem_course.others.golden import LIMITS, REASONS, WHY_APART, Experiment, GoldenResult, HereResult
+from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES
 from actmem_course.show.tables import table
 
 
@@ -76,6 +77,21 @@ def experiments_table(found: Sequence[Experiment]) -> Table:
     return made
 
 
+def reasons_table(results: Sequence[GoldenResult]) -> Table:
+    """Why rows are off, each row counted once; then why the others are not predicted."""
+    made = table("Why a prediction is off, and why there is none", "~reason", ">rows", ">peak, worst", ">held, worst")
+    for name, why in REASONS.items():
+        own = [r for r in results if r.played and r.row.peak_bytes and r.reason == name]
+        if own:
+            worst = (
+                max(_sizes(off), default=0.0) for off in ([r.peak_percent for r in own], [r.held_percent for r in own])
+            )
+            made.add_row(why, f"{len(own)}", *(f"{percent:.3f}%" for percent in worst))
+    for name, number in Counter(r.why_not.split(":")[0] for r in results if r.why_not).most_common():
+        made.add_row(f"none, {name}: {NOT_MODELLED.get(name, 'more GPUs than the table says')}", f"{number}")
+    return made
+
+
 def here_table(results: Sequence[HereResult]) -> Table:
     """A row a line: peak less held as a GPU logged it, counted here, and what of the difference no line explains."""
     made = table("Peak less held: logged by a GPU, counted here", "~case", "GPU", ">logged", ">here", ">apart", ">open")
@@ -90,7 +106,7 @@ def here_lines_table(result: HereResult) -> Table:
     """One row's lines: played as on the GPU, counted here, and why the two differ."""
     title = f"{short(result.golden.row.case)}, {result.golden.row.gpu}, at its peak"
     made = table(title, "~what", ">there", ">here", "~why")
-    for line, why in WHY.items():
+    for line, why in WHY_APART.items():
         there, here = (lines.get(line, 0) for lines in (result.on_gpu, result.counted))
         if there or here:
             made.add_row(line, f"{there:,}", f"{here:,}", why if there != here else "equal")
@@ -130,8 +146,14 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
             text = f"{len(own)} rows, {what}: peak worst {max(peaks):.3f}%, median {median(peaks):.4f}%, "
             text += f"{near} within 0.02%"
             if held:
-                text += f"; held worst {max(held):.3f}%, median {median(held):.4f}%"
+                text += f"; held worst {max(held):.3f}%, median {median(held):.4f}%, "
+                text += f"{sum(size <= 0.05 for size in held)} within 0.05%"
             lines.append(text)
+    if spread := [r.logged_spread_percent for r in compared if r.logged_spread_percent]:
+        lines.append(
+            f"{len(spread)} tests logged two or three sizes at rest from 2025-10 to 2026-08 on the same kind of GPU, "
+            f"up to {max(spread):.2f}% apart"
+        )
     if missing := len(results) - sum(r.played is not None for r in results):
         lines.append(f"{missing} rows not modelled")
     if found:

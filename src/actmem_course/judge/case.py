@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from actmem.measure.comms import Collective
-from actmem_course.judge.compare import TOLERANCE, check_plain_tensor, close, describe, summed
+from actmem_course.judge.compare import TOLERANCE, check_plain_tensor, check_whole_number, close, describe, summed
 from actmem_course.judge.exchanged import OWN_PART, explain_exchange, made_of
 from actmem_course.judge.kept import KeptBytes, kept, too_much
 from actmem_course.judge.passes import (
@@ -95,6 +95,10 @@ class CaseRun:
     def see_tensor(self, name: str, found: Any, how: str = "close", why: Any = "", parts: Tensor | None = None) -> None:
         """Note a tensor; raises Wrong if it is none."""
         self.see(name, check_plain_tensor(name, found).clone(), how, why, parts)
+
+    def see_number(self, case: str, found: Any) -> None:
+        """Note a whole number; raises Wrong if it is none.  case: of which arguments it is the result."""
+        self.see(f"{case}: the result", check_whole_number("the result", found), "equal")
 
     def passes(
         self,
@@ -268,6 +272,7 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
         whole = f"{forward}the ranks' {name.removeprefix('the ')}s, added up,"
         return [describe(whole, summed(everyone), summed(right.value(name)), t)]
     if not isinstance(b, Tensor):
+        a, b = (f"{value:,}" if type(value) is int else value for value in (a, b))
         return [f"{name} is {a}; expected {b}" + f": {other.why}" * bool(other.why)]
     if copied := _copies_apart(found, right, name):
         return [copied]

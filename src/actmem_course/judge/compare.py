@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+import operator
+from collections.abc import Iterable
 from functools import reduce
 from typing import Any
 
@@ -35,12 +35,6 @@ def grad_of(tensor: Tensor) -> Tensor:
     return tensor.grad
 
 
-def named_value(found: float, known: Mapping[str, float]) -> str:
-    """The first diagnosis whose number was found; "" if there is none."""
-    tolerance = TOLERANCE if isinstance(found, float) else 0
-    return next((words for words, value in known.items() if math.isclose(found, value, rel_tol=tolerance)), "")
-
-
 def check_plain_tensor(what: str, found: Any) -> Tensor:
     """``found`` without its graph.  Raises Wrong unless it is a tensor, and this rank's alone."""
     if found is None:
@@ -52,6 +46,20 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
     if type(found).__name__ == "AsyncCollectiveTensor":
         found = found.trigger_wait()  # type: ignore[attr-defined]
     return found.detach()
+
+
+def check_whole_number(what: str, value: Any) -> int:
+    """``value`` as an int; numpy's integers are whole numbers as well.  Raises Wrong unless it is one."""
+    if value is None:
+        raise Wrong(f"{what} is None: is a return missing?")
+    try:
+        # numpy's booleans have no index; Python's and torch's have one.
+        if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        hint = "; divide with //" if isinstance(value, float) else ""
+        raise Wrong(f"{what} must be a whole number, not {value!r}{hint}") from None
 
 
 def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:

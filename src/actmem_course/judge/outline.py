@@ -7,9 +7,9 @@ from actmem_course.judge.exercise import Exercise, Lab
 ALL_LABS = (
     Lab("lab1_count_bytes", "Lab 1: count bytes", "02_counting_bytes", (
         Exercise("1.1", "layer_bytes", "lab1_count_bytes:check_layer_bytes", "One rule"),
-        Exercise("1.2", "rank_bytes", "lab1_count_bytes:check_rank_bytes", "The sum"),
-        Exercise("1.3", "gated_mlp_bytes", "lab1_count_bytes:check_gated_mlp_bytes", "On your own module"),
-        Exercise("1.4", "crossover_seq_length", "lab1_count_bytes:check_crossover", "Where attention takes over"),
+        Exercise("1.2", "rank_bytes", "cases.lab1_count_bytes", "The sum"),
+        Exercise("1.3", "gated_mlp_bytes", "cases.lab1_count_bytes", "On your own module"),
+        Exercise("1.4", "crossover_seq_length", "cases.lab1_count_bytes", "Where attention takes over"),
     ), "lab1_count_bytes:lab1_reward", one_process=True),
     Lab("lab2_tensor_parallel", "Lab 2: tensor parallelism", "03_tensor_parallelism", (
         Exercise("2.1", "f", "cases.lab2_tensor_parallel", "f and f̄", takes_group=True),
@@ -41,7 +41,7 @@ ALL_LABS = (
         Exercise("5.1", "one_forward_one_backward", "lab5_orders:check_one_forward_one_backward", "One forward, one backward"),
         Exercise("5.2", "interleaved", "lab5_orders:check_interleaved", "Interleaving: less idle time, more bytes"),
         Exercise("5.3", "free_output", "lab5_pipeline:check_free_output", "Figure 9: every rank, and the outputs that nothing reads"),
-        Exercise("5.4", "how_many_fit", "lab5_pipeline:check_how_many_fit", "Appendix C: recompute only what does not fit"),
+        Exercise("5.4", "how_many_fit", "cases.lab5_pipeline", "Appendix C: recompute only what does not fit"),
         Exercise("5.5", "microbatches_to_keep", "lab5_pipeline:check_microbatches_to_keep", "Appendix C: recompute only what does not fit"),
     ), "lab5_pipeline:lab5_reward", one_process=True),
     Lab("lab6_train", "Lab 6: train under every mode", "03_tensor_parallelism", (
@@ -60,8 +60,8 @@ ALL_LABS = (
         Exercise("7.6", "sum_shared_gradients", "cases.lab7_todays_layer", "More ranks than key heads", takes_group=True),
     ), "lab7_reward:lab7_reward", fewest_virtual=4),  # on two, the ranks that share a head are all of them
     Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
-        Exercise("8.1", "rank_state_bytes", "lab8_states:check_rank_state_bytes", "The bill, line by line"),
-        Exercise("8.2", "largest_micro_batch_size", "lab8_states:check_largest_micro_batch_size", "The bill, line by line"),
+        Exercise("8.1", "rank_state_bytes", "cases.lab8_plan", "The bill, line by line"),
+        Exercise("8.2", "largest_micro_batch_size", "cases.lab8_plan", "The bill, line by line"),
         Exercise("8.3", "plan_of", "lab8_plan:check_plan_of", "What if", seconds=45),
     ), "lab8_plan:lab8_reward", one_process=True),
 )  # fmt: skip

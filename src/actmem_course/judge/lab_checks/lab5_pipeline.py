@@ -1,13 +1,12 @@
 """Lab 5: the pipeline.
 
-No cases: an output can be freed in several ways, several choices keep equally many microbatches, and the wrong
-numbers of 5.4 are explained by a formula that gives them all.
+No cases: an output can be freed in several ways, and several choices keep equally many microbatches.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from weakref import ref
@@ -23,7 +22,6 @@ from actmem.models import PAPER_MODELS
 from actmem.rows import total
 from actmem_course.judge.compare import close, grad_of
 from actmem_course.judge.lab_checks.lab5_orders import run_on_paper
-from actmem_course.judge.lab_checks.ratios import check_whole_number
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -72,73 +70,6 @@ def check_free_output(b: Bench) -> None:
         raise Wrong(
             "backward gives another gradient than with the output in place: free only the output's memory, not what backward reads"
         )
-
-
-_BUDGETS = (
-    (100, 4, 30, 10),
-    (60, 4, 30, 10),
-    (40, 4, 30, 10),
-    (39, 4, 30, 10),
-    (10**6, 4, 30, 10),
-    (119, 4, 30, 10),
-    (85, 3, 40, 7),
-    (100, 4, 10, 10),
-    (30, 4, 10, 10),
-    (2**62 + 39, 4, 2**60 + 10, 10),  # one byte too few for four, which a float can't tell
-)
-
-
-def check_how_many_fit(b: Bench) -> None:
-    wrong: list[tuple[tuple[int, ...], int, int]] = []
-    for case in _BUDGETS:
-        saves_nothing = case[2] == case[3]
-        try:
-            found, right = check_whole_number("the result", b["how_many_fit"](*case)), most_that_fit(*case)
-        except ZeroDivisionError:
-            if not saves_nothing:
-                raise
-            found = -2
-        if found != right and saves_nothing and not wrong and right > 0:
-            raise Wrong(
-                f"budget {case[0]} B, {case[1]} in flight, {case[2]} B or {case[3]} B each: recomputing saves nothing there, and "
-                f"full_bytes − recomputed_bytes is 0: as recomputing all fits, all {right} can keep everything"
-            )
-        if found != right and not saves_nothing:
-            wrong.append((case, found, right))
-    if wrong:
-        budget, flight, full, recomputed = wrong[0][0]
-        raise Wrong(f"budget {budget} B, {flight} in flight, {full} B or {recomputed} B each: {_explain_fit(wrong)}")
-
-
-def most_that_fit(budget: int, flight: int, full: int, recomputed: int) -> int:
-    return max((k for k in range(flight + 1) if k * full + (flight - k) * recomputed <= budget), default=-1)
-
-
-def _explain_fit(wrong: list[tuple[tuple[int, ...], int, int]]) -> str:
-    """The mistake in the first of the cases that came out wrong: case, found, right."""
-    (budget, flight, full, recomputed), found, right = wrong[0]
-    if right == -1:
-        return f"not even recomputing all fits, so the result must be -1, not {found}"
-    if found < 0:
-        takes = "exactly the budget" if flight * recomputed == budget else f"{flight * recomputed} B"
-        return f"recomputing all takes {takes}, so the result must be {right}, not {found}"
-    if found > flight:
-        return f"{found} is more than are in flight"
-
-    def explained_by(mistake: Callable[..., int]) -> bool:
-        """Does it give what was found in every case?  In one it may by chance.  A missing −1 or limit is a mistake of its own."""
-        return all(min(found, case[1]) == min(mistake(*case), case[1]) for case, found, right in wrong if right >= 0)
-
-    if explained_by(lambda budget, *sizes: most_that_fit(budget - 1, *sizes)):
-        return f"{right} that keep everything take exactly the budget, and that does not exceed it: compare with <=, not with <"
-    if explained_by(lambda budget, flight, full, recomputed: budget // full):
-        return "budget // full_bytes leaves no room for what the recomputed ones keep"
-    if explained_by(lambda budget, flight, full, recomputed: (budget - flight * recomputed) // full):
-        return "one that keeps everything takes full_bytes − recomputed_bytes more than when it is recomputed, not full_bytes"
-    if explained_by(lambda budget, flight, full, recomputed: int((budget - flight * recomputed) / (full - recomputed))):
-        return f"/ makes a float, which is rounded where numbers are large: {right} fit, not {found}; divide with //"
-    used = found * full + (flight - found) * recomputed
-    return f"with {found} that keep everything {used} B are kept; {right} is the most that fits"
 
 
 def check_microbatches_to_keep(b: Bench) -> None:

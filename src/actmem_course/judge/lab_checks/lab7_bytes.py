@@ -6,8 +6,7 @@ from actmem.config import Parallel
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape
 from actmem.rows import by_term
-from actmem_course.judge.lab_checks.ratios import check_whole_number, explain_ratio
-from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.lab_checks.ratios import check_terms, checked_terms, explain_ratio
 from actmem_course.judge.workbench import Bench
 
 _NAMES = tuple(row.term for row in llama_rows(TINY_LLAMA))
@@ -39,23 +38,10 @@ def check_llama_layer_bytes(b: Bench) -> None:
         ):  # fmt: skip
             letters = (s * t, micro_batch, a * t * d, a * t, int(k * t) or 1, f * t)
             true.append(by_term(llama_rows(LlamaShape(*letters), Parallel(t, sequence_parallel=True))))
-            found.append(_checked_names(b["llama_layer_bytes"](*letters, t)))
+            found.append(checked_terms(b["llama_layer_bytes"](*letters, t), _NAMES))
             sizes.append(dict(zip("sbhakft", (*letters, t))))
     wrong = [term for term in true[0] if any(f[term] != right[term] for f, right in zip(found, true))]
-    faults = [_fault(term, [(f[term], right[term]) for f, right in zip(found, true)], sizes) for term in wrong[:2]]
-    if wrong:
-        raise Wrong(
-            "; ".join(faults) + f"; {len(wrong) - 2} more {'are' if len(wrong) > 3 else 'is'} wrong" * (len(wrong) > 2)
-        )
-
-
-def _checked_names(answer: object) -> dict[str, int]:
-    if not isinstance(answer, dict):
-        missing = ": is a return missing?" * (answer is None)
-        raise Wrong(f"expected a dict of bytes by name, got {type(answer).__name__}{missing}")
-    if wrong := sorted(map(str, answer.keys() ^ set(_NAMES))):
-        raise Wrong(f"expected exactly the {len(_NAMES)} names; missing or not among them: {', '.join(wrong)}")
-    return {term: check_whole_number(term, value) for term, value in answer.items()}
+    check_terms(wrong, lambda term: _fault(term, [(f[term], right[term]) for f, right in zip(found, true)], sizes))
 
 
 def _fault(term: str, pairs: list[tuple[int, int]], sizes: list[dict[str, int]]) -> str:

@@ -18,8 +18,8 @@ from actmem.plan.rank_bill import rank_bill, stage_layers
 from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem.verify.verify_plan import COUNTED_PARTS, verify_plan
-from actmem_course.judge.lab_checks.lab8_states import STATE_PARTS
-from actmem_course.judge.lab_checks.ratios import check_whole_number
+from actmem_course.judge.cases.lab8_plan import STATE_PARTS
+from actmem_course.judge.compare import check_whole_number
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.solutions.lab8_plan import JOBS
 from actmem_course.judge.verdict import Wrong

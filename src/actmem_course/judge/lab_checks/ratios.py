@@ -1,13 +1,13 @@
-"""By which powers of a layer's sizes is a prediction off?"""
+"""Bytes by name: by which powers of a layer's sizes is a prediction off?"""
 
 from __future__ import annotations
 
 import itertools
-import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 from typing import Any
 
+from actmem_course.judge.compare import check_whole_number
 from actmem_course.judge.verdict import Wrong
 
 _CONSTANTS = {Fraction(n) for n in (1, 2, 4, 8, 16, 3, 6)} | {Fraction(1, n) for n in (1, 2, 4, 8, 16, 3, 6)}
@@ -15,18 +15,26 @@ _CONSTANTS = {Fraction(n) for n in (1, 2, 4, 8, 16, 3, 6)} | {Fraction(1, n) for
 _MOST_LETTERS = 4
 
 
-def check_whole_number(what: str, value: Any) -> int:
-    """``value`` as an int; numpy's integers are whole numbers as well.  Raises Wrong unless it is one."""
-    if value is None:
-        raise Wrong(f"{what} is None: is a return missing?")
-    try:
-        # numpy's booleans have no index; Python's and torch's have one.
-        if isinstance(value, bool) or str(getattr(value, "dtype", "")) == "torch.bool":
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        hint = "; divide with //" if isinstance(value, float) else ""
-        raise Wrong(f"{what} must be a whole number, not {value!r}{hint}") from None
+def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
+    """A learner's bytes by name.  Raises Wrong unless these are the names, and whole numbers."""
+    if not isinstance(answer, Mapping):
+        said = ": is a return missing?" * (answer is None)
+        raise Wrong(f"expected a dict of bytes by name, got {type(answer).__name__}{said}")
+    missing, unknown = [n for n in names if n not in answer], [str(n) for n in answer if n not in names]
+    if missing or unknown:
+        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"not among them {', '.join(unknown)}"] * bool(
+            unknown
+        )
+        raise Wrong(f"expected exactly the {len(names)} names: {'; '.join(parts)}")
+    return {term: check_whole_number(term, value) for term, value in answer.items()}
+
+
+def check_terms(wrong: Sequence[str], fault: Callable[[str], str]) -> None:
+    """Raise Wrong with what is wrong in the first two terms, and how many more are."""
+    more = len(wrong) - 2
+    if wrong:
+        said = "; ".join(map(fault, wrong[:2]))
+        raise Wrong(said + f"; {more} more {'terms are' if more > 1 else 'term is'} wrong" * (more > 0))
 
 
 def explain_ratio(pairs: Sequence[tuple[int, int]], sizes: Sequence[Mapping[str, int]], has: str) -> str:
@@ -66,54 +74,3 @@ def _words(constant: Fraction, powers: Mapping[str, int], has: str) -> str:
     if constant != 1:
         parts.append(f"is {constant} of what is kept" if constant < 1 else f"is {constant} times what is kept")
     return " and ".join(parts)
-
-
-def explain_difference(
-    difference: int,
-    kept: Mapping[str, int],
-    without_recomputation: Mapping[str, int],
-    whole: Mapping[str, int],
-    recompute: str,
-) -> str:
-    """Which rows a sum has too many or too few, or of another size; "" if no few of them explain it.
-
-    kept: bytes by term; the others: the same without recomputation, and on one device.  Rows of one size
-    with one fault are named together, as no sum tells them apart.
-    """
-    causes: list[tuple[str, str, int]] = []
-    t = max((size // without_recomputation[term] for term, size in whole.items()), default=1)
-    for term, size in without_recomputation.items():
-        if term in kept:
-            causes += [(term, "left out", -size), (term, "counted twice", size)]
-            causes += [(term, "not divided by t", whole[term] - size)] if whole.get(term, size) != size else []
-            if t > 1 and whole.get(term) == size:
-                causes.append((term, "divided by t, but every rank has all of it", size // t - size))
-            if "mask" in term:
-                causes.append((term, "taken with 2 bytes an element (a mask has 1)", size))
-        else:
-            causes.append((term, f"counted, but recompute={recompute!r} drops it", size))
-    alike: dict[tuple[str, int], list[str]] = {}
-    for term, fault, size in causes:
-        alike.setdefault((fault, size), []).append(term)
-    fits = [
-        _words_of_rows(terms, count, fault)
-        for (fault, size), terms in alike.items()
-        for count in range(1, len(terms) + 1)
-        if count * size == difference
-    ]
-    if not fits:
-        pairs = itertools.combinations(alike.items(), 2)
-        fits = [
-            f"{_words_of_rows(terms, 1, fault)} and {_words_of_rows(others, 1, other)}"
-            for ((fault, size), terms), ((other, second), others) in pairs
-            if size + second == difference
-        ]
-    return "; or ".join(fits)
-
-
-def _words_of_rows(terms: Sequence[str], count: int, fault: str) -> str:
-    """``count`` of these rows have a fault."""
-    if len(terms) == 1:
-        return f"{terms[0]} is {fault}"
-    which = "these are" if count == len(terms) else "one of these is" if count == 1 else f"{count} of these are"
-    return f"{which} {fault}: {', '.join(terms)}"

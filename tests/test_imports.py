@@ -21,6 +21,7 @@ PREDICTION = {
     f"actmem.{part}"
     for part in (
         "attention_kernels",
+        "command_line",
         "config",
         "rows",
         "recipes",

@@ -125,9 +125,6 @@ def test_bad_input_is_one_line_and_exit_code_2(options, says, solved, tmp_path, 
     folder = tmp_path / "folder"
     folder.mkdir()
     named = {"models": MODELS, "tape": solved, "new": tmp_path / "new.json", "folder": folder}
-    try:
-        code = main([option.format(**named) for option in options])
-    except SystemExit as left:
-        code = int(left.code or 0)
+    code = main([option.format(**named) for option in options])
     error = capsys.readouterr().err.strip()
     assert code == 2 and says in error and error.count("\n") == 0, error

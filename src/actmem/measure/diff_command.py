@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections import Counter
 from collections.abc import Iterable
 from math import prod
 from pathlib import Path
 from typing import Any
 
+from actmem.command_line import Parser
 from actmem.config import ConfigError
 from actmem.measure.ledger_tables import HEADINGS, aligned, fold, lines_of, rows_of_file
 
 
 def main(argv: list[str]) -> int:
     """Run the command; 2 and one line on bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m actmem diff", description="Compare two files of `record --json FILE`."
-    )
+    parser = Parser("diff", "Compare two files of `record --json FILE`.")
     parser.add_argument("before")
     parser.add_argument("after")
-    options = parser.parse_args(argv)
-    try:
-        print(diff_text(_read(options.before), _read(options.after)))
-    except ConfigError as error:
-        print(f"actmem diff: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return parser.run(argv, lambda options: print(diff_text(_read(options.before), _read(options.after))) or 0)
 
 
 def _read(path: str) -> list[Any]:

@@ -5,14 +5,13 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-import sys
 from contextlib import nullcontext
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from actmem.attention_kernels import Gpu
+from actmem.command_line import Parser, write
 from actmem.config import ConfigError, check_size
 from actmem.measure import factories
 from actmem.measure.diagnosis import findings
@@ -33,26 +32,14 @@ CPU_BUILD = (
 
 def main(argv: list[str]) -> int:
     """Run the command; 2 and one line on bad input."""
-    options = _parser().parse_args(argv)
-    if options.target is None and options.json not in (None, "-"):  # "--json target"
-        options.target, options.json = options.json, "-"
-    try:
-        return _run(options)
-    except ConfigError as error:
-        print(f"actmem record: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        place = error.filename or options.html or options.json
-        print(f"actmem record: cannot write {place}: {error.strerror}", file=sys.stderr)
-        return 2
+    return _parser().run(argv, _run)
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="python -m actmem record",
-        description="List what a model keeps for backward. The factory returns (model, inputs): a tuple of positional or a "
-        "dict of keyword arguments.",
+def _parser() -> Parser:
+    what = (
+        "List what a model keeps for backward. The factory returns (model, inputs): a tuple of positional or a dict of"
     )
+    parser = Parser("record", f"{what} keyword arguments.")
     parser.add_argument("target", nargs="?", help="pkg.module:factory or file.py:factory")
     parser.add_argument("--fake", action="store_true", help="fake tensors: any size, no memory")
     parser.add_argument("--dtype", choices=tuple(factories.DTYPES), default="", help="of weights and floating inputs")
@@ -72,9 +59,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
     parser.add_argument("--solve", metavar="s,b,h", help="find the formula in these sizes, which the factory must take")
-    parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="the result as JSON, to a file or the screen"
-    )
+    parser.add_json("the result")
     parser.add_argument(
         "--snapshot", metavar="FILE", help="with --step on a GPU: every allocation, for https://pytorch.org/memory_viz"
     )
@@ -83,6 +68,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _run(options: argparse.Namespace) -> int:
+    if options.target is None and options.json not in (None, "-"):  # "--json target"
+        options.target, options.json = options.json, "-"
     if not options.target:
         raise ConfigError("target", "must be pkg.module:factory or file.py:factory")
     if options.device == "cuda" and torch.version.cuda is None:
@@ -114,12 +101,10 @@ def _run(options: argparse.Namespace) -> int:
     if options.html:
         from actmem.measure.ledger_tables import page
 
-        Path(options.html).write_text(page(result), encoding="utf-8")
-    if options.json == "-":
-        print(json.dumps(result))
-    else:
-        if options.json:
-            Path(options.json).write_text(json.dumps(result), encoding="utf-8")
+        write(options.html, page(result))
+    if options.json:
+        write(options.json, json.dumps(result) + "\n")
+    if options.json != "-":
         print(_text(ledger, bill, notes))
     return 0
 

@@ -5,13 +5,11 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import NoReturn
 
 from rich.console import Console
 
+from actmem.command_line import Parser, write
 from actmem.config import ConfigError, check_choice, check_size
 from actmem.plan.plan_report import Request, as_object, check_memory_of_one_layer, print_plans
 from actmem.plan.planned_models import PlannedModel, planned_model_of
@@ -32,15 +30,9 @@ _AXES = {
 _COLUMNS = 80
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"actmem plan: {message}", file=sys.stderr)
-        sys.exit(2)
-
-
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """All options, with their defaults."""
-    parser = _Parser(prog="python -m actmem plan", description="Layouts of a training job that fit, fastest first.")
+    parser = Parser("plan", "Layouts of a training job that fit, fastest first.")
     parser.add_argument("model", help="a model by name, as llama3-70b or 175B")
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs of the whole job")
     parser.add_argument("--memory", type=float, required=True, metavar="GIB", help="memory of one GPU")
@@ -82,10 +74,8 @@ def make_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="run the fastest plan's fullest rank, emulated, and compare each line of its bill",
     )
-    for option, what in (("--json", "JSON"), ("--html", "a page")):
-        parser.add_argument(
-            option, nargs="?", const="-", metavar="FILE", help=f"write {what} to FILE; without FILE, print it instead"
-        )
+    parser.add_json("everything")
+    parser.add_argument("--html", nargs="?", const="-", metavar="FILE", help="the same as a page")
     return parser
 
 
@@ -132,50 +122,30 @@ def main(
 
     verify: prints a plan's bill beside what is counted, and returns whether they agree.
     """
-    parser = make_parser()
-    args = parser.parse_args(argv)
-    fixed = {size: value for option, size in _AXES.items() if (value := getattr(args, _attribute(option))) is not None}
-    try:
+
+    def run(args: argparse.Namespace) -> int:
+        values = {size: getattr(args, option.lstrip("-").replace("-", "_")) for option, size in _AXES.items()}
+        fixed = {size: value for size, value in values.items() if value is not None}
         request = request_of(args)
         for size, value in fixed.items():
             check_size(size, value, least=0 if size == "zero_stage" else 1)
         check_memory_of_one_layer(request.model, request.cluster)
         found = find_plans(request.model, request.cluster, request.global_batch_size, args.top, fixed)
-    except ConfigError as error:
-        parser.error(str(error))
-    try:
         _write(args, request, found)
-    except BrokenPipeError:
-        return 1
-    except OSError as error:
-        parser.error(f"cannot write {error.filename or args.html or args.json}: {error.strerror}")
-    if args.verify and found.plans:
-        try:
+        if args.verify and found.plans:
             return 0 if verify(_screen(), request.model, found.plans[0]) else 1
-        except ConfigError as error:
-            parser.error(str(error))
-    return 0 if found.plans else 1
+        return 0 if found.plans else 1
 
-
-def _attribute(option: str) -> str:
-    return option.lstrip("-").replace("-", "_")
+    return make_parser().run(argv, run)
 
 
 def _write(args: argparse.Namespace, request: Request, found: Found) -> None:
     to_screen = "-" not in (args.json, args.html)
     if args.json:
-        text = json.dumps(as_object(request, found), ensure_ascii=False, indent=1) + "\n"
-        _put(args.json, text)
+        write(args.json, json.dumps(as_object(request, found), ensure_ascii=False, indent=1) + "\n")
     if args.html:
         page = Console(record=True, width=_COLUMNS, file=io.StringIO())
         print_plans(page, request, found)
-        _put(args.html, page.export_html(clear=False))
+        write(args.html, page.export_html(clear=False))
     if to_screen:
         print_plans(_screen(), request, found)
-
-
-def _put(where: str, text: str) -> None:
-    if where == "-":
-        sys.stdout.write(text)
-    else:
-        Path(where).write_text(text, encoding="utf-8")

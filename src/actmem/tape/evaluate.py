@@ -191,7 +191,7 @@ class Tape:
         return json.dumps(packed, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
-    def from_json(cls, text: str) -> Tape:
+    def from_json(cls, text: str | bytes) -> Tape:
         """Raises ConfigError on anything but a tape."""
         try:
             packed = json.loads(text)

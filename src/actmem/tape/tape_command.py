@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import NoReturn
 
+from actmem.command_line import Parser, write
 from actmem.config import ConfigError
 from actmem.tape.evaluate import Reading, Tape
 
@@ -26,17 +25,9 @@ To read: python -m actmem tape FILE --at s=200,b=3,h=64,a=4,f=256,v=1000 --json 
 """
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        print(f"actmem tape: {message}", file=sys.stderr)
-        sys.exit(2)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
-        prog="python -m actmem tape", epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter,
-        description="What a model's step makes and frees, solved as formulas from tiny runs, and read at any sizes.",
-    )  # fmt: skip
+def _parser() -> Parser:
+    what = "What a model's step makes and frees, solved as formulas from tiny runs, and read at any sizes."
+    parser = Parser("tape", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="file.py:factory or pkg.module:factory to solve, or the file of a tape to read")
     parser.add_argument("--letters", metavar="s,b,h,…", help="the sizes to solve for")
     parser.add_argument(
@@ -44,22 +35,13 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--out", metavar="FILE", help="where the tape goes")
     parser.add_argument("--at", metavar="s=200,b=3,…", help="the sizes to read a tape at")
-    parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="the reading as JSON, to a file or the screen"
-    )
+    parser.add_json("the reading")
     return parser
 
 
 def main(argv: list[str]) -> int:
     """Run the command; 2 and one line on bad input."""
-    options = _parser().parse_args(argv)
-    try:
-        return _solve(options) if options.letters is not None else _read(options)
-    except ConfigError as error:
-        print(f"actmem tape: {error}", file=sys.stderr)
-    except (OSError, UnicodeDecodeError) as error:
-        print(f"actmem tape: {getattr(error, 'filename', '') or options.target}: {error}", file=sys.stderr)
-    return 2
+    return _parser().run(argv, lambda options: _read(options) if options.letters is None else _solve(options))
 
 
 def _solve(options: argparse.Namespace) -> int:
@@ -72,7 +54,7 @@ def _solve(options: argparse.Namespace) -> int:
     from actmem.tape.model_tape import model_tape  # needs torch
 
     tape = model_tape(options.target, letters, rules, fixed, options.dtype)
-    Path(options.out).write_text(tape.to_json() + "\n", encoding="utf-8")
+    write(options.out, tape.to_json() + "\n")
     ones = "".join(f"; of its own where {' and '.join(some)} = 1" for some in tape.variants if some)
     print(
         f"{options.out}: {len(tape.variants[()])} events, {len(tape.formulas)} formulas in {', '.join(letters)}{ones}"
@@ -123,17 +105,15 @@ def parsed_sizes(text: str) -> dict[str, int]:
 def _read(options: argparse.Namespace) -> int:
     if ":" in options.target and not Path(options.target).exists():
         raise ConfigError("letters", "give the letters to solve a model for, as --letters s,b,h")
-    tape = Tape.from_json(Path(options.target).read_text(encoding="utf-8"))
+    tape = Tape.from_json(Path(options.target).read_bytes())
     if options.at is None:
         raise ConfigError("at", f"give the sizes to read the tape at: {'=…,'.join(tape.letters)}=…")
     sizes = parsed_sizes(options.at)
     result = reading_as_object(sizes, tape.at(sizes))
-    text = json.dumps(result, ensure_ascii=False, indent=1) + "\n"
-    if options.json == "-":
-        sys.stdout.write(text)
-        return 0
     if options.json:
-        Path(options.json).write_text(text, encoding="utf-8")
+        write(options.json, json.dumps(result, ensure_ascii=False, indent=1) + "\n")
+    if options.json == "-":
+        return 0
     for name in ("kept", "peak"):
         print(f"{name} {result[f'{name}_bytes']:,} B")
         for term, size in sorted(result[name].items(), key=lambda row: -row[1])[:10]:

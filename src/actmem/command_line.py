@@ -1,0 +1,56 @@
+"""What the library's commands share: options, results as text or JSON, and bad input as one line with exit code 2."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from actmem.config import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """The options of ``python -m actmem WORD``, and what runs it."""
+
+    def __init__(self, word: str, description: str, **options):
+        super().__init__(prog=f"python -m actmem {word}", description=description, **options)
+        self.word = word
+
+    def error(self, message: str) -> NoReturn:
+        raise _BadOption(message)
+
+    def add_json(self, what: str) -> None:
+        """The option ``--json [FILE]``; see ``write``."""
+        self.add_argument(
+            "--json", nargs="?", const="-", metavar="FILE", help=f"{what} as JSON, to FILE; without FILE, to the screen"
+        )
+
+    def run(self, argv: Sequence[str] | None, command: Callable[[argparse.Namespace], int]) -> int:
+        """The command's exit code; 2, after one line, on a bad option, a ConfigError or a file that can't be opened."""
+        try:
+            return command(self.parse_args(argv))
+        except (ConfigError, _BadOption) as error:
+            message = str(error)
+        except BrokenPipeError:
+            return 1
+        except OSError as error:
+            message = f"{error.filename}: {error.strerror}"
+        print(f"actmem {self.word}: {message}", file=sys.stderr)
+        return 2
+
+
+class _BadOption(Exception):
+    """What argparse says of options that it can't read."""
+
+
+def write(where: str, text: str) -> None:
+    """Write ``text`` to a file, or to the screen if ``where`` is "-".  Raises ConfigError if it can't."""
+    if where == "-":
+        sys.stdout.write(text)
+        return
+    try:
+        Path(where).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {where}", error.strerror or "") from error

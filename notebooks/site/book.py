@@ -19,6 +19,7 @@ import yaml
 from nbformat import NotebookNode
 
 from actmem_course.cut import lab_names, lab_source
+from actmem_course.others.golden import equalities
 from notebooks.site import cache, live
 from notebooks.source.pictures import front_drawing, front_picture
 
@@ -160,6 +161,12 @@ def lab_page(name: str, source: str) -> str:
     )
 
 
+def evidence() -> str:
+    """What A100s logged beside the paper's equations, computed."""
+    sentences = (f"{what}: <b>{logged:,} B</b> logged, {formula:,} B by formula" for what, formula, logged in equalities()[:2])
+    return f"On NVIDIA's GPUs, to the byte (Megatron-LM's own CI, A100): {'; '.join(sentences)}."
+
+
 def front_page() -> str:
     """One sentence, two ways to go on and the memory wall, live; then the chapters, the labs and the README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -172,6 +179,8 @@ def front_page() -> str:
         f'<p class="actmem-lead">{SENTENCE}</p>',
         "",
         f'<p class="actmem-live"><a href="notebooks/{chapters()[0].stem}.html">Read the course</a> <a href="{LIVE.format(chapters()[0].name)}">Run it in your browser</a></p>',
+        "",
+        f'<p>{evidence()}</p>',
         "",
         live.place("index", "front", picture),
         "",

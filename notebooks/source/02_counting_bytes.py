@@ -16,9 +16,12 @@ from actmem.measure.parts import rows_by_term
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import compare, total
-from actmem_course.others.golden import read_golden
+from actmem_course.bench.golden_here import count_here, distinct
+from actmem_course.others.golden import WHY_APART, equalities, predict, read_golden
 from actmem_course.show.controls import slider, steps
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.measured import here_figure
 from actmem_course.show.text import apart_text, comparison_text, extras_text, kept_text, saved_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
@@ -411,16 +414,27 @@ float32_statistics = 16 * 1024 * 4  # two norms, two statistics of 4 bytes for e
 layer = eq1(nvidia) + float32_statistics
 only_its_input = 2 * 1024 * 4 * 512
 
-beyond_rest = {row.case.removeprefix("gpt/gpt3_mcore_"): row.peak_bytes - row.held_bytes for row in read_golden() if row.gpu == "a100"}
-for formula, more, less in (
-    (layer, "te_tp1_pp4_untie_embeddings_and_outputs", "te_tp1_pp4_vp1_uneven_pipeline"),
-    (12 * (layer - only_its_input), "te_tp1_pp1_dist_optimizer_no_mmap_bin_files", "te_tp1_pp1_uniform_full_recompute"),
-):
-    print(f"logged {beyond_rest[more] - beyond_rest[less]:>13,} B, by formula {formula:>13,} B: {more} − {less}")
+for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), equalities()):
+    print(f"logged on A100s {logged:>13,} B, by formula {formula:>13,} B: {what}")
 
 # %% [markdown]
 # To the byte, on GPUs, in the numbers of the paper's authors. `python labs/measure_runs.py --megatron` predicts 108 such runs
 # whole, tensor by tensor.
+#
+# Now without subtracting: the same models, 12 layers or the last stage of a pipeline, run here as one emulated rank, loss and
+# backward included. Counted is what is alive at the peak.
+
+# %%
+here = count_here([predict(row) for row in read_golden() if row.gpu == "a100"])
+LiveFigure(here_figure(distinct(here)))
+
+# %%
+for line, size in distinct(here)[0].apart.items():
+    print(f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}")
+
+# %% [markdown]
+# `python labs/measure_runs.py --megatron --here` prints every row's difference, and what megatron-core's own layers keep on
+# this machine if it is installed.
 #
 # ## What people get wrong here
 #

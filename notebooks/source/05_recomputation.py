@@ -17,6 +17,7 @@ from actmem.formulas.activations import RNG_STATE_BYTES, TABLE2, closed_form, eq
 from actmem_course.others.larger_batches import batch_factor, break_even, fullest_bytes
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.disagreements import disagreements
+from actmem_course.others.golden import equalities
 from actmem.formulas.flops import eq7, eq8, forward_products, layer_overhead
 from actmem.formulas.first_stage import selective_saves
 from actmem.models import PAPER_MODELS, model_shape
@@ -421,6 +422,13 @@ for r in found:
 for name in ("tensor+sequence+selective", "full"):
     shares = [100 * kept_bytes / base for kept_bytes, base in zip(left[name], left["tensor"])]
     print(f"{name} keeps {min(shares):.1f} to {max(shares):.1f}% of what tensor parallelism alone keeps")
+
+# %% [markdown]
+# And on GPUs? Two of NVIDIA's tests (chapter 2) train the same 12 layers, and recompute nothing or everything:
+
+# %%
+what, by_formula, logged = equalities()[1]
+print(f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged")
 
 # %% [markdown]
 # Where the paper's text and its own formulas disagree, here and above:

@@ -19,6 +19,7 @@ from actmem.formulas.first_stage import (
 from actmem.formulas.activations import layer_bytes
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem.rows import compare, total
+from actmem_course.others.golden import equalities
 from actmem_course.others.timeline import draw, timeline
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
 from actmem_course.results import PipelineResult, read
@@ -152,6 +153,19 @@ print()
 print(apart_text("ways to the first two columns: equations 5 and 6 times the factor, and the sums over all tensors", ways))
 
 # %% [markdown]
+# And on GPUs? Two of NVIDIA's tests (chapter 2) run 12 layers on four ranks and log the last one: with one chunk of three
+# layers, and with three chunks of one. Before the first backward the last rank has run `(m − 1)p + 1` chunks:
+
+# %%
+chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
+what, by_formula, logged = equalities()[2]
+print(f"{chunks} chunks of one layer in flight in place of one of three")
+print(f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged, {logged - by_formula:,} B apart")
+
+# %% [markdown]
+# What is apart is known too. Eight outputs were sent and freed, as in figure 9 below, and a freed output leaves one number, in
+# the smallest block of 512 B; two such numbers of the loss are not there yet.
+#
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`: `python my/labs/lab5_pipeline.py --only
 # 5.2`.
 

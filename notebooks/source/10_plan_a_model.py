@@ -14,9 +14,11 @@ from actmem.plan.plan_report import half_the_gpus, plan_text, refusal_text, twic
 from actmem.plan.settings import FRAMEWORK_SETTINGS
 from actmem.verify.verify_plan import verify_plan
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
-from actmem_course.bench.measure_runs import measure_runs, paper_choice_results, step_time_results
+from actmem_course.bench.measure_runs import golden_result, measure_runs, paper_choice_results, step_time_results
+from actmem_course.others.golden import predict, read_golden
 from actmem_course.show.controls import choice
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.measured import runs_figure
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
 from actmem_course.show.today import plan_wall
@@ -126,6 +128,13 @@ print(
         " rrr",
     )
 )
+
+# %% [markdown]
+# And the runs of NVIDIA's own CI (chapter 2), played tensor by tensor on a model of torch's allocator: all in one picture.
+
+# %%
+played = [predict(row) for row in read_golden()]
+LiveFigure(runs_figure(runs + [golden_result(one) for one in played if one.peak_percent is not None]))
 
 # %% [markdown]
 # ## What public calculators print

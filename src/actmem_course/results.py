@@ -264,7 +264,7 @@ class SocketCount:
 class RunResult:
     """One run: its settings in words, the printed peak and the predicted one, in MiB.
 
-    framework: "nanotron" or "torchtitan".  printed_mib: what the run logged; printed_kind: "allocated", or
+    framework: "nanotron", "torchtitan" or "Megatron-LM".  printed_mib: what the run logged; printed_kind: "allocated", or
     "reserved" where the allocator's own share is in it.  predicted_mib: None where we don't predict.
     moment: when the rank holds most, by prediction.  parts_bytes: the prediction by part.  limit_percent: how far apart
     the two may be; None where the printed number isn't what we predict.  note: why there is no prediction.

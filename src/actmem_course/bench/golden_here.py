@@ -50,6 +50,14 @@ def count_here(results: Sequence[GoldenResult]) -> list[HereResult]:
     return found
 
 
+def distinct(results: Sequence[HereResult]) -> list[HereResult]:
+    """One result of each model, whole models first."""
+    models = {(r.counted_bytes, r.layer_bytes): r for r in reversed(results)}
+    return sorted(
+        models.values(), key=lambda r: (not r.run.has_embedding, r.run.t, r.run.full_recompute, -r.run.chunks[0])
+    )
+
+
 @cache
 def _counted(sizes: tuple[int, ...], layers: int, whole: bool, shared: bool, full: bool) -> tuple[dict[str, int], int]:
     """Bytes of each line at the peak of one forward and backward, and those of the layers."""

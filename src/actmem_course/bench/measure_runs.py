@@ -15,6 +15,7 @@ from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill
 from actmem.plan.search import find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
+from actmem_course.others.golden import LIMITS, GoldenResult
 from actmem_course.others.nanotron import nanotron_peak
 from actmem_course.others.paper import TABLE5
 from actmem_course.others.paper_choices import SEARCHES, paper_choice
@@ -58,6 +59,19 @@ def nanotron_result(run: NanotronRun) -> RunResult:
         bill.moment,
         bill.by_part(),
         LIMIT_PERCENT,
+    )
+
+
+def golden_result(result: GoldenResult) -> RunResult:
+    """One of NVIDIA's rows that is predicted and has a logged peak."""
+    assert result.row.peak_bytes and result.predicted_peak_bytes
+    return RunResult(
+        "Megatron-LM",
+        f"{result.row.case.split('/')[-1]}, {result.row.gpu}",
+        result.row.peak_bytes / MIB,
+        "allocated",
+        result.predicted_peak_bytes / MIB,
+        limit_percent=LIMITS[result.row.kind],
     )
 
 

@@ -15,7 +15,9 @@ from hashlib import sha256
 from itertools import combinations
 from pathlib import Path
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.formulas.activations import eq1
+from actmem.formulas.first_stage import in_flight
 from actmem_course.others.allocator import UNSPLIT
 from actmem_course.others.megatron_memory import MegatronRun, Trace, parse
 
@@ -226,6 +228,32 @@ def _play(*what) -> Trace:
     return Trace(MegatronRun(*what)).play()
 
 
+def equalities() -> list[tuple[str, int, int]]:
+    """What of the paper A100s logged: in words, the bytes by formula, and the logged ones.
+
+    Logged: peak less held of one run, minus that of another, which differs in one thing.  The first two are equal;
+    the third is six numbers apart, each in a block of 512 B.
+    """
+    rows = {row.case.removeprefix("gpt/gpt3_mcore_te_tp1_"): row for row in read_golden() if row.gpu == "a100"}
+    run = MegatronRun(rows["pp1_uniform_full_recompute"].arguments, "a100")
+    layer = eq1(ModelShape(run.s, run.b, run.h, run.a)) + 16 * run.s * run.b
+    thin = MegatronRun(rows["pp4_vp1"].arguments, "a100")
+    parallel = Parallel(pipeline_parallel_size=thin.p, num_model_chunks=len(thin.chunks))
+    more = in_flight(parallel, thin.p - 1, thin.microbatches) - sum(thin.chunks)
+    pairs = (
+        ("one layer", layer, "pp4_untie_embeddings_and_outputs", "pp4_vp1_uneven_pipeline"),
+        (
+            f"nothing recomputed for everything, {run.chunks[0]} layers", run.chunks[0] * (layer - run.whole_bytes),
+            "pp1_dist_optimizer_no_mmap_bin_files", "pp1_uniform_full_recompute",
+        ),
+        (
+            f"{more} more layers in flight, less the inputs of {len(thin.chunks)} that are held at rest",
+            more * layer - len(thin.chunks) * run.whole_bytes, "pp4_vp1", "pp4_untie_embeddings_and_outputs",
+        ),
+    )  # fmt: skip
+    return [(what, formula, _active(rows[one]) - _active(rows[other])) for what, formula, one, other in pairs]
+
+
 # The same models run on this machine (bench/golden_here.py).
 
 LAYERS_AND_HEAD = "what layers and head keep, the received input and its gradient"
@@ -257,10 +285,15 @@ class HereResult:
     megatron_core: int | None
 
     @property
+    def run(self) -> MegatronRun:
+        """The run as it was played."""
+        assert self.golden.played
+        return self.golden.played.run
+
+    @property
     def logged_bytes(self) -> int:
         """Peak less held, as NVIDIA's CI logged it."""
-        assert self.golden.row.peak_bytes and self.golden.row.held_bytes
-        return self.golden.row.peak_bytes - self.golden.row.held_bytes
+        return _active(self.golden.row)
 
     @property
     def counted_bytes(self) -> int:
@@ -362,7 +395,7 @@ def experiments(results: Sequence[GoldenResult]) -> list[Experiment]:
         if thing == "GPU" and one.row.case != other.row.case:
             continue
         more, less = sorted((one, other), key=_tensors, reverse=True)
-        logged, formula = _active(more) - _active(less), _tensors(more) - _tensors(less)
+        logged, formula = _active(more.row) - _active(less.row), _tensors(more) - _tensors(less)
         same = (thing, more.row.gpu, less.row.gpu, logged, formula)
         if same in seen or (thing == "GPU" and not logged and not formula):
             continue  # the same bytes from rows that differ in nothing that is active
@@ -373,9 +406,9 @@ def experiments(results: Sequence[GoldenResult]) -> list[Experiment]:
     return sorted(found, key=lambda e: (order.index(e.thing), e.more.row.gpu, e.more.row.case, e.less.row.case))
 
 
-def _active(result: GoldenResult) -> int:
-    assert result.row.peak_bytes and result.row.held_bytes
-    return result.row.peak_bytes - result.row.held_bytes
+def _active(row: GoldenRow) -> int:
+    assert row.peak_bytes and row.held_bytes
+    return row.peak_bytes - row.held_bytes
 
 
 def _tensors(result: GoldenResult) -> int:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from statistics import median
 from typing import Any
 
+from actmem_course.others.golden import HereResult
 from actmem_course.results import ModeCost, RunResult, ScalingPoint, ScalingSlopes, SpeedLine
 from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
 from actmem_course.show.style import (
@@ -174,43 +176,87 @@ def _axes(values: Sequence[int], slope: ScalingSlopes, suffix: str, number: int)
     }
 
 
+#: Points of runs_figure: a look for each framework.
+_LOOKS = ((BLUE, "circle"), (ORANGE, "diamond"), (GREEN, "square"))
+
+
 def runs_figure(results: Sequence[RunResult]) -> Drawing:
-    """Runs that others published: predicted over printed, a point a run, on the line of equality; below, the differences."""
+    """Runs that others published: predicted over printed, a point a run, on the line of equality; below, the differences.
+
+    A look for each framework.  Limits are drawn where all runs have the same.
+    """
     shown = [r for r in results if r.predicted_mib is not None and r.difference_percent is not None]
-    x = [r.printed_mib / _MIB_IN_GIB for r in shown]
-    y = [(r.predicted_mib or 0) / _MIB_IN_GIB for r in shown]
-    off = [r.difference_percent or 0.0 for r in shown]
-    top, worst = 1.06 * max(x + y), max(map(abs, off))
-    limits = [r.limit_percent for r in shown if r.limit_percent]
-    reach = 1.15 * max([worst, *limits])
-    hover = [
-        f"{r.framework}, {r.setting}<br>printed {r.printed_mib:,.2f} MiB, predicted {r.predicted_mib:,.2f} MiB"
-        f"<br>{r.difference_percent:+.3f}%, {r.moment}"
-        for r in shown
-    ]
+    printed = [r.printed_mib / _MIB_IN_GIB for r in shown]
+    off = [abs(r.difference_percent or 0.0) for r in shown]
+    low, top = min(printed) / 1.2, max(printed) * 1.2
+    limits = {r.limit_percent for r in shown}
+    limit = limits.pop() if len(limits) == 1 else None
+    reach = 1.15 * max([*off, limit or 0])
     below = {"xaxis": "x2", "yaxis": "y2"}
-    said: dict[str, Any] = {"text": hover, "hoverinfo": "text"}
+    traces = [line("predicted = logged", [low, top], [low, top], INK, None, "dot", 1)]
+    for (colour, symbol), name in zip(_LOOKS, dict.fromkeys(r.framework for r in shown)):
+        own = [r for r in shown if r.framework == name]
+        said: dict[str, Any] = {
+            "text": [
+                f"{name}, {r.setting}<br>logged {r.printed_mib:,.2f} MiB, predicted {r.predicted_mib:,.2f} MiB"
+                f"<br>{r.difference_percent:+.3f}%" + (f", {r.moment}" if r.moment else "")
+                for r in own
+            ],
+            "hoverinfo": "text",
+        }
+        x, y = [r.printed_mib / _MIB_IN_GIB for r in own], [(r.predicted_mib or 0) / _MIB_IN_GIB for r in own]
+        percents = [r.difference_percent for r in own]
+        look: dict[str, Any] = {"symbol": symbol, "size": 12 if len(shown) < 40 else 9, "edge": 1, **said}
+        traces += [
+            points(f"{name}, {len(own)} runs", x, y, colour, **look),
+            points("", x, percents, colour, showlegend=False, **(look | below)),
+        ]
+    for side in (-1, 1) if limit else ():
+        ends = [side * limit] * 2 if limit else []
+        traces.append(
+            line(f"limit {limit}%", [low, top], ends, VERMILION, None, "dash", 2, showlegend=side == 1, **below)
+        )
+    half = f", half are within {median(off):.2f}%" if len({r.framework for r in shown}) > 1 else ""
+    ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if low < size < top]
+    ends = [math.log10(low), math.log10(top)]
+    farthest = sorted(shown, key=lambda r: -abs(r.difference_percent or 0))[:20]
     return chart(
-        f"{len(shown)} runs of others, {min(x):.0f} to {max(x):.0f} GiB on a GPU:<br>no prediction is more than {worst:.2f}% off",
-        [
-            line("predicted = printed", [0, top], [0, top], INK, None, "dot", 1),
-            points("one run", x, y, BLUE, size=12, edge=1, **said),
-            points("", x, off, BLUE, size=12, edge=1, showlegend=False, **below, **said),
-            *(
-                line(
-                    f"limit {limits[0]}%", [0, top], [side * limits[0]] * 2, VERMILION, None, "dash", 2, showlegend=side == 1, **below
-                )
-                for side in ((-1, 1) if limits else ())
-            ),
-        ],
-        f"Predicted over printed peak, {len(shown)} runs, all near the line of equality: "
-        + "; ".join(f"{r.setting} {r.printed_mib:,.0f} MiB, {r.difference_percent:+.3f}%" for r in shown)
+        f"{len(shown)} runs of others, {min(printed):.0f} to {max(printed):.0f} GiB on a GPU:"
+        f"<br>no prediction is more than {max(off):.2f}% off{half}",
+        traces,
+        f"Predicted over logged peak, {len(shown)} runs, all near the line of equality; the farthest: "
+        + "; ".join(f"{r.setting} {r.printed_mib:,.0f} MiB, {r.difference_percent:+.3f}%" for r in farthest)
         + ".",
         height=640,
-        xaxis={"range": [0, top], "showticklabels": False},
-        yaxis=scale("predicted, GiB", 0, top, domain=[0.42, 1]),
-        xaxis2=scale("peak that the run logged, GiB", 0, top, anchor="y2"),
+        xaxis=log_scale("", ticks, range=ends, showticklabels=False),
+        yaxis=log_scale("predicted, GiB", ticks, range=ends, domain=[0.42, 1]),
+        xaxis2=log_scale("peak that the run logged, GiB", ticks, range=ends, anchor="y2"),
         yaxis2=scale("difference", -reach, reach, domain=[0, 0.32], ticksuffix="%"),
+    )
+
+
+def here_figure(results: Sequence[HereResult]) -> Drawing:
+    """NVIDIA's tests: what a GPU logged beyond what it holds at rest, and what one emulated rank counts; a pair a model."""
+    names = [
+        f"{'' if r.run.has_embedding else 'last '}{r.run.chunks[0]} layers"
+        + (", full" if r.run.full_recompute else f", t = {r.run.t}" if r.run.t > 1 else "")
+        for r in results
+    ]
+    logged, counted = [r.logged_bytes / 1e9 for r in results], [r.counted_bytes / 1e9 for r in results]
+    far = max(100 * (1 - r.counted_bytes / r.logged_bytes) for r in results)
+    open_percent = max(100 * abs(r.open_bytes) / r.logged_bytes for r in results)
+    finding = f"GPU's log, laptop's count: within {far:.1f}%,<br>all but {open_percent:.2f}% for a known reason"
+    return chart(
+        finding,
+        [
+            bars("logged on a GPU", names, logged, _KEPT, text=[f"{size:.3f}" for size in logged]),
+            bars("counted here", names, counted, _TIME, text=[f"{size:.3f}" for size in counted]),
+        ],
+        finding.replace("<br>", " ") + ": " + "; ".join(f"{n} {x:.3f} and {y:.3f} GB" for n, x, y in zip(names, logged, counted)) + ".",
+        height=150 + 62 * len(results),
+        barmode="group",
+        xaxis=scale("GB beyond what is held at rest", 0, 1.08 * max(logged)),
+        yaxis={"autorange": "reversed"},
     )  # fmt: skip
 
 

@@ -87,7 +87,8 @@ def test_a100s_logged_one_layer_recomputation_and_interleaving_as_the_paper_has_
     s, b, h, a = 1024, 4, 512, 8
     layer = 34 * s * b * h + 5 * a * s**2 * b + 16 * s * b
     sizes = [layer, 12 * (layer - 2 * s * b * h), 6 * layer - 3 * 2 * s * b * h]
-    logged = [*sizes[:2], sizes[2] + (8 - 2) * 512]  # 8 freed outputs leave one number, 2 scalars of a loss are not there
+    # Eight freed outputs leave one number each; two scalars of a loss are not there.
+    logged = [*sizes[:2], sizes[2] + (8 - 2) * 512]
     assert [both for _, *both in equalities()] == [[formula, there] for formula, there in zip(sizes, logged)]
     assert {*logged} <= {e.logged_bytes for e in experiments(RESULTS) if not e.apart_bytes}
     first = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").split("\n\n")[1]

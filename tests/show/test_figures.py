@@ -17,10 +17,11 @@ from actmem.formulas.schedule import one_forward_one_backward
 from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course import show
-from actmem_course.bench.measure_runs import measure_runs
+from actmem_course.bench.measure_runs import golden_result, measure_runs
+from actmem_course.others.golden import HereResult, predict, read_golden
 from actmem_course.others.later_orders import ORDERS_BY_NAME
 from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
-from actmem_course.show.measured import runs_figure
+from actmem_course.show.measured import here_figure, runs_figure
 from actmem_course.show.memory_wall import METHODS, crossover_lines, front_door, memory_wall
 from actmem_course.show.recomputation import (
     added_flops,
@@ -62,6 +63,8 @@ EMPTY = dict.fromkeys(RIGHT, NO_ANSWER)
 RANK = SimpleNamespace(
     pipeline_rank=0, predicted_bytes=9, extra_bytes=0, samples=[SimpleNamespace(kept_bytes=n) for n in (9, 0)]
 )
+NANOTRON = [result for result in measure_runs() if result.framework == "nanotron"]
+NVIDIAS = [predict(row) for row in read_golden() if "te_tp1_pp1" in row.case]
 #: A function that draws, and the arguments of each of its figures.
 DRAWN: dict[Callable, list[tuple]] = {
     layer_bars: [
@@ -111,7 +114,8 @@ DRAWN: dict[Callable, list[tuple]] = {
     llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
     frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
     plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
-    runs_figure: [([result for result in measure_runs() if result.framework == "nanotron"],)],
+    runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
+    here_figure: [([HereResult(one, one.active_lines, one.active_lines, 0, None) for one in NVIDIAS],)],
 }  # fmt: skip
 #: At 700 pixels more is cut; the front door is also read at 390.
 LONGEST: dict[Callable, int] = {front_door: 50}

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from actmem_course.launch import LABS
 
 if TYPE_CHECKING:
-    from actmem_course.judge.exercise import Lab
+    from actmem_course.judge.outline import Lab
 
 #: Above the imports: whoever runs the file is answered before torch is loaded, and the ranks load the file afresh.
 _JUDGE_LINES = """
@@ -38,7 +38,7 @@ def lab_names() -> list[str]:
 
 def lab_source(name: str) -> str:
     """The source of a lab as a learner gets it."""
-    from actmem_course.judge.catalogue import load_lab  # the judge imports this module
+    from actmem_course.judge.outline import load_lab  # the judge imports this module
 
     return with_readings(load_lab(name), cut((SOLUTIONS / f"{name}.py").read_text(encoding="utf-8")))
 

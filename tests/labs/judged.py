@@ -3,10 +3,9 @@
 import importlib.util
 import inspect
 
-from actmem_course.judge.catalogue import load_lab, solutions_of
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.real import RealRank
-from actmem_course.judge.workbench import Bench
+from actmem_course.judge.outline import load_lab, solutions_of
+from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.rank_store import connect
 
 _joined = {}

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from actmem_course.cut import SOLUTIONS, lab_source
-from actmem_course.judge.catalogue import LAB_NAMES, load_lab
+from actmem_course.judge.outline import LAB_NAMES, load_lab
 from tests.labs.test_watch import Watched
 
 SAVES = 20

@@ -10,7 +10,7 @@ from tests.patience import SECONDS
 
 #: So that a test waits for seconds where a learner would for half a minute.
 _SHORT = """
-from actmem_course.judge.catalogue import load_lab
+from actmem_course.judge.outline import load_lab
 for _exercise in load_lab({name!r}).exercises:
     object.__setattr__(_exercise, "seconds", {seconds})
 """

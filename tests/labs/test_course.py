@@ -10,12 +10,10 @@ import pytest
 
 from actmem_course.cut import lab_source
 from actmem_course.judge import learner_progress
-from actmem_course.judge.catalogue import load_lab, solutions_of
-from actmem_course.judge.costs import Cost, time_measure
 from actmem_course.judge.judging import names_used_by
 from actmem_course.judge.learner_progress import LearnerProgress
-from actmem_course.judge.outline import ALL_LABS
-from actmem_course.judge.reward import BarsReward, Measure
+from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
+from actmem_course.judge.reward import BarsReward, Cost, Measure, time_measure
 from actmem_course.judge.verdict import PASSED, WRONG, Verdict
 from actmem_course.launch import LABS
 from tests.labs.stuck import learner_file, start

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from actmem_course.judge.catalogue import LAB_NAMES, load_lab
+from actmem_course.judge.outline import LAB_NAMES, load_lab
 from actmem_course.judge.verdict import PASSED, Verdict
 from tests.labs.in_process import judge_exit
 from tests.labs.judged import judged_file

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from actmem_course.judge.catalogue import LAB_NAMES, load_lab
+from actmem_course.judge.outline import LAB_NAMES, load_lab
 from tests.labs.judged import judged
 
 

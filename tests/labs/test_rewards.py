@@ -6,10 +6,10 @@ import plotly.graph_objects as go
 import pytest
 from rich.console import Console
 
-from actmem_course.judge import costs
-from actmem_course.judge.catalogue import LAB_NAMES, load_lab, solutions_of
+from actmem_course.judge import reward as rewards
 from actmem_course.judge.lab_checks import lab6_reward
 from actmem_course.judge.lab_checks.lab6_reward import ModesReward, curve
+from actmem_course.judge.outline import LAB_NAMES, load_lab, solutions_of
 from actmem_course.results import ModeCost
 from actmem_course.show.measured import training_figure
 from tests.labs.judged import real_bench
@@ -18,7 +18,7 @@ from tests.labs.judged import real_bench
 def reward_of(name):
     # In this rank's own process; more steps and rounds show nothing new.
     lab6_reward._FEWEST = lab6_reward._MOST = 3
-    costs._SECONDS, costs._FEWEST_ROUNDS = 0.0, 1
+    rewards._SECONDS, rewards._FEWEST_ROUNDS = 0.0, 1
     return load_lab(name).reward(real_bench(dict(solutions_of(name))))
 
 

@@ -6,8 +6,8 @@ import subprocess
 import pytest
 
 from actmem_course.cut import SOLUTIONS, lab_source
-from actmem_course.judge.catalogue import LAB_NAMES, load_lab, solutions_of
 from actmem_course.judge.judging import Judge, outcome_of
+from actmem_course.judge.outline import LAB_NAMES, load_lab, solutions_of
 from actmem_course.launch import LABS as FOLDER
 from tests.labs.judged import names_in, real_bench
 from tests.labs.stuck import learner_file

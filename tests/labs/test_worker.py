@@ -64,7 +64,7 @@ POISON = {
     "its group": "dist.destroy_process_group()\n    ",
     "default dtype": "torch.set_default_dtype(torch.float16)\n    ",
     "torch": "F.linear = None\n    dist.all_gather_into_tensor = None\n    torch.empty = None\n    ",
-    "the judge": "import actmem_course.judge.passes as p\n    p.text_of = lambda *a: ''\n    ",
+    "the judge": "import actmem_course.judge.case as p\n    p.text_of = lambda *a: ''\n    ",
 }
 
 

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 
-from actmem_course.judge.catalogue import LAB_NAMES, load_lab
+from actmem_course.judge.outline import LAB_NAMES, load_lab
 from tests.labs.judged import judged
 from tests.right_answers import lab1, lab2, lab3, lab4, lab5, lab6, lab7, lab8  # noqa: F401  they register
 from tests.right_answers.register import RIGHT

@@ -4,7 +4,7 @@ import importlib
 import inspect
 import linecache
 
-from actmem_course.judge.catalogue import LAB_NAMES
+from actmem_course.judge.outline import LAB_NAMES
 
 OUTSIDE = r"outside group: pass group=group to every call"
 ANOTHER_GROUP = r"right with group=WORLD, but not on a group of"
@@ -107,7 +107,6 @@ EDITS = [
     ("3.6", OUTSIDE, "w, name).grad, group=group)", "w, name).grad)"),
     ("4.1", r"function runs once only: the first run's graph was kept", APPLIED, "return function(*inputs)"),
     ("4.2", r"function runs once only.*4\.1 comes first", APPLIED, "return function(*inputs)"),
-    ("4.1", r"has no graph, .*: is it computed under no_grad", APPLIED, "with torch.no_grad():\n        return function(*inputs)"),
     ("4.1", r"no hook can see them", STATES, "        ctx.inputs = (*inputs, *_states(inputs[0]))\n", SAVED, "ctx.inputs[:count], ctx.inputs[count:]"),
     ("4.1", r"computed under no_grad", "enable_grad():\n            y = ctx", "no_grad():\n            y = ctx"),
     ("4.1", r"forward runs function 2 times", "with torch.no_grad():\n", "with torch.no_grad():\n            function(*inputs)\n"),

@@ -4,10 +4,9 @@ import linecache
 
 import pytest
 
-from actmem_course.judge.catalogue import load_lab
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import made_edits, stated_edits
-from actmem_course.judge.outline import ALL_LABS
+from actmem_course.judge.outline import ALL_LABS, load_lab
 from tests.tiers import at_night
 
 EXERCISES = {

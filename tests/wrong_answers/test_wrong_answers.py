@@ -4,9 +4,9 @@ import re
 
 import pytest
 
-from actmem_course.judge.catalogue import load_lab
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import stated_edits
+from actmem_course.judge.outline import load_lab
 from tests.labs.judged import judged_names
 from tests.tiers import at_night
 from tests.wrong_answers.edits import EDITS, edited, lab_of

@@ -21,8 +21,8 @@ from actmem.config import ConfigError
 from actmem_course.arguments import LabParser
 from actmem_course.console import lab_console
 from actmem_course.files import replacing
-from actmem_course.judge.catalogue import lab_name, load_lab
 from actmem_course.judge.learner_progress import LearnerProgress, reading
+from actmem_course.judge.outline import lab_name, load_lab
 
 _RUN = "import sys; from actmem_course.judge import main; sys.argv = sys.argv[1:]; sys.exit(main({names}))"
 

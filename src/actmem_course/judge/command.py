@@ -16,9 +16,8 @@ from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
 from actmem_course.console import lab_console
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files
-from actmem_course.judge.catalogue import lab_name, load_lab
-from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.learner_progress import LearnerProgress, reading
+from actmem_course.judge.outline import Exercise, Lab, lab_name, load_lab
 from actmem_course.judge.parent import Outdated, RankParent, Stuck, signals_end
 from actmem_course.judge.report import Report
 from actmem_course.judge.verdict import SKIPPED, WRONG, Verdict

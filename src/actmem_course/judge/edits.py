@@ -18,8 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd import Function
 
-from actmem_course.judge.exchanged import USUAL, Made
-from actmem_course.judge.operators import OPERATORS, Operator
+from actmem_course.judge.exchanged import OPERATORS, USUAL, Made, Operator
 
 
 @dataclass(frozen=True)

@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
-from actmem_course.judge.catalogue import solutions_of
-from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.naming import Naming, check_case, stated_edits
+from actmem_course.judge.outline import Exercise, Lab, solutions_of
 from actmem_course.judge.verdict import (
     BLOCKED,
     ERROR,

@@ -17,8 +17,7 @@ from rich.text import Text
 from actmem.config import ConfigError
 from actmem_course.copies import MINE
 from actmem_course.files import write_text
-from actmem_course.judge.exercise import Exercise, Lab
-from actmem_course.judge.outline import ALL_LABS
+from actmem_course.judge.outline import ALL_LABS, Exercise, Lab
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
 
 

@@ -11,9 +11,8 @@ from types import ModuleType
 from typing import Any
 
 from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Noted, Unlike, alike, described, differences
-from actmem_course.judge.catalogue import cases_of, solution_module
 from actmem_course.judge.edits import Edit, Families, pairs_of, stated
-from actmem_course.judge.exercise import Exercise
+from actmem_course.judge.outline import Exercise, cases_of, solution_module
 from actmem_course.judge.verdict import PeerStopped, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
 from actmem_course.judge.workbench import Bench, names_of_subgroups

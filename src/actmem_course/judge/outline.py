@@ -1,8 +1,106 @@
-"""The labs and their exercises: number, function, check, and the section of the chapter to read for it."""
+"""The labs and their exercises: number, function, check, and the section of the chapter to read for it; our solutions.
+
+Loads no torch: a check is named here and loaded by the ranks.
+"""
 
 from __future__ import annotations
 
-from actmem_course.judge.exercise import Exercise, Lab
+import importlib
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from actmem.config import ConfigError
+
+
+def _named(place: str) -> Callable:
+    """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or in lab_checks "lab5_pipeline:check_interleaved"."""
+    module, _, function = place.partition(":")
+    if module.startswith("cases."):
+        return getattr(cases_of(module.removeprefix("cases.")), function)
+    return getattr(importlib.import_module(f"actmem_course.judge.lab_checks.{module}"), function)
+
+
+@cache
+def _hints() -> dict[str, tuple[str, ...]]:
+    """The hints of ``hints.md`` by exercise: each is an item of the list below its heading."""
+    text = (Path(__file__).parent / "hints.md").read_text(encoding="utf-8")
+    _, *parts = re.split(r"^## (\S+).*", text, flags=re.MULTILINE)
+    lists = (re.split(r"^- ", part, flags=re.MULTILINE)[1:] for part in parts[1::2])
+    return {number: tuple(" ".join(hint.split()) for hint in items) for number, items in zip(parts[::2], lists)}
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One function to write, and how it is judged.
+
+    judged_by: where its check is, or the file of its case, which has the function's name if none is given.  section: of the chapter to
+    read.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed a process group,
+    and is judged on several.
+    """
+
+    number: str
+    function: str
+    judged_by: str
+    section: str = ""
+    seconds: int = 30
+    takes_group: bool = False
+
+    @property
+    def hints(self) -> tuple[str, ...]:
+        """From a nudge to nearly the answer."""
+        return _hints()[self.number]
+
+    @property
+    def check(self) -> Callable:
+        """Called with a Bench, or a CaseRun if it is a case; raises Wrong, or returns a remark or None."""
+        return _named(self.judged_by if ":" in self.judged_by else f"{self.judged_by}:{self.function}")
+
+    @property
+    def is_case(self) -> bool:
+        """Whether its check is a case, which says what it sees; mistakes are then edits of our own answer."""
+        return self.judged_by.startswith("cases.")
+
+    @property
+    def lab(self) -> str:
+        """The lab's name, of a case."""
+        return self.judged_by.removeprefix("cases.").partition(":")[0]
+
+
+@dataclass(frozen=True)
+class Lab:
+    """A lab: its exercises in order, and what is measured once all are passed.
+
+    measured_by: where its reward is.  one_process: it needs no ranks.  fewest_virtual: it is judged on no fewer virtual
+    ranks, because a mistake is none on fewer.
+    """
+
+    name: str
+    title: str
+    chapter: str
+    exercises: tuple[Exercise, ...]
+    measured_by: str
+    one_process: bool = False
+    fewest_virtual: int = 1
+
+    @property
+    def reward(self) -> Callable:
+        """Called with a Bench on every rank, returns a Reward (see ``reward``)."""
+        return _named(self.measured_by)
+
+    def choose(self, numbers: list[str], argument: str) -> tuple[Exercise, ...]:
+        """The exercises of these numbers, all if there are none.  Raises ConfigError on an unknown number."""
+        if not numbers:
+            return self.exercises
+        known = [exercise.number for exercise in self.exercises]
+        for number in numbers:
+            if number not in known:
+                raise ConfigError(argument, f"must be one of {', '.join(known)}, got {number}")
+        return tuple(exercise for exercise in self.exercises if exercise.number in numbers)
+
 
 ALL_LABS = (
     Lab("lab1_count_bytes", "Lab 1: count bytes", "02_counting_bytes", (
@@ -36,10 +134,10 @@ ALL_LABS = (
         Exercise("4.3", "selective_layer", "cases.lab4_recompute", "The lopsided trade"),
         Exercise("4.4", "full_layer", "cases.lab4_recompute", "The lopsided trade"),
         Exercise("4.5", "checkpoint_stopping_early", "cases.lab4_recompute", "Measured: three numbers for one overhead"),
-    ), "lab4_reward:lab4_reward", one_process=True),
+    ), "rewards:lab4_reward", one_process=True),
     Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
-        Exercise("5.1", "one_forward_one_backward", "lab5_orders:check_one_forward_one_backward", "One forward, one backward"),
-        Exercise("5.2", "interleaved", "lab5_orders:check_interleaved", "Interleaving: less idle time, more bytes"),
+        Exercise("5.1", "one_forward_one_backward", "lab5_pipeline:check_one_forward_one_backward", "One forward, one backward"),
+        Exercise("5.2", "interleaved", "lab5_pipeline:check_interleaved", "Interleaving: less idle time, more bytes"),
         Exercise("5.3", "free_output", "lab5_pipeline:check_free_output", "Figure 9: every rank, and the outputs that nothing reads"),
         Exercise("5.4", "how_many_fit", "cases.lab5_pipeline", "Appendix C: recompute only what does not fit"),
         Exercise("5.5", "microbatches_to_keep", "lab5_pipeline:check_microbatches_to_keep", "Appendix C: recompute only what does not fit"),
@@ -58,10 +156,52 @@ ALL_LABS = (
         Exercise("7.4", "recipe_linear", "cases.lab7_todays_layer", "What needs no product"),
         Exercise("7.5", "split_grouped_heads", "cases.lab7_todays_layer", "More ranks than key heads", takes_group=True),
         Exercise("7.6", "sum_shared_gradients", "cases.lab7_todays_layer", "More ranks than key heads", takes_group=True),
-    ), "lab7_reward:lab7_reward", fewest_virtual=4),  # on two, the ranks that share a head are all of them
+    ), "rewards:lab7_reward", fewest_virtual=4),  # on two, the ranks that share a head are all of them
     Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
         Exercise("8.1", "rank_state_bytes", "cases.lab8_plan", "The bill, line by line"),
         Exercise("8.2", "largest_micro_batch_size", "cases.lab8_plan", "The bill, line by line"),
         Exercise("8.3", "plan_of", "lab8_plan:check_plan_of", "What if", seconds=45),
     ), "lab8_plan:lab8_reward", one_process=True),
 )  # fmt: skip
+
+
+LAB_NAMES = tuple(lab.name for lab in ALL_LABS)
+
+
+def lab_name(script: Path, doc: str) -> str:
+    """Which lab a learner's file is: by its name, or if it has another one, by the line "Lab 2: …" of its docstring.
+
+    Raises ConfigError if neither says so.
+    """
+    said = re.search(r"^Lab (\d+):", doc, re.MULTILINE) or re.match(r"lab(\d+)", script.stem)
+    by_number = {name.partition("_")[0]: name for name in LAB_NAMES}
+    name = script.stem if script.stem in LAB_NAMES else by_number.get(f"lab{said[1]}" if said else "")
+    if name is None:
+        raise ConfigError(
+            "file",
+            f'which lab is it?  Name it as it was, or begin its docstring with "Lab 1: …" (1 to {len(LAB_NAMES)})',
+        )
+    return name
+
+
+def load_lab(name: str) -> Lab:
+    """The lab of that file name.  Raises ConfigError if there is none."""
+    found = next((lab for lab in ALL_LABS if lab.name == name), None)
+    if found is None:
+        raise ConfigError("lab", f"the judge knows {', '.join(LAB_NAMES)}; this file is {name}")
+    return found
+
+
+def solution_module(name: str) -> ModuleType:
+    """Our own solution."""
+    return importlib.import_module(f"actmem_course.judge.solutions.{name}")
+
+
+def solutions_of(name: str) -> dict:
+    """What our own solution's module defines, by name."""
+    return vars(solution_module(name))
+
+
+def cases_of(name: str) -> ModuleType:
+    """A lab's cases and its table of mistakes."""
+    return importlib.import_module(f"actmem_course.judge.cases.{name}")

@@ -14,8 +14,8 @@ from rich.text import Text
 
 from actmem_course.console import lab_console
 from actmem_course.files import write_text
-from actmem_course.judge.exercise import Lab
 from actmem_course.judge.learner_progress import reading
+from actmem_course.judge.outline import Lab
 from actmem_course.judge.verdict import BLOCKED, ERROR, OPEN, PASSED, SKIPPED, WRONG, Verdict
 
 _YELLOW, _RED = "bold yellow", "bold red"

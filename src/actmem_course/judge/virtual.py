@@ -135,6 +135,9 @@ class Group(dist.ProcessGroup):
         for watch in VirtualRank.current().watches:
             watch.groups += 1
 
+    def __repr__(self) -> str:
+        return "group"  # in a message: without an address
+
     def size(self):
         return self._size
 

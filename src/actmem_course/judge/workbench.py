@@ -12,11 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from actmem.measure.comms import count_collectives
 from actmem_course.judge.verdict import Wrong
+from actmem_course.rank_store import RankStore
 
 
 class Side(Protocol):
-    """One rank as a check meets it: virtual (``virtual.VirtualRank``) or a process (``real.RealRank``)."""
+    """One rank as a check meets it: virtual (``virtual.VirtualRank``) or a process (``RealRank``)."""
 
     number: int
     size: int
@@ -116,3 +118,21 @@ def unchanged(**tensors: Tensor) -> Iterator[None]:
     for name, tensor in tensors.items():
         if not torch.equal(tensor.detach(), before[name]):
             raise Wrong(f"{name} is changed in place: it belongs to the caller, so work on a copy")
+
+
+class RealRank:
+    """This process among those of its group (gloo or NCCL); see ``workbench.Side``."""
+
+    def __init__(self, store: RankStore):
+        self.store, self.number, self.size = store, store.rank, store.size
+
+    def gather(self, value: object) -> list:
+        """Every rank's ``value``, by rank."""
+        return self.store.gather(value)
+
+    @contextmanager
+    def watching(self, expected: list[int] | None = None) -> Iterator[count_collectives]:
+        """Counts; what must be found out about a learner's exchanges, virtual ranks have found out."""
+        with count_collectives() as seen:
+            seen.unwaited, seen.unrecorded, seen.groups = [], "", 0
+            yield seen

@@ -34,14 +34,12 @@ import torch.nn.functional
 
 from actmem.measure.comms import count_collectives
 from actmem_course.files import replacing
-from actmem_course.judge.catalogue import load_lab, solutions_of
-from actmem_course.judge.exercise import Exercise, Lab
 from actmem_course.judge.judging import Judge, names_used_by, outcome_of
+from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
 from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, VIRTUAL
-from actmem_course.judge.real import RealRank
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
 from actmem_course.judge.virtual import VirtualRanks
-from actmem_course.judge.workbench import Bench
+from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.process import lab_console
 from actmem_course.rank_store import RankStore, connect
 from actmem_course.ranks import TIMEOUT, stay_on_this_host

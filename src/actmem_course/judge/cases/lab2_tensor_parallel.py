@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.operators import F_BAR_OPERATOR, F_OPERATOR, size_of
+from actmem_course.judge.exchanged import F_BAR_OPERATOR, F_OPERATOR, size_of
 
 NO_TENSOR = "its backward needs no tensor of forward's"
 

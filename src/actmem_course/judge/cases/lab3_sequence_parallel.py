@@ -10,8 +10,8 @@ from torch import Tensor
 
 from actmem.measure.comms import Collective
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.exchanged import G_BAR_OPERATOR, G_OPERATOR, size_of
 from actmem_course.judge.kept import kept
-from actmem_course.judge.operators import G_BAR_OPERATOR, G_OPERATOR, size_of
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
 from actmem_course.judge.solutions.lab3_sequence_parallel import shard_keeping_linear as our_shard_keeping_linear
 from actmem_course.judge.verdict import Wrong

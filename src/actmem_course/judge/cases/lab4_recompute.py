@@ -15,8 +15,8 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.rows import total
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.exchanged import size_of
 from actmem_course.judge.kept import KeptBytes, kept
-from actmem_course.judge.operators import size_of
 from actmem_course.judge.verdict import Wrong
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, random_weights
 
@@ -241,6 +241,7 @@ _FROM_THE_SEED = "the forward is right; the second run starts from the seed, not
 _NO_DROPOUT = "the core attention runs without its dropout: layer calls core(q, k, v, dropout), so pass dropout on to core_attention"
 MISTAKES = {
     "4.1": r"""
+        return _Checkpoint.apply(function, *inputs) -> with torch.no_grad():\n        return function(*inputs) | the result is right, but it has no graph: what runs under no_grad records none. Run function in the forward of an autograd Function whose backward runs it again
         (x.grad for x in inputs) -> (x.grad for x in reversed(inputs)) | the gradients are right, but in another order than the inputs: backward returns None for function, and then the gradients in the order in which forward was given the inputs
         (x.grad for x in inputs) -> (None for x in inputs) | the forward is right, but the inputs get no gradient: return the .grad of what the second run started from
         torch.autograd.backward(y, grad)\n        return None, *(x.grad for x in inputs) -> wanted = [x for x in inputs if x.requires_grad]\n        found = iter(torch.autograd.grad(y, wanted, grad))\n        return None, *(next(found) if x.requires_grad else None for x in inputs) | the parameters that function uses get no gradient: torch.autograd.grad reaches only the tensors it is given; torch.autograd.backward reaches all

@@ -17,9 +17,8 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2, Configuration
 from actmem.measure.ledger import record
 from actmem.rows import total
-from actmem_course.judge.costs import one_thread
 from actmem_course.judge.lab_checks.lab6_model import mode_named, mode_rows
-from actmem_course.judge.reward import Reward, amount, bar, sizes_text
+from actmem_course.judge.reward import Reward, amount, bar, one_thread, sizes_text
 from actmem_course.judge.workbench import Bench
 from actmem_course.results import ModeCost
 from actmem_course.show.tables import sparkline

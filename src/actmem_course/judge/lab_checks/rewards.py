@@ -1,20 +1,34 @@
-"""What labs 2 and 3 measure once they are solved."""
+"""What labs 2, 3, 4 and 7 measure once they are solved: a layer, or its blocks, of the learner's functions and of ours."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import gathered_input_bytes, layer_extra_rows, layer_rows
+from actmem.formulas.activations import RNG_STATE_BYTES, gathered_input_bytes, layer_extra_rows, layer_rows
 from actmem.formulas.communication import layer_exchanges
+from actmem.formulas.llama_terms import llama_rows
+from actmem.layers.llama import attend
+from actmem.layers.llama_parts import product, row_parallel
+from actmem.llama_shape import LlamaShape
+from actmem.parallel.conjugates import f, f_bar
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.recipes import Recompute
 from actmem.rows import total
-from actmem_course.judge.costs import compared, costs
-from actmem_course.judge.reward import BarsReward, Reward, sizes_text
+from actmem_course.judge.cases.lab4_recompute import as_block, flops_of, layer_weights
+from actmem_course.judge.cases.lab7_todays_layer import most_shared
+from actmem_course.judge.kept import kept
+from actmem_course.judge.reward import BarsReward, Measure, Reward, compared, costs, sizes_text, time_measure
 from actmem_course.judge.solutions import lab2_tensor_parallel as ours2
 from actmem_course.judge.solutions import lab3_sequence_parallel as ours3
+from actmem_course.judge.solutions import lab4_recompute as ours4
+from actmem_course.judge.solutions import lab7_todays_layer as ours7
 from actmem_course.judge.workbench import Bench
-from actmem_course.pieces import Dropouts, LayerWeights, random_weights
+from actmem_course.pieces import Dropouts, LayerWeights, layer, random_weights
 
 #: What attention and MLP keep, in the rows of the formulas; lab 2 has no dropout and leaves out the layer norms.
 _BLOCK_TERMS = (
@@ -93,3 +107,138 @@ def _weights_and_input(b: Bench, shape: ModelShape, tokens: int) -> tuple[tuple[
     weights = random_weights(h, shape.num_attention_heads, dtype=torch.bfloat16, device=b.device).part(b.rank, b.size)
     x = b.random(tokens, shape.micro_batch_size, h, seed=90).bfloat16()
     return tuple(weights.named().values()), x
+
+
+def lab4_reward(b: Bench) -> Reward:
+    """One layer without recomputation, with selective, with full: bytes, FLOPs, time."""
+    shape, dtype = (
+        ModelShape(seq_length=256, micro_batch_size=1, hidden_size=128, num_attention_heads=4),
+        torch.bfloat16,
+    )
+    sizes = (shape.seq_length, shape.micro_batch_size, shape.hidden_size)
+    x, weights = b.random(*sizes, seed=30).to(dtype), layer_weights(shape, dtype, b.device)
+    modes = {
+        "none": (layer, layer),
+        "selective": (b["selective_layer"], ours4.selective_layer),
+        "full": (b["full_layer"], ours4.full_layer),
+    }
+    functions = {
+        f"{mode} {side}": as_block(function, shape)
+        for mode, pair in modes.items()
+        for side, function in zip(("yours", "ours"), pair)
+    }
+    found = costs(b, functions, x, weights)
+    kept_bytes, times, notes = [], [], []
+    plain = flops_of(as_block(layer, shape), x, *weights)
+    for mode, (yours, _) in modes.items():
+        own, other = found[f"{mode} yours"], found[f"{mode} ours"]
+        formula = total(layer_rows(shape, recompute=mode)) + _extra_bytes(shape, mode, b.device)
+        kept_bytes.append(Measure(f"kept, {mode}", "B", {"formula": formula, "yours": own.bytes, "ours": other.bytes}))
+        times.append(
+            Measure(
+                f"time, {mode}",
+                "ms",
+                {"yours": own.milliseconds, "ours": other.milliseconds},
+                max(own.noise, other.noise),
+            )
+        )
+        if mode != "none":
+            notes.append(f"{mode} {100 * (flops_of(as_block(yours, shape), x, *weights) / plain - 1):.1f}%")
+    remark = (
+        f"More FLOPs, by torch's counter: {', '.join(notes)}. The formula has one random-number state for each region."
+    )
+    return BarsReward(
+        f"One layer on {b.device}: {sizes_text(shape)}, bfloat16",
+        (*kept_bytes, *times),
+        remark,
+        one_scale=True,
+    )
+
+
+def _extra_bytes(shape: ModelShape, recompute: str, device: str) -> int:
+    """What the paper leaves out, as this lab's layer has it: its mask is made in the core, its dropouts draw from one stream."""
+    region = Recompute.of(recompute).region
+    if region != "none":
+        statistics = [row for row in layer_extra_rows(shape, device_type=device) if "statistics" in row.term]
+        return (
+            RNG_STATE_BYTES["cpu"]
+            + RNG_STATE_BYTES["cuda"] * (device == "cuda")
+            + total(statistics) * (region == "core")
+        )
+    return total(layer_extra_rows(shape, device_type=device))
+
+
+_EPS = 1e-5
+Functions = Mapping[str, Callable[..., Tensor]]
+
+
+def lab7_reward(b: Bench) -> Reward:
+    """The layer with its linears' inputs kept, and with their recipes' sources in place of them."""
+    t = b.size
+    a = 2 * t * max(1, 4 // t)
+    shape = LlamaShape(128, 2, 32 * a, a, most_shared(t), 80 * a)
+    tp = tensor_parallel(b.group) if t > 1 else TensorParallel()
+    x, weights = b.random(128, 2, shape.hidden_size, seed=40).bfloat16(), _weights(b, shape)
+    sides: dict[str, Functions] = {"yours": b.functions, "ours": vars(ours7)}
+    forms = {
+        "inputs kept": (lambda functions: functions | {"recipe_linear": _keeps_its_input}, "none"),
+        "recipes": (dict, "elementwise"),
+    }
+    layers = {
+        (form, side): _layer(shape, tp, change(dict(functions)))
+        for form, (change, _) in forms.items()
+        for side, functions in sides.items()
+    }
+    found = costs(b, {f"{form} {side}": layer for (form, side), layer in layers.items()}, x, weights)
+    measures = []
+    for form, (_, mode) in forms.items():
+        # Whoever keeps a norm's sources keeps no statistics of it: the recipe makes them again.
+        terms = llama_rows(shape, Parallel(t), recompute=mode)
+        formula = total(row for row in terms if mode == "none" or "statistics" not in row.term)
+        own, other = found[f"{form} yours"], found[f"{form} ours"]
+        kept_bytes = {"formula": formula, "yours": own.bytes, "ours": other.bytes}
+        measures += [Measure(f"kept, {form}", "B", kept_bytes), time_measure(own, other)]
+    plain: Functions = {
+        "rms_norm": _plain_norm,
+        "swiglu": lambda gate, up: F.silu(gate) * up,
+        "recipe_linear": _keeps_its_input,
+    }
+    plain_bytes = kept(b, _layer(shape, tp, plain), x, weights).bytes
+    remark = f"The same layer out of torch's operators, with the norm in float32, keeps {plain_bytes:,} B."
+    what = f"A Llama layer on rank {b.rank} of {t}: s=128 b=2 h={shape.hidden_size} a={shape.num_attention_heads}"
+    what += f" k={shape.num_key_value_heads} f={shape.ffn_hidden_size}, bfloat16, t={t}"
+    return BarsReward(what, tuple(measures), remark)
+
+
+def _layer(shape: LlamaShape, tp: TensorParallel, functions: Functions) -> Callable[..., Tensor]:
+    """Under tensor parallelism, without rotation; Q, K and V from one product, gate and up from another."""
+    norm, linear, d = functions["rms_norm"], functions["recipe_linear"], shape.d
+
+    def entered(x: Tensor, weight: Tensor) -> Tensor:
+        return f(norm(x, weight, _EPS), tp)
+
+    def run(x: Tensor, norm1, qkv, projection, norm2, gate_up, down) -> Tensor:
+        y = linear(entered, qkv, x, norm1).unflatten(-1, (-1, d)).permute(1, 2, 0, 3)  # [b, heads, s, d]
+        q = shape.num_attention_heads // tp.size
+        y = attend(*y.split([q, *[(y.shape[1] - q) // 2] * 2], 1))
+        x = x + row_parallel(y, projection, tp)
+        gate, up = linear(entered, gate_up, x, norm2).chunk(2, -1)
+        return x + f_bar(linear(functions["swiglu"], down, gate, up), tp)
+
+    return run
+
+
+def _keeps_its_input(recipe: Callable[..., Tensor], weight: Tensor, *sources: Tensor) -> Tensor:
+    return product(recipe(*sources), weight)
+
+
+def _plain_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    wide = x.float()
+    return weight * (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def _weights(b: Bench, shape: LlamaShape) -> tuple[Tensor, ...]:
+    h, own, held = shape.hidden_size, shape.hidden_size // b.size, max(1, shape.num_key_value_heads // b.size) * shape.d
+    wide = shape.ffn_hidden_size // b.size
+    sizes = ((h,), (own + 2 * held, h), (h, own), (h,), (2 * wide, h), (h, wide))
+    return tuple((b.random(*size, seed=50 + i) / h**0.5).bfloat16() for i, size in enumerate(sizes))

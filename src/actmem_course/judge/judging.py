@@ -32,16 +32,23 @@ class Judge:
     """Judges a learner's file on virtual ranks.
 
     spaces: the names of the learner's file, for each rank its own.  passed: functions known to be right.
-    alone: the lab needs one rank and no process group.
+    restore: undoes what a learner's code did to torch, before ours runs.
     """
 
-    def __init__(self, lab: Lab, spaces: list[dict], device: str = "cpu", progress: Callable[..., None] | None = None):
+    def __init__(
+        self,
+        lab: Lab,
+        spaces: list[dict],
+        device: str = "cpu",
+        progress: Callable[..., None] = lambda text="": None,
+        restore: Callable[[], None] = lambda: None,
+    ):
         self.lab, self.spaces = lab, spaces
         self.ranks = VirtualRanks(len(spaces), device, alone=lab.one_process)
         #: For a case of one rank's own: what exchanges nothing needs no others.
         self.one = VirtualRanks(1, device, alone=lab.one_process)
         self.passed: set[str] = set()
-        self._progress = progress or (lambda text="": None)
+        self._progress, self._restore = progress, restore
 
     @property
     def running(self) -> VirtualRank | None:
@@ -89,6 +96,7 @@ class Judge:
         naming = Naming(exercise, self.ranks if exercise.takes_group else self.one, self._progress)
         for group, name in naming.groups().items():
             found = naming.run(self.spaces, group)
+            self._restore()
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):

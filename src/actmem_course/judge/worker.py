@@ -117,7 +117,8 @@ class VirtualWorker(Worker):
         self.before = self.before or _state_of_modules()
         _restore(self.before)
         beside = _forget_modules_beside(path)
-        judge = Judge(lab, [{} for _ in range(max(command["size"], lab.fewest_virtual))], self.device, self._progress)
+        spaces: list[dict] = [{} for _ in range(max(command["size"], lab.fewest_virtual))]
+        judge = Judge(lab, spaces, self.device, self._progress, lambda: _restore(self.before))
         self.judging = judge
         try:
             judge.spaces = self._load(judge.ranks, path, source, lab if command["solution"] else None)

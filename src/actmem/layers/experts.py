@@ -21,7 +21,7 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
@@ -30,7 +30,7 @@ from actmem.layers.llama_parts import GatedMLP, ReplicatedLinear
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.collectives import all_gather, all_reduce, all_to_all
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
+from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 
 #: "even" and "one-sided" ignore the router's scores: every expert alike, or the first κ experts for every token.
 Routing = Literal["learned", "even", "one-sided"]
@@ -52,19 +52,11 @@ class ExpertMLP(ParallelModule):
         self.routed_tokens = 0
         self.sigmoid = shape.sigmoid_router
         self.router = ReplicatedLinear(h, shape.num_experts, tp, seed=child_seed(seed, "router"), **factory)
-        self.gate = nn.Parameter(torch.empty(held, f, h, **factory))
-        self.up = nn.Parameter(torch.empty(held, f, h, **factory))
-        self.down = nn.Parameter(torch.empty(held, h, f, **factory))
-        self.mark_parameters()
-        for name in ("gate", "up", "down"):
-            draw_normal(getattr(self, name), tp, child_seed(seed, name))
+        self.gate, self.up = (own_weight(tp, child_seed(seed, n), held, f, h, dim=0, **factory) for n in ("gate", "up"))
+        self.down = own_weight(tp, child_seed(seed, "down"), held, h, f, dim=0, **factory)
         self.shared = None
         if width := shape.shared_ffn_size:
             self.shared = GatedMLP(h, width, tp, seed=child_seed(seed, "shared"), prefix="shared ", **factory)
-
-    def mark_parameters(self) -> None:
-        for parameter in (self.gate, self.up, self.down):
-            parameter.partition_dim = 0  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         chosen, weights = terms(("chosen experts", "routing weights"), self.route, x)

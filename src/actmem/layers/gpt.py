@@ -13,7 +13,7 @@ from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
+from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 from actmem.recipes import Recompute
 
 
@@ -64,8 +64,8 @@ class GPT(ParallelModule):
                 shape.vocab_size, shape.hidden_size, tp, seed=child_seed(seed, "words"), **factory
             )
         if self.is_first:
-            self.positions = nn.Parameter(torch.empty(shape.seq_length, shape.hidden_size, **factory))
-            draw_normal(self.positions, tp, child_seed(seed, "positions"))
+            sizes = shape.seq_length, shape.hidden_size
+            self.positions = own_weight(tp, child_seed(seed, "positions"), *sizes, **factory)
             block_stream = streams.sharded if tp.sequence_parallel else streams.replicated
             self.embedding_dropout = DropoutMask(p, block_stream)
         modes = {"recompute": recompute, "p": p, "streams": streams, **factory}
@@ -79,11 +79,6 @@ class GPT(ParallelModule):
             self.final_norm = ParallelLayerNorm(shape.hidden_size, tp, **factory)
             self.output = OutputLayer(tp)
             self.cross_entropy = VocabParallelCrossEntropy(tp)
-        self.mark_parameters()
-
-    def mark_parameters(self) -> None:
-        if self.is_first:
-            mark_partial_gradient(self.positions, self.tp)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_first:

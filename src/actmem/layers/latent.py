@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
 
@@ -26,7 +26,7 @@ from actmem.llama_shape import LlamaShape
 from actmem.parallel.conjugates import f, g
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal
+from actmem.parallel.weights import ParallelModule, child_seed, own_weight
 from actmem.torch_private import flash_on_cpu, flash_on_cpu_backward
 
 
@@ -54,14 +54,10 @@ class LatentAttention(ParallelModule):
         self.kv_down = ReplicatedLinear(h, self.rank + sizes.rope_head_size, tp, **seeded("kv_down"))
         self.kv_latent_norm = RMSNorm(self.rank, tp, **factory)
         self.kv_up = UpProjection(self.rank, heads, widths, tp, **seeded("kv_up"))
-        self.projection = nn.Parameter(torch.empty(h, heads // tp.size * sizes.value_head_size, **factory))
-        self.mark_parameters()
-        draw_normal(self.projection, tp, child_seed(seed, "projection"))
+        own = heads // tp.size * sizes.value_head_size
+        self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
         for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, sizes.rope_head_size)):
             self.register_buffer(name, table.to(factory.get("device")), persistent=False)
-
-    def mark_parameters(self) -> None:
-        self.projection.partition_dim = 1  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         q = terms("Q latent", self.q_down, x)
@@ -103,14 +99,8 @@ class UpProjection(ParallelModule):
         super().__init__()
         self.tp, self.heads = tp, heads // tp.size
         for name, width in widths.items():
-            self.register_parameter(name, nn.Parameter(torch.empty(self.heads * width, rank, **factory)))
-        self.mark_parameters()
-        for name, weight in self.named_parameters():
-            draw_normal(weight, tp, child_seed(seed, name))
-
-    def mark_parameters(self) -> None:
-        for weight in self.parameters():
-            weight.partition_dim = 0  # type: ignore[attr-defined]
+            weight = own_weight(tp, child_seed(seed, name), self.heads * width, rank, dim=0, **factory)
+            self.register_parameter(name, weight)
 
     def forward(self, latent: Tensor) -> list[Tensor]:
         parts = column_parallel(latent, self.tp, *self.parameters())

@@ -20,7 +20,7 @@ from actmem.layers.llama_parts import GatedMLP, HeadNorm, RMSNorm, rotary_tables
 from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape, ulysses_layer_terms
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, fresh_seed, key_value_part
+from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, key_value_part, own_weight
 from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
 
@@ -97,29 +97,21 @@ class GroupedQueryAttention(ParallelModule):
     def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
         super().__init__()
         h, self.head_size, self.tp, self.context = shape.hidden_size, shape.d, tp, context
-        self.key_value_heads = shape.num_key_value_heads
-        held = self.key_value_heads // key_value_part(self.key_value_heads, tp).size
-        own = shape.num_attention_heads // tp.size * self.head_size
-        self.q = nn.Parameter(torch.empty(own, h, **factory))
-        self.k = nn.Parameter(torch.empty(held * self.head_size, h, **factory))
-        self.v = nn.Parameter(torch.empty(held * self.head_size, h, **factory))
-        self.projection = nn.Parameter(torch.empty(h, own, **factory))
+        part = key_value_part(shape.num_key_value_heads, tp)
+        held = shape.key_value_size // part.size
+        own = shape.query_size // tp.size
+        self.q = own_weight(tp, child_seed(seed, "q"), own, h, dim=0, **factory)
+        self.k = own_weight(tp, child_seed(seed, "k"), held, h, dim=0, part=part, **factory)
+        self.v = own_weight(tp, child_seed(seed, "v"), held, h, dim=0, part=part, **factory)
+        self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
         if shape.qk_norm:
             self.q_norm, self.k_norm = (HeadNorm(self.head_size, tp, **factory) for _ in "qk")
         self.qk_norm = shape.qk_norm
-        self.mark_parameters()
-        for name in ("q", "k", "v", "projection"):
-            draw_normal(getattr(self, name), tp, child_seed(seed, name))
         # One pair of tables for all of this rank's tokens: constants, so not activations.
         for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, self.head_size)):
             table = context.own_tokens(table) if context.size > 1 else table
             self.register_buffer(name, table.to(factory.get("device")), persistent=False)
         self.core = FlashCore()
-
-    def mark_parameters(self) -> None:
-        self.projection.partition_dim = 1  # type: ignore[attr-defined]
-        self.q.partition_dim = self.k.partition_dim = self.v.partition_dim = 0  # type: ignore[attr-defined]
-        self.k.partition = self.v.partition = key_value_part(self.key_value_heads, self.tp)  # type: ignore[attr-defined]
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         if self.qk_norm:

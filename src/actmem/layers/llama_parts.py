@@ -12,7 +12,7 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import autocast_dtype, column_parallel
-from actmem.parallel.weights import ParallelModule, child_seed, draw_normal, mark_partial_gradient
+from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gradient, own_weight
 
 
 class RMSNorm(ParallelModule):
@@ -20,12 +20,10 @@ class RMSNorm(ParallelModule):
 
     def __init__(self, size: int, tp: TensorParallel, **factory):
         super().__init__()
-        self.tp = tp
-        self.weight = nn.Parameter(torch.ones(size, **factory))
-        self.mark_parameters()
+        self.weight = self.marked(nn.Parameter(torch.ones(size, **factory)), tp)
 
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
+    def marked(self, weight: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
+        return mark_partial_gradient(weight, tp)
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight)
@@ -37,8 +35,9 @@ class HeadNorm(RMSNorm):
     Every rank sees its own heads only, so the gradient is partial without sequence parallelism too.
     """
 
-    def mark_parameters(self) -> None:
-        self.weight.partial_gradient = self.tp.size > 1  # type: ignore[attr-defined]
+    def marked(self, weight: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
+        weight.partial_gradient = tp.size > 1  # type: ignore[attr-defined]
+        return weight
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:
@@ -113,16 +112,8 @@ class GatedMLP(ParallelModule):
     def __init__(self, h: int, width: int, tp: TensorParallel, *, seed: int, prefix: str = "", **factory):
         super().__init__()
         own, self.tp, self.prefix = width // tp.size, tp, prefix
-        self.gate = nn.Parameter(torch.empty(own, h, **factory))
-        self.up = nn.Parameter(torch.empty(own, h, **factory))
-        self.down = nn.Parameter(torch.empty(h, own, **factory))
-        self.mark_parameters()
-        for name, weight in self.named_parameters():
-            draw_normal(weight, tp, child_seed(seed, name))
-
-    def mark_parameters(self) -> None:
-        self.gate.partition_dim = self.up.partition_dim = 0  # type: ignore[attr-defined]
-        self.down.partition_dim = 1  # type: ignore[attr-defined]
+        self.gate, self.up = (own_weight(tp, child_seed(seed, n), own, h, dim=0, **factory) for n in ("gate", "up"))
+        self.down = own_weight(tp, child_seed(seed, "down"), h, own, dim=1, **factory)
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         gate, up = terms(
@@ -184,13 +175,7 @@ class ReplicatedLinear(ParallelModule):
 
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int, **factory):
         super().__init__()
-        self.tp = tp
-        self.weight = nn.Parameter(torch.empty(out_features, in_features, **factory))
-        self.mark_parameters()
-        draw_normal(self.weight, tp, seed)
-
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
+        self.weight = own_weight(tp, seed, out_features, in_features, **factory)
 
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.weight)

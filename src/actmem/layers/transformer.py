@@ -27,12 +27,7 @@ class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
 
     def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
         super().__init__(hidden_size, **factory)
-        self.tp = tp
-        self.mark_parameters()
-
-    def mark_parameters(self) -> None:
-        mark_partial_gradient(self.weight, self.tp)
-        mark_partial_gradient(self.bias, self.tp)
+        self.weight, self.bias = mark_partial_gradient(self.weight, tp), mark_partial_gradient(self.bias, tp)
 
 
 class MLP(nn.Module):

@@ -19,7 +19,7 @@ from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_gather, all_reduce, start_all_gather, start_all_reduce, start_reduce_scatter
 from actmem.parallel.conjugates import f, f_bar, g, g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, Part, draw_normal, mark_partial_gradient, part_of
+from actmem.parallel.weights import ParallelModule, Part, mark_partial_gradient, own_weight, part_of
 
 
 class ColumnParallelLinear(ParallelModule):
@@ -36,14 +36,10 @@ class ColumnParallelLinear(ParallelModule):
         super().__init__()
         self.tp = tp
         each = check_divides("out_features", out_features, "tensor_parallel_size", tp.size)
-        self.weight = nn.Parameter(torch.empty(each, in_features, **factory))
-        self.bias = nn.Parameter(torch.zeros(each, **factory))
-        self.mark_parameters()
-        draw_normal(self.weight, tp, seed)
-
-    def mark_parameters(self) -> None:
-        for parameter in (self.weight, self.bias):
-            parameter.partition_dim = 0  # type: ignore[attr-defined]
+        self.weight = own_weight(tp, seed, each, in_features, dim=0, **factory)
+        bias: Any = nn.Parameter(torch.zeros(each, **factory))
+        bias.partition_dim = 0
+        self.bias = bias
 
     def forward(self, x: Tensor) -> Tensor:
         return column_parallel(x, self.tp, self.weight, bias=self.bias)[0]
@@ -83,14 +79,8 @@ class RowParallelLinear(ParallelModule):
         super().__init__()
         self.tp = tp
         each = check_divides("in_features", in_features, "tensor_parallel_size", tp.size)
-        self.weight = nn.Parameter(torch.empty(out_features, each, **factory))
-        self.bias = nn.Parameter(torch.zeros(out_features, **factory))
-        self.mark_parameters()
-        draw_normal(self.weight, tp, seed)
-
-    def mark_parameters(self) -> None:
-        self.weight.partition_dim = 1  # type: ignore[attr-defined]
-        mark_partial_gradient(self.bias, self.tp)
+        self.weight = own_weight(tp, seed, out_features, each, dim=1, **factory)
+        self.bias = mark_partial_gradient(nn.Parameter(torch.zeros(out_features, **factory)), tp)
 
     def forward(self, x: Tensor) -> Tensor:
         leave = g_bar if self.tp.sequence_parallel else f_bar

@@ -16,7 +16,7 @@ from actmem.config import ConfigError, check_vocab_size
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.conjugates import f_bar, g_bar
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import ParallelModule, draw_normal
+from actmem.parallel.weights import ParallelModule, own_weight
 from actmem.torch_private import assert_async
 
 
@@ -31,12 +31,8 @@ class VocabParallelEmbedding(ParallelModule):
     def __init__(self, vocab_size: int, hidden_size: int, tp: TensorParallel, *, seed: int | None = None, **factory):
         super().__init__()
         self.tp = tp
-        self.weight = nn.Parameter(torch.empty(check_vocab_size(vocab_size, tp.size), hidden_size, **factory))
-        self.mark_parameters()
-        draw_normal(self.weight, tp, seed)
-
-    def mark_parameters(self) -> None:
-        self.weight.partition_dim = 0  # type: ignore[attr-defined]
+        rows = check_vocab_size(vocab_size, tp.size)
+        self.weight = own_weight(tp, seed, rows, hidden_size, dim=0, **factory)
 
     def forward(self, ids: Tensor) -> Tensor:
         vocab_size = self.weight.shape[0] * self.tp.size

@@ -13,7 +13,7 @@ layers by their number in the whole model, so the result doesn't depend on pipel
 from __future__ import annotations
 
 import hashlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -86,22 +86,44 @@ def key_value_part(num_key_value_heads: int, tp: TensorParallel) -> Part:
 class ParallelModule(nn.Module):
     """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
 
-    ``copy.deepcopy`` drops a parameter's attributes, so the module marks its parameters again.
+    ``copy.deepcopy`` drops a parameter's attributes, so the module remembers them and marks its parameters again.
     """
 
-    def mark_parameters(self) -> None:
-        """Set the marks of this module's own parameters."""
-        raise NotImplementedError
+    _marks: dict[str, dict[str, Any]]
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        super().register_parameter(name, param)
+        self.__dict__.setdefault("_marks", {})[name] = {} if param is None else dict(vars(param))
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        self.mark_parameters()
+        for name, marks in self._marks.items():
+            vars(getattr(self, name)).update(marks)
 
 
-def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> None:
-    """Note whether this rank finds only a part of a replicated parameter's gradient.
+def own_weight(
+    tp: TensorParallel, seed: int | None, *sizes: int, dim: int | None = None, part: Part | None = None, **factory
+) -> nn.Parameter:
+    """This rank's shard of a weight, of these sizes, cut along ``dim`` and drawn by ``draw_normal``.
+
+    None: the ranks hold all of it, and its gradient is partial under sequence parallelism.  part: see ``part_of``.
+    """
+    parameter: Any = nn.Parameter(torch.empty(*sizes, **factory))
+    if dim is None:
+        mark_partial_gradient(parameter, tp)
+    else:
+        parameter.partition_dim = dim
+    if part is not None:
+        parameter.partition = part
+    draw_normal(parameter, tp, seed)
+    return parameter
+
+
+def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
+    """Note, before a module gets the parameter, whether this rank finds only a part of a replicated parameter's gradient.
 
     Under sequence parallelism it does: layer norms, the biases after g_bar and the position table
     see s/t tokens on each rank.
     """
     parameter.partial_gradient = tp.sequence_parallel  # type: ignore[attr-defined]
+    return parameter

@@ -12,7 +12,7 @@ from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
 from actmem_course.judge.kept import kept
-from actmem_course.judge.lab_checks.lab1_count_bytes import measured
+from actmem_course.judge.lab_checks.ratios import measured
 from actmem_course.judge.solutions import lab1_count_bytes as lab1
 from actmem_course.judge.solutions.lab5_pipeline import how_many_fit
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes

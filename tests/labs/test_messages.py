@@ -7,8 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from actmem_course import messages
-from actmem_course.rank_store import RankStore
+from actmem_course.rank_store import BadMessage, RankStore, decoded, encoded
 from actmem_course.results import ExchangeCount, MemorySample, Sample
 from actmem_course.start import served_store
 
@@ -28,7 +27,7 @@ VALUES = [
 
 @pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_come_back(value):
-    again = messages.decoded(messages.encoded(value))
+    again = decoded(encoded(value))
     assert again == value and type(again) is type(value)
 
 
@@ -37,7 +36,7 @@ def test_values_come_back(value):
 def test_tensors_come_back_to_the_bit(dtype, sizes):
     value = torch.randint(0, 255, sizes).to(dtype)
     for one in (value, value.t().contiguous().t() if len(sizes) == 2 else value):
-        again = messages.decoded(messages.encoded([one]))[0]
+        again = decoded(encoded([one]))[0]
         assert again.dtype == dtype and again.shape == one.shape and torch.equal(again, one)
 
 
@@ -48,7 +47,7 @@ class Unknown:
 @pytest.mark.parametrize("value", [Unknown(), print, torch.float32, {"a": Unknown()}, 1j])
 def test_what_may_not_travel(value):
     with pytest.raises(TypeError, match="may not travel"):
-        messages.encoded(value)
+        encoded(value)
 
 
 RAN = []
@@ -79,8 +78,8 @@ BAD = [
 
 @pytest.mark.parametrize("text", BAD, ids=lambda text: repr(text[:30]))
 def test_nothing_else_is_read(text):
-    with pytest.raises(messages.BadMessage) as error:
-        messages.decoded(text)
+    with pytest.raises(BadMessage) as error:
+        decoded(text)
     assert "\n" not in str(error.value) and not RAN
 
 
@@ -92,7 +91,7 @@ def test_what_a_stranger_posts_is_not_run():
             for _ in range(2)
         )
         strangers.set("gather/1/0", pickle.dumps(Attack()))  # type: ignore[arg-type]
-        with pytest.raises(messages.BadMessage):
+        with pytest.raises(BadMessage):
             RankStore(1, 2, ours).read("gather/1", 0)
     assert not RAN
 

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from actmem_course import signs
+from actmem_course.guard import ABSENT_SECONDS
 from actmem_course.launch import LABS
 from tests.labs.faults import Started
 from tests.labs.hosts import TwoHosts
@@ -73,7 +73,7 @@ def test_a_cable_is_cut(hosts):
     assert len(hosts.processes("a")) == len(hosts.processes("b")) == 3  # torchrun and two ranks
     hosts.cut()
     code, _, errors = run.end()
-    seconds = signs.ABSENT_SECONDS
+    seconds = ABSENT_SECONDS
     assert code and own_lines(errors) == [
         f"train.py: rank 0: no sign of rank 2 for {seconds} s: its host, or the network to it, is gone",
         f"train.py: rank 2: no answer from host-a for {seconds} s: that host, or the network to it, is gone",

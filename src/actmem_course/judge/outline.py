@@ -104,11 +104,11 @@ class Lab:
 
 ALL_LABS = (
     Lab("lab1_count_bytes", "Lab 1: count bytes", "02_counting_bytes", (
-        Exercise("1.1", "layer_bytes", "lab1_count_bytes:check_layer_bytes", "One rule"),
+        Exercise("1.1", "layer_bytes", "ratios:check_layer_bytes", "One rule"),
         Exercise("1.2", "rank_bytes", "cases.lab1_count_bytes", "The sum"),
         Exercise("1.3", "gated_mlp_bytes", "cases.lab1_count_bytes", "On your own module"),
         Exercise("1.4", "crossover_seq_length", "cases.lab1_count_bytes", "Where attention takes over"),
-    ), "lab1_count_bytes:lab1_reward", one_process=True),
+    ), "ratios:lab1_reward", one_process=True),
     Lab("lab2_tensor_parallel", "Lab 2: tensor parallelism", "03_tensor_parallelism", (
         Exercise("2.1", "f", "cases.lab2_tensor_parallel", "f and f̄", takes_group=True),
         Exercise("2.2", "f_bar", "cases.lab2_tensor_parallel", "f and f̄", takes_group=True),
@@ -150,7 +150,7 @@ ALL_LABS = (
         Exercise("6.5", "train", "lab6_curves:check_train", "Real processes: the same numbers as one GPU"),
     ), "lab6_reward:lab6_reward"),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (
-        Exercise("7.1", "llama_layer_bytes", "lab7_bytes:check_llama_layer_bytes", "The layer changed"),
+        Exercise("7.1", "llama_layer_bytes", "ratios:check_llama_layer_bytes", "The layer changed"),
         Exercise("7.2", "rms_norm", "cases.lab7_todays_layer", "What everyone keeps instead"),
         Exercise("7.3", "swiglu", "cases.lab7_todays_layer", "What everyone keeps instead"),
         Exercise("7.4", "recipe_linear", "cases.lab7_todays_layer", "What needs no product"),

@@ -25,6 +25,7 @@ from actmem_course.bench.measure_runs import (
     result_of_row,
     step_time_results,
 )
+from actmem_course.bench.predictors import kernel_slopes, leaderboard
 from actmem_course.bench.runner import Measurement
 from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, HereResult, experiments, predict, read_golden
 from actmem_course.process import lab
@@ -36,8 +37,10 @@ from actmem_course.show.golden_table import (
     here_lines_table,
     here_summary,
     here_table,
+    leaderboard_table,
     megatron_bill_table,
     reasons_table,
+    slopes_table,
 )
 from actmem_course.show.measured import runs_figure
 
@@ -152,7 +155,7 @@ def golden_json(result: GoldenResult) -> dict:
 
 
 def show_calculators(run: Measurement) -> int:
-    """The table of calculators, how many rows each has right, and the file if one is asked for."""
+    """The table of calculators, how many rows each has right, a leaderboard, and the file if one is asked for."""
     rows, sequences = measure_calculators(), sequence_results()
     for results, what in ((rows, "one layer of the 22B model"), (sequences, "one more sequence, counted by GPUs")):
         run.show(tables.calculators_table(results, f"Public calculators: {what}"))
@@ -162,6 +165,7 @@ def show_calculators(run: Measurement) -> int:
         run.show(f"{name}: {right} of {len(own)} rows to the byte; {why} ({source})")
     for result in sequences:
         run.show(f"{result.calculator}: {result.difference_percent:+.2f}%; {result.why}")
+    run.show(leaderboard_table(leaderboard()), slopes_table(kernel_slopes()))
     run.write([asdict(r) | {"difference_bytes": r.difference_bytes} for r in rows + sequences])
     return 0
 

@@ -496,7 +496,8 @@ print(f"all ranks under all orders: {whole[0]:,} bytes held, {whole[1]:,} free")
 # the paper's layer, `--context 2` for half of each sequence on a rank.
 #
 # **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
-# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2401.10241 and 2405.15362 for the pipelines · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/layers/`.
+# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2401.10241 and 2405.15362 for the pipelines · 2512.14080, SonicMoE, for
+# experts that keep only their inputs and the up-projection's outputs · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/layers/`.
 #
 # ## Now fit your model
 #

@@ -296,6 +296,29 @@ class RunResult:
 
 
 @dataclass(frozen=True)
+class KernelSlope:
+    """Bytes that one more token takes at a kernel's peak.  logged: of two peaks of a GPU, which are whole blocks."""
+
+    kernel: str
+    formula: str
+    by_formula: int
+    counted: float
+    logged: float
+
+
+@dataclass(frozen=True)
+class PredictorLine:
+    """How far a predictor is off on rows that GPUs logged, percent of the logged bytes.  by: who logged them."""
+
+    predictor: str
+    what: str
+    rows: int
+    mean_percent: float
+    worst_percent: float
+    by: str
+
+
+@dataclass(frozen=True)
 class PaperChoiceResult:
     """The paper's plan for one of its models beside the fastest of one search, by predicted time.
 

@@ -7,6 +7,7 @@ import pytest
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
 from actmem_course import launch
+from actmem_course.bench.predictors import kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
 from actmem_course.others.paper_choices import SEARCHES
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
@@ -60,6 +61,19 @@ def test_public_calculators_beside_counted_bytes(tmp_path):
         assert len(own) == len(TABLE2)
         right = sum(one["printed_bytes"] == one["counted_bytes"] for one in own)
         assert f"{name}: {right} of {len(TABLE2)} rows to the byte" in done.stdout
+    assert "SimuMax" in done.stdout and done.stdout.count("785,928") == 2 and done.stdout.count("186,880") == 3
+
+
+def test_two_kernels_are_counted_as_an_a100_logged_them():
+    for slope in kernel_slopes():
+        assert slope.counted == slope.by_formula and abs(slope.logged - slope.by_formula) < 0.1
+
+
+def test_the_leaderboard_begins_with_the_least_error():
+    lines = leaderboard()
+    means = [line.mean_percent for line in lines]
+    assert means == sorted(means) and all(0 < line.mean_percent <= line.worst_percent for line in lines)
+    assert max(line.mean_percent for line in lines if line.predictor == "ours") < 1
 
 
 def test_nvidias_rows_come_back_with_a_prediction(tmp_path):

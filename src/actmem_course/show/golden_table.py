@@ -10,6 +10,7 @@ from rich.table import Table
 
 from actmem_course.others.golden import LIMITS, REASONS, WHY_APART, Experiment, GoldenResult, HereResult
 from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES
+from actmem_course.results import KernelSlope, PredictorLine
 from actmem_course.show.tables import table
 
 
@@ -111,6 +112,23 @@ def here_lines_table(result: HereResult) -> Table:
         if there or here:
             made.add_row(line, f"{there:,}", f"{here:,}", why if there != here else "equal")
     made.add_row("open", f"{result.open_bytes:,}", "", "")
+    return made
+
+
+def leaderboard_table(lines: Sequence[PredictorLine]) -> Table:
+    """A predictor and what it predicted a line."""
+    made = table("Predictors on what GPUs logged", "~predictor", "~rows of", ">rows", ">mean", ">worst", "~logged by")
+    for one in lines:
+        percents = (f"{one.mean_percent:.3f}%", f"{one.worst_percent:.3f}%")
+        made.add_row(one.predictor, one.what, f"{one.rows}", *percents, one.by)
+    return made
+
+
+def slopes_table(slopes: Sequence[KernelSlope]) -> Table:
+    """Bytes a token of each kernel: formula, counted here, logged on a GPU."""
+    made = table("Peak bytes of one more token", "kernel", "formula", ">by formula", ">counted here", ">A100 (Liger)")
+    for one in slopes:
+        made.add_row(one.kernel, one.formula, f"{one.by_formula:,}", f"{one.counted:,.1f}", f"{one.logged:,.1f}")
     return made
 
 

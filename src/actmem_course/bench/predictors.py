@@ -1,0 +1,93 @@
+"""Who predicts GPU memory how well: a leaderboard, ours computed here; and the slopes of two kernels, counted here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from statistics import mean
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from actmem.measure.whole_step import watch_step
+from actmem.torch_private import fake_tensors
+from actmem_course.bench.measure_calculators import sequence_results
+from actmem_course.bench.measure_runs import measure_runs
+from actmem_course.others.golden import LIMITS, predict, read_golden
+from actmem_course.results import KernelSlope, PredictorLine
+
+#: SimuMax's own errors for its 19 layouts of Llama 3 70B and 405B, DeepSeek V2 and V3 on 8 B200s, percent of the logged
+#: peak: MooreThreads/SimuMax docs/b200/b200_release_v1.2_summary.json, alloc_err_pct.
+_SIMUMAX = (
+    *(0.17, 0.28, 0.33, 0.42, 0.5, 0.74, 0.75, 0.81, 0.23, 0.34, 0.4, 0.49),
+    *(0.39, 0.08, 0.55, 0.06, 0.77, 0.07, 1.38),
+)
+#: Linear and cross entropy, SwiGLU MLP as Hugging Face has them: h, the other width, and MiB at the peak by tokens, as
+#: linkedin/Liger-Kernel benchmark/data/all_benchmark_data.csv logged them on an A100 (operation "full").
+_ON_A100 = {
+    "linear and cross entropy": (4096, 128256, {16384: 15302.3759765625, 32768: 27582.5}),
+    "SwiGLU MLP": (4096, 11008, {16384: 3452.25, 32768: 6372.25}),
+}
+
+
+def kernel_slopes() -> list[KernelSlope]:
+    """Bytes that one more token takes at the peak: by formula, counted on fake tensors, and from two logged peaks."""
+    slopes = []
+    for kernel, (h, width, peaks) in _ON_A100.items():
+        formula, size = (
+            ("6v + 4h + 8", 6 * width + 4 * h + 8) if "entropy" in kernel else ("14f + 8h", 14 * width + 8 * h)
+        )
+        few, many = peaks
+        logged = (peaks[many] - peaks[few]) * 2**20 / (many - few)
+        counted = (_peak(kernel, h, width, many) - _peak(kernel, h, width, few)) / (many - few)
+        slopes.append(KernelSlope(kernel, formula, size, counted, logged))
+    return slopes
+
+
+def _peak(kernel: str, h: int, width: int, tokens: int) -> int:
+    """The peak of a forward and backward as that benchmark runs it: gradients exist, and the graph is retained."""
+    with fake_tensors():
+        x = torch.zeros(tokens, h, dtype=torch.bfloat16, requires_grad=True)
+        run: Callable[[Tensor], Tensor]
+        if "entropy" in kernel:
+            model: nn.Module = _linear(h, width)
+            given = torch.zeros(tokens, dtype=torch.long)
+            run, gradient = lambda x: F.cross_entropy(model(x), given), None
+        else:
+            gate, up, down = layers = _linear(h, width), _linear(h, width), _linear(width, h)
+            model = nn.ModuleList(layers)
+            given = gradient = torch.zeros(tokens, h, dtype=torch.bfloat16)
+            run = lambda x: down(F.silu(gate(x)) * up(x))  # noqa: E731
+        for _ in range(2):
+            with watch_step(model, batch=(x, x.grad, given)) as bill:
+                run(x).backward(gradient, retain_graph=True)
+    return bill.peak_bytes
+
+
+def _linear(into: int, out: int) -> nn.Linear:
+    return nn.Linear(into, out, bias=False, dtype=torch.bfloat16)
+
+
+def leaderboard() -> list[PredictorLine]:
+    """Predictors on rows that GPUs logged, the least mean error first."""
+    nanotron = [r.difference_percent for r in measure_runs() if r.framework == "nanotron"]
+    golden = [predict(row) for row in read_golden()]
+    kinds = {
+        f"Megatron-LM, {kind}": [r.peak_percent for r in golden if r.row.kind == kind and r.peak_percent is not None]
+        for kind in LIMITS
+    }
+    lines = [
+        _line("ours", "1.1B Llama under nanotron", nanotron, "Hugging Face's logs"),
+        *(_line("ours", what, off, "NVIDIA's CI") for what, off in kinds.items()),
+        _line("SimuMax", "Llama 3, DeepSeek on B200s", _SIMUMAX, "SimuMax, its own rows"),
+        *(
+            _line(r.calculator, "one more sequence, nanotron", [r.difference_percent], "Hugging Face's logs")
+            for r in sequence_results()
+        ),
+    ]
+    return sorted(lines, key=lambda line: line.mean_percent)
+
+
+def _line(predictor: str, what: str, percents: Iterable[float | None], by: str) -> PredictorLine:
+    off = [abs(percent) for percent in percents if percent is not None]
+    return PredictorLine(predictor, what, len(off), mean(off), max(off), by)

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, read_events
+from actmem.tape.evaluate import BACKWARD, FORWARD, read_events, sizes_of
 from actmem.tape.solver import draw_sizes
-from actmem.tape.stage_tapes import StagePart, families, stage_part_of
+from actmem.tape.stage_tapes import StagePart, families, stage_part, stage_part_of
 from actmem.tape.stages import as_on_gpus, families_to_record
 
 #: One of each kind; the others at night.
@@ -19,7 +19,7 @@ SAMPLE = {
     ("llama", "last sequence"),
     ("experts", "layer none sequence experts"),
 }
-STORED = sorted((family, name) for family, tapes in families().items() for name in tapes.texts)
+STORED = sorted((family, name) for family, tapes in families().items() for name in tapes["tapes"])
 
 
 def numbers(part: StagePart) -> list:
@@ -27,21 +27,6 @@ def numbers(part: StagePart) -> list:
     moments = [part.before, part.at, part.after, part.held]
     of_part = [part.kept_bytes, part.gradient_bytes, part.forward_flops, part.backward_flops]
     return of_part + [(moment.bytes, moment.made) for moment in moments]
-
-
-def steps_of(events: list[Event]) -> tuple[list, dict[int, int]]:
-    """The steps that events in bytes are, and their sizes, each a number of its own."""
-    steps: list = []
-    for event in events:
-        if isinstance(event, Make):
-            steps.append(("make", event.number, event.bytes, event.name))
-        elif isinstance(event, Free):
-            steps.append(("free", event.number, 0, ""))
-        elif isinstance(event, Resize):
-            steps.append(("resize", event.number, event.bytes, ""))
-        elif isinstance(event, Mark):
-            steps.append((event.name, 0, 0, ""))
-    return steps, {size: size for _, _, size, _ in steps}
 
 
 @pytest.mark.parametrize(
@@ -59,9 +44,10 @@ def test_a_stored_tape_is_what_runs(family, name):
         if name.endswith(" cuda"):
             events = as_on_gpus(events)
         flops = read_events(events).flops
-        steps, sizes_of_steps = steps_of(events)
-        stored = families()[family].part(name, sizes)
-        fresh = stage_part_of(steps, sizes_of_steps, (flops[FORWARD], flops[BACKWARD]))
+        stored = stage_part(family, name, tuple(sizes[letter] for letter in families()[family]["letters"]))
+        fresh = stage_part_of(
+            events, {size: size for event in events for size in sizes_of(event)}, (flops[FORWARD], flops[BACKWARD])
+        )
         assert numbers(stored) == numbers(fresh)
 
 

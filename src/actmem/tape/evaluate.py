@@ -157,11 +157,6 @@ class Tape:
 
     def events(self, sizes: Mapping[str, int]) -> list[Event]:
         """The events at these sizes, in bytes.  Raises ConfigError on missing, unknown or impossible sizes."""
-        chosen, values = self.values(sizes)
-        return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
-
-    def values(self, sizes: Mapping[str, int]) -> tuple[list[Event], list[int]]:
-        """The events for these sizes, and the value of each formula that they use (0 for others)."""
         for letter in sizes:
             if letter not in self.letters:
                 raise ConfigError("at", f"the tape has no {letter}, only {', '.join(self.letters)}")
@@ -173,10 +168,16 @@ class Tape:
         if len(ones) > MOST_ONES or not {*ones} <= {*MAY_BE_ONE}:
             few = f"at most {MOST_ONES} of {', '.join(MAY_BE_ONE)} may be 1"
             raise ConfigError("at", f"{few}: other sizes of 1 weren't recorded, and can run otherwise")
+        chosen, values = self.values(sizes)
+        return in_bytes(chosen, values)
+
+    def values(self, sizes: Mapping[str, int]) -> tuple[list[Event], dict[int, int]]:
+        """The events for these sizes, which aren't checked, and the value of each formula that they use."""
+        ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1)
         chosen = next(self.variants[s] for n in range(len(ones), -1, -1) for s in combinations(ones, n) if s in self.variants)  # fmt: skip
         used = {i for event in chosen for i in sizes_of(event)}
         own = [sizes[letter] for letter in self.letters]
-        return chosen, [value(formula, own) if i in used else 0 for i, formula in enumerate(self.formulas)]
+        return chosen, {i: value(self.formulas[i], own) for i in used}
 
     def at(self, sizes: Mapping[str, int]) -> Reading:
         """Everything that the tape says at these sizes."""
@@ -185,9 +186,13 @@ class Tape:
     def to_json(self) -> str:
         """The tape as text; ``from_json`` reads it."""
         words: dict[str, int] = {}
-        formulas = [[[str(c), *powers] for c, powers in formula] for formula in self.formulas]
         variants = {",".join(ones): [_packed(e, words) for e in events] for ones, events in self.variants.items()}
-        packed = {"letters": self.letters, "formulas": formulas, "words": list(words), "events": variants}
+        packed = {
+            "letters": self.letters,
+            "formulas": packed_formulas(self.formulas),
+            "words": list(words),
+            "events": variants,
+        }
         return json.dumps(packed, ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
@@ -195,7 +200,7 @@ class Tape:
         """Raises ConfigError on anything but a tape."""
         try:
             packed = json.loads(text)
-            formulas = [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in packed["formulas"]]
+            formulas = unpacked_formulas(packed["formulas"])
             variants = {
                 tuple(ones.split(",")) if ones else (): [_unpacked(e, packed["words"]) for e in events]
                 for ones, events in packed["events"].items()
@@ -203,6 +208,21 @@ class Tape:
             return cls(tuple(packed["letters"]), formulas, {(): variants.pop(()), **variants})
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ConfigError("tape", f"this is no tape: {type(error).__name__}: {error}") from error
+
+
+def packed_formulas(formulas: Iterable[Formula]) -> list:
+    """Formulas as JSON has them."""
+    return [[[str(c), *powers] for c, powers in formula] for formula in formulas]
+
+
+def unpacked_formulas(packed: list) -> list[Formula]:
+    """What ``packed_formulas`` made them from."""
+    return [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in packed]
+
+
+def in_bytes(events: Iterable[Event], values: Mapping[int, int]) -> list[Event]:
+    """Events whose sizes are numbers of ``values``, with these values."""
+    return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in events]
 
 
 def with_sizes(event: Event, sizes: Iterable[int]) -> Event:

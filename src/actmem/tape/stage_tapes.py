@@ -11,59 +11,59 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from fractions import Fraction
 from functools import cache, lru_cache
 from importlib import resources
-from itertools import combinations
 from pathlib import Path
 
 from actmem.config import ConfigError
-from actmem.rows import Row, merge
-from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Free, Make, Mark, Resize, Tape, value
+from actmem.rows import Row, by_term, merge
+from actmem.tape.evaluate import (
+    BACKWARD,
+    Event,
+    Formula,
+    Free,
+    Make,
+    Mark,
+    Resize,
+    Tape,
+    in_bytes,
+    moments,
+    packed_formulas,
+    unpacked_formulas,
+    value,
+)
 
 #: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
 LAYERS = "layers"
 FILE = Path(__file__).with_name("stage_tapes.json")
 _MARKS = {"<": BACKWARD, "^": LAYERS}
-
-
-#: What a tape's step does, to which storage, of which size (a number of ``sizes``), by which name.
-Step = tuple[str, int, int, str]
 _GIVEN = "gradient of the stage's output"
 
 
 @dataclass(frozen=True)
 class StageMoment:
-    """A moment of backward, after step ``place``.
+    """A moment of backward, after event ``place`` of ``events``, whose sizes are numbers of ``values``.
 
     bytes: alive beyond what was kept.  stays: of that, a gradient made elsewhere.  The planner needs only the bytes of
-    most moments, so ``made`` is read off the steps when asked for.
+    most moments, so ``made`` is read off the events when asked for.
     """
 
     bytes: int
     place: int = -1
     stays: int = 0
-    steps: Sequence[Step] = field(default=(), repr=False, compare=False)
-    sizes: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
+    events: Sequence[Event] = field(default=(), repr=False, compare=False)
+    values: Mapping[int, int] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def made(self) -> dict[str, int]:
         """What backward has made and not freed by then, in bytes by name."""
-        alive: dict[int, tuple[int, str]] = {}
-        begun = False
-        for what, number, size, name in self.steps[: self.place + 1]:
-            if what == "make" and begun:
-                alive[number] = self.sizes[size], name
-            elif what == "free":
-                alive.pop(number, None)
-            elif what == "resize" and number in alive:
-                alive[number] = self.sizes[size], alive[number][1]
-            elif what == BACKWARD:
-                begun = True
-        sums: dict[str, int] = {}
-        for each, named in alive.values():
-            sums[named] = sums.get(named, 0) + each
-        return {**sums, **({_GIVEN: self.stays} if self.stays else {})}
+        kept: set[int] = set()
+        alive: dict[int, Make] = {}
+        for event, _, alive in moments(in_bytes(self.events[: self.place + 1], self.values)):
+            if event == Mark(BACKWARD):
+                kept = set(alive)
+        rows = [Row(made.name, made.bytes) for number, made in alive.items() if number not in kept]
+        return by_term([*rows, *([Row(_GIVEN, self.stays)] if self.stays else [])])
 
 
 @dataclass(frozen=True)
@@ -85,37 +85,37 @@ class StagePart:
     backward_flops: int
 
 
-def stage_part_of(steps: Sequence[Step], sizes: Mapping[int, int], flops: tuple[int, int] = (0, 0)) -> StagePart:
-    """What the steps of a part add up to.  sizes: the bytes of each number that the steps give as a size."""
+def stage_part_of(events: Sequence[Event], values: Mapping[int, int], flops: tuple[int, int] = (0, 0)) -> StagePart:
+    """What the events of a part add up to.  values: the bytes of each number that is a size in them."""
     live = kept = gradient = 0
     through = -1  # the number of the gradient that comes through the hole
     alive: dict[int, int] = {}
     phase = ""
     most: dict[str, tuple[int, int, int]] = {}  # bytes of the fullest moment, its place, and what stays beside it
-    for place, (what, number, i, _) in enumerate(steps):
-        if what == "make":
-            alive[number] = size = sizes[i]
+    for place, event in enumerate(events):
+        if isinstance(event, Make):
+            alive[event.number] = size = values[event.bytes]
             live += size
             if phase == "hole":
-                through, gradient, phase = number, size, "after"
+                through, gradient, phase = event.number, size, "after"
             elif phase:
                 if phase not in most or live > most[phase][0]:
                     most[phase] = live, place, 0
                 stays = gradient if phase == "after" and through not in alive else 0
                 if phase == "after" and ("held" not in most or live + stays > most["held"][0]):
                     most["held"] = live + stays, place, stays
-        elif what == "free":
-            live -= alive.pop(number)
-        elif what == "resize":
-            live += sizes[i] - alive[number]
-            alive[number] = sizes[i]
-        elif what == BACKWARD:
+        elif isinstance(event, Free):
+            live -= alive.pop(event.number)
+        elif isinstance(event, Resize):
+            live += values[event.bytes] - alive[event.number]
+            alive[event.number] = values[event.bytes]
+        elif isinstance(event, Mark) and event.name == BACKWARD:
             kept, phase = live, "before"
-        elif what == LAYERS:
+        elif isinstance(event, Mark) and event.name == LAYERS:
             most["at"], phase = (live, place, 0), "hole"
     found = dict.fromkeys(("before", "at", "after", "held"), StageMoment(0))
     for name, (size, place, stays) in most.items():
-        found[name] = StageMoment(size - kept, place, stays, steps, sizes)
+        found[name] = StageMoment(size - kept, place, stays, events, values)
     return StagePart(kept, gradient_bytes=gradient, forward_flops=flops[0], backward_flops=flops[1], **found)
 
 
@@ -153,77 +153,35 @@ def transient_rows(layer: StagePart, ends: StagePart | None, first: bool, last: 
     return rows + ([Row("kept, freed by then", gone, source="backward is done with it")] if gone else [])
 
 
-@dataclass
-class Family:
-    """The tapes of one kind of model.  letters: their sizes.  texts: by name, and by the letters that are 1."""
-
-    letters: tuple[str, ...]
-    formulas: list[Formula]
-    words: list[str]
-    texts: dict[str, dict[str, str]]
-    flops: dict[str, tuple[int, int]]
-    parsed: dict[str, list[Step]] = field(default_factory=dict)
-
-    def part(self, name: str, sizes: Mapping[str, int]) -> StagePart:
-        """The tape of that name at these sizes.  Raises ConfigError if there is none."""
-        if name not in self.texts:
-            raise ConfigError("tape", f"there is none for {name}")
-        own = [sizes[letter] for letter in self.letters]
-        ones = sorted(letter for letter in MAY_BE_ONE if sizes.get(letter) == 1 and letter in self.letters)
-        texts = self.texts[name]
-        text = next(texts[key] for n in range(len(ones), -1, -1) for some in combinations(ones, n) if (key := "".join(some)) in texts)  # fmt: skip
-        if text not in self.parsed:
-            self.parsed[text] = self._parsed(text)
-        steps = self.parsed[text]
-        values = {i: value(self.formulas[i], own) for i in {i for _, _, i, _ in steps} if i >= 0}
-        flops = tuple(value(self.formulas[i], own) for i in self.flops[name])
-        return stage_part_of(steps, values, flops)  # type: ignore[arg-type]
-
-    def _parsed(self, text: str) -> list[Step]:
-        """Steps with numbers of formulas in place of bytes, -1 where there is none."""
-        steps: list[Step] = []
-        made = 0
-        for token in text.split():
-            if token in _MARKS:
-                steps.append((_MARKS[token], 0, -1, ""))
-            elif token[0] == "-":
-                steps.append(("free", int(token[1:]), -1, ""))
-            elif "=" in token:
-                size, number = token.split("=")
-                steps.append(("resize", int(number), int(size), ""))
-            else:
-                size, word = token.split(".")
-                steps.append(("make", made, int(size), self.words[int(word)]))
-                made += 1
-        return steps
+@cache
+def families() -> dict[str, dict]:
+    """The stored tapes as the file has them, by the kind of model; see ``packed``."""
+    # A page has them in an archive.
+    text = resources.files("actmem.tape").joinpath(FILE.name).read_text(encoding="utf-8")
+    stored = json.loads(text)
+    return {name: {**family, "formulas": unpacked_formulas(family["formulas"])} for name, family in stored.items()}
 
 
 @cache
-def families() -> dict[str, Family]:
-    """The stored tapes, by the kind of model."""
-    text = (
-        resources.files("actmem.tape").joinpath(FILE.name).read_text(encoding="utf-8")
-    )  # a page has them in an archive
-    return {
-        name: Family(
-            tuple(packed["letters"]),
-            [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in packed["formulas"]],
-            packed["words"],
-            packed["tapes"],
-            {tape: tuple(pair) for tape, pair in packed["flops"].items()},
-        )
-        for name, packed in json.loads(text).items()
-    }
+def stored_tape(family: str, name: str) -> Tape:
+    """The tape of that name, without FLOPs.  Raises ConfigError if there is none."""
+    stored = families()[family]
+    if name not in stored["tapes"]:
+        raise ConfigError("tape", f"there is none for {name}")
+    variants = {tuple(ones): _events(text, stored["words"]) for ones, text in stored["tapes"][name].items()}
+    return Tape(tuple(stored["letters"]), stored["formulas"], variants)
 
 
 @lru_cache(maxsize=2**14)
 def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
     """A part at these sizes, in the order of the family's letters."""
-    return families()[family].part(name, dict(zip(families()[family].letters, sizes)))
+    tape = stored_tape(family, name)
+    forward, backward = (value(tape.formulas[i], sizes) for i in families()[family]["flops"][name])
+    return stage_part_of(*tape.values(dict(zip(tape.letters, sizes))), (forward, backward))
 
 
 def packed(tapes: Mapping[str, Tape], flops: Mapping[str, tuple[Formula, Formula]]) -> dict:
-    """What ``families`` reads, of tapes of the same letters."""
+    """What ``families`` reads, of tapes of the same letters: of each its events by the letters that are 1, and its FLOPs."""
     formulas: dict[Formula, int] = {}
     words: dict[str, int] = {}
     texts: dict[str, dict[str, str]] = {}
@@ -231,9 +189,27 @@ def packed(tapes: Mapping[str, Tape], flops: Mapping[str, tuple[Formula, Formula
         numbers = [formulas.setdefault(formula, len(formulas)) for formula in tape.formulas]
         texts[name] = {"".join(ones): _text(events, numbers, words) for ones, events in tape.variants.items()}
     pairs = {name: [formulas.setdefault(f, len(formulas)) for f in pair] for name, pair in flops.items()}
-    lists = [[[str(c), *powers] for c, powers in formula] for formula in formulas]
-    letters = next(iter(tapes.values())).letters
+    letters, lists = next(iter(tapes.values())).letters, packed_formulas(formulas)
     return {"letters": letters, "formulas": lists, "words": list(words), "tapes": texts, "flops": pairs}
+
+
+def _events(text: str, words: list[str]) -> list[Event]:
+    """What ``_text`` wrote."""
+    events: list[Event] = []
+    made = 0
+    for token in text.split():
+        if token in _MARKS:
+            events.append(Mark(_MARKS[token]))
+        elif token[0] == "-":
+            events.append(Free(int(token[1:])))
+        elif "=" in token:
+            size, number = map(int, token.split("="))
+            events.append(Resize(number, size))
+        else:
+            size, word = map(int, token.split("."))
+            events.append(Make(made, size, words[word]))
+            made += 1
+    return events
 
 
 def _text(events: Iterable[Event], numbers: list[int], words: dict[str, int]) -> str:

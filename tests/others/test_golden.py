@@ -60,6 +60,11 @@ def test_the_readme_has_these_numbers():
     assert f"Of {len(found)} pairs that differ in one thing, {sum(not e.apart_bytes for e in found)} fit" in text
 
 
+def test_rows_with_experts_lack_tokens_and_never_have_too_many():
+    surplus = [r.surplus_percent for r in RESULTS if r.reason == "num-experts" and r.surplus_percent is not None]
+    assert len(surplus) == 26 and min(surplus) > -0.1 and sum(percent < 11 for percent in surplus) == 25
+
+
 def test_where_no_block_depends_on_chance_peak_and_rest_are_right():
     settled = [r for r in RESULTS if r.reason == "nothing sent"]
     assert len(settled) == 13

@@ -12,48 +12,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from actmem.config import ConfigError
-from actmem_course.others.allocator import KIB, MEBIBYTE, UNSPLIT, CachingAllocator, MemoryBlock
+from actmem_course.others.allocator import KIB, MEBIBYTE, CachingAllocator, MemoryBlock
 
 #: Each line of a bill: what it is, and the file (below megatron/core where no other is named) and function.
-SOURCES = {
-    "weights": "2N, 16 bits; with the distributed optimizer one buffer: distributed/param_and_grad_buffer.py",
-    "main gradients": "4N, one float32 buffer a model chunk: distributed/param_and_grad_buffer.py",
-    "main parameters": "4N, or this rank's shard: optimizer/{optimizer,distrib_optimizer}.py",
-    "Adam's moments": "8N, or this rank's shard: transformer_engine/pytorch/optimizers/fused_adam.py",
-    "cuBLAS workspaces": "CUBLAS_WORKSPACE_CONFIG=:4096:8 is 32 MiB for each thread: aten/src/ATen/cuda/CublasHandlePool.cpp",
-    "Transformer Engine's workspace": "32 MiB from Hopper on, else 4: transformer_engine/pytorch/module/base.py",
-    "attention's buffer for scores": "2as²b/t, kept: utils.py GlobalMemoryBuffer, transformer/dot_product_attention.py",
-    "buffer for the gathered input": "2sbh, kept, with sequence parallelism: tensor_parallel/layers.py GlobalMemoryBuffer",
-    "rotary table": "4s·d, cached: models/common/embeddings/rotary_pos_embedding.py forward",
-    "received input and its gradient": "2sbh + 2sbh: transformer/transformer_block.py set_input_tensor keeps the last",
-    "batch": "ids, labels, positions, loss mask, causal mask sb·s: pretrain_gpt.py get_batch",
-    "embedding": "positions and words before dropout: models/common/embeddings/language_model_embedding.py",
-    "dropout masks": "1 byte: fusions/fused_bias_dropout.py, language_model_embedding.py",
-    "norm inputs": "the residual stream, 2sbh each: transformer/transformer_layer.py",
-    "norm statistics": "float32 mean and 1/deviation: transformer_engine/pytorch/module/layernorm_linear.py",
-    "norm outputs": "inputs of Q, K, V and of the MLP, 2sbh each: module/layernorm_linear.py",
-    "Q, K, V": "6sbh/t in one tensor: transformer/attention.py get_query_key_value_tensors",
-    "Q and K after norm or rotation": "new tensors, and V a copy: attention/dot_product_attention/utils.py get_qkv_layout",
-    "rotary cos and sin": "16 bits, for Q and K each: rotary_pos_embedding's apply_rotary_pos_emb",
-    "softmax outputs": "2as²b/t: attention/dot_product_attention/softmax.py",
-    "attention dropout": "2as²b/t outputs and as²b/t masks: attention/dot_product_attention/backends.py",
-    "log-sum-exp": "4as·b/t: flash attention; where the kernel is cuDNN's no source shows more",
-    "attention outputs": "2sbh/t: attention/dot_product_attention/backends.py",
-    "MLP": "input and output of the activation: transformer/mlp.py, fusions/fused_bias_{gelu,swiglu}.py",
-    "routing": "indices, weights and maps: transformer/moe/{router,token_dispatcher,moe_utils}.py",
-    "experts' inputs and outputs": "2h a token and expert: transformer/moe/moe_utils.py permute, unpermute",
-    "latents": "2sb(r_q + r_kv + d_r)/t, with SP: transformer/multi_latent_attention.py get_query_key_value_tensors",
-    "output layer input": "2sbh: tensor_parallel/layers.py",
-    "logits, 16 bits": "2sbv/t: models/gpt/gpt_model.py _postprocess holds them during the loss",
-    "logits, float32": "4sbv/t: tensor_parallel/cross_entropy.py, turned in place into the softmax",
-    "loss": "labels, masks, sums of each token: tensor_parallel/cross_entropy.py",
-    "transient": "live inside one operation only: products, gradients, optimizer scratch",
-    UNSPLIT: "c10/cuda/CUDACachingAllocator.cpp should_split",
-}
-
-
+SOURCES = dict(
+    row.split("\t") for row in Path(__file__).with_name("megatron_lines.tsv").read_text("utf-8").splitlines()[1:]
+)
 #: Arguments that stop a prediction, and why.
 NOT_MODELLED = {
     "mtp-num-layers": "layers that predict further tokens",
@@ -125,6 +92,12 @@ class MegatronRun:
         self.whole_bytes = 2 * self.tokens * self.h
         self.chunks = self._chunks()
         self.sequence_parallel = flag("sequence-parallel") and self.t > 1
+        # One tensor of the residual stream, and its tokens on one rank.
+        self.residual_bytes = self.whole_bytes // (self.t if self.sequence_parallel else 1)
+        self.residual_tokens = self.residual_bytes // (2 * self.h)
+        self.has_embedding = self.p == 1  # the last pipeline rank is the first too
+        self.gated = 2 if self.swiglu else 1  # how wide the MLP's first output is, in units of its activation's
+        self.local_experts = self.experts // self.ep
         instances = number("num-distributed-optimizer-instances", 1)
         self.transformer_engine = given.get("transformer-impl") != "local"
         sharded = flag("use-distributed-optimizer")
@@ -181,31 +154,6 @@ class MegatronRun:
             return [whole] * (chunks - 1) + [whole - 1]
         return [layers // (self.p * chunks)] * chunks
 
-    @property
-    def has_embedding(self) -> bool:
-        """Whether the last pipeline rank is the first too."""
-        return self.p == 1
-
-    @property
-    def gated(self) -> int:
-        """How wide the first MLP layer's output is in units of its activation's."""
-        return 2 if self.swiglu else 1
-
-    @property
-    def local_experts(self) -> int:
-        """Experts of one layer on one rank."""
-        return self.experts // self.ep
-
-    @property
-    def residual_bytes(self) -> int:
-        """One tensor of the residual stream: 2sbh, divided by t with sequence parallelism."""
-        return self.whole_bytes // (self.t if self.sequence_parallel else 1)
-
-    @property
-    def residual_tokens(self) -> int:
-        """Tokens of the residual stream on one rank."""
-        return self.residual_bytes // (2 * self.h)
-
     def chunk_parameters(self, chunk: int) -> list[tuple[str, int]]:
         """The parameters of one chunk in the order of its modules: name, elements on one tensor-parallel rank."""
         h, t, d = self.h, self.t, self.d
@@ -247,6 +195,10 @@ class MegatronRun:
         return parameters
 
 
+#: The cross entropy's tensors beside its logits in their order: bytes a token where made, the name alone where freed.
+_CROSS_ENTROPY = """labels:8 softmax largest:4 where:8 where below:1 above:1 target_mask:1 below above copy:8 target:8 copy
+    positions:8 picked:4 predicted:4 picked sums:4 positions log:4 loss:4 log largest predicted sums logits labels
+    turned:4 loss"""
 #: One step of a branch: the blocks that its backward needs, and that backward, from gradient to gradient.
 _Step = tuple[list[MemoryBlock], Callable[[MemoryBlock], MemoryBlock]]
 
@@ -796,30 +748,17 @@ class Trace:
             self._shared_buffer("buffer for the gathered input", 2 * n * run.h)
         self._cublas("forward")
         elements = n * run.v // run.t
-        logits = take("logits, 16 bits", 2 * elements)
-        labels = take("loss", 8 * n)
-        softmax = take("logits, float32", 4 * elements)
-        largest, where = take("loss", 4 * n), take("loss", 8 * n)
-        free(where)
-        either = [take("loss", n), take("loss", n)]
-        target_mask = take("loss", n)
-        free(*either)
-        copy = take("loss", 8 * n)
-        target = take("loss", 8 * n)
-        free(copy)
-        positions = take("loss", 8 * n)
-        picked = take("loss", 4 * n)
-        predicted = take("loss", 4 * n)
-        free(picked)
-        sums = take("loss", 4 * n)
-        free(positions)
-        log = take("loss", 4 * n)
-        loss = take("loss", 4 * n)
-        free(log, largest, predicted, sums, logits, labels)
-        turned = take("loss", 4 * n)
-        free(loss)
+        blocks = {"logits": take("logits, 16 bits", 2 * elements)}
+        for step in _CROSS_ENTROPY.split():
+            name, _, size = step.partition(":")
+            if size:
+                blocks[name] = take("loss", int(size) * n)
+            elif name == "softmax":
+                blocks[name] = take("logits, float32", 4 * elements)
+            else:
+                free(blocks.pop(name))
         scalars.append(take("loss", 8))  # the sum that is reported, and its tokens
-        return norm, [softmax, target_mask, target, turned]
+        return norm, [*blocks.values()]
 
     # Backward.
 

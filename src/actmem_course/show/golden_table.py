@@ -172,6 +172,12 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
             f"{len(spread)} tests logged two or three sizes at rest from 2025-10 to 2026-08 on the same kind of GPU, "
             f"up to {max(spread):.2f}% apart"
         )
+    surplus = [r.surplus_percent for r in results if r.reason == "num-experts" and r.surplus_percent is not None]
+    if surplus:
+        lines.append(
+            f"{len(surplus)} rows with experts fit if the fullest rank's get {max(0.0, min(surplus)):.1f} to {max(surplus):.1f}% "
+            f"more tokens than an even share, median {median(surplus):.1f}%"
+        )
     if missing := len(results) - sum(r.played is not None for r in results):
         lines.append(f"{missing} rows not modelled")
     if found:

@@ -119,7 +119,7 @@ def test_modes_go_from_the_least_recomputed_to_the_most(name):
 def test_shards_of_a_layer_add_up(name):
     model = planned_model_of(name)
     # With more ranks than key heads each makes K and V of one head, which others make too.
-    t = min(8, model.sizes().get("num_key_value_heads", 8))
+    t = min(8, getattr(model.shape, "num_key_value_heads", 8))
     whole, part = (model.layer_work(Layout(tensor_parallel_size=each)) for each in (1, t))
     assert whole.product_flops == t * part.product_flops
     assert abs(3 * model.num_layers * whole.product_flops - model.model_flops(1)) < 0.15 * model.model_flops(1)

@@ -25,9 +25,9 @@ from actmem.config import (
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import embedding_rows, output_rows
-from actmem.formulas.flops import eq7, forward_operations
+from actmem.formulas.flops import forward_operations
 from actmem.formulas.llama_terms import FLOAT32, forced_routed_tokens, llama_rows
-from actmem.formulas.states import num_parameters, parameter_counts
+from actmem.formulas.states import parameter_counts
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
@@ -64,13 +64,16 @@ class PlannedModel(ABC):
 
     shape: its micro_batch_size is not used.  recompute_modes: names from the least recomputed to the most, each slower
     and smaller than the one before; they run to the last tensor that backward reads.  routing: of experts, "even" or
-    "one-sided"; empty without them.
+    "one-sided"; empty without them.  position_vectors, norm_vectors: of h elements, in the embedding and in the final norm.
     """
 
     shape: ModelShape | LlamaShape
     recompute_modes: Sequence[str]
     context_parallel: bool
-    routing: str = ""
+    norm_vectors: int
+    tied_embeddings: bool
+    position_vectors = 0
+    routing = ""
 
     def __init__(self, name: str, shape: ModelShape | LlamaShape):
         self.name, self.shape = name, shape
@@ -145,9 +148,22 @@ class PlannedModel(ABC):
     def layer_parameters(self, layout: Layout) -> int:
         """Elements of one layer."""
 
-    @abstractmethod
     def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
         """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
+        tables = int(first or last) if self.tied_embeddings else first + last
+        vectors = first * self.position_vectors + last * self.norm_vectors
+        return self.shape.hidden_size * (tables * self.own_vocabulary(layout) + vectors)
+
+    @property
+    def num_parameters(self) -> int:
+        """Parameters of the whole model."""
+        alone = Layout(sequence_parallel=False)
+        return self.num_layers * self.layer_parameters(alone) + self.end_parameters(alone, True, True)
+
+    def own_vocabulary(self, layout: Layout) -> int:
+        """Rows of the embedding on one rank: v/t, after v is padded to a multiple of t."""
+        t = layout.tensor_parallel_size
+        return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
 
     @abstractmethod
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
@@ -189,32 +205,15 @@ class PlannedModel(ABC):
     def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
         """Those of what recomputation runs again."""
 
-    @abstractmethod
     def moved_in_end_bytes(self, layout: Layout) -> int:
-        """Those of the output layer and the loss, forward."""
+        """Those of the loss, forward."""
+        return _LOSS_BYTES * self.tokens(layout) * self.own_vocabulary(layout)
 
-    @abstractmethod
     def model_flops(self, global_batch_size: int) -> int:
         """FLOPs of one step of the whole model without recomputation."""
-
-    @property
-    @abstractmethod
-    def num_parameters(self) -> int:
-        """Parameters of the whole model."""
-
-    def sizes(self) -> dict[str, int]:
-        """The sizes that it has, by the field's names."""
-        heads = ("num_attention_heads", "num_key_value_heads")
-        names = (
-            "num_layers",
-            "hidden_size",
-            "ffn_hidden_size",
-            *heads,
-            "vocab_size",
-            "num_experts",
-            "experts_per_token",
-        )
-        return {name: size for name in names if (size := getattr(self.shape, name, None)) is not None}
+        layout = Layout(micro_batch_size=global_batch_size, sequence_parallel=False)
+        layer, end = (self.part(layout, what).forward_flops for what in ("layer none", "last"))
+        return 3 * (self.num_layers * layer + end)
 
     def tokens(self, layout: Layout) -> int:
         """Tokens of one microbatch on a context-parallel rank."""
@@ -235,6 +234,11 @@ class PlannedGPT(PlannedModel):
     shape: ModelShape
     recompute_modes: Sequence[str] = ("none", "selective", "elementwise", "full")
     context_parallel = False
+    norm_vectors, tied_embeddings = 2, True
+
+    @property
+    def position_vectors(self) -> int:  # type: ignore[override]
+        return self.seq_length
 
     def _one_layer(self, layout: Layout) -> tuple[ModelShape, Parallel]:
         """The shape with one layer, and t with sequence parallelism: what one layer's formulas take."""
@@ -263,16 +267,11 @@ class PlannedGPT(PlannedModel):
         shape, parallel = self._one_layer(layout)
         return sum(parameter_counts(shape, parallel).values()) - self.end_parameters(layout, True, True)
 
-    def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
-        h, v, t = self.shape.hidden_size, self.shape.vocab_size, layout.tensor_parallel_size
-        table = v * h // t if first or last else 0
-        return table + (self.seq_length * h if first else 0) + (2 * h if last else 0)
-
     def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
         a, _, h, s = self.shape.letters()
         t = layout.tensor_parallel_size
         name = f"{what} {_shared_by(layout)}{' cuda' if device_type == 'cuda' else ''}"
-        return stage_part("gpt", name, (s, layout.micro_batch_size, a // t, h // a, self.shape.vocab_size // t, t))
+        return stage_part("gpt", name, (s, layout.micro_batch_size, a // t, h // a, self.own_vocabulary(layout), t))
 
     def moved_bytes(self, layout: Layout) -> int:
         return sum(operation.bytes for operation in forward_operations(*self._one_layer(layout)))
@@ -288,19 +287,9 @@ class PlannedGPT(PlannedModel):
         again = [o for o in operations if (o.name in products if o.product else others is None or o.name in others)]
         return sum(o.bytes for o in again if o.name != operations[-1].name)
 
-    def moved_in_end_bytes(self, layout: Layout) -> int:
-        return _LOSS_BYTES * (self.tokens(layout) * self.shape.vocab_size // layout.tensor_parallel_size)
-
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
         shape, parallel = self._one_layer(layout)
         return layer_exchanges(shape, parallel, recompute)
-
-    def model_flops(self, global_batch_size: int) -> int:
-        return eq7(self.shape, global_batch_size)
-
-    @property
-    def num_parameters(self) -> int:
-        return num_parameters(self.shape)
 
 
 class PlannedLlama(PlannedModel):
@@ -309,10 +298,11 @@ class PlannedLlama(PlannedModel):
     shape: LlamaShape
     recompute_modes: Sequence[str] = ("none", "elementwise", "full")
     context_parallel = True
+    norm_vectors = 1
 
     def __init__(self, name: str, shape: LlamaShape):
         super().__init__(name, shape)
-        self.routing = "even" if shape.num_experts else ""
+        self.routing, self.tied_embeddings = "even" if shape.num_experts else "", shape.tied_embeddings
 
     def check(self, layout: Layout) -> None:
         self.layer_shape(layout)
@@ -339,7 +329,7 @@ class PlannedLlama(PlannedModel):
             Row("final RMSNorm input", hidden, whole, "residual stream"),
             Row("final RMSNorm statistic", 4 * tokens // whole, whole, "1/rms of each token"),
             Row("output layer input", hidden, whole, "weight gradient"),
-            Row("logits (float32)", 4 * tokens * self._own_vocabulary(layout), t, "cross entropy"),
+            Row("logits (float32)", 4 * tokens * self.own_vocabulary(layout), t, "cross entropy"),
             Row("target ids", 4 * tokens, 1, "cross entropy"),
         ]
 
@@ -351,10 +341,6 @@ class PlannedLlama(PlannedModel):
             return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
         return shared + d.mlp_weights // t
 
-    def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
-        tables = 1 if self.shape.tied_embeddings and (first or last) else first + last
-        return tables * self._own_vocabulary(layout) * self.shape.hidden_size + self.shape.hidden_size * last
-
     def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
         d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
         if what == "whole" and d.tied_embeddings:
@@ -363,7 +349,7 @@ class PlannedLlama(PlannedModel):
         sizes = (
             *(self.seq_length // c, layout.micro_batch_size, d.hidden_size, d.num_attention_heads // t),
             *(self._key_value_size(layout) // d.d, d.d, d.ffn_hidden_size // (1 if experts else t)),
-            *(self._own_vocabulary(layout), t, c),
+            *(self.own_vocabulary(layout), t, c),
         )
         name = f"{what} {_shared_by(layout)}"
         if not what.startswith("layer"):
@@ -375,11 +361,6 @@ class PlannedLlama(PlannedModel):
         counts = (d.num_experts or 0) // t, d.experts_per_token or 0, routed
         return stage_part("experts", f"{name} experts", (*sizes, *counts))
 
-    @property
-    def num_parameters(self) -> int:
-        layout = Layout(sequence_parallel=False)
-        return self.num_layers * self.layer_parameters(layout) + self.end_parameters(layout, True, True)
-
     def _key_value_size(self, layout: Layout) -> int:
         """Elements of one rank's keys for one token: kd/t, but at least one head."""
         return max(self.shape.num_key_value_heads // layout.tensor_parallel_size, 1) * self.shape.d
@@ -390,10 +371,6 @@ class PlannedLlama(PlannedModel):
             return None
         return forced_routed_tokens(self.layer_shape(layout), layout.within_layer, self.routing, 0)
 
-    def _own_vocabulary(self, layout: Layout) -> int:
-        t = layout.tensor_parallel_size
-        return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
-
     def _mlp_rows(self, layout: Layout) -> int:
         """Elements of gate, as of up: of this rank's columns for every token, or of its experts for the tokens that they take."""
         d, routed = self.shape, self._routed(layout)
@@ -402,31 +379,16 @@ class PlannedLlama(PlannedModel):
         return self.tokens(layout) * d.ffn_hidden_size // layout.tensor_parallel_size
 
     def moved_bytes(self, layout: Layout) -> int:
-        return self._moved(layout) + self._operands(layout)
-
-    def _operands(self, layout: Layout) -> int:
-        """Bytes that the linears and flash attention read and write."""
-        d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
-        query, key = d.query_size // t, self._key_value_size(layout)
-        elements = tokens * (2 * d.hidden_size + 2 * query + 2 * key + 2 * (query + key))
-        routed = self._routed(layout)
-        # In and out of the MLP; of experts, the rows that they take, and the router's input.
-        elements += (
-            2 * d.hidden_size * tokens if routed is None else 2 * d.hidden_size * routed + self.hidden_elements(layout)
-        )
-        return 2 * (elements + 3 * self._mlp_rows(layout) + self.layer_parameters(layout))
-
-    def _moved(self, layout: Layout) -> int:
-        """Bytes of norms, rotation, SwiGLU, dispatch and sums, each alone."""
-        d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
-        hidden = self.hidden_elements(layout)
-        turned = tokens * (d.query_size // t + self._key_value_size(layout)) * (1 + d.qk_norm)
-        moved = 2 * (2 * 2 * hidden + 2 * 3 * hidden + 2 * turned + 3 * self._mlp_rows(layout))
-        if routed := self._routed(layout):
-            # A row for each pair is written, sorted, sent, sorted back and added up.
-            pairs = hidden * (d.experts_per_token or 0)
-            moved += 2 * (2 * hidden + 6 * pairs + 4 * routed * self.shape.hidden_size)
-        return moved
+        d, tokens, hidden, wide = self.shape, self.tokens(layout), self.hidden_elements(layout), self._mlp_rows(layout)
+        heads = tokens * (d.query_size // layout.tensor_parallel_size + self._key_value_size(layout))
+        # Into and out of the linears and flash attention, and SwiGLU's three; then two norms and sums, and rotation.
+        elements = 2 * d.hidden_size * tokens + 4 * heads + 3 * wide + self.layer_parameters(layout)
+        elements += 10 * hidden + 2 * heads * (1 + d.qk_norm) + 3 * wide
+        if (routed := self._routed(layout)) is None:
+            return 2 * (elements + 2 * d.hidden_size * tokens)
+        # The experts' rows and the router's input; a row for each pair is written, sorted, sent, sorted back and added up.
+        pairs = hidden * (d.experts_per_token or 0)
+        return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
     def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
         d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
@@ -438,9 +400,9 @@ class PlannedLlama(PlannedModel):
         return self.moved_bytes(layout)
 
     def moved_in_end_bytes(self, layout: Layout) -> int:
-        tokens, own = self.tokens(layout), self._own_vocabulary(layout)
-        h = self.shape.hidden_size
-        return _LOSS_BYTES * tokens * own + 2 * (tokens * (h + own) + h * own)
+        """With the output layer's."""
+        tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
+        return super().moved_in_end_bytes(layout) + 2 * (tokens * (h + own) + h * own)
 
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
         again, mode = (2, "full") if Recompute.of(recompute).region == "layer" else (1, "none")
@@ -482,11 +444,6 @@ class PlannedLlama(PlannedModel):
             for phase, count in counts.items()
             if count
         ]
-
-    def model_flops(self, global_batch_size: int) -> int:
-        layout = Layout(micro_batch_size=global_batch_size, sequence_parallel=False)
-        layer, end = (self.part(layout, what).forward_flops for what in ("layer none", "last"))
-        return 3 * (self.num_layers * layer + end)
 
 
 #: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actmem.llama_shape import LlamaShape
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.search import Plan
 
@@ -11,12 +12,12 @@ _MEGATRON_FSDP = {2: "optim_grads", 3: "optim_grads_params"}
 
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
     """Flags of Megatron-LM's pretrain scripts, and comments where it has no flag."""
-    layout, sizes = plan.layout, model.sizes()
+    layout, shape = plan.layout, model.shape
     flags = [
-        f"--num-layers {sizes['num_layers']}",
-        f"--hidden-size {sizes['hidden_size']}",
-        f"--ffn-hidden-size {sizes['ffn_hidden_size']}",
-        f"--num-attention-heads {sizes['num_attention_heads']}",
+        f"--num-layers {shape.num_layers}",
+        f"--hidden-size {shape.hidden_size}",
+        f"--ffn-hidden-size {shape.ffn_hidden_size}",
+        f"--num-attention-heads {shape.num_attention_heads}",
         f"--seq-length {model.seq_length}",
         f"--micro-batch-size {layout.micro_batch_size}",
         f"--global-batch-size {global_batch_size}",
@@ -25,8 +26,8 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         "--bf16",
         "--accumulate-allreduce-grads-in-fp32",
     ]
-    groups = sizes.get("num_key_value_heads", sizes["num_attention_heads"])
-    if groups != sizes["num_attention_heads"]:
+    groups = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
+    if groups != shape.num_attention_heads:
         flags += ["--group-query-attention", f"--num-query-groups {groups}"]
     if layout.sequence_parallel:
         flags.append("--sequence-parallel")
@@ -39,8 +40,8 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         )
     if layout.context_parallel_size > 1:
         flags.append(f"--context-parallel-size {layout.context_parallel_size}")
-    if "num_experts" in sizes:
-        flags += [f"--num-experts {sizes['num_experts']}", f"--moe-router-topk {sizes['experts_per_token']}"]
+    if isinstance(shape, LlamaShape) and shape.num_experts:
+        flags += [f"--num-experts {shape.num_experts}", f"--moe-router-topk {shape.experts_per_token}"]
         flags += [f"--expert-model-parallel-size {layout.tensor_parallel_size}", "--expert-tensor-parallel-size 1"]
         flags.append("--moe-token-dispatcher-type alltoall")
         if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:

@@ -97,7 +97,7 @@ def test_bad_input_ends_a_real_process_with_2(monkeypatch):
 TWO = [{"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2} for rank in (0, 1)]
 OF_RANKS = [
     (["--num-attention-heads", 5], "--hidden-size: 256 must be divisible by num_attention_heads = 5"),
-    (["--model", "1T", "--seq-length", 65536], "use --emulate"),
+    (["--device", "cpu", "--model", "1T", "--seq-length", 65536], "use --emulate"),
     (["--emulate", 2], "--emulate: needs a single process"),
 ]
 

@@ -46,7 +46,7 @@ MEASUREMENT = {
 }
 #: Records, and solves what it has seen; prediction reads the result, and nothing of it but that.
 TAPE = {"actmem.tape"}
-TAPE_READERS = {"actmem.tape.evaluate", "actmem.tape.stage_tapes"}
+TAPE_READERS = {"actmem.tape.blocks", "actmem.tape.evaluate", "actmem.tape.stage_tapes"}
 #: Neither side: it runs the layer on a pipeline.
 RUNTIME = {"actmem.pipeline"}
 #: Where prediction and measurement meet in the library.

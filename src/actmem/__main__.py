@@ -14,7 +14,16 @@ def _plan() -> Callable[[list[str]], int]:
 
         return report_verification(console, model, plan)
 
-    return lambda argv: run(argv, verify)
+    def run_any(argv: list[str]) -> int:
+        if any(":" in word or word.endswith(".json") for word in argv[:1]):
+            from actmem.plan.own_model import main as run_own
+            from actmem.tape.model_tape import solved_target
+            from actmem.tape.tape_command import parsed_sizes
+
+            return run_own(argv, parsed_sizes, solved_target)
+        return run(argv, verify)
+
+    return run_any
 
 
 def _record() -> Callable[[list[str]], int]:

@@ -163,3 +163,46 @@ def mixtral(s, b, h, a, k, f, v):
     }
     config = MixtralConfig(hidden_size=h, intermediate_size=f, num_hidden_layers=2, vocab_size=v, **heads, **ends)
     return _hugging_face(MixtralForCausalLM(config), s, b, v)
+
+
+class Block(nn.Module):
+    def __init__(self, h, f):
+        super().__init__()
+        self.norm, self.mlp = nn.LayerNorm(h), nn.Sequential(nn.Linear(h, f), nn.GELU(), nn.Linear(f, h))
+
+    def forward(self, x):
+        return x + self.mlp(self.norm(x))
+
+
+class Stack(nn.Module):
+    """Blocks between an embedding and a loss; ``odd`` makes the third of another kind."""
+
+    def __init__(self, h, f, v, layers, odd=False):
+        super().__init__()
+        self.words, self.output = nn.Embedding(v, h), nn.Linear(h, v, bias=False)
+        self.blocks = nn.ModuleList(Block(h, 3 * f if odd and i == 2 else f) for i in range(layers))
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        return {"loss": F.cross_entropy(self.output(x).flatten(0, 1).float(), ids.flatten())}
+
+
+def stack(s, b, h, f, v, num_layers):
+    return Stack(h, f, v, num_layers), {"ids": torch.randint(0, v, (b, s))}
+
+
+def odd_stack(s, b, h, f, v, num_layers):
+    return Stack(h, f, v, num_layers, odd=True), {"ids": torch.randint(0, v, (b, s))}
+
+
+def llama_of_layers(s, b, h, a, k, f, v, num_layers):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    heads: dict[str, Any] = {"num_attention_heads": a, "num_key_value_heads": k}
+    ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
+    config = LlamaConfig(
+        hidden_size=h, intermediate_size=f, num_hidden_layers=num_layers, vocab_size=v, **heads, **ends
+    )
+    return _hugging_face(LlamaForCausalLM(config), s, b, v)

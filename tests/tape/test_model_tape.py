@@ -12,8 +12,8 @@ from actmem.measure.ledger import record
 from actmem.tape.evaluate import Tape, read_events
 from actmem.tape.model_tape import model_tape, run_factory
 from actmem.tape.record import GENERATOR_STATE
-from actmem.tape.solver import NoFormula, draw_sizes
-from actmem.tape.tape_command import main, parsed_letters
+from actmem.tape.solver import NoFormula, draw_sizes, parsed_letters
+from actmem.tape.tape_command import main
 from tests.tape import models_for_tapes
 
 MODELS = Path(models_for_tapes.__file__)

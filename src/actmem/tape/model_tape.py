@@ -1,24 +1,33 @@
-"""The tape of a model that a factory makes, solved from tiny runs of real tensors."""
+"""The tape of a model that a factory makes, or tapes for any number of its blocks, solved from tiny runs of real tensors."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from actmem.config import ConfigError, check_choice
+from actmem.config import ConfigError, check_choice, check_size
 from actmem.measure import factories
 from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of
-from actmem.tape.evaluate import Event, Make, Tape
+from actmem.rows import Row
+from actmem.tape.blocks import BASES, BlockModel
+from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Make, Mark, Run, Tape, added, moments
 from actmem.tape.record import Recorder, record_step
-from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw_sizes, solve
+from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw_sizes, parsed_letters, solve, solve_rows
 
+Factory = Callable[..., Any]
+Prepare = Callable[[nn.Module], object]
+#: The letter of the number of blocks.
+_BLOCKS = "l"
 #: The field that each of the paper's letters stands for.
-_FIELDS = {names[0]: size for size, names in factories.SIZE_NAMES.items()}
+FIELDS = {names[0]: size for size, names in factories.SIZE_NAMES.items()}
 
 
 def model_tape(
@@ -27,32 +36,55 @@ def model_tape(
     """The tape of ``file.py:factory``.  Raises ConfigError if it can't run or has no formulas over the letters."""
     if dtype:
         check_choice("dtype", dtype, tuple(factories.DTYPES))
-    factory = factories.load_factory(target)
+    return tape_of(factories.load_factory(target), letters, rules, fixed, dtype)
+
+
+def tape_of(
+    factory: Factory,
+    letters: Sequence[str],
+    rules: Rules = NO_RULES,
+    fixed: Mapping[str, int] = {},
+    dtype: str = "",
+    prepare: Prepare = lambda model: None,
+    may_be_one: Sequence[str] = MAY_BE_ONE,
+    num_runs: int = 0,
+) -> Tape:
+    """The tape of a factory's model after ``prepare(model)``; for the last two see ``solve``."""
 
     def recorded(sizes: dict[str, int]) -> list[Event]:
         shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
         try:
-            return run_factory(factory, {**sizes, **fixed}, dtype)
+            return run_factory(factory, {**sizes, **fixed}, dtype, prepare=prepare)
         except NoFormula:
             raise
         except ConfigError as error:
             raise ConfigError(error.argument, f"at {shown}: {error.rule}; h:8 makes h a multiple of 8") from error
 
-    tape = solve(recorded, letters, rules)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the runs are tiny
+    try:
+        tape = solve(recorded, letters, rules, may_be_one=may_be_one, num_runs=num_runs)
+    finally:
+        torch.set_num_threads(threads)
     sizes = {**draw_sizes(letters, rules, random.Random(0)), **fixed}
     names: dict[int, str] = {}
-    run_factory(factory, sizes, dtype, names)
+    run_factory(factory, sizes, dtype, names, prepare)
     for events in tape.variants.values():
         events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape
 
 
 def run_factory(
-    factory: Any, sizes: Mapping[str, int], dtype: str = "", names: dict[int, str] | None = None
+    factory: Factory,
+    sizes: Mapping[str, int],
+    dtype: str = "",
+    names: dict[int, str] | None = None,
+    prepare: Prepare = lambda model: None,
 ) -> list[Event]:
     """One step's events.  names: gets the ledger's names of what autograd keeps, by the numbers of storages."""
     torch.manual_seed(0)
-    model, inputs = factories.built_model(factory, {_FIELDS.get(x, x): size for x, size in sizes.items()}, dtype)
+    model, inputs = factories.built_model(factory, {FIELDS.get(x, x): size for x, size in sizes.items()}, dtype)
+    prepare(model)
 
     def forward(recorder: Recorder):
         if names is None:
@@ -73,3 +105,152 @@ def run_factory(
             raise ConfigError("target", f"backward raised {factories.one_line(error)}") from error
 
     return record_step(model, forward, backward, inputs)
+
+
+def solved_blocks(
+    factory: Factory,
+    letters: Sequence[str],
+    rules: Rules,
+    dtype: str = "",
+    may_be_one: Sequence[str] = (),
+    parts: Sequence[str] = ("",),
+) -> dict[str, BlockModel]:
+    """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for all of it.
+
+    letters: without that of the layers.  Raises ConfigError if there are no blocks, or if one more run shows that they
+    aren't alike.
+    """
+    rng = random.Random(0)
+    sizes = draw_sizes(letters, rules, rng)
+    path, element_size, early = _blocks_of(factory, sizes, dtype, parts)
+    one, two = (_elements(factory, letters, rules, blocks, dtype) for blocks in (1, 2))
+    block = _minus(two, one)
+    first = _elements(factory, letters, rules, 1, dtype, early) if early else ()
+    elements = _minus(one, block), block, first
+    found: dict[str, BlockModel] = {}
+    tapes: dict[tuple[int, int], Tape] = {}
+    for part in parts:
+
+        def prepare(again: int, model: nn.Module, part: str = part) -> None:
+            recompute_blocks(model.get_submodule(path), again, part)
+
+        for again, whole in BASES:
+            if again or (again, whole) not in tapes:
+                fixed, ready = {_BLOCKS: again + whole}, partial(prepare, again)
+                tapes[again, whole] = tape_of(
+                    factory, letters, rules, fixed, dtype, ready, may_be_one, len(letters) + 2
+                )
+        solved = BlockModel(dict(tapes), path, elements, element_size)
+        again, whole = 2, 3
+        more = {**sizes, _BLOCKS: again + whole}
+        real = _peak_of_all(run_factory(factory, more, dtype, prepare=partial(prepare, again)))
+        need = solved.need(sizes, again, whole)
+        if (need.kept_bytes, need.peak.bytes) != real:
+            rule = f"blocks of {path} aren't alike: {again + whole} of them keep {real[0]:,} B and need {real[1]:,} B"
+            raise ConfigError("target", f"{rule}, {need.kept_bytes:,} and {need.peak.bytes:,} by runs of fewer")
+        found[part] = solved
+    return found
+
+
+def solved_target(
+    target: str, asked: Mapping[str, int], rules_text: str, dtype: str, parts: Sequence[str]
+) -> tuple[dict[str, BlockModel], dict[str, int], int]:
+    """Tapes of ``file.py:factory`` or of a ``config.json``, all its sizes without the number of blocks, and that number.
+
+    asked: sizes by letter; those of a config.json are its own unless they are here.  rules_text: as ``--letters``.
+    parts: see ``solved_blocks``.
+    """
+    check_choice("dtype", dtype, tuple(factories.DTYPES))
+    sizes = dict(asked)
+    if target.endswith(".json"):
+        factory, own = factories.config_factory(target)
+        window = own.pop("window", 0)
+        if window and sizes["s"] > window:
+            raise ConfigError(
+                "at", f"s = {sizes['s']} is above the sliding window of {window}: no formula holds for both"
+            )
+        sizes = own | sizes
+    else:
+        factory = factories.load_factory(target)
+    if _BLOCKS not in sizes:
+        raise ConfigError("at", f"{_BLOCKS}, the number of layers, is missing")
+    number = check_size(_BLOCKS, sizes.pop(_BLOCKS), 10_000)
+    letters, rules, _ = parsed_letters(",".join(sizes))
+    if rules_text:
+        _, given, _ = parsed_letters(rules_text)
+        rules = {letter: given.get(letter, rule) for letter, rule in rules.items()}
+    may_be_one = [letter for letter in MAY_BE_ONE if letter == "b" or sizes.get(letter) == 1]
+    return solved_blocks(factory, letters, rules, dtype, may_be_one, parts), sizes, number
+
+
+def recompute_blocks(blocks: nn.Module, number: int, part: str = "") -> None:
+    """Let the first ``number`` blocks, or that part of each, keep only what they take, and run again in backward."""
+    for block in list(blocks.children())[:number]:
+        module = block.get_submodule(part)
+        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+
+
+def _peak_of_all(events: list[Event]) -> tuple[int, int]:
+    kept = peak = 0
+    for event, live, _ in moments(events):
+        if isinstance(event, Mark) and event.name == BACKWARD:
+            kept = live
+        elif isinstance(event, Run):
+            peak = max(peak, live)
+    return kept, peak
+
+
+def _sized_model(factory: Factory, sizes: Mapping[str, int], blocks: int, dtype: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    fields = {FIELDS.get(letter, letter): size for letter, size in {**sizes, _BLOCKS: blocks}.items()}
+    return factories.built_model(factory, fields, dtype)
+
+
+def _blocks_of(
+    factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str]
+) -> tuple[str, int, frozenset[str]]:
+    """The path of the list of blocks, the bytes of a weight's element, and the weights outside with the first gradients."""
+    number = 5
+    model, inputs = _sized_model(factory, sizes, number, dtype)
+    found = [
+        (sum(p.numel() for p in part.parameters()), name)
+        for name, part in model.named_modules()
+        if len(list(part.children())) == number and len({type(child) for child in part.children()}) == 1
+    ]
+    if not found:
+        raise ConfigError(
+            "target", "with num_layers=5 the model must have a list of 5 blocks of one class, and has none"
+        )
+    element_sizes = {p.element_size() for p in model.parameters()}
+    if len(element_sizes) > 1:
+        raise ConfigError("target", "its weights must be of one dtype, or give --dtype")
+    path = max(found)[1]
+    inside = {name for block in model.get_submodule(path).children() for name, _ in block.named_modules()}
+    for part in parts:
+        if part not in inside:
+            there = ", ".join(sorted(name for name in inside if name and "." not in name))
+            raise ConfigError("again", f"a block of {path} has no {part}, only {there}")
+    order: list[str] = []
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
+    loss_of(factories.run_forward(model, inputs)).backward()
+    first = next((i for i, name in enumerate(order) if name.startswith(f"{path}.")), len(order))
+    return path, element_sizes.pop(), frozenset(order[:first])
+
+
+def _elements(
+    factory: Factory, letters: Sequence[str], rules: Rules, blocks: int, dtype: str, names: Collection[str] = ()
+) -> Formula:
+    """The elements of all weights that need gradients, or of those with these names, as a formula."""
+
+    def rows(sizes: dict[str, int]) -> list[Row]:
+        model, _ = _sized_model(factory, sizes, blocks, dtype)
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        return [Row(name, p.numel()) for name, p in trained if not names or name in names]
+
+    return solve_rows(rows, letters, rules)
+
+
+def _minus(one: Formula, other: Formula) -> Formula:
+    return added((one, tuple((-coefficient, powers) for coefficient, powers in other)))

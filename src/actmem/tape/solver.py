@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -47,6 +48,8 @@ _PRIMES = {
     "c": (2, 3, 5, 7),
 }
 _OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
+#: Of what letters of known meaning are multiples, as --letters writes it; only letters that are there count.
+_USUAL = {"h": "2a", "a": "k", "d": "2"}
 #: The powers that a letter can have in a layer of this library; of others 0 and 1.
 _POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
 #: The most monomials of a formula, and the largest denominator of their coefficients.
@@ -55,6 +58,35 @@ _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
 class NoFormula(ConfigError):
     """A size, or the order of events, that no formula over the letters gives."""
+
+
+def parsed_letters(text: str) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
+    """Letters, what each is a multiple of, and those that are fixed, of a text such as ``s,b,h:2a,a,l=2``."""
+    letters, multiples, fixed = [], {}, {}
+    for part in text.split(","):
+        found = re.fullmatch(r"\s*([^\W\d_])\s*(?::(\d*)([^\W\d_]*)|=(\d+))?\s*", part)
+        if found is None:
+            raise ConfigError("letters", f"must be letters as s, h:8, h:2a or l=2, got {part.strip()!r}")
+        letter, number, others, size = found.groups()
+        if letter in letters or letter in fixed:
+            raise ConfigError("letters", f"{letter} is there twice")
+        if size is not None:
+            fixed[letter] = int(size)
+            continue
+        letters.append(letter)
+        if number or others:
+            multiples[letter] = f"{number}{others}"
+    if not letters:
+        raise ConfigError("letters", "none of them is left to solve for")
+    rules = {}
+    for letter in letters:
+        rule = multiples.get(letter) or _USUAL.get(letter, "")
+        number, others = re.fullmatch(r"(\d*)(.*)", rule).groups()  # type: ignore[union-attr]
+        unknown = [x for x in others if x not in letters and letter in multiples]
+        if unknown or number.startswith("0"):
+            raise ConfigError("letters", f"{letter} can't be a multiple of {rule}: {', '.join(unknown) or number}")
+        rules[letter] = int(number or 1), tuple(x for x in others if x in letters)
+    return letters, rules, fixed
 
 
 def draw_sizes(

@@ -12,8 +12,6 @@ from actmem.command_line import Parser, write
 from actmem.config import ConfigError
 from actmem.tape.evaluate import Reading, Tape
 
-#: Of what letters of known meaning are multiples, as --letters writes it; only letters that are there count.
-_USUAL = {"h": "2a", "a": "k", "d": "2"}
 _HELP = """
 To solve: python -m actmem tape my_model.py:factory --letters s,b,h,a,f,v --out FILE
   The factory takes the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns (model, inputs),
@@ -50,8 +48,10 @@ def _solve(options: argparse.Namespace) -> int:
     if not options.out:
         raise ConfigError("out", "give a file for the tape")
     Path(options.out).open("a", encoding="utf-8").close()  # now, rather than after all runs
-    letters, rules, fixed = parsed_letters(options.letters)
     from actmem.tape.model_tape import model_tape  # needs torch
+    from actmem.tape.solver import parsed_letters
+
+    letters, rules, fixed = parsed_letters(options.letters)
 
     tape = model_tape(options.target, letters, rules, fixed, options.dtype)
     write(options.out, tape.to_json() + "\n")
@@ -60,35 +60,6 @@ def _solve(options: argparse.Namespace) -> int:
         f"{options.out}: {len(tape.variants[()])} events, {len(tape.formulas)} formulas in {', '.join(letters)}{ones}"
     )
     return 0
-
-
-def parsed_letters(text: str) -> tuple[list[str], dict[str, tuple[int, tuple[str, ...]]], dict[str, int]]:
-    """Letters, what each is a multiple of, and those that are fixed, of a text such as ``s,b,h:2a,a,l=2``."""
-    letters, multiples, fixed = [], {}, {}
-    for part in text.split(","):
-        found = re.fullmatch(r"\s*([^\W\d_])\s*(?::(\d*)([^\W\d_]*)|=(\d+))?\s*", part)
-        if found is None:
-            raise ConfigError("letters", f"must be letters as s, h:8, h:2a or l=2, got {part.strip()!r}")
-        letter, number, others, size = found.groups()
-        if letter in letters or letter in fixed:
-            raise ConfigError("letters", f"{letter} is there twice")
-        if size is not None:
-            fixed[letter] = int(size)
-            continue
-        letters.append(letter)
-        if number or others:
-            multiples[letter] = f"{number}{others}"
-    if not letters:
-        raise ConfigError("letters", "none of them is left to solve for")
-    rules = {}
-    for letter in letters:
-        rule = multiples.get(letter) or _USUAL.get(letter, "")
-        number, others = re.fullmatch(r"(\d*)(.*)", rule).groups()  # type: ignore[union-attr]
-        unknown = [x for x in others if x not in letters and letter in multiples]
-        if unknown or number.startswith("0"):
-            raise ConfigError("letters", f"{letter} can't be a multiple of {rule}: {', '.join(unknown) or number}")
-        rules[letter] = int(number or 1), tuple(x for x in others if x in letters)
-    return letters, rules, fixed
 
 
 def parsed_sizes(text: str) -> dict[str, int]:

@@ -1,0 +1,332 @@
+"""``python -m actmem plan my_model.py:factory`` or a Hugging Face ``config.json``: whether that model fits, and what makes it.
+
+Its blocks are solved from tiny runs (``tape.blocks``).  What is planned: how many of the first blocks run again, the
+microbatch, and the weights on every rank or sharded as FSDP2 does it.  The bill is of the code that is printed with it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from actmem.command_line import Parser, write
+from actmem.config import ConfigError, check_choice, check_size
+from actmem.plan.planned_models import RankWork
+from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster, optimizer_seconds, work_seconds
+from actmem.rows import Row, total
+from actmem.tape.blocks import BlockModel, Need
+
+_LARGEST_MICROBATCH = 2**14
+_COLUMNS = 80
+_HELP = """
+--at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a config.json.  The factory takes
+the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns (model, inputs); it is run at
+tiny sizes, with one to five layers.  Backward starts from the output's loss, or from the sum of its first tensor.
+Counted as CPUs run it; a GPU's attention kernel keeps a few bytes more.
+"""
+_RECOMPUTE = """from functools import partial
+from torch.utils.checkpoint import checkpoint
+for block in list(model.{path}.children())[:{again}]:
+    {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
+_SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
+for block in model.{path}.children():
+    fully_shard(block, mp_policy=policy)
+fully_shard(model, mp_policy=policy)"""
+
+
+#: ``tape.model_tape.solved_target``, which needs torch.
+Solved = Callable[[str, dict[str, int], str, str, list[str]], tuple[dict[str, BlockModel], dict[str, int], int]]
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to run a step.  again: blocks of which ``part`` runs again, ``""`` all of it.
+
+    sharded: by FSDP2, with float32 shards; else weights are whole on every rank.
+    """
+
+    micro_batch_size: int
+    again: int
+    sharded: bool
+    part: str = ""
+
+
+@dataclass(frozen=True)
+class OwnModel:
+    """Tapes by what of a block runs again, the sizes without b, the number of blocks, the GPUs, and the sequences of one step."""
+
+    parts: Mapping[str, BlockModel]
+    sizes: Mapping[str, int]
+    num_blocks: int
+    cluster: Cluster
+    global_batch_size: int
+
+    @property
+    def blocks(self) -> BlockModel:
+        """What is the same whatever runs again."""
+        return next(iter(self.parts.values()))
+
+    def num_elements(self) -> tuple[int, int, int]:
+        """Of all weights that are trained, of those of one block, and of those after the blocks."""
+        ends, block, early = self.blocks.num_elements({**self.sizes, "b": 2})
+        return ends + self.num_blocks * block, block, early
+
+    def need(self, way: Way) -> Need:
+        """Of one microbatch, on one rank."""
+        sizes = {**self.sizes, "b": way.micro_batch_size}
+        return self.parts[way.part].need(sizes, way.again, self.num_blocks - way.again)
+
+    def static_rows(self, way: Way) -> list[Row]:
+        """Weights, gradients and AdamW's moments, and of DDP its buckets."""
+        whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
+        if way.sharded:
+            # Every weight is cut into rows, the last rank's are padded: at most a row more than this.
+            shard, part = -(-whole // ranks), f"float32, 1/{ranks} of them"
+            return [Row("weights", 4 * shard, source=part), Row("gradients", 4 * shard, source=part),
+                    Row("AdamW's moments", 8 * shard, source=part)]  # fmt: skip
+        rows = [
+            Row("weights", each * whole, source="as the factory makes them"),
+            Row("gradients", each * whole, source="as weights; of an earlier microbatch"),
+            Row("AdamW's moments", 2 * each * whole, source="as weights, two"),
+        ]
+        buckets = Row("DDP's buckets", each * whole, source="a copy of all gradients")
+        return [*rows, buckets] if ranks > 1 else rows
+
+    def _fsdp_rows(self, in_blocks: bool, need: Need) -> list[Row]:
+        """What FSDP2 holds beside shards: while the model's ends run, the next block is gathered already.
+
+        In a block the next one is; gradients of this block, and of what ran before all blocks, wait for their division.
+        Those of the block before are float32 until this one ends, which counts where that is more than it kept.
+        """
+        (whole, block, early), each = self.num_elements(), self.blocks.element_size
+        ends = whole - self.num_blocks * block
+        number = min(1 + in_blocks, self.num_blocks)
+        rows = [
+            Row("gathered weights", each * (ends + number * block), source=f"FSDP2: the ends, {number} of the blocks")
+        ]
+        if in_blocks:
+            rows.append(Row("gathered gradients", each * (early + block), source="FSDP2: the head, a block"))
+            if self.num_blocks > 1 and (more := 4 * block - need.last_block_bytes) > 0:
+                rows.append(Row("float32 gradients", more, source="FSDP2: a block, less what it kept"))
+        return rows
+
+    def bill(self, way: Way) -> list[Row]:
+        """Everything at the peak: of a microbatch's step, or of AdamW's, which makes one more copy with ``foreach``."""
+        need, static = self.need(way), self.static_rows(way)
+        copy = Row("AdamW's copy", static[2].bytes // 2, source="foreach: the roots of the moments")
+        moments = [[*(self._fsdp_rows(in_blocks, need) if way.sharded else ()), *peak.rows]
+                   for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
+        return [*static, *max([*moments, [copy]], key=total)]
+
+    def bytes(self, way: Way) -> int:
+        """Of ``bill``."""
+        return total(self.bill(way))
+
+    def fits(self, way: Way) -> bool:
+        """Whether it leaves the allowance free."""
+        return self.bytes(way) <= self.cluster.usable_bytes
+
+    def seconds(self, way: Way) -> tuple[float, float]:
+        """Of one step, and of them those of exchanges that computing can't hide."""
+        need, ranks = self.need(way), self.cluster.gpus
+        (whole, block, _), number = self.num_elements(), self.global_batch_size // (ranks * way.micro_batch_size)
+        compute = number * work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
+        rate = self.cluster.link(ranks, 1) * ranks / max(1, ranks - 1)
+        each = self.blocks.element_size
+        if way.sharded:  # the first block waits for its weights, the last for its gradients
+            sent, open_ = number * (2 * each + 4) * whole, (each + 4) * block
+        else:
+            sent, open_ = 2 * each * whole, 0
+        traffic = 0.0 if ranks == 1 else max(open_ / rate, sent / rate - compute)
+        step = optimizer_seconds(whole // ranks if way.sharded else whole, self.cluster)
+        return compute + traffic + step, traffic
+
+    def fewest_again(self, way: Way) -> Way | None:
+        """The way with as few blocks again as fit, or None."""
+        low, high = way.again, self.num_blocks
+        if not self.fits(replace(way, again=high)):
+            return None
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.fits(replace(way, again=middle)) else (middle + 1, high)
+        return replace(way, again=low)
+
+    def ways(self, asked: Way) -> list[Way]:
+        """Those that fit, fastest first: each microbatch that divides the batch, sharded or not, with as few blocks again as fit."""
+        rounds = self.global_batch_size // self.cluster.gpus
+        found = {
+            self.fewest_again(Way(size, 0, sharded, part))
+            for part in self.parts
+            for size in range(1, min(rounds, 64) + 1)
+            if rounds % size == 0
+            for sharded in ((False, True) if self.cluster.gpus > 1 else (False,))
+        }
+        different = {replace(way, part=way.part if way.again else asked.part) for way in found if way}
+        return sorted(different, key=lambda way: (self.seconds(way)[0], way.again, way.part))
+
+    def largest(self, letter: str, way: Way) -> int:
+        """The largest b or s that fits this way, 0 if none does."""
+
+        def fits(size: int) -> bool:
+            if letter == "b":
+                return self.fits(replace(way, micro_batch_size=size))
+            return replace(self, sizes={**self.sizes, letter: size}).fits(way)
+
+        low, high = 0, 1
+        while high <= _LARGEST_MICROBATCH * (1 if letter == "b" else 1024) and fits(
+            max(high, 2 if letter == "s" else 1)
+        ):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    def code(self, way: Way, dtype: str) -> list[str]:
+        """What to paste."""
+        part = f"block.{way.part}" if way.part else "block"
+        recompute = _RECOMPUTE.format(path=self.blocks.path, again=way.again, part=part)
+        lines = recompute.split("\n") if way.again else []
+        return lines + (_SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else [])
+
+
+def way_text(way: Way, num_blocks: int, gpus: int) -> str:
+    """A way in one line."""
+    of_it = f"{way.part} of " if way.part else ""
+    again = f"{of_it}{way.again} of {num_blocks} blocks again" if way.again else "nothing again"
+    spread = f", {'FSDP2' if way.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
+    return f"b {way.micro_batch_size}, {again}{spread}"
+
+
+def _parser() -> Parser:
+    """The options."""
+    what = "Whether a model of your own fits, what it needs, and the cheapest changes that make it fit."
+    parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("target", help="file.py:factory, pkg.module:factory, or a Hugging Face config.json")
+    parser.add_argument("--at", required=True, metavar="s=4096,b=1,…", help="the sizes")
+    parser.add_argument("--letters", metavar="s,b,h:8,…", help="of what letters are multiples, as for `actmem tape`")
+    parser.add_argument("--again", metavar="mlp,…", help="parts of a block that may run again, besides all of it")
+    parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
+    parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")
+    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
+    parser.add_argument("--memory", type=float, required=True, metavar="GIB", help="memory of one GPU")
+    parser.add_argument("--allowance", type=float, default=ALLOWANCE_BYTES / GIBIBYTE, metavar="GIB", help="left free")
+    parser.add_argument("--global-batch", type=int, metavar="N", help="sequences of one step (default: b on each GPU)")
+    parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
+    parser.add_json("the whole outcome")
+    return parser
+
+
+def main(argv: Sequence[str], parsed_sizes: Callable[[str], dict[str, int]], solved: Solved) -> int:
+    """Exit code 0 if the model fits as asked, 1 if not, 2 on an impossible request.
+
+    solved: of the target, the sizes asked for, rules of letters, the dtype and parts of a block: their tapes, all sizes, and the
+    number of blocks.
+    """
+
+    def run(args: argparse.Namespace) -> int:
+        model, asked = _asked(args, parsed_sizes(args.at), solved)
+        found = outcome(model, asked, args.dtype)
+        if args.json:
+            write(args.json, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
+        if args.json != "-":
+            write("-", "\n".join(report(model, asked, found)) + "\n")
+        return 0 if found["fits"] else 1
+
+    return _parser().run(argv, run)
+
+
+def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> tuple[OwnModel, Way]:
+    for letter in "sb":
+        if letter not in given:
+            raise ConfigError("at", f"{letter} is missing")
+    check_choice("device", args.device, DEVICES)
+    for name in ("memory", "allowance"):
+        if not 0 <= getattr(args, name) < 2**20:
+            raise ConfigError(name, f"must be a number of GiB from 0 on, got {getattr(args, name):g}")
+    memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)
+    cluster = Cluster(args.gpus, memory, args.per_node, DEVICES[args.device], allowance)
+    size = check_size("b", given["b"], _LARGEST_MICROBATCH)
+    batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
+    if batch % (args.gpus * size):
+        raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
+    parts = ["", *dict.fromkeys(part for part in (args.again or "").split(",") if part)]
+    blocks, sizes, number = solved(args.target, given, args.letters or "", args.dtype, parts)
+    without_b = {letter: number for letter, number in sizes.items() if letter != "b"}
+    return OwnModel(blocks, without_b, number, cluster, batch), Way(size, 0, args.gpus > 1)
+
+
+def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
+    """The whole outcome, for JSON: plain numbers and text."""
+    need = model.bytes(asked)
+
+    def described(way: Way) -> dict:
+        seconds, waiting = model.seconds(way)
+        return {
+            "text": way_text(way, model.num_blocks, model.cluster.gpus),
+            "micro_batch_size": way.micro_batch_size, "blocks_again": way.again, "sharded": way.sharded,
+            "bytes": model.bytes(way), "seconds": seconds, "waiting_seconds": waiting, "code": model.code(way, dtype),
+        }  # fmt: skip
+
+    every = replace(asked, again=model.num_blocks)
+    return {
+        "num_parameters": model.num_elements()[0],
+        "blocks": {"path": model.blocks.path, "number": model.num_blocks},
+        "asked": described(asked),
+        "usable_bytes": model.cluster.usable_bytes,
+        "fits": need <= model.cluster.usable_bytes,
+        "bill": [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in model.bill(asked)],
+        "kept_bytes": model.need(asked).kept_bytes,
+        "ways": [described(way) for way in model.ways(asked)[:3]],
+        "largest": {
+            name: {letter: model.largest(letter, way) for letter in "bs"}
+            for name, way in (("nothing again", asked), ("all blocks again", every))
+        },
+    }
+
+
+def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
+    """What people read, in lines of at most 80 columns."""
+    cluster, need = model.cluster, found["asked"]["bytes"]
+
+    def gib(size: int) -> str:
+        return f"{size / GIBIBYTE:8.2f} GiB"
+
+    sizes = " ".join(f"{letter}={size}" for letter, size in model.sizes.items())
+    yield f"{found['num_parameters'] / 1e9:.2f} billion parameters, {model.num_blocks} blocks in {model.blocks.path}"
+    yield sizes
+    yield f"{found['asked']['text']}: {need / GIBIBYTE:.2f} GiB needed, {cluster.usable_bytes / GIBIBYTE:.2f} there"
+    over = need - cluster.usable_bytes
+    largest = max(found["bill"], key=lambda row: row["bytes"])
+    verdict = (
+        f"It doesn't fit: {over / GIBIBYTE:.2f} GiB too much"
+        if over > 0
+        else f"It fits: {-over / GIBIBYTE:.2f} GiB free"
+    )
+    yield f"{verdict}; the largest line is {largest['term']}, {largest['bytes'] / GIBIBYTE:.2f} GiB"
+    yield ""
+    shown = found["bill"][:16]
+    for row in shown:
+        source = textwrap.wrap(row["source"], _COLUMNS - 58) or [""]
+        yield f"{gib(row['bytes'])}  {row['term'][:42]:42} {source[0]}".rstrip()
+        yield from (f"{'':57} {more}" for more in source[1:])
+    if rest := found["bill"][len(shown) :]:
+        yield f"{gib(sum(row['bytes'] for row in rest))}  {len(rest)} smaller lines"
+    yield f"{gib(need)}  together"
+    yield ""
+    if found["ways"]:
+        yield f"Fits, fastest first, by {cluster.device.name}'s data sheet (seconds a step):"
+    else:
+        yield "Nothing fits: neither with every block again nor, on several GPUs, sharded."
+    for way in found["ways"]:
+        yield f"  {way['seconds']:9.3f} s, {way['waiting_seconds']:.3f} of it waiting {gib(way['bytes'])}  {way['text']}"
+    for name, most in found["largest"].items():
+        yield f"The largest that fits with {name}: b = {most['b']:,} or, at b = {asked.micro_batch_size}, s = {most['s']:,}"
+    if found["ways"] and found["ways"][0]["code"]:
+        yield ""
+        yield f"For {found['ways'][0]['text']}:"
+        yield from found["ways"][0]["code"]

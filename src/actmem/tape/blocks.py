@@ -1,0 +1,163 @@
+"""A foreign model with any number of blocks, of which the first run again in backward: solved from runs of one to three.
+
+A tape holds a fixed number of blocks.  What one block more adds is the difference of two tapes, moment by moment:
+as far as both run the same operations, from the start of backward or back from the end of forward, one holds what a
+block keeps and nothing else more.  What comes after that in backward has fewer blocks left and holds less, but for
+the ends of the model, which are the same in all.  ``model_tape.solved_blocks`` solves them, and checks this on a run of more.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from actmem.rows import Row
+from actmem.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, moments, read_events, value
+
+#: Blocks that run again and blocks that keep everything, of the tapes that together give any number of both.
+BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The most bytes alive after any operation, and its rows, the largest first."""
+
+    bytes: int
+    rows: tuple
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a model's step needs at given sizes on one rank, without weights, gradients, buffers and inputs.
+
+    kept_bytes: alive when forward ends; last_block_bytes: of them, those of the block that backward meets first.  ends: the
+    peak of forward and of backward until that block.  blocks: of what follows.  product_flops, moved_bytes: of forward,
+    backward and what runs again.
+    """
+
+    kept_bytes: int
+    last_block_bytes: int
+    ends: Peak
+    blocks: Peak
+    product_flops: int
+    moved_bytes: int
+
+    @property
+    def peak(self) -> Peak:
+        """Of the whole step."""
+        return max(self.ends, self.blocks, key=lambda peak: peak.bytes)
+
+
+@dataclass(frozen=True)
+class BlockModel:
+    """Tapes by (blocks that run again, blocks that keep), and elements of weights: outside the blocks, of one block, and
+    of those outside that have their gradients before any block has.
+
+    path: where the blocks are, as ``model.layers``.  element_size: bytes of a weight's element.
+    """
+
+    tapes: Mapping[tuple[int, int], Tape]
+    path: str
+    elements: tuple[Formula, Formula, Formula]
+    element_size: int
+
+    @property
+    def letters(self) -> tuple[str, ...]:
+        """Of the sizes that ``need`` takes, without the number of blocks."""
+        return self.tapes[0, 1].letters
+
+    def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
+        """Of weights: outside the blocks, of one block, and of those outside whose gradients come before any block's."""
+        own = [sizes[letter] for letter in self.letters]
+        return tuple(value(formula, own) for formula in self.elements)
+
+    def need(self, sizes: Mapping[str, int], again: int, whole: int) -> Need:
+        """The step of ``again`` blocks that run again, the first ones, and ``whole`` that keep everything."""
+        base = min(again, 1), min(whole, 1)
+        start = _Moments(self.tapes[base], sizes)
+        more = [(again - base[0], _Moments(self.tapes[base[0] + 1, base[1]], sizes))] if again else []
+        more += [(whole - base[1], _Moments(self.tapes[base[0], base[1] + 1], sizes))] if whole else []
+        return start.with_more(more)
+
+
+class _Moments:
+    """The moments of a tape at some sizes: bytes alive after each operation of forward, from its end, and of backward."""
+
+    def __init__(self, tape: Tape, sizes: Mapping[str, int]):
+        self.events = tape.events(sizes)
+        self.forward: list[tuple[int, str, int]] = []
+        self.backward: list[tuple[int, str, int]] = []
+        phase = self.forward
+        for place, (event, live, _) in enumerate(moments(self.events)):
+            if isinstance(event, Mark) and event.name == BACKWARD:
+                self.kept = live
+                phase = self.backward
+            elif isinstance(event, Run):
+                phase.append((live, event.op, place))
+        self.forward.reverse()
+
+    def with_more(self, more: Sequence[tuple[int, _Moments]]) -> Need:
+        added = [other.kept - self.kept for _, other in more]
+        ends, blocks = Peak(0, ()), Peak(0, ())
+        for side in ("forward", "backward"):
+            own: list[tuple[int, str, int]] = getattr(self, side)
+            alike = [self._alike(other, side, each) for (_, other), each in zip(more, added)]
+            # Both run as many blocks alike as this one has; the last of ``more`` are those that backward meets first.
+            head = alike[-1] - (len(more[-1][1].backward) - len(self.backward)) if side == "backward" else len(own)
+            for i, (live, _, _) in enumerate(own):
+                counts = [number if i < length else 0 for (number, _), length in zip(more, alike)]
+                live += sum(number * each for number, each in zip(counts, added))
+                # In forward only what both tapes end with is known to come last.
+                if side == "forward" and i >= min(alike):
+                    continue
+                if i < head and live > ends.bytes:
+                    ends = Peak(live, (side, i, counts))
+                elif i >= head and live > blocks.bytes:
+                    blocks = Peak(live, (side, i, counts))
+        others = [(number, read_events(other.events)) for number, other in more]
+        start = read_events(self.events)
+
+        def whole(name: str) -> int:
+            each = getattr(start, name).total()
+            return each + sum(number * (getattr(other, name).total() - each) for number, other in others)
+
+        kept = self.kept + sum(number * each for (number, _), each in zip(more, added))
+        return Need(
+            kept,
+            added[-1],
+            self._with_rows(ends, more),
+            self._with_rows(blocks, more),
+            whole("flops"),
+            whole("moved_bytes"),
+        )
+
+    def _with_rows(self, peak: Peak, more: Sequence[tuple[int, _Moments]]) -> Peak:
+        side, i, counts = peak.rows
+        rows = self._rows(getattr(self, side)[i][2])
+        sums = dict(rows)
+        for number, (_, other) in zip(counts, more):
+            if number:
+                theirs = other._rows(getattr(other, side)[i][2])
+                for term in {**rows, **theirs}:
+                    sums[term] = sums.get(term, 0) + number * (theirs.get(term, 0) - rows.get(term, 0))
+        found = sorted(((size, term) for term, size in sums.items() if size), reverse=True)
+        return Peak(peak.bytes, tuple(Row(term, size) for size, term in found))
+
+    def _alike(self, other: _Moments, side: str, each: int) -> int:
+        """For how many moments the other tape runs the same and holds ``each`` bytes more."""
+        pairs = zip(getattr(self, side), getattr(other, side))
+        return next(
+            (i for i, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1] or theirs[0] - mine[0] != each),
+            min(len(getattr(self, side)), len(getattr(other, side))),
+        )
+
+    def _rows(self, place: int) -> dict[str, int]:
+        for at, (_, _, alive) in enumerate(moments(self.events)):
+            if at == place:
+                sums: dict[str, int] = {}
+                for made in alive.values():
+                    term = re.sub(r"\.\d+(?=[.:])", ".*", made.name)
+                    sums[term] = sums.get(term, 0) + made.bytes
+                return sums
+        raise AssertionError("no such moment")

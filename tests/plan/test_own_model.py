@@ -1,0 +1,153 @@
+"""A plan of a model of one's own: what it says is what the code that it prints does."""
+
+import json
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+
+from actmem.__main__ import main
+from actmem.measure.whole_step import loss_of, watch_step
+from actmem.plan.own_model import OwnModel, Way
+from actmem.plan.step_time import Cluster
+from actmem.tape.evaluate import Run, moments
+from actmem.tape.model_tape import run_factory, solved_target
+from tests.tape import models_for_tapes
+
+MODELS = Path(models_for_tapes.__file__)
+SIZES = {"s": 64, "b": 4, "h": 96, "f": 256, "v": 300}
+AT = ",".join(f"{letter}={size}" for letter, size in SIZES.items()) + ",l=6"
+LLAMA = {
+    "model_type": "llama", "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,
+    "num_hidden_layers": 4, "vocab_size": 500,
+}  # fmt: skip
+
+
+def planned(capsys, *options):
+    """Exit code and the object that the command prints."""
+    code = main(["plan", *options, "--json"])
+    return code, json.loads(capsys.readouterr().out)
+
+
+def peak(factory, sizes, layers, code):
+    """The most bytes that a step of the factory's model, after ``code``, has alive beside weights and gradients."""
+
+    def prepare(model):
+        exec(textwrap.dedent(code), {"model": model, "torch": torch})
+
+    events = run_factory(factory, {**sizes, "l": layers}, "bfloat16", prepare=prepare)
+    return max(live for event, live, _ in moments(events) if isinstance(event, Run))
+
+
+def test_the_bill_is_of_the_code_that_is_printed(capsys):
+    options = [f"{MODELS}:stack", "--at", AT, "--again", "mlp", "--allowance", "0"]
+    code, free = planned(capsys, *options, "--memory", "1")
+    assert code == 0 and free["fits"] and free["asked"]["code"] == []
+    assert sum(row["bytes"] for row in free["bill"]) == free["asked"]["bytes"]
+    elements = sum(p.numel() for p in models_for_tapes.stack(**SIZES, num_layers=6)[0].parameters())
+    assert free["num_parameters"] == elements
+    held = 4 * 2 * elements  # weights, gradients, two moments, of 2 bytes
+    assert free["asked"]["bytes"] == held + peak(models_for_tapes.stack, SIZES, 6, "")
+
+    less = free["asked"]["bytes"] - 1
+    code, found = planned(capsys, *options, "--memory", str(less / 2**30))
+    assert code == 1 and not found["fits"] and len(found["ways"]) > 1
+    for way in found["ways"]:
+        sizes = {**SIZES, "b": way["micro_batch_size"]}
+        assert way["bytes"] == held + peak(models_for_tapes.stack, sizes, 6, "\n".join(way["code"])) <= less
+    assert {way["text"].partition(" of ")[0] for way in found["ways"]} >= {"b 4, mlp"}
+    seconds = [way["seconds"] for way in found["ways"]]
+    assert seconds == sorted(seconds)
+
+
+@pytest.mark.nightly
+def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
+    options = [f"{MODELS}:stack", "--at", AT, "--memory", "0.03", "--allowance", "0"]
+    _, found = planned(capsys, *options)
+    most = found["largest"]["nothing again"]
+    assert found["fits"] and most["b"] >= 4
+    for at, fits in ((AT.replace("b=4", f"b={most['b']}"), 0), (AT.replace("b=4", f"b={most['b'] + 1}"), 1)):
+        assert planned(capsys, *options[:2], at, *options[3:])[0] == fits
+
+
+def test_adamw_makes_a_copy_more_than_a_small_step(capsys):
+    at = AT.replace("s=64,b=4", "s=2,b=2")
+    _, found = planned(capsys, f"{MODELS}:stack", "--at", at, "--memory", "1", "--allowance", "0")
+    copy = next(row for row in found["bill"] if row["term"] == "AdamW's copy")
+    assert copy["bytes"] == 2 * found["num_parameters"]
+
+
+def fsdp_peak(code, sizes, layers):
+    """The most bytes alive in the second of two microbatches, of a rank that runs ``code``, without inputs and step counts."""
+    torch.manual_seed(0)
+    model, inputs = models_for_tapes.stack(**sizes, num_layers=layers)
+    exec(code, {"model": model, "torch": torch})
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(model(**inputs)).backward()
+    optimizer.step()
+    with watch_step(model, optimizer, inputs) as bill:
+        loss_of(model(**inputs)).backward()
+    steps = sum(4 for _ in model.parameters())
+    return bill.peak_bytes - steps - 8 * inputs["ids"].numel()
+
+
+@pytest.mark.parametrize(
+    ("vocab", "again"), [(300, 0), (300, 6), (300, 2), (16, 0), (16, 6)], ids=lambda value: str(value)
+)
+def test_fsdp_on_two_processes(vocab, again, pools, capsys):
+    """To the byte where the peak is at the model's ends; in a block at most its own gradients below, and never above."""
+    sizes = {**SIZES, "v": vocab}
+    at = ",".join(f"{letter}={size}" for letter, size in sizes.items())
+    parts, own, layers = solved_target(f"{MODELS}:stack", {**sizes, "l": 6}, "", "bfloat16", [""])
+    del own["b"]
+    model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 8)
+    way = Way(4, again, True)
+    real = pools[2].run(fsdp_peak, "\n".join(model.code(way, "bfloat16")), sizes, layers)
+    told = model.bytes(way)
+    if vocab == 300:
+        assert set(real) == {told}, at
+    else:
+        assert all(told - 2 * model.num_elements()[1] <= each <= told for each in real), (at, told, real)
+
+
+@pytest.mark.nightly
+def test_a_configuration_of_hugging_face(capsys, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(LLAMA))
+    code = main(["plan", str(path), "--at", "s=40,b=2", "--memory", "1", "--gpus", "2", "--allowance", "0.5"])
+    printed = capsys.readouterr().out
+    assert code == 0 and "It fits" in printed and "4 blocks in model.layers" in printed and "FSDP2" in printed
+    assert all(len(line) <= 80 for line in printed.split("\n")[:30])
+    _, found = planned(capsys, str(path), "--at", "s=40,b=2", "--memory", "5")
+    model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
+    assert found["num_parameters"] == sum(p.numel() for p in model.parameters())
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    ("target", "options", "says"),
+    [
+        ("{models}:stack", ["--at", "s=64,b=4", "--memory", "9"], "l, the number of layers"),
+        ("{models}:stack", ["--at", "s=64,h=4,l=2", "--memory", "1"], "b is missing"),
+        ("{models}:stack", ["--at", AT, "--memory", "80GB"], "--memory"),
+        ("{models}:stack", ["--at", AT, "--memory", "nan"], "memory"),
+        ("{models}:stack", ["--at", AT, "--memory", "1"], "leaves nothing"),
+        ("{models}:stack", ["--at", AT, "--memory", "9", "--dtype", "int8"], "dtype"),
+        ("{models}:stack", ["--at", AT, "--memory", "9", "--again", "attention"], "has no attention, only mlp, norm"),
+        ("{models}:stack", ["--at", AT, "--memory", "9", "--gpus", "2", "--global-batch", "12"], "gpus · b = 8"),
+        ("{models}:stack", ["--at", AT + ",z=3", "--memory", "9"], "z"),
+        ("{models}:nothing", ["--at", AT, "--memory", "9"], "nothing"),
+        ("{models}:odd_mlp", ["--at", "s=8,b=2,h=8,f=8,l=2", "--memory", "9"], "num_layers"),
+        ("{folder}/none.json", ["--at", "s=8,b=2", "--memory", "9"], "none.json"),
+        ("{folder}/other.json", ["--at", "s=8,b=2", "--memory", "9"], "other.json"),
+        ("{models}:stack", ["--at", AT, "--memory", "9", "--json", "{folder}/no/x.json"], "no/x.json"),
+    ],
+)
+def test_bad_input_is_one_line_and_exit_code_2(target, options, says, tmp_path, capsys):
+    (tmp_path / "other.json").write_text('{"model_type": "nobody\'s"}')
+    named = {"models": MODELS, "folder": tmp_path}
+    code = main(["plan", target.format(**named), *(option.format(**named) for option in options)])
+    output = capsys.readouterr()
+    assert code == 2 and says in output.err and output.err.count("\n") == 1, output.err

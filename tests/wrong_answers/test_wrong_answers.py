@@ -7,7 +7,8 @@ import pytest
 from actmem_course.judge.judging import Judge
 from actmem_course.judge.naming import stated_edits
 from actmem_course.judge.outline import load_lab
-from tests.labs.judged import judged_names
+from actmem_course.judge.solutions import lab5_pipeline as lab5
+from tests.labs.judged import judged, judged_names
 from tests.tiers import at_night
 from tests.wrong_answers.edits import EDITS, edited, lab_of
 
@@ -33,6 +34,15 @@ def check(verdict, diagnosis):
 def test_edit_named(which, size):
     number = EDITS[which][0]
     check(judged_names(lab_of(number), number, edited(which), size), EDITS[which][1])
+
+
+def test_one_number_that_is_the_same_by_chance_names_nothing():
+    def how_many_fit(budget, flight, full, recomputed):
+        right = lab5.how_many_fit(budget, flight, full, recomputed)
+        return flight if (budget, full) == (100, 30) else right  # as if recomputed_bytes were full_bytes
+
+    verdict = judged("lab5_pipeline", "5.4", how_many_fit)
+    assert verdict.diagnosis.endswith("30 B or 10 B each: the result is 4; expected 3")
 
 
 def test_none_comes_twice():

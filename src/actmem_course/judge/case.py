@@ -133,7 +133,9 @@ class CaseRun:
         check_waited(forward, backward)
         for name, leaf in leaves.items():
             what, rule = f"{prefix}the gradient of {name}", "total" if name in total else how
-            reason = why.get(name, "") if leaf.grad is not None else gives_no_gradient(name, backward)
+            # What backward exchanges is the first input's gradient.
+            exchanged = backward if first is tensors[name] else Watch()
+            reason = why.get(name, "") if leaf.grad is not None else gives_no_gradient(name, exchanged)
             self.see(
                 what, None if leaf.grad is None else leaf.grad.clone(), rule, reason, upstream if operator else None
             )

@@ -102,7 +102,7 @@ class Judge:
             if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
                 diagnosis = naming.diagnosis(found, naming.ours(group), group)
                 if not diagnosis and faults and not name:
-                    diagnosis, _ = naming.edit_like(found, "", group, stated_edits(exercise))
+                    diagnosis, _ = naming.edit_like(found, (), group, stated_edits(exercise))
                 if diagnosis:
                     faults = [Outcome(0, WRONG, diagnosis, everywhere=True)]
             if faults:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from itertools import chain
 from types import ModuleType
@@ -102,14 +102,18 @@ class Naming:
         missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
         pairs = pairs_of(rows, source_of(self.module))
         for edits in (lambda: chain(rows, missing), lambda: chain(made_edits(self.exercise), pairs))[: 1 + (group < 0)]:
-            whole, part = self.edit_like(found, first, group, edits())
+            whole, part = self.edit_like(found, list(wrong), group, edits())
             partly = partly or part
             if whole or explained:
                 return whole or said
         return partly or said
 
-    def edit_like(self, found: Happened, first: str, group: int, edits: Iterable[Edit]) -> tuple[str, str]:
-        """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first."""
+    def edit_like(self, found: Happened, wrong: Sequence[str], group: int, edits: Iterable[Edit]) -> tuple[str, str]:
+        """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first.
+
+        One whole number may be the same by chance, so of these two must be.
+        """
+        first = wrong[0] if wrong else ""
         partly, start, rows = "", time.process_time(), stated_edits(self.exercise)
         for edit in edits:
             if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
@@ -124,10 +128,11 @@ class Naming:
             self.progress()
             if _same(outcome, found):
                 return _with_forward(edit, first), ""
+            alike_there = [name for name in wrong[:2] if _alike_everywhere(outcome, found, name)]
             if (
                 not partly
-                and first
-                and all(alike(a.get(first), b.get(first)) for a, b in zip(outcome.seen, found.seen))
+                and first in alike_there
+                and (len(alike_there) == 2 or not isinstance(found.value(first)[0], int))
             ):
                 partly = _with_forward(edit, first)
         return "", partly
@@ -166,6 +171,10 @@ def _same(one: Happened, other: Happened) -> bool:
                 return False
     patterns = [name for name, seen in one.seen[0].items() if seen.how == "pattern"]
     return not any(name in differences(one, other) for name in patterns)
+
+
+def _alike_everywhere(one: Happened, other: Happened, name: str) -> bool:
+    return all(name in a and alike(a[name], b.get(name)) for a, b in zip(one.seen, other.seen))
 
 
 def _signature(error: BaseException | None) -> tuple[str, str]:

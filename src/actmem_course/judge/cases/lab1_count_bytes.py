@@ -6,14 +6,14 @@ from actmem_course.judge.case import CaseRun
 
 #: s, b, h, a, t, sequence_parallel, recompute.
 RANKS = (
-    (12, 3, 40, 8, 1, False, "none"), (12, 3, 40, 8, 4, False, "none"), (12, 3, 40, 8, 4, True, "none"),
-    (12, 3, 40, 8, 2, False, "selective"), (12, 3, 40, 8, 4, True, "selective"), (12, 3, 40, 8, 4, False, "full"),
-    (12, 3, 40, 8, 4, True, "full"),
+    (12, 3, 56, 8, 1, False, "none"), (12, 3, 56, 8, 4, False, "none"), (12, 3, 56, 8, 4, True, "none"),
+    (12, 3, 56, 8, 2, False, "selective"), (12, 3, 56, 8, 4, True, "selective"), (12, 3, 56, 8, 4, False, "full"),
+    (12, 3, 56, 8, 4, True, "full"),
 )  # fmt: skip
 #: s, b, h, f.
 GATED = ((5, 3, 8, 14), (7, 2, 10, 22))
 #: h, a.
-CROSSOVERS = ((12288, 96), (20, 4), (1600, 25))
+CROSSOVERS = ((12288, 96), (20, 4), (1600, 25), (1536, 16))  # a rest of 4/10, none, 2/10, 8/10
 
 
 def rank_bytes(r: CaseRun) -> None:
@@ -60,6 +60,7 @@ MISTAKES = {
         `{_FULL}` ->  | this is what selective recomputation keeps; full recomputation keeps only the layer's input
         b // t if -> b if | {_CUT}
         24 * sbh // t -> 24 * sbh | 24sbh is not divided by t: what the blocks keep between their two linears is shared among the ranks
+        24 * sbh // t -> (8 * sbh + 16 * sbh // t) | Q, K, V and the attention projection's input are not divided by t, although the heads are shared among the ranks
         {_BOTH} -> 34 * sbh ;; b // t if -> b if | nothing is divided by t
         {_BOTH} -> 8 * sbh // cut + 26 * sbh // t | one of these is divided by t, but every rank has all of it: {_WHOLE_ROWS}
         {_BOTH} -> 6 * sbh // cut + 28 * sbh // t | two of these are divided by t, but every rank has all of it: {_WHOLE_ROWS}
@@ -72,6 +73,7 @@ MISTAKES = {
         == "none" else 0 -> == "none" else a * s * s * b // t | softmax dropout mask is counted, but selective recomputation drops it: {_SELECTIVE}
         == "none" else 0 -> == "none" else 2 * a * s * s * b // t | one of softmax output and softmax dropout output is counted, but selective recomputation drops both: {_SELECTIVE}
         24 * sbh // t -> (24 if recompute == "none" else 18) * sbh // t | Q, K and V are dropped as well: the second run starts from them, so they stay
+        24 * sbh // t -> (24 if recompute == "none" else 0) * sbh // t | selective recomputation drops 5as²b only; this drops what the blocks keep besides (24sbh/t) as well
         5 * a -> 4 * a | softmax dropout mask (as²b) is left out
         5 * a -> 3 * a | one of softmax output and softmax dropout output (2as²b each) is left out
         5 * a -> 6 * a | softmax dropout mask is taken with 2 bytes an element (a mask has 1)
@@ -95,9 +97,11 @@ MISTAKES = {
     "1.4": f"""
         {_TIMES} + 1 -> {_TIMES} | 34h/5a is rounded down, and at that s the core attention does not keep more than the rest: the smallest s that does is the next whole number
         34 * hidden_size // {_TIMES} + 1 -> -(-34 * hidden_size // {_TIMES}) | 34h/5a is rounded up; where it is whole, the core attention keeps as much as the rest at that s, not more
+        34 * hidden_size // {_TIMES} + 1 -> round(34 * hidden_size / {_TIMES}) + 1 | 34h/5a is rounded to the nearest whole number: round down, and take the next
         34 * hidden_size // {_TIMES} -> 34 * num_attention_heads // (5 * hidden_size) | h and a are swapped: wide heads make the core attention small beside the rest
         {_TIMES} -> (4 * num_attention_heads) | the dropout mask is left out of the core: softmax output 2, its dropout's mask 1, its dropout's output 2
         {_TIMES} -> (2 * num_attention_heads) | only the softmax output is counted: the dropout's mask and output belong to the core as well
+        34 * hidden -> 24 * hidden | what layer norms, block inputs and dropout masks keep (10sbh) is left out of the rest of the layer
         34 * hidden -> 11 * hidden | the core is compared with the rest of attention only; the MLP and the layer norms belong to the layer too
     """,
 }

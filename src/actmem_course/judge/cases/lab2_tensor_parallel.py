@@ -97,6 +97,7 @@ _PICKED = {
     "(index >= 0) -> (index > 0)": "no rank adds the logit of the first id of its own: compare with >=, not >",
     "(index < logits.shape[-1]) -> (index < logits.shape[-1] - 1)": "no rank adds the logit of the last id of its own: compare with < v/t",
     "squeeze(-1) * mine -> squeeze(-1)": "ranks that do not hold the target's logit add another logit instead: they must add 0",
+    "squeeze(-1) * mine -> squeeze(-1) ;; index.clamp(0, logits.shape[-1] - 1) -> (index % logits.shape[-1])": "ranks that do not hold the target's logit add another logit instead: they must add 0",
     "targets - dist.get_rank(group) * logits.shape[-1] -> targets": "the target ids are not shifted by the first id of this rank",
     "- sums[1] -> - target": _TARGET,
 }
@@ -132,6 +133,7 @@ MISTAKES = {
     "2.3": r"""
         F.linear(f(x, group), weight, bias) -> F.linear(x, weight, bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight) | bias is missing: it belongs after the linear, once
+        F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias if dist.get_rank(group) == 0 else None) | bias is used on rank 0 only: each rank's bias is that of its own features, so add it on every rank
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias / dist.get_world_size(group)) | bias is divided by t: add the whole of it
         F.linear(f(x, group), weight, bias) -> f(F.linear(x, weight, bias), group) | the forward is right, the gradients are not: f comes after bias: it belongs at the entry, once

@@ -238,6 +238,7 @@ MISTAKES = {
         w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | down_bias comes before the MLP's g_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         w.projection_weight), group) + w.projection_bias -> w.projection_weight, w.projection_bias), group) ;; w.down_weight), group) + w.down_bias -> w.down_weight, w.down_bias), group) | the row-parallel linear's bias comes before g_bar, in all places: it belongs after the sum over the ranks, once (the sum would hold it t times)
         + w.projection_bias -> + w.down_biaz ;; + w.down_bias\n -> + w.projection_bias\n ;; down_biaz -> down_bias | projection's and down's bias are swapped: projection's come first
+        dropouts.block(y) -> y ;; g_bar(F.linear(context, w.projection_weight), group) -> g_bar(dropouts.block(F.linear(context, w.projection_weight)), group) ;; g_bar(F.linear(y, w.down_weight), group) -> g_bar(dropouts.block(F.linear(y, w.down_weight)), group) | dropouts.block comes before the bias, in both blocks: it drops elements of what is added to x, so it belongs after g_bar and the bias
         w.projection_bias -> w.down_bias | down's bias is also used where projection's belongs
         w.norm1_weight, w.norm1_bias -> w.norm0_weight, w.norm0_bias ;; norm2 -> norm1 ;; norm0 -> norm2 | norm1's and norm2's weight and bias are swapped: norm1's come first
         norm2 -> norm1 | norm1's weight and bias are also used where norm2's belong

@@ -39,6 +39,7 @@ MISTAKES = {
         if left < 0 -> if left <= 0 | recomputing all takes exactly the budget, so the result must be 0, not -1
         if left < 0 -> if left <= 0 ;; left // more -> (left - 1) // more | {_EXACTLY}
         min(in_flight, left // more) -> max(0, min(in_flight, (left - 1) // more)) | {_EXACTLY}
+        left // more -> left // more + 1 | one too many: the last one that keeps everything does not fit any more
         left // more -> int(left / more) | / makes a float, which is rounded where numbers are large: divide with //
         left // more -> -(-left // more) | the share of the last one is rounded up, and there is no room for it: round down
     """,

@@ -88,13 +88,15 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
     unit = _RATE * min(1.0, max_norm)
     for number in range(1, count + 1):
         microbatches = random_microbatches(r.b, number)
-        before = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        # Partial ones first: most mistakes show there.
+        parameters = sorted(model.named_parameters(), key=lambda pair: not getattr(pair[1], "partial_gradient", False))
+        before = [parameter.detach().clone() for _, parameter in parameters]
         with r.b.watching():
             returned = r["training_step"](model, optimizer, microbatches, max_norm)
         limited = ", with a norm above max_norm" * (max_norm == _LIMIT)
         case = f"mode {name!r}, step {number}{limited}: "
-        after = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-        r.see_tensor(f"{case}the step of the parameters", (before - after) / unit, "near")
+        for (name, parameter), old in zip(parameters, before):
+            r.see_tensor(f"{case}the step of {name}", (old - parameter.detach()) / unit, "near")
         if not isinstance(returned, float):
             missing = ": is a return missing?" if returned is None else ""
             raise Wrong(
@@ -153,6 +155,10 @@ MISTAKES = {
         hasattr(parameter, "partition_dim") -> True | parameters that are replicated are counted t times: sum the squares of the cut ones over the ranks, and add the others once
         `{_EXCHANGED}` -> {_OF_NORMS.format("")} | the ranks' norms are added up: add squares, and take the root of the sum
         `{_EXCHANGED}` -> {_OF_NORMS.format("dist.ReduceOp.MAX, ")} | this is the largest of the ranks' norms: the squares must be summed over the ranks
+        square = parameter.grad.double().square().sum()\n -> square = parameter.grad.double().square().sum()\n        if model.tp.size > 1 and hasattr(parameter, "partition_dim"):\n            dist.all_reduce(square, group=model.tp.group)\n        square = square.sqrt()\n ;; `        dist.all_reduce(cut, group=model.tp.group)` ->         pass ;; return math.sqrt(cut + whole) -> return float(cut + whole) | the parameters' norms are added up: add squares, and take the root of the sum
+        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) | parameters that are cut along dimension 0 are taken for replicated ones: partition_dim is 0 there, so ask hasattr
+        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) == 0 | parameters that are cut along dimension 1 are taken for replicated ones: whatever has a partition_dim is cut
+        hasattr(parameter, "partition_dim") -> parameter.dim() > 1 | parameters are taken for cut by their shape: biases can be cut as well; whatever has a partition_dim is cut
         return math.sqrt(cut + whole) -> return float(cut + whole) | the root is missing: this is the sum of the squares
         return math.sqrt(cut + whole) -> return math.sqrt(cut) | parameters that are replicated are left out
         return math.sqrt(cut + whole) -> return math.sqrt(cut / model.tp.size + whole) | the squares are averaged over the ranks, not summed
@@ -179,6 +185,7 @@ MISTAKES = {
         `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | reduce_partial_gradients comes after gradient_norm: it belongs {_BELONGS}
         `{_REDUCE}` ->     pass ;; `{_STEP}` -> {_REDUCE}; optimizer.step()\n | reduce_partial_gradients comes after the scaling to max_norm: it belongs {_BELONGS}
         `{_REDUCE}` -> {_REDUCE}; {_REDUCED} | reduce_partial_gradients comes twice: it belongs {_BELONGS}
+        `{_REDUCE}` -> {_REDUCE}; [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "partial_gradient", False)] | the partial gradients are averaged over the ranks: each rank's come of other tokens, so they add up, and nothing is divided by t
         `{_REDUCE}` ->     {_SUMMED.format("")} | {_AS_DATA}
         `{_REDUCE}` ->     {_SUMMED.format(", dist.ReduceOp.AVG")} | {_AS_DATA}
         `{_REDUCE}` -> {_REDUCE}; {_SUMMED.format("")} | {_AS_DATA}

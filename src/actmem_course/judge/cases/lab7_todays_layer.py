@@ -183,6 +183,7 @@ MISTAKES = {
         return F.silu(gate) * up -> return F.silu(gate) * up * up | the result has the factor up twice
         grad * up * slope, grad * gate * sigmoid -> grad * gate * sigmoid, grad * up * slope | the forward is right; the gradients of gate and up are swapped: return that of the first argument first
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid | the forward is right; the slope of silu is taken for σ(gate): the factor gate depends on gate too
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - gate * (1 - sigmoid)) | the forward is right; the slope of silu has a wrong sign: it is σ(1 + gate·(1 − σ))
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - sigmoid) | the forward is right; the slope of silu is taken for that of σ, σ(1 − σ); silu is gate · σ
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate * (1 - sigmoid) | the forward is right; the slope of silu lacks the part σ
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate | the forward is right; silu is taken for its own slope

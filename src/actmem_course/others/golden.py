@@ -248,9 +248,9 @@ def equalities() -> list[tuple[str, int, int]]:
     parallel = Parallel(pipeline_parallel_size=thin.p, num_model_chunks=len(thin.chunks))
     more = in_flight(parallel, thin.p - 1, thin.microbatches) - sum(thin.chunks)
     pairs = (
-        ("one layer", layer, "pp4_untie_embeddings_and_outputs", "pp4_vp1_uneven_pipeline"),
+        ("one layer, 34sbh + 5as²b + 16sb", layer, "pp4_untie_embeddings_and_outputs", "pp4_vp1_uneven_pipeline"),
         (
-            f"nothing recomputed for everything, {run.chunks[0]} layers", run.chunks[0] * (layer - run.whole_bytes),
+            f"nothing recomputed instead of everything, {run.chunks[0]} layers", run.chunks[0] * (layer - run.whole_bytes),
             "pp1_dist_optimizer_no_mmap_bin_files", "pp1_uniform_full_recompute",
         ),
         (

@@ -82,9 +82,9 @@ print(text_table(("Llama 3 8B, one layer", "bytes", "", "who reads it"), [*lines
 # The layer in `src/actmem/layers/llama.py` keeps exactly these, and a ledger of real autograd says so:
 
 # %%
-from actmem.measure.parts import measure_llama
+from actmem.measure.parts import measure_layer
 
-print(compare(llama_rows(TINY_LLAMA), measure_llama(TINY_LLAMA)).describe())
+print(compare(llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA)).describe())
 
 # %% [markdown]
 # At a real model's size an emulated rank does the same, with tensor and sequence parallelism. With `t <= k` everything is
@@ -98,7 +98,7 @@ shape = llama_shape("llama3-70b")
 pairs, keys = [], []
 for t in (2, 8, 16):
     with emulated_rank(t):
-        measured = measure_llama(shape, tensor_parallel(sequence_parallel=True))
+        measured = measure_layer(shape, tensor_parallel(sequence_parallel=True))
     predicted = llama_rows(shape, Parallel(t, True))
     pairs.append((total(predicted), total(measured)))
     keys.append(f"{next(row.split_by for row in predicted if row.term == 'K')} at t = {t}")
@@ -147,7 +147,7 @@ for t, c, kind in ((8, 1, "gather"), (4, 2, "gather"), (4, 2, "gather-plain"), (
 # %%
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
-    measured = measure_llama(shape, tensor, context=context)
+    measured = measure_layer(shape, tensor, context=context)
 print(apart_text("layer, predicted and measured", [(total(context_rows(shape, Parallel(8, True), 2)), total(measured))]))
 
 # %% [markdown]
@@ -265,7 +265,7 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
     tokens_held = forced_routed_tokens(EXPERTS, parallel, routing, 0)
     predicted = llama_rows(EXPERTS, parallel, routed_tokens=tokens_held)
     with emulated_rank(t):
-        measured = measure_llama(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing)
+        measured = measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing)
     pairs.append((total(predicted), total(measured)))
     experts = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=tokens_held))
     print(f"t = {t}, {routing}: {tokens_held:,} pairs of at most {most_routed_tokens(EXPERTS, parallel):,}, {experts:,} bytes for them, {total(predicted):,} in all")
@@ -294,7 +294,7 @@ for terms in ({"K", "V"}, {"Q", "K", "V"}):
     left, flops = total(llama_rows(LATENT, recompute=again)), llama_recomputed_flops(LATENT, again)
     print(f"{', '.join(sorted(terms))} made again: {left:,} bytes, {flops:,} FLOPs, {flops / (3 * sum(products.values())):.1%} of forward and backward")
 with emulated_rank(8):
-    measured = measure_llama(LATENT, tensor_parallel(sequence_parallel=True))
+    measured = measure_layer(LATENT, tensor_parallel(sequence_parallel=True))
 print(apart_text("layers on 8 ranks, predicted and measured", [(total(llama_rows(LATENT, Parallel(8, True))), total(measured))]))
 
 # %% [markdown]

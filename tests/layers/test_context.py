@@ -24,7 +24,7 @@ from actmem.llama_shape import (
 )
 from actmem.measure import emulated_rank
 from actmem.measure.comms import Collective, count_collectives
-from actmem.measure.parts import layer_input, measure_llama
+from actmem.measure.parts import layer_input, measure_layer
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
@@ -82,8 +82,8 @@ def predicted(shape, tp, context, recompute, element_size, routing="even"):
 
 
 def differences(shape, tp, context, recompute, dtype=torch.bfloat16, routing="even"):
-    """Between the formula and the ledger, which ``measure_llama`` compares with the census first."""
-    measured = measure_llama(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
+    """Between the formula and the ledger, which ``measure_layer`` compares with the census first."""
+    measured = measure_layer(shape, tp, recompute, dtype=dtype, routing=routing, context=context)
     comparison = compare(predicted(shape, tp, context, recompute, dtype.itemsize, routing), measured)
     return "" if comparison.exact else comparison.describe()
 

@@ -15,7 +15,7 @@ from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem.measure import emulated_rank
-from actmem.measure.parts import layer_rows_of, measure_llama
+from actmem.measure.parts import layer_rows_of, measure_layer
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
@@ -158,7 +158,7 @@ def differences(shape, recompute, tp=TensorParallel(), dtype=torch.bfloat16, rou
     parallel = Parallel(tp.size, tp.sequence_parallel)
     routed = forced_routed_tokens(shape, parallel, routing, tp.rank) if shape.num_experts else None
     predicted = llama_rows(shape, parallel, recompute, dtype.itemsize, routed)
-    comparison = compare(predicted, measure_llama(shape, tp, recompute, dtype=dtype, routing=routing))
+    comparison = compare(predicted, measure_layer(shape, tp, recompute, dtype=dtype, routing=routing))
     return "" if comparison.exact else comparison.describe()
 
 

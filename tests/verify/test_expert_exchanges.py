@@ -8,7 +8,7 @@ import torch
 from actmem.formulas.communication import Exchange
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage
+from actmem.measure.parts import LlamaStage, run_part
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedLlama
@@ -28,7 +28,7 @@ def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         part = LlamaStage(EXPERTS, 4, EXPERTS.vocab_size, range(1, 2), tp, recompute, dtype=torch.bfloat16)
         with count_collectives() as seen:
-            y = part.run()
+            y = run_part(part)
             y.backward(torch.empty_like(y))
     counted = Counter((each.kind, each.payload_bytes) for each in seen.collectives)
     predicted: Counter = Counter()

@@ -6,7 +6,7 @@ import torch
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage, measure_part_peak, run_gpt
+from actmem.measure.parts import LlamaStage, measure_part_peak
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedGPT, PlannedLlama
@@ -45,7 +45,7 @@ def test_the_transient_is_what_is_counted(name, stage, ranks, recompute):
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         part = GPT(shape, tp, layers=layers, recompute=recompute, dtype=torch.bfloat16)
-        kept, peak = measure_part_peak(part, run_gpt)
+        kept, peak = measure_part_peak(part)
     assert total(predicted(shape, t, sequence_parallel, layers, recompute)) == peak - kept
 
 
@@ -67,7 +67,7 @@ def test_the_transient_of_a_llama_is_what_is_counted(name, stage, ranks, recompu
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         part = LlamaStage(shape, 4, shape.vocab_size, layers, tp, recompute, dtype=torch.bfloat16)
-        kept, peak = measure_part_peak(part, LlamaStage.run)
+        kept, peak = measure_part_peak(part)
     ends = layers.start == 0, layers.stop == 4
     rows = made(PlannedLlama("small", shape), layout, recompute, *ends, len(layers))
     assert total(rows) == peak - kept
@@ -91,7 +91,7 @@ def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recom
     with emulated_rank(t):
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         part = LlamaStage(shape, 4, shape.vocab_size, range(1, 2), tp, recompute, routing, dtype=torch.bfloat16)
-        kept, peak = measure_part_peak(part, LlamaStage.run)
+        kept, peak = measure_part_peak(part)
     assert total(model.layer_rows(layout, recompute)) == kept
     assert total(made(model, layout, recompute, False, False, 1)) == peak - kept
 

@@ -5,8 +5,8 @@ For real ranks, and for emulated ones whose neighbours send nothing: random acti
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TypeVar
+from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,6 @@ from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
 
-Chunk = TypeVar("Chunk", GPT, "LlamaStage")
 #: Layers name their tensors as they make them (``drop.Terms``).  What follows names the rest: what a ledger sees of the ends,
 #: of a checkpoint, and of a linear that keeps another tensor than it was given.  By the running module, the operation and the
 #: argument; never by size, because two different tensors can have the same size.
@@ -94,23 +93,7 @@ def layer_rows_of(layer: nn.Module, x: Tensor) -> list[Row]:
 
 
 def measure_layer(
-    shape: ModelShape,
-    tp: TensorParallel = TensorParallel(),
-    recompute: Recompute | str = "none",
-    *,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.bfloat16,
-) -> list[Row]:
-    """What one layer keeps on this rank: the ledger's rows, confirmed by the census.
-
-    Runs the layer's forward twice.  Raises LedgerMismatch if the two counts disagree.
-    """
-    layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
-    return _confirmed(layer, lambda: layer_input(shape, tp, device, dtype))
-
-
-def measure_llama(
-    shape: LlamaShape,
+    shape: ModelShape | LlamaShape,
     tp: TensorParallel = TensorParallel(),
     recompute: Recompute | str = "none",
     *,
@@ -119,16 +102,20 @@ def measure_llama(
     routing: Routing = "even",
     context: ContextParallel = ContextParallel(),
 ) -> list[Row]:
-    """The same for one of today's layers.  routing: of its experts, without their router's scores by default."""
-    layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
-    own = shape.with_sizes(seq_length=layer.seq_length)
-    return _confirmed(layer, lambda: layer_input(own, tp, device, dtype))
+    """What one layer keeps on this rank: the ledger's rows, confirmed by the census.
 
-
-def _confirmed(layer: nn.Module, make_input: Callable[[], Tensor]) -> list[Row]:
+    routing, context: of a Llama's layer; its experts run without their router's scores by default.  Runs the layer's
+    forward twice.  Raises LedgerMismatch if the two counts disagree.
+    """
+    layer: TransformerLayer | LlamaLayer
+    if isinstance(shape, ModelShape):
+        layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
+    else:
+        layer = LlamaLayer(shape, tp, recompute=recompute, routing=routing, context=context, device=device, dtype=dtype)
+        shape = shape.with_sizes(seq_length=layer.seq_length)
+    make_input = partial(layer_input, shape, tp, device, dtype)
     rows = layer_rows_of(layer, make_input())
-    counted = census(layer, make_input)
-    if counted != total(rows):
+    if (counted := census(layer, make_input)) != total(rows):
         raise LedgerMismatch(f"the ledger holds {total(rows):,} B, the census {counted:,} B")
     return rows
 
@@ -189,19 +176,18 @@ def measure_stage(
     def parts_of(mode: Recompute | str) -> list[GPT]:
         return [GPT(shape, tp, layers=layers, recompute=mode, dtype=torch.bfloat16) for layers in chunks]
 
-    return measure_parts(parts_of(recompute), parts_of("none") if whole else [], actions, run_gpt, whole)
+    return measure_parts(parts_of(recompute), parts_of("none") if whole else [], actions, whole)
 
 
 def measure_parts(
-    parts: Sequence[Chunk],
-    whole_parts: Sequence[Chunk],
+    parts: Sequence[GPT | LlamaStage],
+    whole_parts: Sequence[GPT | LlamaStage],
     actions: Iterable[tuple[str, int, int]],
-    run: Callable[[Chunk], Tensor],
     whole: Collection[tuple[int, int]] = (),
 ) -> list[Row]:
     """What one rank's model chunks, ``parts``, keep after the last of ``actions``, one row for each term.
 
-    actions: ``(kind, chunk, microbatch)`` in order; "F" runs the chunk's forward by ``run``, and holds its graph; "B" drops
+    actions: ``(kind, chunk, microbatch)`` in order; "F" runs the chunk's forward, and holds its graph; "B" drops
     that graph.  whole: ``(chunk, microbatch)`` pairs that ``whole_parts`` run.
     """
     held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
@@ -211,13 +197,13 @@ def measure_parts(
             continue
         part = (whole_parts if (chunk, microbatch) in whole else parts)[chunk]
         with record(part) as ledger:
-            output = run(part)
+            output = run_part(part)
         held[chunk, microbatch] = output, rows_by_term(ledger.saved)
     return merge(row for _, rows in held.values() for row in rows)
 
 
-def measure_part_peak(part: Chunk, run: Callable[[Chunk], Tensor]) -> tuple[int, int]:
-    """Bytes held after the forward pass of one microbatch by ``run``, and the most during its backward pass.
+def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
+    """Bytes held after the forward pass of one microbatch, and the most during its backward pass.
 
     Without weights, main gradients and buffers.  A stage's output is freed once it is sent (2205.05198
     appendix B).  For one chunk on an emulated rank.
@@ -225,7 +211,7 @@ def measure_part_peak(part: Chunk, run: Callable[[Chunk], Tensor]) -> tuple[int,
     use_main_gradients(part)
     alive = LiveStorages([*part.parameters(), *map(gradient_of, part.parameters()), *part.buffers()])
     with alive:
-        y = run(part)
+        y = run_part(part)
         if not part.is_last:
             y.untyped_storage().resize_(0)
         kept = alive.bytes
@@ -235,13 +221,10 @@ def measure_part_peak(part: Chunk, run: Callable[[Chunk], Tensor]) -> tuple[int,
     return kept, alive.peak_bytes
 
 
-def _token_ids(micro_batch_size: int, seq_length: int, vocab_size: int) -> Tensor:
-    return torch.randint(0, vocab_size, (micro_batch_size, seq_length))
-
-
-def run_gpt(part: GPT) -> Tensor:
+def run_part(part: GPT | LlamaStage) -> Tensor:
     """The part's output for random input, or the loss if it has the model's last layer."""
-    ids = lambda: _token_ids(part.shape.micro_batch_size, part.shape.seq_length, part.shape.vocab_size)  # noqa: E731
+    sizes = part.shape.micro_batch_size, part.shape.seq_length
+    ids = lambda: torch.randint(0, part.shape.vocab_size, sizes)  # noqa: E731
     y = part(ids() if part.is_first else layer_input(part.shape, part.tp, "cpu", torch.bfloat16))
     return part.loss(y, ids()) if part.is_last else y
 
@@ -249,8 +232,7 @@ def run_gpt(part: GPT) -> Tensor:
 class LlamaStage(ParallelModule):
     """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
 
-    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  Token ids ``[b, s]`` or activations come in; activations,
-    or on the last part the loss, go out.
+    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  ``forward`` and ``loss`` are as those of ``GPT``.
     """
 
     def __init__(
@@ -266,8 +248,9 @@ class LlamaStage(ParallelModule):
         **factory,
     ):
         super().__init__()
-        self.tp, self.vocab_size = tp, vocab_size
-        self.shape = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
+        self.tp = tp
+        own = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
+        self.shape = own.with_sizes(vocab_size=vocab_size)
         self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
         if self.is_first:
             self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
@@ -286,16 +269,12 @@ class LlamaStage(ParallelModule):
         if self.is_last:
             x = KEEP_ALL.input("final RMSNorm input", x)
             x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
-            logits = self.output(x, self.head.weight)
-            targets = _token_ids(logits.shape[1], logits.shape[0], self.vocab_size)
-            x = self.cross_entropy(logits, targets.t())
+            x = self.output(x, self.head.weight)
         return x
 
-    def run(self) -> Tensor:
-        """Its output for what arrives: token ids, or random activations of the stage before."""
-        if self.is_first:
-            return self(_token_ids(self.shape.micro_batch_size, self.shape.seq_length, self.vocab_size))
-        return self(layer_input(self.shape, self.tp, "cpu", torch.bfloat16))
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy, a scalar."""
+        return self.cross_entropy(logits, targets.t())
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:

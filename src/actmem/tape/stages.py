@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from actmem.layers.gpt import GPT
 from actmem.llama_shape import LlamaShape
 from actmem.main_grad import use_main_gradients
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage
+from actmem.measure.parts import LlamaStage, layer_input
 from actmem.tape.evaluate import BACKWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape, added
 from actmem.tape.record import GENERATOR_STATE, Recorder, record_step
 from actmem.tape.solver import Rules, solve
@@ -162,15 +163,24 @@ def gpt_events(name: str, sizes: Mapping[str, int]) -> list[Event]:
         options: dict = {"dtype": torch.bfloat16, "recompute": more[0] if what == "layer" else "none"}
         layers = range(1) if what == "layer" or first else range(1, 2)
         model = GPT(shape if what != "layer" else shape.with_sizes(num_layers=3), tp, layers=layers, **options)
-        activations = lambda: torch.randn(own, b, shape.hidden_size, dtype=torch.bfloat16, requires_grad=True)  # noqa: E731
         if what == "layer":
-            part = OneLayer(model.layers["0"], *[tensor for name, tensor in model.named_buffers() if name == "mask"])
-            return recorded(part, part.hole, activations, lambda y: y)
-        hole = Hole((own, b, shape.hidden_size) if last else None)
-        model.layers = nn.ModuleDict({"0": hole})
-        ids = lambda: torch.randint(0, shape.vocab_size, (b, s))  # noqa: E731
-        anchor = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
-        return recorded(model, hole, ids if first else lambda: anchor, lambda y: model.loss(y, ids()) if last else y)
+            return layer_events(model, OneLayer(model.layers["0"], model.get_buffer("mask")))
+        model.layers = nn.ModuleDict({"0": Hole((own, b, shape.hidden_size) if last else None)})
+        return ends_events(model, model.layers["0"])
+
+
+def layer_events(stage: GPT | LlamaStage, part: OneLayer) -> list[Event]:
+    """The events of one of the stage's layers."""
+    return recorded(part, part.hole, lambda: layer_input(stage.shape, stage.tp, "cpu", torch.bfloat16), lambda y: y)
+
+
+def ends_events(stage: GPT | LlamaStage, hole: Any) -> list[Event]:
+    """The events of the stage's ends around the hole that its layers were replaced by."""
+    sizes = stage.shape.micro_batch_size, stage.shape.seq_length
+    ids = lambda: torch.randint(0, stage.shape.vocab_size, sizes)  # noqa: E731
+    anchor = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
+    arrives = ids if stage.is_first else lambda: anchor
+    return recorded(stage, hole, arrives, lambda y: stage.loss(y, ids()) if stage.is_last else y)
 
 
 def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
@@ -198,15 +208,10 @@ def llama_events(name: str, sizes: dict[str, int]) -> list[Event]:
         mode = more[0] if what == "layer" else "none"
         layers = range(1, 2) if what == "layer" else range(1) if first else range(1, 2)
         stage = LlamaStage(shape, 3 if what == "layer" else 1 + (first != last), v * t, layers, tp, mode, routing, context, dtype=torch.bfloat16)  # fmt: skip
-        activations = lambda: torch.randn(own, b, h, dtype=torch.bfloat16, requires_grad=True)  # noqa: E731
         if what == "layer":
-            part = OneLayer(stage.layers[0])
-            return recorded(part, part.hole, activations, lambda y: y)
-        hole = Hole((own, b, h) if last else None)
-        stage.layers = nn.ModuleList([hole])
-        anchor = torch.zeros((), dtype=torch.bfloat16, requires_grad=True)
-        ids = lambda: torch.randint(0, v * t, (b, s))  # noqa: E731
-        return recorded(stage, hole, ids if first else lambda: anchor, lambda y: y)
+            return layer_events(stage, OneLayer(stage.layers[0]))
+        stage.layers = nn.ModuleList([Hole((own, b, h) if last else None)])
+        return ends_events(stage, stage.layers[0])
 
 
 #: Names of parts, what records them, their letters and rules, by the kind of model.

@@ -17,17 +17,17 @@ from rich.console import Console
 from rich.table import Table
 from torch import nn
 
-from actmem.config import ConfigError, padded_vocab_size
+from actmem.config import ConfigError, ModelShape, padded_vocab_size
 from actmem.formulas.microbatches import moving_window
 from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
 from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage, measure_part_peak, measure_parts, measure_stage, measure_states, run_gpt
+from actmem.measure.parts import LlamaStage, measure_part_peak, measure_parts, measure_states
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.plan_report import plan_text
-from actmem.plan.planned_models import PlannedGPT, PlannedLlama, PlannedModel
+from actmem.plan.planned_models import PlannedLlama, PlannedModel
 from actmem.plan.rank_bill import rank_bill, share, stage_layers
 from actmem.plan.search import Plan
 from actmem.rows import Comparison, Match, Row, compare, total
@@ -69,8 +69,7 @@ def _ranks(plan: Plan) -> tuple[TensorParallel, ContextParallel]:
 
 def _check_runs(model: PlannedModel, plan: Plan) -> None:
     """Raise ConfigError on what this library has no layer for."""
-    llama = isinstance(model, PlannedLlama) and not model.shape.tied_embeddings
-    if not isinstance(model, PlannedGPT) and not llama:
+    if isinstance(model, PlannedLlama) and model.tied_embeddings:
         raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
 
 
@@ -84,26 +83,20 @@ def _counted(
     window: set,
 ) -> tuple[list[Row], list[Row]]:
     """Rows of what autograd keeps, and of this rank's share of the states, on the emulated rank."""
-    layout = plan.layout
-    if isinstance(model, PlannedGPT):
-        shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
-        measured = measure_stage(shape, tp, chunks, steps, plan.recompute, window)
-        return measured, _states([GPT(shape, tp, layers=layers, dtype=torch.bfloat16) for layers in chunks], plan)
-    parts = [_llama_stage(model, plan, tp, context, layers, plan.recompute) for layers in chunks]
-    whole_parts = [_llama_stage(model, plan, tp, context, layers, "none") for layers in chunks] if window else []
-    return measure_parts(parts, whole_parts, steps, LlamaStage.run, window), _states(parts, plan)
+    parts = [_part(model, plan, tp, context, layers, plan.recompute) for layers in chunks]
+    whole_parts = [_part(model, plan, tp, context, layers, "none") for layers in chunks] if window else []
+    return measure_parts(parts, whole_parts, steps, window), _states(parts, plan)
 
 
-def _llama_stage(
+def _part(
     model: PlannedModel, plan: Plan, tp: TensorParallel, context: ContextParallel, layers: range, recompute: str
-) -> LlamaStage:
-    assert isinstance(model, PlannedLlama)
-    shape = model.shape.with_sizes(micro_batch_size=plan.layout.micro_batch_size)
-    vocab_size = padded_vocab_size(model.shape.vocab_size, tp.size, multiple=1)
+) -> GPT | LlamaStage:
+    shape, dtype = model.shape.with_sizes(micro_batch_size=plan.layout.micro_batch_size), torch.bfloat16
+    if isinstance(shape, ModelShape):
+        return GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
+    vocab_size = padded_vocab_size(shape.vocab_size, tp.size, multiple=1)
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
-    return LlamaStage(
-        shape, model.num_layers, vocab_size, layers, tp, recompute, routing, context, dtype=torch.bfloat16
-    )
+    return LlamaStage(shape, model.num_layers, vocab_size, layers, tp, recompute, routing, context, dtype=dtype)
 
 
 @dataclass(frozen=True)
@@ -130,15 +123,8 @@ def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak:
     # The fullest moment ends warm-up, so backward begins with the last chunk.
     layers = chunks[-1]
     with emulated_rank(layout.tensor_parallel_size * layout.context_parallel_size):
-        tp, context = _ranks(plan)
         # What a backward pass makes doesn't depend on the microbatches that wait.
-        if isinstance(model, PlannedGPT):
-            shape = model.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
-            gpt = GPT(shape, tp, layers=layers, recompute=plan.recompute, dtype=torch.bfloat16)
-            kept, peak = measure_part_peak(gpt, run_gpt)
-        else:
-            part = _llama_stage(model, plan, tp, context, layers, plan.recompute)
-            kept, peak = measure_part_peak(part, LlamaStage.run)
+        kept, peak = measure_part_peak(_part(model, plan, *_ranks(plan), layers, plan.recompute))
     return CountedPeak(total(bill.parts["transient"]), peak - kept)
 
 

@@ -26,7 +26,7 @@ from actmem.layers.experts import Routing
 from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LlamaShape, own_context_shape
 from actmem.measure.emulate import H100, gpu_of_this_build
-from actmem.measure.parts import measure_layer, measure_llama
+from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import Row, total
 from actmem_course.arguments import ELEMENT_SIZES
@@ -231,12 +231,9 @@ def measure_today(
         parallel = configuration.parallel(tensor.size)
         form = FORMS.get(configuration.sharing, {})
         tp = TensorParallel(**form) if parallel.tensor_parallel_size == 1 else replace(tensor, **form)
-        if isinstance(shape, LlamaShape):
-            measured = measure_llama(
-                shape, tp, configuration.recompute, device=ranks.device, dtype=dtype, routing=routing, context=context
-            )
-        else:
-            measured = measure_layer(shape, tp, configuration.recompute, device=ranks.device, dtype=dtype)
+        measured = measure_layer(
+            shape, tp, configuration.recompute, device=ranks.device, dtype=dtype, routing=routing, context=context
+        )
         predicted, extra = predictions(
             shape, parallel, configuration.recompute, dtype.itemsize, ranks.device, routing, tp.rank,
             context_parallel_size, context_kind, kernel,

@@ -44,14 +44,14 @@ LOGGED_AT_OTHER_TIMES = {
     "gpt/gpt3_mcore_te_tp1_pp4_vp2_account_for_embedding_loss_in_pipeline_split": (638_724_608, 641_740_288),
     "gpt/gpt3_mcore_te_tp4_pp1_dist_optimizer_overlap_grad_reduce_param_gather": (299_203_072, 299_204_096),
 }
-#: Why a row may be off: the first that it has, an argument or a word of its environment; "" is any row's.
+#: Why a row may be off: the first that it has, an argument or a word of its environment; "" if it has none.
 REASONS = {
     "overlap-moe-expert-parallel-comm": "what overlapping the experts' exchanges keeps is not modelled",
     "num-experts": "the router decides how many tokens reach a rank's experts; here it is an even share",
     "multi-latent-attention": "small tensors of the latents, and unsplit blocks",
     "context-parallel-size": "ring attention takes turns on a second stream, whose blocks have a pool of their own: not modelled (one log's peak grows by 9 MiB in the middle of its run)",
-    "nothing sent": "no other rank's tensors, or segments that expand: no block depends on chance",
     "": "unsplit blocks, up to 1 MiB each: which free block a tensor gets differs from one log to the next",
+    "nothing sent": "no other rank's tensors, or segments that expand: no block depends on chance",
 }
 _NEEDED = ("case", "gpu", "arguments")
 #: How far a run's peak may be from the logged one, percent.  Of kernels no source shows what they save; how many tokens
@@ -153,7 +153,7 @@ class GoldenResult:
         words = {*run.given, *self.row.environment}
         if run.expandable_segments or run.t * run.p * run.cp == 1:
             words.add("nothing sent")
-        return next(name for name in REASONS if not name or name in words)
+        return next((name for name in REASONS if name in words), "")
 
     @property
     def surplus_percent(self) -> float | None:
@@ -374,6 +374,11 @@ class Experiment:
     def apart_bytes(self) -> int:
         """Logged minus formula."""
         return self.logged_bytes - self.formula_bytes
+
+    @property
+    def reason(self) -> str:
+        """Which of REASONS the two rows have, the first of them."""
+        return min((self.more.reason, self.less.reason), key=[*REASONS].index)
 
     @property
     def verdict(self) -> str:

@@ -182,8 +182,10 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
         lines.append(f"{missing} rows not modelled")
     if found:
         zero = sum(not e.apart_bytes for e in found)
-        opened = sum(e.verdict == "open" for e in found)
-        lines.append(f"{len(found)} pairs: {zero} of 0 B, {len(found) - zero - opened} explained, {opened} open")
+        opened = Counter(e.reason for e in found if e.verdict == "open")
+        explained = len(found) - zero - opened.total()
+        lines.append(f"{len(found)} pairs: {zero} of 0 B, {explained} explained, {opened.total()} open, of these")
+        lines += [f"  {number}: {REASONS[name]}" for name, number in opened.most_common()]
     return lines
 
 

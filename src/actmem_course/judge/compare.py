@@ -48,6 +48,12 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
     return found.detach()
 
 
+def another_kind(expected: str, found: object) -> Wrong:
+    """What to raise where another kind of thing comes back."""
+    missing = ": is a return missing?" if found is None else ""
+    return Wrong(f"expected {expected}, got {type(found).__name__}{missing}")
+
+
 def check_whole_number(what: str, value: Any) -> int:
     """``value`` as an int; numpy's integers are whole numbers as well.  Raises Wrong unless it is one."""
     if value is None:

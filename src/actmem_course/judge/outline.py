@@ -143,11 +143,11 @@ ALL_LABS = (
         Exercise("5.5", "microbatches_to_keep", "lab5_pipeline:check_microbatches_to_keep", "Appendix C: recompute only what does not fit"),
     ), "lab5_pipeline:lab5_reward", one_process=True),
     Lab("lab6_train", "Lab 6: train under every mode", "03_tensor_parallelism", (
-        Exercise("6.1", "batch", "lab6_batch:check_batch", "Real processes: the same numbers as one GPU"),
-        Exercise("6.2", "make_model", "lab6_model:check_make_model", "Real processes: the same numbers as one GPU", takes_group=True),
+        Exercise("6.1", "batch", "lab6_train:check_batch", "Real processes: the same numbers as one GPU"),
+        Exercise("6.2", "make_model", "lab6_train:check_make_model", "Real processes: the same numbers as one GPU", takes_group=True),
         Exercise("6.3", "gradient_norm", "cases.lab6_train", "What divides and what does not", takes_group=True),
         Exercise("6.4", "training_step", "cases.lab6_train", "Real processes: the same numbers as one GPU", takes_group=True),
-        Exercise("6.5", "train", "lab6_curves:check_train", "Real processes: the same numbers as one GPU"),
+        Exercise("6.5", "train", "lab6_train:check_train", "Real processes: the same numbers as one GPU"),
     ), "lab6_reward:lab6_reward"),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (
         Exercise("7.1", "llama_layer_bytes", "ratios:check_llama_layer_bytes", "The layer changed"),

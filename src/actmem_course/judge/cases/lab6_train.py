@@ -13,8 +13,8 @@ from actmem.measure.comms import Collective
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.compare import grad_of
-from actmem_course.judge.lab_checks.lab6_model import mode_named, small_shape
+from actmem_course.judge.compare import another_kind, grad_of
+from actmem_course.judge.lab_checks.lab6_train import mode_named, small_shape
 from actmem_course.judge.solutions.lab6_train import make_model
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -58,8 +58,7 @@ def _norm(r: CaseRun, model: GPT) -> tuple[float, list[Collective]]:
             raise Wrong(f"the result has shape {list(found.shape)}; expected one number")
         found = found.item()
     if not isinstance(found, float):
-        missing = ": is a return missing?" if found is None else ""
-        raise Wrong(f"expected a float, got {type(found).__name__}{missing}")
+        raise another_kind("a float", found)
     return found, seen.collectives
 
 

@@ -17,7 +17,7 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2, Configuration
 from actmem.measure.ledger import record
 from actmem.rows import total
-from actmem_course.judge.lab_checks.lab6_model import mode_named, mode_rows
+from actmem_course.judge.lab_checks.lab6_train import mode_named, mode_rows
 from actmem_course.judge.reward import Reward, amount, bar, one_thread, sizes_text
 from actmem_course.judge.workbench import Bench
 from actmem_course.results import ModeCost

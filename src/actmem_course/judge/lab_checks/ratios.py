@@ -18,7 +18,7 @@ from actmem.measure.parts import measure_layer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
-from actmem_course.judge.compare import check_whole_number
+from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.reward import BarsReward, Measure, Reward
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench
@@ -31,8 +31,7 @@ _MOST_LETTERS = 4
 def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
     """A learner's bytes by name.  Raises Wrong unless these are the names, and whole numbers."""
     if not isinstance(answer, Mapping):
-        said = ": is a return missing?" * (answer is None)
-        raise Wrong(f"expected a dict of bytes by name, got {type(answer).__name__}{said}")
+        raise another_kind("a dict of bytes by name", answer)
     missing, unknown = [n for n in names if n not in answer], [str(n) for n in answer if n not in names]
     if missing or unknown:
         parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"not among them {', '.join(unknown)}"] * bool(

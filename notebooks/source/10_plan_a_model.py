@@ -12,7 +12,7 @@ from actmem.plan.planned_models import PlannedGPT, planned_model_of
 from actmem.plan.search import bill_of, find_plans
 from actmem.plan.plan_report import half_the_gpus, plan_text, refusal_text, twice_the_sequence
 from actmem.plan.settings import FRAMEWORK_SETTINGS
-from actmem.verify.verify_plan import verify_plan
+from actmem.verify import verify_plan
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import golden_result, measure_runs, paper_choice_results, step_time_results
 from actmem_course.others.golden import predict, read_golden
@@ -256,4 +256,4 @@ for name, settings in FRAMEWORK_SETTINGS.items():
 #
 # **Sources.** 2205.05198 sections 4 to 6 and appendices B and C · Rajbhandari et al., *ZeRO*, 1910.02054 · *The Llama 3 Herd of Models*,
 # 2407.21783, table 4 · huggingface/nanotron and its published logs · calculators: nanotron/ultrascale-playbook, EleutherAI/cookbook,
-# NVIDIA/Megatron-LM, cli99/llm-analysis · code: `src/actmem/plan/`, `src/actmem/verify/`.
+# NVIDIA/Megatron-LM, cli99/llm-analysis · code: `src/actmem/plan/`, `src/actmem/verify.py`.

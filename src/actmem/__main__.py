@@ -10,7 +10,7 @@ def _plan() -> Callable[[list[str]], int]:
     from actmem.plan.plan_command import main as run
 
     def verify(console, model, plan):  # only this needs torch
-        from actmem.verify.verify_plan import report_verification
+        from actmem.verify import report_verification
 
         return report_verification(console, model, plan)
 
@@ -33,7 +33,7 @@ def _record() -> Callable[[list[str]], int]:
 
 
 def _diff() -> Callable[[list[str]], int]:
-    from actmem.measure.diff_command import main as run
+    from actmem.measure.diagnosis import main as run
 
     return run
 

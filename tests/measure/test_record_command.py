@@ -11,7 +11,7 @@ import torch
 
 from actmem.__main__ import main
 from actmem.measure import record_command
-from actmem.measure.diff_command import reason_of, runs_again
+from actmem.measure.diagnosis import reason_of, runs_again
 from actmem.measure.ledger import SavedTensor
 from actmem.measure.ledger_tables import folded_name
 from actmem.torch_private import memory_snapshot

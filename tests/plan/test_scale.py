@@ -9,7 +9,7 @@ from actmem.plan.plan_command import main
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
-from actmem.verify.verify_plan import verify_plan
+from actmem.verify import verify_plan
 from tests.tiers import at_night
 
 MILLION = 2**20

@@ -13,7 +13,7 @@ from actmem.plan.layout import ZERO_STAGES, Layout
 from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
-from actmem.verify.verify_plan import count_peak, verify_plan
+from actmem.verify import count_peak, verify_plan
 from tests.tiers import sampled
 
 LAYERS = 4

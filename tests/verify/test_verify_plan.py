@@ -15,7 +15,7 @@ from actmem.plan.rank_bill import rank_bill
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
 from actmem.rows import Row, compare
-from actmem.verify.verify_plan import chunks_of, count_peak, report_verification, verify_plan
+from actmem.verify import chunks_of, count_peak, report_verification, verify_plan
 from tests.shapes import decoder
 from tests.tiers import covering, sampled
 

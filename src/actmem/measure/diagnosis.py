@@ -1,29 +1,26 @@
-"""Known wastes, found in a ledger's rows: what each costs, what would remain, and the change that saves it.
+"""What a ledger's rows tell: known wastes, why each row is kept, and what came and went between two records.
 
 A rule looks at operations, shapes and dtypes, never at names that only one library uses, except for
 "norm".  Bytes are those of the rows found; the floor is what the change leaves of them.
+
+``python -m actmem diff a.json b.json``: which tensors came, went and stayed between two files of ``record``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from math import prod
+from pathlib import Path
 from typing import Any
 
-_ATTENTION = (
-    "scaled_dot_product_attention",
-    "matmul",
-    "bmm",
-    "baddbmm",
-    "softmax",
-    "dropout",
-    "multi_head_attention_forward",
-    "masked_fill",
-    "where",
-    "mul",
-    "add",
-)
-_LOSS = ("log_softmax", "cross_entropy", "nll_loss", "cross_entropy_loss")
+from actmem.command_line import Parser
+from actmem.config import ConfigError
+from actmem.measure.ledger_tables import HEADINGS, aligned, fold, lines_of, rows_of_file
+
+Rows = list[Any]
 
 
 @dataclass(frozen=True)
@@ -39,27 +36,28 @@ class Finding:
 def findings(rows: Iterable[Any]) -> list[Finding]:
     """All wastes found in a ledger's ``tensors``, the largest first; a row can be in two of them."""
     rows = [row for row in rows if row.bytes]
-    found = [rule(rows) for rule in RULES]
-    return sorted((one for one in found if one is not None and one.bytes), key=lambda one: -one.bytes)
+    found = []
+    for waste, rule, floor_of, text in _RULES:
+        kept = rule(rows)
+        floor = floor_of(kept)
+        why = _FORCED if any(row.op == "scaled_dot_product_attention" for row in kept) else "it is written so"
+        found.append(Finding(waste, _size(kept) - floor, floor, text.format(why=why)))
+    return sorted((one for one in found if one.bytes), key=lambda one: -one.bytes)
 
 
-def _size(rows: Iterable[Any]) -> int:
+def _size(rows: Rows) -> int:
     return sum(row.bytes for row in rows)
 
 
-def _in_modules(rows: list[Any]) -> Iterator[list[Any]]:
-    groups: dict[str, list[Any]] = {}
+def _by_module(rows: Rows) -> list[Rows]:
+    groups: dict[str, Rows] = {}
     for row in rows:
         groups.setdefault(row.module, []).append(row)
-    yield from groups.values()
+    return list(groups.values())
 
 
-def _is_float32(row: Any) -> bool:
-    return str(row.dtype).endswith("float32")
-
-
-def _is_mask(row: Any) -> bool:
-    return str(row.dtype).endswith("bool")
+def _is(row: Any, *dtypes: str) -> bool:
+    return str(row.dtype).endswith(dtypes)
 
 
 def _square(row: Any) -> bool:
@@ -67,105 +65,195 @@ def _square(row: Any) -> bool:
     return len(row.shape) >= 2 and row.shape[-1] == row.shape[-2] > 1
 
 
-def _gelu(rows: list[Any]) -> Finding | None:
-    kept, floor = [], 0
-    for group in _in_modules(rows):
+def _each(keeps: Callable[[Any], bool]) -> Callable[[Rows], Rows]:
+    """A rule that looks at one row at a time."""
+    return lambda rows: [row for row in rows if keeps(row)]
+
+
+_SCORES = "scaled_dot_product_attention matmul bmm baddbmm softmax dropout multi_head_attention_forward masked_fill where mul add".split()  # fmt: skip
+_LOSS = ("log_softmax", "cross_entropy", "nll_loss", "cross_entropy_loss")
+_FORCED = "dropout, or a mask of its own, makes scaled_dot_product_attention fall back to it"
+
+
+def _gelu(rows: Rows) -> Rows:
+    kept = []
+    for group in _by_module(rows):
         of = [row for row in group if row.op in ("tanh", "pow", "mul", "add", "erf", "div")]
         shapes = {row.shape for row in of if row.op in ("tanh", "erf")}
         same = [row for row in of if row.shape in shapes]
         if shapes and len(same) >= 3 and len({row.op for row in same}) >= 2:
             kept += same
-            floor += max(row.bytes for row in same)
-    return _finding(
-        "GeLU in several operations", kept, floor, "Each operation keeps its own tensors; F.gelu keeps its input alone."
-    )
+    return kept
 
 
-def _norm(rows: list[Any]) -> Finding | None:
-    if not any(str(row.dtype).endswith(("bfloat16", "float16")) for row in rows):
-        return None
-    kept = [
-        r
-        for r in rows
-        if _is_float32(r) and "norm" in r.module.rsplit(".", 1)[-1].lower() and r.shape and r.shape[-1] > 1
-    ]
-    text = "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a token."
-    return _finding("norms in float32", kept, _size(kept) // 2, text)
+def _norm(rows: Rows) -> Rows:
+    if not any(_is(row, "bfloat16", "float16") for row in rows):
+        return []
+    wide = [row for row in rows if _is(row, "float32") and row.shape and row.shape[-1] > 1]
+    return [row for row in wide if "norm" in row.module.rsplit(".", 1)[-1].lower()]
 
 
-def _math_attention(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if _square(row) and row.op in _ATTENTION and row.kind == "activation"]
-    forced = [row for row in kept if row.op == "scaled_dot_product_attention"]
-    why = (
-        "dropout, or a mask of its own, makes scaled_dot_product_attention fall back to it"
-        if forced
-        else "it is written so"
-    )
-    text = f"Attention is computed by matrix products ({why}); a flash kernel keeps Q, K, V, the output and 4 bytes a head and token."
-    return _finding("attention that keeps s²", kept, 0, text)
+def _logits(rows: Rows) -> Rows:
+    wide = [row for row in rows if _is(row, "float32")]
+    kept = [row for row in wide if row.op in _LOSS and len(row.shape) >= 2]
+    return kept + [row for row in wide if kept and row.shape[-1:] == kept[0].shape[-1:] and row not in kept]
 
 
-def _repeated(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if "repeated" in row.made_by]
-    floor = sum(row.bytes // int(row.made_by.rsplit("×", 1)[1]) for row in kept)
-    text = "K and V are copied for each query head; scaled_dot_product_attention(…, enable_gqa=True) reads them as they are."
-    return _finding("repeated K and V", kept, floor, text)
+def _largest(rows: Rows) -> int:
+    return max((row.bytes for row in rows), default=0)
 
 
-def _silu(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if row.made_by in ("silu", "gelu", "sigmoid") and row.op in ("mul", "__mul__")]
-    text = "The activation's result is kept for the product, and its input too; a function of both keeps the inputs and makes it again."
-    return _finding("SiLU kept twice", kept, 0, text)
+def _nothing(rows: Rows) -> int:
+    return 0
 
 
-def _copied_experts(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if row.made_by == "picked from a weight"]
-    return _finding(
-        "expert weights copied per token",
-        kept,
-        0,
-        "Each token gets a copy of its expert's weights; sort tokens and use a grouped product.",
-    )
-
-
-def _square_masks(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if _square(row) and (_is_mask(row) or row.kind == "constant")]
-    return _finding(
-        "masks of s²", kept, 0, "is_causal=True needs no mask; a mask added inside the product need not be kept."
-    )
-
-
-def _logits(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if _is_float32(row) and row.op in _LOSS and len(row.shape) >= 2]
-    kept += [
-        row for row in rows if kept and _is_float32(row) and row.shape[-1:] == kept[0].shape[-1:] and row not in kept
-    ]
-    floor = max((row.bytes for row in kept), default=0)
-    return _finding(
-        "float32 logits kept twice",
-        kept,
-        floor,
-        "One function of logits and targets keeps a single copy, and can reuse it for the gradient.",
-    )
-
-
-def _gathered(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if row.made_by == "all-gather" and row.kind == "activation"]
-    text = "The gathered input is kept on every rank; save the shard and gather again in backward (2205.05198 section 4.2.2)."
-    return _finding("gathered inputs", kept, 0, text)
-
-
-def _casts(rows: list[Any]) -> Finding | None:
-    kept = [row for row in rows if row.kind == "cast weight"]
-    return _finding(
-        "casts of weights", kept, 0, "autocast keeps a copy of each weight until backward; hold the weights in 16 bits."
-    )
-
-
-def _finding(waste: str, kept: list[Any], floor: int, text: str) -> Finding | None:
-    return Finding(waste, _size(kept) - floor, floor, text) if kept else None
-
-
-RULES: tuple[Callable[[list[Any]], Finding | None], ...] = (
-    _gelu, _norm, _math_attention, _repeated, _silu, _copied_experts, _square_masks, _logits, _gathered, _casts,
+#: The waste, the rows that it keeps, what the change leaves of them, and what to say.
+_RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ...] = (
+    ("GeLU in several operations", _gelu, lambda rows: sum(map(_largest, _by_module(rows))),
+     "Each operation keeps its own tensors; F.gelu keeps its input alone."),
+    ("norms in float32", _norm, lambda rows: _size(rows) // 2,
+     "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a token."),
+    ("attention that keeps s²", _each(lambda row: _square(row) and row.op in _SCORES and row.kind == "activation"), _nothing,
+     "Attention is computed by matrix products ({why}); a flash kernel keeps Q, K, V, the output and 4 bytes a head and token."),
+    ("repeated K and V", _each(lambda row: "repeated" in row.made_by),
+     lambda rows: sum(row.bytes // int(row.made_by.rsplit("×", 1)[1]) for row in rows),
+     "K and V are copied for each query head; scaled_dot_product_attention(…, enable_gqa=True) reads them as they are."),
+    ("SiLU kept twice", _each(lambda row: row.made_by in ("silu", "gelu", "sigmoid") and row.op in ("mul", "__mul__")), _nothing,
+     "The activation's result is kept for the product, and its input too; a function of both keeps the inputs and makes it again."),
+    ("expert weights copied per token", _each(lambda row: row.made_by == "picked from a weight"), _nothing,
+     "Each token gets a copy of its expert's weights; sort tokens and use a grouped product."),
+    ("masks of s²", _each(lambda row: _square(row) and (_is(row, "bool") or row.kind == "constant")), _nothing,
+     "is_causal=True needs no mask; a mask added inside the product need not be kept."),
+    ("float32 logits kept twice", _logits, _largest,
+     "One function of logits and targets keeps a single copy, and can reuse it for the gradient."),
+    ("gathered inputs", _each(lambda row: row.made_by == "all-gather" and row.kind == "activation"), _nothing,
+     "The gathered input is kept on every rank; save the shard and gather again in backward (2205.05198 section 4.2.2)."),
+    ("casts of weights", _each(lambda row: row.kind == "cast weight"), _nothing,
+     "autocast keeps a copy of each weight until backward; hold the weights in 16 bits."),
 )  # fmt: skip
+
+
+def main(argv: list[str]) -> int:
+    """Run the command; 2 and one line on bad input."""
+    parser = Parser("diff", "Compare two files of `record --json FILE`.")
+    parser.add_argument("before")
+    parser.add_argument("after")
+    return parser.run(argv, lambda options: print(diff_text(_read(options.before), _read(options.after))) or 0)
+
+
+def _read(path: str) -> list[Any]:
+    try:
+        rows = rows_of_file(json.loads(Path(path).read_text(encoding="utf-8"))["rows"])
+        _ = [_key(row) for row in rows]  # all fields are there
+        return rows
+    except OSError as error:
+        raise ConfigError(path, error.strerror or "can't be read") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(path, "is no file of `python -m actmem record … --json FILE`") from error
+
+
+def _key(row: Any) -> tuple:
+    return row.module, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind
+
+
+def changes(before: list[Any], after: list[Any]) -> dict[str, list[Any]]:
+    """Rows that went, came and stayed: equal in module, operation, argument, shape, dtype, bytes and kind.
+
+    A tensor that another operation saves now (first a layer norm, then a checkpoint) went and came.
+    """
+    counts = Counter(_key(row) for row in after)
+    went: list[Any] = []
+    stayed: list[Any] = []
+    for row in before:
+        (stayed if counts[_key(row)] else went).append(row)
+        counts[_key(row)] -= 1 if counts[_key(row)] else 0
+    left = Counter(_key(row) for row in before)
+    came = []
+    for row in after:
+        if left[_key(row)]:
+            left[_key(row)] -= 1
+        else:
+            came.append(row)
+    return {"went": went, "came": came, "stayed": stayed}
+
+
+def diff_text(before: list[Any], after: list[Any]) -> str:
+    """The three lists, each with its bytes; of what stayed, why it is still there, tensor by tensor."""
+    sizes = [sum(row.bytes for row in rows) for rows in (before, after)]
+    parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
+    lists = changes(before, after)
+    for name in ("went", "came"):
+        rows = lists[name]
+        parts.append(_head(name, rows) + (f"\n{_table(rows)}" if rows else ""))
+    stayed = lists["stayed"]
+    parts.append(_head("stayed", stayed) + _in_inputs(stayed))
+    if stayed:
+        on = "recomputation is on, and these are still there because" if runs_again(after) else "still there because"
+        parts[-1] += f": {on}"
+    by_reason: dict[str, list[Any]] = {}
+    for row in stayed:
+        by_reason.setdefault(reason_of(row), []).append(row)
+    for reason, rows in sorted(by_reason.items(), key=lambda item: -sum(row.bytes for row in item[1])):
+        parts[-1] += f"\n… {reason}: {_size(rows):,} B\n{_table(rows)}"
+    return "\n\n".join(parts)
+
+
+def _head(name: str, rows: list[Any]) -> str:
+    return f"{name}: {len(rows)} tensors, {_size(rows):,} B"
+
+
+def _table(rows: list[Any]) -> str:
+    return aligned(HEADINGS, lines_of(fold(rows)))
+
+
+def _in_inputs(rows: list[Any]) -> str:
+    """The bytes in the paper's unit, where an input ``[s, b, h]`` is among the rows: bytes for each of its elements."""
+    shape = next((row.shape for row in rows if row.kind == "input" and len(row.shape) == 3), None)
+    if shape is None or not prod(shape):
+        return ""
+    return f" = {_size(rows) / prod(shape):.4g} sbh"
+
+
+_MASK = "backward drops the same elements, by this mask"
+_SECOND_RUN = "a second run in backward starts from it"
+_FUSED = (
+    "scaled_dot_product_attention",
+    *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "cudnn", "efficient")),
+    "flash_attn_func",
+)
+_CHECKPOINTS = ("checkpoint", "CheckpointFunction")
+#: Operations by name, and why each keeps what it keeps.
+_REASONS = (
+    (("linear", "addmm", "_GatherInBackward", "conv1d", "conv2d"), "the gradient of a weight is computed from the layer's input"),
+    (("layer_norm", "rms_norm", "group_norm", "batch_norm"), "the gradient of a norm is computed from its input and its statistics"),
+    (("softmax", "log_softmax", "sigmoid", "tanh", "exp", "rsqrt", "sqrt"), "this operation's gradient is computed from its own result"),
+    (("gelu", "silu", "relu", "leaky_relu", "pow", "square", "sin", "cos", "log"), "this activation's gradient is computed from its input"),
+    (("dropout", "native_dropout"), _MASK),
+    (("embedding",), "the gradient of the table needs the ids"),
+    (("cross_entropy", "nll_loss", "cross_entropy_loss"), "the loss's gradient is computed from the probabilities and the targets"),
+    ("bmm baddbmm matmul mm __matmul__ einsum mul __mul__ __rmul__ div __truediv__".split(), "the gradient of each factor is computed from the other one"),
+    (_FUSED, "a fused kernel makes the scores again from Q, K and V, and keeps its output to do so"),
+    (_CHECKPOINTS, "a checkpoint runs its region again from its inputs"),
+)  # fmt: skip
+_OF_KIND = {
+    "generator state": "the second run draws the same dropout from it",
+    "cast weight": "backward reads the weight in the dtype in which the product ran",
+    "gathered weight": "the weight was gathered for forward and not freed after it",
+}
+
+
+def reason_of(row: Any) -> str:
+    """One clause on why ``row``, a SavedTensor or a line of a record's file, is kept for backward."""
+    if row.kind in _OF_KIND:
+        return _OF_KIND[row.kind]
+    if row.held_by:
+        return f"{row.held_by} holds it, whatever autograd does"
+    if row.op == "_Keep":
+        is_mask = "bool" in str(row.dtype) and row.kind == "activation"
+        return _MASK if is_mask else _SECOND_RUN
+    return next((reason for names, reason in _REASONS if row.op in names), f"{row.op or 'an operation'} saves it")
+
+
+def runs_again(rows: Iterable[Any]) -> bool:
+    """True if one of ``rows`` is there for a second run: recomputation is on."""
+    return any(reason_of(row) in (_OF_KIND["generator state"], _SECOND_RUN, _REASONS[-1][1]) for row in rows)

@@ -17,7 +17,7 @@ from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import rank_bill, stage_layers
 from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
-from actmem.verify.verify_plan import COUNTED_PARTS, verify_plan
+from actmem.verify import COUNTED_PARTS, verify_plan
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
 from actmem_course.judge.compare import check_whole_number
 from actmem_course.judge.reward import BarsReward, Measure, Reward

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from actmem.__main__ import main
+from actmem.measure.emulate import fused_attention_on_cpu
+from actmem.measure.factories import config_factory
 from actmem.measure.whole_step import loss_of, watch_step
 from actmem.plan.own_model import OwnModel, Way
 from actmem.plan.step_time import Cluster
@@ -123,6 +125,35 @@ def test_a_configuration_of_hugging_face(capsys, tmp_path):
     _, found = planned(capsys, str(path), "--at", "s=40,b=2", "--memory", "5")
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**LLAMA))
     assert found["num_parameters"] == sum(p.numel() for p in model.parameters())
+
+
+KINDS = ("gpt2", "qwen2", "qwen3", "mistral", "gemma", "phi", "phi3", "opt", "gpt_neox", "olmo2", "starcoder2", "stablelm",
+         "falcon", "granite", "cohere", "glm")  # fmt: skip
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", KINDS)
+def test_architectures_of_hugging_face_are_real_runs(kind, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    config = transformers.AutoConfig.for_model(kind).to_dict()
+    path.write_text(json.dumps({**config, "model_type": kind}, default=str))
+    factory, own, _ = config_factory(str(path))
+    sizes = {"s": 40, "b": 3, "h": 96, "a": 4, "k": 2 if own.get("k") != own["a"] else 4, "d": 16, "f": 130, "v": 260}
+    sizes = {letter: size for letter, size in sizes.items() if letter in own or letter in "sb"}
+    parts, sizes, layers = solved_target(str(path), {**sizes, "l": 6}, "", "bfloat16", [""])
+    for again in (0, 2, 6):
+        code = OwnModel(parts, sizes, layers, Cluster(1, 2**30, allowance_bytes=0), 3).code(Way(3, again, False), "")
+        with fused_attention_on_cpu():
+            assert parts[""].need(sizes, again, 6 - again).peak.bytes == peak(factory, sizes, 6, "\n".join(code))
+
+
+def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    path = tmp_path / "config.json"
+    path.write_text(transformers.AutoConfig.for_model("gemma2").to_json_string(use_diff=False))
+    assert main(["plan", str(path), "--at", "s=64,b=1", "--memory", "80"]) == 2
+    assert "has layers of several kinds" in capsys.readouterr().err
 
 
 @pytest.mark.bad_input

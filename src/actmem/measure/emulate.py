@@ -108,6 +108,23 @@ def cuda_without_device(gpu: Gpu | None = None) -> Iterator[None]:
             yield
 
 
+@contextmanager
+def fused_attention_on_cpu() -> Iterator[None]:
+    """In the block, attention with dropout keeps on a CPU what a GPU's fused kernel does, but for its seed: no scores.
+
+    A CPU's fused kernel has no dropout, and math would run in its place.  Results are those without dropout.
+    """
+
+    def without_dropout(original):
+        def run(query, key, value, attn_mask=None, dropout_p=0.0, **options):
+            return original(query, key, value, attn_mask, 0.0 if query.device.type == "cpu" else dropout_p, **options)
+
+        return run
+
+    with replaced(F, "scaled_dot_product_attention", without_dropout):
+        yield
+
+
 class _Generator(torch.Generator):
     """A generator that nothing draws from, with the state of CUDA's; on a CPU a plain one."""
 

@@ -70,8 +70,10 @@ _CONFIG_SIZES = {
 }
 
 
-def config_factory(path: str) -> tuple[Callable[..., Any], dict[str, int]]:
-    """A factory of the causal language model that a Hugging Face ``config.json`` describes, and its sizes by letter.
+def config_factory(path: str) -> tuple[Callable[..., Any], dict[str, int], str]:
+    """A factory of the causal language model that a Hugging Face ``config.json`` describes, its sizes by letter, and rules.
+
+    Rules as ``--letters`` takes them.  Where positions turn only a part of each head, heads are multiples of 8.
 
     Weights are random; nothing is downloaded and no code of the model's author runs.  Raises ConfigError if transformers
     doesn't have the model, or if its layers aren't alike.
@@ -98,7 +100,8 @@ def config_factory(path: str) -> tuple[Callable[..., Any], dict[str, int]]:
         own = transformers.AutoConfig.for_model(kind, **given)
         for letter, size in letters.items():
             setattr(own, _CONFIG_SIZES[letter], size)
-        if "d" not in letters and getattr(own, "head_dim", None) is not None:
+        derived = isinstance(getattr(type(own), "head_dim", None), property)
+        if "d" not in letters and not derived and getattr(own, "head_dim", None) is not None:
             own.head_dim = letters["h"] // letters["a"]
         if getattr(own, "layer_types", None):
             own.layer_types = kinds * letters["l"]
@@ -110,7 +113,10 @@ def config_factory(path: str) -> tuple[Callable[..., Any], dict[str, int]]:
     parameters = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in ("s", "b", *found)]
     factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-    return factory, found | ({"window": window} if window else {})
+    given_rotary = {**given, **(given.get("rope_parameters") or {})}
+    part = min(given_rotary.get(name) or 1 for name in ("partial_rotary_factor", "rotary_pct"))
+    rules = "" if part == 1 else "d:8" if "d" in found else "h:8a"
+    return factory, found | ({"window": window} if window else {}), rules
 
 
 def _module(place: str) -> Any:

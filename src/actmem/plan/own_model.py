@@ -25,7 +25,7 @@ _HELP = """
 --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a config.json.  The factory takes
 the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns (model, inputs); it is run at
 tiny sizes, with one to five layers.  Backward starts from the output's loss, or from the sum of its first tensor.
-Counted as CPUs run it; a GPU's attention kernel keeps a few bytes more.
+Counted as CPUs run it, attention by a fused kernel, with dropout too; a GPU's keeps a few bytes more.
 """
 _RECOMPUTE = """from functools import partial
 from torch.utils.checkpoint import checkpoint
@@ -208,7 +208,7 @@ def _parser() -> Parser:
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", help="file.py:factory, pkg.module:factory, or a Hugging Face config.json")
     parser.add_argument("--at", required=True, metavar="s=4096,b=1,…", help="the sizes")
-    parser.add_argument("--letters", metavar="s,b,h:8,…", help="of what letters are multiples, as for `actmem tape`")
+    parser.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")
     parser.add_argument("--again", metavar="mlp,…", help="parts of a block that may run again, besides all of it")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")

@@ -14,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError, check_choice, check_size
 from actmem.measure import factories
+from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of
 from actmem.rows import Row
@@ -157,13 +158,14 @@ def solved_target(
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
     """Tapes of ``file.py:factory`` or of a ``config.json``, all its sizes without the number of blocks, and that number.
 
-    asked: sizes by letter; those of a config.json are its own unless they are here.  rules_text: as ``--letters``.
+    asked: sizes by letter; those of a config.json are its own unless they are here.  rules_text: as ``h:8a``.
     parts: see ``solved_blocks``.
     """
     check_choice("dtype", dtype, tuple(factories.DTYPES))
     sizes = dict(asked)
     if target.endswith(".json"):
-        factory, own = factories.config_factory(target)
+        factory, own, own_rules = factories.config_factory(target)
+        rules_text = rules_text or own_rules
         window = own.pop("window", 0)
         if window and sizes["s"] > window:
             raise ConfigError(
@@ -175,12 +177,14 @@ def solved_target(
     if _BLOCKS not in sizes:
         raise ConfigError("at", f"{_BLOCKS}, the number of layers, is missing")
     number = check_size(_BLOCKS, sizes.pop(_BLOCKS), 10_000)
-    letters, rules, _ = parsed_letters(",".join(sizes))
-    if rules_text:
-        _, given, _ = parsed_letters(rules_text)
-        rules = {letter: given.get(letter, rule) for letter, rule in rules.items()}
+    own_text = {part.strip().partition(":")[0]: part for part in rules_text.split(",") if part.strip()}
+    for letter in own_text:
+        if letter not in sizes:
+            raise ConfigError("letters", f"there is no {letter}, only {', '.join(sizes)}")
+    letters, rules, _ = parsed_letters(",".join(own_text.get(letter, letter) for letter in sizes))
     may_be_one = [letter for letter in MAY_BE_ONE if letter == "b" or sizes.get(letter) == 1]
-    return solved_blocks(factory, letters, rules, dtype, may_be_one, parts), sizes, number
+    with fused_attention_on_cpu():
+        return solved_blocks(factory, letters, rules, dtype, may_be_one, parts), sizes, number
 
 
 def recompute_blocks(blocks: nn.Module, number: int, part: str = "") -> None:

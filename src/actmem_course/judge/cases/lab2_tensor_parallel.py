@@ -99,6 +99,7 @@ _PICKED = {
     "squeeze(-1) * mine -> squeeze(-1)": "ranks that do not hold the target's logit add another logit instead: they must add 0",
     "squeeze(-1) * mine -> squeeze(-1) ;; index.clamp(0, logits.shape[-1] - 1) -> (index % logits.shape[-1])": "ranks that do not hold the target's logit add another logit instead: they must add 0",
     "targets - dist.get_rank(group) * logits.shape[-1] -> targets": "the target ids are not shifted by the first id of this rank",
+    "get_rank(group) * logits.shape[-1] -> get_rank(group) * dist.get_world_size(group)": "the first id of this rank is its rank times the number of its logits, v/t, not times t",
     "- sums[1] -> - target": _TARGET,
 }
 #: The largest subtracted from the target's logit too, in place of adding it back: as right, and wrong ids give other numbers.

@@ -65,6 +65,7 @@ MISTAKES = {
     "8.2": f"""
         {_FLIGHT} -> 1 | the stage holds min(p, n) microbatches at once, not one
         {_FLIGHT} -> pipeline_parallel_size | with a large microbatch there are only a few of them, so fewer than p are in flight: min(p, n)
+        {_FLIGHT} -> min(pipeline_parallel_size - 1, sequences // b) | the first stage holds p microbatches, its own in backward too, not p − 1
         {_FLIGHT} -> sequences // b | the stage holds min(p, n) microbatches at once, not all n
         <= memory_bytes -> < memory_bytes | what takes exactly the memory fits: compare with <=
         if fixed_bytes + in_flight -> if in_flight | fixed_bytes takes memory too

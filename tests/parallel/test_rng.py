@@ -5,6 +5,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ConfigError, ModelShape
+from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
 from actmem.parallel.groups import TensorParallel
@@ -133,6 +134,15 @@ def test_streams():
     assert torch.equal(draw(first.replicated), draw(second.replicated))
     sharded = [draw(first.sharded), draw(second.sharded), draw(DropoutStreams(5, TensorParallel()).replicated)]
     assert len({tuple(numbers.tolist()) for numbers in sharded}) == 3
+
+
+def test_copies_of_a_model_draw_different_masks_and_the_same_weights():
+    one, same, other = (GPT(SHAPE.with_sizes(vocab_size=32), data_parallel_rank=rank) for rank in (0, 0, 1))
+    assert all(torch.equal(a, b) for a, b in zip(one.parameters(), other.parameters(), strict=True))
+    for name in ("replicated", "sharded"):
+        draws = [getattr(part.layers["0"].streams, name) for part in (one, same, other)]
+        first, again, differs = (torch.rand(8, generator=generator) for generator in draws)
+        assert torch.equal(first, again) and not torch.equal(first, differs)
 
 
 @pytest.mark.parametrize("recompute", [mode for mode in RECOMPUTE_MODES[1:] if Recompute.of(mode).region != "terms"])

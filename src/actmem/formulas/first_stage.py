@@ -115,15 +115,13 @@ def first_stage_bytes(
     parallel: Parallel,
     recompute: Recompute | str = "none",
     num_microbatches: int | None = None,
-    element_size: int = 2,
-    microbatches_per_round: int | None = None,
 ) -> int:
     """Bytes of the layers on pipeline rank 0: equations 5 and 6 with the interleave factor.
 
     With enough microbatches this is L(1 + (p − 1)/(pm)) layers; with fewer, those in flight.
     """
-    layers = _layers_held(shape, parallel, 0, num_microbatches, microbatches_per_round)
-    return layers * layer_bytes(shape, parallel, recompute, element_size)
+    layers = _layers_held(shape, parallel, 0, num_microbatches, None)
+    return layers * layer_bytes(shape, parallel, recompute)
 
 
 def section43_extras(shape: ModelShape, tensor_parallel_size: int, pipeline_parallel_size: int) -> int:
@@ -271,7 +269,6 @@ def stage_output_rows(
     pipeline_rank: int = 0,
     num_microbatches: int | None = None,
     element_size: int = 2,
-    microbatches_per_round: int | None = None,
 ) -> list[Row]:
     """Outputs of this rank's chunks, which stay until their backward unless they are freed.
 
@@ -280,7 +277,7 @@ def stage_output_rows(
     Source: appendix B, whose 2sbhr is not divided by t.
     """
     check_layer(shape, parallel)
-    count = in_flight(parallel, pipeline_rank, num_microbatches, microbatches_per_round)
+    count = in_flight(parallel, pipeline_rank, num_microbatches)
     if pipeline_rank == parallel.pipeline_parallel_size - 1:
         count -= 1  # the one microbatch in the last chunk
     _, b, h, s = shape.letters()

@@ -19,18 +19,12 @@ from actmem.recipes import Recompute
 from actmem.rows import total
 
 
-def activation_budget(
-    shape: ModelShape,
-    parallel: Parallel,
-    device_bytes: int,
-    pipeline_rank: int = 0,
-    adam: str = "float32 gradients",
-) -> int:
+def activation_budget(shape: ModelShape, parallel: Parallel, device_bytes: int, pipeline_rank: int = 0) -> int:
     """Bytes that parameters and optimizer state leave free on one rank; less than 0 if none.
 
     A real device has less: workspaces, communication buffers, fragmentation.
     """
-    return device_bytes - total(state_rows(shape, parallel, pipeline_rank, adam))
+    return device_bytes - total(state_rows(shape, parallel, pipeline_rank))
 
 
 def capacity(
@@ -40,7 +34,6 @@ def capacity(
     pipeline_rank: int = 0,
     num_microbatches: int | None = None,
     recompute: Recompute | str = "selective",
-    element_size: int = 2,
 ) -> int:
     """How many chunk-microbatches of a rank can keep everything within ``budget_bytes``.
 
@@ -49,14 +42,14 @@ def capacity(
     don't fit even when all are recomputed.
     """
     recompute = Recompute.of(recompute)
-    least = total(stage_rows(shape, parallel, pipeline_rank, recompute, num_microbatches, element_size))
+    least = total(stage_rows(shape, parallel, pipeline_rank, recompute, num_microbatches))
     if least > budget_bytes:
         raise ConfigError(
             "budget_bytes",
             f"rank {pipeline_rank} needs {least:,} with recompute = {recompute.name!r}, got {budget_bytes:,}",
         )
     count = in_flight(parallel, pipeline_rank, num_microbatches)
-    more = layer_bytes(shape, parallel, "none", element_size) - layer_bytes(shape, parallel, recompute, element_size)
+    more = layer_bytes(shape, parallel) - layer_bytes(shape, parallel, recompute)
     if more == 0:
         return count
     return min(count, (budget_bytes - least) // (more * layers_per_chunk(shape, parallel)))

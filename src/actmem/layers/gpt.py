@@ -33,8 +33,8 @@ class GPT(ParallelModule):
     mask, and on the last part the final norm's input, the output layer's input, the logits.
 
     seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every
-    dtype starts from one model, drawn shard by shard (see ``parallel.weights``).  torch's default
-    generator plays no part.  Raises ConfigError if t does not divide the vocabulary (see
+    dtype starts from one model, drawn shard by shard (see ``parallel.weights``).  data_parallel_rank: changes
+    the dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the vocabulary (see
     ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
     """
 
@@ -47,6 +47,7 @@ class GPT(ParallelModule):
         recompute: Recompute | str = "none",
         p: float = 0.1,
         seed: int = 1234,
+        data_parallel_rank: int = 0,
         **factory,
     ):
         super().__init__()
@@ -58,7 +59,7 @@ class GPT(ParallelModule):
         self.is_first, self.is_last = layers[0] == 0, layers[-1] == shape.num_layers - 1
         device = factory.get("device") or "cpu"
         # A different seed for each part, or two stages would draw the same masks.
-        streams = DropoutStreams(seed + 7919 * layers[0], tp, device)
+        streams = DropoutStreams(seed + 7919 * layers[0], tp, device, data_parallel_rank=data_parallel_rank)
         if self.is_first or self.is_last:
             self.words = VocabParallelEmbedding(
                 shape.vocab_size, shape.hidden_size, tp, seed=child_seed(seed, "words"), **factory

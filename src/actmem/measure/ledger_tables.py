@@ -99,41 +99,41 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join(line.rstrip() for line in text)
 
 
-def ledger_text(ledger: Any, shown: int = _SHOWN) -> str:
+def ledger_text(ledger: Any) -> str:
     """The ledger's total, its kinds, and its largest rows."""
     folded = fold(ledger.tensors)
     kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
     head = f"{ledger.total_bytes:,} B ({readable_size(ledger.total_bytes)}) stay for backward: {kinds or 'nothing'}"
-    text = f"{head}\n{aligned(HEADINGS, lines_of(folded[:shown]))}" if folded else head
-    return text + (f"\n… and {len(folded) - shown} smaller rows" if len(folded) > shown else "")
+    text = f"{head}\n{aligned(HEADINGS, lines_of(folded[:_SHOWN]))}" if folded else head
+    return text + (f"\n… and {len(folded) - _SHOWN} smaller rows" if len(folded) > _SHOWN else "")
 
 
-def ledger_html(ledger: Any, shown: int = _SHOWN) -> str:
+def ledger_html(ledger: Any) -> str:
     """The same as an HTML table."""
     folded = fold(ledger.tensors)
     left = "text-align:left;padding:0 .8em 0 0"
     head = "".join(f'<th style="{left}">{escape(heading)}</th>' for heading in HEADINGS)
     body = "".join(
         "<tr>" + "".join(f'<td style="{left}">{escape(cell)}</td>' for cell in line) + "</tr>"
-        for line in lines_of(folded[:shown])
+        for line in lines_of(folded[:_SHOWN])
     )
     total = f"<p><b>{ledger.total_bytes:,} B</b> ({readable_size(ledger.total_bytes)}) stay for backward</p>"
-    rest = f"<p>… and {len(folded) - shown} smaller rows</p>" if len(folded) > shown else ""
+    rest = f"<p>… and {len(folded) - _SHOWN} smaller rows</p>" if len(folded) > _SHOWN else ""
     return f"{total}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
 
 
-def bill_text(bill: Any, shown: int = _SHOWN) -> str:
+def bill_text(bill: Any) -> str:
     """The peak, its kinds, and its largest rows."""
     folded = fold(bill.peak)
     head = f"peak {bill.peak_bytes:,} B ({readable_size(bill.peak_bytes)}), in {bill.peak_phase}"
     kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
-    parts = [head, aligned(("bytes", "kind"), kinds), aligned(HEADINGS, lines_of(folded[:shown]))]
-    return "\n\n".join(parts) + (f"\n… and {len(folded) - shown} smaller rows" if len(folded) > shown else "")
+    parts = [head, aligned(("bytes", "kind"), kinds), aligned(HEADINGS, lines_of(folded[:_SHOWN]))]
+    return "\n\n".join(parts) + (f"\n… and {len(folded) - _SHOWN} smaller rows" if len(folded) > _SHOWN else "")
 
 
-def bill_html(bill: Any, shown: int = _SHOWN) -> str:
+def bill_html(bill: Any) -> str:
     """The same as preformatted text."""
-    return f"<pre>{escape(bill_text(bill, shown))}</pre>"
+    return f"<pre>{escape(bill_text(bill))}</pre>"
 
 
 _STYLE = """

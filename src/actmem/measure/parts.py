@@ -165,18 +165,13 @@ def measure_stage(
     chunks: list[range],
     actions: Iterable[tuple[str, int, int]],
     recompute: Recompute | str = "none",
-    whole: Collection[tuple[int, int]] = (),
 ) -> list[Row]:
     """What one pipeline rank of the paper's model keeps after the last of ``actions``, one row for each term.
 
-    chunks: the layers of each of this rank's model chunks.  actions, whole: see ``measure_parts``
-    (2205.05198 appendix C).
+    chunks: the layers of each of this rank's model chunks.  actions: see ``measure_parts``.
     """
-
-    def parts_of(mode: Recompute | str) -> list[GPT]:
-        return [GPT(shape, tp, layers=layers, recompute=mode, dtype=torch.bfloat16) for layers in chunks]
-
-    return measure_parts(parts_of(recompute), parts_of("none") if whole else [], actions, whole)
+    parts = [GPT(shape, tp, layers=layers, recompute=recompute, dtype=torch.bfloat16) for layers in chunks]
+    return measure_parts(parts, [], actions)
 
 
 def measure_parts(
@@ -188,7 +183,7 @@ def measure_parts(
     """What one rank's model chunks, ``parts``, keep after the last of ``actions``, one row for each term.
 
     actions: ``(kind, chunk, microbatch)`` in order; "F" runs the chunk's forward, and holds its graph; "B" drops
-    that graph.  whole: ``(chunk, microbatch)`` pairs that ``whole_parts`` run.
+    that graph.  whole: ``(chunk, microbatch)`` pairs that ``whole_parts`` run (2205.05198 appendix C).
     """
     held: dict[tuple[int, int], tuple[Tensor, list[Row]]] = {}
     for kind, chunk, microbatch in actions:

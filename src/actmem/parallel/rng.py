@@ -16,20 +16,24 @@ from actmem.config import ConfigError, shown
 from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import Kept, keep, stays_eager
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.weights import fresh_seed
+from actmem.parallel.weights import child_seed, fresh_seed
 
 
 class DropoutStreams:
     """Two random-number generators on one device, both seeded from ``seed``.
 
     replicated: draws the same numbers on all ranks of the group, if ``seed`` is the same there.
-    sharded: draws different numbers on each rank.
+    sharded: draws different numbers on each rank.  data_parallel_rank: which copy of the model this is; the copies read
+    different samples, so each draws numbers of its own.
     """
 
     #: Between the seeds of neighbouring ranks' sharded streams; the replicated one uses the seed itself.
     RANK_STRIDE = 1009
 
-    def __init__(self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu"):
+    def __init__(
+        self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
+    ):
+        seed = child_seed(seed, "data parallel", data_parallel_rank) if data_parallel_rank else seed
         self.replicated = torch.Generator(device)
         self.sharded = torch.Generator(device)
         self.replicated.manual_seed(seed)

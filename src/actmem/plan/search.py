@@ -258,9 +258,7 @@ class _Search:
         return StepSeconds(compute, extra, tensor, pipeline, max(0.0, data - behind), bubble, step)
 
 
-def bill_of(model: PlannedModel, plan: Plan, device_type: str = "cuda") -> Bill:
+def bill_of(model: PlannedModel, plan: Plan) -> Bill:
     """The plan's bill on its fullest rank, line by line."""
     whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
-    return rank_bill(
-        model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole, device_type=device_type
-    )
+    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole)

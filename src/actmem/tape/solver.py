@@ -116,7 +116,6 @@ def solve(
     record: Record,
     letters: Sequence[str],
     rules: Rules = NO_RULES,
-    seed: int = 0,
     may_be_one: Sequence[str] = MAY_BE_ONE,
     num_runs: int = 0,
 ) -> Tape:
@@ -125,7 +124,7 @@ def solve(
     record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer those
     that layers have (``_POWERS``).  Raises NoFormula, which names the event and shows two sizes.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     formulas: list[Formula] = []
     tape = Tape(tuple(letters), formulas, {})
     record(draw_sizes(letters, rules, rng))  # the first run of a process can hold more: caches fill, modules load

@@ -240,11 +240,11 @@ def stage_flops_of(tape: Tape) -> tuple[Formula, Formula]:
     return forward, backward
 
 
-def record_family(family: str, names: list[str] | None = None) -> dict:
+def record_family(family: str) -> dict:
     """All tapes of a kind of model, as the file has them."""
-    all_names, events, letters, rules = families_to_record()[family]
+    names, events, letters, rules = families_to_record()[family]
     tapes: dict[str, Tape] = {}
-    for name in names or all_names:
+    for name in names:
         known: dict[tuple, list[Event]] = {}
 
         def run(sizes: dict[str, int], name=name, known=known) -> list[Event]:

@@ -6,7 +6,7 @@ All of them were there in each of ``CHECKED_ON``; ``make matrix`` runs the tests
 - ``multi_threaded_pg``, thread isolation: each thread has process groups of its own, as a rank has
 - ``torch._C._autograd``: whether a backward pass keeps its graph; the saved-tensor hooks that are active
 - the autograd node that runs now, and the group that a collective was given: what a tape notes
-- ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides; the runtime of listed actions
+- ``PipelineStage``: what it holds, sends and receives, what ``pipeline.Stage`` overrides
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from inspect import signature
-from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_backward
 flash_on_cpu = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_on_cpu_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
 never_compiled = torch._disable_dynamo  # torch.compiler.disable does the same and loads the compiler now, a second
-SPLITS_BACKWARDS = torch.__version__ >= "2.13"  # older pipelining refuses the node of an autograd.Function
 CHECKED_ON = ("2.9.1", "2.11.0", "2.13.0", "2.14.1", "2.15.0")
 
 
@@ -156,14 +154,3 @@ def first_messages(operations: list) -> list:
 def without_outputs(schedule: Any) -> dict[str, bool]:
     """What tells a schedule's ``step`` not to join the outputs; torch 2.9 always does."""
     return {"return_outputs": False} if "return_outputs" in signature(schedule.step).parameters else {}
-
-
-def runtime_of_actions(ranks: list[list[str]], *arguments: Any, **named: Any) -> Any:
-    """torch's pipeline runtime with these actions of each rank; "5F2" is a forward of stage 5 with microbatch 2."""
-    from torch.distributed.pipelining import schedules
-
-    runtime = schedules._PipelineScheduleRuntime(*arguments, **named)
-    with NamedTemporaryFile("w", suffix=".csv") as file:  # the methods that take lists were renamed
-        print(*map(",".join, ranks), sep="\n", file=file, flush=True)
-        runtime._load_csv(file.name)
-    return runtime

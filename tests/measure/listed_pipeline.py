@@ -3,17 +3,30 @@
 from __future__ import annotations
 
 import re
+from tempfile import NamedTemporaryFile
 from typing import Any
 
 import torch
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.pipelining import schedules
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.schedule import Schedule, split_backwards, stage_at
 from actmem.main_grad import gradient_of
 from actmem.parallel.groups import TensorParallel
 from actmem.pipeline import Pipeline, Stage
-from actmem.torch_private import SPLITS_BACKWARDS, runtime_of_actions
+
+#: Older pipelining refuses the node of an autograd.Function.
+SPLITS_BACKWARDS = torch.__version__ >= "2.13"
+
+
+def runtime_of_actions(ranks: list[list[str]], *arguments: Any, **named: Any) -> Any:
+    """torch's pipeline runtime with these actions of each rank."""
+    runtime = schedules._PipelineScheduleRuntime(*arguments, **named)
+    with NamedTemporaryFile("w", suffix=".csv") as file:  # the methods that take lists were renamed
+        print(*map(",".join, ranks), sep="\n", file=file, flush=True)
+        runtime._load_csv(file.name)
+    return runtime
 
 
 def in_torchs_words(ranks: Schedule, v_shaped: bool = False) -> list[list[str]]:

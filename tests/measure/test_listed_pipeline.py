@@ -21,7 +21,6 @@ from actmem.formulas.schedule import (
 )
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import by_term, total
-from actmem.torch_private import SPLITS_BACKWARDS
 from actmem_course.bench.held import InFlight
 from actmem_course.others.zero_bubble import (
     dual_pipe_v,
@@ -32,7 +31,7 @@ from actmem_course.others.zero_bubble import (
     zero_bubble_v,
 )
 from tests.measure import listed_pipeline
-from tests.measure.listed_pipeline import ListedPipeline, in_torchs_words
+from tests.measure.listed_pipeline import SPLITS_BACKWARDS, ListedPipeline, in_torchs_words
 from tests.rank_pool import RankFailed
 from tests.tiers import covering
 

@@ -12,9 +12,9 @@ from actmem.formulas.first_stage import stage_extra_rows, stage_rows
 from actmem.formulas.schedule import held
 from actmem.pipeline import Pipeline, make_mesh
 from actmem.rows import total
-from actmem.torch_private import SPLITS_BACKWARDS
 from actmem_course.bench.held import InFlight
 from actmem_course.others.zero_bubble import weight_gradient_rows, zero_bubble_h1
+from tests.measure.listed_pipeline import SPLITS_BACKWARDS
 
 pytestmark = pytest.mark.skipif(not SPLITS_BACKWARDS, reason="before torch 2.13 backwards can't be split here")
 

@@ -85,15 +85,10 @@ Panel(
 # %%
 chosen = found.plans[0]
 bill = bill_of(model, chosen)
-print(f"{plan_text(chosen)}\n{bill.moment}\n")
-print(
-    text_table(
-        ("part", "line", "bytes"),
-        [*((part, row.term, row.bytes) for part, rows in bill.parts.items() for row in rows), ("together", "", bill.bytes)],
-        "  r",
-        last_is_sum=True,
-    )
-)
+lines = sorted(((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True)
+shown = [(f"{part}: {term}", f"{size / GIBIBYTE:.2f}") for size, part, term in lines[:8]]
+smaller = (f"{len(lines) - 8} smaller lines", f"{sum(size for size, *_ in lines[8:]) / GIBIBYTE:.2f}")
+print(text_table((bill.moment, "GiB"), [*shown, smaller, ("together", f"{bill.bytes / GIBIBYTE:.2f}")], " r", last_is_sum=True))
 print(f"left for CUDA, NCCL and the allocator: {size_text(cluster.memory_bytes - bill.bytes)}")
 
 # %% [markdown]
@@ -116,25 +111,16 @@ for pipeline in (1, 2, 4):
     print(f"{plan_text(plan)}: {verify_plan(tiny, plan).describe()}")
 
 # %% [markdown]
-# And GPUs that others ran? Public runs of a 1.1B Llama under nanotron logged their peak. The prediction takes nothing from
-# them: it adds up what that code keeps.
+# And GPUs that others ran? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's own CI (chapter 2),
+# whose runs are played here tensor by tensor on a model of torch's allocator. The predictions take nothing from the logs: they
+# add up what that code keeps.
 
 # %%
 runs = [run for run in measure_runs() if run.framework == "nanotron"]
-print(
-    text_table(
-        ("run", "printed MiB", "predicted", "%"),
-        [(run.setting, f"{run.printed_mib:,.2f}", f"{run.predicted_mib:,.2f}", f"{run.difference_percent:+.3f}") for run in runs],
-        " rrr",
-    )
-)
-
-# %% [markdown]
-# And the runs of NVIDIA's own CI (chapter 2), played tensor by tensor on a model of torch's allocator: all in one picture.
-
-# %%
-played = [predict(row) for row in read_golden()]
-LiveFigure(runs_figure(runs + [golden_result(one) for one in played if one.peak_percent is not None]))
+played = [golden_result(one) for one in (predict(row) for row in read_golden()) if one.peak_percent is not None]
+for name, some in (("nanotron", runs), ("NVIDIA's CI", played)):
+    print(f"{name}: {len(some)} runs, the worst {max(abs(run.difference_percent) for run in some):.2f}% off")
+LiveFigure(runs_figure(runs + played))
 
 # %% [markdown]
 # ## What public calculators print
@@ -155,9 +141,7 @@ print(
         " rrrrr",
     )
 )
-for name in names:
-    why = next(result.why for result in printed if result.calculator == name)
-    print("\n" + fill(f"{name}: {sum(not apart[row, name] for row in rows)} of {len(rows)} rows right; {why}.", 96))
+print(", ".join(f"{name}: {sum(not apart[row, name] for row in rows)} of {len(rows)} right" for name in names))
 
 # %% [markdown]
 # And a Llama? Two of the runs above differ only in their microbatch, so their peaks say what one more sequence takes on a GPU:
@@ -172,7 +156,7 @@ print(
 )
 
 # %% [markdown]
-# Most errors have one cause: a formula for one code is asked about another, which gathers its inputs, keeps its logits
+# `labs/measure_runs.py --calculators` says where each goes wrong. Most errors have one cause: a formula for one code is asked about another, which gathers its inputs, keeps its logits
 # twice in float32 and has a gated MLP. A count is always a count of one code.
 #
 # ## How long does a step take?
@@ -191,7 +175,7 @@ print(
 # fast: its small operations aren't counted one by one. A time model that is right for one code is wrong for another.
 #
 # What does the planner say to the paper's own plans? Its code had three ways to recompute and no ZeRO. How much longer a step
-# takes than by the fastest plan, in wider and wider searches:
+# takes than by the fastest plan that its code could run, and than by the fastest that this planner knows:
 
 # %%
 print(
@@ -200,6 +184,7 @@ print(
         [
             (r.model, r.search, f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}", "the paper's" if r.best_plan == r.paper_plan else r.best_plan)
             for r in paper_choice_results()
+            if r.search in ("the paper's code", "with elementwise too")
         ],
         "  rr",
     )
@@ -227,10 +212,20 @@ for refused in found.nearest[:3]:
 # ## Settings
 
 # %%
-for name, settings in FRAMEWORK_SETTINGS.items():
-    print(f"{name}\n  " + "\n  ".join(settings(model, chosen, 512)))
+name, settings = next(iter(FRAMEWORK_SETTINGS.items()))
+print(fill(f"{name}: {' '.join(settings(model, chosen, 512))}", 96, break_on_hyphens=False))
 
 # %% [markdown]
+# `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints this for torchtitan and Hugging Face too.
+#
+# ## Your own model
+#
+# All of this was our Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes *your*
+# model, or a `config.json` of Hugging Face: it runs it at tiny sizes, with one, two and three layers, and says what the real one
+# takes, the largest microbatch that fits, and which blocks to run again if it doesn't fit, with the code to paste:
+#
+# `python -m actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp`
+#
 # ## Questions
 #
 # <details><summary><b>1.</b> When does the planner choose full recomputation?</summary>

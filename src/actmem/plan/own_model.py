@@ -15,7 +15,15 @@ from dataclasses import dataclass, replace
 from actmem.command_line import Parser, write
 from actmem.config import ConfigError, check_choice, check_size
 from actmem.plan.planned_models import RankWork
-from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster, optimizer_seconds, work_seconds
+from actmem.plan.step_time import (
+    ALLOWANCE_BYTES,
+    DEVICES,
+    GIBIBYTE,
+    Cluster,
+    gib_or_mib,
+    optimizer_seconds,
+    work_seconds,
+)
 from actmem.rows import Row, total
 from actmem.tape.blocks import BlockModel, Need
 
@@ -302,11 +310,7 @@ def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
     yield f"{found['asked']['text']}: {need / GIBIBYTE:.2f} GiB needed, {cluster.usable_bytes / GIBIBYTE:.2f} there"
     over = need - cluster.usable_bytes
     largest = max(found["bill"], key=lambda row: row["bytes"])
-    verdict = (
-        f"It doesn't fit: {over / GIBIBYTE:.2f} GiB too much"
-        if over > 0
-        else f"It fits: {-over / GIBIBYTE:.2f} GiB free"
-    )
+    verdict = f"It doesn't fit: {gib_or_mib(over)} too much" if over > 0 else f"It fits: {gib_or_mib(-over)} free"
     yield f"{verdict}; the largest line is {largest['term']}, {largest['bytes'] / GIBIBYTE:.2f} GiB"
     yield ""
     shown = found["bill"][:16]

@@ -14,7 +14,7 @@ from actmem.plan.planned_models import PlannedModel
 from actmem.plan.rank_bill import Bill, rank_bill
 from actmem.plan.search import Found, Plan, Refused, bill_of, divisors, find_plans
 from actmem.plan.settings import FRAMEWORK_SETTINGS
-from actmem.plan.step_time import GIBIBYTE, Cluster
+from actmem.plan.step_time import GIBIBYTE, Cluster, gib_or_mib
 from actmem.rows import total
 
 if TYPE_CHECKING:  # a page has the plan's words and not rich
@@ -241,9 +241,9 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
     bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
     largest = sorted(bill.by_part().items(), key=lambda part: -part[1])[:2]
     parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
-    over = (refused.bytes - cluster.usable_bytes) / GIBIBYTE
+    over = refused.bytes - cluster.usable_bytes
     return (
-        f"{layout_text(refused.layout)}: {over:.1f} GiB too much on pipeline rank {refused.pipeline_rank} "
+        f"{layout_text(refused.layout)}: {gib_or_mib(over)} too much on pipeline rank {refused.pipeline_rank} "
         f"with recomputation {refused.recompute} ({parts} GiB)"
     )
 

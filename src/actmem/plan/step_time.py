@@ -21,6 +21,11 @@ from actmem.plan.planned_models import CONTEXT_EXCHANGE, EXPERT_EXCHANGE, Planne
 GIBIBYTE = 2**30
 
 
+def gib_or_mib(size: int) -> str:
+    """Bytes as text that is never "0.0 GiB": in MiB below a tenth of a GiB."""
+    return f"{size / GIBIBYTE:.1f} GiB" if size >= 0.1 * GIBIBYTE else f"{size / 2**20:.2f} MiB"
+
+
 @dataclass(frozen=True)
 class Device:
     """One GPU: dense 16-bit FLOPs a second, memory bandwidth, and what it sends a second in one direction

@@ -41,9 +41,9 @@ class Guard(threading.Thread):
     #: The one that runs.
     current: Guard | None = None
 
-    def __init__(self, store: RankStore | None = None, program: str = ""):
+    def __init__(self) -> None:
         super().__init__(name="guard", daemon=True)
-        self.store, self.program = store or RankStore(), program or os.path.basename(sys.argv[0])
+        self.store, self.program = RankStore(), os.path.basename(sys.argv[0])
         #: Whether all ranks have been there.
         self.met = False
         self._over, self._giving_up = threading.Event(), threading.Lock()

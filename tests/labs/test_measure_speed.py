@@ -89,7 +89,7 @@ def test_products_alone_are_all_of_a_layers_products():
 
 def test_share_of_the_products(monkeypatch, capsys, tmp_path):
     small = (ModelShape(16, 2, 32, 4), ModelShape(8, 1, 16, 2))
-    monkeypatch.setattr(speed.measure_products, "__defaults__", (small,))
+    monkeypatch.setattr(speed, "SHAPES", small)
     path = tmp_path / "products.json"
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)

@@ -18,12 +18,12 @@ from actmem_course.ranks import Ranks
 from actmem_course.results import CalculatorResult
 
 
-def measure_calculators(model: str = "22B") -> list[CalculatorResult]:
-    """Each calculator's print for each row of table 2, one layer of one of the paper's models on one of its t ranks.
+def measure_calculators() -> list[CalculatorResult]:
+    """Each calculator's print for each row of table 2, one layer of the 22B model on one of its t ranks.
 
     Counted on an emulated rank, without what the paper leaves out: no calculator counts those bytes.
     """
-    paper = PAPER_MODELS[model]
+    paper = PAPER_MODELS["22B"]
     t = paper.parallel.tensor_parallel_size
     with emulated_rank(t):
         rows = measure_table2(paper.shape, Ranks(0, t, "cpu", emulated=True), torch.bfloat16)

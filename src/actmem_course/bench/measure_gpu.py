@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -65,7 +65,7 @@ def check_plan(plan: GpuPlan, tensor_parallel_size: int) -> None:
         check_layer(case.shape, Parallel(tensor_parallel_size, sequence_parallel=True))
 
 
-def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = lambda case: None) -> dict:
+def run_plan(plan: GpuPlan, session: Session) -> dict:
     """Run all jobs of a plan, the most important first; gives ``session.results``."""
     session.results["settings"]["rounds"] = plan.rounds
     session.results["gemm"] = session.job("matrix product", lambda: gemm_rate(plan.gemm_size, session), {})
@@ -82,7 +82,6 @@ def run_plan(plan: GpuPlan, session: Session, on_case: Callable[[dict], None] = 
     for case, entry in zip(plan.cases, entries, strict=True):
         theirs = partial(measure_peers, case.shape, *place, rounds=rounds, peers=tuple(PEERS))
         entry["peers"] = session.job(f"{case.model} at s = {case.shape.seq_length}, peers", theirs, [])
-        on_case(entry)
     session.results["curve"] = session.job(
         "memory over a step", lambda: allocated_curve(plan.cases[0].shape, session), {}
     )

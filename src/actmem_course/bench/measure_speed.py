@@ -157,7 +157,6 @@ _P = {"with dropout": 0.1, "without dropout": 0.0}
 
 
 def measure_products(
-    shapes: tuple[ModelShape, ...] = SHAPES,
     *,
     rounds: int,
     dtype: torch.dtype = torch.float32,
@@ -168,7 +167,7 @@ def measure_products(
     """A pair for each shape, with and without dropout: the layer, and its matrix products alone.  All take turns."""
     ranks = Ranks(0, 1, device, False)
     work: dict[tuple, Work] = {}
-    for shape in shapes:
+    for shape in SHAPES:
         work[shape, "products"] = products_of(shape, dtype, device)
         mask = causal_mask(shape.seq_length, device, dtype)
         for name, p in _P.items():
@@ -177,10 +176,10 @@ def measure_products(
             timed = Runner(layer, leaf).work()
             work[shape, name] = Work(partial(layer, leaf, mask), timed.backward, timed.finish)
     found = race_of(
-        work, (shapes[0], "with dropout"), ranks, rounds=rounds, cpu_time=cpu_time,
+        work, (SHAPES[0], "with dropout"), ranks, rounds=rounds, cpu_time=cpu_time,
         on_round=lambda n: on_progress(f"timing: round {n} of {rounds + 2}"),
     )  # fmt: skip
-    return [_pair(shape, name, found) for shape in shapes for name in _P]
+    return [_pair(shape, name, found) for shape in SHAPES for name in _P]
 
 
 def _pair(shape: ModelShape, name: str, found: Race) -> TimedPair:

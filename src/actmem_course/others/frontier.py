@@ -25,11 +25,11 @@ class FrontierPoint:
     flops: int
 
 
-def all_choices(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[FrontierPoint]:
+def all_choices(shape: ModelShape, parallel: Parallel = Parallel()) -> list[FrontierPoint]:
     """Every set of products of the paper's layer that can be run again: bytes of one layer on one rank, FLOPs of all ranks."""
     one_layer = shape.with_sizes(num_layers=1)
     price = {product.term: product.flops for product in forward_products(one_layer, shape.micro_batch_size)}
-    sizes = {row.term: row.bytes for row in layer_rows(shape, parallel, "none", element_size)}
+    sizes = {row.term: row.bytes for row in layer_rows(shape, parallel, "none")}
     # A dict, because a set of texts has another order in each run.
     priced = list(dict.fromkeys(product for recipe in PAPER_LAYER.recipes for product in recipe.products))
     choices = []
@@ -41,10 +41,10 @@ def all_choices(shape: ModelShape, parallel: Parallel = Parallel(), element_size
     return choices
 
 
-def frontier(shape: ModelShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[FrontierPoint]:
+def frontier(shape: ModelShape, parallel: Parallel = Parallel()) -> list[FrontierPoint]:
     """The choices that no other beats in bytes and FLOPs at once, from the fewest FLOPs to the fewest bytes."""
     best: list[FrontierPoint] = []
-    for choice in sorted(all_choices(shape, parallel, element_size), key=lambda c: (c.flops, c.bytes)):
+    for choice in sorted(all_choices(shape, parallel), key=lambda c: (c.flops, c.bytes)):
         if not best or choice.bytes < best[-1].bytes:
             best.append(choice)
     return best

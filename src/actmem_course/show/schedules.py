@@ -351,13 +351,13 @@ def later_schedule(shape: ModelShape, parallel: Parallel, name: str, p: int) -> 
     )  # fmt: skip
 
 
-def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int, recompute: str = "selective") -> Drawing:
-    """Figure 9: what every pipeline rank holds, with and without freeing the outputs it has sent.
+def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> Drawing:
+    """Figure 9, under selective recomputation: what every pipeline rank holds, with and without freeing the outputs it has sent.
 
     Raises ConfigError where the sizes do not fit.
     """
     freed, held = (
-        bytes_by_rank(shape, parallel, recompute, num_microbatches, free_outputs=free) for free in (True, False)
+        bytes_by_rank(shape, parallel, "selective", num_microbatches, free_outputs=free) for free in (True, False)
     )
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     masks = embeddings_in_flight(parallel, num_microbatches)
@@ -376,7 +376,7 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int, re
             over_ranks("outputs stay until backward", held, VERMILION, "dash", "diamond"),
             over_ranks("outputs freed once sent", freed, BLUE, "solid", "circle"),
         ],
-        f"Lines over {p} pipeline ranks with {m} chunks each, {recompute} recomputation: freed, rank 0 holds {freed[0]:,} bytes, rank 1 "
+        f"Lines over {p} pipeline ranks with {m} chunks each, selective recomputation: freed, rank 0 holds {freed[0]:,} bytes, rank 1 "
         f"{freed[1]:,}, rank {p - 1} {freed[-1]:,}; outputs that stay add {saved:,} bytes on rank 0.",
         xaxis=scale("pipeline rank", -0.03 * p - 0.2, p - 1 + 0.03 * p + 0.2),
         yaxis=scale("activations of one GPU, GiB", 0, 1.08 * max(held) / GIB),

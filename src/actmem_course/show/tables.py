@@ -303,9 +303,9 @@ def scaling_table(points: Sequence[ScalingPoint], slopes: Sequence[ScalingSlopes
     return made
 
 
-def runs_table(results: Sequence[RunResult], title: str = "Peak of one GPU, MiB") -> Table:
+def runs_table(results: Sequence[RunResult]) -> Table:
     """A run a line: its setting, the printed peak, the predicted one, the difference in MiB and percent."""
-    made = table(title, "run", ">printed", ">predicted", ">diff.", ">%")
+    made = table("Peak of one GPU, MiB", "run", ">printed", ">predicted", ">diff.", ">%")
     for r in results:
         if r.predicted_mib is None:
             made.add_row(r.setting, f"{r.printed_mib:,.2f}", "-", "", "")

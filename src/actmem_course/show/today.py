@@ -192,13 +192,14 @@ def plan_of_request(model: PlannedModel, cluster: Cluster, global_batch_size: in
     return bill, f"nothing fits; nearest: {layout_text(near.layout)}, {near.recompute}", False
 
 
-def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256), global_batch_size: int = 512) -> Drawing:
+#: Of a step, in the figure of plans.
+_SEQUENCES = 512
+
+
+def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Drawing:
     """A bar for each number of GPUs: the fullest rank's bill by part, against the memory of one GPU in GiB."""
     model = planned_model_of(name)
-    plans = {
-        f"{count:,} GPUs": plan_of_request(model, Cluster(count, memory * GIBIBYTE), global_batch_size)
-        for count in gpus
-    }
+    plans = {f"{count:,} GPUs": plan_of_request(model, Cluster(count, memory * GIBIBYTE), _SEQUENCES) for count in gpus}
     traces = []
     for part, fill in PLAN_FILLS.items():
         sizes = [bill.by_part().get(part, 0) if bill else 0 for bill, _, _ in plans.values()]

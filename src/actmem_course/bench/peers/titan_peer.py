@@ -74,11 +74,11 @@ class _FeedForward(nn.Module):
         return self.w2(F.silu(self.w1(x)) * self.w3(x))
 
 
-def titan_layer(shape: LlamaShape, tp: TensorParallel, dtype: torch.dtype, device: str = "cpu") -> TitanLayer:
+def titan_layer(shape: LlamaShape, tp: TensorParallel, dtype: torch.dtype) -> TitanLayer:
     """The layer cut by torchtitan's plan over the ranks of ``tp``.  In and out: ``[b, s, h]`` or ``[b, s/t, h]``."""
     layer = TitanLayer(shape, dtype)
     assert tp.group is not None
-    mesh = DeviceMesh.from_group(tp.group, device)
+    mesh = DeviceMesh.from_group(tp.group, "cpu")
     row = RowwiseParallel(output_layouts=Shard(1)) if tp.sequence_parallel else RowwiseParallel()
     column = ColwiseParallel()
     plan: dict[str, ParallelStyle] = {

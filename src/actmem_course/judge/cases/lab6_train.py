@@ -104,11 +104,11 @@ def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
         r.see_tensor(f"{case}the result", torch.tensor(returned, dtype=torch.float64))
 
 
-def random_microbatches(b: Bench, seed: int, count: int = 3) -> list[tuple[Tensor, Tensor]]:
-    """Tokens and targets of each."""
+def random_microbatches(b: Bench, seed: int) -> list[tuple[Tensor, Tensor]]:
+    """Tokens and targets of three."""
     shape = small_shape(b)
     generator = torch.Generator().manual_seed(70 + seed)
-    sizes = (2, count, shape.micro_batch_size, shape.seq_length)
+    sizes = (2, 3, shape.micro_batch_size, shape.seq_length)
     tokens, targets = torch.randint(shape.vocab_size, sizes, generator=generator).to(b.device)
     return list(zip(tokens, targets))
 

@@ -76,9 +76,9 @@ class ModesReward(Reward):
         write_page(training_figure(self.modes, self.what, self.spread(), self.note), path)
 
 
-def curve(losses: Sequence[float], width: int = CURVE_WIDTH) -> str:
-    """A loss curve in ``width`` characters: means of neighbouring steps, from the lowest to the highest."""
-    width = min(width, len(losses))
+def curve(losses: Sequence[float]) -> str:
+    """A loss curve in ``CURVE_WIDTH`` characters: means of neighbouring steps, from the lowest to the highest."""
+    width = min(CURVE_WIDTH, len(losses))
     parts = [losses[len(losses) * i // width : len(losses) * (i + 1) // width] for i in range(width)]
     means = [sum(part) / len(part) for part in parts]
     low = min(means) - (max(means) - min(means)) / 8  # the lowest has a height too

@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2
+from actmem.llama_shape import LlamaShape
 from actmem_course import launch
 from actmem_course.bench import training
 from actmem_course.bench.training import (
@@ -37,7 +38,8 @@ from tests.tiers import sampled
 
 SCRIPT = "train.py"
 MODES = {mode.name: mode for mode in TABLE2}
-JOB = TrainingJob(ModelShape(16, 2, 32, 8, num_layers=2, vocab_size=64), MODES["tensor+sequence+selective"], 6, 0.1)
+SHAPE = ModelShape(16, 2, 32, 8, num_layers=2, vocab_size=64)
+JOB = TrainingJob(SHAPE, MODES["tensor+sequence+selective"], 6, 0.1)
 WHOLE = replace(JOB, mode=MODES["none"])
 
 
@@ -92,9 +94,29 @@ def test_another_t_goes_on_with_the_same_training(pools, tmp_path):
     assert first == pytest.approx(uninterrupted, rel=1e-12)
 
 
+LLAMA = LlamaShape(16, 2, 32, 8, 4, 48, num_layers=2, vocab_size=64)
+
+
+@pytest.mark.parametrize("mode", sampled([name for name in MODES if MODES[name].tensor_parallel], 2))
+def test_a_llama_trains_as_on_one_rank_and_goes_on(mode, pools, tmp_path):
+    job = TrainingJob(LLAMA, MODES["none"], 6, dtype="float64")
+    whole = pools[2].run(losses_of, job)[0]
+    shared = replace(job, mode=MODES[mode])
+    uninterrupted = pools[2].run(losses_of, shared)[0]
+    assert uninterrupted == pytest.approx(whole, rel=1e-12) and whole[-1] < whole[0]
+    pools[2].run(losses_of, replace(shared, num_steps=3), tmp_path)
+    assert pools[2].run(losses_of, shared, tmp_path)[0] == uninterrupted
+
+
+@pytest.mark.parametrize(("ranks", "dropout"), [(8, 0.0), (2, 0.1)])
+def test_a_llama_that_cannot_train_so_is_refused(ranks, dropout):
+    with pytest.raises(ConfigError, match="num_key_value_heads: 4 must be divisible|dropout: a Llama has none"):
+        TrainingJob(LLAMA, MODES["tensor"], 6, dropout).check(ranks)
+
+
 def draws(folder, steps):
     """What each rank's generators draw next: by the run that saved, and by one that reads the save."""
-    model = make_model(JOB.shape, JOB.mode, None, dropout=0.1)
+    model = make_model(SHAPE, JOB.mode, None, dropout=0.1)
     optimizer = torch.optim.AdamW(model.parameters())
     if steps is None:
         losses = load_training(folder, 1, model, optimizer, seed=1)

@@ -1,4 +1,4 @@
-"""Lab 6's training as a job: it saves itself, and goes on from there when it is started again.
+"""Lab 6's training, of a GPT or a Llama, as a job: it saves itself, and goes on from there when it is started again.
 
 Its state is in files that don't depend on t: torch.distributed.checkpoint writes each rank's shards, and reads those that
 another rank needs.  What belongs to the state: weights, the optimizer's averages and its count of steps, the losses so
@@ -25,10 +25,13 @@ import torch.distributed.checkpoint as dcp
 from torch import Tensor
 from torch.distributed.checkpoint.api import CheckpointException
 
-from actmem.config import ConfigError, ModelShape, check_layer, check_size, check_vocab_size
+from actmem.config import ConfigError, ModelShape, check_divides, check_layer, check_size, check_vocab_size
 from actmem.formulas.activations import Configuration
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
+from actmem.llama_shape import LlamaShape, check_llama_ranks
+from actmem.measure.parts import LlamaStage
+from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.rng import DropoutStreams
 from actmem.parallel.weights import child_seed
 from actmem_course.files import check_writable, write_text
@@ -46,15 +49,17 @@ from actmem_course.ranks import Ranks
 TEXT_BYTES = 200_000
 #: Sizes that up to eight ranks can share.
 TRAINING_SHAPE = ModelShape(64, 2, 64, 8, num_layers=2, vocab_size=256)
+#: The same for a Llama: no two ranks hold the same key and value head.
+LLAMA_TRAINING_SHAPE = LlamaShape(64, 2, 64, 16, 8, 176, num_layers=2, vocab_size=256)
 #: In the folder, beside the saves: what the training must have in common with the one that goes on.
 SETTINGS = "training.json"
 
 
 @dataclass(frozen=True)
 class TrainingJob:
-    """A training of lab 6.  mode: how the ranks share the model; another one may go on."""
+    """A training of lab 6.  shape: of a GPT, or of a Llama.  mode: how the ranks share the model; another one may go on."""
 
-    shape: ModelShape
+    shape: ModelShape | LlamaShape
     mode: Configuration
     num_steps: int
     dropout: float = 0.0
@@ -66,7 +71,18 @@ class TrainingJob:
         if not 0 <= self.dropout < 1:
             raise ConfigError("dropout", f"must be at least 0 and less than 1, got {self.dropout}")
         parallel = self.mode.parallel(num_ranks)
-        check_layer(self.shape, parallel)
+        if isinstance(self.shape, ModelShape):
+            check_layer(self.shape, parallel)
+        else:
+            check_llama_ranks(self.shape, parallel)
+            check_divides(
+                "num_key_value_heads",
+                self.shape.num_key_value_heads,
+                "tensor_parallel_size",
+                parallel.tensor_parallel_size,
+            )
+            if self.dropout:
+                raise ConfigError("dropout", f"a Llama has none, got {self.dropout}")
         check_vocab_size(self.shape.vocab_size, parallel.tensor_parallel_size)
 
     def settings(self, text: Tensor) -> dict:
@@ -120,9 +136,7 @@ def run_training(
 
     on_step: called after each step that this call runs, with its number from 1 on.  Every rank must call this.
     """
-    model = make_model(
-        job.shape, job.mode, None, dropout=job.dropout, dtype=getattr(torch, job.dtype), device=here.device
-    )
+    model: Any = job_model(job, dtype=getattr(torch, job.dtype), device=here.device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     losses: list[float] = []
     if folder:
@@ -143,6 +157,16 @@ def run_training(
     return losses
 
 
+def job_model(job: TrainingJob, **factory) -> GPT | LlamaStage:
+    """The whole model, shared among the ranks as the mode says.  factory: dtype and device."""
+    shape, mode = job.shape, job.mode
+    if isinstance(shape, ModelShape):
+        return make_model(shape, mode, None, dropout=job.dropout, **factory)
+    tp = tensor_parallel(sequence_parallel=mode.sequence_parallel) if mode.tensor_parallel else TensorParallel()
+    layers = range(shape.num_layers)
+    return LlamaStage(shape, len(layers), shape.vocab_size, layers, tp, mode.recompute, **factory)
+
+
 #: Whole saves that stay; older ones are deleted.
 KEPT_SAVES = 2
 _COMPLETE = "checksums.json"
@@ -153,7 +177,7 @@ def newest_save(folder: Path) -> int:
     return max(_whole_saves(folder), default=0)
 
 
-def save_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
+def save_training(folder: Path, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
     """Save the state after ``len(losses)`` steps.  Every rank must call it, and see the same folder."""
     place = _place(folder, len(losses))
     state = {**_shards(model, optimizer), **_generators(model), "losses": torch.tensor(losses, dtype=torch.float64)}
@@ -166,7 +190,9 @@ def save_training(folder: Path, model: GPT, optimizer: torch.optim.Optimizer, lo
             shutil.rmtree(old)
 
 
-def load_training(folder: Path, step: int, model: GPT, optimizer: torch.optim.Optimizer, seed: int) -> list[float]:
+def load_training(
+    folder: Path, step: int, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, seed: int
+) -> list[float]:
     """Read the save of ``step`` into a new model and optimizer; returns the losses so far.
 
     The ranks may share the model in another way than those that saved it, and be of another kind.  A generator that
@@ -225,7 +251,7 @@ def _whole_saves(folder: Path) -> set[int]:
     return {int(name) for name in names if name.isdecimal()}
 
 
-def _shards(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+def _shards(model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """Weights and the optimizer's tensors, by name, as parts of the unsharded ones.  They share this rank's storage."""
     found = {}
     for name, parameter in model.named_parameters():
@@ -236,7 +262,7 @@ def _shards(model: GPT, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     return found
 
 
-def _as_shard(tensor: Tensor, parameter: Tensor, model: GPT) -> Tensor:
+def _as_shard(tensor: Tensor, parameter: Tensor, model: GPT | LlamaStage) -> Tensor:
     """``tensor`` as this rank's part of what the ranks of model.tp hold together; itself if they share nothing."""
     dim = getattr(parameter, "partition_dim", None)
     if dim is None or model.tp.group is None or model.tp.size == 1:
@@ -262,13 +288,18 @@ def streams_of(model: GPT) -> DropoutStreams:
     return next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
 
 
-def _named_generators(model: GPT) -> dict[str, torch.Generator]:
-    """The model's generators by their device, whose states differ; one that differs among the ranks by its rank and t too."""
+def _named_generators(model: GPT | LlamaStage) -> dict[str, torch.Generator]:
+    """The model's generators by their device, whose states differ; one that differs among the ranks by its rank and t too.
+
+    A Llama has none: it drops nothing out.
+    """
+    if isinstance(model, LlamaStage):
+        return {}
     streams = streams_of(model)
     kind = streams.replicated.device.type
     mine = f"generator.{kind}.sharded.{model.tp.rank} of {model.tp.size}"
     return {f"generator.{kind}.replicated": streams.replicated, mine: streams.sharded}
 
 
-def _generators(model: GPT) -> dict[str, Tensor]:
+def _generators(model: GPT | LlamaStage) -> dict[str, Tensor]:
     return {name: generator.get_state() for name, generator in _named_generators(model).items()}

@@ -23,8 +23,9 @@ from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_
 from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
+from actmem.layers.llama import LlamaStage
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage, measure_part_peak, measure_parts, measure_states
+from actmem.measure.parts import measure_part_peak, measure_parts, measure_states
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedLlama, PlannedModel

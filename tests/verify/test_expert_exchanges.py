@@ -6,9 +6,10 @@ import pytest
 import torch
 
 from actmem.formulas.communication import Exchange
+from actmem.layers.llama import LlamaStage
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage, run_part
+from actmem.measure.parts import run_part
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedLlama

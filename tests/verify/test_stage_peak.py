@@ -5,8 +5,9 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
+from actmem.layers.llama import LlamaStage
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage, measure_part_peak
+from actmem.measure.parts import measure_part_peak
 from actmem.parallel.groups import tensor_parallel
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedGPT, PlannedLlama

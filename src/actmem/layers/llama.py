@@ -15,11 +15,13 @@ from actmem.config import ConfigError, Parallel
 from actmem.drop import KEEP_ALL, Terms
 from actmem.layers.context import ContextParallel, attend_part, to_tokens
 from actmem.layers.experts import ExpertMLP, Routing
+from actmem.layers.gpt import OutputLayer
 from actmem.layers.latent import LatentAttention
 from actmem.layers.llama_parts import GatedMLP, HeadNorm, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape, ulysses_layer_terms
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
+from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, key_value_part, own_weight
 from actmem.recipes import Recompute
 from actmem.recompute import checkpoint
@@ -171,3 +173,51 @@ def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     grouped = q.shape[1] != k.shape[1]
     context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return context.permute(2, 0, 1, 3).flatten(2)
+
+
+class LlamaStage(ParallelModule):
+    """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
+
+    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  ``forward`` and ``loss`` are as those of ``GPT``.
+    """
+
+    def __init__(
+        self,
+        shape: LlamaShape,
+        num_layers: int,
+        vocab_size: int,
+        layers: range,
+        tp: TensorParallel,
+        recompute: Recompute | str = "none",
+        routing: Routing = "even",
+        context: ContextParallel = ContextParallel(),
+        **factory,
+    ):
+        super().__init__()
+        self.tp = tp
+        own = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
+        self.shape = own.with_sizes(vocab_size=vocab_size)
+        self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
+        if self.is_first:
+            self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
+        options = {"recompute": recompute, "routing": routing, "context": context, **factory}
+        self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
+        if self.is_last:
+            self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
+            self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)
+            self.output, self.cross_entropy = OutputLayer(tp), VocabParallelCrossEntropy(tp)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.is_first:
+            x = self.words(x.t())
+        for layer in self.layers:
+            x = layer(x)
+        if self.is_last:
+            x = KEEP_ALL.input("final RMSNorm input", x)
+            x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
+            x = self.output(x, self.head.weight)
+        return x
+
+    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
+        """Mean cross entropy, a scalar."""
+        return self.cross_entropy(logits, targets.t())

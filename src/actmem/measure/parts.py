@@ -12,15 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from actmem import keep
-from actmem.config import ModelShape, Parallel
-from actmem.drop import KEEP_ALL
+from actmem.config import ModelShape
 from actmem.layers.context import ContextParallel
 from actmem.layers.experts import Routing
-from actmem.layers.gpt import GPT, OutputLayer
-from actmem.layers.llama import LlamaLayer
-from actmem.layers.llama_parts import RMSNorm
+from actmem.layers.gpt import GPT
+from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.transformer import TransformerLayer
-from actmem.llama_shape import LlamaShape, own_context_shape
+from actmem.llama_shape import LlamaShape
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.measure.census import LiveStorages, census
 from actmem.measure.ledger import SavedTensor, record
@@ -28,8 +26,6 @@ from actmem.measure.tools import storages_of
 from actmem.measure.whole_step import StepBill, watch_step
 from actmem.parallel import linear, vocab
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
-from actmem.parallel.weights import ParallelModule
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
 
@@ -222,54 +218,6 @@ def run_part(part: GPT | LlamaStage) -> Tensor:
     ids = lambda: torch.randint(0, part.shape.vocab_size, sizes)  # noqa: E731
     y = part(ids() if part.is_first else layer_input(part.shape, part.tp, "cpu", torch.bfloat16))
     return part.loss(y, ids()) if part.is_last else y
-
-
-class LlamaStage(ParallelModule):
-    """The layers of ``layers``; the part with layer 0 has the embedding, the part with the last layer the end.
-
-    shape: with the whole sequence; context-parallel ranks take their parts of it.  The output layer has a weight of its own.  routing: of experts; fake scores can't choose.  ``forward`` and ``loss`` are as those of ``GPT``.
-    """
-
-    def __init__(
-        self,
-        shape: LlamaShape,
-        num_layers: int,
-        vocab_size: int,
-        layers: range,
-        tp: TensorParallel,
-        recompute: Recompute | str = "none",
-        routing: Routing = "even",
-        context: ContextParallel = ContextParallel(),
-        **factory,
-    ):
-        super().__init__()
-        self.tp = tp
-        own = own_context_shape(shape, Parallel(tp.size, tp.sequence_parallel), context.size, context.kind)
-        self.shape = own.with_sizes(vocab_size=vocab_size)
-        self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
-        if self.is_first:
-            self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
-        options = {"recompute": recompute, "routing": routing, "context": context, **factory}
-        self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
-        if self.is_last:
-            self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)
-            self.head = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=2, **factory)
-            self.output, self.cross_entropy = OutputLayer(tp), VocabParallelCrossEntropy(tp)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.is_first:
-            x = self.words(x.t())
-        for layer in self.layers:
-            x = layer(x)
-        if self.is_last:
-            x = KEEP_ALL.input("final RMSNorm input", x)
-            x = KEEP_ALL("output layer input", self.final_norm, x, also="final RMSNorm statistic")
-            x = self.output(x, self.head.weight)
-        return x
-
-    def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross entropy, a scalar."""
-        return self.cross_entropy(logits, targets.t())
 
 
 def measure_states(parts: Sequence[nn.Module]) -> list[Row]:

@@ -21,10 +21,11 @@ from actmem.formulas.llama_terms import forced_routed_tokens
 from actmem.layers.context import layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
+from actmem.layers.llama import LlamaStage
 from actmem.llama_shape import LlamaShape
 from actmem.main_grad import use_main_gradients
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.parts import LlamaStage, layer_input
+from actmem.measure.parts import layer_input
 from actmem.tape.evaluate import BACKWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape, added
 from actmem.tape.record import GENERATOR_STATE, Recorder, record_step
 from actmem.tape.solver import Rules, solve

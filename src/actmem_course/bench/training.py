@@ -28,9 +28,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from actmem.config import ConfigError, ModelShape, check_divides, check_layer, check_size, check_vocab_size
 from actmem.formulas.activations import Configuration
 from actmem.layers.gpt import GPT
+from actmem.layers.llama import LlamaStage
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape, check_llama_ranks
-from actmem.measure.parts import LlamaStage
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.rng import DropoutStreams
 from actmem.parallel.weights import child_seed

@@ -10,6 +10,10 @@ from actmem_course.show.in_page import IN_PAGE
 from notebooks.site.needs import Reader, Statement
 
 
+#: What measures stays out of a page's archive, also where it needs no machine: such a figure is a picture there.
+_NOT_IN_PAGES = "actmem_course.bench"
+
+
 def figures(notebook: NotebookNode) -> dict[str, str]:
     """Code by cell id, for each cell that displays a figure which a page can draw without a machine."""
     reader = Reader()
@@ -21,7 +25,9 @@ def figures(notebook: NotebookNode) -> dict[str, str]:
         statements = reader.read(cell.source)
         before += statements
         if statements and _displays(statements[-1].node) and not statements[-1].measured:
-            found[cell.id] = "\n".join(needed_for(before))
+            code = "\n".join(needed_for(before))
+            if _NOT_IN_PAGES not in code:
+                found[cell.id] = code
     return found
 
 

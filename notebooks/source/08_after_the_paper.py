@@ -4,8 +4,6 @@
 # Selective recomputation is on, and the memory hardly falls. Why? And what does today's layer have to keep?
 
 # %%
-from textwrap import fill
-
 import torch
 from torch import nn
 
@@ -26,7 +24,8 @@ from actmem_course.show.controls import choice, steps
 from actmem_course.show.schedules import later_schedule
 from actmem_course.show.style import size_text
 from actmem_course.show.text import apart_text, text_table
-from actmem_course.show.today import frontier_figure, kept_today
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 LLAMA = llama_shape("llama3-8b")
@@ -71,10 +70,11 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
 
+#
+# One layer of Llama 3 8B; hover for bytes and for who reads them:
+
 # %% jupyter={"source_hidden": true}
-lines = [(row.term, row.bytes, size_text(row.bytes), row.source) for row in llama_rows(LLAMA)]
-whole = total(llama_rows(LLAMA))
-print(text_table(("Llama 3 8B, one layer", "bytes", "", "who reads it"), [*lines, ("together", whole, size_text(whole), "")], " rr", True))
+LiveFigure(llama_bars(LLAMA))
 
 # %% [markdown]
 # ## Measured
@@ -142,9 +142,7 @@ from actmem.layers.context import layer_groups
 for t, c, kind in ((8, 1, "gather"), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, "gather"), (8, 2, "gather")):
     kept = total(context_rows(shape, Parallel(t, True), c, kind))
     sent = wire_bytes(context_exchanges(shape, Parallel(t, True), c, kind))
-    print(f"t = {t:2}, c = {c}{', ' + kind if c > 1 else '':14}: {kept:,} B kept, {sent:,} B sent among the c ranks")
-
-# %%
+    print(f"t = {t:2}, c = {c}{', ' + kind if c > 1 else '':14}: {size_text(kept)} kept, {size_text(sent)} sent among the c ranks")
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
     measured = measure_layer(shape, tensor, context=context)
@@ -206,8 +204,8 @@ for name, (plain, fused) in {"RMSNorm": norms, "SwiGLU": gates}.items():
     print(f"{name}: {plain:.2f} bytes an element in plain operators, {fused:.2f} in one function")
 more = 2 * (norms[0] - norms[1]) + (gates[0] - gates[1]) * LLAMA.ffn_hidden_size / LLAMA.hidden_size
 tokens = LLAMA.seq_length * LLAMA.micro_batch_size
-print(f"\ntwo norms and a gate, in the proportions of Llama 3 8B: {more:.1f} sbh that no gradient needs;")
-print(f"the layer itself keeps {whole / (tokens * LLAMA.hidden_size):.1f} sbh")
+whole = total(llama_rows(LLAMA)) / (tokens * LLAMA.hidden_size)
+print(f"two norms and a gate of Llama 3 8B: {more:.1f} sbh that no gradient needs, beside the layer's own {whole:.1f} sbh")
 
 # %% [markdown]
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
@@ -218,17 +216,10 @@ print(f"the layer itself keeps {whole / (tokens * LLAMA.hidden_size):.1f} sbh")
 # in 16 bits:
 
 # %% jupyter={"source_hidden": true}
-from actmem_course.others.others_keep import OTHERS, bytes_of_other
+LiveFigure(others_bars(LLAMA))
 
-lines = [
-    (layer.name + ", dropout" * layer.dropout, layer.formula, bytes_of_other(layer, LLAMA), f"{bytes_of_other(layer, LLAMA) / (tokens * LLAMA.hidden_size):.1f}")
-    for layer in OTHERS
-    if layer.dtype == "bfloat16" and "experts" not in layer.name
-]
-print(text_table(("one layer", "formula", "bytes", "sbh"), lines, "  rr"))
-for layer in OTHERS:
-    if layer.dtype == "bfloat16" and "experts" not in layer.name:
-        print("\n" + fill(f"{layer.name}: {layer.why}.", 96))
+# %% [markdown]
+# Eager attention keeps the scores as well, and on a CPU so does dropout in `sdpa`: hundreds of `sbh`.
 
 # %% [markdown]
 # ## Norms over heads, and experts
@@ -243,13 +234,7 @@ for layer in OTHERS:
 
 # %% jupyter={"source_hidden": true}
 EXPERTS = llama_shape("qwen3-30b-a3b")
-rows = llama_rows(EXPERTS)
-lines = [(row.term, row.bytes, size_text(row.bytes), row.source) for row in rows]
-print(text_table(("Qwen3-30B-A3B, one layer", "bytes", "", "who reads it"), [*lines, ("together", total(rows), size_text(total(rows)), "")], " rr", True))
-print()
-products = llama_products(EXPERTS)
-shares = ", ".join(f"{name} {flops / sum(products.values()):.1%}" for name, flops in products.items())
-print(fill(f"its products: {shares} of {sum(products.values()):,} FLOPs", 96))
+LiveFigure(llama_bars(EXPERTS))
 
 # %% [markdown]
 # The ranks of the layer share the experts, whole. Under sequence parallelism each routes its own tokens, and an all-to-all
@@ -268,7 +253,7 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
         measured = measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing)
     pairs.append((total(predicted), total(measured)))
     experts = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=tokens_held))
-    print(f"t = {t}, {routing}: {tokens_held:,} pairs of at most {most_routed_tokens(EXPERTS, parallel):,}, {experts:,} bytes for them, {total(predicted):,} in all")
+    print(f"t = {t}, {routing}: {tokens_held:,} pairs of at most {most_routed_tokens(EXPERTS, parallel):,}: {size_text(experts)} of {size_text(total(predicted))}")
 print(apart_text("layers, predicted and measured", pairs))
 
 # %% [markdown]
@@ -287,12 +272,12 @@ LATENT = llama_shape("deepseek-v3")
 rows = {row.term: row.bytes for row in llama_rows(LATENT)}
 products = llama_products(LATENT)
 tokens = LATENT.seq_length * LATENT.micro_batch_size
-print(f"DeepSeek-V3, one layer: {sum(rows.values()):,} bytes, {sum(products.values()):,} FLOPs forward. Bytes a token:")
-print(f"cached at inference {rows['KV latent'] // tokens:,}, keys and values kept in training {(rows['K'] + rows['V']) // tokens:,}")
+print(f"bytes a token: cached at inference {rows['KV latent'] // tokens:,}, keys and values kept in training {(rows['K'] + rows['V']) // tokens:,}")
+print(f"DeepSeek-V3, one layer: {size_text(sum(rows.values()))}")
 for terms in ({"K", "V"}, {"Q", "K", "V"}):
     again = Recompute.of(terms)
     left, flops = total(llama_rows(LATENT, recompute=again)), llama_recomputed_flops(LATENT, again)
-    print(f"{', '.join(sorted(terms))} made again: {left:,} bytes, {flops:,} FLOPs, {flops / (3 * sum(products.values())):.1%} of forward and backward")
+    print(f"{', '.join(sorted(terms))} made again: {size_text(left)}, for {flops / (3 * sum(products.values())):.1%} more FLOPs")
 with emulated_rank(8):
     measured = measure_layer(LATENT, tensor_parallel(sequence_parallel=True))
 print(apart_text("layers on 8 ranks, predicted and measured", [(total(llama_rows(LATENT, Parallel(8, True))), total(measured))]))
@@ -304,15 +289,9 @@ print(apart_text("layers on 8 ranks, predicted and measured", [(total(llama_rows
 # again without a single matrix product. That is the mode `elementwise`, and it is worth a third of the layer:
 
 # %% jupyter={"source_hidden": true}
-names = ("none", "selective", "elementwise", "full")
 forward = sum(llama_products(LLAMA).values())
-lines = [
-    (mode, size_text(total(llama_rows(LLAMA, recompute=mode))), f"{share_left(mode):.1f}",
-     llama_recomputed_flops(LLAMA, mode), f"{100 * llama_recomputed_flops(LLAMA, mode) / (3 * forward):.1f}")
-    for mode in names
-]  # fmt: skip
-print(text_table(("Llama 3 8B", "kept", "% of none", "FLOPs added", "%"), lines, " rrrr"))
-print(f"\none layer's forward: {forward:,} FLOPs, backward twice as many")
+for mode in ("selective", "elementwise", "full"):
+    print(f"{mode}: {100 - share_left(mode):.1f}% less, for {llama_recomputed_flops(LLAMA, mode) / (3 * forward):.1%} more FLOPs")
 
 # %% [markdown]
 # What is dropped is always the input of a linear. So one function is enough for it: a linear that keeps what its input is made
@@ -327,7 +306,7 @@ print(f"\none layer's forward: {forward:,} FLOPs, backward twice as many")
 # %% jupyter={"source_hidden": true}
 for name, model in PAPER_MODELS.items():
     left = [layer_bytes(model.shape, model.parallel, mode) for mode in ("selective", "elementwise")]
-    print(f"{name}: {left[0]:,} bytes, {left[1]:,} with elementwise, for {float(100 * layer_overhead(model.shape, 'elementwise')):.2f}% more FLOPs")
+    print(f"{name}: {size_text(left[0])}, {size_text(left[1])} with elementwise, for {float(100 * layer_overhead(model.shape, 'elementwise')):.2f}% more FLOPs")
 gpt3 = model_shape("175B")
 a, b, h, s = gpt3.letters()
 print(f"GPT-3, elementwise: {layer_bytes(gpt3, Parallel(8, True), 'elementwise') * 8 / (s * b * h):g} sbh/t")
@@ -350,7 +329,7 @@ points = frontier(gpt3)
 flops = 72 * s * b * h * h + 12 * s * s * b * h
 for point in (points[0], points[-1]):
     print(f"{len(point.products)} products run again: {point.bytes / (s * b * h):.1f} sbh kept, {100 * point.flops / flops:.2f}% more FLOPs")
-print(f"{len(points)} choices on the line, {sum(point.bytes for point in points):,} bytes and {sum(point.flops for point in points):,} FLOPs together")
+print(f"{len(points)} choices on the line")
 
 # %% [markdown]
 # A real layer and three sets. Whatever is dropped, the gradients are the same bit for bit:
@@ -392,8 +371,8 @@ for dropped in ("elementwise", {"GeLU input", "4h→h input"}, {"Q", "K", "V", "
 GPT3, EIGHT = model_shape("175B"), Parallel(8, True)
 waiting = weight_gradient_rows(GPT3, EIGHT)
 gradients = total(row for row in waiting if row.term.startswith("gradient"))
-print(f"inputs {total(waiting) - gradients:,} + gradients {gradients:,} = {total(waiting):,} bytes from B to W")
-print(f"the forward pass keeps {layer_bytes(GPT3, EIGHT):,}, so a layer that waits for its W holds less than before B")
+print(f"inputs {size_text(total(waiting) - gradients)} + gradients {size_text(gradients)} = {size_text(total(waiting))} from B to W")
+print(f"forward keeps {size_text(layer_bytes(GPT3, EIGHT))}, so a layer that waits for its W holds less than before B")
 
 # %% [markdown]
 # **Lay the stages as a V.** Two chunks a rank, down and up again: rank 0 has the first and the last stage. Of all ranks it
@@ -439,12 +418,6 @@ def cell(model, order):
 
 lines = [(order, *(cell(model, order) for model in needs)) for order in order_names("175B")]
 print(text_table(("order", *needs), lines, " rrrr"))
-print()
-print("Which of these would have let the paper's models do without recomputation?")
-for model, found in needs.items():
-    print(f"{model}: {', '.join(order for order, need in found.items() if need.fits) or 'none of them'}")
-whole = [sum(sum(getattr(need, side)) for found in needs.values() for need in found.values()) for side in ("held", "free")]
-print(f"all ranks under all orders: {whole[0]:,} bytes held, {whole[1]:,} free")
 
 # %% [markdown]
 # 22B has no pipeline, so no order of its passes helps. For 175B the paper's own order with the short warm-up is enough, at the

@@ -51,7 +51,7 @@ from actmem_course.show.sequence_parallel import (
 )
 from actmem_course.show.tensor_parallel import ORDERS, ROW_ORDERS, floor_bars, floor_lines, mlp_cut, qkv_cut
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
-from actmem_course.show.today import frontier_figure, kept_today, llama_bars, plan_wall
+from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars, plan_wall
 
 GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
@@ -111,6 +111,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     table4_bars: [()],
     days_bars: [(20,), (1000,)],
     kept_today: [(LLAMA_MODELS["llama3-8b"], CUT)],
+    others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
     llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
     frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
     plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from textwrap import wrap
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
@@ -16,6 +17,7 @@ from actmem.plan.search import bill_of, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import Row, total
 from actmem_course.others.frontier import FrontierPoint, all_choices, frontier
+from actmem_course.others.others_keep import OTHERS, bytes_of_other
 from actmem_course.show.marks import STACKED, Axis, Drawing, bars, chart, downwards, points, scale
 from actmem_course.show.memory_wall import limit
 from actmem_course.show.style import (
@@ -129,12 +131,36 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
         list(map(bar, rows)),
         f"Bars of what one layer keeps at {sizes_of}: {kept:,} bytes; {sizes}.",
         Axis("bytes kept, as multiples of the layer's input", axis_end(max(row.bytes for row in rows) / once), once),
-        height=420,
+        height=max(420, 60 + 30 * len(rows)),
         bargap=0.25,
         showlegend=False,
         yaxis=downwards((row.term for row in rows), automargin=True),
         margin={"t": 60},
     )
+
+
+def others_bars(shape: LlamaShape) -> Drawing:
+    """What one layer of each implementation without stored scores keeps of a Llama's sizes in 16 bits, in sbh, ours last."""
+    layers = [layer for layer in OTHERS if layer.dtype == "bfloat16" and "experts" not in layer.name]
+    sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
+    kept = {layer.name: bytes_of_other(layer, shape) for layer in layers if "as²b" not in layer.formula}
+    why = {layer.name: f"{layer.formula}<br>{'<br>'.join(wrap(layer.why, 60))}" for layer in layers}
+    longest, shortest = max(kept.values()), min(kept.values())
+    return chart(
+        f"The same sizes, {longest / sbh:.0f} sbh or {shortest / sbh:.0f}: the code decides",
+        [
+            bars(name, [name], [size / sbh], _PART_FILLS["norm" if name.startswith("ours") else "MLP"],
+                 f"<b>{name}</b>: {size:,} B<br>{why[name]}", [f"{size / sbh:.1f}"], "auto")
+            for name, size in kept.items()
+        ],
+        "Bars, sbh that one layer keeps: " + ", ".join(f"{name} {size / sbh:.1f}" for name, size in kept.items()) + ".",
+        Axis("bytes kept, as multiples of sbh", axis_end(longest / sbh), sbh),
+        height=320,
+        bargap=0.25,
+        showlegend=False,
+        yaxis=downwards(kept, automargin=True),
+        margin={"t": 60},
+    )  # fmt: skip
 
 
 def frontier_figure(shape: ModelShape) -> Drawing:

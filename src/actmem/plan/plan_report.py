@@ -5,6 +5,7 @@ Among it why layouts were refused, what the nearest would need, and what half th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -284,30 +285,30 @@ def nearest_that_fits(model: PlannedModel, cluster: Cluster, global_batch_size: 
 
 def half_the_gpus(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> str:
     """What half the GPUs would do."""
+    fewer = cluster.gpus // 2
     if cluster.gpus % 2:
         return "half the GPUs: their number is odd"
-    fewer = cluster.gpus // 2
-    try:
-        smaller = replace(cluster, gpus=fewer)
-        found = find_plans(model, smaller, global_batch_size, keep=1)
-    except ConfigError as error:
-        return f"half the GPUs: {error}"
-    return f"half the GPUs ({fewer}): {_outcome(model, found, smaller)}"
+    return _outcome(
+        "half the GPUs", f"half the GPUs ({fewer})", lambda: (model, replace(cluster, gpus=fewer)), global_batch_size
+    )
 
 
 def twice_the_sequence(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> str:
     """What sequences of twice the length would take."""
     length = 2 * model.seq_length
+    what = f"twice the sequence ({length:,})"
+    return _outcome(what, what, lambda: (model.with_sequence(length), cluster), global_batch_size)
+
+
+def _outcome(
+    refused: str, what: str, changed: Callable[[], tuple[PlannedModel, Cluster]], global_batch_size: int
+) -> str:
     try:
-        longer = model.with_sequence(length)
-        found = find_plans(longer, cluster, global_batch_size, keep=1)
+        model, cluster = changed()
+        found = find_plans(model, cluster, global_batch_size, keep=1)
     except ConfigError as error:
-        return f"twice the sequence ({length:,}): {error}"
-    return f"twice the sequence ({length:,}): {_outcome(longer, found, cluster)}"
-
-
-def _outcome(model: PlannedModel, found: Found, cluster: Cluster) -> str:
+        return f"{refused}: {error}"
     if found.plans:
         best = found.plans[0]
-        return f"fits, {best.seconds.total:.2f} s a step by {plan_text(best)}"
-    return f"nothing fits; nearest: {refusal_text(model, found.nearest[0], cluster)}"
+        return f"{what}: fits, {best.seconds.total:.2f} s a step by {plan_text(best)}"
+    return f"{what}: nothing fits; nearest: {refusal_text(model, found.nearest[0], cluster)}"

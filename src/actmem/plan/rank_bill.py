@@ -93,13 +93,6 @@ def kept_by_layer(model: PlannedModel, layout: Layout, recompute: str) -> int:
     return _kept(model, layout.layer_axes, recompute, "cuda")[1]
 
 
-@lru_cache(maxsize=2**12)
-def _tapes(
-    model: PlannedModel, layer_axes: Layout, recompute: str, first: bool, last: bool, device_type: str
-) -> tuple[StagePart, StagePart | None]:
-    return model.parts(layer_axes, recompute, first, last, device_type)
-
-
 def rank_parameters(model: PlannedModel, layout: Layout, pipeline_rank: int) -> tuple[int, int, int]:
     """Elements on one rank; of them, those of one layer and those of the model's ends."""
     p = layout.pipeline_parallel_size
@@ -188,7 +181,7 @@ def _next_backward(
     # With several chunks the next backward is that of the last one, which has no embedding.
     first, last = pipeline_rank == 0 and m == 1, pipeline_rank == p - 1
     layers = flights(model.num_layers, p, m, num_microbatches, pipeline_rank)[1]
-    return *_tapes(model, layout.layer_axes, recompute, first, last, device_type), first, last, layers
+    return *model.parts(layout.layer_axes, recompute, first, last, device_type), first, last, layers
 
 
 @lru_cache(maxsize=2**10)

@@ -22,7 +22,7 @@ from actmem_course.show.controls import slider, steps
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.measured import here_figure
-from actmem_course.show.text import apart_text, comparison_text, extras_text, kept_text, saved_text
+from actmem_course.show.text import apart_text, extras_text, kept_text, saved_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 gpt3 = PAPER_MODELS["175B"].shape
@@ -289,14 +289,12 @@ print(saved_text(ledger.saved))
 # %% [markdown]
 # There are more than 15 lines: each layer norm adds two statistics. (`_Keep` and `_GatherInBackward` are operations of the
 # course's own layer: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each line as
-# the formulas do, by its module and operation and never by its size. `compare` puts prediction and measurement side by
-# side:
+# the formulas do, by its module and operation and never by its size. `compare` matches prediction and measurement term by
+# term:
 
 # %%
 extra = layer_extra_rows(shape)
 comparison = compare(predicted + extra, rows_by_term(ledger.saved))
-print(comparison_text(comparison))
-print()
 print(comparison.describe())
 
 # %% [markdown]

@@ -257,7 +257,7 @@ with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
     for file, seen in zip(files, (ledger, lean_ledger)):
         Path(file).write_text(json.dumps(as_dict(seen, None, {})))
     main(["diff", *files])
-print(printed.getvalue())
+print("\n".join(line for line in printed.getvalue().splitlines() if line.strip() and not line.lstrip()[0].isdigit() and "operation" not in line))
 
 # %% [markdown]
 # ## The peak

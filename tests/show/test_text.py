@@ -11,11 +11,10 @@ from hypothesis import strategies as st
 from actmem.config import Parallel
 from actmem.formulas.activations import eq1, layer_extra_rows, layer_rows
 from actmem.models import TINY
-from actmem.rows import LAYER_TERMS, Row, compare
+from actmem.rows import LAYER_TERMS
 from actmem_course.show.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
 from actmem_course.show.text import (
     apart_text,
-    comparison_text,
     extras_text,
     kept_text,
     saved_text,
@@ -69,21 +68,6 @@ def test_an_empty_ledger_says_so():
 )
 def test_apart_text(pairs, line):
     assert apart_text("layers", iter(pairs)) == line
-
-
-@pytest.mark.parametrize(
-    ("predicted", "measured", "line"),
-    [
-        ([Row("Q", 1000)], [Row("Q", 1000)], "Q 1,000 1,000 0"),
-        ([Row("Q", 1000)], [Row("Q", 1001)], "Q 1,000 1,001 1"),
-        ([Row("Q", 1000)], [], "Q 1,000 – -1,000"),
-        ([], [Row("Q", 1000)], "Q – 1,000 1,000"),
-    ],
-)
-def test_comparison_text(predicted, measured, line):
-    lines = comparison_text(compare(predicted, measured)).splitlines()
-    assert " ".join(lines[2].split()) == line
-    assert lines[-1].split()[0] == "together" and lines[-1].split()[-1] == line.split()[-1]
 
 
 def test_table2_text_is_what_the_lab_wrote():

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
-from actmem.rows import Comparison, Match, Row
+from actmem.rows import Row
 from actmem_course.results import Overhead, SpeedLine, read
 from actmem_course.show.style import milliseconds
 
@@ -89,15 +89,6 @@ def saved_text(saved: Iterable) -> str:
     )
 
 
-def comparison_text(comparison: Comparison) -> str:
-    """Predicted and measured bytes by term, with the difference, and the sums."""
-    matches = [*comparison.matched, *comparison.changed, *comparison.missing, *comparison.extra]
-    lines: list[tuple[object, ...]] = [(m.term, *_both(m), m.difference) for m in matches]
-    sums = [sum(getattr(m, side) or 0 for m in matches) for side in ("predicted", "measured")]
-    lines.append(("together", *sums, sums[1] - sums[0]))
-    return text_table(("stored tensor", "predicted", "measured", "difference"), lines, " rrr", last_is_sum=True)
-
-
 def table2_text(results: Iterable[dict]) -> str:
     """Table 2 measured, from what labs/measure_table2.py writes: one line for each configuration and rank given."""
     lines = [
@@ -113,11 +104,6 @@ def table2_text(results: Iterable[dict]) -> str:
     ]
     header = ("configuration", "formula, × sbh", "predicted", "extra", "measured", "difference")
     return text_table(header, lines, "  rrrr")
-
-
-def _both(match: Match) -> tuple[object, object]:
-    predicted, measured = ("–" if side is None else side for side in (match.predicted, match.measured))
-    return predicted, measured
 
 
 def _sizes(shape: Sequence[int]) -> str:

@@ -67,7 +67,6 @@ NO_TEST = "pytest ended with"
 #: How the names of changes begin that leave every result as it is, or that only a GPU can tell: why.
 LEFT_OUT: dict[str, str] = {
     "measure/tools.py: settled: boundary moved: time.monotonic()": "waits as long",
-    "measure/parts.py: _token_ids: off by one": "other words, and as many",
     "parallel/rng.py: _draw_in_one_pass": "runs on a GPU",
     "parallel/rng.py: _drop: other dtype": "the same product, slower",
 }

@@ -193,6 +193,10 @@ def stack(s, b, h, f, v, num_layers):
     return Stack(h, f, v, num_layers), {"ids": torch.randint(0, v, (b, s))}
 
 
+def short_stack(s, b, h, num_layers):
+    return stack(s, b, h, 3 * h, 300, num_layers)
+
+
 def odd_stack(s, b, h, f, v, num_layers):
     return Stack(h, f, v, num_layers, odd=True), {"ids": torch.randint(0, v, (b, s))}
 

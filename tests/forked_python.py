@@ -78,6 +78,9 @@ def stand_in(python: str, address: str, command: list[str]) -> None:
     forked.append(answer)
     for early_one in early:
         os.kill(answer, early_one)
+    # Python forwards a signal that comes just before the system call below only once the call is over: it is woken.
+    signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 0.2, 0.2)
     ended = answers.readline()
     status = json.loads(ended) if ended else signal.SIGKILL  # the server is gone, and the process with it
     if os.WIFSIGNALED(status):

@@ -96,7 +96,7 @@ def test_signals_reach_it(name, forked, tmp_path):
     number = getattr(signal, name)
     (tmp_path / "a.py").write_text(
         "import os, signal, sys, time\nfor n in (2, 15): signal.signal(n, lambda n, f: sys.exit(40 + n))\n"
-        "print(os.getpid(), flush=True)\ntime.sleep(10**4)"
+        "print(os.getpid(), flush=True)\nwhile True:\n    time.sleep(0.1)"
     )
     run = started(forked, str(tmp_path / "a.py"))
     pid = int(run.stdout.readline())

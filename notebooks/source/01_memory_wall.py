@@ -13,14 +13,17 @@ from actmem.layers.gpt import GPT
 from actmem.models import PAPER_MODELS
 from actmem_course.others.paper import A100_BYTES
 from actmem.parallel.groups import tensor_parallel
-from actmem.rows import compare, total
+from actmem.rows import total
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider
+from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.memory_wall import METHODS, crossover_lines, gpu_bytes, memory_wall
+from actmem_course.show.memory_wall import METHODS, PART_FILLS, crossover_lines, gpu_bytes, memory_wall
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
+agree = Agreement()
 largest = PAPER_MODELS["1T"]
 parts = gpu_bytes(largest, "tensor")
 question = Prediction(
@@ -34,8 +37,8 @@ question = Prediction(
 Reveal(question, LiveFigure(memory_wall()))
 
 # %% [markdown]
-# **In this chapter** you find out what fills a GPU that trains a large model: for the paper's four models, from formulas
-# whose inputs you vary and from real layers that you run. About 25 minutes.
+# **In this chapter** you find out what fills a GPU that trains a large model. You take the paper's four models, move the
+# inputs of their formulas, and run real layers to check them. About 25 minutes.
 #
 # **What you need:** you have trained a network in PyTorch and know that backward reads tensors that forward made. You need
 # to know nothing about parallel training: chapters 3, 4 and 6 introduce it.
@@ -66,30 +69,23 @@ for name, model in PAPER_MODELS.items():
     gpus = f"{parallel.tensor_parallel_size} · {parallel.pipeline_parallel_size} = {model.num_devices}"
     lines.append((name, shape.num_attention_heads, shape.hidden_size, shape.num_layers, shape.micro_batch_size, gpus))
 print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr"))
-print()
-print("tokens in a sequence:", ", ".join(f"{model.shape.seq_length:,}" for model in PAPER_MODELS.values()))
-print("parameters:", "; ".join(f"{num_parameters(model.shape):,}" for model in PAPER_MODELS.values()))
 
 # %% [markdown]
-# The number of GPUs grows with the model, so that parameters, gradients and optimizer states fit on each card with room to
-# spare. If you size a cluster by its parameters, you stop here.
-
-# %% [markdown]
-# The first figure in numbers. Each parameter has *states*, which exist once: the parameter itself in 16 bits, its gradient, and
-# what mixed-precision Adam adds. The gradients of many microbatches are added up in float32; and since Adam's updates are too
-# small for 16 bits, it keeps a float32 copy of the parameters beside its two moments. The paper does not say how many bytes it counts.
-# These recipes are in use; the course takes the first:
+# All four read sequences of 2,048 tokens. The number of GPUs grows with the model, so that parameters, gradients and
+# optimizer states fit on each card with room to spare. If you size a cluster by its parameters, you stop here.
+#
+# Each parameter has *states*, which exist once: the parameter itself in 16 bits, its gradient, and what mixed-precision Adam
+# adds. The gradients of many microbatches are added up in float32. Adam's updates are too small for 16 bits, so it keeps a
+# float32 copy of the parameters beside its two moments. The paper does not say how many bytes it counts; several recipes are
+# in use, and the course takes the first:
 
 # %% jupyter={"source_hidden": true}
-for recipe in ADAM:
-    each = [state.bytes_per_parameter for state in ADAM[recipe]]
-    print(f"{recipe}: {' + '.join(map(str, each))} = {sum(each)} bytes a parameter")
-print("the first:", ", ".join(f"{state.term} {state.bytes_per_parameter}" for state in ADAM["float32 gradients"]))
-print()
-for name, model in PAPER_MODELS.items():
-    parts = gpu_bytes(model, "tensor")
-    together = sum(parts.values())
-    print(f"{name}: {together:,} bytes, {together / A100_BYTES:.0%} of a card; {parts['activations'] / together:.0%} of them activations")
+recipes = {name: {state.term: state.bytes_per_parameter for state in states} for name, states in ADAM.items()}
+taken = next(iter(recipes.values()))
+Fold(
+    f"{sum(taken.values())} bytes a parameter: " + ", ".join(f"{term} {size}" for term, size in taken.items()),
+    "\n".join(f"{name}: {' + '.join(map(str, states.values()))} = {sum(states.values())} bytes a parameter" for name, states in recipes.items()),
+)
 
 # %% [markdown]
 # So parameters are not what stops you: in each of the four models, the activations alone take more than half of the memory.
@@ -109,15 +105,17 @@ for name, model in PAPER_MODELS.items():
 #
 # Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part.
 
-# %%
+# %% jupyter={"source_hidden": true}
+lines, cores, equal_at = [], [], []
 for name, model in PAPER_MODELS.items():
     shape = model.shape
-    cross = crossover_seq_length(shape.hidden_size, shape.num_attention_heads)
-    core = sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS)
-    print(
-        f"{name:>5}: equal at s = {cross:7,.1f}; "
-        f"at its own s = {shape.seq_length:,} the core is {core / eq1(shape):.1%} of {size_text(eq1(shape))}"
-    )
+    equal_at.append(crossover_seq_length(shape.hidden_size, shape.num_attention_heads))
+    cores.append(sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS) / eq1(shape))
+    lines.append((name, f"{equal_at[-1]:,.1f}", f"{cores[-1]:.1%}", eq1(shape)))
+Fold(
+    f"equal at s = {min(equal_at):,.0f} to {max(equal_at):,.0f}; at s = {largest.shape.seq_length:,} the core is {min(cores):.0%} to {max(cores):.0%} of a layer",
+    text_table(("model", "equal at s", "the core's share", "bytes of a layer"), lines, " rrr"),
+)
 
 # %% [markdown]
 # On logarithmic axes a power is a straight line and its exponent is the slope: the core's line is twice as steep. **Before
@@ -143,20 +141,26 @@ Panel(
 # on a GPU.
 
 # %%
-sizes = []
+sizes = {}
 with emulated_rank(1):
     for length in (1024, 2048, 4096):
         shape = GPT3.with_sizes(seq_length=length)
-        rows = [row for row in measure_layer(shape) if row.term in {row.term for row in layer_rows(shape)}]
-        core = sum(row.bytes for row in rows if row.term in CORE_ATTENTION_TERMS)
-        sizes.append((core, total(rows) - core))
-        print(f"s = {length:,}: the core {core:,} bytes, the rest {total(rows) - core:,}; {total(layer_extra_rows(shape)):,} more that the paper leaves out")
-for (core, rest), (next_core, next_rest) in zip(sizes, sizes[1:]):
-    print(f"s × 2: the core × {next_core / core:g}, the rest × {next_rest / rest:g}")
+        measured = measure_layer(shape)
+        agree.rows(f"GPT-3's layer, s = {length:,}", layer_rows(shape) + layer_extra_rows(shape), measured)
+        core = sum(row.bytes for row in measured if row.term in CORE_ATTENTION_TERMS)
+        sizes[f"s = {length:,}"] = {"core": core, "rest": total(measured) - core}
+
+# %%
+LiveFigure(bar_chart(
+    "Twice the tokens: the rest doubles, the core is four times as large",
+    {"the rest": {length: size["rest"] for length, size in sizes.items()}, "attention core": {length: size["core"] for length, size in sizes.items()}},
+    "measured, one GPT-3 layer",
+))
 
 # %% [markdown]
-# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted separately, by name, and
-# never hidden in a tolerance.
+# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted too, each by its name.
+# Nothing hides in a tolerance: every term is compared to the byte, and the line before the questions says how
+# many agree.
 #
 # ## Measured: the fullest GPU
 #
@@ -171,19 +175,17 @@ for name, model in PAPER_MODELS.items():
     with emulated_rank(t):
         measured = measure_layer(model.shape, tensor_parallel())
     predicted = layer_rows(model.shape, Parallel(t)) + layer_extra_rows(model.shape, Parallel(t))
-    print(f"{name}: {total(measured):,} bytes on one of {t} ranks; {compare(predicted, measured).describe()}")
+    agree.rows(f"{name}, a layer on one of {t} ranks", predicted, measured)
 
 # %% [markdown]
 # The parameters can be counted on a real model too. These are the modules of the 1T model's first stage:
 
-# %% jupyter={"source_hidden": true}
+# %%
 with emulated_rank(largest.parallel.tensor_parallel_size):
     first_layers = range(largest.shape.num_layers // largest.parallel.pipeline_parallel_size)
     stage = GPT(largest.shape, tensor_parallel(sequence_parallel=True), layers=first_layers)
     counted = sum(parameter.numel() for parameter in stage.parameters())
-predicted = sum(parameter_counts(largest.shape, largest.parallel).values())
-print(f"parameters of layers {first_layers[0]} to {first_layers[-1]} and the embedding, on one of {largest.parallel.tensor_parallel_size} ranks")
-print(f"counted {counted:,}, by formula {predicted:,}, difference {counted - predicted}")
+agree("1T, layers and embedding of the first stage, on one rank", [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)], "parameters")
 
 # %% [markdown]
 # ## More GPUs do not help
@@ -191,17 +193,16 @@ print(f"counted {counted:,}, by formula {predicted:,}, difference {counted - pre
 # *"Use more pipeline stages, then each GPU has fewer layers."* True, but it doesn't help. The first stage, with $L/p$
 # layers, starts $p$ microbatches before the first one comes back, so it holds $p \cdot L/p = L$ layers' worth of
 # activations, whatever $p$ is (equation 5). More stages mean fewer parameters on a GPU, and the same activations; chapter 6
-# shows why, on a schedule. (The table is without interleaving, which adds activations; so the 175B bar of the picture is
-# higher.)
+# shows why, on a schedule. (Without interleaving, which adds activations; so the 175B bar of the first figure is higher.)
 
 # %% jupyter={"source_hidden": true}
-lines = []
+held = {"activations of its layers": {}, "parameters, gradients, optimizer": {}}
 for stages in (1, 2, 4, 8, 16, 32):
     parallel = Parallel(8, pipeline_parallel_size=stages)
-    layers_only = [row for row in stage_rows(GPT3, parallel) if row.term in {row.term for row in layer_rows(GPT3)}]
-    lines.append((stages, GPT3.num_layers // stages, stages, total(layers_only), sum(parameter_counts(GPT3, parallel).values())))
-print("the first stage of the 175B model")
-print(text_table(("p", "layers", "microbatches held", "bytes of its layers' activations", "parameters"), lines, "rrrrr"))
+    bar = f"p = {stages}: {GPT3.num_layers // stages} layers"
+    held["activations of its layers"][bar] = sum(row.bytes for row in stage_rows(GPT3, parallel) if row.term in {row.term for row in layer_rows(GPT3)})
+    held["parameters, gradients, optimizer"][bar] = sum(parameter_counts(GPT3, parallel).values()) * sum(taken.values())
+LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activations", held, "GPT-3's first stage, one GPU", fills=[PART_FILLS["activations"], PART_FILLS["parameters"]]))
 
 # %% [markdown]
 # *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* It leaves a
@@ -219,17 +220,17 @@ Panel(
     method=choice("method", METHODS, "tensor+sequence+selective"),
 )
 
+# %% [markdown]
+# Try the methods one by one. With sequence parallelism alone no model fits. With selective recomputation alone only the
+# smallest does. With both, all four fit. Full recomputation frees even more, but runs nearly the whole forward pass twice;
+# chapters 5 and 7 show what that costs.
+#
+# One line sums up what was compared in this chapter; open it for the list.
+
 # %% jupyter={"source_hidden": true}
-for method in METHODS:
-    sizes = {name: sum(gpu_bytes(model, method).values()) for name, model in PAPER_MODELS.items()}
-    fitting = [name for name, size in sizes.items() if size <= A100_BYTES]
-    print(f"{method}: {len(fitting)} of {len(sizes)} models fit{': ' * bool(fitting)}{', '.join(fitting)}; largest {size_text(max(sizes.values()))}")
+agree
 
 # %% [markdown]
-# Look at the second and third lines: with sequence parallelism alone no model fits, with selective recomputation alone only
-# the smallest does, and with both all four fit. Full recomputation frees even more, but runs nearly the whole forward pass
-# twice; chapters 5 and 7 show what that costs.
-#
 # ## Questions
 #
 # **1.** You double $h$ and $a$ together, as larger models do, and keep $s$. What happens to the share of the attention core?
@@ -237,8 +238,7 @@ for method in METHODS:
 # <details><summary>Answer</summary>
 #
 # Nothing. The share depends on $5as/h$ against $34$, and $a/h$ has not changed: only the size of a head, $h/a$, matters.
-# Models of very different sizes have the same crossover if their heads have the same size, as the two largest do in the
-# list above.
+# Models of very different sizes have the same crossover if their heads have the same size, as the two largest do.
 # </details>
 #
 # **2.** The 22B model is far smaller than the 175B model. Why is its bar nearly as high?

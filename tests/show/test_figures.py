@@ -20,6 +20,7 @@ from actmem_course import show
 from actmem_course.bench.measure_runs import golden_result, measure_runs
 from actmem_course.others.golden import HereResult, predict, read_golden
 from actmem_course.others.later_orders import ORDERS_BY_NAME
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
 from actmem_course.show.measured import here_figure, runs_figure
 from actmem_course.show.memory_wall import METHODS, crossover_lines, front_door, memory_wall
@@ -70,6 +71,10 @@ DRAWN: dict[Callable, list[tuple]] = {
     layer_bars: [
         (layer_rows(GPT3), GPT3), (layer_rows(TINY) + layer_extra_rows(TINY), TINY),
         (layer_rows(GPT3, CUT, "selective"), GPT3), (layer_rows(GPT3, recompute="full"), GPT3),
+    ],
+    bar_chart: [
+        ("One part", {"": {"a": 3 << 30, "b": 5}}, "bytes"),
+        ("Two parts beside each other", {"one": {"a": 0.5, "b": 2}, "two": {"b": 1.25}}, "time", "ms", True),
     ],
     layer_drawing: [(layer_rows(TINY), TINY, step) for step in range(1, 16)],
     partial(keep_game, GPT3, **EMPTY): [()],

@@ -1,0 +1,82 @@
+"""Bars of what a cell has computed or measured: the figure in place of a printed table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from actmem_course.show.marks import Axis, Drawing, bars, chart, downwards
+from actmem_course.show.style import (
+    BLUE,
+    GREEN,
+    ORANGE,
+    SKY,
+    VERMILION,
+    Fill,
+    axis_end,
+    axis_unit,
+    size_text,
+    three_digits,
+)
+
+#: In the order of a chart's parts.  The first is what the chart is about.
+_PARTS = (Fill(BLUE, "", "#FFFFFF"), Fill(VERMILION, "/"), Fill(ORANGE, "x"), Fill(SKY, "-"), Fill(GREEN, "."))
+
+
+def bar_chart(
+    title: str,
+    parts: Mapping[str, Mapping[str, float]],
+    axis: str,
+    unit: str = "",
+    beside: bool = False,
+    fills: Sequence[Fill] = _PARTS,
+) -> Drawing:
+    """Parts on top of each other or ``beside`` each other: each has a value for each bar.
+
+    unit: of the values; "" for bytes, which the axis shows in GiB or smaller and the pointer in full.
+    """
+    names = list(dict.fromkeys(name for values in parts.values() for name in values))
+    ends = {name: [values.get(name, 0) for values in parts.values()] for name in names}
+    longest = max(max(each) if beside else sum(each) for each in ends.values())
+    step, step_name = (1, unit) if unit else axis_unit(int(longest))
+
+    def said(value: float) -> str:
+        return f"{three_digits(value)} {unit}".replace(" %", "%") if unit else size_text(int(value))
+
+    def hover(value: float) -> str:
+        return said(value) if unit else f"{int(value):,} B"
+
+    traces = [
+        bars(
+            part,
+            values,
+            [value / step for value in values.values()],
+            fill,
+            f"%{{y}}, {part}: %{{customdata}}",
+            [said(value) if beside else "" for value in values.values()],
+            "outside",
+            customdata=list(map(hover, values.values())),
+        )
+        for (part, values), fill in zip(parts.items(), fills)
+    ]
+    sums = (
+        []
+        if beside
+        else [{"x": sum(each) / step, "y": name, "text": f" {said(sum(each))}"} for name, each in ends.items()]
+    )
+    told = "; ".join(
+        f"{name} " + ", ".join(f"{part} {said(values[name])}" for part, values in parts.items() if name in values)
+        for name in names
+    )
+    return chart(
+        title,
+        traces,
+        f"Bars, {axis}: {told}.",
+        Axis(f"{axis} ({step_name})", axis_end(1.15 * longest / step), step),
+        barmode="group" if beside else "stack",
+        height=180 + (14 + 24 * len(parts) if beside else 44) * len(names),
+        bargap=0.3,
+        showlegend=len(parts) > 1,
+        legend={"traceorder": "normal"},
+        yaxis=downwards(names, automargin=True),
+        annotations=[{"showarrow": False, "xanchor": "left", **one} for one in sums],
+    )

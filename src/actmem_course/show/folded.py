@@ -1,0 +1,80 @@
+"""What a notebook says in one line, with the rest in a fold: sizes in full, and a chapter's comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from fractions import Fraction
+from html import escape
+from textwrap import fill
+
+from actmem.rows import Row, by_term
+from actmem_course.others.disagreements import disagreements
+
+
+class Fold:
+    """One line; ``details``, text of any length, opens below it.  Stored as text it is the line alone."""
+
+    def __init__(self, line: str, details: str):
+        self.line, self.details = line, details
+
+    def __repr__(self) -> str:
+        return self.line
+
+    def _repr_html_(self) -> str:
+        return (
+            f'<details class="actmem-fold"><summary>{escape(self.line)}</summary>'
+            f'<pre tabindex="0">{escape(self.details)}</pre></details>'
+        )
+
+
+class Agreement:
+    """Every comparison of a chapter, collected as it goes and shown once: predicted = measured, n of n.
+
+    Call it with what is compared and pairs of whole numbers or fractions.  A pair agrees if it is equal: there is no tolerance.
+    """
+
+    def __init__(self) -> None:
+        self._compared: list[tuple[str, list[tuple], str]] = []
+
+    def __call__(self, what: str, pairs: Iterable[tuple], unit: str = "bytes") -> None:
+        self._compared.append((what, list(pairs), unit))
+
+    def rows(self, what: str, predicted: Iterable[Row], measured: Iterable[Row]) -> None:
+        """Compare rows term by term.  A term that only one side has is 0 on the other."""
+        left, right = by_term(predicted), by_term(measured)
+        pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
+        self(f"{what}, term by term", [pair for pair in pairs if any(pair)])
+
+    def folded(self) -> Fold:
+        """How many pairs are equal; the comparisons, a line each, in the fold."""
+        pairs = [pair for _, these, _ in self._compared for pair in these]
+        equal = sum(one == other for one, other in pairs)
+        details = "\n".join(_compared(*one) for one in self._compared)
+        return Fold(f"predicted = measured: {equal} of {len(pairs)}", details)
+
+    def __repr__(self) -> str:
+        return repr(self.folded())
+
+    def _repr_html_(self) -> str:
+        return self.folded()._repr_html_()
+
+
+def _compared(what: str, pairs: list[tuple], unit: str) -> str:
+    apart = [f"{_number(one)} and {_number(other)}" for one, other in pairs if one != other]
+    if not apart and len(pairs) == 1:
+        return f"{what}: {_number(pairs[0][0])} {unit}"
+    return f"{what}: {len(pairs) - len(apart)} of {len(pairs)}" + "".join(f"; {one} {unit}" for one in apart)
+
+
+def _number(value: int | Fraction) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{float(value):,}"
+
+
+def in_the_paper(*where: str) -> Fold:
+    """Where the paper disagrees with its own formulas, in the sections and tables whose names begin with ``where``."""
+    found = [place for place in disagreements() if place.where.startswith(where)]
+    places = f"{len(found)} places" if len(found) > 1 else "one place"
+    return Fold(
+        f"Where the paper disagrees with its own formulas, {places}: {'; '.join(place.where for place in found)}",
+        "\n\n".join(fill(str(place), 96) for place in found),
+    )

@@ -1,0 +1,33 @@
+"""One line, and what opens below it; a chapter's comparisons, of which none is forgotten."""
+
+from fractions import Fraction
+
+from actmem.rows import Row
+from actmem_course.others.disagreements import disagreements
+from actmem_course.show.folded import Agreement, Fold, in_the_paper
+
+
+def test_a_fold_is_stored_as_its_line_and_shows_the_rest_as_it_is_written():
+    fold = Fold("two of three", "a < b\n  c & d")
+    assert repr(fold) == "two of three"
+    assert fold._repr_html_().count("two of three") == 1 and "a &lt; b\n  c &amp; d" in fold._repr_html_()
+
+
+def test_an_agreement_counts_pairs_and_names_what_is_apart():
+    agree = Agreement()
+    agree("layers", [(1, 1), (2000, 2001)])
+    agree("FLOPs of one step", [(Fraction(6, 2), 3)], "FLOPs")
+    agree.rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
+    assert repr(agree) == "predicted = measured: 3 of 5"
+    assert agree.folded().details.splitlines() == [
+        "layers: 1 of 2; 2,000 and 2,001 bytes",
+        "FLOPs of one step: 3 FLOPs",
+        "a stage, term by term: 1 of 2; 0 and 7 bytes",
+    ]
+
+
+def test_every_disagreement_of_the_paper_can_be_found_by_its_section():
+    for place in disagreements():
+        found = in_the_paper(place.where)
+        assert place.where in found.line and place.why.split()[0] in found.details
+    assert "3 places" in in_the_paper("§5", "Table 5").line

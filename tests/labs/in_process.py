@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
+from actmem_course import launch
 from actmem_course.bench import runner
 from actmem_course.launch import LABS
 from actmem_course.ranks import Ranks
@@ -52,6 +53,15 @@ def _on_this_rank(script, arguments):
             del os.environ[name]
 
 
+def shown_in_80_columns(script, *arguments, code=0, **options):
+    """What a lab prints, started as a user does: no line but a file's name is wider, and nothing is cut off."""
+    done = launch.run(script, *arguments, **options)
+    assert done.returncode == code, done.stdout + done.stderr
+    lines = (line for line in done.stdout.splitlines() if not line.startswith("wrote"))
+    assert "…" not in done.stdout and all(len(line.rstrip()) <= 80 for line in lines)
+    return done.stdout
+
+
 def lab_exit(script, arguments, monkeypatch, capsys, **environment):
     """Exit code, standard output and lines of standard error of a lab that stops early."""
     module = lab_module(script)
@@ -64,6 +74,17 @@ def lab_exit(script, arguments, monkeypatch, capsys, **environment):
         module.main()
     output = capsys.readouterr()
     return stopped.value.code, output.out, output.err.splitlines()
+
+
+def lab_refusal(script, arguments, monkeypatch, capsys, ranks=0):
+    """The one line with which a lab refuses its arguments; ranks: under torchrun, where only rank 0 says it."""
+    for rank in range(ranks - 1, 0, -1):
+        place = {"RANK": rank, "WORLD_SIZE": ranks, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": ranks}
+        assert lab_exit(script, arguments, monkeypatch, capsys, **place) == (0, "", [])
+    place = {"RANK": 0, "WORLD_SIZE": ranks, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": ranks} if ranks else {}
+    code, out, lines = lab_exit(script, arguments, monkeypatch, capsys, **place)
+    assert (code, out, len(lines)) == (2, "", 1) and lines[0].startswith(f"{script}: "), lines
+    return lines[0]
 
 
 def judge_exit(name, arguments, monkeypatch, capsys, **environment):

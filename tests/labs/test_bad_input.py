@@ -1,66 +1,184 @@
 """Options that don't fit, each refused in one line by every rank before anything runs."""
 
-from typing import Any
-
 import pytest
+import torch
 
 from actmem_course.process import cause_of
-from tests.labs.in_process import judge_exit, lab_exit
+from tests.labs.in_process import judge_exit, lab_refusal
 
-TWO = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-MEASURED: dict[str, Any] = {
-    "no such number of microbatches": (
+#: What each lab refuses on one process, as it is typed, and what its line says.
+ALONE = [
+    ("measure_communication.py", "", "run torchrun --nproc-per-node 2 labs/measure_communication.py"),
+    ("measure_communication.py", "--emulate 3", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
+    ("measure_communication.py", "--emulate 2 --json /proc/x/y", "--json: cannot write /proc/x/y"),
+    ("measure_gpu.py", "", "--device: torch finds no CUDA GPU here"),
+    ("measure_gpu.py", "--device cpu", "--device: a CPU would need days for these layers: add --quick"),
+    ("measure_gpu.py", "--device cpu --quick --seconds 0", "--seconds: must be at least 1, got 0"),
+    ("measure_gpu.py", "--device cpu --quick --output /proc/x/y", "--output: cannot write /proc/x/y"),
+    ("measure_gpu.py", f"--device cpu --quick --output {'x' * 300}", "--output: cannot write xxx"),
+    ("measure_gpu.py", "--device cpu --quick --output /dev/null", "--output: /dev/null must be a file"),
+    ("measure_gpu.py", "--device cpu --quick --emulate 3", "--emulate: must be at least 8"),
+    ("measure_paper.py", "--model tiny", "--model: invalid choice: 'tiny'"),
+    ("measure_paper.py", "--section table6", "--section: invalid choice: 'table6'"),
+    ("measure_paper.py", "--processes 0", "--processes: must be at least 1, got 0"),
+    ("measure_paper.py", "--json /proc/actmem/x.json", "--json: cannot write /proc/actmem/x.json"),
+    ("measure_paper.py", "table2", "unrecognized arguments: table2"),
+    ("measure_parity.py", "", "run torchrun --nproc-per-node 2 labs/measure_parity.py"),
+    ("measure_peers.py", "--emulate 2 --peer apex", "--peer: invalid choice: 'apex'"),
+    ("measure_peers.py", "--emulate 2 --recompute paper-full", "--recompute: invalid choice: 'paper-full'"),
+    ("measure_peers.py", "--emulate 16", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 16"),
+    ("measure_peers.py", "--emulate 2 --rounds 10000000", "--rounds: must be at most"),
+    (
         "measure_pipeline.py",
-        ["--microbatches", 10**9],
+        "",
+        "not started by torchrun: run torchrun --nproc-per-node 2 labs/measure_pipeline.py, or python labs/measure_pipeline.py --ranks 2",
+    ),
+    ("measure_runs.py", "--here", "--here: goes with --megatron"),
+    ("measure_runs.py", "--megatron --html page.html", "--megatron: it has no page"),
+    ("measure_runs.py", "--megatron --calculators", "--megatron: it has no page"),
+    ("measure_runs.py", "--calculators --rows file", "--calculators: it has no rows and no page"),
+    ("measure_runs.py", "--calculators --html file", "--calculators: it has no rows and no page"),
+    ("measure_scaling.py", "--num-attention-heads 4", "--num-attention-heads: 4 must be divisible by tensor_parallel_size = 8"),
+    ("measure_scaling.py", "--seq-length 129", "--seq-length: 129 must be even"),
+    ("measure_scaling.py", "--model 1T", "times need real tensors"),
+    ("measure_scaling.py", "--axis b", "--axis: invalid choice: 'b'"),
+    ("measure_speed.py", "", "run torchrun --nproc-per-node 2 labs/measure_speed.py, or python labs/measure_speed.py --emulate 8"),
+    ("measure_speed.py", "--emulate 3", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
+    ("measure_speed.py", "--emulate 2 --rounds 0", "--rounds: must be at least 1, got 0"),
+    ("measure_speed.py", "--emulate 1 --model 1T", "times need real tensors: about"),
+    ("measure_speed.py", "--emulate 2 --trace /proc/x/y", "--trace: cannot write /proc/x/y"),
+    ("measure_speed.py", "--emulate 2 --html /proc/x/y", "--html: cannot write /proc/x/y"),
+    ("measure_speed.py", "--emulate 2 --device cuda --cpu-time", "--cpu-time: says nothing about a GPU"),
+    ("measure_speed.py", "--products --emulate 2", "needs a single process"),
+    ("measure_speed.py", "--products --ranks 2", "needs a single process"),
+    ("measure_table2.py", "", "run torchrun --nproc-per-node 2 labs/measure_table2.py"),
+    ("measure_table2.py", "--emulate 2 --ranks 2", "--ranks: --emulate needs none: leave one of them out"),
+    ("measure_table2.py", "--emulate 3", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
+    ("measure_table2.py", "--emulate 8 --seq-length 12", "--seq-length: 12 must be divisible by"),
+    ("measure_table2.py", "--emulate 2 --hidden-size 100", "--hidden-size: 100 must be divisible by num_attention_heads = 8"),
+    ("measure_table2.py", "--emulate 2 --micro-batch-size 0", "--micro-batch-size: must be at least 1, got 0"),
+    ("measure_table2.py", "--emulate 2 --seq-length -8", "--seq-length: must be at least 1, got -8"),
+    ("measure_table2.py", "--emulate 2 --hidden-size 8000000000000", "--hidden-size: must be at most"),
+    ("measure_table2.py", "--emulate 1 --seq-length 1073741824 --num-attention-heads 256", "one tensor would have"),
+    ("measure_table2.py", "--emulate 2 --hidden-size big", "--hidden-size: invalid int value: 'big'"),
+    ("measure_table2.py", "--emulate 2 --model 9B", "--model: invalid choice: '9B'"),
+    ("measure_table2.py", "--emulate 0", "--emulate: must be at least 1, got 0"),
+    ("measure_table2.py", "--emulate 2 --json /proc/actmem/x.json", "--json: cannot write /proc/actmem/x.json"),
+    ("measure_table2.py", "--emulate 2 --device cuda", "--device: torch finds no CUDA GPU here"),
+    ("measure_today.py", "--emulate 2 --context 4", "--context: must be at most 2, got 4"),
+    ("measure_today.py", "--emulate 2 --context 0", "--context: must be at least 1, got 0"),
+    ("measure_today.py", "--emulate 2 --paper-layer --context 2", "--context: the paper's layer has none"),
+    ("measure_today.py", "--emulate 2 --context 2 --seq-length 6", "--seq-length: 6 must be divisible by 2 · context_parallel_size"),
+    ("measure_today.py", "--emulate 9 --context 6 --seq-length 24", "--context: must divide the number of ranks, 9"),
+    (
+        "measure_today.py",
+        "--emulate 2 --context 2 --context-kind ulysses --num-key-value-heads 1",
+        "--num-key-value-heads: 1 must be divisible by",
+    ),
+    ("measure_today.py", "--emulate 2 --model llama9", "--model: must be one of tiny-llama, llama3-8b"),
+    ("measure_today.py", "--emulate 2 --model 175B", "--model: must be one of tiny-llama"),
+    ("measure_today.py", "--emulate 2 --paper-layer --num-key-value-heads 4", "--num-key-value-heads: the paper's layer has none"),
+    ("measure_today.py", "--emulate 2 --num-key-value-heads 3", "--num-attention-heads: 8 must be divisible by"),
+    (
+        "measure_today.py",
+        "--emulate 2 --model deepseek-v3-dense --num-attention-heads 64",
+        "--num-key-value-heads: latent attention has a key for each of 64 query heads, got 128",
+    ),
+    ("measure_today.py", "--emulate 2 --ffn-hidden-size 0", "--ffn-hidden-size: must be at least 1, got 0"),
+]  # fmt: skip
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("script", "typed", "expected"), ALONE, ids=lambda value: value[:60])
+def test_bad_input_is_one_line_and_exit_code_2(script, typed, expected, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: "--cpu-time" in typed)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.version, "cuda", None)  # a CUDA build can emulate a rank on a GPU without one
+    assert expected in lab_refusal(script, typed.split(), monkeypatch, capsys)
+
+
+#: The same on two ranks: rank 0 says it.  Where a number of GPUs is given, so many are here.
+ON_TWO_RANKS = [
+    ("measure_paper.py", "", "started by torchrun: needs a single process: python labs/measure_paper.py"),
+    ("measure_scaling.py", "", "started by torchrun: needs a single process: python labs/measure_scaling.py"),
+    ("measure_parity.py", "--num-attention-heads 1", "--num-attention-heads: 1 must be divisible by tensor_parallel_size = 2"),
+    ("measure_parity.py", "--seq-length 33", "--seq-length: 33 must be divisible by tensor_parallel_size = 2"),
+    ("measure_parity.py", "--model 22B", "model shape: too large for a comparison in float64"),
+    ("measure_pipeline.py", "--pipeline 3", "--pipeline: "),
+    ("measure_pipeline.py", "--pipeline 4", "p · t = 4 · 1 = 4 ranks wanted, 2 started"),
+    ("measure_pipeline.py", "--num-layers 3", "--num-layers: 3 must be divisible by pipeline_parallel_size · num_model_chunks = 2"),
+    ("measure_pipeline.py", "--chunks 4", "--num-layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 8"),
+    ("measure_pipeline.py", "--chunks 2 --microbatches 3", "--microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
+    ("measure_pipeline.py", "--microbatches 1", "--microbatches: torch's 1F1B needs at least one a stage, 2, got 1"),
+    (
+        "measure_pipeline.py",
+        "--microbatches 1000000000",
         "--microbatches: the schedule would list 2,000,000,000 forward passes, at most 250,000",
     ),
-    "more memory than there is": ("measure_pipeline.py", ["--model", "1T"], "model shape: 2 ranks need about "),
-    "v that t doesn't divide": (
+    ("measure_pipeline.py", "--pipeline 0", "--pipeline: must be at least 1, got 0"),
+    (
         "measure_pipeline.py",
-        ["--pipeline", 1, "--tensor", 2, "--num-layers", 1, "--num-attention-heads", 1],
+        "--pipeline 1 --tensor 2 --chunks 2",
+        "--chunks: interleaving needs pipeline_parallel_size of at least 2",
+    ),
+    ("measure_pipeline.py", "--chunks 2 --free-outputs", "--free-outputs: "),
+    ("measure_pipeline.py", "--device cpu --model 1T", "model shape: 2 ranks need about "),
+    (
+        "measure_pipeline.py",
+        "--pipeline 1 --tensor 2 --num-layers 1 --num-attention-heads 1",
         "--num-attention-heads: 1 must be divisible by",
     ),
-    "one file twice": ("measure_speed.py", ["--json", "{file}", "--html", "{file}"], "is the file of --json already"),
-    "ranks, by two": ("measure_table2.py", ["--ranks", 2], "--ranks: torchrun has started the ranks"),
+    ("measure_speed.py", "--device cpu --json {file} --html {file}", "is the file of --json already"),
+    ("measure_table2.py", "--ranks 2", "--ranks: torchrun has started the ranks"),
+    ("measure_table2.py", "--num-attention-heads 5", "--hidden-size: 256 must be divisible by num_attention_heads = 5"),
+    ("measure_table2.py", "--device cpu --model 1T --seq-length 65536", "use --emulate"),
+    ("measure_table2.py", "--emulate 2", "--emulate: needs a single process"),
+]  # fmt: skip
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(("script", "typed", "expected"), ON_TWO_RANKS, ids=lambda value: value[:60])
+def test_bad_input_of_ranks_is_said_once_by_rank_0(script, typed, expected, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    arguments = typed.format(file=tmp_path / "file").split()
+    assert expected in lab_refusal(script, arguments, monkeypatch, capsys, ranks=2)
+
+
+@pytest.mark.bad_input
+def test_where_gpus_are_too_few_bad_input_is_still_one_line(monkeypatch, capsys):
+    """The line on the CPU comes when the ranks start."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    line = lab_refusal("measure_pipeline.py", ["--tensor", "4"], monkeypatch, capsys, ranks=2)
+    assert "8 ranks wanted, 2 started" in line
+
+
+JUDGED = {
+    "--hint ": "--hint: ",
+    "--hint 4": "--hint: must be one of 3.1, 3.2, 3.3, 3.4, 3.5, 3.6, 3.7, got 4",
+    "--hint 3.1 --solution": "--solution: has no effect beside --hint",
+    "--hint 3.1 --json x.json": "--json: has no effect beside --hint",
+    "--hint 3.1 --ranks 4": "--ranks: has no effect beside --hint",
+    "--hint 3.1 --only 3.2": "--only: has no effect beside --hint",
+    "--json {file} --html {file}": "--html: ",
+    "--json /proc/x/y": "--json: cannot write /proc/x/y",
+    "--html /proc/x/y": "--html: cannot write /proc/x/y",
+    "--only ": "--only: ",
+    "--only 9.9": "--only: must be one of 3.1, 3.2, 3.3, 3.4, 3.5, 3.6, 3.7, got 9.9",
+    "--solutions": "unrecognized arguments: --solutions",
+    "--device tpu": "argument --device: invalid choice: 'tpu'",
+    "--solution --ranks 0": "--ranks: ",
+    "--solution --ranks -1": "--ranks: ",
+    "--solution --ranks two": "argument --ranks: ",
 }
 
 
 @pytest.mark.bad_input
-@pytest.mark.parametrize("case", MEASURED)
-def test_measuring_labs(case, monkeypatch, capsys, tmp_path):
-    script, arguments, expected = MEASURED[case]
-    arguments = [str(argument).format(file=tmp_path / "file") for argument in arguments]
-    for rank in (0, 1):
-        place = {**TWO, "RANK": rank, "LOCAL_RANK": rank}
-        code, out, lines = lab_exit(script, ["--device", "cpu", *arguments], monkeypatch, capsys, **place)
-        assert (code, out, len(lines)) == ((2, "", 1) if rank == 0 else (0, "", 0))
-        assert rank or expected in lines[0] and lines[0].startswith(f"{script}: ")
-
-
-@pytest.mark.bad_input
-def test_ranks_beside_one_emulated_rank(monkeypatch, capsys):
-    code, out, (line,) = lab_exit("measure_table2.py", ["--emulate", 2, "--ranks", 2], monkeypatch, capsys)
-    assert (code, out) == (2, "") and "--ranks: --emulate needs none: leave one of them out" in line
-
-
-JUDGED: dict[str, Any] = {
-    "an empty hint": (["--hint", ""], "--hint: "),
-    "a hint and the solution": (["--hint", "3.1", "--solution"], "--solution: has no effect beside --hint"),
-    "a hint and a file": (["--hint", "3.1", "--json", "x.json"], "--json: has no effect beside --hint"),
-    "a hint and ranks": (["--hint", "3.1", "--ranks", 4], "--ranks: has no effect beside --hint"),
-    "a hint and a choice": (["--hint", "3.1", "--only", "3.2"], "--only: has no effect beside --hint"),
-    "one file twice": (["--json", "{file}", "--html", "{file}"], "--html: "),
-    "an empty choice": (["--only", ""], "--only: "),
-}
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("case", JUDGED)
-def test_judged_labs(case, monkeypatch, capsys, tmp_path):
-    arguments, expected = JUDGED[case]
-    arguments = [str(argument).format(file=tmp_path / "file") for argument in arguments]
+@pytest.mark.parametrize("typed", JUDGED)
+def test_judged_labs(typed, monkeypatch, capsys, tmp_path):
+    arguments = typed.format(file=tmp_path / "file").split(" ")
     code, out, (line,) = judge_exit("lab3_sequence_parallel", arguments, monkeypatch, capsys)
-    assert (code, out) == (2, "") and line.startswith(f"lab3_sequence_parallel.py: {expected}")
+    assert (code, out) == (2, "") and line.startswith(f"lab3_sequence_parallel.py: {JUDGED[typed]}")
 
 
 def test_an_error_is_one_line():

@@ -47,31 +47,9 @@ def test_something_to_do_is_exit_code_1(tmp_path):
     assert [v["status"] for v in json.loads(path.read_text())["verdicts"]] == ["todo"]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--only", "9.9"], "--only: must be one of 4.1, 4.2, 4.3, 4.4, 4.5, got 9.9"),
-        (["--hint", "4"], "--hint: must be one of 4.1, 4.2, 4.3, 4.4, 4.5, got 4"),
-        (["--json", "/proc/x/y"], "--json: cannot write /proc/x/y"),
-        (["--html", "/proc/x/y"], "--html: cannot write /proc/x/y"),
-        (["--solutions"], "unrecognized arguments: --solutions"),
-        (["--device", "tpu"], "argument --device: invalid choice: 'tpu'"),
-    ],
-)
-def test_wrong_use_is_one_line_and_exit_code_2(arguments, expected, monkeypatch, capsys):
-    code, out, (line,) = judge_exit(LAB4, arguments, monkeypatch, capsys)
-    assert (code, out) == (2, "") and line.startswith(f"{LAB4}.py: {expected}")
-
-
 def test_wrong_use_ends_a_real_process_with_2(tmp_path):
     done = start(learner_file(tmp_path, LAB4), "--only", "9.9")
     assert (done.returncode, done.stdout, len(done.stderr.splitlines())) == (2, "", 1)
-
-
-@pytest.mark.parametrize("number", ["0", "-1", "two"])
-def test_a_wrong_number_of_ranks(number, monkeypatch, capsys):
-    code, out, (line,) = judge_exit(LAB2, ["--solution", "--ranks", number], monkeypatch, capsys)
-    assert (code, out) == (2, "") and "--ranks" in line
 
 
 def test_one_more_hint_each_time(monkeypatch, capsys, tmp_path):

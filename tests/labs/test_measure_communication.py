@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 import torch
 
 from actmem.config import ModelShape
@@ -10,11 +9,10 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel import linear
 from actmem.parallel.groups import tensor_parallel
-from actmem_course import launch
 from actmem_course.bench import measure_communication as communication
 from actmem_course.bench.measure_communication import compare_overlap, count_exchanges, measure_sent, without_overlap
 from actmem_course.ranks import Ranks
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_communication.py"
 SHAPE = ModelShape(16, 1, 32, 4)
@@ -23,12 +21,8 @@ TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num
 
 def test_under_torchrun(tmp_path):
     path = tmp_path / "exchanges.json"
-    done = launch.run(SCRIPT, *TINY, "--json", path, processes=2)
-    assert done.returncode == 0, done.stderr
-    assert (
-        "Every number, kind and byte agrees" in done.stdout
-        and "over gloo is an all-reduce that forgets the rest" in done.stdout
-    )
+    shown = shown_in_80_columns(SCRIPT, *TINY, "--json", path, processes=2)
+    assert "Every number, kind and byte agrees" in shown and "over gloo is an all-reduce that forgets the rest" in shown
     lines = json.loads(path.read_text())
     sent = [line for line in lines if "on_sockets" in line]
     compared = [line for line in lines if "comparison" in line]
@@ -64,10 +58,8 @@ def test_a_byte_more_on_the_sockets_is_named(monkeypatch, capsys):
 
 
 def test_emulated_fits_eighty_columns_and_times_nothing():
-    done = launch.run(SCRIPT, "--emulate", 8, "--model", "1T")
-    assert done.returncode == 0 and "…" not in done.stdout and "nothing is timed" in done.stdout
-    assert "Every number, kind and byte agrees" in done.stdout
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines())
+    shown = shown_in_80_columns(SCRIPT, "--emulate", 8, "--model", "1T")
+    assert "nothing is timed" in shown and "Every number, kind and byte agrees" in shown
 
 
 def test_one_exchange_more_is_seen(monkeypatch):
@@ -142,17 +134,3 @@ def test_hidden_share_is_said_only_if_there_is_a_difference():
     with emulated_rank(2, real_tensors=True):
         compared = compare_overlap(SHAPE, Ranks(0, 2, "cpu", True), torch.float32, sequence_parallel=True, rounds=2)
     assert compared.over.is_real or compared.hidden is None
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--emulate", 3], "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
-        (["--emulate", 2, "--json", "/proc/x/y"], "--json: cannot write /proc/x/y"),
-        ([], "run torchrun --nproc-per-node 2 labs/measure_communication.py"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
-    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
-    assert (code, out) == (2, "") and line.startswith("measure_communication.py: ") and expected in line

@@ -27,7 +27,6 @@ from actmem_course.bench.race import Work, take_turns
 from actmem_course.bench.session import Session
 from actmem_course.ranks import Ranks
 from actmem_course.results import Overhead, SpeedLine, Table2Result
-from tests.labs.in_process import lab_exit
 
 SCRIPT = "measure_gpu.py"
 ALONE = Ranks(0, 8, "cpu", True)
@@ -217,25 +216,6 @@ def test_machine_of_a_gpu(monkeypatch):
         "9.0",
         "nvidia-smi",
     )
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        ([], "--device: torch finds no CUDA GPU here"),
-        (["--device", "cpu"], "--device: a CPU would need days for these layers: add --quick"),
-        (["--device", "cpu", "--quick", "--seconds", 0], "--seconds: must be at least 1, got 0"),
-        (["--device", "cpu", "--quick", "--output", "/proc/x/y"], "--output: cannot write /proc/x/y"),
-        (["--device", "cpu", "--quick", "--output", "x" * 300], "--output: cannot write xxx"),
-        (["--device", "cpu", "--quick", "--output", "/dev/null"], "--output: /dev/null must be a file"),
-        (["--device", "cpu", "--quick", "--emulate", 3], "--emulate: must be at least 8"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    code, out, (text,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
-    assert (code, out) == (2, "") and text.startswith("measure_gpu.py: ") and expected in text
 
 
 WITHOUT = """

@@ -10,26 +10,24 @@ from actmem.config import ConfigError
 from actmem.formulas.llama_terms import expert_mlp_rows, llama_rows
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.rows import total
-from actmem_course import launch
 from actmem_course.bench import measure_others
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.others.others_keep import FRAMEWORKS, OTHERS, bytes_of_other
+from tests.labs.in_process import shown_in_80_columns
 
 
 @pytest.mark.nightly
 def test_every_cell_is_what_is_counted(tmp_path):
     pytest.importorskip("transformers", reason="transformers is not installed: pip install transformers")
     path = tmp_path / "others.json"
-    done = launch.run("measure_peers.py", "--today", "--json", path)
-    assert done.returncode == 0, done.stderr
+    shown = shown_in_80_columns("measure_peers.py", "--today", "--json", path)
     lines = json.loads(path.read_text())
     assert len(lines) == 2 * len(OTHERS) + sum(3 if layer.divided else 2 for layer in FRAMEWORKS) == 48
     ran = [line for line in lines if not line["unavailable"]]
     assert all(line["measured_bytes"] == line["predicted_bytes"] > 0 for line in ran)
     left_out = {line["name"].partition(" ")[0].rstrip(",") for line in lines if line["unavailable"]}
     assert left_out <= {"Liger's", "megatron-core"} and len(ran) >= 34
-    assert f"{len(ran)} of {len(ran)} measurements agree with the formulas to the byte" in done.stdout
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    assert f"{len(ran)} of {len(ran)} measurements agree with the formulas to the byte" in shown
 
 
 def test_what_is_not_installed_is_left_out_and_ours_stays(monkeypatch):

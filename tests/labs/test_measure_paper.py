@@ -7,11 +7,10 @@ import sys
 import pytest
 
 from actmem.rows import Row
-from actmem_course import launch
 from actmem_course.bench.measure_paper import SECTIONS
 from actmem_course.bench.reproduce import sections
 from actmem_course.others.disagreements import disagreements
-from tests.labs.in_process import lab_exit, lab_module
+from tests.labs.in_process import lab_module, shown_in_80_columns
 
 SCRIPT = "measure_paper.py"
 FIELDS = {
@@ -30,10 +29,7 @@ FIELDS = {
 @pytest.mark.nightly
 def test_everything_for_one_model(tmp_path):
     path = tmp_path / "results.json"
-    done = launch.run(SCRIPT, "--model", "22B", "--json", path)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stderr == ""
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    shown = shown_in_80_columns(SCRIPT, "--model", "22B", "--json", path)
 
     results = json.loads(path.read_text(encoding="utf-8"))
     assert all(result.keys() >= FIELDS for result in results)
@@ -42,7 +38,7 @@ def test_everything_for_one_model(tmp_path):
     assert len(measured) > 20 and all(result["difference"] == 0 and result["exact"] for result in measured)
     assert len([r for r in results if r["section"] == "disagreements"]) == sum(len(d.ours) for d in disagreements())
 
-    *_, verdict, last = done.stdout.splitlines()
+    *_, verdict, last = shown.splitlines()
     assert verdict == f"{len(measured)} of {len(measured)} measured numbers equal their formulas exactly"
     gibibytes = re.fullmatch(
         r"measured in \d+\.\d seconds by \d process(?:es)?, at most (\d\.\d\d) GiB of memory", last
@@ -52,10 +48,10 @@ def test_everything_for_one_model(tmp_path):
 
 @pytest.mark.nightly
 def test_the_largest_model_in_80_columns():
-    done = launch.run(SCRIPT, "--model", "1T", "--section", "table2", "--section", "figure1", "--section", "figure9")
-    assert done.returncode == 0
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
-    titles = [line.split(":")[0] for line in done.stdout.splitlines() if line.startswith(("Figure", "Table"))]
+    shown = shown_in_80_columns(
+        SCRIPT, "--model", "1T", *(f"--section={name}" for name in ("table2", "figure1", "figure9"))
+    )
+    titles = [line.split(":")[0] for line in shown.splitlines() if line.startswith(("Figure", "Table"))]
     assert titles == ["Figure 1", "Table 2", "Figure 9"]
 
 
@@ -84,28 +80,3 @@ def test_sections_without_a_measurement(monkeypatch, capsys):
 
 def one_byte_more(stage):
     return [*stage.rows(), *stage.extra_rows(), Row("secret", 1)]
-
-
-BAD: dict[str, tuple[list, str]] = {
-    "no model": (["--model", "tiny"], "--model: invalid choice: 'tiny'"),
-    "no section": (["--section", "table6"], "--section: invalid choice: 'table6'"),
-    "no processes": (["--processes", 0], "--processes: must be at least 1, got 0"),
-    "unwritable": (["--json", "/proc/actmem/x.json"], "--json: cannot write /proc/actmem/x.json"),
-    "left over": (["table2"], "unrecognized arguments: table2"),
-}
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("case", BAD)
-def test_bad_input_is_one_line_and_exit_code_2(case, monkeypatch, capsys):
-    arguments, expected = BAD[case]
-    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
-    assert (code, out) == (2, "") and line.startswith("measure_paper.py: ") and expected in line
-
-
-def test_torchrun_is_refused(monkeypatch, capsys):
-    place = {"WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2}
-    code, _, (line,) = lab_exit(SCRIPT, [], monkeypatch, capsys, RANK=0, LOCAL_RANK=0, **place)
-    needs = "measure_paper.py: started by torchrun: needs a single process: python labs/measure_paper.py"
-    assert code == 2 and line.startswith(needs)
-    assert lab_exit(SCRIPT, [], monkeypatch, capsys, RANK=1, LOCAL_RANK=1, **place) == (0, "", [])

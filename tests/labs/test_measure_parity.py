@@ -1,14 +1,12 @@
 """Parity as a user runs it: real processes, JSON, bad input in one line, and a fault that is found."""
 
-import pytest
-
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import counts, layer_exchanges
 from actmem.models import TINY
 from actmem_course import launch
 from actmem_course.bench.measure_parity import FORMS, measure_parity
 from actmem_course.ranks import Ranks
-from tests.labs.in_process import lab_exit, lab_results
+from tests.labs.in_process import lab_results
 
 SCRIPT = "measure_parity.py"
 SEEN_IN_PARTS = [
@@ -71,26 +69,3 @@ def test_gradients_left_in_parts_are_found(pools):
     finally:
         pools[2].stop()  # these ranks carry the fault
     assert pools[2].run(parities, 2, False) == [[True, True, True]] * 2
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "environment", "message"),
-    [
-        ([], {}, "run torchrun --nproc-per-node 2 labs/measure_parity.py"),
-        (
-            ["--num-attention-heads", 1],
-            {"RANK": 0, "WORLD_SIZE": 2},
-            "--num-attention-heads: 1 must be divisible by tensor_parallel_size = 2",
-        ),
-        (
-            ["--seq-length", 33],
-            {"RANK": 0, "WORLD_SIZE": 2},
-            "--seq-length: 33 must be divisible by tensor_parallel_size = 2",
-        ),
-        (["--model", "22B"], {"RANK": 0, "WORLD_SIZE": 2}, "model shape: too large for a comparison in float64"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, environment, message, monkeypatch, capsys):
-    code, output, errors = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **environment)
-    assert code == 2 and not output and len(errors) == 1 and message in errors[0]

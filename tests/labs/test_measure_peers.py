@@ -4,21 +4,19 @@ import json
 import warnings
 from types import SimpleNamespace
 
-import pytest
 import torch
 
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.tools import replaced
 from actmem.parallel.groups import tensor_parallel
-from actmem_course import launch
 from actmem_course.bench import measure_peers as peers
 from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers
 from actmem_course.bench.peers import PeerUnavailable, same_exchange
 from actmem_course.bench.peers.plain import PlainLayer
 from actmem_course.bench.race import Runner
 from actmem_course.ranks import Ranks
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_peers.py"
 TINY = ["--seq-length", 16, "--micro-batch-size", 2, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
@@ -26,10 +24,8 @@ TINY = ["--seq-length", 16, "--micro-batch-size", 2, "--hidden-size", 32, "--num
 
 def test_every_mode_and_peer(tmp_path):
     path = tmp_path / "peers.json"
-    done = launch.run(SCRIPT, "--emulate", 2, *TINY, "--json", path)
-    assert done.returncode == 0, done.stderr
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
-    assert "gloo" not in done.stdout  # an emulated rank exchanges nothing
+    shown = shown_in_80_columns(SCRIPT, "--emulate", 2, *TINY, "--json", path)
+    assert "gloo" not in shown  # an emulated rank exchanges nothing
     lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [
         (mode, name)
@@ -40,7 +36,7 @@ def test_every_mode_and_peer(tmp_path):
     for line in lines:
         if line["unavailable"]:
             torchs = line["mode"] == "elementwise" and line["name"] in ("DTensor", "FSDP2")
-            assert (torchs or line["name"] == "megatron-core") and line["unavailable"] in " ".join(done.stdout.split())
+            assert (torchs or line["name"] == "megatron-core") and line["unavailable"] in " ".join(shown.split())
             continue
         assert line["combined_seconds"] > 0 and line["peak_bytes"] >= line["held_bytes"] > 0
         assert (line["ours"] is None) == (line["name"] == OURS)
@@ -51,19 +47,9 @@ def test_every_mode_and_peer(tmp_path):
 
 def test_under_torchrun_with_a_choice(tmp_path):
     path = tmp_path / "peers.json"
-    done = launch.run(
-        SCRIPT,
-        *TINY,
-        "--peer",
-        "DTensor",
-        "--recompute",
-        "selective",
-        "--no-sequence-parallel",
-        "--json",
-        path,
-        processes=2,
-    )
-    assert "its reduce-scatter over gloo sends only what is kept" in " ".join(done.stdout.split())
+    chosen = ["--peer=DTensor", "--recompute=selective", "--no-sequence-parallel"]
+    shown = shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2)
+    assert "its reduce-scatter over gloo sends only what is kept" in " ".join(shown.split())
     lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [
         ("selective", name)
@@ -75,10 +61,8 @@ def test_under_torchrun_with_a_choice(tmp_path):
 def test_elementwise_beside_selective_and_the_same_exchange(tmp_path):
     path = tmp_path / "peers.json"
     chosen = ["--recompute", "none", "--recompute", "selective", "--recompute", "elementwise", "--peer", "DTensor"]
-    done = launch.run(SCRIPT, *TINY, *chosen, "--json", path, processes=2)
-    assert done.returncode == 0, done.stderr
-    assert "20/34 of its bytes in 16 bits (sbh/t)" in " ".join(done.stdout.split())
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    shown = shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2)
+    assert "20/34 of its bytes in 16 bits (sbh/t)" in " ".join(shown.split())
     lines = {(line["mode"], line["name"]): line for line in json.loads(path.read_text())}
     shipped, same = lines["none", "DTensor"], lines["none", "DTensor, our exchange"]
     assert shipped["held_bytes"] == same["held_bytes"] and same["combined_seconds"] > 0
@@ -134,18 +118,3 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
     assert (dtensor.unavailable, megatron.unavailable) == ("not here", "ValueError: first line")
     assert fsdp.sequences == 4
     assert fsdp.ours.low <= fsdp.ours.value <= fsdp.ours.high
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--emulate", 2, "--peer", "apex"], "--peer: invalid choice: 'apex'"),
-        (["--emulate", 2, "--recompute", "paper-full"], "--recompute: invalid choice: 'paper-full'"),
-        (["--emulate", 16], "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 16"),
-        (["--emulate", 2, "--rounds", 10**7], "--rounds: must be at most"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
-    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
-    assert (code, out) == (2, "") and line.startswith("measure_peers.py: ") and expected in line

@@ -50,51 +50,6 @@ def test_freed_outputs(pools):
     assert kept["measured_bytes"] == freed["measured_bytes"]
 
 
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--pipeline", 3], "--pipeline: "),
-        (["--pipeline", 4], "p · t = 4 · 1 = 4 ranks wanted, 2 started"),
-        (
-            ["--pipeline", 2, "--num-layers", 3],
-            "--num-layers: 3 must be divisible by pipeline_parallel_size · num_model_chunks = 2",
-        ),
-        (
-            ["--pipeline", 2, "--chunks", 4],
-            "--num-layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 8",
-        ),
-        (
-            ["--pipeline", 2, "--chunks", 2, "--microbatches", 3],
-            "--microbatches: 3 must be divisible by pipeline_parallel_size = 2",
-        ),
-        (["--pipeline", 2, "--microbatches", 1], "--microbatches: torch's 1F1B needs at least one a stage, 2, got 1"),
-        (["--pipeline", 0], "--pipeline: must be at least 1, got 0"),
-        (
-            ["--pipeline", 1, "--tensor", 2, "--chunks", 2],
-            "--chunks: interleaving needs pipeline_parallel_size of at least 2",
-        ),
-        (["--pipeline", 2, "--chunks", 2, "--free-outputs"], "--free-outputs: "),
-    ],
-)
-def test_bad_input_is_one_line_of_rank_0(arguments, expected, monkeypatch, capsys):
-    ranks = [{"RANK": rank, "WORLD_SIZE": 2, "LOCAL_RANK": rank, "LOCAL_WORLD_SIZE": 2} for rank in (0, 1)]
-    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ranks[0])
-    assert code == 2 and out == ""
-    assert line.startswith("measure_pipeline.py: ") and expected in line
-    assert lab_exit(SCRIPT, arguments, monkeypatch, capsys, **ranks[1]) == (0, "", [])
-
-
-def test_says_how_to_start_it(monkeypatch, capsys):
-    assert lab_exit(SCRIPT, [], monkeypatch, capsys) == (
-        2,
-        "",
-        [
-            "measure_pipeline.py: not started by torchrun: run torchrun --nproc-per-node 2 labs/measure_pipeline.py, or python labs/measure_pipeline.py --ranks 2"
-        ],
-    )
-
-
 @pytest.mark.fault
 def test_an_unwritable_figure_is_refused_before_the_run(monkeypatch, capsys, tmp_path):
     path = tmp_path / "kept.json"

@@ -6,21 +6,18 @@ import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
-from actmem_course import launch
 from actmem_course.bench.predictors import kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
 from actmem_course.others.paper_choices import SEARCHES
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import lab_refusal, shown_in_80_columns
 
 SCRIPT = "measure_runs.py"
 
 
 def test_all_runs_as_a_table_json_and_a_page(tmp_path):
     path, page = tmp_path / "runs.json", tmp_path / "runs.html"
-    done = launch.run(SCRIPT, "--json", path, "--html", page)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    shown_in_80_columns(SCRIPT, "--json", path, "--html", page)
     results = json.loads(path.read_text(encoding="utf-8"))
     nanotron = [result for result in results if result.get("framework") == "nanotron"]
     titan = [result for result in results if result.get("framework") == "torchtitan"]
@@ -43,8 +40,7 @@ def test_rows_of_ones_own_come_back_with_a_prediction(tmp_path):
         {"gpus": 8, "dp": 8, "tp": 1, "pp": 1, "mbz": 4},
     ]
     rows.write_text(json.dumps(given))
-    done = launch.run(SCRIPT, "--rows", rows, "--json", out)
-    assert done.returncode == 0, done.stderr
+    shown_in_80_columns(SCRIPT, "--rows", rows, "--json", out)
     found = json.loads(out.read_text())
     assert [{k: v for k, v in one.items() if k != "predicted_mib"} for one in found] == given
     assert abs(found[0]["predicted_mib"] / 22941.07 - 1) < 0.001 and found[1]["predicted_mib"] > 0
@@ -52,16 +48,14 @@ def test_rows_of_ones_own_come_back_with_a_prediction(tmp_path):
 
 def test_public_calculators_beside_counted_bytes(tmp_path):
     out = tmp_path / "out.json"
-    done = launch.run(SCRIPT, "--calculators", "--json", out)
-    assert done.returncode == 0, done.stderr
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    shown = shown_in_80_columns(SCRIPT, "--calculators", "--json", out)
     found = json.loads(out.read_text(encoding="utf-8"))
     for name in {one["calculator"] for one in found} - {"ours"}:
         own = [one for one in found if one["calculator"] == name and one["row"] in {row.name for row in TABLE2}]
         assert len(own) == len(TABLE2)
         right = sum(one["printed_bytes"] == one["counted_bytes"] for one in own)
-        assert f"{name}: {right} of {len(TABLE2)} rows to the byte" in done.stdout
-    assert "SimuMax" in done.stdout and done.stdout.count("785,928") == 2 and done.stdout.count("186,880") == 3
+        assert f"{name}: {right} of {len(TABLE2)} rows to the byte" in shown
+    assert "SimuMax" in shown and shown.count("785,928") == 2 and shown.count("186,880") == 3
 
 
 def test_two_kernels_are_counted_as_an_a100_logged_them():
@@ -85,9 +79,7 @@ def test_nvidias_rows_come_back_with_a_prediction(tmp_path):
         for line in [own[0], *(line for line in own if "_tp1_pp4_" in line and "vp2" not in line)]
     ]
     rows.write_text("\n".join([*some, "moe/x\th100\t100\t50\t90\tmtp-num-layers=1"]) + "\n", encoding="utf-8")
-    done = launch.run(SCRIPT, "--megatron", "--rows", rows, "--json", out)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    shown = shown_in_80_columns(SCRIPT, "--megatron", "--rows", rows, "--json", out)
     found = json.loads(out.read_text(encoding="utf-8"))
     assert (
         len(found) == len(some) and found[-1]["predicted_peak_bytes"] is None and "not modelled" in found[-1]["why_not"]
@@ -95,7 +87,7 @@ def test_nvidias_rows_come_back_with_a_prediction(tmp_path):
     for one in found[:-1]:
         assert abs(one["predicted_peak_bytes"] / one["peak_bytes"] - 1) < 0.003
         assert sum(one["lines"].values()) == one["predicted_peak_bytes"]
-    assert "1 rows not modelled" in done.stdout and "239,140,864" in done.stdout
+    assert "1 rows not modelled" in shown and "239,140,864" in shown
 
 
 def test_nvidias_models_are_counted_on_this_machine(tmp_path):
@@ -104,43 +96,20 @@ def test_nvidias_models_are_counted_on_this_machine(tmp_path):
     heading, *own = GOLDEN.read_text(encoding="utf-8").splitlines()
     kept = ("no_mmap_bin_files\ta100", "uniform_full_recompute", "tp1_pp4_vp1_uneven_pipeline\ta100", "swiglu")
     rows.write_text("\n".join([heading, *(line for line in own if any(name in line for name in kept))]))
-    done = launch.run(SCRIPT, "--megatron", "--here", "--rows", rows, "--json", out)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines()) and "…" not in done.stdout
+    shown = shown_in_80_columns(SCRIPT, "--megatron", "--here", "--rows", rows, "--json", out)
     found = {one["case"]: one for one in json.loads(out.read_text(encoding="utf-8"))}
     assert len(found) == 4 and not any("swiglu" in case for case in found)
     for one in found.values():
         assert one["open_bytes"] == 0 and one["logged_bytes"] == sum(one["on_gpu"].values())
         for line in (LAYERS_AND_HEAD, "logits, 16 bits", "logits, float32"):
             assert one["counted"][line] == one["on_gpu"][line]
-    assert "4 rows: 4 explained to the byte" in done.stdout
-
-
-@pytest.mark.bad_input
-def test_here_goes_with_megatron(monkeypatch, capsys):
-    code, out, lines = lab_exit(SCRIPT, ["--here"], monkeypatch, capsys)
-    assert (code, out, len(lines)) == (2, "", 1) and "--here: goes with --megatron" in lines[0]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("other", [["--html", "page.html"], ["--calculators"]])
-def test_megatron_takes_no_page_and_no_calculators(other, monkeypatch, capsys):
-    code, out, lines = lab_exit(SCRIPT, ["--megatron", *other], monkeypatch, capsys)
-    assert (code, out, len(lines)) == (2, "", 1) and "--megatron: it has no page" in lines[0]
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize("other", ["--rows", "--html"])
-def test_calculators_take_no_rows_and_no_page(other, tmp_path, monkeypatch, capsys):
-    code, out, lines = lab_exit(SCRIPT, ["--calculators", other, tmp_path / "file"], monkeypatch, capsys)
-    assert (code, out, len(lines)) == (2, "", 1) and "--calculators: it has no rows and no page" in lines[0]
+    assert "4 rows: 4 explained to the byte" in shown
 
 
 def test_a_run_that_is_far_off_is_exit_code_1(tmp_path):
     rows = tmp_path / "rows.json"
     rows.write_text(json.dumps([{"gpus": 8, "dp": 8, "tp": 1, "pp": 1, "mbz": 4, "peak_allocated_mib": 1000}]))
-    done = launch.run(SCRIPT, "--rows", rows)
-    assert done.returncode == 1 and "0 of 1 runs within" in done.stdout
+    assert "0 of 1 runs within" in shown_in_80_columns(SCRIPT, "--rows", rows, code=1)
 
 
 RUN = {"gpus": 8, "dp": 8, "tp": 1, "pp": 1, "mbz": 4}
@@ -164,6 +133,4 @@ def test_bad_input_is_one_line_and_exit_code_2(case, tmp_path, monkeypatch, caps
     path = tmp_path / "rows.json"
     if text is not None:
         path.write_text(text)
-    code, out, lines = lab_exit(SCRIPT, ["--rows", path], monkeypatch, capsys)
-    assert code == 2 and out == "" and len(lines) == 1
-    assert lines[0].startswith("measure_runs.py: ") and expected in lines[0]
+    assert expected in lab_refusal(SCRIPT, ["--rows", path], monkeypatch, capsys)

@@ -6,12 +6,11 @@ import plotly.graph_objects as go
 import pytest
 
 from actmem.config import ConfigError, ModelShape
-from actmem_course import launch
 from actmem_course.bench.measure_scaling import AXES, FACTORS, axis_settings, slope, slopes
 from actmem_course.results import ScalingPoint
 from actmem_course.show.measured import scaling_figure, slope_finding
 from actmem_course.show.tables import scaling_table
-from tests.labs.in_process import lab_exit
+from tests.labs.in_process import shown_in_80_columns
 from tests.show.test_speed import printed
 
 SCRIPT = "measure_scaling.py"
@@ -20,9 +19,7 @@ SIZES = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--nu
 
 def test_every_axis_is_exact(tmp_path):
     path, page = tmp_path / "scaling.json", tmp_path / "scaling.html"
-    done = launch.run(SCRIPT, *SIZES, "--rounds", 1, "--json", path, "--html", page)
-    assert done.returncode == 0, done.stderr
-    assert all(len(line.rstrip()) <= 80 for line in done.stdout.splitlines() if not line.startswith("wrote"))
+    shown_in_80_columns(SCRIPT, *SIZES, "--rounds", 1, "--json", path, "--html", page)
     document = json.loads(path.read_text())
     assert [point["axis"] for point in document["points"]] == [axis for axis in AXES for _ in FACTORS]
     for point in document["points"]:
@@ -80,23 +77,3 @@ def test_places():
     ]
     with pytest.raises(ConfigError, match="seq_length: 15 must be even"):
         axis_settings("seq_length", base.with_sizes(seq_length=15))
-
-
-@pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--num-attention-heads", 4], "--num-attention-heads: 4 must be divisible by tensor_parallel_size = 8"),
-        (["--seq-length", 129], "--seq-length: 129 must be even"),
-        (["--model", "1T"], "times need real tensors"),
-        (["--axis", "b"], "--axis: invalid choice: 'b'"),
-    ],
-)
-def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys):
-    code, out, (line,) = lab_exit(SCRIPT, arguments, monkeypatch, capsys)
-    assert (code, out) == (2, "") and line.startswith("measure_scaling.py: ") and expected in line
-
-
-def test_torchrun_is_refused(monkeypatch, capsys):
-    code, _, (line,) = lab_exit(SCRIPT, [], monkeypatch, capsys, RANK=0, WORLD_SIZE=2, LOCAL_RANK=0, LOCAL_WORLD_SIZE=2)
-    assert code == 2 and "needs a single process: python labs/measure_scaling.py" in line

@@ -13,7 +13,6 @@ import torch
 from actmem.config import ConfigError
 from actmem_course import start
 from actmem_course.ranks import add_rank_arguments, check_ranks
-from tests.labs.in_process import lab_exit
 
 
 def parse(*arguments):
@@ -114,13 +113,3 @@ def test_a_rank_that_fails_while_the_others_are_looked_at_is_the_cause():
     peer = SimpleNamespace(number=1, state=lambda: "ended without a word")
     ranks: list = [peer, failing]
     assert start._end(ranks) == [failing, peer]
-
-
-@pytest.mark.bad_input
-def test_where_gpus_are_too_few_bad_input_is_still_one_line(monkeypatch, capsys):
-    """The line on the CPU comes when the ranks start."""
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
-    place = {"RANK": 0, "WORLD_SIZE": 2, "LOCAL_RANK": 0, "LOCAL_WORLD_SIZE": 2}
-    code, out, lines = lab_exit("measure_pipeline.py", ["--tensor", "4"], monkeypatch, capsys, **place)
-    assert (code, out) == (2, "") and len(lines) == 1 and "8 ranks wanted, 2 started" in lines[0]

@@ -7,7 +7,7 @@
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import stage_rows
-from actmem.formulas.states import ADAM, num_parameters, parameter_counts
+from actmem.formulas.states import ADAM, parameter_counts
 from actmem.measure import emulated_rank, measure_layer
 from actmem.layers.gpt import GPT
 from actmem.models import PAPER_MODELS

@@ -5,30 +5,28 @@
 # what does it really cost?
 
 # %%
-from textwrap import fill
-
 import torch
 from torch.nn import functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.others import paper
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import RNG_STATE_BYTES, TABLE2, closed_form, eq1, layer_rows
-from actmem_course.others.larger_batches import batch_factor, break_even, fullest_bytes
+from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
-from actmem_course.others.disagreements import disagreements
 from actmem_course.others.golden import equalities
-from actmem.formulas.flops import eq7, eq8, forward_products, layer_overhead
-from actmem.formulas.first_stage import selective_saves
+from actmem.formulas.flops import forward_products, layer_overhead
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, slider, steps
+from actmem_course.show.folded import Agreement, Fold, in_the_paper
+from actmem_course.show.live import LiveFigure
 from actmem_course.show.recomputation import added_flops, batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
 from actmem_course.show.style import size_text
-from actmem_course.show.text import apart_text, table2_text, text_table
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
+agree = Agreement()
 
 question = Prediction(
     "In the GPT-3 layer the attention core (QKᵀ, softmax, dropout, attention over V) holds most of the bytes. Suppose backward runs it "
@@ -81,15 +79,8 @@ Panel(
 # the upper bars the striped part is what recomputing the core frees; in the lower bars the dotted part is what it adds.
 #
 
-# The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too.
-# Here is what section 5 of the paper says for two models, and what its formula `5as/h` gives:
-
-# %%
-for name, coefficient in paper.SECTION5_CORE_COEFFICIENT.items():
-    shape = model_shape(name)
-    ratio = 5 * shape.num_attention_heads * shape.seq_length // shape.hidden_size
-    share = float(100 * selective_saves(shape))
-    print(f"{name}: 5as/h = {ratio} (the paper: {coefficient}), {share:.2f}% of the layer's bytes (the paper: {paper.SECTION5_SAVED_PERCENT[name]}%)")
+# The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too, with
+# `5as/h`.
 
 # %% [markdown]
 # ## How a checkpoint function works, in four steps
@@ -129,14 +120,14 @@ def kept(run):
 
 
 def in_words(ledger):
-    return fill(f"{ledger.total_bytes:,} bytes: " + ", ".join(f"{t.op} {list(t.shape)}" for t in ledger.saved), 100)
+    return Fold(f"kept: {ledger.total_bytes:,} bytes, {len(ledger.saved)} tensors", "\n".join(f"{t.op} {list(t.shape)}: {t.bytes:,} B" for t in ledger.saved))
 
 
 def plainly(core, *inputs):
     return core(*inputs)
 
 
-print(in_words(kept(plainly)))
+in_words(kept(plainly))
 
 # %% [markdown]
 # **Step 1: keep the inputs, run without a graph, run again.** This autograd function takes a dozen lines. Its forward saves
@@ -165,14 +156,14 @@ def run_again(core, inputs, grad):
     return None, *torch.autograd.grad(out, qkv, grad), None
 
 
-print(in_words(kept(RunAgain.apply)))
+in_words(kept(RunAgain.apply))
 
 # %% [markdown]
 # Only the inputs are left. But are the gradients right?
 
 # %%
-for name, x, y in zip("qkv", gradients(plainly), gradients(RunAgain.apply)):
-    print(f"gradient of {name}: equal bits {torch.equal(x, y)}, elements that differ {int((x != y).sum()) / x.numel():.0%}")
+apart = [int((x != y).sum()) / x.numel() for x, y in zip(gradients(plainly), gradients(RunAgain.apply))]
+print("elements of the gradients that differ:", ", ".join(f"{name} {share:.0%}" for name, share in zip("qkv", apart)))
 
 # %% [markdown]
 # **Step 2: draw the same dropout.** The second run drew other masks, so it computed the gradient of another function. No
@@ -199,10 +190,8 @@ class RunAgainSameDraws(RunAgain):
         return found
 
 
-same = map(torch.equal, gradients(plainly), gradients(RunAgainSameDraws.apply))
-print("equal bits, of q, k and v:", *same)
-print(in_words(kept(RunAgainSameDraws.apply)))
-print(f"the generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG_STATE_BYTES['cuda']} on a GPU")
+agree("gradients of q, k and v, bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), gradients(RunAgainSameDraws.apply))], "elements apart")
+in_words(kept(RunAgainSameDraws.apply))
 
 # %% [markdown]
 # One more tensor is kept: the generator's state, whose size does not depend on the region.
@@ -212,7 +201,7 @@ print(f"the generator's state: {RNG_STATE_BYTES['cpu']:,} bytes on a CPU, {RNG_S
 # before it. The course's own `checkpoint` does that: it gives every tensor that autograd wants to save a numbered slot, and
 # stops the second run when the last slot is filled (`src/actmem/recompute.py`, five rules at the top).
 #
-# **Step 4: count.** torch's FLOP counter sees every matrix product that runs:
+# **Step 4: count.** torch's FLOP counter sees every matrix product that runs. Bytes kept, and the products it took:
 
 # %% jupyter={"source_hidden": true}
 from actmem.recompute import checkpoint
@@ -223,13 +212,13 @@ ways = {
     "run again, stop early": lambda core, *inputs: checkpoint(core, *inputs, generators=[core.dropout_mask.generator]),
 }
 product = 2 * HEADS * LENGTH * LENGTH * HEAD_SIZE
-lines = []
+core_bytes = {}
 for name, way in ways.items():
     with FlopCounterMode(display=False) as counter:
         found = gradients(way)
-    flops = counter.get_total_flops()
-    lines.append((name, kept(way).total_bytes, flops, flops // product, str(all(map(torch.equal, gradients(plainly), found)))))
-print(text_table(("the core", "bytes kept", "FLOPs", "products", "same gradient bits"), lines, " rrr"))
+    core_bytes[f"{name}: {counter.get_total_flops() // product} products"] = kept(way).total_bytes
+    agree(f"the core, {name}: gradients bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), found)], "elements apart")
+LiveFigure(bar_chart("Stop early: the same bytes freed, for one product less", {"kept by the core": core_bytes}, "measured, this small core"))
 
 # %% [markdown]
 # Two products in forward and four in backward make six; a second run adds two, or one if it stops early.
@@ -259,14 +248,15 @@ Panel(
 
 # %% jupyter={"source_hidden": true}
 groups = rebuilds(GPT3)
-print(f"per FLOP the core frees {core_over_gelu(GPT3)} times what a linear does")
 left = total(layer_rows(GPT3, recompute="selective"))
-for r in groups:
-    if not r.flops:
-        print(f"{r.name}: {size_text(r.bytes)}, {r.bytes / left:.0%} of what selective recomputation leaves")
-print(apart_text("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)]))
+agree("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)])
 forward = sum(product.flops for product in forward_products(GPT3.with_sizes(num_layers=1), 1) if product.term not in ("4h→h", "logits"))
-print(apart_text("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs"))
+agree("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs")
+free = [r for r in groups if not r.flops]
+Fold(
+    f"per FLOP the core frees {core_over_gelu(GPT3)} times what a linear does; groups without a product are {sum(r.bytes for r in free) / left:.0%} of what selective leaves",
+    "\n".join(f"{r.name}: {size_text(r.bytes)}, {r.bytes / left:.0%}" for r in free),
+)
 
 # %% [markdown]
 # ## Measured: three numbers for one overhead
@@ -297,17 +287,12 @@ by_torch = {(name, mode): count(model_shape(name), mode) for name in PAPER_MODEL
 
 # %% jupyter={"source_hidden": true}
 pairs = [(without[name] * (1 + layer_overhead(model_shape(name), mode)), flops) for (name, mode), flops in by_torch.items()]
-print(apart_text("FLOP counts of torch, four models and four ways to recompute, and their formulas", pairs, "FLOPs"))
-lines = []
-for name, printed in paper.SECTION5_ADDED_FLOPS_PERCENT.items():
-    shape = model_shape(name)
-    one_layer, base = shape.with_sizes(num_layers=1), without[name]
-    logits = 6 * shape.seq_length * shape.hidden_size * shape.vocab_size * shape.micro_batch_size
-    by_eq8 = eq8(one_layer, shape.micro_batch_size) / (eq7(one_layer, shape.micro_batch_size) - logits) - logits / base - 1
-    shares = [by_eq8, *(by_torch[name, mode] / base - 1 for mode in modes.values())]
-    lines.append((name, f"{printed}", *(f"{100 * share:.4f}" for share in shares[:3])))
-print()
-print(text_table(("FLOPs added, %", "as printed", "eq. 8 over eq. 7", *list(modes)[:2]), lines, " rrrr"))
+agree("FLOPs of a layer by formula and counted by torch, four models and four ways to recompute", pairs, "FLOPs")
+added = {"as printed, and by equation 8": dict(paper.SECTION5_ADDED_FLOPS_PERCENT)}
+for name in added["as printed, and by equation 8"]:
+    for words, mode in list(modes.items())[:2]:
+        added.setdefault(words, {})[name] = 100 * (by_torch[name, mode] / without[name] - 1)
+LiveFigure(bar_chart("Selective recomputation costs a third of what is printed, or a sixth", added, "FLOPs added to a layer", "%", beside=True))
 
 # %% [markdown]
 # Equation 8 adds `12Bs²h` per layer: three forward passes of the core, where only one runs again. This strengthens the
@@ -330,17 +315,17 @@ Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)
 # ### What the second run sends
 #
 # On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The
-# attention core has none: each head is on one rank. The table counts one rank of eight, forward and backward. `paper-`
-# before a mode means that the second run goes on to its end, as in the paper; otherwise it stops early:
+# attention core has none: each head is on one rank. The bars are one rank of eight, forward and backward. *To its end* means
+# that the second run goes on to its end, as in the paper; otherwise it stops early:
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import count_collectives, emulated_rank
 from actmem.measure.parts import layer_input
 from actmem.parallel.groups import tensor_parallel
 
-lines, pairs = [], []
+sent, pairs = {"the first run and backward": {}, "the second run": {}}, []
 for sequence in (False, True):
-    for mode in ("selective", "full", "paper-full"):
+    for mode, words in {"selective": "selective", "full": "full", "paper-full": "full, to its end"}.items():
         exchanges = layer_exchanges(GPT3, Parallel(8, sequence), mode)
         with emulated_rank(8):
             tp = tensor_parallel(sequence_parallel=sequence)
@@ -349,11 +334,11 @@ for sequence in (False, True):
                 layer(layer_input(GPT3, tp, "cpu", torch.bfloat16)).sum().backward()
         pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen.counts.items()]
         again = [e for e in exchanges if e.phase == "recompute"]
-        kinds = ", ".join(f"{count} × {kind}" for kind, count in counts(again).items()) or "none"
-        lines.append(("tensor+sequence" if sequence else "tensor", mode, sum(seen.counts.values()), kinds, wire_bytes(again), wire_bytes(exchanges)))
-print(text_table(("GPT-3's layer", "recompute", "exchanges", "of them by the second run", "bytes it sends", "bytes in all"), lines, "  r rr"))
-print()
-print(apart_text("counts of exchanges, predicted and seen", pairs, "exchanges"))
+        bar = f"TP{' + SP' * sequence}, {words}: {sum(e.count for e in again)} more"
+        sent["the first run and backward"][bar] = wire_bytes(exchanges) - wire_bytes(again)
+        sent["the second run"][bar] = wire_bytes(again)
+agree("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
+LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputation does", sent, "sent by one rank of eight, one GPT-3 layer"))
 
 # %% [markdown]
 # So full recomputation also costs communication that nothing hides, and selective recomputation costs none. Chapter 7 finds
@@ -370,26 +355,35 @@ print(apart_text("counts of exchanges, predicted and seen", pairs, "exchanges"))
 # - **full**: only the layer's input is kept, and the whole layer runs twice.
 
 # %% jupyter={"source_hidden": true}
-print(fill("× sbh: " + "; ".join(f"{row.name} {row.formula()}" for row in TABLE2), 96))
 shapes = [model_shape(name) for name in PAPER_MODELS]
 pairs = [(closed_form(row, shape, 8), total(layer_rows(shape, row.parallel(8), row.recompute))) for row in TABLE2 for shape in shapes]
-print(apart_text("comparisons of the closed forms, which are equations 1, 2, 4 and 6, with the sums of the tensors", pairs))
+agree("closed forms of table 2 (equations 1, 2, 4 and 6) and sums of the tensors", pairs)
 
 # %% [markdown]
 # Is the table true? `labs/measure_table2.py` starts two processes that share a small layer as two devices would. Each runs the
-# six configurations and counts the tensors that autograd holds after forward. *predicted* is the paper's formula. *extra*
-# is what PyTorch keeps and the paper leaves out as small: layer-norm statistics, the causal mask, the random-number states
-# of step 2; it has formulas of its own. *difference* is measured − predicted − extra. (`make measure` does the same in a
-# terminal, `python labs/measure_table2.py --emulate 8 --model 1T` with a layer of the largest model.)
+# six configurations and counts the tensors that autograd holds after forward. *Extra* is what PyTorch keeps and the paper
+# leaves out as small: layer-norm statistics, the causal mask, the random-number states of step 2. It has formulas of its
+# own. (`make measure` does the same in a terminal, `python labs/measure_table2.py --emulate 8 --model 1T` with a layer of
+# the largest model.)
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
 
 with Progress("labs/measure_table2.py, two processes"):
     measured = results("measure_table2.py", "--device", "cpu", processes=2)
-print(table2_text(result for result in measured if result["rank"] == 0))
-print()
-print(f"{sum(result['exact'] for result in measured)} of {len(measured)} measurements agree, on {len({result['rank'] for result in measured})} ranks")
+agree("table 2 on two processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
+
+# %% jupyter={"source_hidden": true}
+first = [r for r in measured if r["rank"] == 0]
+names = {r["configuration"]: f"{r['configuration'].replace('tensor+', 'TP+').replace('sequence', 'SP')}: {r['formula']}" for r in first}
+LiveFigure(bar_chart(
+    "Table 2, measured: six ways to train a layer, in sbh",
+    {
+        "measured, the paper's terms": {names[r["configuration"]]: r["measured_bytes"] - r["extra_bytes"] for r in first},
+        "measured, extra": {names[r["configuration"]]: r["extra_bytes"] for r in first},
+    },
+    "a small layer, one rank of two",
+))
 
 # %% [markdown]
 # ## The memory ladder
@@ -405,7 +399,9 @@ Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), ten
 # Set `34/t + 5as/(ht)` equal to `10 + 24/t`: at `s = 2h(t − 1)/a` the two are equal. Below that length a rank's
 # part of the attention core, `5as/(ht)`, is smaller than what sequence parallelism frees, `10(1 − 1/t)`.
 #
-# The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps:
+# The bars are formulas. Now a layer of each model runs as one rank of eight, and the ledger counts what autograd keeps. And
+# on GPUs? Two of NVIDIA's tests (chapter 2) train the same 12 layers, and recompute nothing or everything; the difference of
+# their logs joins the comparisons:
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.ranks import Ranks
@@ -415,28 +411,9 @@ found = []
 for name in PAPER_MODELS:
     with emulated_rank(8):
         found += measure_table2(model_shape(name), Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
-print(apart_text("layers, predicted with extra and measured", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found]))
-left = {r.configuration: [] for r in found}
-for r in found:
-    left[r.configuration].append(r.measured_bytes - r.extra_bytes)
-for name in ("tensor+sequence+selective", "full"):
-    shares = [100 * kept_bytes / base for kept_bytes, base in zip(left[name], left["tensor"])]
-    print(f"{name} keeps {min(shares):.1f} to {max(shares):.1f}% of what tensor parallelism alone keeps")
-
-# %% [markdown]
-# And on GPUs? Two of NVIDIA's tests (chapter 2) train the same 12 layers, and recompute nothing or everything:
-
-# %%
+agree("layers of four models, six ways, as one rank of eight", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found])
 what, by_formula, logged = equalities()[1]
-print(f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged")
-
-# %% [markdown]
-# Where the paper's text and its own formulas disagree, here and above:
-
-# %% jupyter={"source_hidden": true}
-for place in disagreements():
-    if place.where.startswith(("§5", "§6.1")):
-        print(fill(str(place), 96), end="\n\n")
+agree(f"logged on A100s: {what}", [(by_formula, logged)])
 
 # %% [markdown]
 # ## Does a larger batch pay for it?
@@ -448,12 +425,6 @@ for place in disagreements():
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
 
-# %% jupyter={"source_hidden": true}
-for mode in ("selective", "full"):
-    overhead, factor, even = (float(value) for value in (100 * layer_overhead(GPT3, mode), batch_factor(GPT3, mode), 100 * break_even(GPT3, mode)))
-    print(f"{mode}: {overhead:.3f}% more FLOPs, {factor:.2f} times the sequences, so it pays above φ = {even:.2f}%")
-print("bytes of all layers at the fullest:", ", ".join(f"{mode} {fullest_bytes(GPT3, mode):,}" for mode in ("none", "selective", "full")))
-
 # %%
 Panel(
     lambda phi, s: batch_payoff(GPT3.with_sizes(seq_length=s), phi),
@@ -462,7 +433,7 @@ Panel(
 )
 
 # %% [markdown]
-# Full recomputation multiplies the batch by the larger factor, and still loses wherever the fixed part is small. A large
+# Point at a line for its break-even. Full recomputation multiplies the batch by the larger factor, and still loses wherever the fixed part is small. A large
 # factor cannot help: as `f` grows, `φ/f` vanishes and `o` stays. Where one sequence of a large model keeps the GPU busy,
 # `φ` is a few percent, so selective recomputation pays and full recomputation does not. With a small model, or short
 # sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed global batch,
@@ -481,18 +452,29 @@ class Fused(torch.nn.Module):
         return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
 
+scores = {"core by hand": {}, "fused kernel": {}}
 for length in (64, 128, 256):
     q, k, v = (torch.randn(1, HEADS, length, HEAD_SIZE, requires_grad=True) for _ in range(3))
     with record(core := CoreAttention(HEAD_SIZE, 0.1, torch.Generator())) as by_hand:
         out = core(*(x.flatten(0, 1) for x in (q, k, v)), causal_mask(length, "cpu"))
     with record(fused := Fused()) as by_kernel:
         out = fused(q, k, v)
-    print(f"s = {length}: by hand {by_hand.total_bytes:,} bytes, fused kernel {by_kernel.total_bytes:,}")
+    scores["core by hand"][f"s = {length}"], scores["fused kernel"][f"s = {length}"] = by_hand.total_bytes, by_kernel.total_bytes
+
+# %%
+LiveFigure(bar_chart("The fused kernel keeps no scores: it grows with s, not with s²", scores, "measured, kept for backward", beside=True))
 
 # %% [markdown]
 # Double `s`: what the core by hand keeps grows more than threefold, towards four, the kernel's twofold. (Both are float32, and the fused one has no
 # dropout.)
-#
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% jupyter={"source_hidden": true}
+in_the_paper("§5", "§6.1")
+
+# %% [markdown]
 # ## Questions
 #
 # <details><summary><b>1.</b> Why does the checkpoint of the core need no extra memory for Q, K and V?</summary>

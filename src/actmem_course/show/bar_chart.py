@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from actmem_course.show.marks import Axis, Drawing, bars, chart, downwards
+from actmem_course.show.marks import Axis, Drawing, bars, chart
 from actmem_course.show.style import (
     BLUE,
     GREEN,
@@ -14,7 +14,6 @@ from actmem_course.show.style import (
     Fill,
     axis_end,
     axis_unit,
-    size_text,
     three_digits,
 )
 
@@ -40,7 +39,7 @@ def bar_chart(
     step, step_name = (1, unit) if unit else axis_unit(int(longest))
 
     def said(value: float) -> str:
-        return f"{three_digits(value)} {unit}".replace(" %", "%") if unit else size_text(int(value))
+        return f"{three_digits(value / step)} {step_name}".replace(" %", "%")
 
     def hover(value: float) -> str:
         return said(value) if unit else f"{int(value):,} B"
@@ -77,6 +76,6 @@ def bar_chart(
         bargap=0.3,
         showlegend=len(parts) > 1,
         legend={"traceorder": "normal"},
-        yaxis=downwards(names, automargin=True),
+        yaxis={"autorange": "reversed", "automargin": True},
         annotations=[{"showarrow": False, "xanchor": "left", **one} for one in sums],
     )

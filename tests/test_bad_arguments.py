@@ -16,11 +16,14 @@ import actmem.formulas
 from actmem import config, models, rows
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, shown
 from actmem.formulas.activations import TABLE2
-from actmem.formulas.communication import Exchange
+from actmem.formulas.communication import Exchange, pipeline_sends
+from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
 from actmem.formulas.flops import Operation
-from actmem.formulas.schedule import interleaved, one_forward_one_backward
+from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
+from actmem.formulas.states import parameter_counts, state_rows
 from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.emulate import emulated_rank
+from actmem.models import TINY
 from actmem.parallel.rng import DropoutMask
 from actmem.rows import Row
 from actmem_course.bench.race import take_turns
@@ -221,7 +224,12 @@ def test_an_unknown_choice_is_refused_in_one_line_that_names_it(where, name, rec
 #: Classes whose sizes are checked when one is made.
 MADE: dict[Any, dict[str, Any]] = {
     ModelShape: {"seq_length": 8, "micro_batch_size": 2, "hidden_size": 16, "num_attention_heads": 4, "num_layers": 4},
-    Parallel: {"tensor_parallel_size": 2, "sequence_parallel": True, "pipeline_parallel_size": 2},
+    Parallel: {
+        "tensor_parallel_size": 2,
+        "sequence_parallel": True,
+        "pipeline_parallel_size": 2,
+        "num_model_chunks": 2,
+    },
     Exchange: {"kind": "send", "phase": "forward", "where": "", "ranks": 2, "payload_bytes": 64, "count": 1},
 }
 FIELDS = [(made, name) for made, sizes in MADE.items() for name in sizes if name not in ("phase", "where")]
@@ -286,19 +294,40 @@ def test_no_number_where_ranks_cannot_share_the_layer(where):
                     print(FUNCTIONS[where](**arguments))
 
 
+#: Sizes that are good by themselves, and do not fit together, or have a rule of their own.
+LINES = [
+    (lambda: Parallel(2, JUNK[1]), "sequence_parallel: must be True or False, got 'yes'"),
+    (lambda: Parallel(num_model_chunks=2), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
+    (lambda: interleaved(1, 2, 4), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
+    (lambda: interleaved(4, 2, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
+    (lambda: interleaved(4, 2, 6, 5), "num_microbatches: 6 must be divisible by microbatches_per_round = 5"),
+    (lambda: one_forward_one_backward(2, 10**9), "num_microbatches: the schedule would list 2,000,000,000 forward"),
+    (lambda: torch_microbatches_per_round(2, 7), "num_microbatches: 7 must be divisible by the number of rounds = 3"),
+    (lambda: layers_per_chunk(TINY, Parallel(1, False, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size = 3"),
+    (lambda: layers_per_chunk(TINY, Parallel(1, False, 2, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 6"),
+    (lambda: in_flight(Parallel(1, False, 4, 2), 0, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
+    (lambda: in_flight(Parallel(1, False, 4), 4), "pipeline_rank: must be from 0 to 3, got 4"),
+    (lambda: stage_rows(TINY, Parallel(1, False, 3)), "num_layers: 4 must be divisible by pipeline_parallel_size = 3"),
+    (lambda: stage_rows(TINY, Parallel(1, False, 2, 2), 0, "none", 3), "num_microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
+    (lambda: stage_output_rows(TINY, Parallel(1, False, 2), 2), "pipeline_rank: must be from 0 to 1, got 2"),
+    (lambda: pipeline_sends(TINY, Parallel(1, False, 2), 4, 2), "pipeline_rank: must be from 0 to 1, got 2"),
+    (lambda: parameter_counts(TINY, Parallel(), -1), "pipeline_rank: must be from 0 to 0, got -1"),
+    (lambda: state_rows(TINY, adam="sgd"), "adam: must be one of float32 gradients; "),
+    (lambda: interleaved_time.interleaved_step_time(2, 1, 4), "num_model_chunks: must be at least 2, got 1"),
+    (lambda: interleaved_time.interleaved_step_time(2, 2, 3), "num_microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
+    (lambda: interleaved_time.interleaved_step_time(2, 2, 4, 2, 1, 2), "send_time: must be at most a forward's or a backward's time, got 2"),
+    (lambda: zero_bubble.dual_pipe_v(2, 3), "num_microbatches: DualPipeV needs at least one a stage, 2p = 4, got 3"),
+    (lambda: zero_bubble.zero_bubble_h1(4, 6, 2), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
+    (lambda: timeline(zero_bubble.zero_bubble_h1(2, 2), 1, 2, 0, 2), "weight_time: must be below backward_time = 2, got 2"),
+]  # fmt: skip
+
+
 @pytest.mark.bad_input
-@pytest.mark.parametrize(
-    ("call", "line"),
-    [
-        (lambda: Parallel(2, JUNK[1]), "sequence_parallel: must be True or False, got 'yes'"),
-        (lambda: interleaved(1, 2, 4), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
-        (lambda: one_forward_one_backward(2, 10**9), "num_microbatches: the schedule would list 2,000,000,000 forward"),
-    ],
-)
+@pytest.mark.parametrize(("call", "line"), LINES, ids=lambda value: value if isinstance(value, str) else "")
 def test_lines(call, line):
     with pytest.raises(ConfigError) as error:
         call()
-    assert str(error.value).startswith(line)
+    assert str(error.value).startswith(line) and "\n" not in str(error.value)
 
 
 def test_a_call_that_does_not_fit_stays_a_type_error():

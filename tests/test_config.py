@@ -95,21 +95,6 @@ def test_letters_and_copies():
         shape.seq_length = 8  # type: ignore[misc]  # frozen
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ({"tensor_parallel_size": 0}, "tensor_parallel_size: must be at least 1, got 0"),
-        ({"pipeline_parallel_size": 1.5}, "pipeline_parallel_size: must be a whole number, got 1.5"),
-        ({"num_model_chunks": -1}, "num_model_chunks: must be at least 1, got -1"),
-        ({"num_model_chunks": 2}, "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
-    ],
-)
-def test_bad_parallel_sizes(arguments, message):
-    with pytest.raises(ConfigError) as error:
-        Parallel(**arguments)
-    assert str(error.value) == message
-
-
 @given(a=st.integers(1, 12), s=st.integers(1, 24), t=st.integers(1, 8), sequence=st.booleans())
 def test_a_layer_is_shared_only_where_every_cut_is_even(a, s, t, sequence):
     shape = ModelShape(s, 1, 5 * a, a)

@@ -225,27 +225,6 @@ def test_drawing_shows_every_unit_of_time(sizes):
         assert sum(set(cell) == {"-"} for cell in cells) == n * m
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: one_forward_one_backward(0, 4), "pipeline_parallel_size: must be at least 1, got 0"),
-        (lambda: one_forward_one_backward(2, 0), "num_microbatches: must be at least 1, got 0"),
-        (lambda: interleaved(4, 2, 6), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
-        (lambda: interleaved(4, 2, 6, 5), "num_microbatches: 6 must be divisible by microbatches_per_round = 5"),
-        (lambda: interleaved(1, 2, 4), "num_model_chunks: interleaving needs pipeline_parallel_size of at least 2"),
-        (lambda: interleaved(4, 0, 4), "num_model_chunks: must be at least 1, got 0"),
-        (
-            lambda: torch_microbatches_per_round(2, 7),
-            "num_microbatches: 7 must be divisible by the number of rounds = 3",
-        ),
-    ],
-)
-def test_refuses(make, message):
-    with pytest.raises(ConfigError) as error:
-        make()
-    assert str(error.value) == message
-
-
 @pytest.mark.parametrize("p", [2, 4, 8])
 @pytest.mark.parametrize("m", [2, 3, 4])
 @pytest.mark.parametrize("rounds", [1, 2, 3, 4])

@@ -2,11 +2,10 @@
 
 from fractions import Fraction
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.flops import Operation, forward_operations, forward_products, least_seconds
 from actmem.models import TINY
@@ -53,8 +52,3 @@ def test_the_longer_of_computing_and_moving():
     assert fast.least_seconds(100, 50) == 10 and not fast.bound_by_memory(100, 50)
     assert least_seconds([slow, fast], 100, 50) == 12
     assert slow.intensity == Fraction(1, 10)
-
-
-def test_ranks_that_cannot_share_the_layer_are_refused():
-    with pytest.raises(ConfigError):
-        forward_operations(TINY, Parallel(3))

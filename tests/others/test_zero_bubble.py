@@ -218,20 +218,6 @@ def test_the_first_fault_is_named(spoil, message):
     assert str(error.value) == f"schedule: {message}"
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: dual_pipe_v(2, 3), "num_microbatches: DualPipeV needs at least one a stage, 2p = 4, got 3"),
-        (lambda: zero_bubble_h1(4, 6, 2), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
-        (lambda: timeline(zero_bubble_h1(2, 2), 1, 2, 0, 2), "weight_time: must be below backward_time = 2, got 2"),
-    ],
-)
-def test_refuses(make, message):
-    with pytest.raises(ConfigError) as error:
-        make()
-    assert str(error.value) == message
-
-
 # V-Min and V-Half: valid, and every rank's peak and the idle time by closed form.
 
 

@@ -166,14 +166,6 @@ def test_only_what_stands_out_of_the_noise_is_real():
     assert not is_real(spread([1.01, 1.01, 1.05, 1.05, 1.4, 1.4]), 0.0)  # ±20% around 5%
 
 
-def test_events_of_a_gpu_count_milliseconds():
-    class Event:
-        def elapsed_time(self, end):
-            return 1500.0
-
-    assert Stopwatch("cuda").seconds(Event(), Event()) == 1.5
-
-
 # Freed memory stays with the process.
 
 

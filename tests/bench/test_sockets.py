@@ -7,11 +7,10 @@ import torch.distributed as dist
 from actmem.config import ModelShape
 from actmem.formulas.communication import Exchange
 from actmem.measure.emulate import emulated_rank
-from actmem.parallel import linear
 from actmem.parallel.collectives import all_reduce
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench import measure_communication as wire
-from actmem_course.bench.measure_communication import TORCHS, bytes_sent_by, can_count, measure_sent, without_overlap
+from actmem_course.bench.measure_communication import TORCHS, bytes_sent_by, can_count, measure_sent
 from actmem_course.others.ring import HEADER_BYTES, PIECE_BYTES, gloo_header_bytes
 from actmem_course.ranks import Ranks
 
@@ -75,29 +74,3 @@ def test_ranks_that_send_nothing_are_not_counted():
     assert not can_count()
     with emulated_rank(2):
         assert not can_count()
-
-
-# Without overlap each collective is waited for where it starts, and only inside the block.
-
-
-STARTED = ("start_all_gather", "start_reduce_scatter", "start_all_reduce")
-
-
-class Started:
-    def __init__(self, name, waited):
-        self.name, self.waited = name, waited
-
-    def wait(self):
-        self.waited.append(self.name)
-
-
-def test_every_collective_is_waited_for_at_once(monkeypatch):
-    waited = []
-    for name in STARTED:
-        monkeypatch.setattr(linear, name, lambda x, tp, name=name: Started(name, waited))
-    with without_overlap():
-        for number, name in enumerate(STARTED):
-            assert getattr(linear, name)(None, None).name == name
-            assert waited == list(STARTED[: number + 1])
-    linear.start_all_gather(None, None)
-    assert len(waited) == 3

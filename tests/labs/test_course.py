@@ -36,13 +36,6 @@ def test_progress_is_kept_and_reset(tmp_path, monkeypatch):
     assert not LearnerProgress().passed and not (tmp_path / "my" / ".progress.json").exists()
 
 
-def test_a_broken_file_of_progress_is_an_empty_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(learner_progress, "MINE", tmp_path)
-    for text in ("", "[1]", '{"passed": [1, null, "1.1"], "hints": [2]}', "\0"):
-        (tmp_path / ".progress.json").write_text(text)
-        assert LearnerProgress().passed <= {"1.1"} and LearnerProgress().hints == {}
-
-
 def test_every_exercise_names_a_section_of_its_chapter():
     for lab in ALL_LABS:
         chapter = (LABS.parent / "notebooks" / "source" / f"{lab.chapter}.py").read_text(encoding="utf-8")

@@ -1,7 +1,9 @@
 """measure_communication as a user starts it: every exchange as the formula has it; times are never judged."""
 
 import json
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from actmem.config import ModelShape
@@ -73,41 +75,34 @@ def test_one_exchange_more_is_seen(monkeypatch):
     assert not any(one.exact for one in counted)
 
 
-def order_in_backward(monkeypatch):
-    """What backward of a column-parallel linear starts and waits for, in order."""
+@pytest.mark.parametrize("starts", [["start_all_gather", "start_reduce_scatter"], ["start_all_reduce"]])
+def test_without_overlap_each_exchange_is_waited_for_at_once(starts, monkeypatch):
+    """In backward of a column-parallel linear; what waits right after its start finds nothing left to wait for later."""
     log = []
 
-    class Logged:
-        def __init__(self, name, pending):
-            self.name, self.pending = name, pending
+    def noted(name, start):
+        def run(x, tp, **options):
+            log.append(name)
+            pending = start(x, tp, **options)
+            return SimpleNamespace(wait=lambda: log.append(f"{name} done") or pending.wait())
 
-        def wait(self):
-            log.append(f"{self.name} done")
-            return self.pending.wait()
+        return run
 
-    for name in ("start_all_gather", "start_reduce_scatter"):
-        start = getattr(linear, name)
-        logged = lambda x, tp, name=name, start=start: log.append(name) or Logged(name, start(x, tp))  # noqa: E731
-        monkeypatch.setattr(linear, name, logged)
-
-    def run():
-        layer = linear.ColumnParallelLinear(4, 4, tensor_parallel(sequence_parallel=True))
+    def backward():
+        layer = linear.ColumnParallelLinear(4, 4, tensor_parallel(sequence_parallel=len(starts) > 1))
         y = layer(torch.randn(2, 1, 4, requires_grad=True))
         log.clear()
         y.backward(torch.ones_like(y))
         return list(log)
 
-    return run
-
-
-def test_without_overlap_each_exchange_is_waited_for_at_once(monkeypatch):
-    run = order_in_backward(monkeypatch)
-    gather, scatter = "start_all_gather", "start_reduce_scatter"
+    for name in starts:
+        monkeypatch.setattr(linear, name, noted(name, getattr(linear, name)))
     with emulated_rank(2, real_tensors=True):
-        assert run() == [gather, f"{gather} done", scatter, f"{scatter} done"]
+        overlapping = [word for name in starts for word in (name, f"{name} done")]
+        assert backward() == overlapping
         with without_overlap():
-            # Each waits right after its start, and finds nothing left to wait for later.
-            assert run() == [gather, f"{gather} done", f"{gather} done", scatter, f"{scatter} done", f"{scatter} done"]
+            assert backward() == [word for name in starts for word in (name, f"{name} done", f"{name} done")]
+        assert backward() == overlapping
 
 
 def test_gradients_are_the_same_without_overlap(pools):

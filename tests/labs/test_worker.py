@@ -118,7 +118,7 @@ def test_what_is_not_judged_keeps_its_mark(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "[]", "{", '{"passed": 3, "hints": [1]}', '{"passed": [1, "3.1"], "hints": {"3.1": "x"}}']
+    "text", ["", "[]", "{", "\0", '{"passed": 3, "hints": [1]}', '{"passed": [1, null, "3.1"], "hints": {"3.1": "x"}}']
 )
 def test_odd_progress_files_are_read_as_far_as_they_go(text, tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

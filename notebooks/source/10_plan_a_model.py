@@ -191,9 +191,8 @@ print(
 )
 
 # %% [markdown]
-# Among the plans that its code could run, the paper's are within 5% of the fastest, and none of those recomputes everything, as
-# everyone did then. What came later is faster, on an assumption: *s hidden* are the seconds of ZeRO's traffic that must hide
-# behind computation.
+# Among the plans that its code could run, the paper's are within 7% of the fastest, and none of those recomputes everything, as
+# everyone did then. What came later is hardly faster. *s hidden* are the seconds of exchanges that must run beside computing.
 #
 # ## What if
 #

@@ -6,6 +6,7 @@ import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
+from actmem.plan.step_time import MODEL_ERROR
 from actmem_course.bench.predictors import kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
 from actmem_course.others.paper_choices import SEARCHES
@@ -25,7 +26,7 @@ def test_all_runs_as_a_table_json_and_a_page(tmp_path):
     choices = [result for result in results if "behind_percent" in result]
     assert len(choices) == len(PAPER_MODELS) * len(SEARCHES)
     code = next(iter(SEARCHES))
-    assert all(0 <= result["behind_percent"] <= 5 for result in choices if result["search"] == code)
+    assert all(0 <= result["behind_percent"] <= 100 * MODEL_ERROR for result in choices if result["search"] == code)
     assert len(titan) == len(TITAN_RUNS) and all(result["note"] for result in titan)
     assert len(times) >= 2 * len(PAPER_MODELS) + len(LLAMA3_RUNS)
     assert len(nanotron) == len(NANOTRON_RUNS) == 18

@@ -6,16 +6,17 @@ import pytest
 
 from actmem.config import ConfigError
 from actmem.models import PAPER_MODELS
+from actmem.plan.step_time import MODEL_ERROR
 from actmem_course.others.paper_choices import SEARCHES, paper_choice
 
-CODE, ZERO_1, ZERO, ELEMENTWISE = SEARCHES
+CODE = next(iter(SEARCHES))
 choice_of = cache(paper_choice)
 
 
 @pytest.mark.parametrize("name", PAPER_MODELS)
-def test_within_5_percent_of_what_the_papers_code_could_run_and_full_recomputation_is_needless(name):
+def test_as_near_as_times_are_right_of_what_the_papers_code_could_run_and_full_recomputation_is_needless(name):
     choice = choice_of(name)
-    assert 0 <= choice.behind(CODE) <= 0.05
+    assert 0 <= choice.behind(CODE) <= MODEL_ERROR
     assert choice.plan.recompute == "selective" and choice.best[CODE].recompute in ("none", "selective")
 
 
@@ -28,12 +29,10 @@ def test_a_wider_search_finds_no_slower_plan(name):
 
 
 def test_what_hides_behind_computation():
-    assert all(choice_of(name).hidden_seconds(CODE) == 0 for name in PAPER_MODELS)
-    # Without that assumption the paper's plans would be the faster ones.
-    for name in ("22B", "175B"):
+    # Data-parallel exchanges that hide are most of what stages 2 and 3 send, and without pipelines all of it.
+    for name in PAPER_MODELS:
         choice = choice_of(name)
-        assert choice.behind(ZERO) > 0
-        assert choice.best[ZERO].seconds.total + choice.hidden_seconds(ZERO) > choice.plan.seconds.total
+        assert all(choice.hidden_seconds(search) == choice.best[search].seconds.hidden > 0 for search in SEARCHES)
 
 
 def test_an_unknown_model():

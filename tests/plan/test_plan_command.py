@@ -20,7 +20,7 @@ def test_json_has_the_bill_line_by_line(capsys):
     assert bill["bytes"] + bill["allowance_bytes"] + bill["free_bytes"] == 80 * 2**30
     parts = {line["part"] for line in bill["lines"]}
     assert {"weights", "gradients", "optimizer states", "activations", "transient"} <= parts
-    assert sum(value for name, value in chosen["seconds"].items() if name != "total") == pytest.approx(
+    assert sum(value for name, value in chosen["seconds"].items() if name not in ("total", "hidden")) == pytest.approx(
         chosen["seconds"]["total"]
     )
     assert [plan["seconds"]["total"] for plan in out["plans"]] == sorted(p["seconds"]["total"] for p in out["plans"])
@@ -36,6 +36,8 @@ def test_text_fits_80_columns_and_names_the_flags(capsys):
     assert all(len(line.rstrip()) <= 80 for line in out.splitlines())
     for words in (
         "Plans, fastest first",
+        "hidden",
+        "plans are within 10% of the first",
         "optimizer states",
         "allowance",
         "--tensor-model-parallel-size",
@@ -79,6 +81,17 @@ def test_the_same_answer_in_every_process():
     assert runs[0].stdout == runs[1].stdout and runs[0].stderr == b""
 
 
+def test_a_device_of_ones_own_and_a_batch_that_the_paper_states(capsys):
+    fixed = ["175b", "--gpus", "64", "--memory", "80", "--json"]
+    rates = "--device-flops 312 --memory-bandwidth 2039 --node-bandwidth 300 --network-bandwidth 25"
+    for options in (["--device", "a100", "--global-batch", "64"], rates.split()):
+        assert main([*fixed, *options]) == 0
+    named, own = (json.loads(text) for text in capsys.readouterr().out.replace("\n}\n{", "\n}\0{").split("\0"))
+    assert own["plans"] == named["plans"] and own["request"]["global_batch_size"] == 64
+    assert main(["llama3-8b", *fixed[1:]]) == 2
+    assert "global_batch: must be given: llama3-8b's paper states none" in capsys.readouterr().err
+
+
 BAD = {
     "unknown model": (["lama3-70b", "--gpus", "8"], "did you mean llama3-70b or"),
     "nearly right": (["17b", "--gpus", "8"], "did you mean 175b"),
@@ -88,12 +101,17 @@ BAD = {
     "too little for anything": (["22b", "--gpus", "8", "--memory", "3"], "leaves nothing for the model"),
     "too little for one layer": (["1t", "--gpus", "8", "--memory", "5"], "memory: one layer of 1T with one sequence"),
     "no sequence": (["22b", "--gpus", "8", "--seq-length", "0"], "seq_length: must be at least 1, got 0"),
-    "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, got 'cpu'"),
+    "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, b200"),
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
     "no such stage": (["22b", "--gpus", "8", "--zero", "4"], "gpus: no layout of 8"),
     "no number": (["22b", "--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
     "not a number": (["22b", "--gpus", "8", "--memory", "nan"], "memory: must be a number of GiB above 0, got nan"),
     "a share above 1": (["22b", "--gpus", "8", "--product-share", "2"], "product_share: must be above 0"),
+    "no rate": (
+        ["22b", "--gpus", "8", "--device-flops", "0"],
+        "device-flops: must be a number of TFLOPS above 0, got 0",
+    ),
+    "no bandwidth": (["22b", "--gpus", "8", "--node-bandwidth", "nan"], "node-bandwidth: must be a number of GB/s"),
     "full disk": (["22b", "--gpus", "8", "--json", "/dev/full"], "cannot write /dev/full: No space left on device"),
     "unwritable": (["22b", "--gpus", "8", "--json", "/proc/actmem/x.json"], "cannot write /proc/actmem/x.json"),
 }

@@ -10,7 +10,7 @@ from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, planned_model_of
 from actmem.plan.rank_bill import rank_bill, stage_layers, static_lines
 from actmem.plan.search import bill_of, divisors, find_plans, layouts
-from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
+from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
 from actmem.rows import by_term, total
 from actmem_course.others.paper import A100_BYTES
 
@@ -31,14 +31,14 @@ def is_the_papers(plan, model):
 
 
 @pytest.mark.parametrize("name", PAPER_MODELS)
-def test_the_papers_plan_fits_is_within_5_percent_and_needs_no_full_recomputation(name):
+def test_the_papers_plan_fits_is_near_the_fastest_and_needs_no_full_recomputation(name):
     model = PAPER_MODELS[name]
     # What the paper had: its three modes, and no optimizer states divided among data-parallel ranks.
     gpt = PlannedGPT(name, model.shape).with_modes(["none", "selective", "full"])
     found = find_plans(gpt, a100(model.num_devices), model.global_batch_size, 10**6, {"zero_stage": 0})
     own = [plan for plan in found.plans if is_the_papers(plan, model) and plan.layout.sequence_parallel]
     assert len(own) == 1 and own[0].recompute in ("none", "selective")
-    assert own[0].seconds.total <= 1.05 * found.plans[0].seconds.total
+    assert own[0].seconds.total <= (1 + MODEL_ERROR) * found.plans[0].seconds.total
     # Without sequence parallelism the paper's baseline needs full recomputation.
     baseline = [plan for plan in found.plans if is_the_papers(plan, model) and not plan.layout.sequence_parallel]
     assert all(plan.recompute == "full" and plan.seconds.total > 1.2 * own[0].seconds.total for plan in baseline)

@@ -13,13 +13,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from actmem.command_line import Parser, write
-from actmem.config import ConfigError, check_choice, check_size
+from actmem.config import ConfigError, check_size
+from actmem.plan.layout import Layout
+from actmem.plan.plan_command import add_cluster_options, cluster_of
 from actmem.plan.planned_models import RankWork
 from actmem.plan.step_time import (
-    ALLOWANCE_BYTES,
-    DEVICES,
     GIBIBYTE,
     Cluster,
+    Shards,
+    StepSeconds,
+    data_seconds,
     gib_or_mib,
     optimizer_seconds,
     work_seconds,
@@ -138,20 +141,18 @@ class OwnModel:
         """Whether it leaves the allowance free."""
         return self.bytes(way) <= self.cluster.usable_bytes
 
-    def seconds(self, way: Way) -> tuple[float, float]:
-        """Of one step, and of them those of exchanges that computing can't hide."""
+    def seconds(self, way: Way) -> StepSeconds:
+        """Of one step; what runs again is in ``compute``."""
         need, ranks = self.need(way), self.cluster.gpus
         (whole, block, _), number = self.num_elements(), self.global_batch_size // (ranks * way.micro_batch_size)
-        compute = number * work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
-        rate = self.cluster.link(ranks, 1) * ranks / max(1, ranks - 1)
+        compute = work_seconds(RankWork(need.product_flops, need.moved_bytes), self.cluster)
         each = self.blocks.element_size
-        if way.sharded:  # the first block waits for its weights, the last for its gradients
-            sent, open_ = number * (2 * each + 4) * whole, (each + 4) * block
-        else:
-            sent, open_ = 2 * each * whole, 0
-        traffic = 0.0 if ranks == 1 else max(open_ / rate, sent / rate - compute)
+        shards = Shards(block, whole - self.num_blocks * block, self.num_blocks, each, 4 if way.sharded else each)
+        layout = Layout(ranks, sequence_parallel=False, zero_stage=3 if way.sharded else 0)
+        of_block = compute / (3 * self.num_blocks)
+        data, hidden = data_seconds(shards, layout, number, (of_block, 2 * of_block), self.cluster)
         step = optimizer_seconds(whole // ranks if way.sharded else whole, self.cluster)
-        return compute + traffic + step, traffic
+        return StepSeconds(number * compute, 0, 0, 0, data, 0, step, hidden)
 
     def fewest_again(self, way: Way) -> Way | None:
         """The way with as few blocks again as fit, or None."""
@@ -174,7 +175,7 @@ class OwnModel:
             for sharded in ((False, True) if self.cluster.gpus > 1 else (False,))
         }
         different = {replace(way, part=way.part if way.again else asked.part) for way in found if way}
-        return sorted(different, key=lambda way: (self.seconds(way)[0], way.again, way.part))
+        return sorted(different, key=lambda way: (self.seconds(way).total, way.again, way.part))
 
     def largest(self, letter: str, way: Way) -> int:
         """The largest b or s that fits this way, 0 if none does."""
@@ -220,11 +221,8 @@ def _parser() -> Parser:
     parser.add_argument("--again", metavar="mlp,…", help="parts of a block that may run again, besides all of it")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")
-    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
-    parser.add_argument("--memory", type=float, required=True, metavar="GIB", help="memory of one GPU")
-    parser.add_argument("--allowance", type=float, default=ALLOWANCE_BYTES / GIBIBYTE, metavar="GIB", help="left free")
+    add_cluster_options(parser)
     parser.add_argument("--global-batch", type=int, metavar="N", help="sequences of one step (default: b on each GPU)")
-    parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
     parser.add_json("the whole outcome")
     return parser
 
@@ -252,12 +250,7 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
     for letter in "sb":
         if letter not in given:
             raise ConfigError("at", f"{letter} is missing")
-    check_choice("device", args.device, DEVICES)
-    for name in ("memory", "allowance"):
-        if not 0 <= getattr(args, name) < 2**20:
-            raise ConfigError(name, f"must be a number of GiB from 0 on, got {getattr(args, name):g}")
-    memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)
-    cluster = Cluster(args.gpus, memory, args.per_node, DEVICES[args.device], allowance)
+    cluster = cluster_of(args)
     size = check_size("b", given["b"], _LARGEST_MICROBATCH)
     batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
     if batch % (args.gpus * size):
@@ -273,11 +266,12 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
     need = model.bytes(asked)
 
     def described(way: Way) -> dict:
-        seconds, waiting = model.seconds(way)
+        seconds = model.seconds(way)
         return {
             "text": way_text(way, model.num_blocks, model.cluster.gpus),
             "micro_batch_size": way.micro_batch_size, "blocks_again": way.again, "sharded": way.sharded,
-            "bytes": model.bytes(way), "seconds": seconds, "waiting_seconds": waiting, "code": model.code(way, dtype),
+            "bytes": model.bytes(way), "seconds": seconds.total, "waiting_seconds": seconds.data,
+            "hidden_seconds": seconds.hidden, "code": model.code(way, dtype),
         }  # fmt: skip
 
     every = replace(asked, again=model.num_blocks)
@@ -327,7 +321,8 @@ def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
     else:
         yield "Nothing fits: neither with every block again nor, on several GPUs, sharded."
     for way in found["ways"]:
-        yield f"  {way['seconds']:9.3f} s, {way['waiting_seconds']:.3f} of it waiting {gib(way['bytes'])}  {way['text']}"
+        exchanges = f"{way['waiting_seconds']:6.3f} waits {way['hidden_seconds']:6.3f} hidden"
+        yield f"  {way['seconds']:9.3f} s{exchanges} {gib(way['bytes'])}  {way['text']}"
     for name, most in found["largest"].items():
         yield f"The largest that fits with {name}: b = {most['b']:,} or, at b = {asked.micro_batch_size}, s = {most['s']:,}"
     if found["ways"] and found["ways"][0]["code"]:

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from rich.console import Console
 
@@ -26,6 +27,13 @@ _AXES = {
     "--micro-batch-size": "micro_batch_size",
     "--zero": "zero_stage",
 }
+#: Options that replace a device's rate: the field of Device, its unit, what it is.
+_RATES = {
+    "--device-flops": ("flops_per_second", "TFLOPS", "dense 16-bit rate"),
+    "--memory-bandwidth": ("memory_bytes_per_second", "GB/s", "bandwidth of its memory"),
+    "--node-bandwidth": ("node_bytes_per_second", "GB/s", "what it sends in one direction inside its node"),
+    "--network-bandwidth": ("network_bytes_per_second", "GB/s", "the same to another node"),
+}
 #: Tables are made for this many columns.
 _COLUMNS = 80
 
@@ -35,18 +43,13 @@ def make_parser() -> Parser:
     parser = Parser("plan", "Layouts of a training job that fit, fastest first.")
     parser.add_argument("model", help="a model by name, as llama3-70b or 175B")
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs of the whole job")
-    parser.add_argument("--memory", type=float, required=True, metavar="GIB", help="memory of one GPU")
-    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
+    add_cluster_options(parser)
     parser.add_argument("--seq-length", type=int, metavar="N", help="tokens of a sequence (default: the model's own)")
-    parser.add_argument("--global-batch", type=int, required=True, metavar="N", help="sequences of one step")
-    parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
-    allowance = ALLOWANCE_BYTES / GIBIBYTE
     parser.add_argument(
-        "--allowance",
-        type=float,
-        default=allowance,
-        metavar="GIB",
-        help=f"left free on each GPU (default: {allowance:g})",
+        "--global-batch",
+        type=int,
+        metavar="N",
+        help="sequences of one step (default: what the model's paper states)",
     )
     parser.add_argument(
         "--product-share",
@@ -79,22 +82,46 @@ def make_parser() -> Parser:
     return parser
 
 
-def request_of(args: argparse.Namespace) -> Request:
-    """What the arguments ask for.  Raises ConfigError on anything impossible."""
-    model = planned_model_of(args.model)
+def add_cluster_options(parser: Parser) -> None:
+    """The GPUs' options, all but their number."""
+    allowance = ALLOWANCE_BYTES / GIBIBYTE
+    parser.add_argument("--memory", type=float, required=True, metavar="GIB", help="memory of one GPU")
+    parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
+    parser.add_argument(
+        "--allowance", type=float, default=allowance, metavar="GIB", help=f"left free on each (default: {allowance:g})"
+    )
+    parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
+    for option, (_, unit, what) in _RATES.items():
+        parser.add_argument(option, type=float, metavar=unit, help=f"{what}, instead of the device's")
+
+
+def cluster_of(args: argparse.Namespace, product_share: float = PRODUCT_SHARE) -> Cluster:
+    """The GPUs that the options describe.  Raises ConfigError on anything impossible."""
     check_choice("device", args.device, DEVICES)
     for name in ("memory", "allowance"):
         if not 0 <= getattr(args, name) < 2**20 or (name == "memory" and not args.memory):
             raise ConfigError(name, f"must be a number of GiB above 0, got {getattr(args, name):g}")
-    cluster = Cluster(
-        args.gpus,
-        round(args.memory * GIBIBYTE),
-        args.per_node,
-        DEVICES[args.device],
-        round(args.allowance * GIBIBYTE),
-        args.product_share,
-    )
-    check_size("global_batch", args.global_batch)
+    rates = {}
+    for option, (field, unit, _) in _RATES.items():
+        rate = getattr(args, option.lstrip("-").replace("-", "_"))
+        if rate is not None:
+            if not 0 < rate < 10**9:
+                raise ConfigError(option.lstrip("-"), f"must be a number of {unit} above 0, got {rate:g}")
+            rates[field] = round(rate * {"TFLOPS": 10**12, "GB/s": 10**9}[unit])
+    name = " ".join([args.device, *(["with other rates"] if rates else [])])
+    device = replace(DEVICES[args.device], name=name, **rates)
+    memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)
+    return Cluster(args.gpus, memory, args.per_node, device, allowance, product_share)
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """What the arguments ask for.  Raises ConfigError on anything impossible."""
+    model = planned_model_of(args.model)
+    cluster = cluster_of(args, args.product_share)
+    batch = model.global_batch_size if args.global_batch is None else args.global_batch
+    if batch is None:
+        raise ConfigError("global_batch", f"must be given: {model.name}'s paper states none")
+    check_size("global_batch", batch)
     check_size("top", args.top, largest=10_000)
     if args.seq_length is not None:
         model = model.with_sequence(args.seq_length)
@@ -102,7 +129,7 @@ def request_of(args: argparse.Namespace) -> Request:
         model = model.with_routing(args.routing)
     if args.recompute:
         model = model.with_modes(args.recompute)
-    return Request(model, cluster, args.global_batch)
+    return Request(model, cluster, batch)
 
 
 def _no_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:

@@ -15,7 +15,7 @@ from actmem.plan.planned_models import PlannedModel
 from actmem.plan.rank_bill import Bill, rank_bill
 from actmem.plan.search import Found, Plan, Refused, bill_of, divisors, find_plans
 from actmem.plan.settings import FRAMEWORK_SETTINGS
-from actmem.plan.step_time import GIBIBYTE, Cluster, gib_or_mib
+from actmem.plan.step_time import GIBIBYTE, MODEL_ERROR, Cluster, gib_or_mib
 from actmem.rows import total
 
 if TYPE_CHECKING:  # a page has the plan's words and not rich
@@ -26,12 +26,15 @@ if TYPE_CHECKING:  # a page has the plan's words and not rich
 SECONDS_SOURCES = {
     "compute": "FLOPs counted, at an assumed share of the peak; other operations by bytes moved",
     "recompute": "as compute, for what runs again",
-    "tensor": "bytes counted, stated bandwidth; backward's reductions assumed hidden behind products",
+    "tensor": "bytes counted, stated bandwidth; of backward's reductions what takes longer than weights' gradients",
     "pipeline": "bytes counted, stated bandwidth, nothing hidden",
-    "data": "bytes counted, stated bandwidth, beyond what is assumed hidden",
+    "data": "bytes counted: the first weights, the last gradients, what takes longer than its layer's computing",
     "bubble": "counted from the schedule: (p − 1)/(nm) of the working time",
     "optimizer": "bytes counted, memory bandwidth",
+    "hidden": "not in the sum: exchanges beside computing, if it hides them as assumed",
 }
+#: Characters of a line's name that leave room for its bytes.
+_LONGEST_TERM = 48
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def as_object(request: Request, found: Found) -> dict:
         "counted": found.counted,
         "fitting": found.fitting,
         "plans": [_plan_object(request, plan) for plan in found.plans],
+        "ranking": ranking_text(found) if found.plans else "",
         "bill": _bill_object(bill_of(model, chosen), cluster) if chosen else None,
         "refused": [
             {
@@ -140,6 +144,7 @@ def print_plans(console: Console, request: Request, found: Found) -> None:
     console.print(f"{found.counted:,} layouts counted, {found.fitting:,} fit", highlight=False)
     if found.plans:
         console.print(plans_table(request, found.plans))
+        console.print(ranking_text(found), highlight=False)
         _print_chosen(console, request, found.plans[0])
     if found.nearest:
         console.print("\n[bold]Nearest of those that do not fit[/]")
@@ -174,20 +179,35 @@ def _table(title: str, *columns: str) -> Table:
     )
     for name in columns:
         table.add_column(
-            name, justify="left" if name in ("plan", "line", "source") else "right", no_wrap=name != "source"
+            name,
+            justify="left" if name in ("plan", "line", "source") else "right",
+            no_wrap=name not in ("plan", "source"),
         )
     return table
 
 
 def plans_table(request: Request, plans: list[Plan]) -> Table:
     """Plans, fastest first."""
-    table = _table("Plans, fastest first", "plan", "s a step", "MFU", "GiB")
+    table = _table("Plans, fastest first", "plan", "s a step", "hidden", "MFU", "GiB")
     for plan in plans:
         mfu = _plan_object(request, plan)["mfu"]
         kept = f", {plan.whole_microbatches} whole" if plan.whole_microbatches else ""
         text = f"{layout_text(plan.layout)}\n  recomputes {plan.recompute}{kept}"
-        table.add_row(text, f"{plan.seconds.total:,.3f}", f"{100 * mfu:.1f}%", f"{plan.bytes / GIBIBYTE:.1f}")
+        seconds = (f"{each:,.3f}" for each in (plan.seconds.total, plan.seconds.hidden))
+        table.add_row(text, *seconds, f"{100 * mfu:.1f}%", f"{plan.bytes / GIBIBYTE:.1f}")
     return table
+
+
+def ranking_text(found: Found) -> str:
+    """The rule by which plans are ranked, and which of them it can't tell apart."""
+    rule = "Ranked by predicted seconds, then bytes. Hidden: exchanges that must run beside computing."
+    least = found.least_hidden
+    if found.near < 2 or least is None:
+        return rule
+    return (
+        f"{rule} {found.near:,} plans are within {MODEL_ERROR:.0%} of the first, nearer than the times are right; of them "
+        f"{plan_text(least)} hides least: {least.seconds.hidden:,.3f} of {least.seconds.total:,.3f} s."
+    )
 
 
 def bill_table(bill: Bill, cluster: Cluster) -> Table:
@@ -199,7 +219,7 @@ def bill_table(bill: Bill, cluster: Cluster) -> Table:
         size = sum(row.bytes for row in rows)
         table.add_row(f"[bold]{part}[/]", f"[bold]{size:,}[/]", f"[bold]{size / GIBIBYTE:.2f}[/]")
         for row in rows:
-            table.add_row(f"  {row.term}", f"{row.bytes:,}", f"{row.bytes / GIBIBYTE:.2f}", style="dim")
+            table.add_row(f"  {row.term[:_LONGEST_TERM]}", f"{row.bytes:,}", f"{row.bytes / GIBIBYTE:.2f}", style="dim")
     table.add_row("[bold]together[/]", f"[bold]{bill.bytes:,}[/]", f"[bold]{bill.bytes / GIBIBYTE:.2f}[/]")
     allowance = "allowance for CUDA, NCCL, the allocator"
     table.add_row(allowance, f"{cluster.allowance_bytes:,}", f"{cluster.allowance_bytes / GIBIBYTE:.2f}")

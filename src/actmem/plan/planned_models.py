@@ -65,6 +65,7 @@ class PlannedModel(ABC):
     shape: its micro_batch_size is not used.  recompute_modes: names from the least recomputed to the most, each slower
     and smaller than the one before; they run to the last tensor that backward reads.  routing: of experts, "even" or
     "one-sided"; empty without them.  position_vectors, norm_vectors: of h elements, in the embedding and in the final norm.
+    global_batch_size: sequences of a step, if the model's paper states them.
     """
 
     shape: ModelShape | LlamaShape
@@ -74,6 +75,7 @@ class PlannedModel(ABC):
     tied_embeddings: bool
     position_vectors = 0
     routing = ""
+    global_batch_size: int | None = None
 
     def __init__(self, name: str, shape: ModelShape | LlamaShape):
         self.name, self.shape = name, shape
@@ -236,6 +238,11 @@ class PlannedGPT(PlannedModel):
     context_parallel = False
     norm_vectors, tied_embeddings = 2, True
 
+    def __init__(self, name: str, shape: ModelShape):
+        super().__init__(name, shape)
+        paper = PAPER_MODELS.get(name)
+        self.global_batch_size = paper.global_batch_size if paper else None
+
     @property
     def position_vectors(self) -> int:  # type: ignore[override]
         return self.seq_length
@@ -303,6 +310,7 @@ class PlannedLlama(PlannedModel):
     def __init__(self, name: str, shape: LlamaShape):
         super().__init__(name, shape)
         self.routing, self.tied_embeddings = "even" if shape.num_experts else "", shape.tied_embeddings
+        self.global_batch_size = _BATCHES.get(name)
 
     def check(self, layout: Layout) -> None:
         self.layer_shape(layout)
@@ -449,6 +457,8 @@ class PlannedLlama(PlannedModel):
 #: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's
 #: only one (2401.04088).
 _LENGTHS = {"qwen3-32b": 4096, "qwen3-30b-a3b": 4096, "mixtral-8x7b": 32768}
+#: Sequences of a step: 16 million tokens (2407.21783 table 4).
+_BATCHES = {"llama3-405b": 2048}
 #: By the name in lower case.
 PLANNED_MODELS: dict[str, PlannedModel] = {
     **{name.lower(): PlannedGPT(name, model.shape) for name, model in PAPER_MODELS.items()},

@@ -27,12 +27,15 @@ from actmem.plan.rank_bill import (
     static_lines,
 )
 from actmem.plan.step_time import (
+    MODEL_ERROR,
     Cluster,
+    Shards,
     StepSeconds,
+    Traffic,
     data_seconds,
+    layer_traffic,
     optimizer_seconds,
     pipeline_seconds,
-    tensor_seconds,
     work_seconds,
 )
 
@@ -121,8 +124,9 @@ class Refused:
 class Found:
     """The outcome of a search.  plans: that fit, fastest first.  nearest: of those that don't, the smallest first.
 
-    counted: layouts whose bytes were computed; fitting: of them, those that fit.  unfit: reasons why sizes don't go together, with how many
-    layouts each ruled out.
+    counted: layouts whose bytes were computed; fitting: of them, those that fit; near: of these, those whose times are
+    within MODEL_ERROR of the first's, and least_hidden the one that hides least.  unfit: reasons why sizes don't go
+    together, with how many layouts each ruled out.
     """
 
     plans: list[Plan]
@@ -130,6 +134,8 @@ class Found:
     counted: int
     fitting: int
     unfit: dict[str, int] = field(default_factory=dict)
+    near: int = 0
+    least_hidden: Plan | None = None
 
 
 def find_plans(
@@ -178,7 +184,11 @@ class _Search:
             raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
         best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
         close = heapq.nsmallest(keep, nearest, key=lambda refused: (refused.bytes, repr(refused.layout)))
-        return Found(best, close, self.counted, len(plans), self.unfit)
+        near = (
+            [plan for plan in plans if plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total] if best else []
+        )
+        least = min(near, key=lambda plan: (plan.seconds.hidden, *plan.order), default=None)
+        return Found(best, close, self.counted, len(plans), self.unfit, len(near), least)
 
     def _cannot_spread(self, layout: Layout) -> str:
         """Why pipeline ranks can't share the layers; empty if they can."""
@@ -191,12 +201,12 @@ class _Search:
     def _spread(self, layout: Layout) -> tuple[int, ...]:
         return stage_layers(self.model.num_layers, layout.pipeline_parallel_size, layout.num_model_chunks)
 
-    def _layer_seconds(self, layout: Layout, recompute: str) -> tuple[float, float, float, float]:
-        """One layer: forward, recomputation, exposed exchanges; and the output layer's forward."""
+    def _layer_seconds(self, layout: Layout, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
+        """One layer: forward, recomputation, exchanges; and the output layer's forward."""
         return (
             work_seconds(self.model.layer_work(layout), self.cluster),
             work_seconds(self.model.added_work(layout, recompute), self.cluster),
-            tensor_seconds(self.model, layout, recompute, self.cluster),
+            layer_traffic(self.model, layout, recompute, self.cluster),
             work_seconds(self.model.last_work(layout), self.cluster),
         )
 
@@ -237,7 +247,7 @@ class _Search:
         return whole, float(recomputed_share(whole, flight, n))
 
     def _seconds(self, layout: Layout, recompute: str, n: int, recomputed: float) -> StepSeconds:
-        forward, again, exchanges, head = self._times(layout.layer_axes, recompute)
+        forward, again, traffic, head = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
         per_rank = self._spread(layout)
         # The slowest stage sets the pace: the one with most layers, or the last with its output layer.
@@ -246,16 +256,23 @@ class _Search:
         layers, ends = max(loads, key=lambda load: load[0] * 3 * forward + 3 * load[1])
         compute = n * 3 * (layers * forward + ends)
         extra = n * layers * again * recomputed
-        tensor = n * layers * exchanges
+        # Backward's reductions run beside the products of weights' gradients, which take as long as forward's.
+        beside = sum(link.beside for link in traffic.values())
+        late = max(0.0, beside - forward)
+        tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
-        busy = compute + extra + tensor
-        bubble = (p - 1) / (n * m) * busy
-        elements = rank_parameters(self.model, layout, 0)[0]
-        data = data_seconds(elements, layout, n, self.cluster)
-        # Hidden behind the last microbatch's backward, or behind everything where it runs all the time.
-        behind = busy if layout.zero_stage >= 2 else 2 * layers * forward
+        bubble = (p - 1) / (n * m) * (compute + extra + tensor)
+        elements, of_layer, of_ends = rank_parameters(self.model, layout, 0)
+        # While a layer's exchanges wait, the other link is free.
+        inside = self.cluster.inside_node(
+            layout.data_parallel_size * layout.context_parallel_size, layout.tensor_parallel_size
+        )
+        own, other = traffic[inside], traffic[not inside]
+        room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)
+        data, hidden = data_seconds(Shards(of_layer, of_ends, layers), layout, n, room, self.cluster)
         step = optimizer_seconds(share(elements, layout, layout.zero_stage >= 1), self.cluster)
-        return StepSeconds(compute, extra, tensor, pipeline, max(0.0, data - behind), bubble, step)
+        hidden += n * layers * (beside - late)
+        return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 
 
 def bill_of(model: PlannedModel, plan: Plan) -> Bill:

@@ -3,8 +3,8 @@
 Counts: FLOPs of matrix products, bytes that operations move, bytes that ranks send, how often they
 send, the schedule's bubble.  Assumptions: products reach ``Cluster.product_share`` of the peak rate;
 every operation, a product too, moves its operands at memory bandwidth and overlaps nothing; links
-run at their stated rate after ``LATENCY_SECONDS``; backward takes twice forward; what the text
-below calls hidden costs only what doesn't fit behind the computation.
+run at ``LINK_SHARE`` of their rate after a ring's latency, one exchange at a time; backward takes twice forward; what
+the text below calls hidden costs only what doesn't fit behind one layer's computation.
 """
 
 from __future__ import annotations
@@ -38,19 +38,43 @@ class Device:
     network_bytes_per_second: int
 
 
-#: NVIDIA's data sheets (SXM); half of NVLink's printed rate goes each way.  Network: one 200 Gb/s port a GPU with
-#: A100 (2205.05198 section 6), one of 400 Gb/s with H100 and H200.
+#: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
+#: port for each GPU of 200 Gb/s with A100 (2205.05198 section 6) and 400 Gb/s with H100, H200, B200 (DGX) and MI300X.
+#: Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for RTX 4090: the same here.
 DEVICES = {
     device.name: device
     for device in (
         Device("a100", A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND, 300 * 10**9, 25 * 10**9),
         Device("h100", 989 * 10**12, 3_350 * 10**9, 450 * 10**9, 50 * 10**9),
         Device("h200", 989 * 10**12, 4_800 * 10**9, 450 * 10**9, 50 * 10**9),
+        Device("b200", 2_250 * 10**12, 8_000 * 10**9, 900 * 10**9, 50 * 10**9),
+        # Seven links of Infinity Fabric, one to each other GPU of the node.
+        Device("mi300x", 1_307 * 10**12, 5_300 * 10**9, 7 * 64 * 10**9, 50 * 10**9),
+        # PCIe 3.0, and 4.0 for the next two.
+        Device("t4", 65 * 10**12, 300 * 10**9, 16 * 10**9, 100 * 10**9 // 64),
+        Device("l4", 121 * 10**12, 300 * 10**9, 32 * 10**9, 100 * 10**9 // 64),
+        Device("rtx4090", 165 * 10**12, 1_008 * 10**9, 32 * 10**9, 100 * 10**9 // 64),
     )
 }
 
 #: Share of the peak rate that large matrix products reach: an assumption, the same for every plan and device.
 PRODUCT_SHARE = 0.75
+
+#: Share of a link's rate that carries data: "protocol overhead (~20%)", NCCL's author in NVIDIA/nccl-tests issue 212.
+LINK_SHARE = 0.8
+
+#: Plans whose times are nearer than this can't be told apart: of the paper's eight own times seven are that near.
+MODEL_ERROR = 0.1
+
+#: A ring's latency: once, for each step inside a node, and for each between nodes (NCCL's own model of large messages,
+#: src/graph/tuning.cc: ring, Simple).
+RING_SECONDS, NODE_STEP_SECONDS, NETWORK_STEP_SECONDS = 8.4e-6, 3.4e-6, 14e-6
+
+#: Share of a link's rate that carries data: "protocol overhead (~20%)", NCCL's author in NVIDIA/nccl-tests issue 212.
+LINK_SHARE = 0.8
+
+#: Plans whose times are nearer than this can't be told apart: of the paper's eight own times seven are that near.
+MODEL_ERROR = 0.1
 
 #: What an exchange takes before its first byte arrives: an assumption, of the order that NCCL shows within a node.
 LATENCY_SECONDS = 20e-6
@@ -87,10 +111,20 @@ class Cluster:
         """Memory of one GPU without the allowance."""
         return self.memory_bytes - self.allowance_bytes
 
-    def link(self, ranks: int, stride: int) -> int:
-        """Bytes a second of a group of ``ranks`` whose members are ``stride`` GPUs apart."""
-        inside = ranks * stride <= self.per_node
-        return self.device.node_bytes_per_second if inside else self.device.network_bytes_per_second
+    def inside_node(self, ranks: int, stride: int) -> bool:
+        """Whether a group of ``ranks`` whose members are ``stride`` GPUs apart has only a node's own links."""
+        return ranks * stride <= self.per_node
+
+    def link(self, ranks: int, stride: int) -> float:
+        """Bytes a second of each member of such a group.  Between nodes it has the ports of all its members in a node."""
+        node, port = self.device.node_bytes_per_second, self.device.network_bytes_per_second
+        inside = self.inside_node(ranks, stride)
+        return LINK_SHARE * (node if inside else min(node, max(1, self.per_node // stride) * port))
+
+    def latency(self, ranks: int, stride: int) -> float:
+        """Seconds that a ring of such a group takes beside its bytes."""
+        nodes = -(-ranks // max(1, min(ranks, self.per_node // stride)))
+        return RING_SECONDS + (ranks - nodes) * NODE_STEP_SECONDS + (nodes - 1) * NETWORK_STEP_SECONDS
 
 
 #: Bytes that Adam's step reads and writes for each element of a rank's share: gradient, copy and both moments
@@ -103,8 +137,8 @@ class StepSeconds:
     """Seconds of one step by cause; they add up.
 
     compute: forward and backward of all microbatches on the slowest stage.  recompute: what runs again.  tensor:
-    exchanges within layers that nothing hides.  pipeline: sends.  data: gradients and gathered weights beyond
-    what overlaps.  bubble: waiting.  optimizer: Adam's step.
+    exchanges within layers that nothing hides.  pipeline: sends.  data: gradients and gathered weights that computing
+    waits for.  bubble: waiting.  optimizer: Adam's step.  hidden: exchanges beside computing, not in the sum.
     """
 
     compute: float
@@ -114,10 +148,11 @@ class StepSeconds:
     data: float
     bubble: float
     optimizer: float
+    hidden: float = 0.0
 
     @property
     def total(self) -> float:
-        """All of them."""
+        """All of them but the hidden ones."""
         return self.compute + self.recompute + self.tensor + self.pipeline + self.data + self.bubble + self.optimizer
 
 
@@ -138,14 +173,33 @@ def exposed(exchanges: Iterable[Exchange]) -> list[Exchange]:
     return [each for each in exchanges if each.phase != "backward" or each.where.startswith(waiting)]
 
 
-def tensor_seconds(model: PlannedModel, layout: Layout, recompute: str, cluster: Cluster) -> float:
-    """Exposed exchanges of one layer for one microbatch, forward and backward, among tensor and context ranks."""
+@dataclass
+class Traffic:
+    """Seconds of one layer's exchanges for one microbatch on one kind of link: those that forward and that backward
+    wait for, and those beside backward's products."""
+
+    forward: float = 0.0
+    backward: float = 0.0
+    beside: float = 0.0
+
+
+def layer_traffic(model: PlannedModel, layout: Layout, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
+    """Exchanges of one layer among tensor and context ranks, by whether they stay inside a node."""
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
-    seconds = 0.0
-    for exchange in exposed(model.layer_exchanges(layout, recompute)):
-        rate = cluster.link(cp, t) if exchange.where.startswith(CONTEXT_EXCHANGE) else cluster.link(t, 1)
-        seconds += exchange.wire_bytes / rate + LATENCY_SECONDS * exchange.count
-    return seconds
+    exchanges, traffic = model.layer_exchanges(layout, recompute), {True: Traffic(), False: Traffic()}
+    waiting = exposed(exchanges)
+    for exchange in exchanges:
+        group = (cp, t) if exchange.where.startswith(CONTEXT_EXCHANGE) else (t, 1)
+        rings = exchange.count * (2 if exchange.kind == "all-reduce" else 1)
+        seconds = exchange.wire_bytes / cluster.link(*group) + cluster.latency(*group) * rings
+        place = traffic[cluster.inside_node(*group)]
+        if exchange not in waiting:
+            place.beside += seconds
+        elif exchange.phase == "forward":
+            place.forward += seconds
+        else:
+            place.backward += seconds
+    return traffic
 
 
 def pipeline_seconds(model: PlannedModel, layout: Layout, cluster: Cluster) -> float:
@@ -153,20 +207,58 @@ def pipeline_seconds(model: PlannedModel, layout: Layout, cluster: Cluster) -> f
     if layout.pipeline_parallel_size == 1:
         return 0.0
     stride = layout.tensor_parallel_size * layout.context_parallel_size * layout.data_parallel_size
-    return 2 * (model.output_bytes(layout) / cluster.link(2, stride) + LATENCY_SECONDS)
+    return 2 * (model.output_bytes(layout) / cluster.link(2, stride) + cluster.latency(2, stride))
 
 
-def data_seconds(elements: int, layout: Layout, num_microbatches: int, cluster: Cluster) -> float:
-    """Reduce-scatter of float32 gradients and all-gather of 16-bit weights among data-parallel ranks, once a step.
+@dataclass(frozen=True)
+class Shards:
+    """What data-parallel ranks exchange: elements of a layer and of the model's ends, the layers of a rank, and bytes
+    of an element of weights and of gradients."""
 
-    An all-reduce of gradients without ZeRO.  From stage 2 on gradients are reduced for every microbatch;
-    stage 3 gathers weights for every forward and every backward pass too.
+    of_layer: int
+    of_ends: int
+    layers: int
+    weight_size: int = 2
+    gradient_size: int = 4
+
+
+def data_seconds(
+    shards: Shards, layout: Layout, num_microbatches: int, room: tuple[float, float], cluster: Cluster
+) -> tuple[float, float]:
+    """Exchanges among data-parallel ranks in one step: seconds that computing waits for them, and those that it hides.
+
+    room: seconds of one layer's forward and of its backward in which the link is free for them.
+
+    ZeRO-0 reduces and gathers gradients, ZeRO-1 reduces them and gathers weights, each once a step; from stage 2 on
+    gradients are reduced in every backward pass, in stage 3 weights are gathered in every pass.  Layers pass one after
+    another: forward waits for the first weights, backward for the last gradients, and each layer between for what takes
+    longer than its computing.  In stages 2 and 3 every pass through a chunk does, as FSDP2 waits at its ends.
     """
     ranks = layout.data_parallel_size * layout.context_parallel_size
-    rate = cluster.link(ranks, layout.tensor_parallel_size)
-    reduced = 4 * (num_microbatches if layout.zero_stage >= 2 else 1)
-    gathered = {0: 4, 1: 2, 2: 2, 3: 2 * 2 * num_microbatches}[layout.zero_stage]
-    return (reduced + gathered) * elements * (ranks - 1) / ranks / rate
+    if ranks == 1:
+        return 0.0, 0.0
+    stage, n, m = layout.zero_stage, num_microbatches, layout.num_model_chunks
+    group = ranks, layout.tensor_parallel_size
+    per_byte, latency = (ranks - 1) / ranks / cluster.link(*group), cluster.latency(*group)
+    rings = 1 if stage else 2
+    gather, gather_ends = (shards.weight_size * e * per_byte + latency for e in (shards.of_layer, shards.of_ends))
+    reduce, reduce_ends = (
+        rings * (shards.gradient_size * e * per_byte + latency) for e in (shards.of_layer, shards.of_ends)
+    )
+    forward_room, backward_room = room
+    # A run of layers in which nothing waits for a pass to end.
+    forwards, forward_runs = {0: (0, 0), 1: (1, 1), 2: (1, 1), 3: (n, n * m)}[stage]
+    backwards, backward_runs = (n, n * m) if stage >= 2 else (1, 1)
+    again = gather if stage == 3 else 0.0
+    first_again = again if layout.pipeline_parallel_size > 1 else 0.0  # else the last layer's weights are still there
+
+    waiting = forwards * gather_ends + backwards * reduce_ends
+    waiting += forward_runs * gather + (forwards * shards.layers - forward_runs) * max(0.0, gather - forward_room)
+    between = backwards * shards.layers - backward_runs
+    waiting += backward_runs * (first_again + reduce) + between * max(0.0, again + reduce - backward_room)
+    everything = forwards * (shards.layers * gather + gather_ends) + backwards * (shards.layers * reduce + reduce_ends)
+    everything += between * again + backward_runs * first_again
+    return waiting, everything - waiting
 
 
 def optimizer_seconds(share: int, cluster: Cluster) -> float:

@@ -135,7 +135,7 @@ def step_time_results() -> list[StepTimeResult]:
     for run in LLAMA3_RUNS:
         model = planned_model_of("llama3-405b").with_sequence(run.seq_length)
         batch, c = run.data_parallel_size * run.batch_per_data_rank, run.context_parallel_size
-        cut = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "context_parallel_size": c, "zero_stage": 2}
+        cut = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "context_parallel_size": c, "zero_stage": 1}
         seconds = predicted_seconds(
             model, run.gpus, "h100", batch, "none", micro_batch_size=1, sequence_parallel=True, **cut
         )

@@ -72,6 +72,6 @@ def plan_of(job: str) -> dict:
     sizes, recompute = {
         "8B": ((2, True, 1, 3, 1), "elementwise"),
         "22B": ((4, True, 1, 2, 2), "none"),
-        "175B": ((8, True, 1, 3, 4), "elementwise"),
+        "175B": ((8, True, 8, 0, 1), "selective"),
     }[job]
     return {**dict(zip(names, sizes)), "recompute": recompute}

@@ -5,33 +5,32 @@
 
 # %%
 from fractions import Fraction
-from textwrap import fill
 
 from actmem_course.others import paper
 from actmem.config import Parallel
 from actmem.formulas.communication import iteration_exchanges, wire_bytes
-from actmem_course.others.disagreements import disagreements
 from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.first_stage import (
-    bubble_fraction, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
-    section43_extras, stage_extra_rows, stage_output_rows, stage_rows,
+    embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
+    stage_extra_rows, stage_output_rows, stage_rows,
 )  # fmt: skip
 from actmem.formulas.activations import layer_bytes
 from actmem.models import PAPER_MODELS, TINY, model_shape
-from actmem.rows import compare, total
+from actmem.rows import total
 from actmem_course.others.golden import equalities
-from actmem_course.others.timeline import draw, timeline
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
 from actmem_course.results import PipelineResult, read
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import play, slider, steps
+from actmem_course.show.folded import Agreement, Fold, in_the_paper
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.schedules import chunks_that_fit, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
+from actmem_course.show.schedules import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
 from actmem_course.show.style import size_text
-from actmem_course.show.text import apart_text, text_table
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
 CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
+agree = Agreement()
 
 question = Prediction(
     f"GPT-3 has {GPT3.num_layers} layers, {GPT3.num_layers // 8} on each of 8 pipeline ranks. The activations of one microbatch in one layer are one "
@@ -61,17 +60,18 @@ Reveal(
 # %% [markdown]
 # ## One forward, one backward
 #
-# A microbatch goes forward through the ranks, then back. Rank 0 is the first to see it and the last to finish it, and all
-# that time it keeps what this microbatch needs for backward. If it waited, the device would idle. So it starts the next
-# microbatches, until `p` are in flight and the first comes back. From then on one forward follows each backward: 1F1B. Rank
-# `r` starts `r` steps later and gets its first microbatch back `r` steps earlier, so it holds `p − r` of them. In the drawing `F` is a forward and `B` a backward of the
-# microbatch with that number (a backward takes two slots: `B0 --`), and `·` is an idle slot.
+# A microbatch goes forward through the ranks, then back. Rank 0 sees it first and finishes it last. All that time rank 0
+# keeps what this microbatch needs for backward. If it waited, the device would idle. So it starts the next microbatches,
+# until `p` are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
+#
+# Rank `r` gets its first microbatch `r` steps later and gets it back `r` steps sooner. So it holds `p − r` of them. Press
+# play and watch the curves climb, each to its own height:
 
 # %%
-ranks = one_forward_one_backward(pipeline_parallel_size=4, num_microbatches=6)
-print(draw(timeline(ranks)))
-print()
-print("most microbatches in flight, by rank:", peak_in_flight(ranks))
+Panel(
+    lambda moment: pipeline_schedule(GPT3, with_pipeline(CUT, 4, 1), 6, moment),
+    moment=play("time", "in passes", lambda: moments_of(4, 1, 6), 0),
+)
 
 # %% [markdown]
 # Bytes of rank 0: `p` microbatches × `L/p` layers × one layer's bytes. `p` cancels. That is equation 5,
@@ -82,12 +82,12 @@ print("most microbatches in flight, by rank:", peak_in_flight(ranks))
 # Move `p`: the first rank's curve keeps touching the dashed line. Move `m`: the curve rises above it, and the idle time
 # falls. The sliders stop where `p·m` divides the layers and `p` the microbatches.
 
-# %%
+# %% jupyter={"source_hidden": true}
 pairs = []
 for p in (1, 2, 4, 8, 16, 32):
     rows = [row for row in stage_rows(GPT3, with_pipeline(CUT, p, 1), 0) if "layer-microbatches" in row.source]
     pairs.append((total(rows), eq5(GPT3, 8)))
-print(apart_text(f"depths, p = 1 to {p}: what rank 0 holds, tensor by tensor, and equation 5", pairs))
+agree("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pairs)
 
 # %% [markdown]
 # **Now write it:** [exercise 5.1](../labs/lab5_pipeline.py), `one_forward_one_backward`: `python
@@ -98,24 +98,28 @@ print(apart_text(f"depths, p = 1 to {p}: what rank 0 holds, tensor by tensor, an
 #
 # Give each rank `m` thin chunks instead of one thick one: the model goes around the ranks `m` times, and rank 0 gets the
 # first chunk of every round. The pipeline fills in thinner slices, so the idle time at both ends shrinks to `1/m`. But now
-# a rank runs further ahead: on rank 0, `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` on the way, and the current
-# one. Together these are `pm + p − 1` chunk-microbatches of `L/(pm)` layers, which is `L(1 + (p − 1)/(pm))` layers' worth.
-#
-# Three ways lead to the same number: the paper's factor, the formula for what is in flight, and a count over a real list of
-# actions. (2104.04473 gives idle time as a share of the working time; here it is a share of the whole step.)
+# a rank runs further ahead:
+
+# %%
+Panel(
+    lambda n: interleaving(GPT3, with_pipeline(CUT, 8, 1), n, chunks_that_fit(GPT3.num_layers, 8, 4)),
+    n=steps("n", "microbatches", (8, 16, 32, 64), 16),
+)
+
+# %% [markdown]
+# Count it on rank 0: `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` on the way, and the current one. Together these
+# are `pm + p − 1` chunk-microbatches of `L/(pm)` layers, which is `L(1 + (p − 1)/(pm))` layers' worth. The paper's factor,
+# this formula and a count over a real list of actions give the same number for all four models. (2104.04473 gives idle time
+# as a share of the working time; here it is a share of the whole step.)
 
 # %% jupyter={"source_hidden": true}
-lines, ways = [], []
-for name, model in PAPER_MODELS.items():
+ways = []
+for model in PAPER_MODELS.values():
     p, m, n = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks, model.global_batch_size // model.shape.micro_batch_size
     schedule = interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
-    bubble = float(bubble_fraction(model.parallel, n))
     ways.append((in_flight(model.parallel, 0, n), peak_in_flight(schedule)[0]))
     ways.append((in_flight(model.parallel, 0, n), p * m * interleave_factor(p, m)))
-    lines.append((name, p, m, n, in_flight(model.parallel, 0, n), f"{bubble / (1 + bubble):.3%}"))
-print(text_table(("model", "p", "m", "n", "in flight on rank 0", "idle"), lines, " rrrrr"))
-print()
-print(apart_text("numbers in flight, by formula and by the list of actions or the factor", ways, "chunks"))
+agree("in flight on rank 0, by formula, by a list of actions and by the factor", ways, "chunks")
 
 # %% [markdown]
 # Why run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as 1F1B does? While sends take no time, the shorter warm-up of
@@ -133,11 +137,10 @@ Panel(
 # %% [markdown]
 # In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and
 # full recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. For the models that
-# interleave, the factor `1 + (p − 1)/(pm)` multiplies all of them. The last column is what section 4.3 adds for the two ends
-# of the model.
+# interleave, the factor `1 + (p − 1)/(pm)` multiplies all of them.
 
 # %% jupyter={"source_hidden": true}
-lines, ways = [], []
+first, ways = {"nothing again, eq. 5": {}, "the core again, eq. 6": {}, "everything again": {}, "everything, inputs cut": {}}, []
 for name, model in PAPER_MODELS.items():
     t, p = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
     n, factor = model.global_batch_size // model.shape.micro_batch_size, interleave_factor(p, model.parallel.num_model_chunks)
@@ -146,11 +149,13 @@ for name, model in PAPER_MODELS.items():
     for mode, size in zip(("none", "selective"), each):
         rows = stage_rows(model.shape, model.parallel, 0, mode, n)
         ways.append((size, sum(row.bytes for row in rows if "layer-microbatches" in row.source)))
-    full = [factor * full_recompute_bytes(model.shape, t, cut) for cut in (False, True)]
-    lines.append((name, *each, *map(int, full), section43_extras(model.shape, t, p)))
-print(text_table(("bytes of rank 0", "nothing, eq. 5", "the core, eq. 6", "everything", "everything, cut", "§4.3"), lines, " rrrrr"))
-print()
-print(apart_text("ways to the first two columns: equations 5 and 6 times the factor, and the sums over all tensors", ways))
+    full = [int(factor * full_recompute_bytes(model.shape, t, cut)) for cut in (False, True)]
+    for part, size in zip(first.values(), each + full):
+        part[name] = size
+agree("rank 0's layers: equations 5 and 6 times the factor, and the sums over all tensors", ways)
+everything, core = list(first.values())[:2]
+shares = [core[name] / everything[name] for name in core]
+LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation leaves {min(shares):.0%} to {max(shares):.0%}", first, "activations of rank 0's layers", beside=True))
 
 # %% [markdown]
 # And on GPUs? Two of NVIDIA's tests (chapter 2) run 12 layers on four ranks and log the last one: with one chunk of three
@@ -159,8 +164,10 @@ print(apart_text("ways to the first two columns: equations 5 and 6 times the fac
 # %%
 chunks = in_flight(Parallel(pipeline_parallel_size=4, num_model_chunks=3), 3, 4)
 what, by_formula, logged = equalities()[2]
-print(f"{chunks} chunks of one layer in flight in place of one of three")
-print(f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged, {logged - by_formula:,} B apart")
+Fold(
+    f"{chunks} chunks of one layer in flight in place of one of three: {size_text(by_formula)} by formula, {logged - by_formula:,} B less than A100s logged",
+    f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged",
+)
 
 # %% [markdown]
 # What is apart is known too. Eight outputs were sent and freed, as in figure 9 below, and a freed output leaves one number, in
@@ -173,18 +180,18 @@ print(f"{what}: {by_formula:,} B by formula, {logged:,} B in what A100s logged, 
 # ## Measured: four processes, one step
 #
 # `labs/measure_pipeline.py` trains a small model for one step on torch's own pipeline runtime: four processes, real sends
-# and receives. Every microbatch in flight has its own ledger. What a rank holds after each action is the sum of its
+# and receives: `torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs`. Every
+# microbatch in flight has its own ledger. What a rank holds after each action is the sum of its
 # ledgers, with each storage counted once.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
 
-print("torchrun --nproc-per-node 4 labs/measure_pipeline.py --pipeline 4 --microbatches 8 --free-outputs")
 with Progress("labs/measure_pipeline.py, four processes"):
     measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
-print(apart_text("ranks, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured]))
-print("microbatches in flight, by rank:", [r["measured_in_flight"] for r in measured])
-print("each rank ran its actions in the order of the schedule:", all(r["order_as_drawn"] for r in measured))
+agree("four processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
+agree("microbatches in flight on each process", [(r["predicted_in_flight"], r["measured_in_flight"]) for r in measured], "microbatches")
+agree("actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured], "")
 
 # %%
 LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResult, one) for one in measured]))
@@ -221,7 +228,7 @@ for rank in (0, p - 1):
         rows = measure_stage(shape, tp, chunks, [(x.kind, x.chunk, x.microbatch) for x in actions[:fullest]], recompute="selective")
     predicted = stage_rows(shape, model.parallel, rank, "selective", n)
     extra = stage_extra_rows(shape, model.parallel, rank, "selective", n)
-    print(f"rank {rank}: predicted {total(predicted):,} bytes and {total(extra):,} extra; {compare(predicted + extra, rows).describe()}")
+    agree.rows(f"GPT-3, interleaved, pipeline rank {rank} when it holds most", predicted + extra, rows)
 
 # %% [markdown]
 # ## Figure 9: every rank, and the outputs that nothing reads
@@ -245,29 +252,22 @@ Panel(
 # %%
 for m in (1, 3):
     parallel, n = with_pipeline(MT.parallel, 35, m), MT.global_batch_size
-    first, last = (total(stage_output_rows(MT.shape, parallel, rank, n)) for rank in (0, 34))
-    print(f"m = {m}: {embeddings_in_flight(parallel, n)} masks on rank 0, and {in_flight(parallel, 0, n)} outputs")
-    print(f"  outputs that are not freed: {first:,} bytes on rank 0, {last:,} on rank 34, whose last chunk sends none")
+    outputs = total(stage_output_rows(MT.shape, parallel, 0, n))
+    print(f"m = {m}: {embeddings_in_flight(parallel, n)} masks on rank 0, and {in_flight(parallel, 0, n)} outputs: {size_text(outputs)} if they stay")
 
 # %% [markdown]
 # The paper counts `p` masks. That is right for 1F1B. When stages are interleaved, a second round of `p` forwards enters the
 # first chunk before any backward has come back to it, so rank 0 holds `2p`. The paper's `r = p` outputs on rank 0 are also
-# right only without interleaving, and table 3 interleaves this model. What the paper says and what its own formulas give:
-
-# %% jupyter={"source_hidden": true}
-for place in disagreements():
-    if place.where.startswith(("§4.3", "Appendix B")):
-        print(fill(str(place), 96), end="\n\n")
-
-# %% [markdown]
+# right only without interleaving, and table 3 interleaves this model.
+#
 # Now the small model above, which ran with `--free-outputs`. No ledger contains an output, because no graph keeps it; the
 # lab counts outputs separately, at the moment when the rank holds most.
 
 # %% jupyter={"source_hidden": true}
-one_output = 2 * TINY.seq_length * TINY.micro_batch_size * TINY.hidden_size
-for r in measured:
-    not_freed = total(stage_output_rows(TINY, Parallel(pipeline_parallel_size=4), r["pipeline_rank"], 8))
-    print(f"rank {r['pipeline_rank']}: {not_freed // one_output} outputs if none were freed, {r['output_bytes'] / one_output:g} held: {r['output_bytes']:,} bytes")
+names = {r["pipeline_rank"]: f"rank {r['pipeline_rank']}" for r in measured}
+plain = {names[rank]: total(stage_output_rows(TINY, Parallel(pipeline_parallel_size=4), rank, 8)) for rank in names}
+left = {names[r["pipeline_rank"]]: r["output_bytes"] for r in measured}
+LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"measured": left, "if none were freed": plain}, "outputs held at the fullest moment", beside=True))
 
 # %% [markdown]
 # One output is left on each sending rank: the one just computed and not yet sent. The last rank sends nothing on; it holds
@@ -296,7 +296,7 @@ Panel(
 # upper bound.
 
 # %% jupyter={"source_hidden": true}
-lines = []
+again = {}
 for name, model in PAPER_MODELS.items():
     n = model.global_batch_size // model.shape.micro_batch_size
     for rank in sorted({0, model.parallel.pipeline_parallel_size - 1}):
@@ -305,12 +305,10 @@ for name, model in PAPER_MODELS.items():
         flight = in_flight(model.parallel, rank, n)
         p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
         actions = (interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n))[rank]
-        again = 1 - Fraction(len(moving_window(actions, count)), n * m)
-        assert m > 1 or again == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
-        lines.append((name, rank, budget, flight, count, f"{float(again):.1%}"))
-print(text_table(("model", "rank", "bytes left for activations", "in flight", "can keep all", "passes to recompute"), lines, " rrrrr"))
-print()
-print(*(fill(str(place), 96) for place in disagreements() if place.where.startswith("Appendix C")))
+        share = 1 - Fraction(len(moving_window(actions, count)), n * m)
+        assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
+        again[f"{name}, rank {rank}: {size_text(budget)} for {flight}, enough for {count}"] = float(100 * share)
+LiveFigure(bar_chart("Where there is a pipeline its last rank keeps everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
 
 # %% [markdown]
 # **Now write it:** [exercises 5.4 and 5.5](../labs/lab5_pipeline.py), `how_many_fit` and `microbatches_to_keep`:
@@ -322,18 +320,26 @@ print(*(fill(str(place), 96) for place in disagreements() if place.where.startsw
 # Here is one more reason to cut a model both ways: what the first and the last rank of GPT-3, as in table 3, send in one
 # iteration, over all their layers and microbatches.
 
-# %%
+# %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
+sends = {"to other stages": {}, "to the ranks that share its layers": {}}
 for rank in (0, model.parallel.pipeline_parallel_size - 1):
     exchanges = iteration_exchanges(model.shape, model.parallel, model.global_batch_size, rank, "selective")
-    stages = wire_bytes([e for e in exchanges if e.kind == "send"])
-    print(f"rank {rank}: {sum(e.count for e in exchanges):,} exchanges; {size_text(stages)} to other stages")
-    print(f"  {size_text(wire_bytes(exchanges) - stages)} to the ranks that share its layers and its embedding; {wire_bytes(exchanges):,} bytes in all")
+    stages, bar = wire_bytes([e for e in exchanges if e.kind == "send"]), f"rank {rank}"
+    sends["to other stages"][bar], sends["to the ranks that share its layers"][bar] = stages, wire_bytes(exchanges) - stages
+LiveFigure(bar_chart("Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True))
 
 # %% [markdown]
 # Stages send each other little; the ranks that share a layer send each other much. That is why tensor parallelism stays
 # within a machine, on its fast links, and pipeline stages go on different machines.
-#
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% jupyter={"source_hidden": true}
+in_the_paper("§4.3", "Appendix B", "Appendix C")
+
+# %% [markdown]
 # ## Questions
 #
 # <details><summary><b>1.</b> You double <code>p</code> and keep the model. What happens to rank 0's parameters, and to its

@@ -33,6 +33,7 @@ from actmem_course.show.recomputation import (
     step_timeline,
 )
 from actmem_course.show.schedules import (
+    interleaving,
     later_schedule,
     measured_schedule,
     moving_window_chart,
@@ -136,6 +137,14 @@ ELSEWHERE = {
     "after",
     "gantt",
 }
+
+
+def test_interleaving_names_what_chunks_buy_and_cost():
+    idle, held = interleaving(GPT3, with_pipeline(CUT, 8, 1), 16, (1, 2, 3, 4))
+    assert (
+        "from 30% to 10%" in idle.layout["title"]["text"]
+        and "m = 2 44% more, with m = 4 22%" in held.layout["title"]["text"]
+    )
 
 
 def name_of(draw):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from textwrap import wrap
 
 from actmem_course.show.marks import Axis, Drawing, bars, chart
 from actmem_course.show.style import (
@@ -34,6 +35,8 @@ def bar_chart(
     unit: of the values; "" for bytes, which the axis shows in GiB or smaller and the pointer in full.
     """
     names = list(dict.fromkeys(name for values in parts.values() for name in values))
+    # Long names in lines, so that a narrow page has room for the bars.
+    lines = {name: "<br>".join(wrap(name, 24)) for name in names}
     ends = {name: [values.get(name, 0) for values in parts.values()] for name in names}
     longest = max(max(each) if beside else sum(each) for each in ends.values())
     step, step_name = (1, unit) if unit else axis_unit(int(longest))
@@ -47,7 +50,7 @@ def bar_chart(
     traces = [
         bars(
             part,
-            values,
+            map(lines.get, values),
             [value / step for value in values.values()],
             fill,
             f"%{{y}}, {part}: %{{customdata}}",
@@ -60,7 +63,7 @@ def bar_chart(
     sums = (
         []
         if beside
-        else [{"x": sum(each) / step, "y": name, "text": f" {said(sum(each))}"} for name, each in ends.items()]
+        else [{"x": sum(each) / step, "y": lines[name], "text": f" {said(sum(each))}"} for name, each in ends.items()]
     )
     told = "; ".join(
         f"{name} " + ", ".join(f"{part} {said(values[name])}" for part, values in parts.items() if name in values)

@@ -8,7 +8,15 @@ from fractions import Fraction
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import bytes_by_rank, embeddings_in_flight, eq5, layers_per_chunk, stage_rows
+from actmem.formulas.first_stage import (
+    bubble_fraction,
+    bytes_by_rank,
+    embeddings_in_flight,
+    eq5,
+    first_stage_bytes,
+    layers_per_chunk,
+    stage_rows,
+)
 from actmem.formulas.microbatches import capacity, moving_window
 from actmem.formulas.schedule import (
     Action,
@@ -22,6 +30,7 @@ from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
 from actmem_course.others.zero_bubble import weight_gradient_rows
 from actmem_course.results import PipelineResult
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, bars, chart, line, points, scale
 from actmem_course.show.style import (
     BLUE,
@@ -382,6 +391,28 @@ def rank_memory(shape: ModelShape, parallel: Parallel, num_microbatches: int) ->
         yaxis=scale("activations of one GPU, GiB", 0, 1.08 * max(held) / GIB),
         height=440,
     )
+
+
+def interleaving(shape: ModelShape, parallel: Parallel, num_microbatches: int, chunks: Sequence[int]) -> list[Drawing]:
+    """What chunks buy and cost, for each number of them: the step's idle share, and the bytes that rank 0 holds."""
+    p, n = parallel.pipeline_parallel_size, num_microbatches
+    cuts = {f"m = {m}": with_pipeline(parallel, p, m) for m in chunks}
+    waits = {name: float(bubble_fraction(cut, n)) for name, cut in cuts.items()}
+    idle = {name: 100 * share / (1 + share) for name, share in waits.items()}
+    held = {name: first_stage_bytes(shape, cut, "none", n) for name, cut in cuts.items()}
+    first, second, *_, last = cuts
+    more = [f"{name} {float(held[name] / held[first] - 1):.0%}" for name in (second, last)]
+    return [
+        bar_chart(
+            f"p = {p}, n = {n}: {last} brings idle time from {idle[first]:.0f}% to {idle[last]:.0f}%",
+            {"idle": idle},
+            "idle share of a step",
+            "%",
+        ),
+        bar_chart(
+            f"and rank 0 holds more: with {' more, with '.join(more)}", {"layers": held}, "its layers' activations"
+        ),
+    ]
 
 
 def warm_up_times(p: int, m: int, n: int, send_quarters: int) -> Drawing:

@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.communication import wire_bytes
 from actmem.formulas.llama_terms import context_exchanges, context_rows, forced_routed_tokens, llama_rows
-from actmem.layers.context import ContextParallel, attend_part, layer_groups, reduce_context_gradients
+from actmem.layers.context import ContextParallel, attend_part, layer_groups
 from actmem.layers.llama import LlamaLayer, attend
 from actmem.llama_shape import (
     CONTEXT_KINDS,
@@ -25,12 +25,9 @@ from actmem.llama_shape import (
 from actmem.measure import emulated_rank
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.parts import layer_input, measure_layer
-from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
-from actmem.parallel.weights import part_of
 from actmem.rows import by_term, compare, total
-from tests.layers.test_llama import FLASH, MODES, flash_flops, plain, whole_weights
+from tests.layers.test_llama import FLASH, MODES, flash_flops, largest_error
 from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(16, 3, 32, 8, 4, 40)
@@ -39,39 +36,6 @@ SHAPES = {
     "qwen3 with experts": LlamaShape(16, 3, 32, 8, 4, 40, 6, True, num_experts=4, experts_per_token=2),
 }
 ways = pytest.mark.parametrize("way", CONTEXT_KINDS)
-
-
-def largest_error(shape, recompute, tp, context):
-    """Over the output and every gradient, against the plain layer on one rank with the whole sequence."""
-    whole = {name: value.requires_grad_() for name, value in whole_weights(shape).items()}
-    full = torch.randn(16, 3, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64).requires_grad_()
-    loss_weights = torch.linspace(-1, 1, full.numel(), dtype=torch.float64).view_as(full)
-    expected = plain(full, whole, shape)
-    (expected * loss_weights).sum().backward()
-
-    layer = LlamaLayer(shape, tp, recompute=recompute, context=context, dtype=torch.float64)
-    load_dense(layer, {name: value.detach() for name, value in whole.items()}, tp)
-
-    def cut(z):
-        z = context.own_tokens(z)
-        return z.chunk(tp.size)[tp.rank] if tp.sequence_parallel else z
-
-    x = cut(full.detach()).clone().requires_grad_()
-    y = layer(x)
-    (y * cut(loss_weights)).sum().backward()
-    reduce_partial_gradients(layer, tp)
-    reduce_context_gradients(layer, context)
-
-    def join(z):
-        return context.gathered(all_gather(z, tp) if tp.sequence_parallel else z)
-
-    pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
-    for name, parameter in layer.named_parameters():
-        pairs.append(
-            (parameter.grad, shard(whole[name].grad, getattr(parameter, "partition_dim", None), part_of(parameter, tp)))
-        )
-    assert len(pairs) == 2 + 9 + 2 * shape.qk_norm + bool(shape.num_experts)
-    return max(((a - b).abs() / b.abs().clamp_min(1.0)).max().item() for a, b in pairs)
 
 
 def predicted(shape, tp, context, recompute, element_size, routing="even"):

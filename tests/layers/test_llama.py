@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
+from actmem.layers.context import ContextParallel, reduce_context_gradients
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
@@ -126,24 +127,31 @@ def whole_weights(shape):
     }
 
 
-def largest_error(shape, recompute, sequence_parallel=False, group=None):
-    """Over the output and every gradient, against the plain layer, on this rank."""
-    ranks = torch.distributed.is_initialized()
-    tp = tensor_parallel(group, sequence_parallel=sequence_parallel) if ranks else TensorParallel()
+def largest_error(shape, recompute, tp=TensorParallel(), context=ContextParallel()):
+    """Over the output and every gradient, against the plain layer with the whole sequence, on this rank."""
     whole = {name: value.requires_grad_() for name, value in whole_weights(shape).items()}
-    full = torch.randn(12, 3, 32, generator=torch.Generator().manual_seed(5), dtype=torch.float64).requires_grad_()
+    sizes = shape.seq_length, shape.micro_batch_size, shape.hidden_size
+    full = torch.randn(sizes, generator=torch.Generator().manual_seed(5), dtype=torch.float64).requires_grad_()
     loss_weights = torch.linspace(-1, 1, full.numel(), dtype=torch.float64).view_as(full)
     expected = plain(full, whole, shape)
     (expected * loss_weights).sum().backward()
 
-    layer = LlamaLayer(shape, tp, recompute=recompute, dtype=torch.float64)
+    layer = LlamaLayer(shape, tp, recompute=recompute, context=context, dtype=torch.float64)
     load_dense(layer, {name: value.detach() for name, value in whole.items()}, tp)
-    cut = (lambda z: z.chunk(tp.size)[tp.rank]) if tp.sequence_parallel else (lambda z: z)
+
+    def cut(z):
+        z = context.own_tokens(z)
+        return z.chunk(tp.size)[tp.rank] if tp.sequence_parallel else z
+
     x = cut(full.detach()).clone().requires_grad_()
     y = layer(x)
     (y * cut(loss_weights)).sum().backward()
     reduce_partial_gradients(layer, tp)
-    join = (lambda z: all_gather(z, tp)) if tp.sequence_parallel else (lambda z: z)
+    reduce_context_gradients(layer, context)
+
+    def join(z):
+        return context.gathered(all_gather(z, tp) if tp.sequence_parallel else z)
+
     pairs = [(join(y.detach()), expected.detach()), (join(x.grad), full.grad)]
     for name, parameter in layer.named_parameters():
         pairs.append(
@@ -174,8 +182,8 @@ def on_ranks(shape, sequence_parallel, members=None):
     group = torch.distributed.new_group(members) if members else None
     if members and torch.distributed.get_rank() not in members:
         return 0.0, ""
-    errors = [largest_error(shape, recompute, sequence_parallel, group) for recompute in MODES]
     tp = tensor_parallel(group, sequence_parallel=sequence_parallel)
+    errors = [largest_error(shape, recompute, tp) for recompute in MODES]
     wrong = [differences(shape, mode, tp, dtype) for mode in MODES for dtype in (torch.bfloat16, torch.float32)]
     return max(errors), "".join(wrong)
 

@@ -13,6 +13,7 @@ from actmem.formulas.states import parameter_counts
 from actmem.pipeline import Pipeline, check_pipeline, make_mesh
 from actmem.rows import compare, extra_rows, paper_rows, total
 from actmem_course.bench.held import InFlight
+from actmem_course.bench.timing import check_fits
 from actmem_course.results import PipelineResult
 
 
@@ -49,13 +50,7 @@ class PipelineRun:
             self.shape, self.parallel, self.recompute, self.num_microbatches, element_size, self.free_outputs
         )
         weights = [2 * element_size * sum(parameter_counts(self.shape, self.parallel, r).values()) for r in range(p)]
-        needed = ranks_here * (passing + max(map(sum, zip(weights, kept))))
-        if needed > memory_bytes:
-            raise ConfigError(
-                "model shape",
-                f"{ranks_here} ranks need about {needed / 2**30:.1f} GiB, and there are {memory_bytes / 2**30:.1f} GiB; "
-                "take smaller sizes",
-            )
+        check_fits(passing + max(map(sum, zip(weights, kept))), ranks_here, memory_bytes)
 
     @property
     def schedule(self) -> Schedule:

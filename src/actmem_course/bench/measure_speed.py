@@ -23,7 +23,7 @@ from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import ELEMENT_SIZES, given_sizes, noting_smaller, shape_from
 from actmem_course.bench.race import Race, Runner, Work, hold, race, race_of
-from actmem_course.bench.timing import memory_bytes, ranks_here
+from actmem_course.bench.timing import check_fits, memory_bytes, ranks_here
 from actmem_course.others import paper
 from actmem_course.ranks import Ranks
 from actmem_course.results import SpeedLine, TimedPair
@@ -61,12 +61,8 @@ def check_speed(
     t, (a, b, h, s) = tensor_parallel_size, shape.letters()
     check_layer(shape, Parallel(t, sequence_parallel=True))
     weights = (len(VARIANTS) + 1) * 12 * h * h * element_size // t
-    needed = ranks_here * (weights + 2 * eq2(shape, t, element_size) + 2 * element_size * a * s * s * b // t)
-    if needed > memory_bytes:
-        raise ConfigError(
-            "model shape",
-            f"times need real tensors: about {needed / 2**30:.1f} GiB, and there are {memory_bytes / 2**30:.1f} GiB; take smaller sizes",
-        )
+    each = weights + 2 * eq2(shape, t, element_size) + 2 * element_size * a * s * s * b // t
+    check_fits(each, ranks_here, memory_bytes)
 
 
 def timed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:

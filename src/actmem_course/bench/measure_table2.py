@@ -8,14 +8,18 @@ from collections.abc import Callable, Sequence
 import torch
 import torch.distributed as dist
 
-from actmem.config import ConfigError, ModelShape, check_layer
+from actmem.config import ModelShape, check_layer
 from actmem.formulas.activations import TABLE2, Configuration, eq1, layer_extra_rows, layer_rows
 from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import Row, compare, total
 from actmem_course.arguments import ELEMENT_SIZES
+from actmem_course.bench.timing import check_fits
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
+
+#: What who only counts may do where real tensors don't fit.
+OR_EMULATE = "use --emulate, or smaller sizes"
 
 
 def check_table2(shape: ModelShape, tensor_parallel_size: int) -> None:
@@ -32,18 +36,7 @@ def check_memory(shape: ModelShape, element_size: int, ranks_here: int, memory_b
     """
     a, b, h, s = shape.letters()
     each = eq1(shape, element_size) + 12 * h * h * element_size + 2 * element_size * a * s * s * b
-    check_fits(each, ranks_here, memory_bytes)
-
-
-def check_fits(bytes_of_a_rank: int, ranks_here: int, memory_bytes: int) -> None:
-    """Raise ConfigError if that many ranks do not fit into this machine's memory."""
-    needed = bytes_of_a_rank * ranks_here
-    if needed > memory_bytes:
-        raise ConfigError(
-            "model shape",
-            f"{ranks_here} ranks need about {needed / 2**30:.1f} GiB, this machine has {memory_bytes / 2**30:.1f} GiB; "
-            "use --emulate, or smaller sizes",
-        )
+    check_fits(each, ranks_here, memory_bytes, OR_EMULATE)
 
 
 def measure_table2(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -14,7 +13,6 @@ from actmem.attention_kernels import (
     FLASH_WIDTH,
     KERNEL_NODES,
     AttentionCall,
-    Gpu,
     attention_kernel,
     attention_rows,
 )
@@ -30,8 +28,9 @@ from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import TensorParallel
 from actmem.rows import Row, total
 from actmem_course.arguments import ELEMENT_SIZES
-from actmem_course.bench.measure_table2 import check_fits, check_memory, layer_result
+from actmem_course.bench.measure_table2 import OR_EMULATE, check_memory, layer_result
 from actmem_course.bench.session import FORMS
+from actmem_course.bench.timing import check_fits, local_rank
 from actmem_course.ranks import Ranks
 from actmem_course.results import Table2Result
 
@@ -110,7 +109,7 @@ def check_room(
     weights = sum(parameter.numel() for parameter in LlamaLayer(shape, seed=0, device="meta").parameters())
     rows = context_rows(shape, Parallel(), context_parallel_size, context_kind, element_size=element_size)
     each = total(rows) + element_size * weights
-    check_fits(each, ranks_here, memory_bytes)
+    check_fits(each, ranks_here, memory_bytes, OR_EMULATE)
 
 
 def extras_of_today(args: argparse.Namespace, shape: ModelShape | LlamaShape, ranks: Ranks) -> list[Row]:
@@ -125,19 +124,15 @@ def extras_of_today(args: argparse.Namespace, shape: ModelShape | LlamaShape, ra
     return [row for cell in cells for row in layer_extra_rows(*cell)]
 
 
-def check_kernel(
-    shape: LlamaShape, dtype: torch.dtype, context_parallel_size: int, context_kind: str, gpu: Gpu | None = None
-) -> str:
-    """The attention kernel of a GPU by the table, by default of this rank's, or of an H100 where there is none.
+def check_kernel(shape: LlamaShape, dtype: torch.dtype, context_parallel_size: int, context_kind: str) -> str:
+    """The attention kernel of this rank's GPU by the table, or of an H100 where there is none.
 
     ``""`` where parts of a sequence call the flash kernel themselves.  Raises ConfigError where more is kept than the formulas say.
     """
     if context_parallel_size > 1 and context_kind != "ulysses":
         return ""
-    if gpu is None:
-        here = torch.cuda.is_available()
-        own = int(os.environ.get("LOCAL_RANK", 0))
-        gpu = gpu_of_this_build(torch.cuda.get_device_capability(own) if here else H100)
+    here = torch.cuda.is_available()
+    gpu = gpu_of_this_build(torch.cuda.get_device_capability(local_rank()) if here else H100)
     name, heads = _name(dtype), (shape.num_attention_heads, shape.num_key_value_heads)
     lengths = shape.seq_length, shape.seq_length
     kernel = attention_kernel(gpu, AttentionCall(name, shape.d, shape.value_size, *heads, *lengths, causal=True))

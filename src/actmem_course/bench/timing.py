@@ -66,6 +66,16 @@ def memory_bytes(device: str) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def check_fits(bytes_of_a_rank: int, ranks_here: int, memory_bytes: int, remedy: str = "take smaller sizes") -> None:
+    """Raise ConfigError if real tensors of that many ranks do not fit into memory.  remedy: what to do then."""
+    needed, there = (size / 2**30 for size in (bytes_of_a_rank * ranks_here, memory_bytes))
+    if needed > there:
+        rule = (
+            f"{ranks_here} ranks need about {needed:.1f} GiB for real tensors, and there are {there:.1f} GiB; {remedy}"
+        )
+        raise ConfigError("model shape", rule)
+
+
 def local_rank() -> int:
     """This rank's number on its host, and its GPU's."""
     return int(os.environ.get("LOCAL_RANK", 0))

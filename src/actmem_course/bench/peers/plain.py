@@ -72,13 +72,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 
 
 def dtensor_layer(
-    shape: ModelShape,
-    tp: TensorParallel,
-    recompute: str = "none",
-    *,
-    p: float = 0.1,
-    device: str = "cpu",
-    dtype=torch.float32,
+    shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
 ) -> nn.Module:
     """PlainLayer cut by torch's plan.  In and out: plain tensors, ``[s/t, b, h]`` or ``[s, b, h]``.
 
@@ -132,13 +126,7 @@ class _Local(nn.Module):
 
 
 def fsdp_layer(
-    shape: ModelShape,
-    tp: TensorParallel,
-    recompute: str = "none",
-    *,
-    p: float = 0.1,
-    device: str = "cpu",
-    dtype=torch.float32,
+    shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
 ) -> nn.Module:
     """PlainLayer with its parameters sharded over the ranks.  In and out: ``[s, b', h]``, b' sequences of its own.
 

@@ -168,6 +168,7 @@ def test_what_each_rule_makes_of_a_function(rule):
     assert {site.after for site in sites_of("a.py", CODE) if site.rule == rule} == MADE[rule]
 
 
+@pytest.mark.slow
 def test_every_mutant_of_the_library_is_python_and_not_what_was_there():
     sources = {site.path: (mutants.PACKAGE / site.path).read_bytes() for site in SITES}
     for site in SITES[::23]:
@@ -186,6 +187,7 @@ def test_what_is_left_out_is_there():
     assert [name for name in mutants.LEFT_OUT if not any(site.name.startswith(name) for site in SITES)] == []
 
 
+@pytest.mark.slow
 def test_near_tests_begin_with_the_files_own():
     assert mutants.near_tests("formulas/flops.py")[0] == "tests/formulas/test_flops.py"
     assert "tests/bench/reproduce/test_paper_stage.py" in mutants.near_tests("measure/parts.py")

@@ -195,6 +195,7 @@ def test_a_cpu_index_out_of_reach_is_one_line_and_nothing_is_installed(workshop)
     assert not any("pip install" in call for call in workshop.calls())
 
 
+@pytest.mark.slow
 def test_a_cpu_index_that_is_silent_has_a_time_limit(tmp_path):
     """With a real Python, and a server that takes the connection and says nothing."""
     workshop = Workshop(tmp_path)
@@ -300,6 +301,7 @@ def test_no_python_that_fits_is_one_line(workshop):
     assert not (workshop.folder / ".venv").exists()
 
 
+@pytest.mark.slow
 def test_this_python_fits(workshop):
     """The version rule itself, by the Python that runs the tests: it gets as far as making .venv."""
     assert workshop.make(".venv/bin/python", f"PYTHON={sys.executable}").returncode == 0

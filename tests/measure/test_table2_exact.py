@@ -40,6 +40,7 @@ def test_paper_models_emulated(model):
     assert [r.disagreement for r in results if not r.exact] == []
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(shape=shapes(), dtype=st.sampled_from(DTYPES), recompute=st.sampled_from(["none", "selective", "full"]))
 def test_random_shapes_on_real_tensors(shape, dtype, recompute):
@@ -49,6 +50,7 @@ def test_random_shapes_on_real_tensors(shape, dtype, recompute):
     assert compare(predicted + extra, measured).exact
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None)
 @given(data=st.data(), dtype=st.sampled_from(DTYPES), sequence=st.booleans(), t=st.sampled_from([1, 2, 3, 4, 8]))
 def test_random_shapes_on_any_number_of_ranks(data, dtype, sequence, t):

@@ -58,6 +58,7 @@ def solved_once(monkeypatch):
     monkeypatch.setattr(model_tape, "solved_target", once)
 
 
+@pytest.mark.slow
 def test_the_bill_is_of_the_code_that_is_printed(capsys, solved_once):
     options = [f"{MODELS}:short_stack", "--at", AT, "--again", "mlp", "--allowance", "0"]
     code, free = planned(capsys, *options, "--memory", "1")
@@ -89,6 +90,7 @@ def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
         assert planned(capsys, *options[:2], at, *options[3:])[0] == fits
 
 
+@pytest.mark.slow
 def test_adamw_makes_a_copy_more_than_a_small_step(capsys):
     at = AT.replace("s=64,b=4", "s=2,b=2")
     _, found = planned(capsys, f"{MODELS}:short_stack", "--at", at, "--memory", "1", "--allowance", "0")

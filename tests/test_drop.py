@@ -21,9 +21,9 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.measure import census, count_collectives, layer_rows_of
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.recipes import PAPER_LAYER
+from actmem.recipes import ACTIONS, PAPER_LAYER
 from actmem.recompute import checkpoint
-from actmem.rows import LAYER_TERMS, compare, total
+from actmem.rows import LAYER_TERMS, compare, on_host, total
 from actmem.torch_private import TorchDispatchMode, tree_leaves
 from tests.tiers import covering
 
@@ -32,6 +32,15 @@ ONE_TENSOR = frozenset(PAPER_LAYER.one_tensor)
 ALONE = [recipe.term for recipe in PAPER_LAYER.recipes if recipe.term not in ONE_TENSOR]
 #: Any set that can be rebuilt.
 SETS = st.tuples(st.sets(st.sampled_from(ALONE)), st.sampled_from([set(), ONE_TENSOR])).map(lambda two: two[0] | two[1])
+EXACT = st.sampled_from([action for action in ACTIONS if action != "compress"])
+#: An action for each term.
+MIXED = st.tuples(st.dictionaries(st.sampled_from([PAPER_LAYER.input, *ALONE]), EXACT), EXACT).map(
+    lambda two: {
+        term: action
+        for term, action in {**two[0], **dict.fromkeys(PAPER_LAYER.one_tensor, two[1])}.items()
+        if (term, action) != (PAPER_LAYER.input, "recompute")
+    }
+)
 
 
 def layer_of(recompute, tp=TensorParallel(), **options: Any):
@@ -58,6 +67,7 @@ def differences(dropped, tp=TensorParallel(), dtype=torch.float32):
     parallel = Parallel(tp.size, tp.sequence_parallel)
     predicted = layer_rows(SHAPE, parallel, dropped, dtype.itemsize)
     predicted += layer_extra_rows(SHAPE, parallel, dropped, dtype.itemsize)
+    predicted += on_host(layer_rows(SHAPE, parallel, "none", dtype.itemsize), PAPER_LAYER, dropped)
     layer = layer_of(dropped, tp, dtype=dtype)
     measured = layer_rows_of(layer, random_input(tp, dtype))
     comparison = compare(predicted, measured)
@@ -66,8 +76,8 @@ def differences(dropped, tp=TensorParallel(), dtype=torch.float32):
     return wrong if counted == total(measured) else [*wrong, f"census {counted}, ledger {total(measured)}"]
 
 
-@settings(max_examples=25, deadline=None)
-@given(SETS)
+@settings(max_examples=50, deadline=None)
+@given(SETS | MIXED)
 def test_any_set_gives_the_same_gradients_and_the_predicted_bytes(dropped):
     assert equal(gradients(dropped), gradients("none"))
     assert differences(dropped) == []

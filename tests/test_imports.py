@@ -41,6 +41,7 @@ MEASUREMENT = {
         "measure",
         "recompute",
         "drop",
+        "store",
         "torch_private",
     )
 }

@@ -1,7 +1,7 @@
 """Drop any set of a layer's tensors and rebuild each in backward by its own recipe.
 
 ``checkpoint`` forgets all that a region saves; here a layer names its tensors one by one, and says
-how each is made.  How it works, in five rules:
+how each is made.  How it works, in six rules:
 
 1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function
    and notes the recipe: the name, the function, and the names of the sources.
@@ -12,7 +12,9 @@ how each is made.  How it works, in five rules:
 4. A rebuilt tensor lives until the last slot of its name is read; each slot holds it for as long as
    autograd holds the slot.  So a product runs once, however many tensors it serves.  If the graph
    is retained, every slot is empty again after it is read, as in ``recompute``.
-5. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
+5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller, and the
+   recipe becomes to read it from there.
+6. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
 
 Gradients equal those without recomputation bit for bit: recipes run the functions of the forward
 pass on the same values.
@@ -24,7 +26,7 @@ and needs the generators' states; here the layer must name its tensors, and each
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from typing import Any, NamedTuple
 
@@ -34,6 +36,7 @@ from torch.autograd.graph import saved_tensors_hooks
 
 from actmem.keep import Kept, keep, released_by_reader
 from actmem.recompute import autocast_state, never_read
+from actmem.store import Store
 from actmem.torch_private import graph_is_retained
 
 #: Each is called with the names and the tensors of all that layers name, and with the name of what autograd saved since
@@ -44,14 +47,15 @@ NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] =
 class Terms:
     """The named tensors of one forward pass of one layer.
 
-    dropped: names that backward rebuilds.  With none, ``terms(name, function, *sources)`` is
-    ``function(*sources)`` and nothing else happens, unless a ledger reads the names.  Otherwise use it as a context around the forward
-    pass.  Keeps what the layer's operations save, without the dropped names, and the inputs that
-    their recipes read.
+    dropped: names that backward rebuilds.  stored: names whose tensors go to a store.  With neither,
+    ``terms(name, function, *sources)`` is ``function(*sources)`` and nothing else happens, unless a ledger reads the
+    names.  Otherwise use it as a context around the forward pass.  Keeps what the layer's operations save, without the
+    dropped names, and the inputs that their recipes read; of stored names what their stores keep.
     """
 
-    def __init__(self, dropped: Iterable[str] = ()):
-        self.dropped = frozenset(dropped)
+    def __init__(self, dropped: Iterable[str] = (), stored: Mapping[str, Store] | None = None):
+        self.stored = stored or {}
+        self.dropped = frozenset(dropped) | self.stored.keys()
         self.autocast: list[dict] = []  # as in the forward pass
         self.recipes: dict[str, RepeatableCall] = {}
         self.slots: dict[str, list[weakref.ref[Slot]]] = {}
@@ -60,6 +64,7 @@ class Terms:
         self._names: weakref.WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = weakref.WeakKeyDictionary()
         self._inputs: dict[str, Tensor] = {}  # until the forward pass ends
         self._undecided: list[tuple[Slot, Tensor]] = []  # saved by a call that has not ended
+        self._in_store: dict[str, RepeatableCall] = {}
 
     def __enter__(self) -> Terms:
         if self.dropped:
@@ -144,12 +149,25 @@ class Terms:
         """Leave the slot of a dropped name empty, and keep the tensor of any other (rule 2)."""
         slot.name = name
         self.slots.setdefault(name, []).append(weakref.ref(slot))
-        if name not in self.dropped:
-            self._hooks.__exit__()  # what is kept is the business of the hooks outside
-            try:
+        if name in self.dropped and name not in self.stored:
+            return
+        self._hooks.__exit__()  # what is kept is the business of the hooks outside
+        try:
+            if name not in self.stored:
                 slot.kept.append(keep(tensor.detach(), name=name))
-            finally:
-                self._hooks.__enter__()
+            elif name not in self._in_store:
+                self._store(tensor.detach(), name)
+        finally:
+            self._hooks.__enter__()
+
+    def _store(self, tensor: Tensor, name: str) -> None:
+        """Put the tensor's whole storage into the store of its name, from where all names in that storage are read (rule 5)."""
+        flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
+        names = tuple(self._names[tensor.untyped_storage()].values())
+        fetch = self.stored[name].put(flat, ", ".join(names))
+        recipe = RepeatableCall(names, [TensorView.of(flat)] * len(names), lambda: (fetch(),) * len(names), [], "")
+        self._in_store.update(dict.fromkeys(names, recipe))
+        self.recipes.update(self._in_store)
 
     def _keep_inputs(self) -> None:
         """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""

@@ -325,5 +325,7 @@ def _layer(latent: bool, qk_norm: bool, experts: bool, shared: bool) -> LayerTer
         core=frozenset({"log-sum-exp"}),
         core_elementwise=False,
         last_products={"layer": ("down",) + ("shared down",) * shared},
+        by_products=frozenset({"log-sum-exp"}),
+        other_dtype=frozenset(recipe.term for recipe in _EXPERTS[1:5]),
         statistics=("norm 1 statistics", "norm 2 statistics", *(f"{name} norm statistics" for name in normed)),
     )

@@ -8,11 +8,16 @@ recipes, and a named mode is a set with a name.  Llama's tables are in ``llama_s
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from actmem.config import ConfigError, shown
+from actmem.config import ConfigError, check_choice, shown
+
+#: What can become of a term.  "offload": to the host's memory; "compress": to 8 bits (``store``).
+ACTIONS = ("keep", "recompute", "offload", "compress")
+#: Elements that share a scale in 8 bits, and the bytes of a block with its float32 scale.
+BLOCK, BLOCK_BYTES = 256, 256 + 4
 
 
 @dataclass(frozen=True)
@@ -25,25 +30,38 @@ class Recompute:
     stop_early: the second run ends at the last tensor that backward reads.  The paper runs the
     region to its end, which keeps the same bytes and costs one matrix product more.
     terms: the user's own set; None for a named mode.
+    stored: the terms that are kept, but elsewhere or smaller: each with "offload" or "compress".
     """
 
     name: str
     region: Literal["none", "core", "terms", "layer"]
     stop_early: bool
     terms: frozenset[str] | None = None
+    stored: tuple[tuple[str, str], ...] = ()
 
     @staticmethod
-    def of(mode: Recompute | str | Iterable[str]) -> Recompute:
-        """The mode of that name, or the set of these terms.  Raises ConfigError on anything else."""
+    def of(mode: Mode) -> Recompute:
+        """The mode of that name, the set of these terms, or an action for each (one of ACTIONS; others are kept).
+
+        Raises ConfigError on anything else.
+        """
         if isinstance(mode, Recompute):
             return mode
+        if isinstance(mode, Mapping):
+            for term, action in mode.items():
+                check_choice(f"recompute[{term!r}]", action, ACTIONS)
+            again = frozenset(term for term, action in mode.items() if action == "recompute")
+            stored = tuple((term, action) for term, action in mode.items() if action in ("offload", "compress"))
+            return Recompute("terms", "terms", True, again, stored)
         for known in _MODES:
             if isinstance(mode, str) and known.name == mode:
                 return known
         if isinstance(mode, (set, frozenset, list, tuple)) and all(isinstance(term, str) for term in mode):
             return Recompute("terms", "terms", True, frozenset(mode))
         names = ", ".join(RECOMPUTE_MODES)
-        raise ConfigError("recompute", f"must be one of {names}, or a set of terms, got {shown(mode)}")
+        raise ConfigError(
+            "recompute", f"must be one of {names}, or a set of terms, or an action for each, got {shown(mode)}"
+        )
 
     @property
     def to_the_end(self) -> Recompute:
@@ -51,6 +69,8 @@ class Recompute:
         return next(mode for mode in _MODES if mode.region == self.region and not mode.stop_early)
 
 
+#: What ``Recompute.of`` reads: a mode, its name, a set of terms, or an action for each.
+Mode = Recompute | str | Iterable[str] | Mapping[str, str]
 #: The one place that says what each name means.
 _MODES = (
     Recompute("none", "none", stop_early=False),
@@ -85,6 +105,8 @@ class LayerTerms:
     last_products: the last products of each region, which a mode runs only if it does not stop early.
     one_tensor: terms that are views of one storage, which only goes when all of them go.
     statistics: a few numbers a token, which only the recomputation of the whole layer drops.
+    other_dtype: masks, indices and float32 results: not in the dtype of the layer's activations.
+    by_products: what an operation keeps besides its results; too small to be worth a copy.
     """
 
     input: str
@@ -94,6 +116,8 @@ class LayerTerms:
     last_products: dict[str, tuple[str, ...]]
     one_tensor: tuple[str, ...] = ()
     statistics: tuple[str, ...] = ()
+    other_dtype: frozenset[str] = frozenset()
+    by_products: frozenset[str] = frozenset()
 
     def recipe(self, term: str) -> Recipe:
         """The recipe of that term.  Raises ConfigError on the layer's input and on an unknown name."""
@@ -105,18 +129,13 @@ class LayerTerms:
         names = ", ".join(recipe.term for recipe in self.recipes)
         raise ConfigError("recompute", f"{shown(term)} is no term of this layer; its terms are {names}")
 
-    def dropped(self, recompute: Recompute | str | Iterable[str]) -> frozenset[str]:
+    def dropped(self, recompute: Mode) -> frozenset[str]:
         """The terms that a mode, or a set of them, does not keep.  Raises ConfigError on a set that frees nothing."""
         mode = Recompute.of(recompute)
         if mode.terms is not None:
             for term in sorted(mode.terms):
                 self.recipe(term)
-            left = [term for term in self.one_tensor if term not in mode.terms]
-            if left and len(left) < len(self.one_tensor):
-                raise ConfigError(
-                    "recompute",
-                    f"{', '.join(self.one_tensor)} are parts of one tensor: drop all of them or none ({left[0]} is left)",
-                )
+            self._check_one_tensor(mode.terms, "drop")
             return mode.terms
         everything = frozenset(recipe.term for recipe in self.recipes) | frozenset(self.statistics)
         elementwise = frozenset(recipe.term for recipe in self.recipes if not recipe.products) - self.core
@@ -127,7 +146,31 @@ class LayerTerms:
             "layer": everything,
         }[mode.region]
 
-    def products_again(self, recompute: Recompute | str | Iterable[str]) -> frozenset[str]:
+    def _check_one_tensor(self, terms: Iterable[str], action: str) -> None:
+        left = [term for term in self.one_tensor if term not in terms]
+        if left and len(left) < len(self.one_tensor):
+            parts = ", ".join(self.one_tensor)
+            raise ConfigError(
+                "recompute", f"{parts} are parts of one tensor: {action} all of them or none ({left[0]} is left)"
+            )
+
+    def stored(self, recompute: Mode) -> dict[str, str]:
+        """The terms kept elsewhere or smaller, each with its action.  Raises ConfigError where that can't be done."""
+        stored = dict(Recompute.of(recompute).stored)
+        for term, action in stored.items():
+            if term != self.input:
+                self.recipe(term)
+            if term in self.by_products:
+                raise ConfigError(
+                    "recompute", f"{term!r} is a by-product of an operation: it can only be kept or dropped"
+                )
+            if action == "compress" and term in self.other_dtype:
+                raise ConfigError("recompute", f"{term!r} has no elements of the layer's dtype: it can't be compressed")
+        for action in ("offload", "compress"):
+            self._check_one_tensor([term for term in stored if stored[term] == action], action)
+        return stored
+
+    def products_again(self, recompute: Mode) -> frozenset[str]:
         """The matrix products that backward runs again: each once, however many terms it serves."""
         mode = Recompute.of(recompute)
         again = {product for recipe in self.recipes if recipe.term in self.dropped(mode) for product in recipe.products}
@@ -163,4 +206,5 @@ PAPER_LAYER = LayerTerms(
     core_elementwise=True,
     last_products={"core": ("attention over V",), "layer": ("4h→h",)},
     one_tensor=("Q", "K", "V"),
+    other_dtype=frozenset({"softmax dropout mask", "attention dropout mask", "MLP dropout mask"}),
 )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from actmem.config import ConfigError
-from actmem.recipes import PAPER_LAYER
+from actmem.recipes import BLOCK, BLOCK_BYTES, PAPER_LAYER, LayerTerms, Mode
 
 #: The 15 tensors that one layer keeps, in the order of the forward pass (2205.05198 section 4.1).
 LAYER_TERMS = (PAPER_LAYER.input, *(recipe.term for recipe in PAPER_LAYER.recipes))
@@ -51,6 +51,29 @@ def paper_rows(rows: Iterable[Row]) -> list[Row]:
 def extra_rows(rows: Iterable[Row]) -> list[Row]:
     """The rows that the paper leaves out, each with its reason in ``extra``."""
     return [row for row in rows if row.extra]
+
+
+def on_the_host(*terms: str) -> str:
+    """The name of the row for a copy in the host's memory; of several terms if they are parts of one tensor."""
+    return f"{', '.join(terms)}, on the host"
+
+
+def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_size: int) -> list[Row]:
+    """What stays on the device of the rows of a layer that keeps everything: compressed terms in 260 bytes a block."""
+    dropped, stored = terms.dropped(recompute), terms.stored(recompute)
+    left = [row for row in rows if row.term not in dropped and stored.get(row.term) != "offload"]
+    blocks = {row.term: -(-row.bytes // (element_size * BLOCK)) for row in left}
+    compressed = {term for term, action in stored.items() if action == "compress"}
+    return [replace(row, bytes=blocks[row.term] * BLOCK_BYTES) if row.term in compressed else row for row in left]
+
+
+def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row]:
+    """What of the rows of a layer that keeps everything goes to the host, under the names of ``on_the_host``."""
+    offloaded = {term for term, action in terms.stored(recompute).items() if action == "offload"}
+    parts = dict.fromkeys(terms.one_tensor, on_the_host(*terms.one_tensor))
+    return merge(
+        replace(row, term=parts.get(row.term) or on_the_host(row.term)) for row in rows if row.term in offloaded
+    )
 
 
 @dataclass(frozen=True)

@@ -116,6 +116,40 @@ def test_more_ranks_than_gpus_on_gpus_are_refused():
     assert errors == "measure_parity.py: --device: 2 processes on this host but 1 GPU: start 1, or add --device cpu\n"
 
 
+OFFLOADS = """
+import torch
+from actmem.config import ModelShape
+from actmem.formulas.activations import layer_rows
+from actmem.layers.gpt import GPT
+from actmem.recipes import PAPER_LAYER
+from actmem.rows import on_host, total
+from actmem.store import HostMemory
+
+shape = ModelShape(seq_length=16, micro_batch_size=2, hidden_size=32, num_attention_heads=4, num_layers=4, vocab_size=64)
+actions = {"GeLU input": "offload", "4h→h input": "offload", "MLP dropout mask": "offload"}
+
+def step(recompute):
+    model = GPT(shape, recompute=recompute, host=HostMemory(2), seed=3, device="cuda")
+    tokens = torch.zeros(2, 16, dtype=torch.long, device="cuda")
+    before = torch.cuda.memory_allocated()
+    loss = model.loss(model(tokens), tokens)
+    held = torch.cuda.memory_allocated() - before
+    loss.backward()
+    return held, [parameter.grad.cpu() for parameter in model.parameters()]
+
+(held, plain), (left, gradients) = step("none"), step(actions)
+assert held - left == 4 * total(on_host(layer_rows(shape, element_size=4), PAPER_LAYER, actions)), (held, left)
+assert all(torch.equal(one, other) for one, other in zip(plain, gradients, strict=True))
+print("exact")
+"""
+
+
+def test_terms_on_the_host_leave_the_gpu():
+    command = [PYTHONS[1].path, "-c", OFFLOADS]
+    done = subprocess.run(command, env=environment(1), capture_output=True, text=True, timeout=SECONDS)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "exact\n", "")
+
+
 NCCL = """NCCL error in: /x/NCCLUtils.cpp:94, unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.27.5
 ncclSystemError: System call (e.g. socket, malloc) or external library call failed or device error.
 Last error:

@@ -13,26 +13,25 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from actmem.config import ELEMENT_BYTES, ModelShape, Parallel, check_choice, check_layer, check_sizes
-from actmem.recipes import PAPER_LAYER, Recompute
-from actmem.rows import LAYER_TERMS, Row, total
+from actmem.recipes import PAPER_LAYER, Mode, Recompute
+from actmem.rows import LAYER_TERMS, Row, on_device, total
 
 #: Terms inside the core attention: selective recomputation drops them.
 CORE_ATTENTION_TERMS = tuple(term for term in LAYER_TERMS if term in PAPER_LAYER.core)
 
 
 def layer_rows(
-    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
+    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Mode = "none", element_size: int = 2
 ) -> list[Row]:
     """The tensors that one layer keeps for backward on one rank, one row each.
 
     Up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1
     under full recomputation, which keeps only the layer's input.  recompute can also be a set of
-    terms to drop.  Raises ConfigError if a is not divisible by t, or s under sequence parallelism,
+    terms to drop, or an action for each; ``rows.on_host`` has what is offloaded.  Raises ConfigError if a is not divisible by t, or s under sequence parallelism,
     or on a set that ``recipes`` can't rebuild.  Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
     check_choice("element_size", element_size, ELEMENT_BYTES)
-    dropped = PAPER_LAYER.dropped(recompute)
     a, b, h, s = shape.letters()
     e = element_size
     t = parallel.tensor_parallel_size
@@ -57,7 +56,7 @@ def layer_rows(
         Row("4h→h input", 4 * e * sbh // t, t, "§4.1, MLP"),
         Row("MLP dropout mask", sbh // whole, whole, "§4.1, MLP"),
     ]
-    return [row for row in rows if row.term not in dropped]
+    return on_device(rows, PAPER_LAYER, recompute, element_size)
 
 
 def eq1(shape: ModelShape, element_size: int = 2) -> int:
@@ -83,7 +82,7 @@ def eq4(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> 
 
 
 def layer_bytes(
-    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Recompute | str = "none", element_size: int = 2
+    shape: ModelShape, parallel: Parallel = Parallel(), recompute: Mode = "none", element_size: int = 2
 ) -> int:
     """Bytes of one layer on one rank by equations 1, 2 and 4, in every mode of table 2."""
     check_layer(shape, parallel)
@@ -134,7 +133,7 @@ RNG_REASON = "the random-number state that lets the second run draw the same dro
 def layer_extra_rows(
     shape: ModelShape,
     parallel: Parallel = Parallel(),
-    recompute: Recompute | str = "none",
+    recompute: Mode = "none",
     element_size: int = 2,
     device_type: str = "cpu",
 ) -> list[Row]:

@@ -33,14 +33,14 @@ from actmem.llama_shape import (
     own_context_shape,
     ulysses_layer_terms,
 )
-from actmem.recipes import LayerTerms, Recompute
-from actmem.rows import Row
+from actmem.recipes import LayerTerms, Mode
+from actmem.rows import Row, on_device
 
 
 def llama_rows(
     shape: LlamaShape,
     parallel: Parallel = Parallel(),
-    recompute: Recompute | str = "none",
+    recompute: Mode = "none",
     element_size: int = 2,
     routed_tokens: int | None = None,
 ) -> list[Row]:
@@ -80,8 +80,7 @@ def llama_rows(
             Row("up", e * s * b * f // t, t, "SwiGLU"),
             Row("down input", e * s * b * f // t, t, "down product"),
         ]
-    dropped = llama_layer_terms(shape).dropped(recompute)
-    return [row for row in rows if row.term not in dropped]
+    return on_device(rows, llama_layer_terms(shape), recompute, element_size)
 
 
 def _head_rows(shape: LlamaShape, t: int, e: int) -> list[Row]:
@@ -126,7 +125,7 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
     }
 
 
-def llama_recomputed_flops(shape: LlamaShape, recompute: Recompute | str) -> int:
+def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
     """FLOPs that backward adds to one layer by making dropped terms again, over all ranks."""
     products = llama_products(shape)
     return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
@@ -261,7 +260,7 @@ def context_rows(
     parallel: Parallel = Parallel(),
     context_parallel_size: int = 1,
     context_kind: str = "gather",
-    recompute: Recompute | str = "none",
+    recompute: Mode = "none",
     element_size: int = 2,
     routed_tokens: int | None = None,
 ) -> list[Row]:
@@ -284,8 +283,7 @@ def context_rows(
         if row.term == "attention projection input" and context_kind == "ulysses":
             rows.append(replace(row, term="attention output before all-to-all", source="attention"))
         rows.append(row)
-    dropped = _terms(shape, context_kind).dropped(recompute)
-    return [row for row in rows if row.term not in dropped]
+    return on_device(rows, _terms(shape, context_kind), recompute, element_size)
 
 
 def context_exchanges(
@@ -293,7 +291,7 @@ def context_exchanges(
     parallel: Parallel = Parallel(),
     context_parallel_size: int = 1,
     context_kind: str = "gather",
-    recompute: Recompute | str = "none",
+    recompute: Mode = "none",
     element_size: int = 2,
 ) -> list[Exchange]:
     """Exchanges of one microbatch in one layer among the c ranks; none for c = 1.

@@ -14,7 +14,8 @@ from actmem.parallel.linear import column_parallel
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
-from actmem.recipes import Recompute
+from actmem.recipes import Mode
+from actmem.store import HostMemory
 
 
 class GPT(ParallelModule):
@@ -32,7 +33,7 @@ class GPT(ParallelModule):
     Beyond its layers it keeps what 2205.05198 section 4.3 lists: the embedding's dropout
     mask, and on the last part the final norm's input, the output layer's input, the logits.
 
-    seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every
+    recompute and host: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every
     dtype starts from one model, drawn shard by shard (see ``parallel.weights``).  data_parallel_rank: changes
     the dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the vocabulary (see
     ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
@@ -44,7 +45,8 @@ class GPT(ParallelModule):
         tp: TensorParallel = TensorParallel(),
         *,
         layers: range | None = None,
-        recompute: Recompute | str = "none",
+        recompute: Mode = "none",
+        host: HostMemory | None = None,
         p: float = 0.1,
         seed: int = 1234,
         data_parallel_rank: int = 0,
@@ -69,7 +71,7 @@ class GPT(ParallelModule):
             self.positions = own_weight(tp, child_seed(seed, "positions"), *sizes, **factory)
             block_stream = streams.sharded if tp.sequence_parallel else streams.replicated
             self.embedding_dropout = DropoutMask(p, block_stream)
-        modes = {"recompute": recompute, "p": p, "streams": streams, **factory}
+        modes = {"recompute": recompute, "host": host or HostMemory(), "p": p, "streams": streams, **factory}
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}
         )

@@ -5,8 +5,6 @@ Reads like the paper's ``transformer.py``: the same f, f_bar, g, g_bar around th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,16 +21,17 @@ from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, key_value_part, own_weight
-from actmem.recipes import Recompute
+from actmem.recipes import Mode, Recompute
 from actmem.recompute import checkpoint
+from actmem.store import HostMemory, stores
 
 
 class LlamaLayer(nn.Module):
     """x + attention(norm(x)), then the same with the gated MLP, or several as experts.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; with c context-parallel ranks
-    these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
-    formulas.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
+    these are s/c of the sequence, those of ``context.own_tokens``.  shape: of the whole sequence.  recompute and host: as for
+    ``TransformerLayer``.  Keeps what formulas.llama_terms.llama_rows lists and nothing else, if a flash kernel runs the attention.  seed: of
     the weights; as for ``TransformerLayer``.  routing: of the experts, see ``layers.experts``.  Raises ConfigError if the ranks can't
     share the layer, on a longer sequence, and under context parallelism on a shorter one too.
     """
@@ -42,7 +41,8 @@ class LlamaLayer(nn.Module):
         shape: LlamaShape,
         tp: TensorParallel = TensorParallel(),
         *,
-        recompute: Recompute | str | Iterable[str] = "none",
+        recompute: Mode = "none",
+        host: HostMemory | None = None,
         seed: int | None = None,
         routing: Routing = "learned",
         context: ContextParallel = ContextParallel(),
@@ -53,7 +53,7 @@ class LlamaLayer(nn.Module):
         self.seq_length = own_context_shape(shape, parallel, context.size, context.kind).seq_length
         self.recompute = Recompute.of(recompute)
         terms = ulysses_layer_terms(shape) if context.is_ulysses else llama_layer_terms(shape)
-        self.dropped = terms.dropped(self.recompute)
+        self.dropped, self.stores = terms.dropped(self.recompute), stores(terms.stored(self.recompute), host)
         seed = fresh_seed() if seed is None else seed
         self.shape, self.tp, self.context = shape, tp, context
         self.norm1 = RMSNorm(shape.hidden_size, tp, **factory)
@@ -78,15 +78,17 @@ class LlamaLayer(nn.Module):
             raise ConfigError("seq_length", rule)
         if self.recompute.region == "layer" and not self.recompute.stop_early:
             return checkpoint(self._forward, x, stop_early=False)
-        return self._forward(x, self.dropped)
+        if not torch.is_grad_enabled():
+            return self._forward(x)
+        with Terms(self.dropped, self.stores) as terms:
+            return self._forward(x, terms)
 
-    def _forward(self, x: Tensor, dropped: frozenset[str] = frozenset()) -> Tensor:
-        with Terms(dropped if torch.is_grad_enabled() else ()) as terms:
-            x = terms.input("norm 1 input", x)
-            y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
-            x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
-            y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
-            return x + self.mlp(y, terms)
+    def _forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
+        x = terms.input("norm 1 input", x)
+        y = terms("QKV projection input", self.norm1, x, also="norm 1 statistics")
+        x = terms("norm 2 input", torch.add, x, self.attention(y, terms))
+        y = terms(self.mlp_input, self.norm2, x, also="norm 2 statistics")
+        return x + self.mlp(y, terms)
 
 
 class GroupedQueryAttention(ParallelModule):
@@ -188,9 +190,10 @@ class LlamaStage(ParallelModule):
         vocab_size: int,
         layers: range,
         tp: TensorParallel,
-        recompute: Recompute | str = "none",
+        recompute: Mode = "none",
         routing: Routing = "even",
         context: ContextParallel = ContextParallel(),
+        host: HostMemory | None = None,
         **factory,
     ):
         super().__init__()
@@ -200,7 +203,13 @@ class LlamaStage(ParallelModule):
         self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
         if self.is_first:
             self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
-        options = {"recompute": recompute, "routing": routing, "context": context, **factory}
+        options = {
+            "recompute": recompute,
+            "host": host or HostMemory(),
+            "routing": routing,
+            "context": context,
+            **factory,
+        }
         self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
         if self.is_last:
             self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,8 +13,9 @@ from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask, DropoutStreams
 from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, mark_partial_gradient
-from actmem.recipes import PAPER_LAYER, Recompute
+from actmem.recipes import PAPER_LAYER, Mode, Recompute
 from actmem.recompute import checkpoint
+from actmem.store import HostMemory, stores
 
 
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
@@ -54,7 +53,8 @@ class TransformerLayer(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
     In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
-    recompute: a mode's name, a recipes.Recompute, or a set of terms to drop.  Keeps what
+    recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.  host: of terms
+    that are offloaded; None makes one, and a model gives all its layers the same.  Keeps what
     formulas.activations.layer_rows lists, and layer_extra_rows beside it.  seed: of the weights and
     of the dropout streams, if none are given; None takes the next number of torch's default CPU generator, which then must be in
     the same state on all t ranks.  Sequences may be shorter than s.  Raises ConfigError if t ranks
@@ -67,9 +67,10 @@ class TransformerLayer(nn.Module):
         shape: ModelShape,
         tp: TensorParallel = TensorParallel(),
         *,
-        recompute: Recompute | str | Iterable[str] = "none",
+        recompute: Mode = "none",
         p: float = 0.1,
         streams: DropoutStreams | None = None,
+        host: HostMemory | None = None,
         seed: int | None = None,
         **factory,
     ):
@@ -78,6 +79,7 @@ class TransformerLayer(nn.Module):
         self.recompute = Recompute.of(recompute)
         # A region is run again as a whole; the terms of a set are rebuilt one by one.
         self.dropped = PAPER_LAYER.dropped(self.recompute) if self.recompute.region == "terms" else frozenset()
+        self.stores = stores(PAPER_LAYER.stored(self.recompute), host)
         seed = fresh_seed() if seed is None else seed
         device = factory.get("device") or "cpu"
         self.streams = streams or DropoutStreams(child_seed(seed, "dropout"), tp, device)
@@ -104,7 +106,7 @@ class TransformerLayer(nn.Module):
     def _forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         s = check_length(x.shape[0] * self.ranks_of_sequence, self.seq_length)
         mask = causal_mask(s, x.device) if mask is None else mask[:s, :s]
-        with Terms(self.dropped if torch.is_grad_enabled() else ()) as terms:
+        with Terms(self.dropped, self.stores) if torch.is_grad_enabled() else Terms() as terms:
             x, mask = terms.input("layer-norm 1 input", x), terms.input("causal mask", mask)
             drop = self.attention_dropout(x, terms, "attention dropout mask")
             y = terms("QKV projection input", self.norm1, x, also="layer-norm 1 statistics")

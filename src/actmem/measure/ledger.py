@@ -30,7 +30,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from actmem.drop import NAME_READERS
 from actmem.measure.ledger_tables import ledger_html, ledger_text
 from actmem.measure.origins import STORAGE_KINDS, UNSAVED, Classifier, Origin, Origins
-from actmem.measure.savers import UNKNOWN, OperationTracker
+from actmem.measure.savers import UNKNOWN, OperationTracker, kept_as
 from actmem.measure.tools import (
     inner_tensors,
     noting_states,
@@ -179,8 +179,9 @@ class _Recording:
             except RuntimeError:  # a strided nested tensor
                 view = (0, ())
             if view not in views:
-                self.saved_since.add(storage)
                 saver = saver or self.tracker.saver_of(part)
+                if not kept_as(*saver[:2]):  # it has its name
+                    self.saved_since.add(storage)
                 views[view] = (torch.Size(shape_of(part)), part.dtype, self.tracker.module, *saver)
 
     def note_graph(self) -> None:

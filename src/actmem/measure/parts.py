@@ -22,6 +22,7 @@ from actmem.llama_shape import LlamaShape
 from actmem.main_grad import MainWeights, gradient_of, use_main_gradients
 from actmem.measure.census import LiveStorages, census
 from actmem.measure.ledger import SavedTensor, record
+from actmem.measure.savers import kept_as
 from actmem.measure.tools import storages_of
 from actmem.measure.whole_step import StepBill, watch_step
 from actmem.parallel import linear, vocab
@@ -33,7 +34,6 @@ from actmem.rows import Row, merge, total
 #: of a checkpoint, and of a linear that keeps another tensor than it was given.  By the running module, the operation and the
 #: argument; never by size, because two different tensors can have the same size.
 _COLUMNS = linear.FUNCTIONS["column_parallel"].__name__
-_KEEP = keep.FUNCTIONS["keep"].__name__
 _LOOKUP, _CROSS_ENTROPY = (vocab.FUNCTIONS[name].__name__ for name in ("lookup", "cross_entropy"))
 #: Linears whose input autocast converts, or the plain form gathers, before it is kept.
 _LINEAR_TERMS = {
@@ -59,7 +59,7 @@ def layer_input(shape: ModelShape | LlamaShape, tp: TensorParallel, device: str,
 def term_name(saved: SavedTensor) -> str:
     """The term that formulas use for this tensor; one without a rule keeps the ledger's own name, so it shows as not predicted."""
     op, argument, last = saved.op, saved.argument, saved.module.rsplit(".", 1)[-1]
-    term = saved.term or (argument if op == _KEEP and not argument.isdigit() else "")  # ``drop`` keeps by name
+    term = saved.term or kept_as(op, argument)
     if term == "log-sum-exp" and not saved.dtype.is_floating_point:
         return "attention seed"  # of a GPU's kernel, and its offset
     if term:
@@ -70,7 +70,7 @@ def term_name(saved: SavedTensor) -> str:
         return "token ids"
     if last in _LINEAR_TERMS and op in (_COLUMNS, "linear"):
         return _LINEAR_TERMS[last]
-    if op == _KEEP and saved.dtype is torch.uint8:
+    if op == keep.FUNCTIONS["keep"].__name__ and saved.dtype is torch.uint8:
         return "random-number state"
     return f"{saved.module or 'root'}: {op} {argument}".rstrip()
 

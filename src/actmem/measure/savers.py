@@ -147,6 +147,11 @@ class OperationTracker(TorchFunctionMode):
         return (name, UNKNOWN, line) if storage_of(tensor) in handed_over else (UNKNOWN, "", line)
 
 
+def kept_as(op: str, argument: str) -> str:
+    """The name under which ``keep`` saved a tensor, from ``saver_of``; "" if it had none, or if another operation did."""
+    return argument if op == FUNCTIONS["keep"].__name__ and not argument.isdigit() else ""
+
+
 def _in_checkpoint(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:

@@ -201,6 +201,7 @@ def resize_(storage, size):
 
 
 torch.UntypedStorage.resize_ = resize_
+torch.Tensor.record_stream = lambda tensor, stream: None  # all runs in order
 
 
 class _Kind(type):

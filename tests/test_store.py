@@ -1,0 +1,166 @@
+"""Terms kept on the host or in eight bits: the predicted bytes on each side, and the gradients of a plain run.
+
+Sets of terms on the host run with those that are recomputed, in ``test_drop``.
+"""
+
+import itertools
+
+import pytest
+import torch
+
+from actmem import drop
+from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.formulas.activations import layer_extra_rows, layer_rows
+from actmem.formulas.llama_terms import llama_rows
+from actmem.layers.gpt import GPT
+from actmem.layers.llama import LlamaLayer
+from actmem.layers.transformer import TransformerLayer
+from actmem.llama_shape import LatentHeads, LlamaShape, llama_layer_terms
+from actmem.measure import layer_rows_of
+from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem.recipes import BLOCK, PAPER_LAYER
+from actmem.rows import LAYER_TERMS, compare, on_device, on_host, total
+from actmem.store import HostMemory, eight_bits, from_eight_bits
+
+SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=8)
+LLAMAS = {
+    "dense": LlamaShape(12, 3, 32, 8, 2, 40),
+    "head norms": LlamaShape(12, 3, 32, 8, 2, 40, 6, qk_norm=True),
+    "experts": LlamaShape(12, 3, 32, 8, 2, 40, num_experts=8, experts_per_token=3, num_shared_experts=1),
+    "latent": LlamaShape(12, 3, 32, 8, 8, 40, latent=LatentHeads(20, 14, 6, 4, 8)),
+}
+COMPRESSIBLE = [term for term in LAYER_TERMS if term not in PAPER_LAYER.other_dtype | set(PAPER_LAYER.one_tensor)]
+
+
+def gradients(layer, x):
+    layer(x).square().sum().backward()
+    return [x.grad, *(parameter.grad for parameter in layer.parameters())]
+
+
+def equal(left, right):
+    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
+
+
+def random_input(shape, tp=TensorParallel()):
+    size = shape.seq_length // tp.sequence_parts, shape.micro_batch_size, shape.hidden_size
+    return torch.randn(size, generator=torch.Generator().manual_seed(tp.rank)).requires_grad_()
+
+
+def paper_layer(recompute, tp=TensorParallel(), **options):
+    return TransformerLayer(SHAPE, tp, recompute=recompute, p=0.3, seed=5, **options)
+
+
+@pytest.mark.parametrize("kind", LLAMAS)
+def test_each_term_of_todays_layer_goes_to_the_host(kind):
+    shape, terms = LLAMAS[kind], llama_layer_terms(LLAMAS[kind])
+    rows = llama_rows(shape, element_size=4)
+    wanted = gradients(LlamaLayer(shape, seed=5), random_input(shape))
+    names = [terms.input, *(recipe.term for recipe in terms.recipes if recipe.term not in terms.by_products)]
+    for actions in [{name: "offload"} for name in names] + [dict.fromkeys(names, "offload")]:
+        layer = LlamaLayer(shape, seed=5, recompute=actions)
+        measured = layer_rows_of(layer, random_input(shape))
+        predicted = on_device(rows, terms, actions, 4) + on_host(rows, terms, actions)
+        assert compare(predicted, measured).describe().startswith("all "), (
+            actions,
+            compare(predicted, measured).describe(),
+        )
+        assert equal(gradients(layer, random_input(shape)), wanted), actions
+
+
+def on_ranks(actions, sequence_parallel):
+    tp = tensor_parallel(sequence_parallel=sequence_parallel)
+    parallel = Parallel(tp.size, sequence_parallel)
+    predicted = layer_rows(SHAPE, parallel, actions, 4) + layer_extra_rows(SHAPE, parallel, actions, 4)
+    predicted += on_host(layer_rows(SHAPE, parallel, "none", 4), PAPER_LAYER, actions)
+    layer = paper_layer(actions, tp)
+    comparison = compare(predicted, layer_rows_of(layer, random_input(SHAPE, tp)))
+    same = equal(*(gradients(paper_layer(mode, tp), random_input(SHAPE, tp)) for mode in (actions, "none")))
+    return comparison.describe(), same
+
+
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_on_ranks(pools, sequence_parallel):
+    actions = dict.fromkeys([*PAPER_LAYER.one_tensor, "layer-norm 1 input", "h→4h input"], "offload")
+    actions |= {"GeLU input": "recompute", "softmax dropout mask": "offload"}
+    for described, same in pools[2].run(on_ranks, actions, sequence_parallel):
+        assert described.startswith("all ") and same
+
+
+@pytest.mark.parametrize("term", COMPRESSIBLE)
+def test_eight_bits_are_the_predicted_bytes_and_the_gradients_of_the_rounded_tensor(term, monkeypatch):
+    layer = paper_layer({term: "compress"})
+    predicted = layer_rows(SHAPE, recompute={term: "compress"}, element_size=4)
+    predicted += layer_extra_rows(SHAPE, recompute={term: "compress"}, element_size=4)
+    assert compare(predicted, layer_rows_of(layer, random_input(SHAPE))).exact
+    assert total(predicted) < total(layer_rows(SHAPE, element_size=4)) + total(layer_extra_rows(SHAPE, element_size=4))
+    # A plain layer whose storage of that term is overwritten between forward and backward.
+    reference, x, named = paper_layer("none"), random_input(SHAPE), {}
+    monkeypatch.setattr(drop, "NAME_READERS", [lambda names, tensors, also: named.update(zip(names, tensors))])
+    y = reference(x)
+    flat = named[term].data.as_strided((named[term].untyped_storage().nbytes() // 4,), (1,), 0)
+    flat.copy_(from_eight_bits(*eight_bits(flat))[: len(flat)])
+    y.square().sum().backward()
+    wanted = [x.grad, *(parameter.grad for parameter in reference.parameters())]
+    assert equal(gradients(paper_layer({term: "compress"}), random_input(SHAPE)), wanted)
+    assert not equal(gradients(paper_layer("none"), random_input(SHAPE)), wanted)
+
+
+@pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
+def test_an_element_comes_back_within_half_a_step_of_its_block(size):
+    flat = torch.randn(size, generator=torch.Generator().manual_seed(size)) * torch.arange(size).add(1)
+    values, scales = eight_bits(flat)
+    back = from_eight_bits(values, scales)[:size]
+    for start in range(0, size, BLOCK):
+        block = slice(start, start + BLOCK)
+        assert (flat[block] - back[block]).abs().max() <= flat[block].abs().max() * (0.5 / 127) * (1 + 1e-5)
+    assert torch.equal(from_eight_bits(*eight_bits(torch.zeros(size)))[:size], torch.zeros(size))
+
+
+def test_the_window_holds_what_is_on_its_way():
+    """In backward the tensors on the device are those being read and ``ahead`` more, whatever the number of layers."""
+    arrived = []
+    for ahead, layers in itertools.product((1, 2, 5), (2, 6)):
+        host = HostMemory(ahead)
+        shape = SHAPE.with_sizes(num_layers=layers)
+        model = GPT(shape, recompute={"GeLU input": "offload", "4h→h input": "offload"}, host=host, p=0.0)
+        most = 0
+
+        def count(grad):
+            nonlocal most
+            on_the_way = [copy() for copy in host._put if copy() is not None and copy().arriving is not None]
+            most = max(most, len(on_the_way))
+
+        for layer in model.layers.values():
+            layer.register_full_backward_hook(lambda module, grads, outputs: count(grads))
+        model(torch.zeros(3, 12, dtype=torch.long)).square().sum().backward()
+        arrived.append(most)
+        left = [copy() for copy in host._put if copy() is not None and copy().arriving is not None]
+        assert left == []
+    assert arrived == [1, 1, 2, 2, 2, 5]
+
+
+def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
+    """Everything recomputed and inputs on the host: what a model of any depth keeps on the device is the same."""
+    actions = dict.fromkeys(LAYER_TERMS[1:], "recompute") | {LAYER_TERMS[0]: "offload"}
+    assert total(layer_rows(SHAPE, recompute=actions)) == 0
+    assert total(on_host(layer_rows(SHAPE), PAPER_LAYER, actions)) == total(layer_rows(SHAPE, recompute="full"))
+    assert equal(*(gradients(paper_layer(mode), random_input(SHAPE)) for mode in (actions, "none")))
+
+
+@pytest.mark.parametrize(
+    ("actions", "rule"),
+    [
+        ({"GeLU input": "elsewhere"}, "recompute\\['GeLU input'\\]: must be one of keep, recompute, offload, compress"),
+        ({"GeLU": "offload"}, "recompute: 'GeLU' is no term of this layer"),
+        ({"Q": "offload"}, "recompute: Q, K, V are parts of one tensor: offload all of them or none"),
+        ({"Q": "compress", "K": "compress"}, "recompute: Q, K, V are parts of one tensor: compress all of them"),
+        ({"MLP dropout mask": "compress"}, "recompute: 'MLP dropout mask' has no elements of the layer's dtype"),
+        ({"layer-norm 1 input": "recompute"}, "recompute: 'layer-norm 1 input' is the layer's input"),
+    ],
+)
+def test_refuses(actions, rule):
+    for refuse in (lambda: paper_layer(actions), lambda: layer_rows(SHAPE, recompute=actions)):
+        with pytest.raises(ConfigError, match=f"^{rule}"):
+            refuse()
+    with pytest.raises(ConfigError, match="^ahead: must be"):
+        HostMemory(0)

@@ -1,7 +1,7 @@
 """What a ledger's rows tell: known wastes, why each row is kept, and what came and went between two records.
 
-A rule looks at operations, shapes and dtypes, never at names that only one library uses, except for
-"norm".  Bytes are those of the rows found; the floor is what the change leaves of them.
+A rule looks at what made a tensor and what reads it, as ``origins`` followed them, never at a shape alone: a square picture
+is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
 
 ``python -m actmem diff a.json b.json``: which tensors came, went and stayed between two files of ``record``.
 """
@@ -40,8 +40,8 @@ def findings(rows: Iterable[Any]) -> list[Finding]:
     for waste, rule, floor_of, text in _RULES:
         kept = rule(rows)
         floor = floor_of(kept)
-        why = _FORCED if any(row.op == "scaled_dot_product_attention" for row in kept) else "it is written so"
-        found.append(Finding(waste, _size(kept) - floor, floor, text.format(why=why)))
+        here = [row for row in kept if row.device == "cpu" and row.op in _FUSED_ON_GPUS]
+        found.append(Finding(waste, _size(kept) - floor, floor, text + (_ON_CPU if here and here == kept else "")))
     return sorted((one for one in found if one.bytes), key=lambda one: -one.bytes)
 
 
@@ -60,43 +60,50 @@ def _is(row: Any, *dtypes: str) -> bool:
     return str(row.dtype).endswith(dtypes)
 
 
-def _square(row: Any) -> bool:
-    """A tensor of attention scores' shape: ``[…, s, s]``."""
-    return len(row.shape) >= 2 and row.shape[-1] == row.shape[-2] > 1
-
-
 def _each(keeps: Callable[[Any], bool]) -> Callable[[Rows], Rows]:
     """A rule that looks at one row at a time."""
     return lambda rows: [row for row in rows if keeps(row)]
 
 
-_SCORES = "scaled_dot_product_attention matmul bmm baddbmm softmax dropout multi_head_attention_forward masked_fill where mul add".split()  # fmt: skip
-_LOSS = ("log_softmax", "cross_entropy", "nll_loss", "cross_entropy_loss")
-_FORCED = "dropout, or a mask of its own, makes scaled_dot_product_attention fall back to it"
+#: A CPU computes these in parts where a GPU has one kernel: the first with dropout, the second always.
+_FUSED_ON_GPUS = ("scaled_dot_product_attention", "rms_norm")
+_ON_CPU = " Seen on a CPU, whose scaled_dot_product_attention and rms_norm have fewer fused kernels than a GPU's."
+_PRODUCTS = ("matmul", "bmm", "baddbmm", "__matmul__", "einsum")
 
 
 def _gelu(rows: Rows) -> Rows:
     kept = []
     for group in _by_module(rows):
         of = [row for row in group if row.op in ("tanh", "pow", "mul", "add", "erf", "div")]
+        ops = {row.op for row in of}
         shapes = {row.shape for row in of if row.op in ("tanh", "erf")}
-        same = [row for row in of if row.shape in shapes]
-        if shapes and len(same) >= 3 and len({row.op for row in same}) >= 2:
-            kept += same
+        if "mul" in ops and ("erf" in ops or ops >= {"tanh", "pow"}):
+            kept += [row for row in of if row.shape in shapes]
     return kept
 
 
 def _norm(rows: Rows) -> Rows:
+    """Float32 tensors in norms that are given 16 bits and make a float32 copy."""
     if not any(_is(row, "bfloat16", "float16") for row in rows):
         return []
-    wide = [row for row in rows if _is(row, "float32") and row.shape and row.shape[-1] > 1]
-    return [row for row in wide if "norm" in row.module.rsplit(".", 1)[-1].lower()]
+    kept = []
+    for group in _by_module(rows):
+        wide = [row for row in group if _is(row, "float32") and row.shape and row.shape[-1] > 1]
+        copies = {row.shape for row in wide if row.made_by == "_to_copy"}
+        if "norm" in group[0].module.rsplit(".", 1)[-1].lower():
+            kept += [row for row in wide if row.shape in copies]
+    return kept
 
 
-def _logits(rows: Rows) -> Rows:
-    wide = [row for row in rows if _is(row, "float32")]
-    kept = [row for row in wide if row.op in _LOSS and len(row.shape) >= 2]
-    return kept + [row for row in wide if kept and row.shape[-1:] == kept[0].shape[-1:] and row not in kept]
+def _beside_its_input(activation: str) -> Callable[[Rows], Rows]:
+    """A rule for results of an activation that a product keeps while the activation keeps its input."""
+
+    def rule(rows: Rows) -> Rows:
+        inputs = {(row.shape, row.dtype) for row in rows if row.op == activation}
+        results = [row for row in rows if row.made_by == activation and row.op in ("mul", "__mul__")]
+        return [row for row in results if (row.shape, row.dtype) in inputs]
+
+    return rule
 
 
 def _largest(rows: Rows) -> int:
@@ -107,28 +114,27 @@ def _nothing(rows: Rows) -> int:
     return 0
 
 
+_OF_GATES = "The activation's result is kept for the product, and its input too; a function of both keeps the inputs and makes it again."
 #: The waste, the rows that it keeps, what the change leaves of them, and what to say.
 _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ...] = (
     ("GeLU in several operations", _gelu, lambda rows: sum(map(_largest, _by_module(rows))),
      "Each operation keeps its own tensors; F.gelu keeps its input alone."),
     ("norms in float32", _norm, lambda rows: _size(rows) // 2,
      "The norm keeps its input in float32; a fused kernel (nn.RMSNorm on a GPU) keeps it in 16 bits and one number a token."),
-    ("attention that keeps s²", _each(lambda row: _square(row) and row.op in _SCORES and row.kind == "activation"), _nothing,
-     "Attention is computed by matrix products ({why}); a flash kernel keeps Q, K, V, the output and 4 bytes a head and token."),
+    ("attention that keeps s²", _each(lambda row: row.made_by == "attention scores" and min(row.shape[-2:]) > 1), _nothing,
+     "Attention is computed by matrix products; a fused kernel keeps Q, K, V, the output and 4 bytes a head and token."),
     ("repeated K and V", _each(lambda row: "repeated" in row.made_by),
      lambda rows: sum(row.bytes // int(row.made_by.rsplit("×", 1)[1]) for row in rows),
      "K and V are copied for each query head; scaled_dot_product_attention(…, enable_gqa=True) reads them as they are."),
-    ("SiLU kept twice", _each(lambda row: row.made_by in ("silu", "gelu", "sigmoid") and row.op in ("mul", "__mul__")), _nothing,
-     "The activation's result is kept for the product, and its input too; a function of both keeps the inputs and makes it again."),
-    ("expert weights copied per token", _each(lambda row: row.made_by == "picked from a weight"), _nothing,
+    ("SiLU kept twice", _beside_its_input("silu"), _nothing, _OF_GATES),
+    ("GELU kept twice", _beside_its_input("gelu"), _nothing, _OF_GATES),
+    ("expert weights copied per token", _each(lambda row: row.made_by == "picked from a weight" and row.op in _PRODUCTS), _nothing,
      "Each token gets a copy of its expert's weights; sort tokens and use a grouped product."),
-    ("masks of s²", _each(lambda row: _square(row) and (_is(row, "bool") or row.kind == "constant")), _nothing,
-     "is_causal=True needs no mask; a mask added inside the product need not be kept."),
-    ("float32 logits kept twice", _logits, _largest,
-     "One function of logits and targets keeps a single copy, and can reuse it for the gradient."),
-    ("gathered inputs", _each(lambda row: row.made_by == "all-gather" and row.kind == "activation"), _nothing,
+    ("masks of s²", _each(lambda row: row.made_by == "attention mask" and min(row.shape[-2:]) > 1), _nothing,
+     "is_causal=True needs no mask, and padding one of [b, 1, 1, s]; a mask added inside the product need not be kept."),
+    ("gathered inputs", _each(lambda row: row.made_by == "all-gather" and row.kind == "activation" and row.op == "linear"), _nothing,
      "The gathered input is kept on every rank; save the shard and gather again in backward (2205.05198 section 4.2.2)."),
-    ("casts of weights", _each(lambda row: row.kind == "cast weight"), _nothing,
+    ("casts of weights", _each(lambda row: row.kind == "cast weight" and row.made_by == "_to_copy" and _is(row, "bfloat16", "float16")), _nothing,
      "autocast keeps a copy of each weight until backward; hold the weights in 16 bits."),
 )  # fmt: skip
 

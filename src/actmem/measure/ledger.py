@@ -40,7 +40,6 @@ from actmem.measure.tools import (
     shape_of,
     storage_of,
     storages_in,
-    storages_of,
     tensors_in,
 )  # fmt: skip
 from actmem.rows import Row
@@ -61,6 +60,7 @@ class SavedTensor:
     held_by: what keeps it, if autograd doesn't and it could be found out.
     made_by: the operation below autograd that made it; "" if it was there before.
     term: the name that one of this library's layers gave it (``drop.Terms``); "" for others.
+    device: the type of the device that holds it.
     """
 
     module: str
@@ -74,6 +74,7 @@ class SavedTensor:
     held_by: str = ""
     made_by: str = ""
     term: str = ""
+    device: str = "cpu"
 
 
 class Ledger:
@@ -104,7 +105,7 @@ class Ledger:
     def names_of(self, storage: torch.UntypedStorage) -> list[str]:
         """Who saved each view of a storage, as ``rows`` has it; none if autograd didn't take it."""
         views = self._storages.get(storage, {}).values()
-        return [f"{module or 'root'}: {op} {argument}".rstrip() for _, _, module, op, argument, _ in views]
+        return [f"{module or 'root'}: {op} {argument}".rstrip() for _, _, _, module, op, argument, _ in views]
 
     @property
     def saved_bytes(self) -> int:
@@ -138,9 +139,9 @@ class Ledger:
 class _Recording:
     """One ``record`` block: what it notes while it runs, and how it adds up."""
 
-    def __init__(self, module: nn.Module, ledger: Ledger, tracker: OperationTracker, origins: Origins):
+    def __init__(self, ledger: Ledger, tracker: OperationTracker, origins: Origins):
         self.ledger, self.tracker, self.origins = ledger, tracker, origins
-        self.own_weights = storages_of(*module.parameters(), *module.buffers())
+        self.own_weights = tracker.weights
         #: Weights that were seen as such when they were saved: they may be in no module when the block ends.
         self.seen_weights: WeakSet[torch.UntypedStorage] = WeakSet()
         self.hooks_were_off = False
@@ -182,7 +183,7 @@ class _Recording:
                 saver = saver or self.tracker.saver_of(part)
                 if not kept_as(*saver[:2]):  # it has its name
                     self.saved_since.add(storage)
-                views[view] = (torch.Size(shape_of(part)), part.dtype, self.tracker.module, *saver)
+                views[view] = (torch.Size(shape_of(part)), part.dtype, part.device.type, self.tracker.module, *saver)
 
     def note_graph(self) -> None:
         """Note what the nodes of the outputs' graphs saved while hooks were off."""
@@ -200,7 +201,7 @@ class _Recording:
         classifier = Classifier(self.tracker, self.origins, self.own_weights, self.seen_weights)
         ledger = self.ledger
         for storage, views in ledger._storages.items():
-            _, dtype, _, op, *_ = next(iter(views.values()))
+            _, dtype, _, _, op, *_ = next(iter(views.values()))
             kind = classifier.kind_of(storage, dtype, op)
             rows = ledger.weights if kind in ("weight", "gathered weight") else ledger.saved
             shares = _shares(views, storage.nbytes(), kind, classifier.made_by(storage))
@@ -208,16 +209,19 @@ class _Recording:
         for storage, origin, held_by in unsaved(self.tracker, self.origins, ledger._storages, locals_of_caller):
             kind = classifier.kind_of_unsaved(storage, origin)
             if kind not in ("weight", "gathered weight"):
-                self._add_unsaved(origin.module, origin.operation, origin.shape, origin.dtype, storage, kind, held_by)
+                self._add_unsaved(origin, storage, kind, held_by)
         for tensor, held_by in held_anyway(self.tracker, ledger._storages):
             for part in plain_tensors(tensor):
                 if (own := storage_of(part)) is not None and own not in self.own_weights:
                     op = "input" if own in self.tracker.inputs else "output"
-                    self._add_unsaved("", op, shape_of(part), part.dtype, own, UNSAVED, held_by)
+                    origin = Origin(True, op, "", shape_of(part), part.dtype, device=part.device.type)
+                    self._add_unsaved(origin, own, UNSAVED, held_by)
 
-    def _add_unsaved(self, module, op, shape, dtype, storage, kind, held_by) -> None:
+    def _add_unsaved(self, origin: Origin, storage: torch.UntypedStorage, kind: str, held_by: str) -> None:
+        module, op, shape, dtype = origin.module, origin.operation, origin.shape, origin.dtype
         size, held_by = storage.nbytes(), held_by or UNKNOWN
-        self.ledger.unsaved.append(SavedTensor(module, op, "", shape, dtype, size, "", kind, held_by))
+        row = SavedTensor(module, op, "", shape, dtype, size, "", kind, held_by, device=origin.device)
+        self.ledger.unsaved.append(row)
 
 
 @contextmanager
@@ -231,7 +235,7 @@ def record(module: nn.Module) -> Iterator[Ledger]:
     ledger = Ledger()
     tracker = OperationTracker(module)
     origins = Origins(tracker)
-    recording = _Recording(module, ledger, tracker, origins)
+    recording = _Recording(ledger, tracker, origins)
     outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
 
     def pack(tensor: Tensor) -> object:
@@ -296,16 +300,17 @@ def _shares(views: dict[tuple, tuple], left: int, kind: str, made_by: str) -> It
     Each view gets the bytes of its elements, as far as the storage reaches.  Bytes that no view
     covers are kept alive too, and get a line of their own.
     """
-    for view, (shape, dtype, module, op, argument, line) in views.items():
+    for view, (shape, dtype, device, module, op, argument, line) in views.items():
         share = min(left, shape.numel() * dtype.itemsize)
         left -= share
+        row = SavedTensor(module, op, argument, tuple(shape), dtype, share, line, kind, made_by=made_by, device=device)
         if share:
-            yield SavedTensor(module, op, argument, tuple(shape), dtype, share, line, kind, made_by=made_by), view
+            yield row, view
     if left:
-        view, (shape, dtype, module, op, argument, line) = next(iter(views.items()))
-        unseen = (left // dtype.itemsize,)
+        view, (_, dtype, device, module, op, argument, line) = next(iter(views.items()))
         argument = f"{argument} (rest of its storage)".strip()
-        yield SavedTensor(module, op, argument, unseen, dtype, left, line, kind, made_by=made_by), view
+        shape = (left // dtype.itemsize,)
+        yield SavedTensor(module, op, argument, shape, dtype, left, line, kind, made_by=made_by, device=device), view
 
 
 #: How far from a tensor its holder is looked for: a list in a dict in a cache is three steps.

@@ -30,6 +30,24 @@ _COPIES = {
 }  # fmt: skip
 
 
+#: Operations that multiply matrices, and attention's fused ones.
+_PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "_grouped_mm")
+#: The widest head of a fused attention kernel.
+WIDEST_HEAD = 256
+_FUSED_ATTENTION = "_scaled_dot_product_"
+
+
+@dataclass
+class Scores:
+    """A product of two activations, with all that has its size and was made of it.
+
+    normalized: a softmax was among it.  attended: a product read it after that, so it is attention's scores.
+    """
+
+    normalized: bool = False
+    attended: bool = False
+
+
 @dataclass
 class Origin:
     """How a storage came to be.
@@ -41,7 +59,9 @@ class Origin:
     copied_from: the storages, all from before, that it is a copy of, over any number of copies; else empty.
     gathered: one of those copies was a collective.
     repeats: how many times this copy of an expanded tensor holds each element.
-    picked_from: the storage from before of which it is some rows.
+    picked_from: the storage from before of which it is some matrices.
+    scores: the product that it came from, if nothing but operations on each element and a softmax lie between.
+    device: where it is.
     """
 
     made: bool
@@ -55,6 +75,8 @@ class Origin:
     gathered: bool = False
     repeats: int = 1
     picked_from: weakref.ref | None = None
+    scores: Scores | None = None
+    device: str = "cpu"
     tensor: weakref.ref | None = field(default=None, repr=False)
 
 
@@ -68,6 +90,9 @@ class Origins(QuietDispatchMode):
         super().__init__()
         self._tracker = tracker
         self.found: WeakKeyDictionary[torch.UntypedStorage, Origin] = WeakKeyDictionary()
+        #: The scores that each storage masks, or was multiplied for last.
+        self.masks: WeakKeyDictionary[torch.UntypedStorage, Scores] = WeakKeyDictionary()
+        self.operands: WeakKeyDictionary[torch.UntypedStorage, Scores] = WeakKeyDictionary()
         self.paused = False
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -102,16 +127,17 @@ class Origins(QuietDispatchMode):
             return
         origin = self.found.get(storage)
         if origin is None:
-            self._add(storage, result, self._origin(storage, func, args, kwargs))
+            self._add(storage, result, self._origin(storage, result.numel(), func, args, kwargs))
         elif origin.made and (origin.constant or origin.copied_from) and _writes(func):
             self._rewritten(origin, storage, func, args, kwargs)
 
     def _add(self, storage: torch.UntypedStorage, result: Tensor, origin: Origin) -> None:
         origin.module, origin.shape, origin.dtype = self._tracker.module, shape_of(result), result.dtype
+        origin.device = result.device.type
         origin.tensor = weakref.ref(result)
         self.found[storage] = origin
 
-    def _origin(self, storage: torch.UntypedStorage, func: Any, args: tuple, kwargs: dict | None) -> Origin:
+    def _origin(self, storage: torch.UntypedStorage, size: int, func: Any, args: tuple, kwargs: dict | None) -> Origin:
         sources = list(_storages(args, kwargs))
         if any(source is storage for source in sources):
             return Origin(made=False)
@@ -125,9 +151,40 @@ class Origins(QuietDispatchMode):
             origin.operation in ("index", "index_select", "gather")
             and known
             and (known[0] is None or not known[0].made)
+            and args[0].dim() > 2
         ):
             origin.picked_from = weakref.ref(sources[0])
+        origin.scores = self._scores(origin.operation, size, sources, args)
         return origin
+
+    def _scores(self, operation: str, size: int, sources: list[torch.UntypedStorage], args: tuple) -> Scores | None:
+        """What ``operation``'s result of ``size`` elements belongs to; notes what it reads as masks and operands."""
+        origins = [self.found.get(source) for source in sources]
+        scored = [one.scores for one in origins if one is not None and one.scores is not None]
+        if operation in _PRODUCTS:
+            scores = next((scores for scores in scored if scores.normalized), None) or Scores()
+            scores.attended = scores.normalized
+            self.operands.update(dict.fromkeys(sources, scores))
+            weights = self._tracker.weights
+            roots = [root() for one in origins if one is not None for root in one.copied_from]
+            width = args[operation.count("add")].shape[-1]  # that of a head, if these are scores
+            if scores.attended or width > WIDEST_HEAD or any(source in weights for source in (*sources, *roots)):
+                return None
+            return scores
+        if operation.startswith(_FUSED_ATTENTION):
+            self.operands.update(dict.fromkeys(sources[:3], Scores(attended=True)))
+            self.masks.update(dict.fromkeys(sources[3:], Scores(attended=True)))
+            return None
+        if scored and operation.startswith(("masked_fill", "where")):
+            others = [source for source, one in zip(sources, origins) if one is None or one.scores is None]
+            self.masks.update(dict.fromkeys(others, scored[0]))
+        alike = (
+            one.scores for one in origins if one is not None and one.scores is not None and prod(one.shape) == size
+        )
+        found = next(alike, None)
+        if found is not None and "softmax" in operation:
+            found.normalized = True
+        return found
 
     def _rewritten(self, origin: Origin, storage: torch.UntypedStorage, func: Any, args: tuple, kwargs) -> None:
         """``func`` wrote into a storage that was constant, or a copy, until now."""
@@ -282,7 +339,12 @@ class Classifier:
         origin = self._origins.found.get(storage)
         if origin is None or not origin.made:
             return ""
-        if origin.repeats > 1:
+        mask, operand = self._origins.masks.get(storage), self._origins.operands.get(storage)
+        if mask is not None and mask.attended:
+            return "attention mask"
+        if origin.scores is not None and origin.scores.attended:
+            return "attention scores"
+        if origin.repeats > 1 and operand is not None and operand.attended:
             return f"{origin.operation}, repeated ×{origin.repeats}"
         source = origin.picked_from() if origin.picked_from is not None else None
         if source is not None and self.is_weight(source):

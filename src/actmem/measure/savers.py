@@ -24,7 +24,7 @@ from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from actmem.keep import FUNCTIONS
-from actmem.measure.tools import inner_tensors, replaced, storage_of, storages_in, tensors_in
+from actmem.measure.tools import inner_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
 
 #: Frames in these folders are no line of the user's.
 _NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
@@ -34,13 +34,14 @@ UNKNOWN = "unknown"
 class OperationTracker(TorchFunctionMode):
     """Follows the torch functions and the modules that run.
 
-    ``inputs`` and ``outputs`` are what outermost modules were given and returned, as storages and as
+    ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` are what outermost modules were given and returned, as storages and as
     tensors.  ``functions_ran`` and ``checkpoint_ran`` are True once an autograd Function, or one of torch's
     checkpoints, ran: both can hold tensors out of sight of hooks.
     """
 
     def __init__(self, module: nn.Module):
         super().__init__()
+        self.weights = storages_of(*module.parameters(), *module.buffers())
         self._names = {id(child): name for name, child in module.named_modules()}
         self._running: list[tuple[int, str]] = []
         self._operations: list[tuple[Any, tuple, dict, FrameType]] = []

@@ -1,0 +1,355 @@
+"""Forty models that nobody here wrote or that are written as others write theirs, at tiny sizes.
+
+``MODELS``: name → a function of sizes by letter that returns the model and its inputs.  ``LETTERS``: name → the letters that it
+takes, as ``tape --letters`` reads them.  Those of transformers are made from their configurations; nothing is downloaded.
+"""
+
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+MODELS: dict[str, Any] = {}
+LETTERS: dict[str, str] = {}
+#: Models of transformers, which is not always installed.
+HUGGING_FACE: set[str] = set()
+
+
+def _built(kind: str, auto: str, fields: dict[str, Any], inputs: dict[str, torch.Tensor]) -> tuple[nn.Module, dict]:
+    import transformers
+
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **fields)
+    return getattr(transformers, auto).from_config(config).train(), inputs
+
+
+def _language(kind, names, fixed, auto, s, b, **letters):
+    inside = {name: letters[x] for x, name in names.items()}
+    if "width" in fixed:
+        inside[fixed["width"]] = letters["h"]
+    ids = 3 + torch.randint(0, letters["v"] - 3, (b, s))
+    ends = {
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "max_position_embeddings": 512,
+        "num_hidden_layers": 2,
+    }
+    fields = {**ends, **{x: y for x, y in fixed.items() if x != "width"}, **inside}
+    return _built(kind, auto, fields, {"input_ids": ids, "labels": ids.clone()})
+
+
+_USUAL = {"h": "hidden_size", "a": "num_attention_heads", "f": "intermediate_size", "v": "vocab_size"}
+_GROUPED = {**_USUAL, "k": "num_key_value_heads"}
+_N = {"h": "n_embd", "a": "n_head", "v": "vocab_size"}
+_LATE = {"use_cache": False}
+CAUSAL: dict[str, tuple[dict, dict]] = {
+    **{kind: (_GROUPED, _LATE) for kind in ("llama", "mistral", "qwen2", "phi3", "olmo2", "starcoder2", "granite")},
+    "qwen3": (_GROUPED, {**_LATE, "head_dim": 8}),
+    "gemma": (_GROUPED, {**_LATE, "head_dim": 8}),
+    "gemma2": (_GROUPED, {**_LATE, "head_dim": 8, "attn_implementation": "eager"}),
+    "mixtral": (_GROUPED, {**_LATE, "num_local_experts": 4, "experts_implementation": "batched_mm"}),
+    "gpt_neox": (_USUAL, _LATE),
+    "gpt2": (_N, {"use_cache": False, "n_layer": 2, "n_positions": 512}),
+    "opt": ({"h": "hidden_size", "a": "num_attention_heads", "f": "ffn_dim", "v": "vocab_size"}, {**_LATE, "width": "word_embed_proj_dim"}),
+    "bloom": ({"h": "hidden_size", "a": "n_head", "v": "vocab_size"}, {**_LATE, "n_layer": 2}),
+    "falcon": ({x: _USUAL[x] for x in "hav"}, {**_LATE, "new_decoder_architecture": False}),
+    "mamba": ({"h": "hidden_size", "v": "vocab_size"}, {**_LATE, "state_size": 4, "time_step_rank": 4, "use_mambapy": False}),
+}  # fmt: skip
+MASKED = {
+    "bert": (_USUAL, {}),
+    "roberta": (_USUAL, {}),
+    "electra": (_USUAL, {"embedding_size": 16}),
+    "albert": (_USUAL, {"embedding_size": 16}),
+    "distilbert": ({"h": "dim", "a": "n_heads", "f": "hidden_dim", "v": "vocab_size"}, {"n_layers": 2}),
+    "deberta-v2": (_USUAL, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
+}
+SEQUENCES = {
+    "t5": ({"h": "d_model", "a": "num_heads", "f": "d_ff", "v": "vocab_size"}, {**_LATE, "d_kv": 8, "num_layers": 2, "decoder_start_token_id": 0}),
+    "bart": (
+        {"h": "d_model", "v": "vocab_size", "f": "encoder_ffn_dim"},
+        {**_LATE, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
+         "decoder_start_token_id": 0},
+    ),
+}  # fmt: skip
+for table, auto in (
+    (CAUSAL, "AutoModelForCausalLM"),
+    (MASKED, "AutoModelForMaskedLM"),
+    (SEQUENCES, "AutoModelForSeq2SeqLM"),
+):
+    for kind, (names, fixed) in table.items():
+        MODELS[kind] = partial(_language, kind, names, fixed, auto)
+        heads = "a" if "a" in names else "8"
+        LETTERS[kind] = ",".join(
+            [
+                "s",
+                "b",
+                *(
+                    f"h:8{heads if heads == 'a' else ''}"
+                    if x == "h"
+                    else f"a:{'k' if 'k' in names else ''}".rstrip(":")
+                    if x == "a"
+                    else x
+                    for x in names
+                ),
+            ]
+        )
+        HUGGING_FACE.add(kind)
+
+
+def _pictures(kind, fixed, b, i, h):
+    fields = {
+        "image_size": i,
+        "num_labels": 5,
+        **{name: value(h) if callable(value) else value for name, value in fixed.items()},
+    }
+    return _built(
+        kind,
+        "AutoModelForImageClassification",
+        fields,
+        {"pixel_values": torch.randn(b, 3, i, i), "labels": torch.arange(b) % 5},
+    )
+
+
+_VIT = {
+    "hidden_size": lambda h: h,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "patch_size": 4,
+}
+PICTURES: dict[str, tuple[dict[str, Any], str]] = {
+    "vit": (_VIT, "i:4"),
+    "beit": ({**_VIT, "drop_path_rate": 0.1, "use_relative_position_bias": True}, "i:4"),
+    "dinov2": (_VIT, "i:4"),
+    "convnext": (
+        {"hidden_sizes": lambda h: [h, h, 2 * h, 2 * h], "depths": [1, 1, 1, 1], "drop_path_rate": 0.1},
+        "i:32",
+    ),
+    "resnet": (
+        {"hidden_sizes": lambda h: [h, 2 * h], "embedding_size": 8, "depths": [1, 1], "layer_type": "basic"},
+        "i:16",
+    ),
+    "mobilenet_v2": ({"depth_multiplier": 0.1}, "i:32"),
+    "swin": ({"embed_dim": lambda h: h, "depths": [2], "num_heads": [4], "window_size": 4, "patch_size": 4}, "i:16"),
+    "efficientnet": ({"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}, "i:32"),
+}
+for kind, (fixed, rule) in PICTURES.items():
+    MODELS[kind] = partial(_pictures, kind, fixed)
+    LETTERS[kind] = f"b,{rule},h:8"
+    HUGGING_FACE.add(kind)
+
+
+def clip(b, s, i, h):
+    from transformers import CLIPConfig, CLIPModel
+
+    torch.manual_seed(0)
+    side = {"hidden_size": h, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
+    words = {**side, "vocab_size": 64, "max_position_embeddings": 256, "eos_token_id": 2}
+    config = CLIPConfig(text_config=words, vision_config={**side, "image_size": i, "patch_size": 4}, projection_dim=16)
+    ids = 3 + torch.randint(0, 61, (b, s))
+    return CLIPModel(config), {"input_ids": ids, "pixel_values": torch.randn(b, 3, i, i), "return_loss": True}
+
+
+def whisper(b, s, h, a):
+    sides = [
+        (f"{side}_{name}", x)
+        for side in ("encoder", "decoder")
+        for name, x in (("layers", 2), ("attention_heads", a), ("ffn_dim", 48))
+    ]
+    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "use_cache": False}
+    fields = {"d_model": h, "vocab_size": 64, "num_mel_bins": 8, "max_source_positions": 2 * s, **ends, **dict(sides)}
+    inputs = {"input_features": torch.randn(b, 8, 4 * s), "labels": 3 + torch.randint(0, 61, (b, 9))}
+    return _built("whisper", "AutoModelForSpeechSeq2Seq", fields, inputs)
+
+
+MODELS |= {"clip": clip, "whisper": whisper}
+LETTERS |= {"clip": "b,s,i:4,h:8", "whisper": "b,s,h:8a,a"}
+HUGGING_FACE |= {"clip", "whisper"}
+
+
+class Of(nn.Module):
+    """A function of parts and inputs as a module."""
+
+    def __init__(self, function, **parts):
+        super().__init__()
+        self.function, self.parts = function, nn.ModuleDict(parts)
+
+    def forward(self, *inputs):
+        return self.function(self.parts, *inputs)
+
+
+def encoder(s, b, h, a, f):
+    return nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(h, a, f, batch_first=True), 2, enable_nested_tensor=False
+    ), (torch.randn(b, s, h),)
+
+
+def transformer(s, b, h, a, f):
+    return nn.Transformer(h, a, 1, 1, f, batch_first=True), (torch.randn(b, s, h), torch.randn(b, 7, h))
+
+
+def lstm(s, b, h):
+    return Of(lambda m, x: m["rnn"](x)[0], rnn=nn.LSTM(h, h, 2)), (torch.randn(5, b, h),)
+
+
+def lstm_by_hand(s, b, h):
+    def run(m, x):
+        state, cell = torch.zeros(b, h), torch.zeros(b, h)
+        for _ in range(3):
+            i, f, g, o = (m["x"](x) + m["h"](state)).chunk(4, -1)
+            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
+            state = torch.sigmoid(o) * torch.tanh(cell)
+        return state
+
+    return Of(run, x=nn.Linear(h, 4 * h), h=nn.Linear(h, 4 * h)), (torch.randn(b, h),)
+
+
+def gru(s, b, h):
+    return Of(lambda m, x: m["rnn"](x)[0], rnn=nn.GRU(h, h)), (torch.randn(4, b, h),)
+
+
+def mixer(s, b, h, f):
+    def run(m, x):
+        x = x + m["tokens"](m["norm1"](x).transpose(1, 2)).transpose(1, 2)
+        return x + m["channels"](m["norm2"](x))
+
+    def mlp(width):
+        return nn.Sequential(nn.Linear(width, f), nn.GELU(), nn.Linear(f, width))
+
+    return Of(run, norm1=nn.LayerNorm(h), norm2=nn.LayerNorm(h), tokens=mlp(s), channels=mlp(h)), (
+        torch.randn(b, s, h),
+    )
+
+
+def unet(b, i, c):
+    """A diffusion model's: group norms, SiLU, attention at the lowest resolution, a skip."""
+
+    def run(m, x):
+        down = F.silu(m["norm"](m["in"](x)))
+        low = F.silu(m["down"](down))
+        q, k, v = m["qkv"](low.flatten(2).transpose(1, 2)).chunk(3, -1)
+        low = low + F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(low.shape)
+        return m["out"](torch.cat([F.interpolate(low, scale_factor=2.0), down], 1))
+
+    parts = {"in": nn.Conv2d(3, c, 3, padding=1), "norm": nn.GroupNorm(4, c), "down": nn.Conv2d(c, c, 3, 2, 1)}
+    return Of(run, **parts, qkv=nn.Linear(c, 3 * c), out=nn.Conv2d(2 * c, 3, 3, padding=1)), (torch.randn(b, 3, i, i),)
+
+
+def vae(b, h, f):
+    def run(m, x):
+        mean, log = m["encoder"](x).chunk(2, -1)
+        seen = m["decoder"](mean + torch.exp(0.5 * log) * torch.randn(b, h))
+        return F.mse_loss(seen, x) - 0.5 * (1 + log - mean.square() - log.exp()).mean()
+
+    sides = (
+        nn.Sequential(nn.Linear(f, f), nn.ReLU(), nn.Linear(f, 2 * h)),
+        nn.Sequential(nn.Linear(h, f), nn.Tanh(), nn.Linear(f, f)),
+    )
+    return Of(run, encoder=sides[0], decoder=sides[1]), (torch.randn(b, f),)
+
+
+def recommender(b, h, v):
+    """DLRM: embeddings, all dot products of pairs, an MLP."""
+
+    def run(m, ids):
+        x = m["words"](ids)
+        pairs = (x @ x.transpose(1, 2)).flatten(1)
+        return F.binary_cross_entropy_with_logits(m["top"](pairs).squeeze(-1), torch.zeros(b))
+
+    return Of(run, words=nn.Embedding(v, h), top=nn.Sequential(nn.Linear(64, h), nn.ReLU(), nn.Linear(h, 1))), (
+        torch.randint(0, v, (b, 8)),
+    )
+
+
+def linear_attention(s, b, h):
+    """A softmax over features: no scores of tokens with tokens."""
+
+    def run(m, x):
+        q, k, v = m["qkv"](x).chunk(3, -1)
+        return m["out"](q.softmax(-1) @ (k.softmax(1).transpose(1, 2) @ v))
+
+    return Of(run, qkv=nn.Linear(h, 3 * h), out=nn.Linear(h, h)), (torch.randn(b, s, h),)
+
+
+def experts(s, b, h, f):
+    """All experts on all tokens, weighed by a router."""
+
+    def run(m, x):
+        weights = m["router"](x).softmax(-1)
+        seen = torch.stack([expert(x) for expert in m["experts"]], -2)
+        return torch.einsum("bse,bseh->bsh", weights, seen)
+
+    def mlp():
+        return nn.Sequential(nn.Linear(h, f), nn.SiLU(), nn.Linear(f, h))
+
+    return Of(run, router=nn.Linear(h, 3), experts=nn.ModuleList([mlp() for _ in range(3)])), (torch.randn(b, s, h),)
+
+
+def contrast(b, h, f):
+    """Logits [b, b] of all pairs of a batch."""
+
+    def run(m, x, y):
+        x, y = (F.normalize(m["tower"](z), dim=-1) for z in (x, y))
+        return F.cross_entropy(x @ y.t() * 10, torch.arange(b))
+
+    return Of(run, tower=nn.Sequential(nn.Linear(h, f), nn.GELU(), nn.Linear(f, h))), (
+        torch.randn(b, h),
+        torch.randn(b, h),
+    )
+
+
+def lora(s, b, h, f):
+    """Frozen weights with small trained products beside them, as peft's."""
+
+    def run(m, x):
+        for name in ("up", "down"):
+            x = F.gelu(m[name](x) + m[f"{name}_b"](F.dropout(m[f"{name}_a"](x), 0.1)))
+        return x
+
+    frozen = {"up": nn.Linear(h, f).requires_grad_(False), "down": nn.Linear(f, h).requires_grad_(False)}
+    small = {
+        "up_a": nn.Linear(h, 4, False),
+        "up_b": nn.Linear(4, f, False),
+        "down_a": nn.Linear(f, 4, False),
+        "down_b": nn.Linear(4, h, False),
+    }
+    return Of(run, **frozen, **small), (torch.randn(b, s, h),)
+
+
+def graph(s, b, h):
+    """Messages along a dense [s, s] table of edges, which is no attention."""
+
+    def run(m, x):
+        edges = torch.sigmoid(m["left"](x) @ m["right"](x).transpose(1, 2))
+        return edges / edges.sum(-1, keepdim=True) @ x
+
+    return Of(run, left=nn.Linear(h, h), right=nn.Linear(h, h)), (torch.randn(b, s, h),)
+
+
+def squeeze(b, i, c):
+    """EfficientNet's gate of channels, and a depthwise convolution, on square pictures."""
+
+    def run(m, x):
+        x = F.silu(m["norm"](m["wide"](x)))
+        return m["out"](x * torch.sigmoid(m["gate"](F.silu(x.mean((2, 3)))))[..., None, None])
+
+    parts = {"wide": nn.Conv2d(c, c, 3, padding=1, groups=c), "norm": nn.BatchNorm2d(c), "out": nn.Conv2d(c, c, 1)}
+
+    def gate(m, x):
+        return run(m, x)
+
+    return Of(lambda m, x: gate(m, x), **parts, gate=nn.Linear(c, c)), (torch.randn(b, c, i, i),)
+
+
+WRITTEN_HERE = {
+    "encoder": (encoder, "s,b,h:a,a,f"), "transformer": (transformer, "s,b,h:a,a,f"), "lstm": (lstm, "s,b,h"),
+    "lstm_by_hand": (lstm_by_hand, "s,b,h"), "gru": (gru, "s,b,h"), "mixer": (mixer, "s,b,h,f"), "unet": (unet, "b,i:4,c:4"),
+    "vae": (vae, "b,h,f"), "recommender": (recommender, "b,h,v"), "linear_attention": (linear_attention, "s,b,h"),
+    "experts": (experts, "s,b,h,f"), "contrast": (contrast, "b,h,f"), "lora": (lora, "s,b,h,f"), "graph": (graph, "s,b,h"),
+    "squeeze": (squeeze, "b,i,c"),
+}  # fmt: skip
+MODELS |= {name: model for name, (model, _) in WRITTEN_HERE.items()}
+LETTERS |= {name: letters for name, (_, letters) in WRITTEN_HERE.items()}

@@ -4,27 +4,24 @@
 # Bytes were exact. How many seconds do the methods cost and gain, and why don't seconds follow FLOPs?
 
 # %%
-import json
-from textwrap import fill
-
 import torch
 
 from actmem_course.others import paper
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
-from actmem_course.others.disagreements import disagreements
-from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, eq7, eq8, eq9, forward_operations, forward_products, hardware_flops, layer_overhead, least_seconds, text_selective
-from actmem_course.others.table5 import data_parallel_530b_mfu_percent, table5
+from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, eq7, forward_operations, forward_products, hardware_flops, layer_overhead, least_seconds, text_selective
 from actmem.models import PAPER_MODELS
-from actmem.rows import total
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import slider, steps
+from actmem_course.show.folded import Agreement, in_the_paper
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.text import apart_text, results_text, speed_facts, text_table
-from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, training_days, utilisation_bars
+from actmem_course.show.text import speed_facts
+from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal, Varies
 
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 baseline = paper.TABLE4["baseline, no recompute"]
+agree = Agreement()
 
 question = Prediction(
     "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more; in FLOPs, forward is a "
@@ -60,8 +57,9 @@ Reveal(question, LiveFigure(table4_bars()))
 GPT3 = PAPER_MODELS["175B"]
 products = forward_products(GPT3.shape, GPT3.global_batch_size)
 whole = sum(p.flops for p in products)
-print(fill("GPT-3's forward pass: " + ", ".join(f"{p.term} {p.flops / whole:.2%}" for p in products), 96))
-print(apart_text("an iteration, three times these products and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs"))
+agree("an iteration: three times its forward products, and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs")
+linears = sum(p.flops for p in products if p.term not in ("QKᵀ", "attention over V")) / whole
+LiveFigure(bar_chart(f"{linears:.0%} of GPT-3's FLOPs are in its linears", {"": {p.term: 100 * p.flops / whole for p in products}}, "share of the forward pass", "%"))
 
 # %% [markdown]
 # torch counts every product while a model runs forward and backward on the `meta` device. Here it is the 22B model, cut to 4
@@ -96,39 +94,36 @@ ways = {
     "selective, stopped early": ("selective", hardware_flops(cut22, batch, "selective")),
     "full, stopped early": ("full", hardware_flops(cut22, batch, "full")),
 }
-print(apart_text("models, FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs"))
-shares = [f"{name} {predicted / needed:.4f}" for name, (_, predicted) in ways.items() if name != "nothing recomputed, eq. 7"]
-print(fill("over equation 7: " + ", ".join(shares), 96))
-print(f"but equation 8 as printed {eq8(cut22, batch) / needed:.4f} ({eq8(cut22, batch):,} over {needed:,} FLOPs)")
-print(f"and equation 9, as the paper rounds it, {float(eq9(cut22)):.4f}")
+agree("the 22B model, cut to 4 layers: FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs")
+more = {name: 100 * (predicted / needed - 1) for name, (_, predicted) in list(ways.items())[1:]}
+LiveFigure(bar_chart("What recomputation adds to the model's FLOPs, counted by torch", {"": {name: float(share) for name, share in more.items()}}, "FLOPs over equation 7", "%"))
 
 # %% [markdown]
-# Equation 8 adds the attention core's forward three times, where the text adds it once; chapter 5 has the story.
+# (Equation 8 of the paper adds the attention core's forward three times, where the text adds it once: chapter 5.)
 #
 # ## Table 4: one layer, in milliseconds
 #
-# The paper's times, beside the FLOPs that each variant adds:
+# The paper's overheads in time, beside the FLOPs that each variant adds:
 
 # %% jupyter={"source_hidden": true}
 again = {"full recompute": "paper-full", "selective": "paper-selective", "selective + sequence parallel": "paper-selective"}
-lines, rounded = [], []
+overheads, rounded = {"time added, table 4": {}, "FLOPs added": {}}, []
 for name, row in paper.TABLE4.items():
-    printed = "–" if row.overhead_percent is None else str(row.overhead_percent)
     if row.overhead_percent is not None:
         rounded.append((row.overhead_percent, round(100 * (row.combined_ms / baseline.combined_ms - 1))))
-    flops = float(100 * layer_overhead(PAPER_MODELS["22B"].shape, again.get(name, "none")))
-    lines.append((name, row.forward_ms, row.backward_ms, printed, f"{flops:+.1f}", f"{row.backward_ms / row.forward_ms:.2f}"))
-print(text_table(("22B, one layer", "forward ms", "backward ms", "overhead %", "FLOPs added %", "backward/forward"), lines, " rrrrr"))
-print()
-print(apart_text("overheads, as printed and computed from the printed times, rounded", rounded, "percent"))
+    if name in again:
+        overheads["time added, table 4"][name] = 100 * (row.combined_ms / baseline.combined_ms - 1)
+        overheads["FLOPs added"][name] = float(100 * layer_overhead(PAPER_MODELS["22B"].shape, again[name]))
+agree("overheads in table 4, as printed and from the printed times, rounded", rounded, "percent")
+LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward", "%", beside=True))
 
 # %% [markdown]
-# **Why the overhead of full recomputation is above a third.** Look at the last column. By FLOPs backward should be twice
-# forward. The baseline's ratio is lower: in backward the all-reduce overlaps the weight gradient's product and costs little
-# time, while forward's all-reduce overlaps nothing. A second forward adds all-reduces of its own, and nothing hides them.
+# **Why the overhead of full recomputation is above a third.** By FLOPs, backward should be twice forward. The baseline's
+# ratio, under the bars, is lower. In backward the all-reduce overlaps the weight gradient's product and costs little time.
+# Forward's all-reduce overlaps nothing. A second forward adds all-reduces of its own, and nothing hides them.
 #
-# **Why selective recomputation costs more than its FLOPs.** The table shows the FLOPs that the paper's text counts; the
-# time is several times that. The roofline below shows why.
+# **Why selective recomputation costs more than its FLOPs.** The bars show the FLOPs that the paper's text counts; the time
+# is several times that. The roofline below shows why.
 #
 # ## On this machine
 #
@@ -138,22 +133,18 @@ print(apart_text("overheads, as printed and computed from the printed times, rou
 # add up to both. No overhead within noise is printed. The layer is tiny; don't expect the paper's ratios from it.
 
 # %% jupyter={"source_hidden": true}
-from actmem_course.launch import LABS, results
+from actmem_course.launch import results
 
 with Progress("labs/measure_speed.py, two processes"):
     measured = results("measure_speed.py", "--rounds", 8, processes=2)
-print(f"{sum(line['held_bytes'] == line['predicted_bytes'] for line in measured)} of {len(measured)} layers hold what their formulas say, to the byte")
+agree("layers that were timed: bytes by formula and held", [(line["predicted_bytes"], line["held_bytes"]) for line in measured])
 Varies(speed_facts(measured))
 
 # %% [markdown]
 # On a GPU, `python labs/measure_gpu.py` measures the paper's layer at its real size and writes the results to
-# `labs/results`; the next cell prints what is there. It emulates one rank of eight: kernels and memory are real and
-# exchanges send nothing, so these are the costs of computation alone.
-
-# %% jupyter={"source_hidden": true}
-print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sorted((LABS / "results").glob("*.json"))]))
-
-# %% [markdown]
+# `labs/results`. It emulates one rank of eight: kernels and memory are real and exchanges send nothing, so these are the
+# costs of computation alone.
+#
 # For more rounds, other shapes, a picture and a trace, see `torchrun --nproc-per-node 2 labs/measure_speed.py --help`. On a
 # GPU `python labs/measure_speed.py --emulate 8 --device cuda --model 22B` runs one rank of the paper's own layer.
 #
@@ -165,23 +156,6 @@ print(results_text([json.loads(path.read_text(encoding="utf-8")) for path in sor
 # %%
 LiveFigure(utilisation_bars())
 
-# %% jupyter={"source_hidden": true}
-lines = []
-for row in table5():
-    printed = paper.TABLE5[row.model]
-    lines.append((row.model, printed.mfu_percent, f"{row.mfu_percent:.3f}", printed.hfu_percent, f"{row.hfu_eq8_percent:.3f}", f"{row.hfu_text_percent:.3f}"))
-print(text_table(("from the times", "MFU, paper", "MFU, eq. 7", "HFU, paper", "HFU, eq. 8", "HFU, the text"), lines, " rrrrr"))
-print("\nstopped early, HFU is", ", ".join(f"{row.hfu_stopped_percent:.3f}" for row in table5()), "and MFU the same")
-print("with full recomputation MFU is", ", ".join(f"{row.full_recompute_mfu_percent:.3f}" for row in table5()))
-gains = [(printed.gain_percent, round(100 * (printed.full_recompute_seconds / printed.seconds - 1), 1)) for printed in paper.TABLE5.values()]
-print(f"gains: {', '.join(str(gain) for gain, _ in gains)}% printed, {', '.join(str(gain) for _, gain in gains)}% from the printed times")
-run = paper.DATA_PARALLEL_530B
-said = f"530B, {run.data_parallel_size}-way data parallel on {run.num_devices} GPUs: MFU {run.mfu_percent}% printed, "
-said += f"{data_parallel_530b_mfu_percent():.3f}% by eq. 7; full recomputation {run.full_recompute_mfu_percent}% printed"
-print(fill(said, 96))
-print()
-print(*(fill(str(place), 96) for place in disagreements() if place.where.startswith("Table 5")))
-
 # %% [markdown]
 # ## What it buys
 #
@@ -189,11 +163,6 @@ print(*(fill(str(place), 96) for place in disagreements() if place.where.startsw
 
 # %%
 Panel(days_bars, billion_tokens=slider("tokens", "billions", 20, 1000, 20, 300))
-
-# %%
-for name, model in PAPER_MODELS.items():
-    full, both = training_days(name, 300)
-    print(f"{name}: {full - both:.1f} days sooner, {model.num_devices * (full - both):,.0f} GPU-days saved")
 
 # %% [markdown]
 # ## The roofline: why the core is cheap to run again
@@ -215,13 +184,6 @@ Panel(
     t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
 )
 
-# %% jupyter={"source_hidden": true}
-forward = forward_operations(SMALLEST, Parallel(8, True))
-waiting = [o.name for o in forward if o.bound_by_memory(*A100)]
-print(f"{A100_FLOPS_PER_SECOND:,} FLOP/s, {A100_BYTES_PER_SECOND:,} B/s, ridge at {A100_FLOPS_PER_SECOND / A100_BYTES_PER_SECOND:.1f} FLOPs per byte")
-print(f"{len(forward)} operations, {sum(o.flops for o in forward):,} FLOPs, {sum(o.bytes for o in forward):,} bytes moved; {len(waiting)} wait for memory, all but")
-print(fill(", ".join(f"{o.name} ({float(o.intensity):,.0f} FLOPs per byte)" for o in forward if o.name not in waiting), 96))
-
 # %% [markdown]
 # The linears are on the flat roof: they use every weight and every element hundreds of times. The core's products have one
 # short side each, the `h/a` elements of a head, so they stay below the ridge or barely reach it; softmax and dropout do a
@@ -242,12 +204,12 @@ freed = {
     "layer norms, GeLU": (without_product, sum(row.bytes for row in rows if row.term in their_outputs)),
     "all but the core": (rest, sum(row.bytes for row in rows[1:] if row.term not in CORE_ATTENTION_TERMS)),
 }
-lines = []
+prices = {"least time, by the roofline": {}, "by FLOPs alone": {}}
 for name, (group, size) in freed.items():
-    milliseconds = 1000 * float(least_seconds(group, *A100))
-    flop_milliseconds = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND
-    lines.append((name, size, f"{flop_milliseconds:.3f}", f"{milliseconds:.3f}", f"{milliseconds / (size / 2**30):.2f}"))
-print(text_table(("22B layer, t = 8", "bytes freed", "ms by FLOPs", "least ms", "least ms per GiB freed"), lines, " rrrr"))
+    bar = f"{name}: frees {size / 2**20:,.0f} MiB"
+    prices["least time, by the roofline"][bar] = 1000 * float(least_seconds(group, *A100)) / (size / 2**30)
+    prices["by FLOPs alone"][bar] = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND / (size / 2**30)
+LiveFigure(bar_chart("The attention core is cheap to run again, and so is what has no product", prices, "time for each GiB that is freed, 22B layer, t = 8", "ms", beside=True))
 
 # %% [markdown]
 # By FLOPs the core looks almost free. By the roofline it takes several times longer, and is still an order of magnitude
@@ -260,18 +222,29 @@ added = selective.combined_ms - baseline.combined_ms
 group = [*core, operations["attention over V"]]
 by_flops = 1000 * sum(o.flops for o in group if o.product) / A100_FLOPS_PER_SECOND
 by_roofline = 1000 * float(least_seconds(group, *A100))
-print(f"selective recomputation of one 22B layer adds {by_flops:.2f} ms by FLOPs,")
-print(f"at least {by_roofline:.2f} ms by the roofline, and {added:.1f} ms in table 4")
-for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence parallel", Parallel(8, True))):
-    forward = 1000 * float(least_seconds(forward_operations(shape, parallel), *A100))
-    said = f"at least {forward:.2f} ms by the roofline without exchanges, {paper.TABLE4[name].forward_ms} ms in table 4"
-    print(f"{name}: forward {said}")
+forward = {
+    f"forward, {name}": (1000 * float(least_seconds(forward_operations(shape, parallel), *A100)), paper.TABLE4[key].forward_ms)
+    for name, key, parallel in (("TP", "baseline, no recompute", Parallel(8)), ("TP + SP", "sequence parallel", Parallel(8, True)))
+}
+times = {"the core, run again": (by_roofline, added), **forward}
+LiveFigure(bar_chart(
+    f"The roofline explains {by_roofline:.2f} of the core's {added:.1f} ms, FLOPs {by_flops:.2f}",
+    {"in table 4": {name: printed for name, (_, printed) in times.items()}, "at least, by the roofline": {name: least for name, (least, _) in times.items()}},
+    "one 22B layer", "ms", beside=True,
+))
 
 # %% [markdown]
 # The roofline explains most of the milliseconds that FLOPs do not. It also shows what a fused attention kernel gains: the
 # scores never go to memory, so the core moves only Q, K, V and its output, and the orange bars shrink to the products' own
-# time. The roofline is a lower bound: real kernels, launches and exchanges take more, and the last two lines show how much.
-#
+# time. The roofline is a lower bound: real kernels, launches and exchanges take more, and the two lower pairs show how much.
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% jupyter={"source_hidden": true}
+in_the_paper("Table 5", "§5 and eq. 8")
+
+# %% [markdown]
 # ## Questions
 #
 # <details><summary><b>1.</b> Two runs have the same HFU. One recomputes everything. Which trains faster?</summary>
@@ -283,7 +256,7 @@ for name, parallel in (("baseline, no recompute", Parallel(8)), ("sequence paral
 # <details><summary><b>2.</b> Why can sequence parallelism make forward <em>faster</em>, although it moves the same bytes between ranks?</summary>
 #
 # On every rank, layer norms and dropouts run on `s/t` tokens instead of all `s`. In the roofline's terms, the operations
-# that wait for memory move fewer bytes. The last two lines above show what that should save, and table 4 what it did.
+# that wait for memory move fewer bytes. The last figure shows what that should save, and table 4 what it did.
 # </details>
 #
 # <details><summary><b>3.</b> You double <code>t</code>. Which points of the roofline move left, and why?</summary>

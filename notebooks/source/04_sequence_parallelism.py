@@ -4,8 +4,6 @@
 # Tensor parallelism leaves six tensors whole on every rank. Can they be divided too, without sending more?
 
 # %%
-from textwrap import fill
-
 import torch
 import torch.nn.functional as F
 
@@ -20,16 +18,18 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, steps
+from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, TENSOR, gathered_lines, operator_ring, rank_parts, ring_step, steps_of_operator
 from actmem_course.show.style import size_text
 from actmem_course.show.tensor_parallel import sizes_of_t
-from actmem_course.show.text import apart_text, text_table
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = PAPER_MODELS["175B"].shape
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
+agree = Agreement()
 
 question = Prediction(
     f"With tensor parallelism each of {t} ranks keeps {size_text(eq2(GPT3, t))} of one layer of the 175B model. "
@@ -80,9 +80,12 @@ def same(operation, dim):
     return torch.allclose(torch.cat([operation(part) for part in x.chunk(ranks, dim)], dim), operation(x))
 
 
-print("layer norm, cut along s:", "the same" if same(lambda part: F.layer_norm(part, part.shape[-1:]), 0) else "not the same")
-print("layer norm, cut along h:", "the same" if same(lambda part: F.layer_norm(part, part.shape[-1:]), 2) else "not the same")
-print("softmax over s, cut along s:", "the same" if same(lambda part: part.softmax(0), 0) else "not the same")
+tried = {
+    "layer norm, cut along s": same(lambda part: F.layer_norm(part, part.shape[-1:]), 0),
+    "layer norm, cut along h": same(lambda part: F.layer_norm(part, part.shape[-1:]), 2),
+    "softmax over s, cut along s": same(lambda part: part.softmax(0), 0),
+}
+print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, equal in tried.items()))
 
 # %% [markdown]
 # **Now write it:** [exercise 3.7](../labs/lab3_sequence_parallel.py), `dropout_generators`: `python
@@ -134,17 +137,13 @@ LiveFigure(ring_step(4, 3, payload))
 # The second figure is the halfway point, after $t - 1$ steps. Every rank has *one* finished chunk: that is a
 # reduce-scatter, and $\bar g$ stops there. An all-reduce goes on and passes the finished chunks around, which is an
 # all-gather. Sequence parallelism runs dropout and layer norm between the two halves, and $g$ does the second half
-# afterwards. The bytes that each rank sends, counted step by step on the simulated ring and by the closed form,
-# $\frac{t-1}{t}$ of the tensor and twice that for an all-reduce:
+# afterwards. Each rank sends $\frac{t-1}{t}$ of the tensor in each half, and twice that in an all-reduce. So the two halves
+# together send exactly what one all-reduce does.
 
 # %% jupyter={"source_hidden": true}
 sent = {kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")}
-print(apart_text("exchanges, sent step by step and by the closed form", [(size, Exchange(kind, "forward", "", t, payload).wire_bytes) for kind, size in sent.items()]))
-shares = ", ".join(f"{size:,} in {ring(kind, t, payload)[-1].step} steps ({kind})" for kind, size in sent.items())
-print(fill(f"of {payload:,} bytes a rank sends {shares}", 96))
-print(apart_text("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])]))
-so_far = ", ".join(f"{state.sent_bytes:,}" for state in ring("all-reduce", 4, payload))
-print(fill(f"four ranks, all-reduce, sent at the start and after each step: {so_far}", 96))
+agree("exchanges on a ring, sent step by step and by the closed form", [(size, Exchange(kind, "forward", "", t, payload).wire_bytes) for kind, size in sent.items()])
+agree("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])])
 
 # %% [markdown]
 # **Now write it:** [exercises 3.1, 3.2 and 3.4](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `layer`: `python
@@ -172,8 +171,8 @@ both = Parallel(t, sequence_parallel=True)
 predicted = layer_rows(GPT3, both) + layer_extra_rows(GPT3, both)
 plain_rows, plain_seen = kept_by(sequence_parallel=True, keep_gathered_input=True)
 comparison = compare(predicted, plain_rows)
-print(comparison.describe())
-print(f"too much: {comparison.difference:,} B; by 4sbh(1 − 1/t): {gathered_input_bytes(GPT3, t):,} B")
+agree("kept too much by the plain form, and 4sbh(1 − 1/t)", [(gathered_input_bytes(GPT3, t), comparison.difference)])
+Fold(f"{size_text(comparison.difference)} too much", comparison.describe())
 
 # %% [markdown]
 # Two tensors are $t$ times too large: the inputs of the two column-parallel products. The product's backward needs its
@@ -190,7 +189,7 @@ Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3),
 
 # %%
 shard_rows, shard_seen = kept_by(sequence_parallel=True)
-print(compare(predicted, shard_rows).describe())
+agree.rows(f"one of {t} ranks, with the cure", predicted, shard_rows)
 
 # %% jupyter={"source_hidden": true}
 tensor_rows, tensor_seen = kept_by()
@@ -199,24 +198,27 @@ forms = (
     ("+ sequence, plain", plain_rows, plain_seen, layer_exchanges(GPT3, both, keep_gathered_input=True)),
     ("+ sequence, paper", shard_rows, shard_seen, layer_exchanges(GPT3, both)),
 )
-lines, pairs = [], []
+sizes, pairs = {"sent": {}, "kept": {}}, []
 for name, rows, seen, exchanges in forms:
-    seen_counts = {kind: count for kind, count in seen.counts.items() if count}
-    pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen_counts.items()]
-    lines.append((name, ", ".join(f"{count} × {kind}" for kind, count in seen_counts.items()), wire_bytes(exchanges), ring_steps(exchanges), total(rows)))
-print(text_table(("a rank", "exchanges", "bytes sent", "steps", "bytes kept"), lines, "  rrr"))
-print()
-print(apart_text("counts of exchanges, predicted and seen", pairs, "exchanges"))
-for ranks in (1, 2, t):
-    plain, paper = (sequence_over_tensor(GPT3, ranks, keep_gathered_input=keep) for keep in (True, False))
-    print(f"t = {ranks}: bytes sent over those of tensor parallelism alone: plain {plain}, paper {paper}")
+    pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen.counts.items()]
+    bar = f"{name}: {sum(seen.counts.values())} exchanges"
+    sizes["sent"][bar], sizes["kept"][bar] = wire_bytes(exchanges), total(rows)
+agree("exchanges of a layer in three forms, by kind", pairs, "exchanges")
+LiveFigure(bar_chart("The cure keeps least, and gathers twice more", sizes, "one rank of eight, one GPT-3 layer", beside=True))
+
+# %% jupyter={"source_hidden": true}
+ratios = {ranks: [sequence_over_tensor(GPT3, ranks, keep_gathered_input=keep) for keep in (True, False)] for ranks in (1, 2, t)}
+Fold(
+    f"sent over what tensor parallelism alone sends, at t = {t}: plain {ratios[t][0]}, with the cure {ratios[t][1]}",
+    "\n".join(f"t = {ranks}: plain {plain}, with the cure {cured}" for ranks, (plain, cured) in ratios.items()),
+)
 
 # %% [markdown]
-# The exchanges are counted on the running layer; bytes sent and steps are those of a ring. The table says two things:
+# The exchanges are counted on the running layer; the bytes sent are those of a ring. Two findings:
 #
 # * **Same bytes:** the paper's statement holds for the $4 + 4$ exchanges. Keeping only the shard adds two
-#   gathers in backward, which the paper does not count: with them the layer sends more, by the ratio printed above. They run
-#   while a matrix product runs, so they cost time only where the link is slower than the product.
+#   gathers in backward, which the paper does not count. With them the layer sends a quarter more. They run while a matrix
+#   product runs, so they cost time only where the link is slower than the product.
 # * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring there are as
 #   many successive messages as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a
 #   ring: trees need about $2\log_2 t$ steps. The halves could take $\log_2 t$ each, but libraries often run them on rings
@@ -255,11 +257,11 @@ predicted = {kind: [Exchange(kind, "forward", "", 2, TINY_BYTES)] for kind in ("
 predicted["layer, tensor"] = layer_exchanges(TINY, Parallel(2), element_size=4)
 predicted["layer, tensor+sequence"] = layer_exchanges(TINY, Parallel(2, True), element_size=4)
 predicted["layer, tensor+sequence, plain"] = layer_exchanges(TINY, Parallel(2, True), element_size=4, keep_gathered_input=True)
-lines = [(name, 2 * wire_bytes(exchanges), 2 * sum(map(gloo_header_bytes, exchanges))) for name, exchanges in predicted.items()]
-print(text_table(("both ranks send, bytes", "data", "headers"), lines, " rr"))
-pieces = [2 * gloo_header_bytes(Exchange("all-reduce", "forward", "", 2, mebibytes << 20)) for mebibytes in (4, 5)]
-print()
-print("large tensors go in more pieces; headers of an all-reduce of 4 MiB:", pieces[0], "and of 5 MiB:", pieces[1])
+on_wire = {
+    "data": {name: 2 * wire_bytes(exchanges) for name, exchanges in predicted.items()},
+    "headers": {name: 2 * sum(map(gloo_header_bytes, exchanges)) for name, exchanges in predicted.items()},
+}
+LiveFigure(bar_chart("On the wire: two halves send what an all-reduce does", on_wire, "sent by both ranks, predicted"))
 
 # %% [markdown]
 # Then ask the sockets of two real processes, after single exchanges and after a layer's forward and backward. They run on the
@@ -269,10 +271,8 @@ print("large tensors go in more pieces; headers of an all-reduce of 4 MiB:", pie
 with Progress("labs/measure_communication.py, two processes"):
     results = launch.results("measure_communication.py", "--device", "cpu", "--rounds", 1, processes=2)
 on_sockets = [r for r in results if "on_sockets" in r]
-if on_sockets:
-    print(apart_text("exchanges and layers, predicted with headers and sent", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets]))
-    print(fill("both ranks sent: " + ", ".join(f"{r['name']} {r['sent_bytes']:,}" for r in on_sockets), 96))
-else:
+agree("exchanges and layers, predicted with headers and sent by the sockets", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets])
+if not on_sockets:
     print("this system does not count what a socket sends (Linux does)")
 
 # %% [markdown]
@@ -291,11 +291,9 @@ else:
 # %%
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
-for r in results:
-    if r["rank"] == 0:
-        print(f"{r['form']}: {len(r['partial_gradients'])} gradients differ before they are added up; all equal after: {r['exact']}")
+agree("forms whose gradients all equal the uncut layer's once they are added up", [(r["exact"], True) for r in results], "")
 partial = next(r["partial_gradients"] for r in results if r["form"] == "tensor+sequence")
-print("those are:", ", ".join(partial))
+print(f"{len(partial)} gradients differ until they are added up:", ", ".join(partial))
 
 # %% [markdown]
 # One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
@@ -307,8 +305,10 @@ model = PAPER_MODELS["175B"]
 once = wire_bytes(step_exchanges(GPT3, Parallel(t, True)))
 microbatches = model.global_batch_size // GPT3.micro_batch_size
 layers = GPT3.num_layers * microbatches * wire_bytes(layer_exchanges(GPT3, both))
-print(f"a rank that held all {GPT3.num_layers} layers would send, in one iteration of {microbatches} microbatches,")
-print(f"{once:,} bytes for this and {layers:,} inside layers: {once / layers:.4%} of it")
+print(f"in one iteration it is {once / layers:.4%} of what the layers send: {size_text(once)} of {size_text(layers)}")
+
+# %% jupyter={"source_hidden": true}
+agree
 
 # %% [markdown]
 # What two real processes keep with sequence parallelism is in [chapter 5's table](05_recomputation.ipynb), in the rows that

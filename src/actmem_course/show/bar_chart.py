@@ -66,7 +66,8 @@ def bar_chart(
         else [{"x": sum(each) / step, "y": lines[name], "text": f" {said(sum(each))}"} for name, each in ends.items()]
     )
     told = "; ".join(
-        f"{name} " + ", ".join(f"{part} {said(values[name])}".strip() for part, values in parts.items() if name in values)
+        f"{name} "
+        + ", ".join(f"{part} {said(values[name])}".strip() for part, values in parts.items() if name in values)
         for name in names
     )
     return chart(

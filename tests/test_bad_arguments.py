@@ -124,6 +124,8 @@ SPECIAL = {
         for name in ("latent_head_rows", "latent_products")
     },
     ("formulas.llama_terms.expert_mlp_rows", "routed_tokens"): 16,
+    ("formulas.loss_peak.loss_peak_rows", "loss"): "in chunks",
+    ("formulas.loss_peak.loss_peak_rows", "tokens"): 16,
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,
 }
@@ -178,6 +180,7 @@ ENTER = {
     "formulas.llama_terms.context_rows": "context_parallel_size",
     "formulas.llama_terms.forced_routed_tokens": "rank0",
     "formulas.llama_terms.expert_mlp_rows": "routed_tokens0?",
+    "formulas.loss_peak.loss_peak_rows": "tokens hidden_size vocab_size tensor_parallel_size chunk",
     "formulas.schedule.one_forward_one_backward": "pipeline_parallel_size num_microbatches",
     "formulas.schedule.interleaved": "pipeline_parallel_size num_model_chunks num_microbatches microbatches_per_round?",
     "formulas.schedule.torch_microbatches_per_round": "pipeline_parallel_size num_microbatches",

@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from actmem.config import ConfigError
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import record
+from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
 
@@ -81,3 +82,60 @@ def test_a_vocabulary_that_does_not_divide_is_refused_with_an_offer():
     offer = r"vocab_size: 50257 must be divisible by tensor_parallel_size = 4; padded_vocab_size\(50257, 4\) = 50688 is"
     with pytest.raises(ConfigError, match=offer):
         VocabParallelEmbedding(50257, 4, TensorParallel(size=4))
+
+
+def chunked(dtype, chunk, tp):
+    """Losses and gradients in chunks, and by torch on the whole vocabulary; two targets are ignored."""
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(7, 3, 8, generator=generator, dtype=torch.float64).to(dtype)
+    weight = 30 * torch.randn(VOCABULARY, 8, generator=generator, dtype=torch.float64).to(dtype)
+    targets = torch.arange(21).remainder(VOCABULARY).view(7, 3)
+    targets[2, 1] = targets[6, 2] = -100
+    upstream = torch.randn(7, 3, generator=generator, dtype=torch.float64)
+    wide = torch.promote_types(dtype, torch.float32)
+    rows = VOCABULARY // tp.size
+    own = weight[tp.rank * rows :][:rows].clone().requires_grad_()
+    a, b, whole = (tensor.clone().requires_grad_() for tensor in (x, x, weight))
+    losses = LinearCrossEntropy(tp, chunk)(a, own, targets)
+    losses.backward(upstream.to(wide))
+    logits = F.linear(b, whole).to(wide).flatten(0, 1)
+    expected = F.cross_entropy(logits, targets.flatten(), reduction="none").view(7, 3)
+    expected.backward(upstream.to(wide))
+    return (losses, a.grad, own.grad), (expected, b.grad, whole.grad[tp.rank * rows :][:rows])
+
+
+def chunked_equals_whole():
+    tp = tensor_parallel()
+    for chunk in (1, 4, 21, 100):
+        for found, expected in zip(*chunked(torch.float64, chunk, tp)):
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    return True
+
+
+def test_loss_in_chunks_on_ranks_equals_the_whole_vocabularys(pools):
+    assert all(pools[2].run(chunked_equals_whole))
+
+
+def test_loss_in_chunks_of_16_bits_is_in_float32():
+    found, expected = chunked(torch.bfloat16, 4, TensorParallel())
+    assert [one.dtype for one in found] == [torch.float32, torch.bfloat16, torch.bfloat16]
+    torch.testing.assert_close(found[0], expected[0], rtol=1e-6, atol=1e-5)
+    for one, other in zip(found[1:], expected[1:]):  # each chunk's part of the weight's gradient is rounded to 16 bits
+        assert (one.float() - other.float()).abs().max() < 2**-7 * other.float().abs().max()
+
+
+def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token():
+    weight = torch.nn.Linear(8, VOCABULARY, bias=False, dtype=torch.bfloat16)
+    x = torch.randn(7, 3, 8, dtype=torch.bfloat16, requires_grad=True)
+    with record(weight) as ledger:
+        losses = LinearCrossEntropy(TensorParallel(), 4)(x, weight.weight, torch.zeros(7, 3, dtype=torch.long))
+    assert ledger.total_bytes == 21 * (2 * 8 + 4 + 4)
+    (grad,) = torch.autograd.grad(losses.sum(), x)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        losses = LinearCrossEntropy(TensorParallel())(x, weight.weight, torch.zeros(7, 3, dtype=torch.long))
+        torch.autograd.grad(losses.sum(), x, create_graph=True)
+
+
+def test_chunks_below_one_are_refused():
+    with pytest.raises(ConfigError, match="^chunk: must be at least 1, got 0$"):
+        LinearCrossEntropy(TensorParallel(), 0)

@@ -36,7 +36,7 @@ class VocabParallelEmbedding(ParallelModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         vocab_size = self.weight.shape[0] * self.tp.size
-        _check_ids("token ids", ids, _in_vocabulary(ids, vocab_size), f"from 0 to {vocab_size - 1}")
+        check_ids("token ids", ids, in_vocabulary(ids, vocab_size), f"from 0 to {vocab_size - 1}")
         leave = g_bar if self.tp.sequence_parallel else f_bar
         own_copy = ids.to(torch.int32, copy=True)  # a view of the batch would keep the whole batch
         return leave(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
@@ -49,29 +49,30 @@ class _Lookup(Function):
     def forward(ctx, ids: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
         ctx.save_for_backward(ids)
         ctx.tp, ctx.num_rows = tp, weight.shape[0]
-        rows, mine = _own(ids, ctx.num_rows, tp)
+        rows, mine = own_rows(ids, ctx.num_rows, tp)
         return F.embedding(rows, weight) * mine.unsqueeze(-1)
 
     @staticmethod
     def backward(ctx, grad: Tensor):
         (ids,) = ctx.saved_tensors
-        rows, mine = _own(ids, ctx.num_rows, ctx.tp)
+        rows, mine = own_rows(ids, ctx.num_rows, ctx.tp)
         grad = grad * mine.unsqueeze(-1)
         return None, torch.ops.aten.embedding_dense_backward(grad, rows, ctx.num_rows, -1, False), None
 
 
-def _own(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
+def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Tensor]:
     """The ids as row numbers on this rank, clamped to its rows, and which ids are really its own."""
     rows = ids.long() - tp.rank * num_rows
     mine = (rows >= 0) & (rows < num_rows)
     return rows.clamp_(0, num_rows - 1), mine
 
 
-def _in_vocabulary(ids: Tensor, vocab_size: int) -> Tensor:
+def in_vocabulary(ids: Tensor, vocab_size: int) -> Tensor:
+    """Which ids are from 0 to v − 1: bools of their shape."""
     return (ids >= 0) & (ids < vocab_size)
 
 
-def _check_ids(argument: str, ids: Tensor, valid: Tensor, rule: str) -> None:
+def check_ids(argument: str, ids: Tensor, valid: Tensor, rule: str) -> None:
     """Raise ConfigError unless all of ``valid`` is True; nothing waits for a GPU or reads a fake tensor."""
     try:
         assert_async(valid.all(), f"{argument}: must be {rule}")
@@ -99,7 +100,7 @@ class VocabParallelCrossEntropy(nn.Module):
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
         vocab_size, ignored = logits.shape[-1] * self.tp.size, targets == self.ignore_index
         rule = f"from 0 to {vocab_size - 1}, or ignore_index = {self.ignore_index}"
-        _check_ids("targets", targets, _in_vocabulary(targets, vocab_size) | ignored, rule)
+        check_ids("targets", targets, in_vocabulary(targets, vocab_size) | ignored, rule)
         return _CrossEntropy.apply(logits, targets.to(torch.int32, copy=True), self.tp, self.ignore_index)
 
 
@@ -109,7 +110,7 @@ class _CrossEntropy(Function):
         # One float32 copy, which turns into the softmax in place: the only large thing kept.
         z = logits.to(torch.promote_types(logits.dtype, torch.float32), copy=True)
         z.sub_(all_reduce_max(z.amax(-1), tp).unsqueeze(-1))
-        rows, mine = _own(targets, z.shape[-1], tp)
+        rows, mine = own_rows(targets, z.shape[-1], tp)
         target = z.gather(-1, rows.unsqueeze(-1)).squeeze(-1) * mine
         z.exp_()
         denominator, target = all_reduce(torch.stack((z.sum(-1), target)), tp)
@@ -128,7 +129,7 @@ class _CrossEntropy(Function):
         softmax, targets = ctx.saved_tensors
         counted = targets != ctx.ignore_index
         grad = torch.where(counted, grad / counted.sum(), 0)  # [s, b]
-        rows, mine = _own(targets, softmax.shape[-1], ctx.tp)
+        rows, mine = own_rows(targets, softmax.shape[-1], ctx.tp)
         index, grad = rows.unsqueeze(-1), grad.unsqueeze(-1)
         # softmax − onehot, written straight in the logits' dtype: no second float32 copy.
         grad_logits = torch.mul(softmax, grad, out=torch.empty_like(softmax, dtype=ctx.dtype))

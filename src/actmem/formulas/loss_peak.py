@@ -1,0 +1,80 @@
+"""What lives at the peak of the loss: output layer and cross entropy, forward and backward, on one rank.
+
+With few heads and recomputed layers the largest tensors of a step are here, v numbers a token: see chapter 11.
+"""
+
+from __future__ import annotations
+
+from actmem.config import check_choice, check_sizes, check_vocab_size
+from actmem.rows import Row, total
+
+#: Ways to compute the loss, the most bytes first, and what each is.
+LOSSES = {
+    "float32": "F.cross_entropy of logits that are widened to float32, as Hugging Face's models do",
+    "16 bits": "F.cross_entropy of the 16-bit logits as they are",
+    "in place": "one float32 copy that becomes the softmax in place; the vocabulary shared among the ranks",
+    "in chunks": "the logits of a chunk of tokens at a time, made again in backward; the vocabulary shared",
+}
+
+
+def loss_peak_rows(
+    loss: str,
+    tokens: int,
+    hidden_size: int,
+    vocab_size: int,
+    tensor_parallel_size: int = 1,
+    chunk: int = 1024,
+) -> list[Row]:
+    """Bytes alive at the peak of one forward and backward of the loss, beside the weight; activations of 16 bits.
+
+    loss: one of LOSSES.  The first two know no ranks: each holds the whole vocabulary.  chunk: tokens whose logits exist
+    at once.  The weight's gradient counts where it lives at the peak, a float32 sum over the chunks; elsewhere it comes
+    when the logits have gone.  Raises ConfigError on another loss, or if t does not divide the vocabulary.
+    Source: 2205.05198 section 4.3 for float32 logits; counted by ``measure.watch_step``, see tests/formulas/test_loss_peak.py.
+    """
+    check_choice("loss", loss, LOSSES)
+    check_sizes(tokens=tokens, hidden_size=hidden_size, chunk=chunk)
+    t, h, rows = tensor_parallel_size, hidden_size, check_vocab_size(vocab_size, tensor_parallel_size)
+    x = Row("output layer input", 2 * tokens * h, source="§4.3, output layer")
+    grad_x = Row("gradient of the output layer input", x.bytes, source="output layer, backward")
+    if loss == "in chunks":
+        c = min(chunk, tokens)
+        moments = [
+            (Row("a chunk's logits", 6 * c * rows, t, "made again, and rounded to 16 bits"),),
+            (
+                Row("a chunk's logits", 2 * c * rows, t, "their gradient, in 16 bits"),
+                Row("a chunk's part of the weight's gradient", 2 * rows * h, t, "backward"),
+            ),
+        ]
+        return [
+            x,
+            grad_x,
+            Row("gradient of the weight", 4 * rows * h, t, "backward, a float32 sum"),
+            *max(moments, key=total),
+            Row("numbers a token", 24 * tokens + 9 * c + 8, source="ids, sums, losses and their gradients"),
+        ]
+    size = 2 if loss == "16 bits" else 4
+    at_the_loss: tuple[Row, ...]
+    if loss == "in place":
+        # ids and their copy, which of them are this rank's, the sums: all alive at the end of forward.
+        at_the_loss = (
+            Row("logits", 2 * tokens * rows, t, "output layer"),
+            Row("softmax", 4 * tokens * rows, t, "§4.3, cross entropy"),
+            Row("numbers a token", 39 * tokens + 4 if t == 1 else 42 * tokens, source="ids, sums, losses"),
+        )
+    else:
+        t, rows = 1, vocab_size
+        at_the_loss = (
+            Row("softmax", size * tokens * rows, t, "cross entropy, its logarithm"),
+            Row("gradient of the softmax", size * tokens * rows, t, "cross entropy, backward, of its logarithm"),
+            Row("gradient of the logits", size * tokens * rows, t, "log-softmax, backward"),
+            Row("numbers a token", 8 * tokens + 2 * size, source="ids; the loss and its gradient"),
+        )
+    # With few tokens the weight's gradient is larger, and by then the softmax has gone.
+    at_the_linear = (
+        grad_x,
+        Row("gradient of the logits", 2 * tokens * rows, t, "log-softmax, backward"),
+        Row("gradient of the weight", 2 * rows * h, t, "output layer, backward"),
+        Row("numbers a token", 8 * tokens + 2 * size, source="ids; the loss and its gradient"),
+    )
+    return [x, *max((at_the_loss, at_the_linear), key=total)]

@@ -1,0 +1,79 @@
+"""The output layer and the loss in one, a chunk of tokens at a time: all logits never exist at once."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import Function
+
+from actmem.config import check_size
+from actmem.parallel.collectives import all_reduce, all_reduce_max
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.vocab import check_ids, in_vocabulary, own_rows
+
+
+class LinearCrossEntropy(nn.Module):
+    """Output layer and loss in one, with the logits of ``chunk`` tokens at a time: no more ever exist.
+
+    In: x ``[s, b, h]``, the same on all ranks; weight ``[v/t, h]``, this rank's rows; target ids ``[s, b]``.  Out: the
+    loss of each token, ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks; 0, and no gradient, where
+    the target is ``ignore_index``.  Keeps x, 2sbh bytes in 16 bits, a 4-byte copy of the targets and a number a token;
+    backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3.  Exchanges 3sb numbers in forward, and
+    in backward x's gradient.  Raises ConfigError on a chunk below 1 or any other target outside 0 … v − 1 (on a GPU: a
+    device-side assertion), RuntimeError if asked for second derivatives.
+    Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
+    """
+
+    def __init__(self, tp: TensorParallel, chunk: int = 1024, ignore_index: int = -100):
+        super().__init__()
+        self.tp, self.chunk, self.ignore_index = tp, check_size("chunk", chunk), ignore_index
+
+    def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
+        vocab_size, counted = weight.shape[0] * self.tp.size, targets != self.ignore_index
+        rule = f"from 0 to {vocab_size - 1}, or ignore_index = {self.ignore_index}"
+        check_ids("targets", targets, in_vocabulary(targets, vocab_size) | ~counted, rule)
+        ids = targets.to(torch.int32, copy=True)
+        return _LinearCrossEntropy.apply(x, weight, ids, self.tp, self.chunk, self.ignore_index)
+
+
+class _LinearCrossEntropy(Function):
+    @staticmethod
+    def forward(
+        ctx, x: Tensor, weight: Tensor, targets: Tensor, tp: TensorParallel, chunk: int, ignored: int
+    ) -> Tensor:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        normaliser, target = x.new_empty((2, targets.numel()), dtype=wide)
+        chunks = zip(*(tensor.split(chunk) for tensor in (x.flatten(0, -2), targets.flatten(), normaliser, target)))
+        for tokens, ids, own_sum, own_target in chunks:
+            z = F.linear(tokens, weight).to(wide)
+            rows, mine = own_rows(ids, z.shape[-1], tp)
+            torch.mul(z.gather(-1, rows.unsqueeze(-1)).squeeze(-1), mine, out=own_target)
+            largest = z.amax(-1)
+            torch.add(z.sub_(largest.unsqueeze(-1)).exp_().sum(-1).log_(), largest, out=own_sum)
+            del z  # before the next chunk's
+        largest = all_reduce_max(normaliser, tp)
+        denominator, target = all_reduce(torch.stack(((normaliser - largest).exp_(), target)), tp)
+        normaliser = denominator.log() + largest
+        ctx.tp, ctx.chunk, ctx.ignored = tp, chunk, ignored
+        ctx.save_for_backward(x, weight, targets, normaliser)
+        return (normaliser - target).view(targets.shape) * (targets != ignored)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor):
+        if torch.is_grad_enabled():  # the logits are made again without a graph
+            raise RuntimeError("LinearCrossEntropy has no second derivative (create_graph=True)")
+        x, weight, targets, normaliser = ctx.saved_tensors
+        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=normaliser.dtype)
+        grad = grad * (targets != ctx.ignored)
+        by_token = (x.flatten(0, -2), targets.flatten(), normaliser, grad.flatten(), grad_x.view(-1, x.shape[-1]))
+        for tokens, ids, own_sum, upstream, result in zip(*(tensor.split(ctx.chunk) for tensor in by_token)):
+            z = F.linear(tokens, weight).to(normaliser.dtype)
+            z.sub_(own_sum.unsqueeze(-1)).exp_().mul_(upstream.unsqueeze(-1))
+            rows, mine = own_rows(ids, z.shape[-1], ctx.tp)
+            z.scatter_add_(-1, rows.unsqueeze(-1), -(upstream * mine).unsqueeze(-1))
+            z = z.to(x.dtype)
+            torch.mm(z, weight, out=result)
+            grad_weight += z.t() @ tokens
+            del z  # before the next chunk's
+        return all_reduce(grad_x, ctx.tp, in_place=True), grad_weight.to(weight.dtype), None, None, None, None

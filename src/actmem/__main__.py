@@ -15,7 +15,8 @@ def _plan() -> Callable[[list[str]], int]:
         return report_verification(console, model, plan)
 
     def run_any(argv: list[str]) -> int:
-        if any(":" in word or word.endswith(".json") for word in argv[:1]):
+        of_others = any(word.partition("=")[0] == "--framework" for word in argv)
+        if of_others or any(":" in word or word.endswith(".json") for word in argv[:1]):
             from actmem.plan.own_model import main as run_own
             from actmem.tape.model_tape import solved_target
             from actmem.tape.tape_command import parsed_sizes

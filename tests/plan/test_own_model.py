@@ -2,6 +2,7 @@
 
 import json
 import textwrap
+from copy import copy
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.factories import config_factory
 from actmem.measure.whole_step import loss_of, watch_step
 from actmem.plan.own_model import OwnModel, Way
+from actmem.plan.planned_models import planned_model_of
+from actmem.plan.settings import hugging_face_config
 from actmem.plan.step_time import Cluster
 from actmem.tape import model_tape
 from actmem.tape.evaluate import Run, moments
@@ -145,6 +148,23 @@ def test_a_configuration_of_hugging_face(capsys, tmp_path):
     assert found["num_parameters"] == sum(p.numel() for p in model.parameters())
 
 
+@pytest.mark.nightly
+def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
+    transformers = pytest.importorskip("transformers")
+    options = ["llama3-8b", "--framework", "hugging-face", "--gpus", "8", "--memory", "80", "--global-batch", "8"]
+    code, found = planned(capsys, *options)
+    assert code == 1 and found["num_parameters"] == planned_model_of("llama3-8b").num_parameters
+    assert 80 < found["asked"]["bytes"] / 2**30 < 81
+    assert [way["text"].partition(" of ")[0] for way in found["ways"]] == ["b 1, mlp", "b 1, 2", "b 1, self_attn"]
+    for name in ("llama3-8b", "qwen3-32b"):
+        small = copy(planned_model_of(name))
+        small.shape = small.shape.with_sizes(num_layers=2)
+        config = transformers.AutoConfig.for_model(**hugging_face_config(small))
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config)
+        assert sum(p.numel() for p in model.parameters()) == small.num_parameters
+
+
 KINDS = ("gpt2", "qwen2", "qwen3", "mistral", "gemma", "phi", "phi3", "opt", "gpt_neox", "olmo2", "starcoder2", "stablelm",
          "falcon", "granite", "cohere", "glm")  # fmt: skip
 
@@ -191,6 +211,10 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
         ),
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--gpus", "2", "--global-batch", "12"], "gpus · b = 8"),
         ("{models}:short_stack", ["--at", AT + ",z=3", "--memory", "9"], "z"),
+        ("175b", ["--framework", "hugging-face", "--memory", "9"], "whose layer is the paper's"),
+        ("mixtral-8x7b", ["--framework", "hugging-face", "--memory", "9"], "has experts"),
+        ("llama3-8b", ["--framework", "ours", "--memory", "9"], "framework: must be one of hugging-face"),
+        ("lama3-8b", ["--framework", "hugging-face", "--memory", "9"], "did you mean llama3-8b"),
         ("{models}:nothing", ["--at", AT, "--memory", "9"], "nothing"),
         ("{models}:odd_mlp", ["--at", "s=8,b=2,h=8,f=8,l=2", "--memory", "9"], "num_layers"),
         ("{folder}/none.json", ["--at", "s=8,b=2", "--memory", "9"], "none.json"),

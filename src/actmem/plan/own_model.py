@@ -11,12 +11,15 @@ import json
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from actmem.command_line import Parser, write
-from actmem.config import ConfigError, check_size
+from actmem.config import ConfigError, check_choice, check_size
 from actmem.plan.layout import Layout
 from actmem.plan.plan_command import add_cluster_options, cluster_of
-from actmem.plan.planned_models import RankWork
+from actmem.plan.planned_models import RankWork, planned_model_of
+from actmem.plan.settings import hugging_face_config
 from actmem.plan.step_time import (
     GIBIBYTE,
     Cluster,
@@ -32,6 +35,9 @@ from actmem.tape.blocks import BlockModel, Need
 
 _LARGEST_MICROBATCH = 2**14
 _COLUMNS = 80
+_HUGGING_FACE = "hugging-face"
+#: Parts of a block of Hugging Face's decoders that may run again.
+_ITS_PARTS = "mlp,self_attn"
 _HELP = """
 --at gives every size: s=4096,b=1,h=4096,a=32,f=11008,v=32000,l=32, or only s and b with a config.json.  The factory takes
 the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments and returns (model, inputs); it is run at
@@ -215,8 +221,9 @@ def _parser() -> Parser:
     """The options."""
     what = "Whether a model of your own fits, what it needs, and the cheapest changes that make it fit."
     parser = Parser("plan", what, epilog=_HELP, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("target", help="file.py:factory, pkg.module:factory, or a Hugging Face config.json")
-    parser.add_argument("--at", required=True, metavar="s=4096,b=1,…", help="the sizes")
+    parser.add_argument("target", help="file.py:factory, pkg.module:factory, a Hugging Face config.json, or a name")
+    parser.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default with --framework: the name's, b = 1)")
+    parser.add_argument("--framework", metavar=_HUGGING_FACE, help="whose code of a named model, as llama3-8b")
     parser.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")
     parser.add_argument("--again", metavar="mlp,…", help="parts of a block that may run again, besides all of it")
     parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
@@ -235,7 +242,7 @@ def main(argv: Sequence[str], parsed_sizes: Callable[[str], dict[str, int]], sol
     """
 
     def run(args: argparse.Namespace) -> int:
-        model, asked = _asked(args, parsed_sizes(args.at), solved)
+        model, asked = _asked(args, parsed_sizes(args.at) if args.at else {}, solved)
         found = outcome(model, asked, args.dtype)
         if args.json:
             write(args.json, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
@@ -247,6 +254,12 @@ def main(argv: Sequence[str], parsed_sizes: Callable[[str], dict[str, int]], sol
 
 
 def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> tuple[OwnModel, Way]:
+    config = None
+    if args.framework is not None:
+        check_choice("framework", args.framework, (_HUGGING_FACE,))
+        named = planned_model_of(args.target)
+        config = hugging_face_config(named)
+        given = {"s": named.seq_length, "b": 1} | given
     for letter in "sb":
         if letter not in given:
             raise ConfigError("at", f"{letter} is missing")
@@ -255,8 +268,15 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
     batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
     if batch % (args.gpus * size):
         raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
-    parts = ["", *dict.fromkeys(part for part in (args.again or "").split(",") if part)]
-    blocks, sizes, number = solved(args.target, given, args.letters or "", args.dtype, parts)
+    again = args.again if args.again is not None else _ITS_PARTS if config else ""
+    parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
+    with TemporaryDirectory() as folder:
+        target = args.target
+        if config:
+            path = Path(folder) / "config.json"
+            path.write_text(json.dumps(config), encoding="utf-8")
+            target = str(path)
+        blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, parts)
     without_b = {letter: number for letter, number in sizes.items() if letter != "b"}
     return OwnModel(blocks, without_b, number, cluster, batch), Way(size, 0, args.gpus > 1)
 

@@ -14,7 +14,7 @@ from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.rank_bill import Bill, rank_bill
 from actmem.plan.search import Found, Plan, Refused, bill_of, divisors, find_plans
-from actmem.plan.settings import FRAMEWORK_SETTINGS
+from actmem.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
 from actmem.plan.step_time import GIBIBYTE, MODEL_ERROR, Cluster, gib_or_mib
 from actmem.rows import total
 
@@ -82,6 +82,7 @@ def as_object(request: Request, found: Found) -> dict:
         ],
         "sizes_that_do_not_fit_together": found.unfit,
         "what_if": what_ifs(request, found),
+        "whose_bill": whose_bill(request),
         "settings": {
             name: settings(model, chosen, request.global_batch_size) if chosen else []
             for name, settings in FRAMEWORK_SETTINGS.items()
@@ -163,11 +164,27 @@ def _print_chosen(console: Console, request: Request, plan: Plan) -> None:
     console.print(f"\n[bold]The fastest:[/] {plan_text(plan)}", highlight=False)
     console.print(bill_table(bill_of(request.model, plan), request.cluster))
     console.print(seconds_table(plan))
+    console.print(f"[bold]Settings.[/] {whose_bill(request)}", highlight=False)
     for name, settings in FRAMEWORK_SETTINGS.items():
         console.print(f"[bold]{name}[/]")
         console.print(
             "\n".join(settings(request.model, plan, request.global_batch_size)), highlight=False, markup=False
         )
+
+
+def whose_bill(request: Request) -> str:
+    """Whose code the bill is of, and how to get that of other code."""
+    text = "The bill is of this library's layer; the code that these set runs its own, which may keep more."
+    try:
+        hugging_face_config(request.model)
+    except ConfigError:
+        return text
+    cluster = request.cluster
+    sizes = (
+        f"--gpus {cluster.gpus} --memory {cluster.memory_bytes / GIBIBYTE:g} --global-batch {request.global_batch_size}"
+    )
+    at = f"--at s={request.model.seq_length}"
+    return f"{text} Hugging Face's, counted: plan {request.model.name} {sizes} {at} --framework hugging-face"
 
 
 def _table(title: str, *columns: str) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from actmem.config import ConfigError
 from actmem.llama_shape import LlamaShape
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.search import Plan
@@ -132,6 +133,27 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
     if plan.recompute not in ("none", "full"):
         lines.append(f"# it has no {plan.recompute} recomputation: all layers or none")
     return lines
+
+
+def hugging_face_config(model: PlannedModel) -> dict:
+    """Hugging Face's own configuration of a named model.  Raises ConfigError if its code has no such layer, or if its
+    layers can't be solved."""
+    shape = model.shape
+    if not isinstance(shape, LlamaShape):
+        raise ConfigError("framework", f"Hugging Face has no {model.name}, whose layer is the paper's")
+    if shape.num_experts:
+        raise ConfigError("framework", f"{model.name} has experts, whose loads no tape of Hugging Face's layer knows")
+    return {
+        "model_type": "qwen3" if shape.qk_norm else "llama",
+        "hidden_size": shape.hidden_size,
+        "intermediate_size": shape.ffn_hidden_size,
+        "num_attention_heads": shape.num_attention_heads,
+        "num_key_value_heads": shape.num_key_value_heads,
+        "head_dim": shape.d,
+        "num_hidden_layers": shape.num_layers,
+        "vocab_size": shape.vocab_size,
+        "tie_word_embeddings": shape.tied_embeddings,
+    }
 
 
 #: By the framework's name.

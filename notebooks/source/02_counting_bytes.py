@@ -10,22 +10,25 @@ import torch
 from torch import nn
 
 from actmem.config import ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_extra_rows, layer_rows
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_extra_rows, layer_rows
 from actmem.measure import census, record
 from actmem.measure.parts import rows_by_term
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS, TINY
-from actmem.rows import compare, total
+from actmem.rows import total
 from actmem_course.bench.golden_here import count_here, distinct
 from actmem_course.others.golden import WHY_APART, equalities, predict, read_golden
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import slider, steps
+from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.measured import here_figure
-from actmem_course.show.text import apart_text, extras_text, kept_text, saved_text
+from actmem_course.show.text import extras_text, kept_text, saved_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 gpt3 = PAPER_MODELS["175B"].shape
+agree = Agreement()
 
 core_of_gpt3 = sum(row.bytes for row in layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
@@ -86,19 +89,8 @@ Panel(
 )
 
 # %% [markdown]
-# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs.
-# Let us go through the operations one by one, on a small layer whose sizes all differ, so that you recognise them in the
-# shapes. `tensor(…)` makes a bfloat16 tensor with `requires_grad=True`.
-
-# %% jupyter={"source_hidden": true}
-shape = TINY.with_sizes(micro_batch_size=3)
-a, b, h, s = shape.letters()
-tensor = partial(torch.randn, dtype=torch.bfloat16, requires_grad=True)
-no_weights = nn.Module()  # record() does not count the weights of the module it is given
-
-print(f"s = {s}, b = {b}, h = {h}, a = {a}, so s·b = {s * b} tokens, b·a = {b * a} attention matrices, h/a = {h // a}")
-
-# %% [markdown]
+# Now go through the operations one by one, with a pencil. Then PyTorch runs them all, and you see who was right.
+#
 # ### Layer norm keeps its input (row 1, and row 11)
 #
 # For each token, $\hat x = (x - \mu)/\sigma$ and $y = \gamma \hat x + \beta$. Write $g = \gamma\, dy$. The gradient is
@@ -108,15 +100,7 @@ print(f"s = {s}, b = {b}, h = {h}, a = {a}, so s·b = {s * b} tokens, b·a = {b 
 # (bars are means over the $h$ elements of a token). Both read $\hat x$, so $x$ is kept: **$2sbh$ bytes**. The mean and
 # $1/\sigma$ of each token are kept as well: two numbers beside the token's $h$. The paper leaves them out; we count them as
 # *extra*.
-
-# %%
-norm = nn.LayerNorm(h, dtype=torch.bfloat16)
-x = tensor(s, b, h)
-with record(norm) as ledger:
-    y = norm(x)
-print(kept_text(ledger.saved))
-
-# %% [markdown]
+#
 # ### A linear keeps its input (rows 2, 9, 12 and 14)
 #
 # $Y = XW$ has the gradients $dX = dY\,W^T$ and $dW = X^T dY$. The first reads a weight, the second reads $X$. So every linear keeps
@@ -126,43 +110,19 @@ print(kept_text(ledger.saved))
 # - Row 9: the projection at the end of attention: $2sbh$.
 # - Row 12: the first linear of the MLP, $h \to 4h$: $2sbh$.
 # - Row 14: the second, $4h \to h$. Its input is four times as wide: $8sbh$.
-
-# %%
-up = nn.Linear(h, 4 * h, dtype=torch.bfloat16)
-x = tensor(s, b, h)
-with record(up) as ledger:
-    y = up(x)
-print(kept_text(ledger.saved))
-
-# %% [markdown]
-# The output, four times as large, is not in the list. (`linear` sees the input as one matrix of $s \cdot b$ tokens.)
 #
 # ### Scores: a product of two activations keeps both (rows 3 and 4)
 #
 # In $S = QK^T/\sqrt{h/a}$ there is no weight: $dQ = dS\,K$ reads $K$, and $dK = dS^T Q$ reads $Q$ (each times the same
 # constant). Over all heads, $Q$ and $K$ have $sbh$ elements each: $2sbh + 2sbh$. Neither gradient reads the scores
 # themselves, $as^2b$ elements.
-
-# %%
-q, k = tensor(b * a, s, h // a), tensor(b * a, s, h // a)
-with record(no_weights) as ledger:
-    scores = torch.bmm(q, k.transpose(1, 2))
-print(kept_text(ledger.saved))
-
-# %% [markdown]
+#
 # ### Softmax keeps its output (row 5)
 #
 # With $P = \mathrm{softmax}(S)$, row by row, $dS = P \circ \big(dP - \mathrm{sum}(dP \circ P)\big)$. The formula reads $P$
 # and not $S$, so $P$ is kept: **$2as^2b$** bytes. Each head keeps an $s \times s$ matrix, the first tensor that is
 # quadratic in $s$.
-
-# %%
-scores = tensor(b * a, s, s)
-with record(no_weights) as ledger:
-    weights = torch.softmax(scores, dim=-1)
-print(kept_text(ledger.saved))
-
-# %% [markdown]
+#
 # ### Dropout keeps which elements it dropped (rows 6, 10 and 15)
 #
 # $D = M \circ P/(1 - r)$, with a mask $M$ of zeros and ones and a rate $r$, so $dP = M \circ dD/(1 - r)$: the mask is
@@ -171,60 +131,68 @@ print(kept_text(ledger.saved))
 #
 # A surprise: on a CPU, PyTorch's own `nn.Dropout` keeps the mask in the dtype of its input. The course's layer draws its
 # own mask of one byte per element on every device, as on GPUs and in the paper.
-
-# %%
-from actmem.parallel.rng import DropoutMask
-
-weights = tensor(b * a, s, s)
-dropout = nn.Dropout(0.1)
-with record(dropout) as ledger:
-    dropped = dropout(weights)
-print(kept_text(ledger.saved))
-print()
-
-dropout = DropoutMask(0.1, torch.Generator().manual_seed(1234))
-with record(dropout) as ledger:
-    dropped = dropout(weights).drop(weights)
-print(kept_text(ledger.saved))
-
-# %% [markdown]
+#
 # ### Attention over V: both factors again (rows 7 and 8)
 #
 # $C = DV$, so $dV = D^T dC$ reads the dropout's output, $2as^2b$, and $dD = dC\,V^T$ reads $V$, $2sbh$.
 #
 # Why is $D$ kept, when it is $M \circ P/(1-r)$ and both factors are kept already? Because autograd looks at one operation
 # at a time. Recomputing $D$ would take one cheap multiplication: the first hint of *selective recomputation*.
-
-# %%
-dropped, v = tensor(b * a, s, s), tensor(b * a, s, h // a)
-with record(no_weights) as ledger:
-    context = torch.bmm(dropped, v)
-print(kept_text(ledger.saved))
-
-# %% [markdown]
+#
 # ### GeLU keeps its input (row 13)
 #
 # $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. The slope depends on $Z$, and $Z$ can't be recovered from
 # $G$, because GeLU is not monotonic. $Z$ is $4h$ wide: **$8sbh$**. The linear after it keeps its output $G$: row 14.
-
-# %%
-z = tensor(s, b, 4 * h)
-with record(no_weights) as ledger:
-    g = torch.nn.functional.gelu(z, approximate="tanh")
-print(kept_text(ledger.saved))
-
-# %% [markdown]
+#
 # ### Adding the residual keeps nothing
 #
 # $Y = X + F$ has $dX = dY$ and $dF = dY$. No formula reads $X$ or $F$.
+#
+# ### Run them
+#
+# You don't have to believe the formulas. `record` lists the tensors that autograd saves for backward while a block runs. It
+# doesn't count the weights of the module that it is given. The layer is small, and its sizes all differ, so that you
+# recognise them in the shapes.
 
 # %%
-x, f = tensor(s, b, h), tensor(s, b, h)
-with record(no_weights) as ledger:
-    y = x + f
-print(kept_text(ledger.saved))
+from actmem.parallel.rng import DropoutMask
+
+shape = TINY.with_sizes(micro_batch_size=3)
+a, b, h, s = shape.letters()
+tensor = partial(torch.randn, dtype=torch.bfloat16, requires_grad=True)
+tokens, wide, head, scores = (s, b, h), (s, b, 4 * h), (b * a, s, h // a), (b * a, s, s)
+
+
+def keeps(run, *sizes, module=nn.Module()):
+    inputs = [tensor(*size) for size in sizes]
+    with record(module) as ledger:
+        y = run(*inputs)
+    return ledger.saved
+
+
+norm, up = nn.LayerNorm(h, dtype=torch.bfloat16), nn.Linear(h, 4 * h, dtype=torch.bfloat16)
+mask = DropoutMask(0.1, torch.Generator().manual_seed(1234))
+seen = {
+    "layer norm": keeps(norm, tokens, module=norm),
+    "linear, h→4h": keeps(up, tokens, module=up),
+    "QKᵀ": keeps(lambda q, k: torch.bmm(q, k.transpose(1, 2)), head, head),
+    "softmax": keeps(lambda x: torch.softmax(x, dim=-1), scores),
+    "dropout of PyTorch, on a CPU": keeps(nn.Dropout(0.1), scores),
+    "dropout of our layer": keeps(lambda x: mask(x).drop(x), scores),
+    "attention over V": keeps(torch.bmm, scores, (b * a, s, h // a)),
+    "GeLU": keeps(lambda z: torch.nn.functional.gelu(z, approximate="tanh"), wide),
+    "adding the residual": keeps(torch.add, tokens, tokens),
+}
+
+# %%
+LiveFigure(bar_chart("Each operation keeps what its gradient reads", {"kept": {name: sum(t.bytes for t in saved) for name, saved in seen.items()}}, f"measured at s = {s}, b = {b}, h = {h}, a = {a}"))
+
+# %% jupyter={"source_hidden": true}
+Fold("each tensor, with its shape", "\n\n".join(f"{name}\n{kept_text(saved)}" for name, saved in seen.items()))
 
 # %% [markdown]
+# The linear's output, four times as large as its input, is not kept. Adding keeps nothing.
+#
 # **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
 # --only 1.1`.
 
@@ -259,7 +227,7 @@ print(kept_text(ledger.saved))
 
 # %%
 predicted = layer_rows(shape)
-print(apart_text("the sum of the rows, and equation 1", [(sum(row.bytes for row in predicted), eq1(shape))]))
+agree("the sum of the rows, and equation 1", [(sum(row.bytes for row in predicted), eq1(shape))])
 
 # %% [markdown]
 # **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`: `python my/labs/lab1_count_bytes.py
@@ -284,27 +252,25 @@ layer = TransformerLayer(shape, dtype=torch.bfloat16)
 x = tensor(s, b, h)
 with record(layer) as ledger:
     y = layer(x)
-print(saved_text(ledger.saved))
+Fold(f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_bytes / (s * b * h):.1f} sbh", saved_text(ledger.saved))
 
 # %% [markdown]
-# There are more than 15 lines: each layer norm adds two statistics. (`_Keep` and `_GatherInBackward` are operations of the
+# Open the list. There are more than 15 lines: each layer norm adds two statistics. (`_Keep` and `_GatherInBackward` are operations of the
 # course's own layer: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each line as
-# the formulas do, by its module and operation and never by its size. `compare` matches prediction and measurement term by
-# term:
+# the formulas do, by its module and operation and never by its size. Then each term is compared with its formula:
 
 # %%
 extra = layer_extra_rows(shape)
-comparison = compare(predicted + extra, rows_by_term(ledger.saved))
-print(comparison.describe())
+agree.rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
 
 # %% [markdown]
 # No tolerance hides what the paper leaves out. It has rows of its own, with reasons:
 
 # %% jupyter={"source_hidden": true}
-print(extras_text(extra))
-print()
-print(f"together {total(extra):,} B, {total(extra) / total(predicted):.2%} of the paper's terms at this small size")
-print(f"for GPT-3: {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%}")
+Fold(
+    f"{total(extra) / total(predicted):.2%} of the paper's terms at this small size, {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%} for GPT-3",
+    extras_text(extra),
+)
 
 # %% [markdown]
 # ### A second opinion
@@ -313,8 +279,7 @@ print(f"for GPT-3: {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%}
 # notes every storage that appears during forward, drops every reference but the graph, and adds up what is still alive.
 
 # %%
-counted = census(layer, lambda: tensor(s, b, h))
-print(f"ledger {ledger.total_bytes:,} B, census {counted:,} B, difference {counted - ledger.total_bytes}")
+agree("what the census finds alive, and what the ledger counts", [(ledger.total_bytes, census(layer, lambda: tensor(s, b, h)))])
 
 # %% [markdown]
 # ## Where attention takes over
@@ -324,16 +289,8 @@ print(f"ledger {ledger.total_bytes:,} B, census {counted:,} B, difference {count
 # $$s = \frac{34\,h}{5\,a}$$
 #
 # whatever $b$ is: chapter 1 has the two lines and a slider. Models with the same head size $h/a$ have the same crossover.
-# All four of the paper's models train beyond theirs:
-
-# %% jupyter={"source_hidden": true}
-for name, model in PAPER_MODELS.items():
-    _heads, _, _hidden, _tokens = model.shape.letters()
-    core = sum(row.bytes for row in layer_rows(model.shape) if row.term in CORE_ATTENTION_TERMS)
-    cross = crossover_seq_length(_hidden, _heads)
-    print(f"{name}: crossover at s = {cross:,.0f}, trains at s = {_tokens:,}: the core is {core / eq1(model.shape):.1%} of {eq1(model.shape):,} bytes")
-
-# %% [markdown]
+# All four of the paper's models train beyond theirs.
+#
 # **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
 # my/labs/lab1_count_bytes.py --only 1.4`.
 
@@ -344,11 +301,10 @@ for name, model in PAPER_MODELS.items():
 
 # %%
 for activation in (nn.GELU(), nn.ReLU()):
-    print(activation)
     mlp = nn.Sequential(nn.Linear(h, 4 * h), activation, nn.Linear(4 * h, h)).to(torch.bfloat16)
     with record(mlp) as ledger:
-        y = mlp(tensor(s, b, h))
-    print(kept_text(ledger.saved), end="\n\n")
+        y = mlp(tensor(*tokens))
+    print(f"{type(activation).__name__}: {ledger.total_bytes / (s * b * h):g} sbh in {len(ledger.saved)} tensors")
 
 # %% [markdown]
 # ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps
@@ -413,7 +369,7 @@ layer = eq1(nvidia) + float32_statistics
 only_its_input = 2 * 1024 * 4 * 512
 
 for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), equalities()):
-    print(f"logged on A100s {logged:>13,} B, by formula {formula:>13,} B: {what}")
+    agree(f"logged on A100s: {what}", [(formula, logged)])
 
 # %% [markdown]
 # To the byte, on GPUs, in the numbers of the paper's authors. `python labs/measure_runs.py --megatron` predicts 108 such runs
@@ -426,9 +382,12 @@ for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), eq
 here = count_here([predict(row) for row in read_golden() if row.gpu == "a100"])
 LiveFigure(here_figure(distinct(here)))
 
-# %%
-for line, size in distinct(here)[0].apart.items():
-    print(f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}")
+# %% jupyter={"source_hidden": true}
+apart = distinct(here)[0].apart
+Fold(f"{len(apart)} lines differ, each for a known reason", "\n".join(f"{size:>+11,} B on the GPU  {line}: {WHY_APART[line]}" for line, size in apart.items()))
+
+# %% jupyter={"source_hidden": true}
+agree
 
 # %% [markdown]
 # `python labs/measure_runs.py --megatron --here` prints every row's difference, and what megatron-core's own layers keep on

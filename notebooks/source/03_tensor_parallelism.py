@@ -17,14 +17,15 @@ from actmem.measure.ledger import record
 from actmem.layers.transformer import TransformerLayer
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
-from actmem.rows import compare, total
+from actmem.rows import total
 from actmem_course.show.controls import choice, steps
+from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.style import size_text
 from actmem_course.show.tensor_parallel import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
-from actmem_course.show.text import apart_text
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = PAPER_MODELS["175B"].shape
+agree = Agreement()
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
 question = Prediction(
     f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. What does each of {t} ranks keep when they share it?",
@@ -80,13 +81,8 @@ Z = F.gelu(X @ A) @ B
 columns = [F.gelu(X @ A_i) @ B_i for A_i, B_i in zip(A.chunk(ranks, dim=1), B.chunk(ranks, dim=0))]
 rows = [F.gelu(X_i @ A_i) for X_i, A_i in zip(X.chunk(ranks, dim=1), A.chunk(ranks, dim=0))]
 
-print("columns, then rows; summed at the end  :", "equal" if torch.allclose(sum(columns), Z) else "wrong")
-print("one rank's term alone                  :", "equal" if torch.allclose(columns[0], Z) else "wrong")
-print("rows first, GeLU before the sum        :", "equal" if torch.allclose(sum(rows) @ B, Z) else "wrong")
-
-# %% [markdown]
-# Now the memory. Numbers and colours are ranks; hatched grey is replicated on every rank. Change the order and look at what
-# GeLU has to keep:
+tried = {"columns, then rows, summed at the end": sum(columns), "one rank's term alone": columns[0], "rows first, GeLU before the sum": sum(rows) @ B}
+print("; ".join(f"{name}: {'equal' if torch.allclose(found, Z) else 'wrong'}" for name, found in tried.items()))
 
 # %%
 Panel(
@@ -117,8 +113,7 @@ Panel(
 dY = torch.randn(6, 32, dtype=torch.float64)
 dX = dY @ A.T
 terms = [dY_i @ A_i.T for dY_i, A_i in zip(dY.chunk(ranks, dim=1), A.chunk(ranks, dim=1))]
-print("rank 0's own term:", "equal" if torch.allclose(terms[0], dX) else "wrong")
-print("sum of all terms :", "equal" if torch.allclose(sum(terms), dX) else "wrong")
+print("; ".join(f"{name}: {'equal' if torch.allclose(found, dX) else 'wrong'}" for name, found in {"rank 0's own term": terms[0], "sum of all terms": sum(terms)}.items()))
 
 # %% [markdown]
 # **Now write it:** [exercises 2.1, 2.2, 2.3, 2.4 and 2.6](../labs/lab2_tensor_parallel.py), `f`, `f_bar`,
@@ -154,9 +149,10 @@ with emulated_rank(t):
     with record(layer) as ledger:
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
 kept = {term_name(saved): saved for saved in ledger.saved}
-for term in ("Q", "K", "V", "softmax output"):
-    print(f"{term:>14} {list(kept[term].shape)}, {kept[term].bytes:,} B")
-print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_size}")
+Fold(
+    f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_size} on this rank",
+    "\n".join(f"{term} {list(kept[term].shape)}, {kept[term].bytes:,} B" for term in ("Q", "K", "V", "softmax output")),
+)
 
 # %% [markdown]
 # **Now write it:** [exercises 2.5 and 2.7](../labs/lab2_tensor_parallel.py), `split_attention` and `attention`: `python
@@ -180,10 +176,9 @@ print(f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_siz
 
 # %% jupyter={"source_hidden": true}
 parts = {size: [total(rows) for rows in divided_and_whole(GPT3, size)] for size in sizes_of_t(GPT3)}
-print(apart_text("sizes of t: the divided part and the floor, and equation 2", [(sum(each), eq2(GPT3, size)) for size, each in parts.items()]))
-for size in (2, t):
-    divided, whole = parts[size]
-    print(f"t = {size}: the floor is {whole / (divided + whole):.0%}, and a rank keeps {(divided + whole) / (eq1(GPT3) / size):.2f} times an even share")
+agree("the divided part and the floor, and equation 2, for each t", [(eq2(GPT3, size), sum(each)) for size, each in parts.items()])
+floors = {size: (whole / (divided + whole), (divided + whole) / (eq1(GPT3) / size)) for size, (divided, whole) in parts.items()}
+print("; ".join(f"t = {size}: the floor is {floors[size][0]:.0%}, a rank keeps {floors[size][1]:.2f} times an even share" for size in (2, t)))
 
 # %% [markdown]
 # Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
@@ -199,8 +194,7 @@ for size in (2, t):
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
-comparison = compare(predicted, rows_by_term(ledger.saved))
-print(f"{comparison.describe()}: {total(predicted):,} predicted, {ledger.total_bytes:,} measured")
+agree.rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledger.saved))
 
 # %% [markdown]
 # ## Counted: the exchanges
@@ -216,13 +210,11 @@ with emulated_rank(t):
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
     with count_collectives() as backward:
         y.sum().backward()
-for name, seen in (("forward", forward), ("backward", backward)):
-    for kind, count in seen.counts.items():
-        print(f"{name:>8}: {count} {kind}s of {seen.payload_bytes(kind) // count:,} B each")
 exchanges = layer_exchanges(GPT3, Parallel(t))
-for e in exchanges:
-    print(f"predicted: {e.count} {e.kind}s {e.phase} ({e.where})")
-print(f"sent by each rank for one layer and one microbatch: {size_text(wire_bytes(exchanges))}")
+for phase, seen in (("forward", forward), ("backward", backward)):
+    agree(f"all-reduces {phase}", [(sum(e.count for e in exchanges if e.phase == phase), seen.counts["all-reduce"])], "exchanges")
+each = forward.payload_bytes("all-reduce") // forward.counts["all-reduce"]
+print(f"{sum(e.count for e in exchanges)} all-reduces of {size_text(each)}; a rank sends {size_text(wire_bytes(exchanges))} for one layer and one microbatch")
 
 # %% [markdown]
 # Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, but not the
@@ -237,14 +229,16 @@ print(f"sent by each rank for one layer and one microbatch: {size_text(wire_byte
 # %%
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
-for r in results:
-    if r["form"] == "tensor":
-        print(f"rank {r['rank']} of {r['tensor_parallel_size']}: forward {r['forward']}, backward {r['backward']}")
-        print(f"  output and all gradients within 1e-12 of the uncut layer: {r['exact']}")
+ran = [r for r in results if r["form"] == "tensor"]
+agree("ranks whose output and all gradients are within 1e-12 of the uncut layer's", [(r["exact"], True) for r in ran], "")
+agree("all-reduces on each rank, forward and backward", [(r[phase]["all-reduce"], 2) for r in ran for phase in ("forward", "backward")], "exchanges")
+
+# %% jupyter={"source_hidden": true}
+agree
 
 # %% [markdown]
-# The memory of two such processes is in [chapter 5](05_recomputation.ipynb): its table has the rows *none* and *tensor*,
-# measured on both ranks.
+# The memory of two such processes is in [chapter 5](05_recomputation.ipynb): its figure of table 2 has the bars *none* and
+# *tensor*, measured on both ranks.
 #
 # ## Questions
 #

@@ -4,6 +4,8 @@
 takes, as ``tape --letters`` reads them.  Those of transformers are made from their configurations; nothing is downloaded.
 """
 
+import inspect
+import re
 from functools import partial
 from typing import Any
 
@@ -54,15 +56,15 @@ CAUSAL: dict[str, tuple[dict, dict]] = {
     "gpt_neox": (_USUAL, _LATE),
     "gpt2": (_N, {"use_cache": False, "n_layer": 2, "n_positions": 512}),
     "opt": ({"h": "hidden_size", "a": "num_attention_heads", "f": "ffn_dim", "v": "vocab_size"}, {**_LATE, "width": "word_embed_proj_dim"}),
-    "bloom": ({"h": "hidden_size", "a": "n_head", "v": "vocab_size"}, {**_LATE, "n_layer": 2}),
+    "bloom": ({"h": "hidden_size", "v": "vocab_size"}, {**_LATE, "n_layer": 2, "n_head": 4}),
     "falcon": ({x: _USUAL[x] for x in "hav"}, {**_LATE, "new_decoder_architecture": False}),
     "mamba": ({"h": "hidden_size", "v": "vocab_size"}, {**_LATE, "state_size": 4, "time_step_rank": 4, "use_mambapy": False}),
 }  # fmt: skip
 MASKED = {
     "bert": (_USUAL, {}),
     "roberta": (_USUAL, {}),
-    "electra": (_USUAL, {"embedding_size": 16}),
-    "albert": (_USUAL, {"embedding_size": 16}),
+    "electra": (_USUAL, {"embedding_size": 12}),
+    "albert": (_USUAL, {"embedding_size": 12}),
     "distilbert": ({"h": "dim", "a": "n_heads", "f": "hidden_dim", "v": "vocab_size"}, {"n_layers": 2}),
     "deberta-v2": (_USUAL, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
 }
@@ -74,34 +76,36 @@ SEQUENCES = {
          "decoder_start_token_id": 0},
     ),
 }  # fmt: skip
+
+
+def _rules(letters: str) -> str:
+    """Heads of 8 features; query heads in groups of key heads."""
+    rules = {"h": "h:8a" if "a" in letters else "h:8", "a": "a:k" if "k" in letters else "a"}
+    return ",".join(rules.get(letter, letter) for letter in letters)
+
+
+def _add(name: str, factory: Any, letters: str) -> None:
+    """A model of transformers by its sizes, which its signature shows."""
+    plain = re.findall(r"(\w)(?::\w+)?", letters)
+    factory.__signature__ = inspect.Signature([inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in plain])
+    MODELS[name], LETTERS[name] = factory, letters
+    HUGGING_FACE.add(name)
+
+
 for table, auto in (
     (CAUSAL, "AutoModelForCausalLM"),
     (MASKED, "AutoModelForMaskedLM"),
     (SEQUENCES, "AutoModelForSeq2SeqLM"),
 ):
     for kind, (names, fixed) in table.items():
-        MODELS[kind] = partial(_language, kind, names, fixed, auto)
-        heads = "a" if "a" in names else "8"
-        LETTERS[kind] = ",".join(
-            [
-                "s",
-                "b",
-                *(
-                    f"h:8{heads if heads == 'a' else ''}"
-                    if x == "h"
-                    else f"a:{'k' if 'k' in names else ''}".rstrip(":")
-                    if x == "a"
-                    else x
-                    for x in names
-                ),
-            ]
-        )
-        HUGGING_FACE.add(kind)
+        one_length = {"s": 8} if kind == "mamba" else {}  # it runs once for each token
+        letters = "".join(x for x in ("s", "b", *names) if x not in one_length)
+        _add(kind, partial(_language, kind, names, fixed, auto, **one_length), _rules(letters))
 
 
 def _pictures(kind, fixed, b, i, h):
     fields = {
-        "image_size": i,
+        "image_size": (i, 32),
         "num_labels": 5,
         **{name: value(h) if callable(value) else value for name, value in fixed.items()},
     }
@@ -109,7 +113,7 @@ def _pictures(kind, fixed, b, i, h):
         kind,
         "AutoModelForImageClassification",
         fields,
-        {"pixel_values": torch.randn(b, 3, i, i), "labels": torch.arange(b) % 5},
+        {"pixel_values": torch.randn(b, 3, i, 32), "labels": torch.arange(b) % 5},
     )
 
 
@@ -123,7 +127,7 @@ _VIT = {
 PICTURES: dict[str, tuple[dict[str, Any], str]] = {
     "vit": (_VIT, "i:4"),
     "beit": ({**_VIT, "drop_path_rate": 0.1, "use_relative_position_bias": True}, "i:4"),
-    "dinov2": (_VIT, "i:4"),
+    "dinov2": ({**_VIT, "image_size": 32}, ""),
     "convnext": (
         {"hidden_sizes": lambda h: [h, h, 2 * h, 2 * h], "depths": [1, 1, 1, 1], "drop_path_rate": 0.1},
         "i:32",
@@ -137,20 +141,19 @@ PICTURES: dict[str, tuple[dict[str, Any], str]] = {
     "efficientnet": ({"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}, "i:32"),
 }
 for kind, (fixed, rule) in PICTURES.items():
-    MODELS[kind] = partial(_pictures, kind, fixed)
-    LETTERS[kind] = f"b,{rule},h:8"
-    HUGGING_FACE.add(kind)
+    one_size = {} if rule else {"i": 32}  # its positions are of squares
+    _add(kind, partial(_pictures, kind, fixed, **one_size), f"b,{rule},h:8" if rule else "b,h:8")
 
 
-def clip(b, s, i, h):
+def clip(b, s, h):
     from transformers import CLIPConfig, CLIPModel
 
     torch.manual_seed(0)
     side = {"hidden_size": h, "intermediate_size": 48, "num_attention_heads": 4, "num_hidden_layers": 2}
     words = {**side, "vocab_size": 64, "max_position_embeddings": 256, "eos_token_id": 2}
-    config = CLIPConfig(text_config=words, vision_config={**side, "image_size": i, "patch_size": 4}, projection_dim=16)
+    config = CLIPConfig(text_config=words, vision_config={**side, "image_size": 16, "patch_size": 4}, projection_dim=16)
     ids = 3 + torch.randint(0, 61, (b, s))
-    return CLIPModel(config), {"input_ids": ids, "pixel_values": torch.randn(b, 3, i, i), "return_loss": True}
+    return CLIPModel(config), {"input_ids": ids, "pixel_values": torch.randn(b, 3, 16, 16), "return_loss": True}
 
 
 def whisper(b, s, h, a):
@@ -165,9 +168,8 @@ def whisper(b, s, h, a):
     return _built("whisper", "AutoModelForSpeechSeq2Seq", fields, inputs)
 
 
-MODELS |= {"clip": clip, "whisper": whisper}
-LETTERS |= {"clip": "b,s,i:4,h:8", "whisper": "b,s,h:8a,a"}
-HUGGING_FACE |= {"clip", "whisper"}
+_add("clip", clip, "b,s,h:8")
+_add("whisper", whisper, "b,s,h:8a,a")
 
 
 class Of(nn.Module):
@@ -235,7 +237,7 @@ def unet(b, i, c):
         return m["out"](torch.cat([F.interpolate(low, scale_factor=2.0), down], 1))
 
     parts = {"in": nn.Conv2d(3, c, 3, padding=1), "norm": nn.GroupNorm(4, c), "down": nn.Conv2d(c, c, 3, 2, 1)}
-    return Of(run, **parts, qkv=nn.Linear(c, 3 * c), out=nn.Conv2d(2 * c, 3, 3, padding=1)), (torch.randn(b, 3, i, i),)
+    return Of(run, **parts, qkv=nn.Linear(c, 3 * c), out=nn.Conv2d(2 * c, 3, 3, padding=1)), (torch.randn(b, 3, i, 32),)
 
 
 def vae(b, h, f):

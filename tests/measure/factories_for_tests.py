@@ -64,3 +64,42 @@ def no_inputs():
 
 def three():
     return nn.Linear(2, 2), (), 3
+
+
+class NoBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, grad):
+        raise RuntimeError("no backward here")
+
+
+class Backless(nn.Linear):
+    def forward(self, x):
+        return NoBackward.apply(super().forward(x))
+
+
+def without_backward():
+    return Backless(8, 8), (torch.ones(4, 8),)
+
+
+def in_eval_mode():
+    return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5)).eval(), (torch.ones(4, 8),)
+
+
+def compiled():
+    return torch.compile(nn.Linear(8, 8)), (torch.ones(4, 8),)
+
+
+def halves(seq_length=2, batch_size=1):
+    class Half(nn.Linear):
+        def forward(self, x):
+            return super().forward(x)[:, : x.shape[1] // 2].exp()
+
+    return Half(8, 8), (torch.ones(batch_size, seq_length, 8),)
+
+
+def squared(output):
+    return output.square().sum()

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType
 from torch.utils.checkpoint import checkpoint as torch_checkpoint
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
 
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure import tools
@@ -16,6 +17,7 @@ from actmem.measure.ledger import record
 from actmem.measure.ledger_tables import readable_size
 from actmem.measure.origins import UNSAVED
 from actmem.models import TINY
+from tests.measure.corner_cases import Run, x
 
 
 def ledger_of(module, x):
@@ -328,3 +330,34 @@ def test_a_readable_size_keeps_every_byte_below_a_kibibyte():
     sizes = [0, 1023, 1024, 1536, 2**20 - 1, 3 * 2**20, 80 * 2**30, 2048 * 2**30]
     texts = ["0 B", "1,023 B", "1 KiB", "1.5 KiB", "1024 KiB", "3 MiB", "80 GiB", "2,048 GiB"]
     assert [readable_size(size) for size in sizes] == texts
+
+
+def test_what_hooks_inside_the_block_pack_is_counted_and_named():
+    def run(m, x):
+        with torch.autograd.graph.save_on_cpu():
+            return m.b(torch.relu(m.a(x)))
+
+    module, given = Run(run, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), x()
+    with record(module) as ledger:
+        y = module(given)
+    del y
+    # On a CPU save_on_cpu holds the tensors themselves: the input and relu's result.
+    assert {(t.op, t.bytes, t.held_by) for t in ledger.tensors} == {
+        ("linear", 4 * 8 * 4, "the hooks of save_on_cpu"),
+        ("relu", 4 * 8 * 4, "the hooks of save_on_cpu"),
+    }
+
+
+def test_the_cache_of_selective_checkpointing_is_named():
+    def run(m, x):
+        def context():
+            return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+        return torch_checkpoint(lambda y: m.b(torch.relu(m.a(y))), x, use_reentrant=False, context_fn=context)
+
+    module, given = Run(run, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), x()
+    with record(module) as ledger:
+        y = module(given)
+    del y
+    (cached,) = (t for t in ledger.tensors if t.op == "addmm")
+    assert cached.held_by == "the cache of selective checkpointing" and cached.bytes == 4 * 8 * 4

@@ -104,6 +104,8 @@ BAD = {
     f"{HERE}:layer --solve s,s": "solve: must be different letters of",
     f"{HERE}:layer --solve v": "solve: the factory takes none of v",
     f"{HERE}:tiny --html /no/such/folder/x.html": "No such file or directory",
+    f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
+    f"{HERE}:tiny --step --loss {HERE}:nothing": "has no nothing",
     "": "target: must be",
     f"{HERE}:tiny --seq-length x": "argument --seq-length: invalid int value: 'x'",
     f"{HERE}:tiny --no-such-option": "unrecognized arguments: --no-such-option",
@@ -192,6 +194,36 @@ def test_solve_finds_the_papers_equation(capsys):
     assert record(f"{HERE}:layer", "--solve", "s,b,h", "--fake") == 0
     # Four heads, so 5as²b is 20; 8sb are the statistics, in bfloat16 on a CPU.
     assert capsys.readouterr().out == "34sbh + 20s²b + 8sb bytes\n"
+
+
+def test_solve_says_where_its_formula_does_not_hold(capsys):
+    """Half of an odd length is rounded down."""
+    options = [f"{HERE}:halves", "--solve", "s,b"]
+    result = json_of(capsys, *options)
+    assert result["formula"] == "48sb" and {term["coefficient"] for term in result["terms"]} == {"48"}
+    kept = json_of(capsys, f"{HERE}:halves", "--seq-length", "7", "--batch-size", "3")["total_bytes"]
+    assert kept == 4 * 8 * 3 * (7 + 3)
+    assert result["notes"] == [f"it holds for s in multiples of 2: at s = 7, b = 3 {kept:,} B stay"]
+    assert record(*options) == 0
+    assert capsys.readouterr().out.splitlines() == ["48sb bytes", *result["notes"]]
+
+
+def test_a_failed_step_leaves_the_ledger(capsys, tmp_path):
+    file = tmp_path / "ledger.json"
+    assert record(f"{HERE}:without_backward", "--step", "--json", str(file)) == 2
+    out, err = capsys.readouterr()
+    assert json.loads(file.read_text())["total_bytes"] == 128 and out.startswith("128 B")
+    assert err.splitlines()[-1].endswith("step: the training step raised RuntimeError: no backward here")
+
+
+def test_eval_mode_is_noted(capsys):
+    (note,) = json_of(capsys, f"{HERE}:in_eval_mode")["notes"]
+    assert "eval mode" in note and not json_of(capsys, f"{HERE}:tiny")["notes"]
+
+
+def test_a_loss_of_ones_own(capsys):
+    plain, own = (json_of(capsys, f"{HERE}:tiny", "--step", *more) for more in ((), ("--loss", f"{HERE}:squared")))
+    assert len(own["curve"]) > len(plain["curve"])
 
 
 def test_folded_names():

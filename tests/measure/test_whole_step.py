@@ -14,6 +14,7 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.whole_step import loss_of, step, watch_step
 from actmem.recipes import RECOMPUTE_MODES
+from tests.measure.corner_cases import Run, x
 from tests.measure.live_count import LiveCount, exchanges_on_copies, existing, one_step
 from tests.tiers import covering
 
@@ -179,3 +180,18 @@ def test_the_papers_layer_in_sixteen_bits(recompute):
     model = TransformerLayer(SHAPE, recompute=recompute, dtype=torch.bfloat16)
     bill = step(model, torch.randn(16, 2, 32, dtype=torch.bfloat16, requires_grad=True))
     assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == max(bill.curve)
+
+
+def test_a_model_that_differentiates_inside():
+    def run(m, x):
+        return m.linear(x) + torch.func.grad(lambda p: (p**2).sum())(x).exp()
+
+    model = Run(run, linear=nn.Linear(8, 8))
+    bill = step(model, (x(),))
+    assert bill.peak_bytes == sum(row.bytes for row in bill.peak) == max(bill.curve)
+
+
+def test_an_output_of_complex_numbers_has_a_loss_and_one_without_numbers_none():
+    assert step(Run(lambda m, x: torch.fft.fft(x)), (x(),)).peak_bytes > 0
+    with pytest.raises(ConfigError, match="no floating-point tensor"):
+        step(Run(lambda m, x: "words"), (x(),))

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from types import CellType, FrameType, FunctionType, MethodType, ModuleType
@@ -145,6 +145,8 @@ class _Recording:
         #: Weights that were seen as such when they were saved: they may be in no module when the block ends.
         self.seen_weights: WeakSet[torch.UntypedStorage] = WeakSet()
         self.hooks_were_off = False
+        #: What packing hooks inside the block hold, and whose they are.
+        self.packed: WeakKeyDictionary[torch.UntypedStorage, tuple[str, Origin]] = WeakKeyDictionary()
         #: Names that layers gave, by storage and offset: Q, K and V are views of one tensor.
         self.terms: WeakKeyDictionary[torch.UntypedStorage, dict[int, str]] = WeakKeyDictionary()
         self.saved_since: WeakSet[torch.UntypedStorage] = WeakSet()
@@ -185,6 +187,10 @@ class _Recording:
                     self.saved_since.add(storage)
                 views[view] = (torch.Size(shape_of(part)), part.dtype, part.device.type, self.tracker.module, *saver)
 
+    def note_hooks_off(self) -> None:
+        """Note that some operations ran without hooks."""
+        self.hooks_were_off = True
+
     def note_graph(self) -> None:
         """Note what the nodes of the outputs' graphs saved while hooks were off."""
         for node in graph_nodes(self.tracker):
@@ -207,9 +213,14 @@ class _Recording:
             shares = _shares(views, storage.nbytes(), kind, classifier.made_by(storage))
             rows.extend(replace(row, term=self.term(storage, view[0])) for row, view in shares)
         for storage, origin, held_by in unsaved(self.tracker, self.origins, ledger._storages, locals_of_caller):
+            packed_by, _ = self.packed.pop(storage, ("", None))
             kind = classifier.kind_of_unsaved(storage, origin)
             if kind not in ("weight", "gathered weight"):
-                self._add_unsaved(origin, storage, kind, held_by)
+                self._add_unsaved(origin, storage, kind, held_by or packed_by)
+        for storage, (packed_by, origin) in self.packed.items():  # as they are: from before the block, or an output
+            kind = classifier.kind_of(storage, origin.dtype, "")
+            if storage not in ledger._storages and kind not in ("weight", "gathered weight"):
+                self._add_unsaved(origin, storage, kind, packed_by)
         for tensor, held_by in held_anyway(self.tracker, ledger._storages):
             for part in plain_tensors(tensor):
                 if (own := storage_of(part)) is not None and own not in self.own_weights:
@@ -253,17 +264,22 @@ def record(module: nn.Module) -> Iterator[Ledger]:
         stack.enter_context(tracker)
         stack.enter_context(origins)
         stack.enter_context(
-            replaced(torch.autograd.graph, "disable_saved_tensors_hooks", _without(hooks, pack, recording))
+            replaced(
+                torch.autograd.graph, "disable_saved_tensors_hooks", taken_off(hooks, pack, recording.note_hooks_off)
+            )
         )
         stack.enter_context(hooks)
+        stack.enter_context(replaced(saved_tensors_hooks, "__enter__", _noting_packed(recording)))
         yield ledger
         if recording.hooks_were_off:
             recording.note_graph()
     recording.finish(_locals_above())
 
 
-def _without(hooks: saved_tensors_hooks, pack: Callable, recording: _Recording) -> Callable[[Callable], Callable]:
-    """Take ``hooks`` off while ``torch.func.grad`` and its like run, which refuse all hooks."""
+def taken_off(
+    hooks: saved_tensors_hooks, pack: Callable, note: Callable[[], object] = lambda: None
+) -> Callable[[Callable], Callable]:
+    """Call ``note`` and take ``hooks`` off while ``torch.func.grad`` and its like run, which refuse all hooks."""
 
     def make(disable):
         @contextmanager
@@ -273,7 +289,7 @@ def _without(hooks: saved_tensors_hooks, pack: Callable, recording: _Recording) 
                 with disable(message):
                     yield
                 return
-            recording.hooks_were_off = True
+            note()
             hooks.__exit__()
             try:
                 with disable(message):  # that of a record around this one takes off its own
@@ -282,6 +298,34 @@ def _without(hooks: saved_tensors_hooks, pack: Callable, recording: _Recording) 
                 hooks.__enter__()
 
         return disabled
+
+    return make
+
+
+def _noting_packed(recording: _Recording) -> Callable[[Callable], Callable]:
+    """Note what hooks that begin in the block pack: nothing in Python refers to it."""
+
+    def make(enter):
+        def noting(hooks):
+            pack = hooks.pack_hook
+
+            def packed(tensor):
+                held = pack(tensor)
+                text = f"the hooks of {getattr(pack, '__qualname__', type(pack).__name__).partition('.')[0]}"
+                for part in (part for one in tensors_in(held) for part in inner_tensors(one)):
+                    if (storage := storage_of(part)) is not None:
+                        op, module = recording.tracker.saver_of(tensor)[0], recording.tracker.module
+                        origin = Origin(True, op, module, shape_of(part), part.dtype, device=part.device.type)
+                        recording.packed[storage] = text, origin
+                return held
+
+            hooks.pack_hook = packed
+            try:
+                return enter(hooks)
+            finally:
+                hooks.pack_hook = pack
+
+        return noting
 
     return make
 
@@ -340,9 +384,19 @@ def unsaved(
         found = [(storage, origin) for storage, origin in found if origin.inside or id(storage) not in mine]
     found = [(storage, origin) for storage, origin in found if storage not in tracker.inputs]
     tensors = [origin.tensor() if origin.tensor is not None else None for _, origin in found]
+    lost = {id(storage) for (storage, _), tensor in zip(found, tensors) if tensor is None}
+    # Where the result is gone, another tensor, as a detached one, has its storage.
+    others = {id(storage_of(tensor)): tensor for tensor in _tensors_of(lost)}
+    tensors = [tensor if tensor is not None else others.get(id(s)) for (s, _), tensor in zip(found, tensors)]
     texts = _holders([tensor for tensor in tensors if tensor is not None], _text) if found else {}
     for (storage, origin), tensor in zip(found, tensors):
         yield storage, origin, texts.get(id(tensor), "")
+
+
+def _tensors_of(storages: Collection[int]) -> list[Tensor]:
+    """All tensors with one of these storages, by id; it takes a look at every object of the process, if there are any."""
+    every = gc.get_objects() if storages else []
+    return [one for one in every if issubclass(type(one), Tensor) and id(storage_of(one)) in storages]
 
 
 def held_anyway(tracker: OperationTracker, saved: Container[torch.UntypedStorage]) -> Iterator[tuple[Tensor, str]]:
@@ -355,8 +409,8 @@ def held_anyway(tracker: OperationTracker, saved: Container[torch.UntypedStorage
                 for tensor in tensors_in(vars(node)):
                     if wanted.pop(id(storage_of(tensor)), None) is not None:
                         yield tensor, _text(node)
-    if wanted and tracker.checkpoint_ran:  # it takes a look at every object of the process
-        found = [one for one in gc.get_objects() if issubclass(type(one), Tensor) and id(storage_of(one)) in wanted]
+    if wanted and tracker.checkpoint_ran:
+        found = _tensors_of(wanted)
         texts = _holders(found, _text_of_checkpoint)
         for tensor in found:
             if id(tensor) in texts and wanted.pop(id(storage_of(tensor)), None) is not None:
@@ -408,6 +462,8 @@ def _text(holder: Any) -> str:
     kind = type(holder)
     if issubclass(kind, nn.Module):
         return f"an attribute of {kind.__name__}"
+    if kind.__module__ == torch.utils.checkpoint.__name__ and kind.__name__ == "_VersionWrapper":
+        return "the cache of selective checkpointing"
     if issubclass(kind, torch.autograd.function.FunctionCtx):
         return f"an attribute of ctx of {kind.__name__.removesuffix('Backward')}"
     if issubclass(kind, FunctionType):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ from actmem.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
 _CHECKED_BYTES = 256 << 20
+_EVAL_MODE = "the model is in eval mode, where dropout and batch norm keep less: call model.train() in the factory"
 CPU_BUILD = (
     "this torch is a CPU build; install one for CUDA, no GPU needed: "
     "pip install torch --index-url https://download.pytorch.org/whl/cu130"
@@ -58,6 +59,7 @@ def _parser() -> Parser:
         "--step", action="store_true", help="run a training step too (after one to warm up), and bill its peak"
     )
     parser.add_argument("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
+    parser.add_argument("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
     parser.add_argument("--solve", metavar="s,b,h", help="find the formula in these sizes, which the factory must take")
     parser.add_json("the result")
     parser.add_argument(
@@ -91,10 +93,14 @@ def _run(options: argparse.Namespace) -> int:
     for name, value in sizes.items():
         check_size(name.replace("_", "-"), value)
     if options.solve:
-        print(_solved(factory, [letter.strip() for letter in options.solve.split(",")], sizes, options))
+        solved = _solved(factory, [letter.strip() for letter in options.solve.split(",")], sizes, options)
+        if options.json:
+            write(options.json, json.dumps(solved, ensure_ascii=False) + "\n")
+        if options.json != "-":
+            print("\n".join([f"{solved['formula']} bytes", *solved["notes"]]))
         return 0
-    ledger, bill, weights = _measured(factory, sizes, options)
-    notes = _fake_notes(factory, sizes, options, ledger, weights) if options.fake else []
+    ledger, bill, weights, notes, failure = _measured(factory, sizes, options)
+    notes += _fake_notes(factory, sizes, options, ledger, weights) if options.fake else []
     result = as_dict(
         ledger, bill, {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
     )
@@ -106,13 +112,22 @@ def _run(options: argparse.Namespace) -> int:
         write(options.json, json.dumps(result) + "\n")
     if options.json != "-":
         print(_text(ledger, bill, notes))
+    if failure is not None:  # the ledger is written: it took as long as the step
+        raise failure
     return 0
 
 
-def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) -> tuple[Ledger, StepBill | None, int]:
+def _measured(
+    factory: Any, sizes: dict[str, int], options: argparse.Namespace
+) -> tuple[Ledger, StepBill | None, int, list[str], ConfigError | None]:
+    """The ledger, the step's bill, bytes of the weights, notes, and what went wrong in the step."""
     gpu = _gpu(options)
+    loss = factories.load_factory(options.loss) if options.loss else None
     with factories.tensors_for(options.fake, options.device, gpu):
         model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
+        if options.fake and any(_is_compiled(module) for module in model.modules()):
+            raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
+        notes = [] if model.training else [_EVAL_MODE]
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
         with record(model) as ledger:
             output = factories.run_forward(model, inputs)
@@ -121,19 +136,30 @@ def _measured(factory: Any, sizes: dict[str, int], options: argparse.Namespace) 
         if options.step:
             try:
                 optimizer = _optimizer(options.optimizer, model)
-                step(model, inputs, None, optimizer)
+                step(model, inputs, loss, optimizer)
                 if optimizer is not None:
                     optimizer.zero_grad()
                 with memory_snapshot(options.snapshot) if options.snapshot else nullcontext():
-                    bill = step(model, inputs, None, optimizer)
+                    bill = step(model, inputs, loss, optimizer)
+            except ConfigError as error:
+                return ledger, None, weights, notes, error
             except Exception as error:
-                raise ConfigError("step", f"the training step raised {factories.one_line(error)}") from error
-    return ledger, bill, weights
+                rule = f"the training step raised {factories.one_line(error)}"
+                return ledger, None, weights, notes, ConfigError("step", rule)
+    return ledger, bill, weights, notes, None
 
 
-def _solved(factory: Any, letters: list[str], sizes: dict[str, int], options: argparse.Namespace) -> str:
-    """The formula of what stays for backward in these letters, each of which is a multiple of the size given for it."""
-    from actmem.tape.evaluate import formula_text
+def _is_compiled(module: torch.nn.Module) -> bool:
+    inner = (module, module.forward, getattr(module, "_compiled_call_impl", None))
+    return any(hasattr(one, "_torchdynamo_orig_callable") for one in inner)
+
+
+def _solved(factory: Any, letters: list[str], sizes: dict[str, int], options: argparse.Namespace) -> dict[str, Any]:
+    """The formula of what stays for backward in these letters, each of which is a multiple of the size given for it.
+
+    notes: where one more of a letter, which is no such multiple, keeps something else.
+    """
+    from actmem.tape.evaluate import formula_text, value
     from actmem.tape.solver import solve_rows  # needs numpy
 
     names = {letter: size for size, (letter, *_) in factories.SIZE_NAMES.items()}
@@ -160,7 +186,21 @@ def _solved(factory: Any, letters: list[str], sizes: dict[str, int], options: ar
         return [Row(row.term, row.bytes) for row in ledger.rows()]
 
     formula = solve_rows(kept, letters, {letter: (size, ()) for letter, size in smallest.items()})
-    return f"{formula_text(formula, letters)} bytes"
+    notes = []
+    for letter in letters:
+        point = {x: 3 * size + (x == letter) for x, size in smallest.items()}
+        try:
+            real = sum(row.bytes for row in kept(point))
+        except ConfigError:  # the model does not run there
+            continue
+        with suppress(ConfigError):  # the formula is no whole number there
+            if value(formula, list(point.values())) == real:
+                continue
+        where = f"in multiples of {smallest[letter]}" if smallest[letter] > 1 else "where it is odd"
+        shown = ", ".join(f"{x} = {size}" for x, size in point.items())
+        notes.append(f"it holds for {letter} {where}: at {shown} {real:,} B stay")
+    terms = [{"coefficient": str(c), "powers": dict(zip(letters, powers))} for c, powers in formula]
+    return {"formula": formula_text(formula, letters), "terms": terms, "notes": notes}
 
 
 def _gpu(options: argparse.Namespace) -> Gpu | None:

@@ -21,7 +21,7 @@ from actmem import recompute
 from actmem.config import ConfigError, shown
 from actmem.measure.census import arguments_of
 from actmem.measure.comms import KIND_OF_NAME
-from actmem.measure.ledger import SavedTensor
+from actmem.measure.ledger import SavedTensor, taken_off
 from actmem.measure.ledger_tables import bill_html, bill_text
 from actmem.measure.origins import Classifier, Origin, Origins
 from actmem.measure.savers import OperationTracker
@@ -102,11 +102,19 @@ def _scalar(loss: Any) -> Tensor:
 
 
 def loss_of(output: Any) -> Tensor:
-    """The loss that an output carries, or else the sum of its first floating-point tensor."""
+    """The loss that an output carries, or else the sum of its first tensor of numbers that are no integers.
+
+    Raises ConfigError if it has none.
+    """
     carried = output.get("loss") if isinstance(output, dict) else getattr(output, "loss", None)
     if isinstance(carried, Tensor):
         return carried
-    return next(tensor for tensor in tensors_in(output) if tensor.is_floating_point()).sum()
+    for tensor in tensors_in(output):
+        if tensor.is_complex():
+            return torch.view_as_real(tensor).sum()
+        if tensor.is_floating_point():
+            return tensor.sum()
+    raise ConfigError("loss", f"there is none, and the output, a {type(output).__name__}, has no floating-point tensor")
 
 
 @contextmanager
@@ -143,7 +151,9 @@ def watch_step(
         stack.enter_context(_resizes_noted(lives))
         stack.enter_context(tracker)
         stack.enter_context(lives)
-        stack.enter_context(saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor)))
+        hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
+        stack.enter_context(replaced(torch.autograd.graph, "disable_saved_tensors_hooks", taken_off(hooks, pack)))
+        stack.enter_context(hooks)
         lives.enter("forward")
         lives.count()
         yield bill

@@ -18,8 +18,8 @@ from actmem.config import ConfigError
 from actmem_course.bench.golden_here import count_here
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import (
+    choice_results,
     measure_runs,
-    paper_choice_results,
     predict_rows,
     read_rows,
     result_of_row,
@@ -81,7 +81,7 @@ def main() -> int:
     if args.rows:
         results = [result for row in rows if (result := result_of_row(row))]
     else:
-        results, times, choices = measure_runs(), step_time_results(), paper_choice_results()
+        results, times, choices = measure_runs(), step_time_results(), choice_results()
         predicted = [*map(with_computed, results), *map(with_computed, times), *map(asdict, choices)]
     judged = [result for result in results if result.within_limit is not None]
     if judged:
@@ -89,7 +89,9 @@ def main() -> int:
     if reserved := [result for result in results if result.printed_kind == "reserved"]:
         run.show(tables.reserved_table(reserved))
     if times:
-        run.show(tables.times_table(times), tables.choices_table(choices))
+        own = [choice for choice in choices if choice.search == "its code"]
+        run.show(tables.times_table(times), tables.choices_table(own))
+        run.show(*(f"{choice.setting}: {choice.reason}" for choice in own if choice.reason))
     run.write(predicted)
     if not judged:
         run.show(f"{len(predicted)} runs predicted, none with a peak to compare with")

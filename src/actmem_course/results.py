@@ -319,21 +319,25 @@ class PredictorLine:
 
 
 @dataclass(frozen=True)
-class PaperChoiceResult:
-    """The paper's plan for one of its models beside the fastest of one search, by predicted time.
+class ChoiceResult:
+    """A published layout beside the fastest of one search, by predicted time.
 
-    behind_percent: how much longer the paper's takes.  hidden_seconds: data-parallel traffic of the fastest that is
-    assumed to hide behind its computation.
+    place: among ``fitting`` plans that fit, fastest first.  behind_percent: how much longer it takes than the first.
+    hidden_seconds: of the first, exchanges that must run beside computing.  reason: why it doesn't stand, if it doesn't.
     """
 
-    model: str
+    source: str
+    setting: str
     search: str
-    paper_plan: str
-    paper_seconds: float
+    published_plan: str
+    published_seconds: float
     best_plan: str
     best_seconds: float
+    place: int
+    fitting: int
     behind_percent: float
     hidden_seconds: float
+    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
-from actmem.plan.step_time import MODEL_ERROR
 from actmem_course.bench.predictors import kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
-from actmem_course.others.paper_choices import SEARCHES
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
+from actmem_course.others.published_choices import SEARCHES
 from tests.labs.in_process import lab_refusal, shown_in_80_columns
 
 SCRIPT = "measure_runs.py"
@@ -24,9 +23,7 @@ def test_all_runs_as_a_table_json_and_a_page(tmp_path):
     titan = [result for result in results if result.get("framework") == "torchtitan"]
     times = [result for result in results if "source" in result]
     choices = [result for result in results if "behind_percent" in result]
-    assert len(choices) == len(PAPER_MODELS) * len(SEARCHES)
-    code = next(iter(SEARCHES))
-    assert all(0 <= result["behind_percent"] <= 100 * MODEL_ERROR for result in choices if result["search"] == code)
+    assert len(choices) >= len(PAPER_MODELS) * len(SEARCHES) + len(LLAMA3_RUNS) + 8
     assert len(titan) == len(TITAN_RUNS) and all(result["note"] for result in titan)
     assert len(times) >= 2 * len(PAPER_MODELS) + len(LLAMA3_RUNS)
     assert len(nanotron) == len(NANOTRON_RUNS) == 18

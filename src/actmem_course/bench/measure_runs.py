@@ -18,7 +18,6 @@ from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.others.golden import LIMITS, GoldenResult
 from actmem_course.others.nanotron import nanotron_peak
 from actmem_course.others.paper import TABLE5
-from actmem_course.others.paper_choices import SEARCHES, paper_choice
 from actmem_course.others.published import (
     LLAMA3_RUNS,
     NANOTRON_GLOBAL_BATCH,
@@ -29,8 +28,9 @@ from actmem_course.others.published import (
     NanotronRun,
     TitanRun,
 )
+from actmem_course.others.published_choices import published_choices
 from actmem_course.others.titan import titan_bill
-from actmem_course.results import PaperChoiceResult, RunResult, StepTimeResult
+from actmem_course.results import ChoiceResult, RunResult, StepTimeResult
 
 MIB = 2**20
 #: How far apart a nanotron run's printed and predicted peak may be.
@@ -164,22 +164,24 @@ def predicted_seconds(
     return found.plans[0].seconds.total
 
 
-def paper_choice_results() -> list[PaperChoiceResult]:
-    """The paper's plans beside the fastest of each search, for all four models."""
+def choice_results() -> list[ChoiceResult]:
+    """Published layouts beside the fastest plans that their code could run."""
     return [
-        PaperChoiceResult(
-            name,
-            search,
+        ChoiceResult(
+            choice.source,
+            choice.setting,
+            choice.search,
             plan_text(choice.plan),
             choice.plan.seconds.total,
-            plan_text(choice.best[search]),
-            choice.best[search].seconds.total,
-            100 * choice.behind(search),
-            choice.hidden_seconds(search),
+            plan_text(choice.best),
+            choice.best.seconds.total,
+            choice.place,
+            choice.fitting,
+            100 * choice.behind,
+            choice.best.seconds.hidden,
+            choice.reason,
         )
-        for name in PAPER_MODELS
-        for choice in (paper_choice(name),)
-        for search in SEARCHES
+        for choice in published_choices()
     ]
 
 

@@ -17,11 +17,11 @@ from actmem.rows import Row
 from actmem_course.others.disagreements import Disagreement
 from actmem_course.results import (
     CalculatorResult,
+    ChoiceResult,
     ExchangeCount,
     Number,
     OtherLine,
     Overhead,
-    PaperChoiceResult,
     PaperEntry,
     PeerLine,
     PipelineResult,
@@ -337,13 +337,13 @@ def times_table(results: Sequence[StepTimeResult]) -> Table:
     return made
 
 
-def choices_table(results: Sequence[PaperChoiceResult]) -> Table:
-    """The paper's plans beside the fastest of wider and wider searches, by predicted time."""
-    title = "The paper's plans: how much longer a step takes than by the fastest plan"
-    made = table(title, "model", "may use", "~the fastest", ">%", ">s hidden")
+def choices_table(results: Sequence[ChoiceResult]) -> Table:
+    """Published layouts beside the fastest of one search, by predicted time."""
+    title = "Published layouts: place, and how much longer a step takes than by the fastest plan"
+    made = table(title, "published", "~the fastest that its code could run", ">place", ">%", ">s hidden")
     for r in results:
-        best = "the paper's" if r.best_plan == r.paper_plan else r.best_plan
-        made.add_row(r.model, r.search, best, f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}")
+        best = "the same" if r.best_plan == r.published_plan else r.best_plan
+        made.add_row(r.setting, best, str(r.place), f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}")
     return made
 
 

@@ -69,6 +69,7 @@ Reveal(question, Panel(front_door, **front_door_controls()))
 # | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 25 | [7](../labs/lab7_todays_layer.py) |
 # | [09 Your model](09_your_model.ipynb) | record a model that the course didn't write: its formula, its wastes, the bill of its peak | 30 | |
 # | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
+# | [11 The ends](11_the_ends.ipynb) | the loss at its peak, in chunks, with a shared vocabulary; log-probabilities; the embedding | 30 | [9](../labs/lab9_the_ends.py) |
 #
 # In a lab you write the functions of its chapter; a judge runs them on real processes and says in a sentence what is wrong.
 # `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.

@@ -242,8 +242,8 @@ print(fill(f"{name}: {' '.join(settings(model, chosen, 512))}", 96, break_on_hyp
 # allocator's share differs from run to run. Take the next plan if it costs a percent, or watch the first steps.
 # </details>
 #
-# **Lab 8** is the end of the course: with all three exercises passed, your first plan runs on an emulated rank, and its bill's
-# lines stand beside the counted ones: `python my/labs/lab8_plan.py`.
+# **Lab 8**: with all three exercises passed, your first plan runs on an emulated rank, and its bill's lines stand beside the
+# counted ones: `python my/labs/lab8_plan.py`.
 #
 # ## What people get wrong here
 #
@@ -254,3 +254,8 @@ print(fill(f"{name}: {' '.join(settings(model, chosen, 512))}", 96, break_on_hyp
 # **Sources.** 2205.05198 sections 4 to 6 and appendices B and C · Rajbhandari et al., *ZeRO*, 1910.02054 · *The Llama 3 Herd of Models*,
 # 2407.21783, table 4 · huggingface/nanotron and its published logs · calculators: nanotron/ultrascale-playbook, EleutherAI/cookbook,
 # NVIDIA/Megatron-LM, cli99/llm-analysis · code: `src/actmem/plan/`, `src/actmem/verify.py`.
+#
+# ## Now fit your model
+#
+# Look at the last stage's bill once more: its logits and loss don't shrink with recomputation. [Chapter 11](11_the_ends.ipynb)
+# takes them apart.

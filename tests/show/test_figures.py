@@ -21,6 +21,7 @@ from actmem_course.bench.measure_runs import golden_result, measure_runs
 from actmem_course.others.golden import HereResult, predict, read_golden
 from actmem_course.others.later_orders import ORDERS_BY_NAME
 from actmem_course.show.bar_chart import bar_chart
+from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
 from actmem_course.show.measured import here_figure, runs_figure
 from actmem_course.show.memory_wall import METHODS, crossover_lines, front_door, memory_wall
@@ -116,6 +117,8 @@ DRAWN: dict[Callable, list[tuple]] = {
     utilisation_bars: [()],
     table4_bars: [()],
     days_bars: [(20,), (1000,)],
+    loss_bars: [(LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=131072), 1, "full"), (LLAMA_MODELS["llama3-8b"], 8)],
+    stage_work: [(LLAMA_MODELS["llama3-8b"], 8), (LLAMA_MODELS["llama3-8b"], 16, True)],
     kept_today: [(LLAMA_MODELS["llama3-8b"], CUT)],
     others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
     llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],

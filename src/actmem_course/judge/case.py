@@ -144,11 +144,22 @@ class CaseRun:
         return forward, backward
 
     def keeps(
-        self, function: Callable, x: Tensor, *weights: Tensor, what: str = "", more: str = "", name: str = "bytes"
+        self,
+        function: Callable,
+        x: Tensor,
+        *weights: Tensor,
+        what: str = "",
+        more: str = "",
+        name: str = "bytes",
+        spare: int = 0,
+        others: Sequence[Tensor] = (),
     ) -> None:
-        """What stays for backward, beside the weights; on all ranks in their order only."""
+        """What stays for backward, beside the weights and ``others``; on all ranks in their order only.
+
+        spare: so many bytes more than ours are right, too.
+        """
         if not self.b.group_name:
-            self.see(name, kept(self.b, function, x, weights), "kept", (what, more, x.element_size()))
+            self.see(name, kept(self.b, function, x, weights, others), "kept", (what, more, x.element_size(), spare))
 
 
 def _ran(seen: Watch) -> str:
@@ -212,7 +223,7 @@ def _agrees(found: Happened, right: Happened, name: str, rank: int) -> bool:
     if how == "most":
         return a <= b
     if how == "kept":
-        return not too_much(a, b.bytes, other.why[0], len(found.seen))
+        return not too_much(a, b.bytes + sum(other.why[3:]), other.why[0], len(found.seen))
     if how == "exchanges":
         return not collectives_fault("", a, b, *other.why[1:])
     if not isinstance(b, Tensor):
@@ -250,7 +261,8 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
     if how == "pattern":
         return [_pattern_words(found.value(name), right.value(name), other.why)]
     if how == "kept":
-        return [too_much(a, b.bytes, other.why[0], t, other.why[1] or _beside(a, b, other.why[2]))]
+        what, more, element_size, *spare = other.why
+        return [too_much(a, b.bytes + sum(spare), what, t, more or _beside(a, b, element_size))]
     if how == "most":
         return [f"the numbers are right, but {one.why or name}".format(found=a, enough=b)]
     if how == "exchanges":

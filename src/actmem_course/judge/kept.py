@@ -134,11 +134,37 @@ class _Results(TorchDispatchMode):
         return result
 
 
-def kept(b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor] = ()) -> KeptBytes:
-    """Count what ``function(x, *weights)`` keeps.  The weights do not count."""
+class Largest:
+    """The largest tensor that operations make while a block runs in this thread, by its storage: elements and bytes.
+
+    given: tensors whose storages don't count, because they are there before.
+    """
+
+    def __init__(self, *given: Tensor) -> None:
+        self._given, self._results = storages_of(*given), _Results(self._note)
+        self.elements = self.bytes = 0
+
+    def __enter__(self) -> Largest:
+        self._results.__enter__()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._results.__exit__(*error)
+
+    def _note(self, tensor: Tensor) -> None:
+        storage = storage_of(tensor)
+        if storage is not None and storage not in self._given:
+            self.bytes = max(self.bytes, storage.nbytes())
+            self.elements = max(self.elements, storage.nbytes() // tensor.dtype.itemsize)
+
+
+def kept(
+    b: Bench, function: Callable[..., Tensor], x: Tensor, weights: Sequence[Tensor] = (), others: Sequence[Tensor] = ()
+) -> KeptBytes:
+    """Count what ``function(x, *weights)`` keeps.  The weights do not count, nor do ``others``, which it has besides."""
     weights = [w if isinstance(w, nn.Parameter) else nn.Parameter(w.detach()) for w in weights]
     leaf = x.detach().clone().requires_grad_()
-    with b.watching(), Keeping(weights, b.functions.get("__file__", "")) as keeping:
+    with b.watching(), Keeping([*weights, *others], b.functions.get("__file__", "")) as keeping:
         y = function(leaf * 1, *weights)
         if hasattr(y, "trigger_wait"):  # a functional collective holds its tensors until someone waits for it
             y = y.trigger_wait()

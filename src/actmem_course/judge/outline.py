@@ -162,6 +162,13 @@ ALL_LABS = (
         Exercise("8.2", "largest_micro_batch_size", "cases.lab8_plan", "The bill, line by line"),
         Exercise("8.3", "plan_of", "lab8_plan:check_plan_of", "What if", seconds=45),
     ), "lab8_plan:lab8_reward", one_process=True),
+    Lab("lab9_the_ends", "Lab 9: the ends of the model", "11_the_ends", (
+        Exercise("9.1", "cross_entropy", "cases.lab9_the_ends", "What the loss keeps"),
+        Exercise("9.2", "linear_cross_entropy", "cases.lab9_the_ends", "A chunk at a time"),
+        Exercise("9.3", "parallel_linear_cross_entropy", "cases.lab9_the_ends", "The last stage", takes_group=True),
+        Exercise("9.4", "log_probs_and_entropy", "cases.lab9_the_ends", "Reinforcement learning"),
+        Exercise("9.5", "embedding", "cases.lab9_the_ends", "The other end"),
+    ), "rewards:lab9_reward"),
 )  # fmt: skip
 
 

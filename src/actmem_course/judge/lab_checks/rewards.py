@@ -1,8 +1,9 @@
-"""What labs 2, 3, 4 and 7 measure once they are solved: a layer, or its blocks, of the learner's functions and of ours."""
+"""What labs 2, 3, 4, 7 and 9 measure once they are solved: a layer, its blocks, or the loss, of the learner's functions and of ours."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -27,6 +28,7 @@ from actmem_course.judge.solutions import lab2_tensor_parallel as ours2
 from actmem_course.judge.solutions import lab3_sequence_parallel as ours3
 from actmem_course.judge.solutions import lab4_recompute as ours4
 from actmem_course.judge.solutions import lab7_todays_layer as ours7
+from actmem_course.judge.solutions import lab9_the_ends as ours9
 from actmem_course.judge.workbench import Bench
 from actmem_course.pieces import Dropouts, LayerWeights, layer, random_weights
 
@@ -169,7 +171,7 @@ def _extra_bytes(shape: ModelShape, recompute: str, device: str) -> int:
 
 
 _EPS = 1e-5
-Functions = Mapping[str, Callable[..., Tensor]]
+Functions = Mapping[str, Callable[..., Any]]
 
 
 def lab7_reward(b: Bench) -> Reward:
@@ -242,3 +244,37 @@ def _weights(b: Bench, shape: LlamaShape) -> tuple[Tensor, ...]:
     wide = shape.ffn_hidden_size // b.size
     sizes = ((h,), (own + 2 * held, h), (h, own), (h,), (2 * wide, h), (h, wide))
     return tuple((b.random(*size, seed=50 + i) / h**0.5).bfloat16() for i, size in enumerate(sizes))
+
+
+def lab9_reward(b: Bench) -> Reward:
+    """The loss and the log-probabilities of a vocabulary 32 times as wide as the hidden size, in 16 bits."""
+    s, micro_batch, h, chunk = 64, 2, 64, 32
+    v, tokens = 32 * h * b.size, s * micro_batch
+    x, weight = (b.random(*size, seed=60 + i).bfloat16() for i, size in enumerate(((s, micro_batch, h), (v, h))))
+    own, logits = b.shards(weight)[b.rank], F.linear(x, weight)
+    targets = torch.arange(tokens, device=b.device).view(s, micro_batch)
+
+    def ends(functions: Functions) -> dict[str, tuple[Callable[..., Tensor], Tensor, tuple[Tensor, ...]]]:
+        return {
+            "the loss": (lambda z: functions["cross_entropy"](z, targets), logits, ()),
+            "the loss in chunks": (lambda y, w: functions["linear_cross_entropy"](y, w, targets, chunk), x, (weight,)),
+            f"the loss on {b.size} ranks": (
+                lambda y, w: functions["parallel_linear_cross_entropy"](y, w, targets, chunk, b.group), x, (own,)
+            ),
+            "log-probabilities and entropy": (
+                lambda z: torch.add(*functions["log_probs_and_entropy"](z, targets, chunk)), logits, ()
+            ),
+        }  # fmt: skip
+
+    # Beside its large tensor each keeps ids of 8 bytes and one sum a token, the last one the entropy as well.
+    formulas = dict(zip(ends(b.functions), (2 * v + 12, 2 * h + 12, 2 * h + 12, 2 * v + 16)))
+    measures = []
+    for name, (yours, given, weights) in ends(b.functions).items():
+        sides = {"yours": yours, "ours": ends(vars(ours9))[name][0]}
+        found = costs(b, sides, given, weights)
+        kept_bytes = {"formula": formulas[name] * tokens, "yours": found["yours"].bytes, "ours": found["ours"].bytes}
+        measures += [Measure(f"kept, {name}", "B", kept_bytes), time_measure(found["yours"], found["ours"])]
+    plain = kept(b, lambda z: F.cross_entropy(z.float().flatten(0, 1), targets.flatten()), logits).bytes
+    remark = f"F.cross_entropy of float32 logits keeps {plain:,} B."
+    what = f"The loss on rank {b.rank} of {b.size}: s={s} b={micro_batch} h={h} v={v}, bfloat16, {chunk} tokens a chunk"
+    return BarsReward(what, tuple(measures), remark)

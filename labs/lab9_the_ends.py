@@ -1,0 +1,91 @@
+"""python my/labs/lab9_the_ends.py
+
+Lab 9: the ends of the model (the loss, log-probabilities, the embedding), where v is the width.
+
+Read notebooks/11_the_ends.ipynb first; each exercise names its section.
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them on four ranks (--ranks 2 for two).  For a hint, add --hint 9.1.
+
+Letters as in 2205.05198: s tokens, b sequences, h hidden size, v words of the vocabulary.  Weights
+are as torch stores them, [v, h].  Keep tensors for backward with ctx.save_for_backward; what is held
+in any other way escapes the count.  No function may write to a tensor that it was given, main_grad apart.
+"""
+
+if __name__ == "__main__":
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+
+# given: the dtype to compute in
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+# 9.1: read “What the loss keeps”
+def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
+    """The loss of each token, log Σ exp(logits) − the target's logit, computed in wide(logits).
+
+    logits: [s, b, v]; targets: [s, b], ids from 0 to v − 1.  Returns [s, b] in the dtype of wide(logits); the
+    gradient has the dtype of logits.  Keeps one tensor of v elements a token, in the dtype of logits, and 32 bytes
+    a token at most, beside the ids: 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.
+    2205.05198 section 4.3 counts those 4sbv.
+    """
+    raise NotImplementedError
+
+
+# 9.2: read “A chunk at a time”
+def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int) -> Tensor:
+    """cross_entropy(F.linear(x, weight), targets), with the logits of ``chunk`` tokens at a time.
+
+    x: [s, b, h]; weight: [v, h]; targets: [s, b]; chunk need not divide s·b.  Returns [s, b] in the dtype of
+    wide(x); the gradients have the dtypes of x and weight.  Keeps x, and 32 bytes a token at most.  Forward and
+    backward make no tensor larger than the logits of a chunk, or than x or weight; and 4 products of s·b·v·h in
+    all, where the plain form has 3.  What 2205.05198 section 5 does to the core attention, done to the loss.
+    """
+    raise NotImplementedError
+
+
+# 9.3, advanced: read “The last stage”
+def parallel_linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int, group) -> Tensor:
+    """linear_cross_entropy, with the vocabulary shared among the ranks of group.
+
+    x: [s, b, h] and targets: [s, b], ids from 0 to v − 1, are the same on every rank; weight: [v/t, h], the
+    rows r·v/t and up on rank r.  Returns [s, b], the same on every rank.  Keeps x, and 32 bytes a token at
+    most.  Exchanges a few numbers a token in forward, and in backward one all-reduce of x's gradient, whole
+    or in chunks.  group may be the ranks of a tensor-parallel layer, or those of a pipeline, whose last stage
+    then has no more of the vocabulary than the others.  2205.05198 section 4.3.
+    """
+    raise NotImplementedError
+
+
+# 9.4: read “Reinforcement learning”
+def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
+    """What reinforcement learning wants of 16-bit logits: log p of the given tokens, and the entropy −Σ p log p.
+
+    logits: [s, b, v], of which p is the softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], computed
+    in and of the dtype of wide(logits); both have a gradient, of the dtype of logits.  Widens ``chunk`` tokens at a
+    time: nothing that forward or backward makes has more bytes than logits.  Keeps logits, and 32 bytes a token at
+    most, where torch's operators keep 12sbv bytes and more.  2205.05198 section 4.3 counts logits of 32 bits.
+    """
+    raise NotImplementedError
+
+
+# 9.5: read “The other end”
+def embedding(ids: Tensor, weight: Tensor, main_grad: Tensor) -> Tensor:
+    """The rows of weight at ids, whose backward adds to main_grad and makes no gradient of weight's size.
+
+    ids: [s, b], from 0 to v − 1, of which many may be the same; weight: [v, h].  Returns [s, b, h].  main_grad:
+    [v, h] in the dtype of wide(weight), where earlier microbatches, and the output layer if it shares the weight,
+    have left their gradients.  Backward adds wide(gradient) of each token to the row of its id; weight itself gets
+    no .grad.  Keeps nothing but ids; torch's backward makes [v, h] each time.  2205.05198 section 4.3.
+    """
+    raise NotImplementedError

@@ -1,0 +1,269 @@
+# %% [markdown]
+# # 11 · The ends
+#
+# The layers are recomputed, the weights are sharded, and training runs out of memory at the last line: the loss. Why, and
+# what must the two ends of the model keep?
+
+# %%
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
+from actmem.llama_shape import llama_shape
+from actmem.measure import record, watch_step
+from actmem.parallel.chunked_loss import LinearCrossEntropy
+from actmem.parallel.groups import TensorParallel
+from actmem.parallel.vocab import VocabParallelCrossEntropy
+from actmem.rows import total
+from actmem.torch_private import fake_tensors
+from actmem_course.bench.predictors import kernel_slopes
+from actmem_course.show.controls import choice, steps
+from actmem_course.show.ends import loss_bars, stage_work
+from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.style import size_text
+from actmem_course.show.text import kept_text
+from actmem_course.show.widgets import Panel, Prediction, Reveal
+
+agree = Agreement()
+LLAMA = llama_shape("llama3-8b")
+tokens, h, v = 131072, LLAMA.hidden_size, LLAMA.vocab_size
+
+question = Prediction(
+    f"Llama 3 8B reads {tokens:,} tokens on one GPU. All {LLAMA.num_layers} layers are recomputed, so each keeps its input alone: "
+    f"{size_text(2 * tokens * h * LLAMA.num_layers)} together. How much does F.cross_entropy of the 16-bit logits take at its peak?",
+    answer=total(loss_peak_rows("16 bits", tokens, h, v)) / 2**30,
+    unit="GiB",
+    because=f"Each token has {v:,} logits where a layer keeps {h:,} numbers, and at the peak three tensors of the logits' size are alive.",
+)
+Reveal(
+    question,
+    Panel(
+        lambda s, v, t, layers: loss_bars(LLAMA.with_sizes(seq_length=s, vocab_size=v), t, layers),
+        s=steps("s", "tokens", [2**k for k in range(12, 21)], tokens),
+        v=steps("v", "words of the vocabulary", (32000, 128256, 152064, 262144), v),
+        t=steps("t", "ranks", (1, 2, 4, 8), 1),
+        layers=choice("the layers recompute", ["none", "elementwise", "full"], "full"),
+    ),
+)
+
+# %% [markdown]
+# *30 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb) and [03 Tensor
+# parallelism](03_tensor_parallelism.ipynb). **You will** derive what the loss keeps and what it takes at its peak, compute it
+# a chunk at a time, share its vocabulary among ranks, and do the same for log-probabilities and for the embedding.
+#
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ words of the vocabulary, $t$ ranks, $c$ tokens of a chunk.
+
+# %% [markdown]
+# ## What the loss keeps
+#
+# The output layer makes $v$ logits $z$ of a token. With $p = \mathrm{softmax}(z)$ and the target $y$,
+#
+# $$\ell = \log \sum_j e^{z_j} - z_y, \qquad dz = (p - \mathrm{onehot}_y)\, d\ell$$
+#
+# Ask chapter 2's question: which tensors does $dz$ read? Only $p$, or $z$ and one number a token, from which $p$ can be made
+# again. So **$2v$ bytes a token** are enough in 16 bits. `F.cross_entropy` keeps $\log p$, in the dtype of the logits: $2v$
+# if these have 16 bits, $4v$ after the `logits.float()` of most libraries.
+#
+# But the peak comes in backward. There live, of each token:
+#
+# | what | bytes in 16 bits |
+# |---|---|
+# | $\log p$, kept by forward | $2v$ |
+# | its gradient: $-1$ at the target, $v - 1$ zeros | $2v$ |
+# | the gradient of the logits, made from both | $2v$ |
+# | the output layer's input, and its gradient if an earlier run left one | $2h + 2h$ |
+# | the target, a 64-bit number | $8$ |
+#
+# Together **$6v + 4h + 8$ bytes a token**, and $12v$ instead of $6v$ with float32 logits. Liger's benchmark has logged this
+# peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake tensors:
+
+# %% jupyter={"source_hidden": true}
+slope = next(one for one in kernel_slopes() if "entropy" in one.kernel)
+agree("one more token at the peak, by formula and counted here", [(slope.by_formula, slope.counted)])
+print(f"one more token, {slope.formula}: {slope.by_formula:,} B; counted here {slope.counted:,.0f} B, logged on an A100 {slope.logged:,.0f} B")
+
+# %% [markdown]
+# **Now write it:** [exercise 9.1](../labs/lab9_the_ends.py), `cross_entropy`: `python my/labs/lab9_the_ends.py --only 9.1`.
+
+# %% [markdown]
+# ## A chunk at a time
+#
+# A token's loss reads the logits of that token and of no other. So take $c$ tokens: compute their logits, add up, keep
+# $\log\sum e^z$, one number, and drop the logits. Backward makes them again. That is recomputation, and a good trade: one
+# product more, $2sbhv$ FLOPs, frees $v$ numbers a token. It keeps the output layer's input, $2sbh$, and no logit:
+
+# %%
+linear = nn.Linear(64, 1000, bias=False, dtype=torch.bfloat16)
+x = torch.randn(48, 2, 64, dtype=torch.bfloat16, requires_grad=True)
+ids = torch.randint(0, 1000, (48, 2))
+with record(linear) as ledger:
+    losses = LinearCrossEntropy(TensorParallel(), chunk=16)(x, linear.weight, ids)
+print(kept_text(ledger.saved))
+
+# %% [markdown]
+# What lives at the peak? The input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the chunks, $4vh$; and
+# of one chunk either its logits in float32 and in 16 bits, $6cv$, or their gradient and a part of the weight's, $2cv + 2vh$.
+# So $c$ needn't be small: below $h/2$ tokens the weight's part is the larger. A step on fake tensors counts each of the four
+# ways of the figure at the top, at the size of the model:
+
+# %%
+def peak(loss, s=8192, chunk=1024):
+    """Bytes alive at the peak of the loss, beside the weight."""
+    with fake_tensors():
+        linear = nn.Linear(h, v, bias=False, dtype=torch.bfloat16)
+        x, ids = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True), torch.zeros(s, 1, dtype=torch.long)
+        with watch_step(linear, batch=(x, ids)) as bill:
+            if loss == "in chunks":
+                value = LinearCrossEntropy(TensorParallel(), chunk)(x, linear.weight, ids).mean()
+            elif loss == "in place":
+                value = VocabParallelCrossEntropy(TensorParallel())(linear(x), ids)
+            else:
+                logits = linear(x).flatten(0, 1)
+                value = F.cross_entropy(logits.float() if loss == "float32" else logits, ids.flatten())
+                del logits
+            value.backward()
+    return bill.peak_bytes - 2 * v * h
+
+
+# %% jupyter={"source_hidden": true}
+for loss in LOSSES:
+    agree(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
+for c in (256, 4096):
+    agree(f"peak in chunks of {c:,}", [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=c)), peak("in chunks", chunk=c))])
+
+# %% [markdown]
+# Chunks change no number but by rounding: each token's loss is its own. Only the weight's gradient is a sum over all tokens,
+# now chunk by chunk. Liger goes further: its forward knows that $d\ell$ will be the same for all tokens, so it makes both
+# gradients at once and keeps them *in place of* $x$. No product is run again, and $2vh$ more bytes live from forward to backward.
+#
+# **Now write it:** [exercise 9.2](../labs/lab9_the_ends.py), `linear_cross_entropy`: `python my/labs/lab9_the_ends.py --only
+# 9.2`.
+
+# %% [markdown]
+# ## The last stage
+#
+# Tensor parallelism gives each of $t$ ranks $v/t$ words: chapter 3 and exercise 2.8. Of each token three numbers are enough
+# from the other ranks: the largest logit, the sum of the exponentials, the target's logit. With chunks only
+# $\log\sum e^z$ over a rank's own words and the target's logit are left, and one exchange after the last chunk does. Backward
+# sums the gradient of $x$ over the ranks; that of the weight is each rank's own.
+#
+# A pipeline has another reason to share it. The output layer is on the last stage, and it is work: for Llama 3 8B as
+# much as almost two layers. In a pipeline all others wait for the slowest stage:
+
+# %%
+Panel(
+    lambda v, p, where: stage_work(LLAMA.with_sizes(vocab_size=v), p, where == "all stages"),
+    v=steps("v", "words of the vocabulary", (32000, 128256, 152064, 262144), LLAMA.vocab_size),
+    p=steps("p", "pipeline stages", (2, 4, 8, 16), 8),
+    where=choice("the vocabulary is on", ["the last stage", "all stages"], "the last stage"),
+)
+
+# %% [markdown]
+# *Vocabulary parallelism* gives each of the $p$ stages $v/p$ words of the output layer. The last layer's output is broadcast
+# to all of them, they exchange the few numbers above, and each stage makes its part of the gradient. The work is even, and so
+# are the weights' states, 18 bytes a parameter, and the logits. The function is the same as for tensor parallelism: its
+# group is the pipeline.
+#
+# **Now write it:** [exercise 9.3](../labs/lab9_the_ends.py), `parallel_linear_cross_entropy`: `python my/labs/lab9_the_ends.py
+# --only 9.3`.
+
+# %% [markdown]
+# ## Reinforcement learning
+#
+# Reinforcement learning reads no loss from the logits, but $\log p_y$ of the tokens that were generated, and often the
+# entropy $H = -\sum_j p_j \log p_j$. Out of torch's operators, in float32, autograd keeps what each of them reads:
+
+# %%
+class LogProbs(nn.Module):
+    def forward(self, logits, tokens):
+        log_p = logits.float().log_softmax(-1)
+        return log_p.gather(-1, tokens.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+module, logits = LogProbs(), torch.randn(48, 2, 1000, dtype=torch.bfloat16, requires_grad=True)
+with record(module) as ledger:
+    found = module(logits, ids)
+
+# %% jupyter={"source_hidden": true}
+wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
+agree("log-probabilities and entropy, the tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
+print(f"{len(wide)} tensors of v float32 numbers a token are kept: {sum(saved.bytes for saved in wide) // logits.numel()}v bytes a token")
+
+# %% [markdown]
+# Both are functions of the logits. Write down their gradients, and nothing else is read:
+#
+# $$\frac{\partial \log p_y}{\partial z} = \mathrm{onehot}_y - p, \qquad \frac{\partial H}{\partial z} = -p\,(\log p + H)$$
+#
+# So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a chunk of tokens at a time: $2v$ bytes, and no float32
+# copy of all. If you start from $x$ instead of the logits, the same chunks keep $2h$.
+#
+# **Now write it:** [exercise 9.4](../labs/lab9_the_ends.py), `log_probs_and_entropy`: `python my/labs/lab9_the_ends.py --only
+# 9.4`.
+
+# %% [markdown]
+# ## The other end
+#
+# The embedding looks up rows, so it keeps nothing but the ids. Its gradient is another matter. Of $v$ rows at most $sb$ have
+# one, yet torch's backward makes all $v$: $2vh$ bytes of mostly zeros, in every microbatch, only to add them to the sum of the
+# microbatches before. If the output layer shares the weight, its gradient is dense, $v$ rows, and goes to the same
+# place. So add the $sb$ rows straight to that sum, in float32. One trap: a word that comes twice must be added twice.
+#
+# **Now write it:** [exercise 9.5](../labs/lab9_the_ends.py), `embedding`: `python my/labs/lab9_the_ends.py --only 9.5`.
+
+# %% [markdown]
+# ## Worked problem
+#
+# A model with $v$ = 262,144 words, $h$ = 2,560 and 34 layers, one sequence of 32,768 tokens, one GPU of 80 GiB that has 30 GiB
+# left after weights and states. All layers are recomputed. Which of the four ways to compute the loss fits? Work it out before you open it:
+
+# %% jupyter={"source_hidden": true}
+s, width, words, layers = 32768, 2560, 262144, 34
+kept = 2 * s * width * layers
+found = {loss: total(loss_peak_rows(loss, s, width, words)) for loss in LOSSES}
+lines = [f"the {layers} layers keep 2sbh each: {size_text(kept)}"]
+for loss, size in found.items():
+    lines.append(f"{loss}: {size_text(size)}, with the layers {size_text(size + kept)}" + (", fits" if size + kept < 30 * 2**30 else ""))
+lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the weight's gradient, and 2cv + 2vh for a chunk")
+Fold("Which fits?", "\n".join(lines))
+
+# %% [markdown]
+# Every number that this chapter compared, byte by byte:
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary><b>1.</b> Does a smaller chunk always lower the peak?</summary>
+#
+# By less and less. With $c < h/2$ the weight's gradient decides: its float32 sum, $4vh$, and one chunk's part, $2vh$. Of the
+# chunk only $2cv$ is left to save, and small products are slow.
+# </details>
+#
+# <details><summary><b>2.</b> Tensor parallelism divides the logits by $t$. Is that enough at 131,072 tokens?</summary>
+#
+# Set $t$ = 8 in the figure at the top: the softmax in place is divided, and still a large part of what the layers keep. The chunks
+# don't grow with $s$ at all.
+# </details>
+#
+# <details><summary><b>3.</b> Why does a pipeline's last stage hold logits of one microbatch only?</summary>
+#
+# Under 1F1B its backward comes right after its forward. It has one microbatch in flight, the first stage has $p$: chapter 6.
+# </details>
+#
+# ## What people get wrong here
+#
+# - **"The loss is one number."** It is, and forward frees its logits; backward makes three tensors of their size.
+# - **"Full recomputation solves long sequences."** It leaves $2sbh$ a layer, and the loss as it was.
+# - **Returning the logits.** A model that returns them holds $2v$ bytes a token more, through all of backward.
+#
+# **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989, and its `benchmark/data` · *Cut Your Losses*, 2411.09009 ·
+# *Balancing Pipeline Parallelism with Vocabulary Parallelism*, 2411.05288 · code: `src/actmem/parallel/chunked_loss.py`,
+# `src/actmem/formulas/loss_peak.py`.
+#
+# ## Now fit your model
+#
+# Which way does your code compute the loss? Count it: `python -m actmem record` on your own model shows what its loss keeps, and the bill
+# of a step what lives at the peak. **Lab 9** writes the functions of this chapter: `python my/labs/lab9_the_ends.py`.

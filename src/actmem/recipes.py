@@ -166,8 +166,9 @@ class LayerTerms:
                 )
             if action == "compress" and term in self.other_dtype:
                 raise ConfigError("recompute", f"{term!r} has no elements of the layer's dtype: it can't be compressed")
-        for action in ("offload", "compress"):
-            self._check_one_tensor([term for term in stored if stored[term] == action], action)
+            if action == "compress" and term in self.one_tensor:
+                raise ConfigError("recompute", f"{term!r} is a part of one tensor with others: it can't be compressed")
+        self._check_one_tensor(stored, "offload")
         return stored
 
     def products_again(self, recompute: Mode) -> frozenset[str]:

@@ -153,7 +153,10 @@ def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
         ({"GeLU input": "elsewhere"}, "recompute\\['GeLU input'\\]: must be one of keep, recompute, offload, compress"),
         ({"GeLU": "offload"}, "recompute: 'GeLU' is no term of this layer"),
         ({"Q": "offload"}, "recompute: Q, K, V are parts of one tensor: offload all of them or none"),
-        ({"Q": "compress", "K": "compress"}, "recompute: 'Q' is a part of one tensor with others: it can't be compressed"),
+        (
+            {"Q": "compress", "K": "compress"},
+            "recompute: 'Q' is a part of one tensor with others: it can't be compressed",
+        ),
         ({"MLP dropout mask": "compress"}, "recompute: 'MLP dropout mask' has no elements of the layer's dtype"),
         ({"layer-norm 1 input": "recompute"}, "recompute: 'layer-norm 1 input' is the layer's input"),
     ],

@@ -11,7 +11,6 @@ from actmem.config import Parallel
 from actmem.formulas.activations import layer_bytes, layer_rows
 from actmem_course.others.zero_bubble import weight_gradient_rows
 from actmem.formulas.flops import layer_overhead
-from actmem_course.others.frontier import frontier
 from actmem_course.others.later_orders import ORDERS_BY_NAME, order_names, order_needs
 from actmem_course.others.interleaved_time import interleaved_step_time
 from actmem.formulas.schedule import interleaved
@@ -312,50 +311,54 @@ a, b, h, s = gpt3.letters()
 print(f"GPT-3, elementwise: {layer_bytes(gpt3, Parallel(8, True), 'elementwise') * 8 / (s * b * h):g} sbh/t")
 
 # %% [markdown]
-# ## The frontier
+# ## The frontier: make it again, put it elsewhere, or make it smaller
 #
-# A layer is a table of terms, each with a recipe: from which other terms it is made, by which products. So *what to
-# recompute* is a set of terms, and every set has its bytes and its FLOPs. `recompute={"GeLU input", …}` runs any of them
-# (`src/actmem/drop.py`). The figure shows all choices for the paper's layer; the line joins those that none beats:
+# A layer is a table of terms, and backward reads each of them once. Until then you have four choices for each: **keep** it,
+# **recompute** it from other terms, **offload** it to the host's memory, or **compress** it to eight bits. Recomputing costs
+# products. Offloading costs nothing as long as the copy hides behind the layer's own work: out while forward runs, back
+# while backward does. Compressing costs accuracy: gradients are then those of a slightly different backward pass.
+#
+# The figure tries them all for one layer of GPT-3 on an A100. Each line joins the choices that nothing beats. Make the link
+# faster or slower: 25 GB/s is PCIe 4.0, and what the host can take for nothing grows with it.
 
 # %%
 Panel(
-    lambda s: frontier_figure(gpt3.with_sizes(seq_length=s)),
+    lambda s, gigabytes: frontier_figure(gpt3.with_sizes(seq_length=s), gigabytes),
     s=steps("s", "tokens", (1024, 2048, 4096, 8192), 2048),
+    gigabytes=steps("link to the host", "GB/s", (6, 12, 25, 50, 100, 450), 25),
 )
 
-# %% jupyter={"source_hidden": true}
-points = frontier(gpt3)
-flops = 72 * s * b * h * h + 12 * s * s * b * h
-for point in (points[0], points[-1]):
-    print(f"{len(point.products)} products run again: {point.bytes / (s * b * h):.1f} sbh kept, {100 * point.flops / flops:.2f}% more FLOPs")
-print(f"{len(points)} choices on the line")
-
 # %% [markdown]
-# A real layer and three sets. Whatever is dropped, the gradients are the same bit for bit:
+# Every point runs. Give a layer a set of terms to make again, or an action for each term
+# (`src/actmem/drop.py`, `src/actmem/store.py`). What is offloaded leaves the device and comes back one tensor ahead of
+# the operation that reads it:
 
 # %%
 from actmem.layers.transformer import TransformerLayer
+from actmem.measure import layer_rows_of
 
 small = model_shape("tiny")
 
 
 def step(recompute):
-    """Gradients of one layer, and the bytes that it kept."""
+    """Gradients of one layer, and the bytes that it kept on the device and on the host."""
     layer = TransformerLayer(small, recompute=recompute, seed=1)
     x = torch.randn(128, 2, 256, generator=torch.Generator().manual_seed(2)).requires_grad_()
-    with record(layer) as ledger:
-        y = layer(x)
-    y.square().sum().backward()
-    return ledger.total_bytes, [x.grad, *(p.grad for p in layer.parameters())]
+    rows = layer_rows_of(layer, x.detach().clone().requires_grad_())
+    host = total(row for row in rows if row.term.endswith(", on the host"))
+    layer = TransformerLayer(small, recompute=recompute, seed=1)
+    layer(x).square().sum().backward()
+    return total(rows) - host, host, [x.grad, *(p.grad for p in layer.parameters())]
 
 
-kept_bytes, wanted = step("none")
-for dropped in ("elementwise", {"GeLU input", "4h→h input"}, {"Q", "K", "V", "QKV projection input"}):
-    size, gradients = step(dropped)
-    same = all(torch.equal(x, y) for x, y in zip(gradients, wanted))
-    label = dropped if isinstance(dropped, str) else ", ".join(sorted(dropped))
-    print(f"{label}: {size / kept_bytes:.0%} of the bytes, gradients {'equal' if same else 'DIFFERENT'}")
+core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
+whole, _, wanted = step("none")
+for recompute in ("elementwise", {"GeLU input": "offload", "4h→h input": "recompute", **core}, {"GeLU input": "compress"}):
+    size, host, gradients = step(recompute)
+    furthest = max(((x - y).norm() / y.norm()).item() for x, y in zip(gradients, wanted))
+    label = recompute if isinstance(recompute, str) else f"GeLU input: {recompute['GeLU input']}"
+    same = "equal bit for bit" if furthest == 0 else f"up to {furthest:.1%} off"
+    print(f"{label}: {size / whole:.0%} on the device, {host / whole:.0%} on the host, gradients {same}")
 
 # %% [markdown]
 # ## Pipelines after 2022

@@ -114,7 +114,9 @@ def test_no_actions_at_all_are_better(sizes, flops, forward, link, compress):
 
 
 def gradients(layer, shape):
-    x = torch.randn(shape.seq_length, shape.micro_batch_size, shape.hidden_size, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(
+        shape.seq_length, shape.micro_batch_size, shape.hidden_size, generator=torch.Generator().manual_seed(1)
+    )
     layer(x.requires_grad_()).square().sum().backward()
     return [x.grad, *(parameter.grad for parameter in layer.parameters())]
 
@@ -125,11 +127,15 @@ def test_a_layer_keeps_what_each_choice_on_the_line_says_and_has_the_same_gradie
     forward = sum(layer.flops.values()) / 1e9
     rates = Rates(1e9, total(layer.rows) / forward / 8, forward)  # an eighth can move while forward runs
     line = frontier(choices(layer, BOTH), lambda choice: choice.seconds(rates))
-    assert len(line) > 5 and line[0].host_bytes and line[-1].bytes == min(choice.bytes for choice in choices(layer, BOTH))
+    assert (
+        len(line) > 5 and line[0].host_bytes and line[-1].bytes == min(choice.bytes for choice in choices(layer, BOTH))
+    )
     kind = TransformerLayer if shape is PAPER else LlamaLayer
     wanted = gradients(kind(shape, seed=3), shape)
     for choice in line:
-        assert all(torch.equal(*two) for two in zip(gradients(kind(shape, seed=3, recompute=choice.actions), shape), wanted))
+        assert all(
+            torch.equal(*two) for two in zip(gradients(kind(shape, seed=3, recompute=choice.actions), shape), wanted)
+        )
         size = shape.seq_length, shape.micro_batch_size, shape.hidden_size
         measured = layer_rows_of(kind(shape, seed=3, recompute=choice.actions), torch.randn(size).requires_grad_())
         rows = on_device(layer.rows, layer.terms, choice.actions, 4)

@@ -8,10 +8,10 @@ from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS, TINY_LLAMA
 from actmem.models import PAPER_MODELS
+from actmem.plan.actions import PricedLayer, frontier, recompute_choices
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
-from actmem_course.others.frontier import frontier
 from actmem_course.show.style import size_text
 from actmem_course.show.today import frontier_figure, kept_today, llama_bars, plan_of_request, plan_wall
 
@@ -43,15 +43,21 @@ def test_a_llamas_bars_are_its_rows(shape, recompute):
 def test_the_frontier_and_the_named_modes(model):
     shape = PAPER_MODELS[model].shape
     a, b, h, s = shape.letters()
-    choices, line, named = frontier_figure(shape).traces
-    assert len(choices["x"]) == 32 and len(line["x"]) == len(frontier(shape))
-    assert line["y"] == sorted(line["y"], reverse=True) and line["x"] == sorted(line["x"])
+    every, line, offload, compress, named = frontier_figure(shape).traces
+    layer = PricedLayer.of(shape)
+    assert len(every["x"]) == 32
+    assert len(line["x"]) == len(frontier(recompute_choices(layer), lambda choice: choice.flops))
     for x, y, mode in zip(named["x"], named["y"], named["text"]):
         assert x == float(100 * layer_overhead(shape, mode))
         assert y * s * b * h == pytest.approx(total(layer_rows(shape, recompute=mode)), rel=1e-12)
     # Elementwise and full lie on the line: nothing keeps less for as few FLOPs.
     on_line = {(round(x, 9), round(y, 9)) for x, y in zip(line["x"], line["y"])}
     assert {(round(named["x"][i], 9), round(named["y"][i], 9)) for i in (2, 3)} <= on_line
+    for before, after in ((line, offload), (offload, compress)):  # more ways keep no more in no more time
+        for x, y in zip(before["x"], before["y"]):
+            assert any(other <= x + 1e-9 and kept <= y for other, kept in zip(after["x"], after["y"]))
+    for trace in (line, offload, compress):
+        assert trace["y"] == sorted(trace["y"], reverse=True) and trace["x"] == sorted(trace["x"])
 
 
 @pytest.mark.parametrize(("name", "memory"), [("llama3-70b", 80), ("175b", 40)])

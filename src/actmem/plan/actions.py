@@ -78,7 +78,9 @@ def recompute_choices(layer: PricedLayer) -> list[Choice]:
     found = []
     for count in range(len(priced) + 1):
         for products in combinations(priced, count):
-            again = {recipe.term: "recompute" for recipe in layer.terms.recipes if set(recipe.products) <= set(products)}
+            again = {
+                recipe.term: "recompute" for recipe in layer.terms.recipes if set(recipe.products) <= set(products)
+            }
             kept = sum(row.bytes for row in layer.rows if row.term not in again)
             found.append(Choice(products, again, kept, sum(layer.flops[product] for product in products)))
     return found
@@ -91,13 +93,17 @@ def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offloa
     need none are made again.
     """
     found = recompute_choices(layer)
-    return [moved for choice in found[: None if "recompute" in allowed else 1] for moved in _moved(layer, choice, allowed)]
+    return [
+        moved for choice in found[: None if "recompute" in allowed else 1] for moved in _moved(layer, choice, allowed)
+    ]
 
 
 def _moved(layer: PricedLayer, choice: Choice, allowed: Collection[str]) -> list[Choice]:
     sizes = {row.term: row.bytes for row in layer.rows}
     names = [layer.terms.input, *(recipe.term for recipe in layer.terms.recipes)]
-    left = [name for name in names if name in sizes and name not in choice.actions and name not in layer.terms.by_products]
+    left = [
+        name for name in names if name in sizes and name not in choice.actions and name not in layer.terms.by_products
+    ]
     best = [choice]
     for group in layer.groups(left):
         options = []

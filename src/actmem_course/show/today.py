@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from textwrap import wrap
+from typing import Any
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape
+from actmem.plan.actions import Choice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem.plan.plan_report import layout_text, plan_text
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill, rank_bill
 from actmem.plan.search import bill_of, find_plans
-from actmem.plan.step_time import GIBIBYTE, Cluster
+from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import Row, total
-from actmem_course.others.frontier import FrontierPoint, all_choices, frontier
 from actmem_course.others.others_keep import OTHERS, bytes_of_other
 from actmem_course.show.marks import STACKED, Axis, Drawing, bars, chart, downwards, points, scale
 from actmem_course.show.memory_wall import limit
@@ -163,43 +164,65 @@ def others_bars(shape: LlamaShape) -> Drawing:
     )  # fmt: skip
 
 
-def frontier_figure(shape: ModelShape) -> Drawing:
-    """All choices of what to run again, and the line that none beats; 16 bits, one rank.
+def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
+    """What a layer can keep for how much more time, and the lines that nothing beats; 16 bits, one A100.
 
-    x: FLOPs added to the layer's forward and backward, in percent.  y: bytes kept, in sbh.
+    x: time added to the layer's forward and backward, in percent: products that run again, and copies that computing
+    can't hide.  y: bytes kept on the device, in sbh.  gigabytes: that the link to the host takes a second, each way.
     """
-    _, b, h, s = shape.letters()
-    work = 72 * s * b * h * h + 12 * s * s * b * h
-    every, best = all_choices(shape), frontier(shape)
+    sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
+    layer = PricedLayer.of(shape)
+    rate = DEVICES["a100"].flops_per_second * PRODUCT_SHARE
+    rates = Rates(rate, gigabytes * 1e9, sum(layer.flops.values()) / rate)
+    recompute = recompute_choices(layer)
     added = {mode: float(100 * layer_overhead(shape, mode)) for mode in _NAMED}
-    kept = {mode: total(layer_rows(shape, recompute=mode)) / (s * b * h) for mode in _NAMED}
-    hover = "+%{x:.2f}% FLOPs, %{y:.1f} sbh"
+    kept = {mode: total(layer_rows(shape, recompute=mode)) / sbh for mode in _NAMED}
+    hover = "+%{x:.2f}% time, %{y:.1f} sbh"
 
-    def of(choices: list[FrontierPoint], **look: object) -> dict:
-        return {
-            "x": [100 * choice.flops / work for choice in choices],
-            "y": [choice.bytes / (s * b * h) for choice in choices],
-            "colour": VERMILION,
-            "hover": f"%{{customdata}} again<br>{hover}",
-            "customdata": [", ".join(choice.products) or "no product" for choice in choices],
-            **look,
-        }
+    def share(choice: Choice) -> float:
+        return 100 * choice.seconds(rates) / (3 * rates.forward)
 
+    def said(choice: Choice) -> str:
+        parts = [f"{', '.join(choice.products) or 'no product'} again"]
+        for action in ("offload", "compress"):
+            terms = ", ".join(term for term, chosen in choice.actions.items() if chosen == action)
+            parts += [f"{action}: {terms}"] if terms else []
+        return "<br>".join(line for part in parts for line in wrap(part, 60))
+
+    def of(name: str, chosen: list[Choice], colour: str, **look: Any) -> dict:
+        place = [share(choice) for choice in chosen], [choice.bytes / sbh for choice in chosen]
+        return points(
+            name, *place, colour, f"%{{customdata}}<br>{hover}", customdata=[said(one) for one in chosen], **look
+        )
+
+    def line(name: str, colour: str, symbol: str, *allowed: str) -> dict:
+        best = frontier(choices(layer, ("recompute", *allowed)), share)
+        best = [choice for choice in best if share(choice) <= 34]
+        look = {"mode": "lines+markers", "line": {"color": colour}, "marker": {"size": 9, "symbol": symbol}}
+        return of(name, best, colour, **look)
+
+    lines = {
+        "recompute": line("recompute", VERMILION, "circle"),
+        "or offload": line("or offload", GREEN, "square", "offload"),
+        "or compress": line("or compress", PURPLE, "triangle-up", "offload", "compress"),
+    }
+    free = {name: trace["y"][0] for name, trace in lines.items()}
     return chart(
-        f"Elementwise keeps {kept['elementwise']:.0f} sbh where selective keeps {kept['selective']:.0f},<br>for the same FLOPs",
+        f"Kept for no time at all: {free['recompute']:.0f} sbh; {free['or offload']:.0f} with a host<br>"
+        f"at {gigabytes} GB/s, {free['or compress']:.0f} if the rest is rounded to 8 bits",
         [
-            points("every choice", **of(every, marker={"color": BLUE, "size": 6, "symbol": "circle-open"})),
-            points("none keeps less for less", **of(best, mode="lines+markers", line={"color": VERMILION}, marker={"size": 9})),
+            of("every set of products", recompute, BLUE, marker={"color": BLUE, "size": 6, "symbol": "circle-open"}),
+            *lines.values(),
             points(
                 "the named modes", added.values(), kept.values(), INK, f"%{{text}}: {hover}", mode="markers+text", text=list(_NAMED),
                 textposition="top right", marker={"color": INK, "symbol": "diamond", "size": 10}, cliponaxis=False,
             ),
         ],
-        "Points, percent of FLOPs added and sbh kept: "
+        "Points, percent of time added and sbh kept: "
         + ", ".join(f"{mode} {added[mode]:.2f} and {kept[mode]:.1f}" for mode in _NAMED)
-        + f"; the line has {len(best)} of {len(every)} choices.",
-        xaxis=scale("FLOPs added to a layer's forward and backward (%)", -1, 34),
-        yaxis=scale("kept by a layer (sbh)", 0, 1.15 * kept["none"]),
+        + "; kept for no time: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
+        xaxis=scale("time added to the layer (%)", -1, 34),
+        yaxis=scale("kept on the device (sbh)", 0, 1.15 * kept["none"]),
         height=480,
     )  # fmt: skip
 

@@ -45,7 +45,7 @@ class PricedLayer:
 
 
 @dataclass(frozen=True)
-class Choice:
+class LayerChoice:
     """What is done.  products: run again in backward.  actions: of each term that isn't kept.
 
     bytes: kept on the device.  host_bytes: kept on the host.  flops: added, over all ranks.
@@ -72,7 +72,7 @@ class Rates:
     forward: float
 
 
-def recompute_choices(layer: PricedLayer) -> list[Choice]:
+def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:
     """Every set of products that can run again, from none to all."""
     priced = list(dict.fromkeys(product for recipe in layer.terms.recipes for product in recipe.products))
     found = []
@@ -82,11 +82,11 @@ def recompute_choices(layer: PricedLayer) -> list[Choice]:
                 recipe.term: "recompute" for recipe in layer.terms.recipes if set(recipe.products) <= set(products)
             }
             kept = sum(row.bytes for row in layer.rows if row.term not in again)
-            found.append(Choice(products, again, kept, sum(layer.flops[product] for product in products)))
+            found.append(LayerChoice(products, again, kept, sum(layer.flops[product] for product in products)))
     return found
 
 
-def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offload")) -> list[Choice]:
+def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offload")) -> list[LayerChoice]:
     """Of every set of products, the choices that none with this set beats in bytes on the device and bytes moved.
 
     allowed: "offload" and "compress" too, or only one.  Without "recompute" no product runs again, and only terms that
@@ -98,7 +98,7 @@ def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offloa
     ]
 
 
-def _moved(layer: PricedLayer, choice: Choice, allowed: Collection[str]) -> list[Choice]:
+def _moved(layer: PricedLayer, choice: LayerChoice, allowed: Collection[str]) -> list[LayerChoice]:
     sizes = {row.term: row.bytes for row in layer.rows}
     names = [layer.terms.input, *(recipe.term for recipe in layer.terms.recipes)]
     left = [
@@ -122,9 +122,9 @@ def _moved(layer: PricedLayer, choice: Choice, allowed: Collection[str]) -> list
     return best
 
 
-def frontier(choices: Iterable[Choice], price: Callable[[Choice], float]) -> list[Choice]:
+def frontier(choices: Iterable[LayerChoice], price: Callable[[LayerChoice], float]) -> list[LayerChoice]:
     """The choices that no other beats in bytes and price at once, from the lowest price to the fewest bytes."""
-    best: list[Choice] = []
+    best: list[LayerChoice] = []
     for choice in sorted(choices, key=lambda one: (price(one), one.bytes)):
         if not best or choice.bytes < best[-1].bytes:
             best.append(choice)
@@ -133,7 +133,7 @@ def frontier(choices: Iterable[Choice], price: Callable[[Choice], float]) -> lis
 
 def cheapest(
     layer: PricedLayer, budget: int, rates: Rates, allowed: Collection[str] = ("recompute", "offload")
-) -> Choice:
+) -> LayerChoice:
     """The choice that takes the least time of those that keep at most ``budget`` bytes on the device.
 
     Of equals the one with the fewest bytes.  Raises ConfigError if none fits.

@@ -11,7 +11,7 @@ from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
 from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LlamaShape
-from actmem.plan.actions import Choice, PricedLayer, Rates, choices, frontier, recompute_choices
+from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem.plan.plan_report import layout_text, plan_text
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill, rank_bill
@@ -179,17 +179,17 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     kept = {mode: total(layer_rows(shape, recompute=mode)) / sbh for mode in _NAMED}
     hover = "+%{x:.2f}% time, %{y:.1f} sbh"
 
-    def share(choice: Choice) -> float:
+    def share(choice: LayerChoice) -> float:
         return 100 * choice.seconds(rates) / (3 * rates.forward)
 
-    def said(choice: Choice) -> str:
+    def said(choice: LayerChoice) -> str:
         parts = [f"{', '.join(choice.products) or 'no product'} again"]
         for action in ("offload", "compress"):
             terms = ", ".join(term for term, chosen in choice.actions.items() if chosen == action)
             parts += [f"{action}: {terms}"] if terms else []
         return "<br>".join(line for part in parts for line in wrap(part, 60))
 
-    def of(name: str, chosen: list[Choice], colour: str, **look: Any) -> dict:
+    def of(name: str, chosen: list[LayerChoice], colour: str, **look: Any) -> dict:
         place = [share(choice) for choice in chosen], [choice.bytes / sbh for choice in chosen]
         return points(
             name, *place, colour, f"%{{customdata}}<br>{hover}", customdata=[said(one) for one in chosen], **look

@@ -115,12 +115,13 @@ def _hugging_face(model, s, b, v):
     return model.bfloat16(), {"input_ids": ids, "labels": ids}
 
 
-def llama(s, b, h, a, k, f, v):
+def llama(s, b, h, a, k, f, v, num_layers=2):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     heads: dict[str, Any] = {"num_attention_heads": a, "num_key_value_heads": k}
     ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
-    config = LlamaConfig(hidden_size=h, intermediate_size=f, num_hidden_layers=2, vocab_size=v, **heads, **ends)
+    sizes: dict[str, Any] = {"hidden_size": h, "intermediate_size": f, "vocab_size": v}
+    config = LlamaConfig(num_hidden_layers=num_layers, **sizes, **heads, **ends)
     return _hugging_face(LlamaForCausalLM(config), s, b, v)
 
 
@@ -199,14 +200,3 @@ def short_stack(s, b, h, num_layers):
 
 def odd_stack(s, b, h, f, v, num_layers):
     return Stack(h, f, v, num_layers, odd=True), {"ids": torch.randint(0, v, (b, s))}
-
-
-def llama_of_layers(s, b, h, a, k, f, v, num_layers):
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    heads: dict[str, Any] = {"num_attention_heads": a, "num_key_value_heads": k}
-    ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
-    config = LlamaConfig(
-        hidden_size=h, intermediate_size=f, num_hidden_layers=num_layers, vocab_size=v, **heads, **ends
-    )
-    return _hugging_face(LlamaForCausalLM(config), s, b, v)

@@ -33,7 +33,7 @@ def real(factory, sizes, blocks, again, path, part):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "letters", "parts"),
-    [("stack", "s,b,h,f,v", ("mlp",)), at_night(("llama_of_layers", "s,b,h,a,k,f,v", ("", "mlp", "self_attn")))],
+    [("stack", "s,b,h,f,v", ("mlp",)), at_night(("llama", "s,b,h,a,k,f,v", ("", "mlp", "self_attn")))],
 )
 def test_any_number_of_blocks_is_a_real_run(name, letters, parts):
     if name.startswith("llama"):

@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from actmem.config import ConfigError
 from actmem.llama_shape import LlamaShape
 from actmem.plan.planned_models import PlannedModel
+from actmem.plan.rank_bill import stage_layers
 from actmem.plan.search import Plan
 
+
+@dataclass(frozen=True)
+class _Family:
+    """Models of one name: the base of their rotary positions, and what torchtitan calls them, if it has them."""
+
+    rotary_base: int
+    titan_name: str = ""
+
+
+#: Rotary bases: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
+_FAMILIES = {"llama3": _Family(500_000, "llama3"), "qwen3": _Family(1_000_000, "qwen3"), "mixtral": _Family(1_000_000)}
 #: Data-parallel sharding in Megatron-FSDP's words, by ZeRO stage.
 _MEGATRON_FSDP = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -19,7 +33,13 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         f"--hidden-size {shape.hidden_size}",
         f"--ffn-hidden-size {shape.ffn_hidden_size}",
         f"--num-attention-heads {shape.num_attention_heads}",
+        *_megatron_layer(model),
         f"--seq-length {model.seq_length}",
+        f"--max-position-embeddings {model.seq_length}",
+        # Its tokenizer adds a token.
+        "--tokenizer-type NullTokenizer",
+        f"--vocab-size {shape.vocab_size - 1}",
+        "--make-vocab-size-divisible-by 1",
         f"--micro-batch-size {layout.micro_batch_size}",
         f"--global-batch-size {global_batch_size}",
         f"--tensor-model-parallel-size {layout.tensor_parallel_size}",
@@ -36,9 +56,10 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         each = model.num_layers // (layout.pipeline_parallel_size * layout.num_model_chunks)
         flags.append(f"--num-layers-per-virtual-pipeline-stage {each}")
     if layout.pipeline_parallel_size > 1 and model.num_layers % layout.pipeline_parallel_size:
-        flags.append(
-            "# the ends hold fewer layers: --decoder-first-pipeline-num-layers, --decoder-last-pipeline-num-layers"
-        )
+        first, *between, last = stage_layers(model.num_layers, layout.pipeline_parallel_size)
+        if not between or first < between[0]:
+            flags.append(f"--decoder-first-pipeline-num-layers {first}")
+        flags.append(f"--decoder-last-pipeline-num-layers {last}")
     if layout.context_parallel_size > 1:
         flags.append(f"--context-parallel-size {layout.context_parallel_size}")
     if isinstance(shape, LlamaShape) and shape.num_experts:
@@ -47,6 +68,10 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         flags.append("--moe-token-dispatcher-type alltoall")
         if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
             flags.append("# it has no tensor parallelism with experts unless the sequence is cut too")
+    if layout.data_parallel_size * layout.context_parallel_size > 1:
+        flags.append("--overlap-grad-reduce")
+    if layout.zero_stage:
+        flags.append("--overlap-param-gather")
     if layout.zero_stage == 1:
         flags.append("--use-distributed-optimizer")
     if layout.zero_stage in _MEGATRON_FSDP:
@@ -65,13 +90,43 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
     return flags
 
 
+def _megatron_layer(model: PlannedModel) -> list[str]:
+    """The flags that make its GPT this model: without them it has biases, GELU, LayerNorm, learned positions and dropout."""
+    shape = model.shape
+    if not isinstance(shape, LlamaShape):
+        return ["--position-embedding-type learned_absolute", "--hidden-dropout 0.1", "--attention-dropout 0.1"]
+    flags = [
+        "--swiglu",
+        "--normalization RMSNorm",
+        "--disable-bias-linear",
+        "--position-embedding-type rope",
+        f"--kv-channels {shape.d}",
+        "--hidden-dropout 0.0",
+        "--attention-dropout 0.0",
+    ]
+    if family := next((family for name, family in _FAMILIES.items() if model.name.startswith(name)), None):
+        flags.append(f"--rotary-base {family.rotary_base}")
+    flags += [] if shape.tied_embeddings else ["--untie-embeddings-and-output-weights"]
+    return flags + (["--qk-layernorm"] if shape.qk_norm else [])
+
+
 def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
     """Lines of a torchtitan configuration file, and comments where it has no key."""
     layout = plan.layout
     replicate = layout.data_parallel_size if layout.zero_stage in (0, 1) else 1
     recompute = {"none": "none", "full": "full"}.get(plan.recompute, "selective")
+    family = next((family for name, family in _FAMILIES.items() if model.name.startswith(name)), None)
+    if family is None or not family.titan_name:
+        return [f"# it has no {model.name}: this plan can't be run there"]
     lines = [
+        "[model]",
+        f'name = "{family.titan_name}"',
+        f'flavor = "{model.name.partition("-")[2].upper()}"',
+        "[optimizer]",
+        'name = "AdamW"',
         "[training]",
+        'mixed_precision_param = "bfloat16"',
+        'mixed_precision_reduce = "float32"',
         f"local_batch_size = {layout.micro_batch_size * plan.num_microbatches}",
         f"global_batch_size = {global_batch_size}",
         f"seq_len = {model.seq_length}",
@@ -115,7 +170,7 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
         f"gradient_checkpointing={plan.recompute == 'full'}",
     ]
     if layout.zero_stage == 3:
-        lines.append('fsdp="full_shard"')
+        lines += ['fsdp="full_shard auto_wrap"', 'fsdp_config={"fsdp_version": 2}']
     elif layout.zero_stage:
         lines.append(
             f'deepspeed={{"zero_optimization": {{"stage": {layout.zero_stage}}}, "bf16": {{"enabled": true}}}}'

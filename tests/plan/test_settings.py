@@ -1,0 +1,76 @@
+"""The settings that a plan prints are complete: they make the planned model, in words that each framework reads."""
+
+import ast
+import dataclasses
+
+import pytest
+
+from actmem.plan.layout import Layout
+from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
+from actmem.plan.rank_bill import rank_parameters
+from actmem.plan.search import Plan
+from actmem.plan.settings import hugging_face_settings, megatron_settings, torchtitan_settings
+from actmem.plan.step_time import StepSeconds
+from actmem_course.others.megatron_memory import MegatronRun
+
+
+def plan(layout, recompute="full"):
+    return Plan(layout, recompute, 0, 1.0, 4, 0, 0, StepSeconds(0, 0, 0, 0, 0, 0, 0))
+
+
+def as_words(flags):
+    """Flags as a golden row has them; the tokenizer adds a token to the vocabulary."""
+    given = dict(flag.removeprefix("--").partition(" ")[::2] for flag in flags if not flag.startswith("#"))
+    given["vocab-size"] = str(int(given["vocab-size"]) + 1)
+    return " ".join(f"{name}={value or 'true'}" for name, value in given.items())
+
+
+@pytest.mark.parametrize("t", [1, 4])
+@pytest.mark.parametrize("name", PLANNED_MODELS)
+def test_megatrons_flags_make_a_model_of_as_many_parameters(name, t):
+    model = planned_model_of(name)
+    layout = Layout(2, t, sequence_parallel=t > 1, zero_stage=1)
+    run = MegatronRun(as_words(megatron_settings(model, plan(layout), 8)), "h100", gpus=2 * t)
+    assert sum(size for _, size in run.chunk_parameters(0)) == rank_parameters(model, layout, 0)[0]
+    assert (run.dropout, run.sequence_parallel, run.overlap_grad_reduce) == (
+        name in ("22b", "175b", "530b", "1t"),
+        t > 1,
+        True,
+    )
+
+
+def test_megatrons_uneven_ends():
+    flags = megatron_settings(planned_model_of("llama3-405b"), plan(Layout(1, 8, 16)), 2048)
+    assert {"--decoder-first-pipeline-num-layers 7", "--decoder-last-pipeline-num-layers 7"} <= {*flags}
+    assert not any(
+        "first-pipeline" in flag for flag in megatron_settings(planned_model_of("22b"), plan(Layout(1, 1, 7)), 8)
+    )
+
+
+@pytest.mark.parametrize("name", PLANNED_MODELS)
+def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
+    lines = torchtitan_settings(planned_model_of(name), plan(Layout(8, 2, 4, zero_stage=3)), 64)
+    tomllib = pytest.importorskip("tomllib")
+    found = tomllib.loads("\n".join(lines))
+    if not found:
+        assert lines == [f"# it has no {planned_model_of(name).name}: this plan can't be run there"]
+        return
+    sizes = found["parallelism"]
+    degrees = ("replicate", "shard")
+    ranks = [sizes[f"data_parallel_{each}_degree"] for each in degrees] + [sizes["tensor_parallel_degree"]]
+    assert (
+        ranks == [1, 8, 2] and sizes["pipeline_parallel_degree"] == 4 and found["training"]["global_batch_size"] == 64
+    )
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_hugging_faces_lines_are_training_arguments(stage):
+    transformers = pytest.importorskip("transformers")
+    layout = Layout(8, 2, sequence_parallel=False, zero_stage=stage)
+    lines = hugging_face_settings(planned_model_of("llama3-8b"), plan(layout), 64)
+    call = ast.parse(f"TrainingArguments({', '.join(line for line in lines if not line.startswith('#'))})", mode="eval")
+    assert isinstance(call.body, ast.Call)
+    names = [word.arg for word in call.body.keywords]
+    assert {*names} <= {each.name for each in dataclasses.fields(transformers.TrainingArguments)} and len(
+        {*names}
+    ) == len(names)

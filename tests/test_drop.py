@@ -114,13 +114,17 @@ def unpredicted_exchanges(dropped, tp):
     return [] if counts == wanted else [counts, wanted]
 
 
-RANK_SETS = ["elementwise", {"GeLU input"}, {"layer-norm 2 input", "h→4h input"}, set(LAYER_TERMS[1:])]
+RANK_SETS = [
+    *("elementwise", {"GeLU input"}, {"layer-norm 2 input", "h→4h input"}, set(LAYER_TERMS[1:])),
+    dict.fromkeys([*PAPER_LAYER.one_tensor, "layer-norm 1 input", "h→4h input", "softmax dropout mask"], "offload")
+    | {"GeLU input": "recompute"},
+]
 
 
 @pytest.mark.parametrize(
     ("size", "dropped", "sequence_parallel"),
     covering([2, 4], RANK_SETS, [False, True]),
-    ids=lambda s: f"{len(s)} terms" if isinstance(s, (set, frozenset)) else str(s),
+    ids=lambda s: f"{len(s)} terms" if isinstance(s, (set, dict)) else str(s),
 )
 def test_on_ranks(pools, size, dropped, sequence_parallel):
     for wrong, same, exchanges in pools[size].run(on_ranks, dropped, sequence_parallel):

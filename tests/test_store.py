@@ -1,6 +1,6 @@
 """Terms kept on the host or in eight bits: the predicted bytes on each side, and the gradients of a plain run.
 
-Sets of terms on the host run with those that are recomputed, in ``test_drop``.
+Sets of terms on the host, and ranks, run with those that are recomputed, in ``test_drop``.
 """
 
 import itertools
@@ -9,20 +9,18 @@ import pytest
 import torch
 
 from actmem import drop
-from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.config import ConfigError
 from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.llama_terms import llama_rows
 from actmem.layers.gpt import GPT
 from actmem.layers.llama import LlamaLayer
-from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_layer_terms
 from actmem.measure import layer_rows_of
-from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.recipes import BLOCK, PAPER_LAYER
 from actmem.rows import LAYER_TERMS, compare, on_device, on_host, total
 from actmem.store import HostMemory, eight_bits, from_eight_bits
+from tests.test_drop import SHAPE, equal, layer_of
 
-SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=8)
 LLAMAS = {
     "dense": LlamaShape(12, 3, 32, 8, 2, 40),
     "head norms": LlamaShape(12, 3, 32, 8, 2, 40, 6, qk_norm=True),
@@ -37,17 +35,9 @@ def gradients(layer, x):
     return [x.grad, *(parameter.grad for parameter in layer.parameters())]
 
 
-def equal(left, right):
-    return all(torch.equal(a, b) for a, b in zip(left, right, strict=True))
-
-
-def random_input(shape, tp=TensorParallel()):
-    size = shape.seq_length // tp.sequence_parts, shape.micro_batch_size, shape.hidden_size
-    return torch.randn(size, generator=torch.Generator().manual_seed(tp.rank)).requires_grad_()
-
-
-def paper_layer(recompute, tp=TensorParallel(), **options):
-    return TransformerLayer(SHAPE, tp, recompute=recompute, p=0.3, seed=5, **options)
+def random_input(shape):
+    size = shape.seq_length, shape.micro_batch_size, shape.hidden_size
+    return torch.randn(size, generator=torch.Generator().manual_seed(0)).requires_grad_()
 
 
 @pytest.mark.parametrize("kind", LLAMAS)
@@ -67,42 +57,23 @@ def test_each_term_of_todays_layer_goes_to_the_host(kind):
         assert equal(gradients(layer, random_input(shape)), wanted), actions
 
 
-def on_ranks(actions, sequence_parallel):
-    tp = tensor_parallel(sequence_parallel=sequence_parallel)
-    parallel = Parallel(tp.size, sequence_parallel)
-    predicted = layer_rows(SHAPE, parallel, actions, 4) + layer_extra_rows(SHAPE, parallel, actions, 4)
-    predicted += on_host(layer_rows(SHAPE, parallel, "none", 4), PAPER_LAYER, actions)
-    layer = paper_layer(actions, tp)
-    comparison = compare(predicted, layer_rows_of(layer, random_input(SHAPE, tp)))
-    same = equal(*(gradients(paper_layer(mode, tp), random_input(SHAPE, tp)) for mode in (actions, "none")))
-    return comparison.describe(), same
-
-
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-def test_on_ranks(pools, sequence_parallel):
-    actions = dict.fromkeys([*PAPER_LAYER.one_tensor, "layer-norm 1 input", "h→4h input"], "offload")
-    actions |= {"GeLU input": "recompute", "softmax dropout mask": "offload"}
-    for described, same in pools[2].run(on_ranks, actions, sequence_parallel):
-        assert described.startswith("all ") and same
-
-
 @pytest.mark.parametrize("term", COMPRESSIBLE)
 def test_eight_bits_are_the_predicted_bytes_and_the_gradients_of_the_rounded_tensor(term, monkeypatch):
-    layer = paper_layer({term: "compress"})
+    layer = layer_of({term: "compress"})
     predicted = layer_rows(SHAPE, recompute={term: "compress"}, element_size=4)
     predicted += layer_extra_rows(SHAPE, recompute={term: "compress"}, element_size=4)
     assert compare(predicted, layer_rows_of(layer, random_input(SHAPE))).exact
     assert total(predicted) < total(layer_rows(SHAPE, element_size=4)) + total(layer_extra_rows(SHAPE, element_size=4))
     # A plain layer whose storage of that term is overwritten between forward and backward.
-    reference, x, named = paper_layer("none"), random_input(SHAPE), {}
+    reference, x, named = layer_of("none"), random_input(SHAPE), {}
     monkeypatch.setattr(drop, "NAME_READERS", [lambda names, tensors, also: named.update(zip(names, tensors))])
     y = reference(x)
     flat = named[term].data.as_strided((named[term].untyped_storage().nbytes() // 4,), (1,), 0)
     flat.copy_(from_eight_bits(*eight_bits(flat))[: len(flat)])
     y.square().sum().backward()
     wanted = [x.grad, *(parameter.grad for parameter in reference.parameters())]
-    assert equal(gradients(paper_layer({term: "compress"}), random_input(SHAPE)), wanted)
-    assert not equal(gradients(paper_layer("none"), random_input(SHAPE)), wanted)
+    assert equal(gradients(layer_of({term: "compress"}), random_input(SHAPE)), wanted)
+    assert not equal(gradients(layer_of("none"), random_input(SHAPE)), wanted)
 
 
 @pytest.mark.parametrize("size", [1, 255, 256, 257, 1000])
@@ -121,7 +92,7 @@ def test_the_window_holds_what_is_on_its_way():
     arrived = []
     for ahead, layers in itertools.product((1, 2, 5), (2, 6)):
         host = HostMemory(ahead)
-        shape = SHAPE.with_sizes(num_layers=layers)
+        shape = SHAPE.with_sizes(num_layers=layers, vocab_size=8)
         model = GPT(shape, recompute={"GeLU input": "offload", "4h→h input": "offload"}, host=host, p=0.0)
         most = 0
 
@@ -144,7 +115,7 @@ def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
     actions = dict.fromkeys(LAYER_TERMS[1:], "recompute") | {LAYER_TERMS[0]: "offload"}
     assert total(layer_rows(SHAPE, recompute=actions)) == 0
     assert total(on_host(layer_rows(SHAPE), PAPER_LAYER, actions)) == total(layer_rows(SHAPE, recompute="full"))
-    assert equal(*(gradients(paper_layer(mode), random_input(SHAPE)) for mode in (actions, "none")))
+    assert equal(*(gradients(layer_of(mode), random_input(SHAPE)) for mode in (actions, "none")))
 
 
 @pytest.mark.parametrize(
@@ -162,7 +133,7 @@ def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
     ],
 )
 def test_refuses(actions, rule):
-    for refuse in (lambda: paper_layer(actions), lambda: layer_rows(SHAPE, recompute=actions)):
+    for refuse in (lambda: layer_of(actions), lambda: layer_rows(SHAPE, recompute=actions)):
         with pytest.raises(ConfigError, match=f"^{rule}"):
             refuse()
     with pytest.raises(ConfigError, match="^ahead: must be"):

@@ -104,6 +104,7 @@ BAD = {
     f"{HERE}:layer --solve s,s": "solve: must be different letters of",
     f"{HERE}:layer --solve v": "solve: the factory takes none of v",
     f"{HERE}:tiny --html /no/such/folder/x.html": "No such file or directory",
+    f"{HERE}:tiny --snapshot x": "snapshot: needs --step",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --step --loss {HERE}:nothing": "has no nothing",
     "": "target: must be",
@@ -248,8 +249,3 @@ def test_a_snapshot_is_of_the_step_and_the_record_is_switched_off(monkeypatch, t
     with pytest.raises(ValueError), memory_snapshot("file"):
         raise ValueError
     assert calls[-1] == {"enabled": None} and calls.count("file") == 1
-
-
-def test_a_snapshot_without_a_gpu_is_one_line(capsys):
-    assert main(["record", "tests.measure.factories_for_tests:tiny", "--step", "--snapshot", "x"]) == 2
-    assert "snapshot: needs --step and --device cuda, and a GPU" in capsys.readouterr().err

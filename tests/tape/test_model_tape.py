@@ -10,11 +10,14 @@ import pytest
 
 from actmem.measure.ledger import record
 from actmem.tape.evaluate import Tape, read_events
-from actmem.tape.model_tape import model_tape, run_factory
+from actmem.tape.model_tape import model_tape, run_factory, tape_of
 from actmem.tape.record import GENERATOR_STATE
 from actmem.tape.solver import NoFormula, draw_sizes, parsed_letters
 from actmem.tape.tape_command import main
+from tests.models_of_others import HUGGING_FACE, LETTERS
+from tests.models_of_others import MODELS as MODELS_OF_OTHERS
 from tests.tape import models_for_tapes
+from tests.tiers import sampled
 
 MODELS = Path(models_for_tapes.__file__)
 #: Letters of each factory, and one shape besides those drawn.
@@ -65,6 +68,33 @@ def test_what_has_no_formula_is_refused_by_name_with_two_sizes(name, says):
         model_tape(f"{MODELS}:{name}", ["s", "b", "h"])
     assert all(word in str(refused.value) for word in says) and str(refused.value).count("s=") == 2
     assert "\n" not in str(refused.value)
+
+
+#: Models of others that have no formula, and what the refusal names.
+REFUSED = {
+    "beit": "relative_position_bias",  # the first run of each size makes a table that later ones find
+    "lstm": "mkldnn_rnn_layer",  # the workspace of this kernel grows in steps
+}
+
+
+@pytest.mark.parametrize("name", sampled(MODELS_OF_OTHERS, 0, always=("squeeze", "recommender")))
+def test_tapes_of_models_of_others_are_real_runs_at_larger_sizes(name):
+    """Total and peak to the byte at three sizes of which each that can is twice as large as those that were solved from."""
+    if name in HUGGING_FACE:
+        pytest.importorskip("transformers")
+    letters, rules, fixed = parsed_letters(LETTERS[name])
+    factory = MODELS_OF_OTHERS[name]
+    if name in REFUSED:
+        with pytest.raises(NoFormula, match=REFUSED[name]):
+            tape_of(factory, letters, rules, fixed)
+        return
+    tape = tape_of(factory, letters, rules, fixed)
+    rng = random.Random(name)
+    for _ in range(3):
+        sizes = draw_sizes(letters, rules, rng)
+        sizes |= {letter: 2 * size for letter, size in sizes.items() if letter in "sbfvic"}
+        told, real = tape.at(sizes), read_events(run_factory(factory, sizes))
+        assert (told.kept_bytes, told.peak_bytes) == (real.kept_bytes, real.peak_bytes), sizes
 
 
 @pytest.fixture(scope="module")

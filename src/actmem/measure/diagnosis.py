@@ -19,6 +19,7 @@ from typing import Any
 from actmem.command_line import Parser
 from actmem.config import ConfigError
 from actmem.measure.ledger_tables import HEADINGS, aligned, fold, lines_of, rows_of_file
+from actmem.measure.snapshot import is_snapshot, read_snapshot, seen_text
 
 Rows = list[Any]
 
@@ -141,17 +142,29 @@ _RULES: tuple[tuple[str, Callable[[Rows], Rows], Callable[[Rows], int], str], ..
 
 def main(argv: list[str]) -> int:
     """Run the command; 2 and one line on bad input."""
-    parser = Parser("diff", "Compare two files of `record --json FILE`.")
+    parser = Parser("diff", "Compare two files of `record --json FILE`, or of torch.cuda.memory._dump_snapshot.")
     parser.add_argument("before")
     parser.add_argument("after")
-    return parser.run(argv, lambda options: print(diff_text(_read(options.before), _read(options.after))) or 0)
+
+    def run(options: Any) -> int:
+        before, after = _read(options.before), _read(options.after)
+        if is_snapshot(options.after) and not is_snapshot(options.before):
+            print(seen_text(before, after))
+        else:
+            name = "peak" if is_snapshot(options.before) else "rows"
+            print(diff_text(*(rows_of_file(result.get(name) or result["rows"]) for result in (before, after))))
+        return 0
+
+    return parser.run(argv, run)
 
 
-def _read(path: str) -> list[Any]:
+def _read(path: str) -> dict[str, Any]:
+    if is_snapshot(path):
+        return read_snapshot(path)
     try:
-        rows = rows_of_file(json.loads(Path(path).read_text(encoding="utf-8"))["rows"])
-        _ = [_key(row) for row in rows]  # all fields are there
-        return rows
+        result = json.loads(Path(path).read_text(encoding="utf-8"))
+        _ = [_key(row) for row in rows_of_file([*result["rows"], *result.get("peak", ())])]  # all fields are there
+        return result
     except OSError as error:
         raise ConfigError(path, error.strerror or "can't be read") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:

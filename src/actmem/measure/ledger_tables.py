@@ -101,10 +101,15 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 def ledger_text(ledger: Any) -> str:
     """The ledger's total, its kinds, and its largest rows."""
-    folded = fold(ledger.tensors)
     kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
     head = f"{ledger.total_bytes:,} B ({readable_size(ledger.total_bytes)}) stay for backward: {kinds or 'nothing'}"
-    text = f"{head}\n{aligned(HEADINGS, lines_of(folded[:_SHOWN]))}" if folded else head
+    return "\n".join([head, *([rows_text(ledger.tensors)] if ledger.tensors else [])])
+
+
+def rows_text(rows: Iterable[Any]) -> str:
+    """A table of the largest rows, folded."""
+    folded = fold(rows)
+    text = aligned(HEADINGS, lines_of(folded[:_SHOWN]))
     return text + (f"\n… and {len(folded) - _SHOWN} smaller rows" if len(folded) > _SHOWN else "")
 
 
@@ -124,11 +129,9 @@ def ledger_html(ledger: Any) -> str:
 
 def bill_text(bill: Any) -> str:
     """The peak, its kinds, and its largest rows."""
-    folded = fold(bill.peak)
     head = f"peak {bill.peak_bytes:,} B ({readable_size(bill.peak_bytes)}), in {bill.peak_phase}"
     kinds = [(f"{size:,}", kind) for kind, size in bill.by_kind().items()]
-    parts = [head, aligned(("bytes", "kind"), kinds), aligned(HEADINGS, lines_of(folded[:_SHOWN]))]
-    return "\n\n".join(parts) + (f"\n… and {len(folded) - _SHOWN} smaller rows" if len(folded) > _SHOWN else "")
+    return "\n\n".join([head, aligned(("bytes", "kind"), kinds), rows_text(bill.peak)])
 
 
 def bill_html(bill: Any) -> str:

@@ -17,7 +17,8 @@ from actmem.measure import factories
 from actmem.measure.diagnosis import findings
 from actmem.measure.emulate import gpu_of_this_build
 from actmem.measure.ledger import Ledger, SavedTensor, record
-from actmem.measure.ledger_tables import bill_text, ledger_text, readable_size
+from actmem.measure.ledger_tables import bill_text, ledger_text, page, readable_size, rows_of_file, rows_text
+from actmem.measure.snapshot import is_snapshot, read_snapshot, write_snapshot
 from actmem.measure.whole_step import StepBill, step
 from actmem.rows import Row
 from actmem.torch_private import memory_snapshot
@@ -63,7 +64,9 @@ def _parser() -> Parser:
     parser.add_argument("--solve", metavar="s,b,h", help="find the formula in these sizes, which the factory must take")
     parser.add_json("the result")
     parser.add_argument(
-        "--snapshot", metavar="FILE", help="with --step on a GPU: every allocation, for https://pytorch.org/memory_viz"
+        "--snapshot",
+        metavar="FILE",
+        help="with --step: every allocation, for https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto",
     )
     parser.add_argument("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
     return parser
@@ -86,8 +89,10 @@ def _run(options: argparse.Namespace) -> int:
             raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
         if options.step:
             raise ConfigError("step", "backward does not run on CUDA tensors without a GPU")
-    if options.snapshot and (options.device != "cuda" or options.fake or not options.step):
-        raise ConfigError("snapshot", "needs --step and --device cuda, and a GPU")
+    if options.snapshot and not options.step:
+        raise ConfigError("snapshot", "needs --step")
+    if is_snapshot(options.target):
+        return _shown(read_snapshot(options.target), options)
     factory = factories.load_factory(options.target)
     sizes = {name: value for name in factories.SIZE_NAMES if (value := getattr(options, name)) is not None}
     for name, value in sizes.items():
@@ -104,16 +109,21 @@ def _run(options: argparse.Namespace) -> int:
     result = as_dict(
         ledger, bill, {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
     )
-    if options.html:
-        from actmem.measure.ledger_tables import page
+    _shown(result, options, _text(ledger, bill, notes))
+    if failure is not None:  # the ledger is written: it took as long as the step
+        raise failure
+    return 0
 
+
+def _shown(result: dict[str, Any], options: argparse.Namespace, text: str = "") -> int:
+    """Write the result as was asked for; without ``text``, a snapshot's peak is shown."""
+    if options.html:
         write(options.html, page(result))
     if options.json:
         write(options.json, json.dumps(result) + "\n")
     if options.json != "-":
-        print(_text(ledger, bill, notes))
-    if failure is not None:  # the ledger is written: it took as long as the step
-        raise failure
+        head = f"peak {result.get('peak_bytes', 0):,} B, {result['total_bytes']:,} B at the end"
+        print(text or "\n".join([head, rows_text(rows_of_file(result["peak"]))]))
     return 0
 
 
@@ -139,8 +149,11 @@ def _measured(
                 step(model, inputs, loss, optimizer)
                 if optimizer is not None:
                     optimizer.zero_grad()
-                with memory_snapshot(options.snapshot) if options.snapshot else nullcontext():
+                on_gpu = options.snapshot and options.device == "cuda" and not options.fake
+                with memory_snapshot(options.snapshot) if on_gpu else nullcontext():
                     bill = step(model, inputs, loss, optimizer)
+                if options.snapshot and not on_gpu:
+                    write_snapshot(bill, options.snapshot)
             except ConfigError as error:
                 return ledger, None, weights, notes, error
             except Exception as error:

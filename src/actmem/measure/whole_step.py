@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -50,7 +50,7 @@ class StepBill:
     """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to it.
 
     curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
-    the optimizer begin, in order.
+    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, and when it died.
     """
 
     peak_bytes: int = 0
@@ -58,6 +58,7 @@ class StepBill:
     peak: list[SavedTensor] = field(default_factory=list)
     curve: list[int] = field(default_factory=list)
     phases: list[tuple[str, int]] = field(default_factory=list)
+    lives: list[tuple[SavedTensor, list[tuple[int, int]], int | None]] = field(default_factory=list)
 
     def by_kind(self) -> dict[str, int]:
         """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
@@ -164,7 +165,13 @@ def watch_step(
     bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
     bill.peak_bytes = max(lives.curve)
     bill.peak_at = lives.curve.index(bill.peak_bytes)
-    bill.peak = bill_lines(lives, tracker, bill.peak_at)
+    bill.lives = lives.lines()
+    at_peak = [
+        replace(row, bytes=size)
+        for (row, *_), life in zip(bill.lives, lives.lives)
+        if (size := life.bytes_at(bill.peak_at))
+    ]
+    bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
 
 
 def _note_what_exists(lives: Lives, model: nn.Module, optimizer: Any, batch: Any) -> None:
@@ -293,6 +300,17 @@ class Lives(Origins):
             if life.origin.made and (life.origin.copied_from or life.origin.constant):
                 life.kind = classifier.kind_of(storage, life.origin.dtype, life.origin.operation)
 
+    def lines(self) -> list[tuple[SavedTensor, list[tuple[int, int]], int | None]]:
+        """Every storage that there was, as ``StepBill.lives`` has it; the bytes of a line are the first."""
+        outputs = {id(storage) for storage in self._tracker.outputs}
+        lines = []
+        for life in self.lives:
+            storage, origin = life.reference(), life.origin
+            kind, module, op, argument = _named(life, storage is not None and id(storage) in outputs)
+            row = SavedTensor(module, op, argument, origin.shape, origin.dtype, life.sizes[0][1], "", kind)
+            lines.append((row, life.sizes, life.died))
+        return lines
+
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = super().__torch_dispatch__(func, types, args, kwargs)
         if not self.paused:
@@ -322,18 +340,6 @@ class Lives(Origins):
     def _end(self, life: Life) -> None:
         life.died = len(self.curve)
         self.live_bytes -= life.sizes[-1][1]
-
-
-def bill_lines(lives: Lives, tracker: OperationTracker, moment: int) -> list[SavedTensor]:
-    """Every storage alive at that moment, by kind, the largest first."""
-    outputs = {id(storage) for storage in tracker.outputs}
-    lines = []
-    for life in lives.lives:
-        if size := life.bytes_at(moment):
-            storage, origin = life.reference(), life.origin
-            kind, module, op, argument = _named(life, storage is not None and id(storage) in outputs)
-            lines.append(SavedTensor(module, op, argument, origin.shape, origin.dtype, size, "", kind))
-    return sorted(lines, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
 
 
 def _named(life: Life, is_output: bool) -> tuple[str, str, str, str]:

@@ -1,0 +1,197 @@
+"""Allocations as ``torch.cuda.memory._dump_snapshot`` writes them: read a file of a GPU, and write a step's own in the same form.
+
+A snapshot is a pickle of plain values: segments with their blocks at the end, and of each device the trace of what its
+allocator did.  A stranger's pickle could run code, so the reader knows no class and no function at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from actmem.config import ConfigError
+
+if TYPE_CHECKING:  # to read needs no torch
+    from actmem.measure.ledger import SavedTensor
+    from actmem.measure.whole_step import StepBill
+
+#: A GPU's allocator rounds each allocation up to a multiple of this.
+GRAIN_BYTES = 512
+#: The kind of what a GPU's allocator made: nobody told it more.
+_ALLOCATED, _BEFORE = "allocated", "from before"
+_TORCH = f"{os.sep}torch{os.sep}"
+
+
+class _PlainValues(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> NoReturn:
+        raise pickle.UnpicklingError(f"it names {module}.{name}, and a snapshot holds plain values only")
+
+
+def is_snapshot(path: str) -> bool:
+    """True for a file that begins as a pickle does."""
+    try:
+        with open(path, "rb") as file:
+            return file.read(1) == pickle.PROTO
+    except OSError:
+        return False
+
+
+def read_snapshot(path: str) -> dict[str, Any]:
+    """What ``record --step --json`` writes, of a snapshot's first device that did anything.
+
+    rows: what is allocated at the end.  peak, curve: as of a step; a moment is an allocation or a release.  Of what was
+    allocated before the trace begins, only bytes are known.  Raises ConfigError if the file is no snapshot, or names a
+    class or a function.
+    """
+    try:
+        with open(path, "rb") as file:
+            snapshot = _PlainValues(file).load()
+        traces = snapshot["device_traces"]
+        device = next((i for i, trace in enumerate(traces) if trace), 0)
+        events = [
+            (event["action"], event["addr"], event["size"], event.get("frames") or [])
+            for event in (traces[device] if traces else ())
+            if event["action"] in ("alloc", "free_completed")
+        ]
+        blocks = [
+            block for segment in snapshot["segments"] if segment["device"] == device for block in _blocks(segment)
+        ]
+    except OSError as error:
+        raise ConfigError(path, error.strerror or "can't be read") from error
+    except Exception as error:  # whatever nonsense makes the unpickler raise
+        text = str(error) if isinstance(error, pickle.UnpicklingError) else type(error).__name__
+        raise ConfigError(path, f"is no snapshot of torch.cuda.memory: {text}") from error
+    return {"target": Path(path).name, "notes": [], "findings": [], **_replayed(events, blocks)}
+
+
+def _blocks(segment: dict) -> Iterator[tuple[int, int, list]]:
+    address = segment["address"]
+    for block in segment["blocks"]:
+        if block["state"] == "active_allocated":
+            yield block.get("address", address), block["size"], block.get("frames") or []
+        address += block["size"]
+
+
+def _replayed(events: list, blocks: list) -> dict[str, Any]:
+    # Backwards from the end: what is released there and made nowhere was there before.
+    first: dict[int, dict[str, Any]] = {}
+    made: set[int] = set()
+    for action, address, size, frames in events:
+        if action == "alloc":
+            made.add(address)
+        elif address not in made:
+            first[address] = _row(size, frames, _BEFORE)
+            made.add(address)
+    first |= {address: _row(size, frames, _BEFORE) for address, size, frames in blocks if address not in made}
+    live, bytes_alive = dict(first), sum(row["bytes"] for row in first.values())
+    curve, peak, peak_bytes = [bytes_alive], dict(live), bytes_alive
+    for action, address, size, frames in events:
+        if (old := live.pop(address, None)) is not None:
+            bytes_alive -= old["bytes"]
+        if action == "alloc":
+            live[address] = _row(size, frames, _ALLOCATED)
+            bytes_alive += size
+        curve.append(bytes_alive)
+        if bytes_alive > peak_bytes:
+            peak, peak_bytes = dict(live), bytes_alive
+    at_end = {"rows": list(live.values()), "total_bytes": bytes_alive, "by_kind": {}}
+    at_peak = {"peak": list(peak.values()), "peak_bytes": peak_bytes}
+    return {**at_end, **at_peak, "curve": curve, "phases": [["trace", 0]]}
+
+
+def _row(size: int, frames: list, kind: str) -> dict[str, Any]:
+    """One allocation; its operation and its line are the innermost Python frame's, and the innermost outside torch."""
+    python = [frame for frame in frames if str(frame.get("filename", "")).endswith(".py")]
+    op = str(python[0]["name"]) if python else "unknown"
+    theirs = next((frame for frame in python if _TORCH not in str(frame["filename"])), None)
+    line = f"{os.path.basename(str(theirs['filename']))}:{theirs['line']}" if theirs else ""
+    fields = {"module": "", "op": op, "argument": "", "shape": [size], "dtype": "uint8", "bytes": size}
+    return {**fields, "kind": kind, "line": line, "held_by": ""}
+
+
+def write_snapshot(bill: StepBill, path: str) -> None:
+    """Write a step's storages: a ``.json`` file as https://ui.perfetto.dev reads it, others as https://pytorch.org/memory_viz.
+
+    Times are the moments of ``bill.curve``, as microseconds; an address is used once.
+    """
+    try:
+        with open(path, "wb") as file:
+            if path.endswith(".json"):
+                file.write(json.dumps(_trace(bill)).encode())
+            else:
+                pickle.dump(_snapshot(bill), file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}", error.strerror or "") from error
+
+
+def _snapshot(bill: StepBill) -> dict[str, Any]:
+    events: list[tuple[int, int, dict[str, Any]]] = []
+    blocks, end = [], 0
+    for row, sizes, died in bill.lives:
+        frames = [{"name": _text(row), "filename": row.kind, "line": 0}]
+        ends = [*(moment for moment, _ in sizes[1:]), died]
+        for (born, size), last in zip(sizes, ends):
+            if not size:
+                continue
+            own = {"addr": end, "size": size, "stream": 0, "frames": frames}
+            events.append((born, 1, {"action": "alloc", **own, "time_us": born}))
+            if last is not None:
+                events += [
+                    (last, 0, {"action": f"free_{what}", **own, "time_us": last}) for what in ("requested", "completed")
+                ]
+            state = "inactive" if last is not None else "active_allocated"
+            blocks.append({"address": end, "size": size, "requested_size": size, "state": state, "frames": frames})
+            end += size
+    alive = sum(size for (_, sizes, died) in bill.lives if died is None for _, size in sizes[-1:])
+    segment: dict[str, Any] = {"address": 0, "total_size": end, "allocated_size": alive, "active_size": alive}
+    segment |= {"requested_size": alive, "stream": 0, "device": 0, "segment_type": "large", "segment_pool_id": (0, 0)}
+    segment |= {"is_expandable": False, "frames": [], "blocks": blocks}
+    trace = [event for _, _, event in sorted(events, key=lambda one: one[:2])]
+    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}
+
+
+def _trace(bill: StepBill) -> dict[str, Any]:
+    ends = [start for _, start in bill.phases[1:]] + [len(bill.curve)]
+    spans = [
+        {"ph": "X", "name": name, "ts": start, "dur": end - start, "pid": 0, "tid": 0}
+        for (name, start), end in zip(bill.phases, ends)
+    ]
+    counts = [
+        {"ph": "C", "name": "live bytes", "ts": i, "pid": 0, "args": {"B": size}} for i, size in enumerate(bill.curve)
+    ]
+    return {"traceEvents": spans + counts}
+
+
+def _text(row: SavedTensor) -> str:
+    return f"{row.module or 'root'}: {row.op} {row.argument} {'×'.join(map(str, row.shape))} {row.dtype}"
+
+
+def seen_text(predicted: dict[str, Any], seen: dict[str, Any]) -> str:
+    """Predicted allocations against those that a GPU made, matched by their bytes, which its allocator rounds up.
+
+    The peaks of both if the prediction is of a step, else what is alive at the end.
+    """
+    name = "peak" if "peak" in predicted else "rows"
+    waiting: dict[int, list[dict]] = {}
+    for row in seen[name]:
+        waiting.setdefault(row["bytes"], []).append(row)
+    matched, missing = 0, []
+    for row in sorted(predicted[name], key=lambda row: -row["bytes"]):
+        rounded = -(-row["bytes"] // GRAIN_BYTES) * GRAIN_BYTES
+        if waiting.get(rounded):
+            waiting[rounded].pop()
+            matched += rounded
+        elif rounded:
+            missing.append((rounded, f"{row['module'] or 'root'}: {row['op']} {row['argument']}".rstrip(), row["kind"]))
+    more = [
+        (row["bytes"], f"{row['line']} {row['op']}".strip(), row["kind"]) for rows in waiting.values() for row in rows
+    ]
+    parts = [f"{matched:,} B are predicted and seen, {'at the peak' if name == 'peak' else 'at the end'}"]
+    for what, rows in (("predicted and not seen", missing), ("seen and not predicted", more)):
+        parts.append(f"{what}: {len(rows)} allocations, {sum(size for size, *_ in rows):,} B")
+        parts += [f"{size:>16,}  {text}, {kind}" for size, text, kind in sorted(rows, reverse=True)[:30]]
+    return "\n".join(parts)

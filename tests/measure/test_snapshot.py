@@ -1,0 +1,132 @@
+"""Snapshots of a GPU's allocator: read as a record's result, and written of a step so that torch's own tools read them."""
+
+import json
+import pickle
+
+import pytest
+from torch.cuda import _memory_viz
+
+from actmem.__main__ import main
+from actmem.measure.snapshot import GRAIN_BYTES, read_snapshot
+
+HERE = "tests.measure.factories_for_tests"
+FRAMES = [
+    {"filename": "??", "line": 0, "name": "at::empty"},
+    {"filename": "/site/torch/nn/functional.py", "line": 9, "name": "linear"},
+    {"filename": "/home/me/model.py", "line": 7, "name": "forward"},
+]
+
+
+def event(action, address, size, frames=()):
+    return {"action": action, "addr": address, "size": size, "stream": 0, "time_us": 1, "frames": list(frames)}
+
+
+def block(address, size, state="active_allocated"):
+    return {"address": address, "size": size, "requested_size": size - 1, "state": state, "frames": []}
+
+
+#: Weights from before, one activation that stays, one that goes, something from before that goes, an address used again.
+TRACE = [
+    event("segment_alloc", 0, 1 << 21),
+    event("alloc", 512, 1024, FRAMES),
+    event("alloc", 1536, 512),
+    event("free_requested", 1536, 512),
+    event("free_completed", 1536, 512),
+    event("free_completed", 4096, 2048),
+    event("alloc", 1536, 512),
+]
+BLOCKS = [block(0, 512), block(512, 1024), block(1536, 512), block(2048, (1 << 21) - 2048, "inactive")]
+SEGMENT = {"address": 0, "total_size": 1 << 21, "device": 1, "stream": 0, "segment_type": "small", "blocks": BLOCKS}
+SEEN = {"segments": [SEGMENT], "device_traces": [[], TRACE], "allocator_settings": {}}
+
+
+def dumped(path, value):
+    path.write_bytes(pickle.dumps(value))
+    return str(path)
+
+
+def test_a_trace_is_replayed_from_what_was_there_before(tmp_path):
+    result = read_snapshot(dumped(tmp_path / "seen.pickle", SEEN))
+    assert result["curve"] == [2560, 3584, 4096, 3584, 1536, 2048]
+    assert result["peak_bytes"] == 4096 == sum(row["bytes"] for row in result["peak"])
+    assert result["total_bytes"] == 2048 == sum(row["bytes"] for row in result["rows"])
+    (mine,) = (row for row in result["rows"] if row["line"])
+    assert (mine["op"], mine["line"], mine["kind"]) == ("linear", "model.py:7", "allocated")
+    assert sum(row["bytes"] for row in result["peak"] if row["kind"] == "from before") == 512 + 2048
+
+
+def test_the_command_shows_a_snapshot_and_draws_its_page(tmp_path, capsys):
+    path, page = dumped(tmp_path / "seen.pickle", SEEN), tmp_path / "page.html"
+    assert main(["record", path, "--html", str(page)]) == 0
+    assert capsys.readouterr().out.startswith("peak 4,096 B, 2,048 B at the end") and "model.py:7" in page.read_text()
+    assert main(["diff", path, path]) == 0
+    assert "4,096 B before, 4,096 B after: +0 B" in capsys.readouterr().out
+
+
+class Evil:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return open, (self.path, "w")
+
+
+@pytest.mark.bad_input
+def test_a_strangers_pickle_runs_nothing(tmp_path, capsys):
+    for number, value in enumerate(
+        [Evil(str(tmp_path / "ran")), {**SEEN, "device_traces": [[Evil(str(tmp_path / "ran"))]]}]
+    ):
+        path = dumped(tmp_path / f"{number}.pickle", value)
+        for command in (["record", path], ["diff", path, path]):
+            assert main(command) == 2
+            error = capsys.readouterr().err
+            assert "is no snapshot" in error and "io.open" in error and error.count("\n") == 1
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.bad_input
+@pytest.mark.parametrize(
+    "contents", [b"\x80", b"\x80\x05K\x01.", pickle.dumps({"segments": []}), pickle.dumps(SEEN)[:-20]]
+)
+def test_what_is_no_snapshot_is_one_line(contents, tmp_path, capsys):
+    path = tmp_path / "x.pickle"
+    path.write_bytes(contents)
+    assert main(["record", str(path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_steps_storages_open_in_torchs_own_tools_and_read_back(tmp_path, capsys):
+    path, perfetto = str(tmp_path / "ours.pickle"), str(tmp_path / "ours.json")
+    assert main(["record", f"{HERE}:gpt", "--step", "--snapshot", path, "--json"]) == 0
+    bill = json.loads(capsys.readouterr().out)
+    ours = read_snapshot(path)
+    assert (ours["peak_bytes"], ours["total_bytes"]) == (bill["peak_bytes"], bill["curve"][-1])
+    assert sorted(row["bytes"] for row in ours["peak"]) == sorted(row["bytes"] for row in bill["peak"])
+    with open(path, "rb") as file:
+        plain = pickle.load(file)
+    trace = _memory_viz.trace(plain).splitlines()
+    allocations = [e for e in plain["device_traces"][0] if e["action"] == "alloc"]
+    assert sum(" = " in line for line in trace) == len(allocations) > len(bill["peak"])
+    assert "total_reserved" in _memory_viz.segsum(plain)  # it checks its own sums
+    assert any("layers.0" in frame["name"] for allocation in allocations for frame in allocation["frames"])
+    assert main(["record", f"{HERE}:gpt", "--step", "--snapshot", perfetto]) == 0
+    trace = json.loads((tmp_path / "ours.json").read_text())["traceEvents"]
+    assert [event["args"]["B"] for event in trace if event["ph"] == "C"] == bill["curve"]
+    assert [(event["name"], event["ts"]) for event in trace if event["ph"] == "X"] == [tuple(p) for p in bill["phases"]]
+
+
+def test_predicted_against_seen_is_by_allocation(tmp_path, capsys):
+    def rounded(size):
+        return -(-size // GRAIN_BYTES) * GRAIN_BYTES
+
+    file = tmp_path / "predicted.json"
+    assert main(["record", f"{HERE}:gpt", "--step", "--json", str(file)]) == 0
+    capsys.readouterr()
+    sizes = [rounded(row["bytes"]) for row in json.loads(file.read_text())["peak"]]
+    trace = [event("alloc", i << 30, size) for i, size in enumerate([*sizes[1:], 512 * 999])]
+    seen = dumped(tmp_path / "seen.pickle", {"segments": [], "device_traces": [trace]})
+    assert main(["diff", str(file), seen]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{sum(sizes[1:]):,} B are predicted and seen, at the peak"
+    assert f"predicted and not seen: 1 allocations, {sizes[0]:,} B" in lines
+    assert f"seen and not predicted: 1 allocations, {512 * 999:,} B" in lines

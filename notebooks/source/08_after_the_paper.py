@@ -8,9 +8,8 @@ import torch
 from torch import nn
 
 from actmem.config import Parallel
-from actmem.formulas.activations import layer_bytes, layer_rows
+from actmem.formulas.activations import layer_bytes
 from actmem_course.others.zero_bubble import weight_gradient_rows
-from actmem.formulas.flops import layer_overhead
 from actmem_course.others.later_orders import ORDERS_BY_NAME, order_names, order_needs
 from actmem_course.others.interleaved_time import interleaved_step_time
 from actmem.formulas.schedule import interleaved
@@ -18,16 +17,19 @@ from actmem_course.others.timeline import timeline
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
-from actmem.rows import compare, total
+from actmem.rows import total
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, steps
+from actmem_course.show.folded import Agreement
 from actmem_course.show.schedules import later_schedule
 from actmem_course.show.style import size_text
-from actmem_course.show.text import apart_text, text_table
+from actmem_course.show.text import text_table
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 LLAMA = llama_shape("llama3-8b")
+agree = Agreement()
 
 share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / total(llama_rows(LLAMA))
 question = Prediction(
@@ -68,7 +70,6 @@ Reveal(
 # - **Flash attention** reads Q, K, V, its output and the log-sum-exp of each row: `2sbh + 4sbkd + 2sbh + 4asb`. Its output
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
-
 #
 # One layer of Llama 3 8B; hover for bytes and for who reads them:
 
@@ -83,7 +84,7 @@ LiveFigure(llama_bars(LLAMA))
 # %%
 from actmem.measure.parts import measure_layer
 
-print(compare(llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA)).describe())
+agree.rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA))
 
 # %% [markdown]
 # At a real model's size an emulated rank does the same, with tensor and sequence parallelism. With `t <= k` everything is
@@ -94,14 +95,13 @@ from actmem.measure import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 
 shape = llama_shape("llama3-70b")
-pairs, keys = [], []
+keys = []
 for t in (2, 8, 16):
     with emulated_rank(t):
         measured = measure_layer(shape, tensor_parallel(sequence_parallel=True))
     predicted = llama_rows(shape, Parallel(t, True))
-    pairs.append((total(predicted), total(measured)))
+    agree.rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
     keys.append(f"{next(row.split_by for row in predicted if row.term == 'K')} at t = {t}")
-print(apart_text("layers, predicted and measured", pairs))
 print("K is divided by", ", by ".join(keys))
 
 # %% [markdown]
@@ -138,14 +138,14 @@ from actmem.formulas.communication import wire_bytes
 from actmem.formulas.llama_terms import context_exchanges, context_rows
 from actmem.layers.context import layer_groups
 
-for t, c, kind in ((8, 1, "gather"), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, "gather"), (8, 2, "gather")):
-    kept = total(context_rows(shape, Parallel(t, True), c, kind))
-    sent = wire_bytes(context_exchanges(shape, Parallel(t, True), c, kind))
-    print(f"t = {t:2}, c = {c}{', ' + kind if c > 1 else '':14}: {size_text(kept)} kept, {size_text(sent)} sent among the c ranks")
+ways = {}
+for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, ""), (8, 2, "gather")):
+    given = (shape, Parallel(t, True), c, kind or "gather")
+    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {wire_bytes(context_exchanges(*given)) / 2**20:.0f} MiB sent"] = total(context_rows(*given))
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
-    measured = measure_layer(shape, tensor, context=context)
-print(apart_text("layer, predicted and measured", [(total(context_rows(shape, Parallel(8, True), 2)), total(measured))]))
+    agree.rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
+LiveFigure(bar_chart("16 ranks: c = 2 keeps less than t = 16, since K has 8 heads", {"kept": ways}, "kept by one rank; sent among its c ranks"))
 
 # %% [markdown]
 # ## What everyone keeps instead
@@ -199,12 +199,11 @@ def kept(module, inputs):
 
 norms = kept(PlainNorm(h), 1), kept(FusedNorm(h), 1)
 gates = kept(PlainGate(), 2), kept(FusedGate(), 2)
-for name, (plain, fused) in {"RMSNorm": norms, "SwiGLU": gates}.items():
-    print(f"{name}: {plain:.2f} bytes an element in plain operators, {fused:.2f} in one function")
 more = 2 * (norms[0] - norms[1]) + (gates[0] - gates[1]) * LLAMA.ffn_hidden_size / LLAMA.hidden_size
 tokens = LLAMA.seq_length * LLAMA.micro_batch_size
 whole = total(llama_rows(LLAMA)) / (tokens * LLAMA.hidden_size)
-print(f"two norms and a gate of Llama 3 8B: {more:.1f} sbh that no gradient needs, beside the layer's own {whole:.1f} sbh")
+each = {"in plain operators": {"RMSNorm": norms[0], "SwiGLU": gates[0]}, "in one function": {"RMSNorm": norms[1], "SwiGLU": gates[1]}}
+LiveFigure(bar_chart(f"Plain operators keep {more:.0f} sbh more in Llama 3 8B, beside the layer's own {whole:.0f}", each, "measured, for each element of an input", "bytes", beside=True))
 
 # %% [markdown]
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
@@ -241,19 +240,19 @@ LiveFigure(llama_bars(EXPERTS))
 # if every token wants the same experts, one rank gets all of them. Every rank must have room for that, or drop tokens:
 
 # %% jupyter={"source_hidden": true}
-from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, most_routed_tokens
+from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens
 
-pairs = []
+held = {"experts": {}, "the rest": {}}
 for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
     parallel = Parallel(t, True)
     tokens_held = forced_routed_tokens(EXPERTS, parallel, routing, 0)
     predicted = llama_rows(EXPERTS, parallel, routed_tokens=tokens_held)
     with emulated_rank(t):
-        measured = measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing)
-    pairs.append((total(predicted), total(measured)))
-    experts = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=tokens_held))
-    print(f"t = {t}, {routing}: {tokens_held:,} pairs of at most {most_routed_tokens(EXPERTS, parallel):,}: {size_text(experts)} of {size_text(total(predicted))}")
-print(apart_text("layers, predicted and measured", pairs))
+        agree.rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
+    bar = f"t = {t}, {routing} router: {tokens_held:,} pairs"
+    held["experts"][bar] = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=tokens_held))
+    held["the rest"][bar] = total(predicted) - held["experts"][bar]
+LiveFigure(bar_chart("One-sided routers bring one rank all the tokens", held, "kept by the fullest rank"))
 
 # %% [markdown]
 # ## Latent attention
@@ -271,15 +270,17 @@ LATENT = llama_shape("deepseek-v3")
 rows = {row.term: row.bytes for row in llama_rows(LATENT)}
 products = llama_products(LATENT)
 tokens = LATENT.seq_length * LATENT.micro_batch_size
-print(f"bytes a token: cached at inference {rows['KV latent'] // tokens:,}, keys and values kept in training {(rows['K'] + rows['V']) // tokens:,}")
-print(f"DeepSeek-V3, one layer: {size_text(sum(rows.values()))}")
+latent = {"nothing again": sum(rows.values())}
 for terms in ({"K", "V"}, {"Q", "K", "V"}):
     again = Recompute.of(terms)
-    left, flops = total(llama_rows(LATENT, recompute=again)), llama_recomputed_flops(LATENT, again)
-    print(f"{', '.join(sorted(terms))} made again: {size_text(left)}, for {flops / (3 * sum(products.values())):.1%} more FLOPs")
+    flops = llama_recomputed_flops(LATENT, again)
+    latent[f"{', '.join(sorted(terms))} again: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
 with emulated_rank(8):
-    measured = measure_layer(LATENT, tensor_parallel(sequence_parallel=True))
-print(apart_text("layers on 8 ranks, predicted and measured", [(total(llama_rows(LATENT, Parallel(8, True))), total(measured))]))
+    agree.rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
+LiveFigure(bar_chart(
+    f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: {(rows['K'] + rows['V']) // tokens:,} of keys and values",
+    {"kept": latent}, "kept by one layer of DeepSeek-V3",
+))
 
 # %% [markdown]
 # ## What needs no product
@@ -289,8 +290,11 @@ print(apart_text("layers on 8 ranks, predicted and measured", [(total(llama_rows
 
 # %% jupyter={"source_hidden": true}
 forward = sum(llama_products(LLAMA).values())
+trade = {"bytes freed": {}, "FLOPs added": {}}
 for mode in ("selective", "elementwise", "full"):
-    print(f"{mode}: {100 - share_left(mode):.1f}% less, for {llama_recomputed_flops(LLAMA, mode) / (3 * forward):.1%} more FLOPs")
+    trade["bytes freed"][mode] = float(100 - share_left(mode))
+    trade["FLOPs added"][mode] = float(100 * llama_recomputed_flops(LLAMA, mode) / (3 * forward))
+LiveFigure(bar_chart("Elementwise frees a third of a Llama layer for no product", trade, "of the layer's bytes, and of its FLOPs", "%", beside=True))
 
 # %% [markdown]
 # What is dropped is always the input of a linear. So one function is enough for it: a linear that keeps what its input is made
@@ -303,12 +307,10 @@ for mode in ("selective", "elementwise", "full"):
 # GeLU's output and the two dropout masks go: `20sbh/t`. Masks are drawn again from a seed.
 
 # %% jupyter={"source_hidden": true}
-for name, model in PAPER_MODELS.items():
-    left = [layer_bytes(model.shape, model.parallel, mode) for mode in ("selective", "elementwise")]
-    print(f"{name}: {size_text(left[0])}, {size_text(left[1])} with elementwise, for {float(100 * layer_overhead(model.shape, 'elementwise')):.2f}% more FLOPs")
 gpt3 = model_shape("175B")
-a, b, h, s = gpt3.letters()
-print(f"GPT-3, elementwise: {layer_bytes(gpt3, Parallel(8, True), 'elementwise') * 8 / (s * b * h):g} sbh/t")
+for name, model in PAPER_MODELS.items():
+    sbh = model.shape.seq_length * model.shape.micro_batch_size * model.shape.hidden_size
+    agree(f"{name}, elementwise: 20 sbh/t", [(20 * sbh // model.parallel.tensor_parallel_size, layer_bytes(model.shape, model.parallel, "elementwise"))])
 
 # %% [markdown]
 # ## The frontier: make it again, put it elsewhere, or make it smaller
@@ -353,12 +355,14 @@ def step(recompute):
 
 core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
 whole, _, wanted = step("none")
+places = {"on the device": {}, "on the host": {}}
 for recompute in ("elementwise", {"GeLU input": "offload", "4h→h input": "recompute", **core}, {"GeLU input": "compress"}):
     size, host, gradients = step(recompute)
     furthest = max(((x - y).norm() / y.norm()).item() for x, y in zip(gradients, wanted))
     label = recompute if isinstance(recompute, str) else f"GeLU input: {recompute['GeLU input']}"
-    same = "equal bit for bit" if furthest == 0 else f"up to {furthest:.1%} off"
-    print(f"{label}: {size / whole:.0%} on the device, {host / whole:.0%} on the host, gradients {same}")
+    bar = f"{label}; gradients {'equal' if furthest == 0 else f'up to {furthest:.1%} off'}"
+    places["on the device"][bar], places["on the host"][bar] = 100 * size / whole, 100 * host / whole
+LiveFigure(bar_chart("Dropped and offloaded: equal bit for bit; compressed: nearly", places, "of what the layer keeps", "%"))
 
 # %% [markdown]
 # ## Pipelines after 2022
@@ -374,8 +378,10 @@ for recompute in ("elementwise", {"GeLU input": "offload", "4h→h input": "reco
 GPT3, EIGHT = model_shape("175B"), Parallel(8, True)
 waiting = weight_gradient_rows(GPT3, EIGHT)
 gradients = total(row for row in waiting if row.term.startswith("gradient"))
-print(f"inputs {size_text(total(waiting) - gradients)} + gradients {size_text(gradients)} = {size_text(total(waiting))} from B to W")
-print(f"forward keeps {size_text(layer_bytes(GPT3, EIGHT))}, so a layer that waits for its W holds less than before B")
+print(
+    f"inputs {size_text(total(waiting) - gradients)} + gradients {size_text(gradients)} = {size_text(total(waiting))} from B to W, "
+    f"where forward kept {size_text(layer_bytes(GPT3, EIGHT))} before B"
+)
 
 # %% [markdown]
 # **Lay the stages as a V.** Two chunks a rank, down and up again: rank 0 has the first and the last stage. Of all ranks it
@@ -395,12 +401,14 @@ Panel(
 # forwards then costs `2(p − 2)x` more, and `2m(p − 1)x` more in every further round of `p` microbatches: at most `2x/3` of the step.
 
 # %% jupyter={"source_hidden": true}
-sizes, pairs = (8, 2, 16), []
+sizes, pairs, steps_take = (8, 2, 16), [], {"long warm-up": {}, "short warm-up": {}}
 for send in (0, 1, 4):
     ends = [interleaved_step_time(*sizes, 4, 8, send, short) for short in (False, True)]
     pairs += zip(ends, [max(span.end for span in timeline(interleaved(*sizes, short_warmup=short), 4, 8, send)) for short in (False, True)])
-    print(f"p = 8, m = 2, n = 16, forward 4, backward 8, send {send}: {ends[0]:,} with the long warm-up, {ends[1]:,} with the short one")
-print(apart_text("step times, by formula and simulated", pairs, "units"))
+    for times, end in zip(steps_take.values(), ends):
+        times[f"a send takes {send / 4:g}"] = end / 4
+agree("times of interleaved steps, by formula and simulated", pairs, "quarters of a forward")
+LiveFigure(bar_chart("The short warm-up costs nothing while sends are free", steps_take, "one step, p = 8, m = 2, n = 16", "forwards", beside=True))
 
 # %% [markdown]
 # Chapter 1's question again: do the paper's four models need recomputation? Below, the most that any rank holds if
@@ -419,6 +427,7 @@ def cell(model, order):
     return f"{size_text(held)} of {size_text(free)} {'✓' if need.fits else '✗'}"
 
 
+# A table, because what matters is a yes or no for each pair.
 lines = [(order, *(cell(model, order) for model in needs)) for order in order_names("175B")]
 print(text_table(("order", *needs), lines, " rrrr"))
 
@@ -429,6 +438,9 @@ print(text_table(("order", *needs), lines, " rrrr"))
 #
 # The bytes between `B` and `W` are what the products need. torch's split keeps more: `B` runs with the graph
 # retained, so nearly all that forward saved stays until `W`, with the gradients on top.
+
+# %% jupyter={"source_hidden": true}
+agree
 
 # %% [markdown]
 # ## Check your understanding

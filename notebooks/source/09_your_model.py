@@ -32,12 +32,15 @@ from actmem.parallel.groups import TensorParallel
 from actmem.tape.evaluate import formula_text, moments
 from actmem.tape.record import recorded_run
 from actmem.tape.solver import solve, solve_rows
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider
-from actmem_course.show.text import text_table
+from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.live import LiveFigure
 from actmem_course.show.today import llama_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 llama = LLAMA_MODELS["llama3-8b"]
+agree = Agreement()
 once = 2 * llama.seq_length * llama.micro_batch_size * llama.hidden_size
 
 question = Prediction(
@@ -148,7 +151,7 @@ with actmem.record(model) as ledger:
     y = model(x)
 
 floor = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
-print(f"{ledger.total_bytes:,} B, {ledger.total_bytes / (2 * s * b * h):.1f} times its input; the floor is {floor:,} B")
+print(f"{ledger.total_bytes / (2 * s * b * h):.1f} times its input; the floor is {floor / (2 * s * b * h):.1f} times")
 
 # %% [markdown]
 # `actmem.record` runs around any forward pass. It lists each stored tensor with the module and the operation that saved it.
@@ -183,8 +186,11 @@ print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 # The ledger knows a few wastes by their operations, shapes and dtypes.
 
 # %%
-for finding in findings(ledger.tensors):
-    print(f"{finding.waste}: {finding.bytes:,} B of {ledger.total_bytes:,} B could go, {finding.floor:,} B stay\n   {finding.text}\n")
+known = findings(ledger.tensors)
+Fold(
+    f"{len(known)} wastes, {sum(finding.bytes for finding in known) / ledger.total_bytes:.0%} of the layer: {', '.join(finding.waste for finding in known)}",
+    "\n".join(f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n   {finding.text}" for finding in known),
+)
 
 # %% [markdown]
 # ## The fix
@@ -218,10 +224,12 @@ lean_model, _ = layer(**lean)
 with actmem.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
 
-saved = ledger.total_bytes - lean_ledger.total_bytes
-print(f"{ledger.total_bytes:,} B before, {lean_ledger.total_bytes:,} B after: {100 * saved / ledger.total_bytes:.0f}% less")
-print(f"the floor by formula: {floor:,} B, difference {lean_ledger.total_bytes - floor}")
-print("wastes left:", [finding.waste for finding in findings(lean_ledger.tensors)] or "none known")
+agree("the lean layer, and the floor by formula", [(floor, lean_ledger.total_bytes)])
+left = [finding.waste for finding in findings(lean_ledger.tensors)]
+LiveFigure(bar_chart(
+    f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the floor, and no waste left" if not left else f"left: {left}",
+    {"kept": {"as it came": ledger.total_bytes, "with three changes": lean_ledger.total_bytes}}, "kept by the layer",
+))
 
 # %% [markdown]
 # Never trust a smaller number without the gradients. In float64 the two layers agree to rounding.
@@ -241,7 +249,7 @@ class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
 
 worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in zip(
     gradients(**lean), gradients(norm=WideNorm)))
-print("largest relative difference below 1e-12:", worst < 1e-12)
+agree("gradients of the two layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)], "")
 
 # %% [markdown]
 # ## The diff
@@ -257,7 +265,8 @@ with TemporaryDirectory() as folder, redirect_stdout(StringIO()) as printed:
     for file, seen in zip(files, (ledger, lean_ledger)):
         Path(file).write_text(json.dumps(as_dict(seen, None, {})))
     main(["diff", *files])
-print("\n".join(line for line in printed.getvalue().splitlines() if line.strip() and not line.lstrip()[0].isdigit() and "operation" not in line))
+heads = [line for line in printed.getvalue().splitlines() if line.split(":")[0] in ("went", "came", "stayed")]
+Fold("; ".join(line.partition(", still")[0].partition(": still")[0] for line in heads), printed.getvalue())
 
 # %% [markdown]
 # ## The peak
@@ -271,8 +280,7 @@ actmem.step(model, x, optimizer=optimizer)  # from now on the optimizer's states
 optimizer.zero_grad()
 bill = actmem.step(model, x, optimizer=optimizer)
 assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
-print(f"peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}")
-print(", ".join(f"{kind} {size:,} bytes" for kind, size in bill.by_kind().items()))
+LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}", {"alive": bill.by_kind()}, "at the peak of one step"))
 
 # %% [markdown]
 # Can the peak be predicted too? Run the layer in tiny sizes, note what each operation of forward and backward makes and what is
@@ -290,7 +298,7 @@ def events(sizes, mode):
     return recorded_run(one, lambda _: run_between_others(one, x), [x])
 
 
-lines = []
+peaks = {}
 there = 2 * sum(p.numel() for p in TransformerLayer(paper).parameters()) + 2 * paper.seq_length * paper.micro_batch_size * paper.hidden_size  # weights, input
 at = {"s": paper.seq_length, "b": paper.micro_batch_size, "a": paper.num_attention_heads, "d": paper.head_size}
 for mode in RECOMPUTE_MODES:
@@ -299,9 +307,9 @@ for mode in RECOMPUTE_MODES:
     alive = [(live, event.where, event.op) for event, live, _ in moments(tape.events(at)) if hasattr(event, "op")]
     peak, node, op = max(alive, key=lambda moment: moment[0])
     predicted, measured = there + peak, measure_layer_peak(paper, recompute=mode).peak_bytes
-    assert predicted == measured
-    lines.append([mode, f"{predicted:,}", measured - predicted, f"{op} in {node}"])
-print(text_table(["mode", "peak bytes", "difference", "fullest operation"], lines))
+    agree(f"peak with {mode}, by a tape solved at tiny sizes", [(predicted, measured)])
+    peaks[f"{mode}: in {node}"] = measured
+LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 
 # %% [markdown]
 # Full recomputation makes everything again before backward begins, so one layer alone peaks no lower: it pays when many layers
@@ -310,11 +318,14 @@ print(text_table(["mode", "peak bytes", "difference", "fullest operation"], line
 # The Llama layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
 
 # %%
+parts = {"activations": {}, "the rest": {}}
 for length in (64, 256, 1024):
     long_model, long_x = layer(s=length)
     long_bill = actmem.step(long_model, long_x, optimizer=torch.optim.AdamW(long_model.parameters()))
-    share = long_bill.by_kind().get("activation", 0) / long_bill.peak_bytes
-    print(f"s = {length:,}: peak {long_bill.peak_bytes:,} bytes in {long_bill.peak_phase}, {share:.0%} of them activations")
+    bar = f"s = {length:,}: in {long_bill.peak_phase}"
+    parts["activations"][bar] = long_bill.by_kind().get("activation", 0)
+    parts["the rest"][bar] = long_bill.peak_bytes - parts["activations"][bar]
+LiveFigure(bar_chart("From s = 256 on the peak is in backward, and mostly activations", parts, "peak of one step"))
 
 # %% [markdown]
 # ## Yours
@@ -328,9 +339,10 @@ your_inputs = (torch.randn(2, 16, 64),)
 
 with actmem.record(your_model) as yours:
     output = your_model(*your_inputs)
-print(f"{yours.total_bytes:,} B")
-for finding in findings(yours.tensors):
-    print(f"- {finding.waste}: {finding.bytes:,} B")
+print(f"{yours.total_bytes:,} B;", ", ".join(f"{finding.waste}: {finding.bytes:,} B" for finding in findings(yours.tensors)))
+
+# %% jupyter={"source_hidden": true}
+agree
 
 # %% [markdown]
 # ## Questions

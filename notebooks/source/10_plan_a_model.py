@@ -16,15 +16,18 @@ from actmem.verify import verify_plan
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import choice_results, golden_result, measure_runs, step_time_results
 from actmem_course.others.golden import predict, read_golden
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice
+from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.measured import runs_figure
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
-from actmem_course.show.today import plan_wall
+from actmem_course.show.today import first_aid, plan_wall
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 model = planned_model_of("llama3-70b")
+agree = Agreement()
 cluster = Cluster(64, 80 * GIBIBYTE)
 found = find_plans(model, cluster, 512)
 question = Prediction(
@@ -54,14 +57,11 @@ Reveal(question, LiveFigure(plan_wall("llama3-70b", 80)))
 # ## What fits, and which is fastest
 
 # %%
-print(f"{found.counted:,} layouts counted, {found.fitting:,} fit")
-print(
-    text_table(
-        ("plan", "s a step", "GiB"),
-        [(plan_text(plan), f"{plan.seconds.total:.2f}", f"{plan.bytes / GIBIBYTE:.1f}") for plan in found.plans[:6]],
-        " rr",
-    )
-)
+LiveFigure(bar_chart(
+    f"{found.fitting:,} of {found.counted:,} layouts fit; the fastest six",
+    {"a step": {f"{plan_text(plan)}: {plan.bytes / GIBIBYTE:.1f} GiB": plan.seconds.total for plan in found.plans[:6]}},
+    "time of a step", "s",
+))
 
 # %% [markdown]
 # Bytes are counted. Seconds are counts too (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates; the one share
@@ -86,14 +86,14 @@ Panel(
 chosen = found.plans[0]
 bill = bill_of(model, chosen)
 lines = sorted(((row.bytes, part, row.term) for part, rows in bill.parts.items() for row in rows), reverse=True)
-shown = [(f"{part}: {term}", f"{size / GIBIBYTE:.2f}") for size, part, term in lines[:8]]
-smaller = (f"{len(lines) - 8} smaller lines", f"{sum(size for size, *_ in lines[8:]) / GIBIBYTE:.2f}")
-print(text_table((bill.moment, "GiB"), [*shown, smaller, ("together", f"{bill.bytes / GIBIBYTE:.2f}")], " r", last_is_sum=True))
-print(f"left for CUDA, NCCL and the allocator: {size_text(cluster.memory_bytes - bill.bytes)}")
+shown = {f"{part}: {term}": size for size, part, term in lines[:8]}
+shown[f"{len(lines) - 8} smaller lines"] = sum(size for size, *_ in lines[8:])
+shown["left for CUDA, NCCL and the allocator"] = cluster.memory_bytes - bill.bytes
+LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}", {"": shown}, "lines of the bill"))
 
 # %% [markdown]
-# The last line is not hidden in the others: the allocator reserves more than it hands out, and how much more nobody can
-# derive from sizes. The planner leaves 4 GiB.
+# The last line stands for itself: the allocator reserves more than it hands out, and no formula in sizes says how much. The
+# planner leaves 4 GiB.
 #
 # **Now write it:** [exercises 8.1 and 8.2](../labs/lab8_plan.py), `rank_state_bytes` and `largest_micro_batch_size`: what ZeRO
 # leaves of the states, and the largest microbatch that still fits: `python my/labs/lab8_plan.py --only 8.1,8.2`.
@@ -108,7 +108,9 @@ tiny = PlannedGPT("tiny", TINY)
 fitting = find_plans(tiny, Cluster(8, 5 * GIBIBYTE), 16, 10_000).plans
 for pipeline in (1, 2, 4):
     plan = next(plan for plan in fitting if plan.layout.pipeline_parallel_size == pipeline and plan.layout.tensor_parallel_size > 1)
-    print(f"{plan_text(plan)}: {verify_plan(tiny, plan).describe()}")
+    checked = verify_plan(tiny, plan)
+    terms = (*checked.matched, *checked.changed, *checked.missing, *checked.extra)
+    agree(f"{plan_text(plan)}, term by term", [(term.predicted or 0, term.measured or 0) for term in terms])
 
 # %% [markdown]
 # And GPUs that others ran? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's own CI (chapter 2),
@@ -118,8 +120,6 @@ for pipeline in (1, 2, 4):
 # %%
 runs = [run for run in measure_runs() if run.framework == "nanotron"]
 played = [golden_result(one) for one in (predict(row) for row in read_golden()) if one.peak_percent is not None]
-for name, some in (("nanotron", runs), ("NVIDIA's CI", played)):
-    print(f"{name}: {len(some)} runs, the worst {max(abs(run.difference_percent) for run in some):.2f}% off")
 LiveFigure(runs_figure(runs + played))
 
 # %% [markdown]
@@ -127,32 +127,32 @@ LiveFigure(runs_figure(runs + played))
 #
 # Most people ask a calculator. Here are four, restated from what their code computes, each with the settings that suit it
 # best, for one layer of the 22B model on one of eight ranks. Counted is what an emulated rank keeps, without the statistics and
-# states that the paper leaves out too. A calculator's column is how far it is off, in bytes.
+# states that the paper leaves out too. Open the line to see how far each is off, in bytes.
 
 # %%
 printed = measure_calculators()
 names = list(dict.fromkeys(result.calculator for result in printed))
 rows = {result.row: result.counted_bytes for result in printed}
 apart = {(result.row, result.calculator): result.difference_bytes for result in printed}
-print(
-    text_table(
-        ("table 2", "counted", *names),
-        [(row, counted, *(f"{apart[row, name]:+,}" if apart[row, name] else "0" for name in names)) for row, counted in rows.items()],
-        " rrrrr",
-    )
+right = {name: sum(not apart[row, name] for row in rows) for name in names}
+table = [(row, counted, *(f"{apart[row, name]:+,}" if apart[row, name] else "0" for name in names)) for row, counted in rows.items()]
+Fold(
+    f"of table 2's {len(rows)} rows right: " + ", ".join(f"{name} {count}" for name, count in right.items()),
+    text_table(("table 2", "counted", *names), table, " rrrrr"),
 )
-print(", ".join(f"{name}: {sum(not apart[row, name] for row in rows)} of {len(rows)} right" for name in names))
 
 # %% [markdown]
 # And a Llama? Two of the runs above differ only in their microbatch, so their peaks say what one more sequence takes on a GPU:
 
 # %%
-print(
+one_more = sequence_results()
+Fold(
+    "off by: " + ", ".join(f"{r.calculator} {r.difference_percent:+.1f}%" for r in one_more),
     text_table(
         ("prints", "bytes", "GPUs took", "%", "why"),
-        [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}", r.why) for r in sequence_results()],
+        [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}", r.why) for r in one_more],
         " rrr",
-    )
+    ),
 )
 
 # %% [markdown]
@@ -162,12 +162,15 @@ print(
 # ## How long does a step take?
 
 # %%
-print(
+step_times = step_time_results()
+away = [r.difference_percent for r in step_times]
+Fold(
+    f"{len(step_times)} published runs, predicted {min(away):+.0f}% to {max(away):+.0f}% off",
     text_table(
         ("source", "run", "unit", "printed", "predicted", "%"),
-        [(r.source, r.setting, r.unit, f"{r.printed:,.2f}", f"{r.predicted:,.2f}", f"{r.difference_percent:+.1f}") for r in step_time_results()],
+        [(r.source, r.setting, r.unit, f"{r.printed:,.2f}", f"{r.predicted:,.2f}", f"{r.difference_percent:+.1f}") for r in step_times],
         "   rrr",
-    )
+    ),
 )
 
 # %% [markdown]
@@ -179,23 +182,19 @@ print(
 
 # %%
 choices = [r for r in choice_results() if r.search == "its code"]
-print(
-    text_table(
-        ("published", "place", "%", "s hidden", "the fastest"),
-        [
-            (r.setting, r.place, f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}", "the same" if r.best_plan == r.published_plan else r.best_plan)
-            for r in choices
-        ],
-        " rrr",
-    )
+LiveFigure(bar_chart("How much longer published plans take than the fastest of their code", {"": {f"{r.setting}: place {r.place}": float(r.behind_percent) for r in choices}}, "longer", "%"))
+
+# %% jupyter={"source_hidden": true}
+table = [(r.setting, f"{r.hidden_seconds:.1f}", "the same" if r.best_plan == r.published_plan else r.best_plan) for r in choices]
+why = [fill(f"{r.setting}: {r.reason}", 96) for r in choices if r.reason]
+Fold(
+    f"the fastest of each, and why {len(why)} published plans are behind",
+    "\n\n".join([text_table(("published", "s hidden", "the fastest"), table, " r"), *why]),
 )
-for r in choices:
-    if r.reason:
-        print(fill(f"{r.setting}: {r.reason}", 96))
 
 # %% [markdown]
-# The rest are among the first five, or nearer to the first than the times are right. *s hidden* are the seconds of exchanges that
-# must run beside computing: of two plans that take as long, the one that hides less is the safer one.
+# The rest are among the first five, or nearer to the first than the times are right. *s hidden*, in the list, are the seconds of
+# exchanges that must run beside computing. Of two plans that take as long, the one that hides less is the safer one.
 #
 # ## What if
 #
@@ -211,6 +210,31 @@ for refused in found.nearest[:3]:
 # **Now write it:** [exercise 8.3](../labs/lab8_plan.py), `plan_of`: plans for three models under three limits. If one doesn't
 # fit, the judge says at which line of the bill, and by how much: `python my/labs/lab8_plan.py --only 8.3`.
 #
+# ## It doesn't fit: what do you do first?
+#
+# Here is a plain plan that is far too large, and eight single changes. Each bar is what one change frees. Beside its name is
+# what it costs, in time of a step. The cheapest GiB is on top:
+
+# %%
+LiveFigure(first_aid("llama3-70b", 80))
+
+# %% [markdown]
+# Go down the list, and stop as soon as it fits:
+#
+# 1. **Is sequence parallelism off?** Switch it on wherever you use tensor parallelism. It frees bytes and saves time.
+# 2. **Is there more than one sequence in a microbatch?** Take one, unless the GPU then waits for small products.
+# 3. **Are the bytes activations?** Run again what needs no product (`elementwise`). If your attention stores its scores, run
+#    the core again first, or better: use a kernel that doesn't store them.
+# 4. **Are the bytes states?** Divide gradients (ZeRO-2), then weights (ZeRO-3), if you have replicas.
+# 5. **Is the sequence long?** Put two ranks on each (context parallelism). You then have half the replicas.
+# 6. **Still too much?** Add pipeline stages for the states, and recompute everything for the activations. That is the last
+#    resort: it frees most, and costs more time than all the others together.
+# 7. **Nothing helps?** Then you need more GPUs. The planner says how many: `python -m actmem plan --help`.
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% [markdown]
 # ## Settings
 
 # %%

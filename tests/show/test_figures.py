@@ -54,7 +54,7 @@ from actmem_course.show.sequence_parallel import (
 )
 from actmem_course.show.tensor_parallel import ORDERS, ROW_ORDERS, floor_bars, floor_lines, mlp_cut, qkv_cut
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
-from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars, plan_wall
+from actmem_course.show.today import first_aid, frontier_figure, kept_today, llama_bars, others_bars, plan_wall
 
 GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
@@ -123,6 +123,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
     llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
     frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
+    first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
     plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
     runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
     here_figure: [([HereResult(one, one.active_lines, one.active_lines, 0, None) for one in NVIDIAS],)],

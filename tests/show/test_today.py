@@ -13,7 +13,7 @@ from actmem.plan.planned_models import planned_model_of
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
 from actmem_course.show.style import size_text
-from actmem_course.show.today import frontier_figure, kept_today, llama_bars, plan_of_request, plan_wall
+from actmem_course.show.today import first_aid, frontier_figure, kept_today, llama_bars, plan_of_request, plan_wall
 
 
 @pytest.mark.parametrize("t", [1, 8])
@@ -72,3 +72,16 @@ def test_the_plans_bars_are_the_bills(name, memory):
 def test_nothing_fits_is_said():
     drawing = plan_wall("175b", 40, gpus=(16,))
     assert "fits on none of them" in drawing.layout["title"]["text"] and "nothing fits; nearest" in drawing.alt
+
+
+def test_first_aid_begins_with_what_costs_least_and_says_how_much_is_missing():
+    """The order that chapter 10's list gives in words; full recomputation costs more time than all before it together."""
+    (bars,) = first_aid("llama3-70b", 80).traces
+    shares = [float(name.replace("<br>", " ").rsplit(": ", 1)[1].removesuffix("% time")) for name in bars["y"]]
+    first = [name.replace("<br>", " ").split(":")[0] for name in bars["y"]]
+    assert first[0] == "sequence parallelism" and shares[0] < 0
+    assert first[1:3] == ["one sequence a microbatch", "what needs no product again (elementwise)"]
+    full = shares[first.index("everything again (full)")]
+    assert full > sum(share for share in shares[1:] if share < full)
+    assert "too much" in first_aid("llama3-70b", 80).layout["title"]["text"]
+    assert "to spare" in first_aid("llama3-8b", 80).layout["title"]["text"]

@@ -15,6 +15,7 @@ from actmem_course.show.style import (
     Fill,
     axis_end,
     axis_unit,
+    size_text,
     three_digits,
 )
 
@@ -37,11 +38,14 @@ def bar_chart(
     names = list(dict.fromkeys(name for values in parts.values() for name in values))
     # Long names in lines, so that a narrow page has room for the bars.
     lines = {name: "<br>".join(wrap(name, 24)) for name in names}
+    tallest = max(line.count("<br>") + 1 for line in lines.values())
     ends = {name: [values.get(name, 0) for values in parts.values()] for name in names}
     longest = max(max(each) if beside else sum(each) for each in ends.values())
     step, step_name = (1, unit) if unit else axis_unit(int(longest))
 
     def said(value: float) -> str:
+        if not unit and value < step / 100:
+            return size_text(int(value))
         return f"{three_digits(value / step)} {step_name}".replace(" %", "%")
 
     def hover(value: float) -> str:
@@ -74,9 +78,9 @@ def bar_chart(
         title,
         traces,
         f"Bars, {axis}: {told}.",
-        Axis(f"{axis} ({step_name})", axis_end(1.15 * longest / step), step),
+        Axis(f"{axis} ({step_name})", 115 if unit == "%" and longest > 75 else axis_end(1.15 * longest / step), step),
         barmode="group" if beside else "stack",
-        height=180 + (14 + 24 * len(parts) if beside else 44) * len(names),
+        height=180 + max(14 + 24 * len(parts) if beside else 44, 12 + 18 * tallest) * len(names),
         bargap=0.3,
         showlegend=len(parts) > 1,
         legend={"traceorder": "normal"},

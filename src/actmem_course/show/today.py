@@ -19,6 +19,7 @@ from actmem.plan.search import bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import Row, total
 from actmem_course.others.others_keep import OTHERS, bytes_of_other
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import STACKED, Axis, Drawing, bars, chart, downwards, points, scale
 from actmem_course.show.memory_wall import limit
 from actmem_course.show.style import (
@@ -272,4 +273,47 @@ def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Dr
         yaxis2=beyond,
         margin={"b": 130},
         **STACKED,
+    )
+
+
+#: What to change if a plan doesn't fit: words, sizes in Layout, mode.  Each is one change of what the figure starts from.
+_AID: dict[str, tuple[dict[str, int], str]] = {
+    "sequence parallelism": ({"sequence_parallel": True}, "none"),
+    "one sequence a microbatch": ({"micro_batch_size": 1}, "none"),
+    "what needs no product again (elementwise)": ({}, "elementwise"),
+    "everything again (full)": ({}, "full"),
+    "divide gradients too (ZeRO-2)": ({"zero_stage": 2}, "none"),
+    "divide weights too (ZeRO-3)": ({"zero_stage": 3}, "none"),
+    "twice the pipeline stages, half the replicas": ({"pipeline_parallel_size": 4, "data_parallel_size": 2}, "none"),
+    "two ranks a sequence, half the replicas": ({"context_parallel_size": 2, "data_parallel_size": 2}, "none"),
+}
+_START: dict[str, int] = {
+    "tensor_parallel_size": 8, "pipeline_parallel_size": 2, "data_parallel_size": 4, "context_parallel_size": 1,
+    "num_model_chunks": 1, "micro_batch_size": 2, "sequence_parallel": False, "zero_stage": 1,
+}  # fmt: skip
+
+
+def first_aid(name: str, memory: int) -> Drawing:
+    """It doesn't fit: what each single change frees on the fullest GPU, and what it costs a step; the cheapest on top.
+
+    From one plain layout of 64 GPUs with ``memory`` GiB each.  Bytes and seconds are the planner's.
+    """
+    model = planned_model_of(name)
+    plans = {}
+    for words, (sizes, mode) in {"": ({}, "none"), **_AID}.items():
+        if any(model.missing_axis(axis) for axis, size in sizes.items() if size > 1):
+            continue
+        # With room for everything, so that also what does not fit has its seconds.
+        roomy = Cluster(64, 100 * memory * GIBIBYTE)
+        plans[words] = find_plans(model.with_modes([mode]), roomy, _SEQUENCES, 1, {**_START, **sizes}, False).plans[0]
+    start = plans.pop("")
+    freed = {words: start.bytes - plan.bytes for words, plan in plans.items()}
+    slower = {words: plan.seconds.total / start.seconds.total - 1 for words, plan in plans.items()}
+    helps = sorted((words for words in plans if freed[words] > 0), key=lambda words: slower[words] / freed[words])
+    over = start.bytes - Cluster(64, memory * GIBIBYTE).usable_bytes
+    room = f"{size_text(over)} too much" if over > 0 else f"fits, with {size_text(-over)} to spare"
+    return bar_chart(
+        f"{model.name}, {layout_text(start.layout)}: {room}.<br>From the top: time for each GiB, cheapest first",
+        {"freed": {f"{words}: {100 * slower[words]:+.1f}% time": freed[words] for words in helps}},
+        "freed on the fullest GPU",
     )

@@ -1,6 +1,7 @@
 """A plan of a model of one's own: what it says is what the code that it prints does."""
 
 import json
+import math
 import textwrap
 from copy import copy
 from pathlib import Path
@@ -94,11 +95,29 @@ def test_the_largest_sizes_fit_and_one_more_does_not(capsys):
 
 
 @pytest.mark.slow
-def test_adamw_makes_a_copy_more_than_a_small_step(capsys):
-    at = AT.replace("s=64,b=4", "s=2,b=2")
-    _, found = planned(capsys, f"{MODELS}:short_stack", "--at", at, "--memory", "1", "--allowance", "0")
-    copy = next(row for row in found["bill"] if row["term"] == "AdamW's copy")
-    assert copy["bytes"] == 2 * found["num_parameters"]
+def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys, solved_once):
+    sizes = {**SIZES, "s": 2, "b": 2}
+    options = [f"{MODELS}:short_stack", "--at", AT.replace("s=64,b=4", "s=2,b=2"), "--memory", "1", "--allowance", "0"]
+    for name, states in (("adamw", 2), ("sgd", 0), ("momentum", 1)):
+        _, found = planned(capsys, *options, "--optimizer", name)
+        torch.manual_seed(0)
+        model, inputs = models_for_tapes.short_stack(**sizes, num_layers=6)
+        variables = {"model": model.to(torch.bfloat16), "torch": torch}
+        exec("\n".join(found["asked"]["code"] or ["optimizer = torch.optim.AdamW(model.parameters())"]), variables)
+        optimizer = variables["optimizer"]
+        optimizer.param_groups[0]["foreach"] = True  # CUDA's default
+        for _ in range(2):
+            with watch_step(model, optimizer, inputs) as bill:
+                loss_of(model(**inputs)).backward()
+                optimizer.step()
+        counts = sum(4 for state in optimizer.state.values() if "step" in state)
+        inputs_bytes = sum(x.numel() * x.element_size() for x in inputs.values())
+        assert found["asked"]["bytes"] == bill.peak_bytes - counts - inputs_bytes
+        number = found["num_parameters"]
+        assert sum(row["bytes"] for row in found["bill"] if "moment" in row["term"]) == 2 * number * states
+    _, found = planned(capsys, *options, "--optimizer", "adamw8bit")
+    moments = next(row for row in found["bill"] if row["term"] == "AdamW8bit's moments")
+    assert 2 * number < moments["bytes"] == 2 * (number + 4 * math.ceil(number / 256)) < 2.04 * number
 
 
 def fsdp_peak(code, sizes, layers):
@@ -211,6 +230,11 @@ def test_layers_of_several_kinds_are_refused(capsys, tmp_path):
         ),
         ("{models}:short_stack", ["--at", AT, "--memory", "9", "--gpus", "2", "--global-batch", "12"], "gpus · b = 8"),
         ("{models}:short_stack", ["--at", AT + ",z=3", "--memory", "9"], "z"),
+        (
+            "{models}:short_stack",
+            ["--at", AT, "--memory", "9", "--optimizer", "lion"],
+            "optimizer: must be one of adamw",
+        ),
         ("175b", ["--framework", "hugging-face", "--memory", "9"], "whose layer is the paper's"),
         ("mixtral-8x7b", ["--framework", "hugging-face", "--memory", "9"], "has experts"),
         ("llama3-8b", ["--framework", "ours", "--memory", "9"], "framework: must be one of hugging-face"),

@@ -18,6 +18,8 @@ def test_json_has_the_bill_line_by_line(capsys):
     bill, chosen = out["bill"], out["plans"][0]
     assert sum(line["bytes"] for line in bill["lines"]) == bill["bytes"] == chosen["bytes"]
     assert bill["bytes"] + bill["allowance_bytes"] + bill["free_bytes"] == 80 * 2**30
+    assert sum(line["bytes"] for line in bill["allowance_lines"]) == bill["allowance_bytes"]
+    assert all(line["source"] for line in bill["allowance_lines"])
     parts = {line["part"] for line in bill["lines"]}
     assert {"weights", "gradients", "optimizer states", "activations", "transient"} <= parts
     assert sum(value for name, value in chosen["seconds"].items() if name not in ("total", "hidden")) == pytest.approx(

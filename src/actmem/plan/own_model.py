@@ -27,7 +27,6 @@ from actmem.plan.step_time import (
     StepSeconds,
     data_seconds,
     gib_or_mib,
-    optimizer_seconds,
     work_seconds,
 )
 from actmem.rows import Row, total
@@ -55,6 +54,30 @@ for block in model.{path}.children():
 fully_shard(model, mp_policy=policy)"""
 
 
+@dataclass(frozen=True)
+class Optimizer:
+    """What an optimizer holds.  states: bytes of its states for each of a weight's.  byte_states: bytes of states that have
+    one byte for each element, whatever the weight's.  copies: tensors as large as all weights that its step makes."""
+
+    code: str
+    term: str = ""
+    states: int = 0
+    byte_states: int = 0
+    copies: int = 0
+
+    def state_bytes(self, elements: int, element_size: int) -> int:
+        """Of so many weights; eight-bit states have a float32 scale for each 256."""
+        return self.states * element_size * elements + self.byte_states * (elements + 4 * -(-elements // 256))
+
+
+#: By the name that ``--optimizer`` takes.  torchao's isn't run here: weights below 4,096 elements keep whole states.
+OPTIMIZERS = {
+    "adamw": Optimizer("", "AdamW's moments", states=2, copies=1),
+    "adamw8bit": Optimizer("torchao.optim.AdamW8bit(model.parameters())", "AdamW8bit's moments", byte_states=2),
+    "sgd": Optimizer("torch.optim.SGD(model.parameters(), lr=0.1)"),
+    "momentum": Optimizer("torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)", "SGD's momentum", states=1),
+}
+
 #: ``tape.model_tape.solved_target``, which needs torch.
 Solved = Callable[[str, dict[str, int], str, str, list[str]], tuple[dict[str, BlockModel], dict[str, int], int]]
 
@@ -81,6 +104,7 @@ class OwnModel:
     num_blocks: int
     cluster: Cluster
     global_batch_size: int
+    optimizer: Optimizer = OPTIMIZERS["adamw"]
 
     @property
     def blocks(self) -> BlockModel:
@@ -98,20 +122,27 @@ class OwnModel:
         return self.parts[way.part].need(sizes, way.again, self.num_blocks - way.again)
 
     def static_rows(self, way: Way) -> list[Row]:
-        """Weights, gradients and AdamW's moments, and of DDP its buckets."""
+        """Weights, gradients and the optimizer's states, and of DDP its buckets."""
         whole, each, ranks = self.num_elements()[0], self.blocks.element_size, self.cluster.gpus
+        number, size = self._held_weights(way)
         if way.sharded:
             # Every weight is cut into rows, the last rank's are padded: at most a row more than this.
-            shard, part = -(-whole // ranks), f"float32, 1/{ranks} of them"
-            return [Row("weights", 4 * shard, source=part), Row("gradients", 4 * shard, source=part),
-                    Row("AdamW's moments", 8 * shard, source=part)]  # fmt: skip
+            sources = (f"float32, 1/{ranks} of them",) * 3
+        else:
+            sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
         rows = [
-            Row("weights", each * whole, source="as the factory makes them"),
-            Row("gradients", each * whole, source="as weights; of an earlier microbatch"),
-            Row("AdamW's moments", 2 * each * whole, source="as weights, two"),
+            Row("weights", size * number, source=sources[0]),
+            Row("gradients", size * number, source=sources[1]),
         ]
+        if states := self.optimizer.state_bytes(number, size):
+            rows.append(Row(self.optimizer.term, states, source=sources[2]))
         buckets = Row("DDP's buckets", each * whole, source="a copy of all gradients")
-        return [*rows, buckets] if ranks > 1 else rows
+        return [*rows, buckets] if ranks > 1 and not way.sharded else rows
+
+    def _held_weights(self, way: Way) -> tuple[int, int]:
+        """Weights that the optimizer of one rank steps, and bytes of an element of them."""
+        whole = self.num_elements()[0]
+        return (-(-whole // self.cluster.gpus), 4) if way.sharded else (whole, self.blocks.element_size)
 
     def _fsdp_rows(self, in_blocks: bool, need: Need) -> list[Row]:
         """What FSDP2 holds beside shards: while the model's ends run, the next block is gathered already.
@@ -132,9 +163,10 @@ class OwnModel:
         return rows
 
     def bill(self, way: Way) -> list[Row]:
-        """Everything at the peak: of a microbatch's step, or of AdamW's, which makes one more copy with ``foreach``."""
+        """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may make a copy."""
         need, static = self.need(way), self.static_rows(way)
-        copy = Row("AdamW's copy", static[2].bytes // 2, source="foreach: the roots of the moments")
+        number, size = self._held_weights(way)
+        copy = Row("AdamW's copy", self.optimizer.copies * size * number, source="foreach: the roots of the moments")
         moments = [[*(self._fsdp_rows(in_blocks, need) if way.sharded else ()), *peak.rows]
                    for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
         return [*static, *max([*moments, [copy]], key=total)]
@@ -157,7 +189,10 @@ class OwnModel:
         layout = Layout(ranks, sequence_parallel=False, zero_stage=3 if way.sharded else 0)
         of_block = compute / (3 * self.num_blocks)
         data, hidden = data_seconds(shards, layout, number, (of_block, 2 * of_block), self.cluster)
-        step = optimizer_seconds(whole // ranks if way.sharded else whole, self.cluster)
+        held, size = self._held_weights(way)
+        # Gradients are read, weights and states read and written.
+        moved = 3 * size * held + 2 * self.optimizer.state_bytes(held, size)
+        step = moved / self.cluster.device.memory_bytes_per_second
         return StepSeconds(number * compute, 0, 0, 0, data, 0, step, hidden)
 
     def fewest_again(self, way: Way) -> Way | None:
@@ -206,7 +241,8 @@ class OwnModel:
         part = f"block.{way.part}" if way.part else "block"
         recompute = _RECOMPUTE.format(path=self.blocks.path, again=way.again, part=part)
         lines = recompute.split("\n") if way.again else []
-        return lines + (_SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else [])
+        lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
+        return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
 
 
 def way_text(way: Way, num_blocks: int, gpus: int) -> str:
@@ -230,6 +266,7 @@ def _parser() -> Parser:
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")
     add_cluster_options(parser)
     parser.add_argument("--global-batch", type=int, metavar="N", help="sequences of one step (default: b on each GPU)")
+    parser.add_argument("--optimizer", default="adamw", help=f"one of {', '.join(OPTIMIZERS)} (default: adamw)")
     parser.add_json("the whole outcome")
     return parser
 
@@ -263,6 +300,7 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
     for letter in "sb":
         if letter not in given:
             raise ConfigError("at", f"{letter} is missing")
+    check_choice("optimizer", args.optimizer, OPTIMIZERS)
     cluster = cluster_of(args)
     size = check_size("b", given["b"], _LARGEST_MICROBATCH)
     batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
@@ -278,7 +316,8 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
             target = str(path)
         blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, parts)
     without_b = {letter: number for letter, number in sizes.items() if letter != "b"}
-    return OwnModel(blocks, without_b, number, cluster, batch), Way(size, 0, args.gpus > 1)
+    optimizer = OPTIMIZERS[args.optimizer]
+    return OwnModel(blocks, without_b, number, cluster, batch, optimizer), Way(size, 0, args.gpus > 1)
 
 
 def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -14,14 +14,14 @@ from actmem_course.judge.exchanged import size_of
 from actmem_course.judge.kept import Largest
 from actmem_course.judge.verdict import Wrong
 
-_S, _B = 13, 3
+_S, _B = 25, 3
 _TOKENS = _S * _B
 #: Another right answer may keep other numbers of a token: 32 bytes of them, where ours keeps one sum.
 _SPARE = (32 - 4) * _TOKENS
-#: Does not divide the tokens.
-_CHUNK = 8
+#: Neither divides the tokens.  So many positions of all sequences are more tokens, and so many chunks longer ones.
+_CHUNK, _SHORT = 24, 2
 _V, _H = 64, 24
-_OVERFLOWS = "exp of a logit above 709 is infinite in float64, and above 88 in float32: subtract the largest first, or use logsumexp"
+_OVERFLOWS = "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0: log p is the logit less logsumexp"
 _SLOPE_ROUNDED = {"logits": "compute it in wide(logits), and go back to the dtype of logits at the end"}
 _ROUNDED = "compute the loss in wide(logits): 16 bits hold 3 digits of it"
 
@@ -64,20 +64,17 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     # Of each rank the first and the last id, where an id that is off by one goes to another.
     ends = _V * torch.arange(min(ranks, 16), device=r.device)
     targets.view(-1)[6 : 6 + 2 * len(ends)] = torch.cat((ends, ends + _V - 1))
-    upstream, largest = r.same(_S, _B), max(_CHUNK * _V, weight.numel(), x.numel())
-    words = f"a tensor of {{found:,}} elements is made, where those of {_CHUNK} tokens' logits, of x and of weight have {{enough:,}} at most: "
-    words += "make the logits of a chunk, use them up, and go on to the next, in forward and in backward"
+    upstream, others = r.same(_S, _B), max(weight.numel(), x.numel())
+    words = "a tensor of {found:,} elements is made, where the logits of a chunk, x and weight have {enough:,} at most: make the logits "
+    words += "of ``chunk`` tokens, use them up, and go on to the next, in forward and in backward"
     many = "forward and backward run {found} products of s·b·v·h where {enough} are enough: one in forward, three in backward"
     for chunk, scale, prefix in (
         (_CHUNK, 1, ""),
-        (2 * _TOKENS, 1, "with one chunk for all, "),
-        (_CHUNK, 300, "for logits of a thousand, "),
+        (_SHORT, 1, f"with {_SHORT} tokens a chunk, "),
+        (2 * _TOKENS, 300, "for logits of a thousand, in one chunk, "),
     ):
-        made, flops = Largest(x, weight), FlopCounterMode(display=False)
-        with ExitStack() as counting:
-            if not prefix:
-                counting.enter_context(made)
-                counting.enter_context(flops)
+        flops = FlopCounterMode(display=False)
+        with Largest(x, weight) as made, nullcontext() if prefix else flops:
             passes = r.passes(
                 lambda x, w: function(x, w, targets, chunk),  # noqa: B023
                 {"x": scale * x, "weight": weight},
@@ -86,10 +83,10 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
                 exchanges=False,
                 why={"": _OVERFLOWS} if scale > 1 else None,
             )
+        enough = max(others, min(chunk, _TOKENS) * _V)
+        r.see(f"{prefix}the largest tensor made", max(enough, made.elements), "most", words)
         if not prefix:
-            r.see("the largest tensor made", max(largest, made.elements), "most", words)
-            products = -(-flops.get_total_flops() // (2 * _TOKENS * weight.numel()))
-            r.see("products", products, "most", many)
+            r.see("products", -(-flops.get_total_flops() // (2 * _TOKENS * weight.numel())), "most", many)
         for when, seen, enough in zip(("forward", "backward"), passes, (3 * r.t * size_of(upstream), size_of(x))):
             sent = sum(collective.payload_bytes for collective in seen.collectives)
             said = f"{when} exchanges {{found:,}} B where {{enough:,}} are enough: a few numbers a token in forward, x's gradient in backward"
@@ -120,12 +117,20 @@ def log_probs_and_entropy(r: CaseRun) -> None:
     one = torch.stack([torch.zeros_like(tokens), torch.ones_like(tokens)]).double()
     r.passes(own, {"logits": logits}, upstream=one, prefix="for the entropy alone, ")
     half = logits.bfloat16()
-    r.see_tensor("for bfloat16 logits, both", own(half.clone()), "near", _ROUNDED)
-    with Largest(half) as largest:
-        r.passes(own, {"logits": half}, how="half", prefix="for bfloat16 logits, ", why=_SLOPE_ROUNDED)
+    r.see_tensor("for bfloat16 logits, what comes back", own(half.clone()), "near", _ROUNDED)
     enough = half.numel() * half.element_size()
-    words = "a tensor of {found:,} B is made, where logits have {enough:,}: widen chunk tokens at a time, in forward and in backward"
-    r.see("the largest tensor made", max(enough, largest.bytes), "most", words)
+    words = "a tensor of {found:,} B is made, where logits have {enough:,}: widen ``chunk`` tokens at a time, in forward and in backward"
+    for chunk in (_CHUNK, 1):
+        prefix = f"for bfloat16 logits, {chunk} in a chunk, "
+        with Largest(half) as made:
+            r.passes(
+                lambda x: own(x, chunk),  # noqa: B023
+                {"logits": half},
+                how="half",
+                prefix=prefix,
+                why=_SLOPE_ROUNDED,
+            )
+        r.see(f"{prefix}the largest tensor made", max(enough, made.bytes), "most", words)
     r.keeps(
         own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE - 4 * _TOKENS, others=[tokens]
     )
@@ -168,6 +173,7 @@ MISTAKES = {
         return normaliser - target -> return (normaliser - target).sum() | the result is the sum over all tokens; expected one loss a token
         slope.new_full((*targets.shape, 1), -1)) -> slope.new_full((*targets.shape, 1), 0)) | the forward is right; the gradient of logits is that of the softmax alone: subtract 1 at the target
         slope.new_full((*targets.shape, 1), -1)) -> slope.new_full((*targets.shape, 1), 1)) | the forward is right; the gradient adds 1 at the target: subtract it
+        slope = (wide(logits) - normaliser.unsqueeze(-1)).exp() -> slope = torch.zeros_like(wide(logits)) | the forward is right; the gradient of logits is that of the target's logit alone: none comes through the sum of the exponentials
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> slope.to(logits.dtype), None | the forward is right; the gradient of logits ignores the incoming gradient: multiply by it
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.unsqueeze(-1)).to(logits.dtype) / grad.numel(), None | the forward is right; the gradient of logits is that of a mean: each token's loss is its own
     """,
@@ -177,6 +183,8 @@ MISTAKES = {
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1 -> pass | the forward is right; the gradients are those of the softmax alone: subtract 1 at the target
         grad_weight += slope.t() @ rows\n        return torch.cat(grads_x).view(x.shape), grad_weight.to(weight.dtype), None, None\n -> grad_weight = slope.t() @ rows\n        return torch.cat(grads_x).view(x.shape), grad_weight.to(weight.dtype), None, None\n | the forward is right; the gradient of weight is the last chunk's alone: add up those of all chunks
         slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) -> slope = slope.to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) | the forward is right; the gradients ignore the incoming gradient: multiply each token's by it
+        slope[torch.arange(len(ids), device=ids.device), ids] -= 1 -> slope.zero_()[torch.arange(len(ids), device=ids.device), ids] -= 1 | the forward is right; the gradients are those of the target's logit alone: none comes through the sum of the exponentials
+        grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) -> grads_x.append(slope @ weight)\n            grad_weight += (slope / upstream.unsqueeze(-1) * grad.mean()).t() @ rows\n        return torch.cat(grads_x) | the forward is right; the gradient of weight has the mean of the incoming gradients in place of each token's: forward can't know them, so make it in backward
         return torch.cat(losses).view(targets.shape) -> return torch.cat([part.mean().expand_as(part) for part in losses]).view(targets.shape) | each token has the mean loss of its chunk; expected its own
     """,
     "9.3": r"""
@@ -194,6 +202,7 @@ MISTAKES = {
         return torch.cat(chosen).view(tokens.shape), entropy.clone() -> return -torch.cat(chosen).view(tokens.shape), entropy.clone() | the first is the loss; the log-probability is its negative
         entropies.append(-(log_p -> entropies.append((log_p | the entropy has the wrong sign: it is −Σ p log p
         -(log_p.exp() * log_p).sum(-1) -> -log_p.sum(-1) | the entropy lacks the factor p
+        -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * log_p).sum(-1) / 0.6931471805599453 | the entropy is in bits: take the natural logarithm
         -(log_p.exp() * log_p).sum(-1) -> -(log_p.exp() * log_p).mean(-1) | the entropy is a mean over the words; it is a sum
         -(log_p.exp() * log_p).sum(-1) -> normalisers[-1] - (log_p.exp() * log_p).sum(-1) | the entropy has the normaliser twice: log p has it already
         return torch.cat(chosen).view(tokens.shape), entropy.clone().view(tokens.shape) -> return entropy.clone().view(tokens.shape), torch.cat(chosen).view(tokens.shape) | the two are swapped: log-probabilities first

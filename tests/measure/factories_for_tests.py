@@ -1,5 +1,7 @@
 """Factories that the command's tests name: right ones and wrong ones."""
 
+from typing import Any
+
 import torch
 from torch import nn
 
@@ -103,3 +105,23 @@ def halves(seq_length=2, batch_size=1):
 
 def squared(output):
     return output.square().sum()
+
+
+def everyday(dtype=torch.bfloat16):
+    """What models do while they are made: rates of dropped paths, a truncated normal, tied weights, another dtype."""
+    rates = [rate.item() for rate in torch.linspace(0, 0.5, 3)]
+    model = nn.Sequential(nn.Linear(8, 8), nn.Dropout(rates[1]), nn.Linear(8, 8))
+    first: Any = model[0]
+    nn.init.trunc_normal_(first.weight, std=0.02)
+    model[2].weight = first.weight
+    model.to(dtype)
+    assert rates == [0, 0.25, 0.5] and model[2].weight is first.weight
+    return model, (torch.ones(4, 8, dtype=dtype),)
+
+
+def deep(seq_length=1 << 20, batch_size=64, num_layers=100):
+    return nn.Sequential(*(nn.Linear(8, 8) for _ in range(num_layers))), (torch.ones(batch_size, seq_length, 8),)
+
+
+def deep_lookup(seq_length=1 << 20, batch_size=64):
+    return Lookup(), (torch.ones(batch_size, seq_length, 8),)

@@ -77,6 +77,21 @@ def test_a_fake_run_says_whether_real_tensors_agree(capsys):
     assert "takes another path: 256 B instead of 384 B" in note
 
 
+def test_everyday_code_makes_a_model_of_fake_tensors(capsys):
+    fake, real = (json_of(capsys, f"{HERE}:everyday", *more) for more in (("--fake",), ()))
+    assert fake["notes"] == ["checked: real tensors keep the same bytes"]
+    assert fake["rows"] == real["rows"]
+
+
+def test_a_large_fake_run_is_checked_at_small_sizes(capsys):
+    result = json_of(capsys, f"{HERE}:deep", "--fake")
+    assert result["total_bytes"] == 100 * 64 * 4 * 8 << 20
+    assert result["notes"] == ["checked at seq_length=16, batch_size=2, num_layers=2: real tensors keep the same bytes"]
+    (note,) = json_of(capsys, f"{HERE}:deep_lookup", "--fake")["notes"]
+    other, same = 3 * 16 * 2 * 8 * 4, 2 * 16 * 2 * 8 * 4
+    assert f"another path at seq_length=16, batch_size=2: {same:,} B instead of {other:,} B" in note
+
+
 def test_real_tensors_are_tried_where_weights_and_what_is_kept_are_small_together(capsys, monkeypatch):
     model, _ = factories_for_tests.gpt()
     weights = sum(p.numel() * p.element_size() for p in model.parameters())

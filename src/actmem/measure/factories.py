@@ -25,7 +25,8 @@ from actmem.attention_kernels import Gpu
 from actmem.config import ConfigError
 from actmem.measure.census import arguments_of
 from actmem.measure.emulate import cuda_without_device
-from actmem.torch_private import fake_tensors
+from actmem.measure.tools import replaced
+from actmem.torch_private import fake_tensors, no_dispatch_modes
 
 #: What a size may be called in a factory, the paper's letter first.
 SIZE_NAMES = {
@@ -170,33 +171,15 @@ def built_model(
     for name, size in left.items():
         inputs = _resized(inputs, name, size)
     if dtype:
-        _convert(model, DTYPES[dtype], None)
+        model.to(DTYPES[dtype])
         inputs = _mapped(
             inputs,
             lambda t: t.detach().to(DTYPES[dtype]).requires_grad_(t.requires_grad) if t.is_floating_point() else t,
         )
     if device != "cpu":
-        _convert(model, None, device)
+        model.to(device)
         inputs = _mapped(inputs, lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
     return model, inputs
-
-
-def _convert(model: nn.Module, dtype: torch.dtype | None, device: str | None) -> None:
-    """``model.to(…)``, which fails on fake tensors, parameter by parameter; a dtype is for floating ones.  Ties stay."""
-    new: dict[int, nn.Parameter] = {}
-
-    def converted(tensor: Tensor) -> Tensor:
-        return tensor.detach().to(device=device, dtype=dtype if tensor.is_floating_point() else None)
-
-    for module in model.modules():
-        for name, parameter in list(module._parameters.items()):
-            if parameter is not None:
-                if id(parameter) not in new:
-                    new[id(parameter)] = nn.Parameter(converted(parameter), parameter.requires_grad)
-                module._parameters[name] = new[id(parameter)]
-        for name, buffer in list(module._buffers.items()):
-            if buffer is not None:
-                module._buffers[name] = converted(buffer)
 
 
 def run_forward(model: nn.Module, inputs: Any) -> Any:
@@ -212,10 +195,53 @@ def run_forward(model: nn.Module, inputs: Any) -> Any:
 @contextlib.contextmanager
 def tensors_for(fake: bool, device: str = "cpu", gpu: Gpu | None = None) -> Iterator[None]:
     """Fake tensors in the block if asked for; on ``cuda`` without a GPU too, with the attention kernels of ``gpu``."""
-    with fake_tensors() if fake else contextlib.nullcontext():
-        without = fake and device == "cuda" and not torch.cuda.is_available()
-        with cuda_without_device(gpu) if without else contextlib.nullcontext():
-            yield
+    with contextlib.ExitStack() as stack:
+        if fake:
+            stack.enter_context(fake_tensors())
+            stack.enter_context(replaced(nn.Module, "_apply", lambda original: _applied))
+            stack.enter_context(
+                replaced(nn.init, "_no_grad_trunc_normal_", lambda original: lambda tensor, *_, **__: tensor)
+            )
+            stack.enter_context(replaced(torch, "linspace", _real))
+        if fake and device == "cuda" and not torch.cuda.is_available():
+            stack.enter_context(cuda_without_device(gpu))
+        yield
+
+
+def _applied(module: nn.Module, function: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+    """``Module._apply``, so ``.to``, ``.bfloat16``, ``.cuda``, for fake parameters, which can't be swapped.  Ties stay."""
+    for child in module.children() if recurse else ():
+        child._apply(function)
+    for name, parameter in module._parameters.items():
+        if parameter is not None:
+            new = vars(parameter).get("_applied")
+            if new is None:
+                new = nn.Parameter(function(parameter.detach()), parameter.requires_grad)
+                vars(parameter)["_applied"] = new
+            module._parameters[name] = new
+    for name, buffer in module._buffers.items():
+        if buffer is not None:
+            module._buffers[name] = function(buffer)
+    return module
+
+
+class _Real(Tensor):
+    """Numbers with their values where others are fake: models read rates of dropped paths one by one."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        if not all(issubclass(one, cls) for one in types):
+            return Tensor.__torch_function__(func, types, args, kwargs)
+        with no_dispatch_modes():
+            return super().__torch_function__(func, types, args, kwargs)
+
+
+def _real(original: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def run(*args, **kwargs):
+        with no_dispatch_modes():
+            return original(*args, **kwargs).as_subclass(_Real)
+
+    return run
 
 
 def one_line(error: BaseException) -> str:

@@ -233,7 +233,7 @@ def test_without_a_checkout_labs_come_to_where_one_works(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["labs", "--fresh=lab9"], "--fresh: must be all, or such as lab2 or 03, got lab9"),
+        (["labs", "--fresh=lab0"], "--fresh: must be all, or such as lab2 or 03, got lab0"),
         (["lab2"], "what: must be labs or notebooks, got lab2"),
         (["notebooks"], "notebooks: they are in the repository, not in the installed package"),
     ],

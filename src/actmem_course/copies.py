@@ -19,6 +19,7 @@ from itertools import count
 from pathlib import Path
 
 from actmem_course.cut import lab_names, lab_source
+from actmem_course.files import read_object
 from actmem_course.launch import LABS
 
 NOTEBOOKS = LABS.parent / "notebooks"
@@ -74,7 +75,7 @@ class Copies:
 
     def outdated(self) -> list[str]:
         """Copies of something that has changed since they were made."""
-        record = self._record()
+        record = read_object(self._record_file)
         return [
             name
             for name, contents in self.given.items()
@@ -85,22 +86,16 @@ class Copies:
 
     def _untouched(self, name: str) -> bool:
         path = self.folder / name
-        return path.is_file() and _digest(path.read_bytes()) in (self._record().get(name), _digest(self.given[name]))
+        untouched = read_object(self._record_file).get(name), _digest(self.given[name])
+        return path.is_file() and _digest(path.read_bytes()) in untouched
 
     def _write(self, name: str, path: Path, contents: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "xb") as file:  # fails if someone was faster
             file.write(contents)
         if path == self.folder / name:
-            record = self._record() | {name: _digest(self.given[name])}
+            record = read_object(self._record_file) | {name: _digest(self.given[name])}
             self._record_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-
-    def _record(self) -> dict[str, str]:
-        try:
-            found = json.loads(self._record_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
 
 
 def _digest(contents: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -92,3 +93,12 @@ def _refused(argument: str, path: Path) -> Iterator[None]:
     except (OSError, RuntimeError) as error:  # resolve() raises RuntimeError on links that lead to themselves
         reason = error.strerror if isinstance(error, OSError) else "its links lead to themselves"
         raise ConfigError(argument, f"cannot write {path}: {reason}") from None
+
+
+def read_object(path: Path) -> dict:
+    """The JSON object in a file; an empty one if there is none that can be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

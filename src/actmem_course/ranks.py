@@ -123,13 +123,7 @@ def ranks(args: argparse.Namespace, real_tensors: bool = False) -> Iterator[Rank
     guard.start()
     if _store_is_served():
         guard.store = connect("guard")  # so that of all ranks that can't start one says why
-    if device == "cuda":
-        gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-        torch.cuda.set_device(gpu)
-        dist.init_process_group("nccl", device_id=gpu, timeout=TIMEOUT)
-    else:
-        stay_on_this_host()
-        dist.init_process_group("gloo", timeout=TIMEOUT)
+    join_group(device)
     if guard.store.store is None:
         guard.store = connect("guard")
     guard.met = True
@@ -162,7 +156,18 @@ def _store_is_served() -> bool:
     return True
 
 
-def stay_on_this_host() -> None:
+def join_group(device: str) -> None:
+    """Make the process group: NCCL's with a GPU for each rank, or gloo's."""
+    if device == "cuda":
+        gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(gpu)
+        dist.init_process_group("nccl", device_id=gpu, timeout=TIMEOUT)
+    else:
+        _stay_on_this_host()
+        dist.init_process_group("gloo", timeout=TIMEOUT)
+
+
+def _stay_on_this_host() -> None:
     """Where all ranks are on this host, let gloo listen for nobody else: on its loopback interface."""
     if os.environ.get("LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
         loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from actmem.config import ConfigError
 from actmem_course.copies import MINE
-from actmem_course.files import write_text
+from actmem_course.files import read_object, write_text
 from actmem_course.judge.outline import ALL_LABS, Exercise, Lab
 from actmem_course.judge.verdict import PASSED, SKIPPED, Verdict
 
@@ -27,7 +27,7 @@ class LearnerProgress:
     def __init__(self, script: Path | None = None):
         mine = script is None or script.resolve().is_relative_to(MINE.resolve())
         self.path = MINE / ".progress.json" if mine else cache_folder() / "progress.json"
-        found = _read(self.path)
+        found = read_object(self.path)
         passed = found.get("passed", [])
         self.passed = {number for number in passed if isinstance(number, str)} if isinstance(passed, list) else set()
         hints = found.get("hints", {})
@@ -103,11 +103,3 @@ def cache_folder() -> Path:
 
 def _numbers() -> Iterable[str]:
     return (exercise.number for lab in ALL_LABS for exercise in lab.exercises)
-
-
-def _read(path: Path) -> dict:
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

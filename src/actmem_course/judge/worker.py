@@ -42,7 +42,7 @@ from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.judge.workbench import Bench, RealRank
 from actmem_course.process import lab_console
 from actmem_course.rank_store import RankStore, connect
-from actmem_course.ranks import TIMEOUT, stay_on_this_host
+from actmem_course.ranks import join_group
 
 _leave = os._exit  # a learner's code meets another one
 
@@ -184,13 +184,7 @@ class RealWorker(Worker):
                 os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), None, True, timedelta(seconds=50),
                 wait_for_workers=False, master_listen_fd=int(os.environ[RANKS_STORE]),
             )  # fmt: skip
-        if self.device == "cuda":
-            gpu = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
-            torch.cuda.set_device(gpu)
-            dist.init_process_group("nccl", device_id=gpu, timeout=TIMEOUT)
-        else:
-            stay_on_this_host()
-            dist.init_process_group("gloo", timeout=TIMEOUT)
+        join_group(self.device)
         self.store = connect("judge")
 
     def load(self, command: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@
 
 # %%
 from actmem.config import Parallel
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, crossover_seq_length, eq1, layer_extra_rows, layer_rows
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import ADAM, parameter_counts
 from actmem.measure import emulated_rank, measure_layer
@@ -103,21 +103,9 @@ Fold(
 # * $5\,as^2b$: tensors with one number per *pair* of tokens, in each head: the softmax output, its dropout mask, and the
 #   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
 #
-# Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part.
-
-# %% jupyter={"source_hidden": true}
-lines, cores, equal_at = [], [], []
-for name, model in PAPER_MODELS.items():
-    shape = model.shape
-    equal_at.append(crossover_seq_length(shape.hidden_size, shape.num_attention_heads))
-    cores.append(sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS) / eq1(shape))
-    lines.append((name, f"{equal_at[-1]:,.1f}", f"{cores[-1]:.1%}", eq1(shape)))
-Fold(
-    f"equal at s = {min(equal_at):,.0f} to {max(equal_at):,.0f}; at s = {largest.shape.seq_length:,} the core is {min(cores):.0%} to {max(cores):.0%} of a layer",
-    text_table(("model", "equal at s", "the core's share", "bytes of a layer"), lines, " rrr"),
-)
-
-# %% [markdown]
+# Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train well beyond
+# that length, so the core is two thirds to three quarters of each of their layers.
+#
 # On logarithmic axes a power is a straight line and its exponent is the slope: the core's line is twice as steep. **Before
 # you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?
 

@@ -268,7 +268,7 @@ agree.rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
 
 # %% jupyter={"source_hidden": true}
 Fold(
-    f"{total(extra) / total(predicted):.2%} of the paper's terms at this small size, {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%} for GPT-3",
+    f"extra: {total(extra) / total(predicted):.2%} of the paper's terms at this small size, {total(layer_extra_rows(gpt3)) / total(layer_rows(gpt3)):.4%} for GPT-3",
     extras_text(extra),
 )
 
@@ -300,11 +300,15 @@ agree("what the census finds alive, and what the ledger counts", [(ledger.total_
 # `record` takes any `nn.Module`. Before you optimise, look at what is kept. Here an MLP with GeLU, and one with ReLU:
 
 # %%
+mlps = {}
 for activation in (nn.GELU(), nn.ReLU()):
     mlp = nn.Sequential(nn.Linear(h, 4 * h), activation, nn.Linear(4 * h, h)).to(torch.bfloat16)
     with record(mlp) as ledger:
         y = mlp(tensor(*tokens))
-    print(f"{type(activation).__name__}: {ledger.total_bytes / (s * b * h):g} sbh in {len(ledger.saved)} tensors")
+    mlps[f"{type(activation).__name__}: {len(ledger.saved)} tensors"] = ledger.total_bytes / (s * b * h)
+
+# %%
+LiveFigure(bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {"": mlps}, "kept by an MLP", "sbh"))
 
 # %% [markdown]
 # ReLU's gradient needs to know only where the output is positive. So ReLU keeps its *output*, which the next linear keeps

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from actmem.config import Parallel
 from actmem.formulas.activations import eq1, eq2, layer_extra_rows, layer_rows
-from actmem.formulas.communication import layer_exchanges, wire_bytes
+from actmem.formulas.communication import layer_exchanges
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank
 from actmem.measure.parts import layer_input, rows_by_term, term_name
@@ -19,7 +19,7 @@ from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.folded import Agreement
 from actmem_course.show.style import size_text
 from actmem_course.show.tensor_parallel import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
@@ -149,10 +149,9 @@ with emulated_rank(t):
     with record(layer) as ledger:
         y = layer(layer_input(GPT3, tp, "cpu", torch.bfloat16))
 kept = {term_name(saved): saved for saved in ledger.saved}
-Fold(
-    f"a/t = {GPT3.num_attention_heads // t} heads of size h/a = {GPT3.head_size} on this rank",
-    "\n".join(f"{term} {list(kept[term].shape)}, {kept[term].bytes:,} B" for term in ("Q", "K", "V", "softmax output")),
-)
+heads, length, size = GPT3.num_attention_heads // t, GPT3.seq_length, GPT3.head_size
+shapes = {"Q": [heads, length, size], "K": [heads, size, length], "V": [heads, length, size], "softmax output": [heads, length, length]}
+agree("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes[term], list(kept[term].shape)) for term in shapes], "")
 
 # %% [markdown]
 # **Now write it:** [exercises 2.5 and 2.7](../labs/lab2_tensor_parallel.py), `split_attention` and `attention`: `python
@@ -177,8 +176,7 @@ Fold(
 # %% jupyter={"source_hidden": true}
 parts = {size: [total(rows) for rows in divided_and_whole(GPT3, size)] for size in sizes_of_t(GPT3)}
 agree("the divided part and the floor, and equation 2, for each t", [(eq2(GPT3, size), sum(each)) for size, each in parts.items()])
-floors = {size: (whole / (divided + whole), (divided + whole) / (eq1(GPT3) / size)) for size, (divided, whole) in parts.items()}
-print("; ".join(f"t = {size}: the floor is {floors[size][0]:.0%}, a rank keeps {floors[size][1]:.2f} times an even share" for size in (2, t)))
+
 
 # %% [markdown]
 # Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
@@ -213,11 +211,10 @@ with emulated_rank(t):
 exchanges = layer_exchanges(GPT3, Parallel(t))
 for phase, seen in (("forward", forward), ("backward", backward)):
     agree(f"all-reduces {phase}", [(sum(e.count for e in exchanges if e.phase == phase), seen.counts["all-reduce"])], "exchanges")
-each = forward.payload_bytes("all-reduce") // forward.counts["all-reduce"]
-print(f"{sum(e.count for e in exchanges)} all-reduces of {size_text(each)}; a rank sends {size_text(wire_bytes(exchanges))} for one layer and one microbatch")
+agree("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size, forward.payload_bytes("all-reduce") // forward.counts["all-reduce"])])
 
 # %% [markdown]
-# Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, but not the
+# They are. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, but not the
 # tensors exchanged.
 #
 # ## Real processes: the same numbers as one GPU

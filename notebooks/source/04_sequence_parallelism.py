@@ -9,7 +9,7 @@ import torch.nn.functional as F
 
 from actmem.config import Parallel
 from actmem.formulas.activations import eq2, eq4, gathered_input_bytes, layer_extra_rows, layer_rows
-from actmem.formulas.communication import Exchange, counts, layer_exchanges, sequence_over_tensor, step_exchanges, wire_bytes
+from actmem.formulas.communication import Exchange, counts, layer_exchanges, step_exchanges, wire_bytes
 from actmem_course.others.ring import gloo_header_bytes, ring, ring_steps
 from actmem_course import launch
 from actmem.measure import count_collectives, emulated_rank, layer_rows_of
@@ -206,13 +206,6 @@ for name, rows, seen, exchanges in forms:
 agree("exchanges of a layer in three forms, by kind", pairs, "exchanges")
 LiveFigure(bar_chart("The cure keeps least, and gathers twice more", sizes, "one rank of eight, one GPT-3 layer", beside=True))
 
-# %% jupyter={"source_hidden": true}
-ratios = {ranks: [sequence_over_tensor(GPT3, ranks, keep_gathered_input=keep) for keep in (True, False)] for ranks in (1, 2, t)}
-Fold(
-    f"sent over what tensor parallelism alone sends, at t = {t}: plain {ratios[t][0]}, with the cure {ratios[t][1]}",
-    "\n".join(f"t = {ranks}: plain {plain}, with the cure {cured}" for ranks, (plain, cured) in ratios.items()),
-)
-
 # %% [markdown]
 # The exchanges are counted on the running layer; the bytes sent are those of a ring. Two findings:
 #
@@ -235,10 +228,15 @@ def seconds(exchanges):
     return starts * start_seconds + ring_steps(exchanges) * hop_seconds + wire_bytes(exchanges) / bytes_per_second
 
 
+times = {"4 all-reduces": {}, "4 + 4 halves": {}}
 for length in (128, 8192):
     shape = GPT3.with_sizes(seq_length=length)
     whole, halves = seconds(layer_exchanges(shape, Parallel(t))), seconds(layer_exchanges(shape, both, keep_gathered_input=True))
-    print(f"s = {length:,}: 4 all-reduces {1e6 * whole:,.0f} µs, 4 + 4 halves {halves / whole - 1:+.1%}")
+    bar = f"s = {length:,}: {halves / whole - 1:+.1%}"
+    times["4 all-reduces"][bar], times["4 + 4 halves"][bar] = 1e6 * whole, 1e6 * halves
+
+# %%
+LiveFigure(bar_chart("Small tensors pay for more starts, large ones hardly", times, "exchanges of one layer", "µs", beside=True))
 
 # %% [markdown]
 # **Now write it:** [exercises 3.3 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear` and
@@ -298,14 +296,14 @@ print(f"{len(partial)} gradients differ until they are added up:", ", ".join(par
 # %% [markdown]
 # One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
 # position table and the final layer norm, where each rank has also seen only its own tokens. All but that table are
-# vectors, so it is small:
+# vectors, so it is small: less than a ten-thousandth of what the layers send in that time.
 
 # %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
 once = wire_bytes(step_exchanges(GPT3, Parallel(t, True)))
 microbatches = model.global_batch_size // GPT3.micro_batch_size
 layers = GPT3.num_layers * microbatches * wire_bytes(layer_exchanges(GPT3, both))
-print(f"in one iteration it is {once / layers:.4%} of what the layers send: {size_text(once)} of {size_text(layers)}")
+agree("of what the layers send in an iteration, this is under a ten-thousandth", [(once * 10_000 < layers, True)], "")
 
 # %% jupyter={"source_hidden": true}
 agree

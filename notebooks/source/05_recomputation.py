@@ -22,7 +22,6 @@ from actmem_course.show.controls import choice, play, slider, steps
 from actmem_course.show.folded import Agreement, Fold, in_the_paper
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.recomputation import added_flops, batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
-from actmem_course.show.style import size_text
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
@@ -86,8 +85,7 @@ Panel(
 # ## How a checkpoint function works, in four steps
 #
 # The region is the attention core, on small tensors. `gradients(run)` has the gradients of q, k and v when the core runs
-# through `run`; each time with the same inputs and the same stream of random numbers. First without a checkpoint: what does
-# autograd keep?
+# through `run`; each time with the same inputs and the same stream of random numbers. `kept(run)` has what autograd keeps.
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import record
@@ -125,9 +123,6 @@ def in_words(ledger):
 
 def plainly(core, *inputs):
     return core(*inputs)
-
-
-in_words(kept(plainly))
 
 # %% [markdown]
 # **Step 1: keep the inputs, run without a graph, run again.** This autograd function takes a dozen lines. Its forward saves
@@ -248,15 +243,10 @@ Panel(
 
 # %% jupyter={"source_hidden": true}
 groups = rebuilds(GPT3)
-left = total(layer_rows(GPT3, recompute="selective"))
 agree("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)])
 forward = sum(product.flops for product in forward_products(GPT3.with_sizes(num_layers=1), 1) if product.term not in ("4h→h", "logits"))
 agree("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs")
-free = [r for r in groups if not r.flops]
-Fold(
-    f"per FLOP the core frees {core_over_gelu(GPT3)} times what a linear does; groups without a product are {sum(r.bytes for r in free) / left:.0%} of what selective leaves",
-    "\n".join(f"{r.name}: {size_text(r.bytes)}, {r.bytes / left:.0%}" for r in free),
-)
+agree("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.num_attention_heads // 2, core_over_gelu(GPT3))], "times")
 
 # %% [markdown]
 # ## Measured: three numbers for one overhead

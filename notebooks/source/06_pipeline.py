@@ -249,11 +249,12 @@ Panel(
 # (This model's layers do not divide into two chunks a rank.) The embedding's dropout masks make the kink at rank 0.
 # How many masks are there?
 
-# %%
+# %% jupyter={"source_hidden": true}
 for m in (1, 3):
     parallel, n = with_pipeline(MT.parallel, 35, m), MT.global_batch_size
-    outputs = total(stage_output_rows(MT.shape, parallel, 0, n))
-    print(f"m = {m}: {embeddings_in_flight(parallel, n)} masks on rank 0, and {in_flight(parallel, 0, n)} outputs: {size_text(outputs)} if they stay")
+    agree(f"m = {m}: embedding masks on rank 0, {min(m, 2)}p of them", [(min(m, 2) * 35, embeddings_in_flight(parallel, n))], "masks")
+    one = 2 * MT.shape.seq_length * MT.shape.micro_batch_size * MT.shape.hidden_size // parallel.tensor_parallel_size
+    agree(f"m = {m}: outputs on rank 0, 2sbh/t each", [(in_flight(parallel, 0, n) * one, total(stage_output_rows(MT.shape, parallel, 0, n)))])
 
 # %% [markdown]
 # The paper counts `p` masks. That is right for 1F1B. When stages are interleaved, a second round of `p` forwards enters the

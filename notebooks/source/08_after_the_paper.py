@@ -95,14 +95,12 @@ from actmem.measure import emulated_rank
 from actmem.parallel.groups import tensor_parallel
 
 shape = llama_shape("llama3-70b")
-keys = []
 for t in (2, 8, 16):
     with emulated_rank(t):
         measured = measure_layer(shape, tensor_parallel(sequence_parallel=True))
     predicted = llama_rows(shape, Parallel(t, True))
     agree.rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
-    keys.append(f"{next(row.split_by for row in predicted if row.term == 'K')} at t = {t}")
-print("K is divided by", ", by ".join(keys))
+    agree(f"K is divided by t or by its heads, t = {t}", [(min(t, shape.num_key_value_heads), next(row.split_by for row in predicted if row.term == "K"))], "ranks")
 
 # %% [markdown]
 # ## More ranks than key heads

@@ -44,7 +44,7 @@ def _columns(header: str, first: str) -> int:
 
 def printed_tables(notebook: NotebookNode) -> list[int]:
     """The columns of every table that a notebook prints."""
-    return [columns for output in outputs(notebook) for columns in tables(_text(output))]
+    return [columns for output in outputs(notebook) for columns in tables(printed(output))]
 
 
 def visible_lines(notebook: NotebookNode) -> int:
@@ -56,7 +56,20 @@ def _written(source: str) -> Iterable[str]:
     return (line for line in source.splitlines() if line.strip())
 
 
-def _text(output: NotebookNode) -> str:
+def printed_texts(notebook: NotebookNode) -> list[str]:
+    """What a notebook prints: every text that is neither a figure's alt text, nor a question, nor a wait for processes."""
+    shown = (output for output in outputs(notebook) if "image/png" not in output.get("data", {}))
+    return [text for output in shown if (text := printed(output).rstrip()) and not text.startswith(("Your prediction: ", "labs/"))]
+
+
+def figures(notebook: NotebookNode) -> int:
+    """The figures of a notebook, with the one that comes with a guess and is not stored."""
+    opens = any("Reveal(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
+    return opens + sum("image/png" in output.get("data", {}) for output in outputs(notebook))
+
+
+def printed(output: NotebookNode) -> str:
+    """What one output is as text: what was printed, or what a picture says in words."""
     return output.get("text") or output.get("data", {}).get("text/plain", "")
 
 
@@ -65,13 +78,14 @@ def main() -> None:
 
     from notebooks.source.build import sources, target
 
-    sums = [0, 0]
+    sums = [0, 0, 0, 0]
     for source in sources():
         notebook = nbformat.read(target(source), as_version=4)
-        found = (printed_tables(notebook), visible_lines(notebook))
-        sums = [sums[0] + len(found[0]), sums[1] + found[1]]
-        print(f"{source.stem}: {len(found[0])} tables, of {found[0]} columns; {found[1]} lines of code")
-    print(f"together: {sums[0]} tables, {sums[1]} lines of code")
+        texts = printed_texts(notebook)
+        found = (len(texts), sum(len(text.splitlines()) for text in texts), len(printed_tables(notebook)), visible_lines(notebook))
+        sums = [before + own for before, own in zip(sums, found)]
+        print(f"{source.stem}: prints {found[0]} times, {found[1]} lines, {found[2]} tables; {found[3]} lines of code; {figures(notebook)} figures")
+    print(f"together: prints {sums[0]} times, {sums[1]} lines, {sums[2]} tables; {sums[3]} lines of code")
 
 
 if __name__ == "__main__":

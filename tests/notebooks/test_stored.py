@@ -9,7 +9,7 @@ import pytest
 from actmem_course.show.text import text_table
 from notebooks.source.build import FOLDED, NOTEBOOKS, only_shows, outputs, sources, target
 from notebooks.source.pictures import front_picture
-from tests.notebooks.printed import printed_tables, tables, visible_lines
+from tests.notebooks.printed import figures, printed, printed_tables, printed_texts, tables, visible_lines
 
 PATHS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 FREE_GPUS = NOTEBOOKS / "free_gpus.ipynb"  # the notebook that is no chapter
@@ -19,7 +19,9 @@ LARGEST_BYTES = 1_200_000
 MAP = "00_start_here.ipynb"
 #: What the course asks one to read, over all chapters.  A figure needs no table beside it; a formula that agrees with a
 #: measurement is one sentence; code that only prints is folded.
-MOST_TABLES, MOST_CODE_LINES, MOST_COLUMNS = 38, 522, 6
+MOST_TABLES, MOST_CODE_LINES, MOST_COLUMNS = 3, 480, 6
+#: Printed texts and their lines over all chapters: what agrees is collected and said once, what is a list is drawn or folded.
+MOST_TEXTS, MOST_LINES = 50, 102
 
 
 @pytest.fixture(params=[*PATHS, FREE_GPUS], ids=lambda path: path.stem)
@@ -144,6 +146,27 @@ def test_the_course_prints_few_tables_and_shows_little_code():
     shown = "python -m tests.notebooks.printed shows where they are"
     assert sum(len(printed_tables(notebook)) for notebook in stored) <= MOST_TABLES, shown
     assert sum(map(visible_lines, stored)) <= MOST_CODE_LINES, shown
+
+
+def test_the_course_shows_more_than_it_prints():
+    stored = [nbformat.read(path, as_version=4) for path in PATHS]
+    texts = [text for notebook in stored for text in printed_texts(notebook)]
+    assert len(texts) <= MOST_TEXTS and sum(len(text.splitlines()) for text in texts) <= MOST_LINES, "python -m tests.notebooks.printed shows where"
+
+
+@of_chapters
+def test_a_chapter_has_more_figures_than_tables(notebook):
+    assert figures(notebook) > len(printed_tables(notebook))
+
+
+@of_chapters
+def test_a_chapter_says_once_what_agrees(path, notebook):
+    """All comparisons of a chapter agree, in one line; only the GPUs' logs of the last chapters are apart, and drawn."""
+    said = [text for text in map(printed, outputs(notebook)) if text.startswith("predicted = measured: ")]
+    assert len(said) == (path.name != MAP), said
+    for text in said:
+        equal, together = re.findall(r"\d+", text)
+        assert equal == together
 
 
 def test_no_table_is_wide(notebook):

@@ -61,7 +61,7 @@ class Agreement:
 
 def _compared(what: str, pairs: list[tuple], unit: str) -> str:
     apart = [f"{_number(one)} and {_number(other)}" for one, other in pairs if one != other]
-    if not apart and len(pairs) == 1:
+    if not apart and len(pairs) == 1 and not isinstance(pairs[0][0], bool):
         return f"{what}: {_number(pairs[0][0])} {unit}"
     return f"{what}: {len(pairs) - len(apart)} of {len(pairs)}" + "".join(f"; {one} {unit}" for one in apart)
 

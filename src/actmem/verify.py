@@ -69,7 +69,9 @@ def _ranks(plan: Plan) -> tuple[TensorParallel, ContextParallel]:
 
 
 def _check_runs(model: PlannedModel, plan: Plan) -> None:
-    """Raise ConfigError on what this library has no layer for."""
+    """Raise ConfigError on what this library has no layer or optimizer for."""
+    if model.optimizer != "adamw":
+        raise ConfigError("verify", f"only adamw's step is run here, not that of {model.optimizer}")
     if isinstance(model, PlannedLlama) and model.tied_embeddings:
         raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
 

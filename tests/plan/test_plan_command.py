@@ -104,6 +104,7 @@ BAD = {
     "too little for one layer": (["1t", "--gpus", "8", "--memory", "5"], "memory: one layer of 1T with one sequence"),
     "no sequence": (["22b", "--gpus", "8", "--seq-length", "0"], "seq_length: must be at least 1, got 0"),
     "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, b200"),
+    "no such optimizer": (["22b", "--gpus", "8", "--optimizer", "lion"], "optimizer: must be one of adamw"),
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
     "no such stage": (["22b", "--gpus", "8", "--zero", "4"], "gpus: no layout of 8"),
     "no number": (["22b", "--gpus", "many"], "argument --gpus: invalid int value: 'many'"),

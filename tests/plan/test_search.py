@@ -92,6 +92,20 @@ def test_zero_divides_what_it_says():
     assert [bill["weights"] for bill in bills] == [2 * n, 2 * n, 2 * n, 2 * -(-n // 8)]
 
 
+def test_other_optimizers_keep_other_states():
+    model = planned_model_of("22b")
+    adam, eight, momentum, sgd = (
+        rank_bill(model.with_optimizer(name), Layout(8, 4, 1, 1), "full", 1, 0).by_part()
+        for name in ("adamw", "adamw8bit", "momentum", "sgd")
+    )
+    share = adam["optimizer states"] // 12
+    assert [eight["optimizer states"], momentum["optimizer states"]] == [6 * share + 8 * -(-share // 256), 8 * share]
+    assert sgd["optimizer states"] == 4 * share
+    assert all({**each, "optimizer states": 0} == {**adam, "optimizer states": 0} for each in (eight, momentum, sgd))
+    with pytest.raises(ConfigError, match="optimizer: must be one of adamw, adamw8bit, momentum, sgd, got 'lion'"):
+        model.with_optimizer("lion")
+
+
 def test_microbatches_that_keep_everything_cost_their_bytes():
     model = planned_model_of("1t")
     layout = Layout(1, 8, 64, 1, zero_stage=0)

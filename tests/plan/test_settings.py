@@ -63,13 +63,17 @@ def test_torchtitans_lines_are_toml_and_multiply_to_the_gpus(name):
     )
 
 
-@pytest.mark.parametrize("stage", range(4))
-def test_hugging_faces_lines_are_training_arguments(stage):
+@pytest.mark.parametrize(("stage", "optimizer"), [(0, "adamw"), (1, "adamw8bit"), (2, "momentum"), (3, "sgd")], ids=str)
+def test_hugging_faces_lines_are_training_arguments(stage, optimizer):
     transformers = pytest.importorskip("transformers")
     layout = Layout(8, 2, sequence_parallel=False, zero_stage=stage)
-    lines = hugging_face_settings(planned_model_of("llama3-8b"), plan(layout), 64)
+    lines = hugging_face_settings(planned_model_of("llama3-8b").with_optimizer(optimizer), plan(layout), 64)
     call = ast.parse(f"TrainingArguments({', '.join(line for line in lines if not line.startswith('#'))})", mode="eval")
     assert isinstance(call.body, ast.Call)
+    values = {word.arg: word.value for word in call.body.keywords}
+    from transformers.training_args import OptimizerNames
+
+    assert ast.literal_eval(values["optim"]) in {each.value for each in OptimizerNames}
     names = [word.arg for word in call.body.keywords]
     assert {*names} <= {each.name for each in dataclasses.fields(transformers.TrainingArguments)} and len(
         {*names}

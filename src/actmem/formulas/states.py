@@ -8,19 +8,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, shown
+from actmem.config import ConfigError, ModelShape, Parallel, check_choice, check_divides, check_layer, shown
 from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
 from actmem.rows import Row
 
 
 @dataclass(frozen=True)
 class State:
-    """One thing kept for every parameter: its bytes, and why it is there."""
+    """One thing kept for every parameter: its bytes, and why it is there.  parameters: that share them."""
 
     term: str
     bytes_per_parameter: int
     reason: str
     is_gradient: bool = False
+    parameters: int = 1
+
+    def bytes_of(self, count: int) -> int:
+        """Of so many parameters."""
+        return self.bytes_per_parameter * -(-count // self.parameters)
 
 
 _WEIGHTS = State("parameters", 2, "16-bit weights: what forward and backward multiply with")
@@ -52,6 +57,26 @@ ADAM = {
         *_MASTER,
     ),
 }
+
+#: What other optimizers keep instead of Adam's two moments, by the name that ``plan --optimizer`` takes.
+OTHER_MOMENTS: dict[str, tuple[State, ...]] = {
+    "adamw8bit": (
+        State("Adam moments, 8-bit", 2, "a byte of each (2110.02861; torchao's AdamW8bit)"),
+        State("scales of the moments", 8, "float32, of each for 256 parameters", parameters=256),
+    ),
+    "momentum": (State("momentum", 4, "running sum of the gradient, float32"),),
+    "sgd": (),
+}
+
+
+def states_with(optimizer: str) -> tuple[State, ...]:
+    """What mixed precision with float32 gradients keeps under "adamw", or under a key of OTHER_MOMENTS.
+
+    Raises ConfigError on another name.
+    """
+    check_choice("optimizer", optimizer, ("adamw", *OTHER_MOMENTS))
+    adam = ADAM["float32 gradients"]
+    return adam if optimizer == "adamw" else (*adam[:3], *OTHER_MOMENTS[optimizer])
 
 
 def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipeline_rank: int = 0) -> dict[str, int]:

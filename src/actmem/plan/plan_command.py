@@ -12,6 +12,7 @@ from rich.console import Console
 
 from actmem.command_line import Parser, write
 from actmem.config import ConfigError, check_choice, check_size
+from actmem.formulas.states import OTHER_MOMENTS
 from actmem.plan.plan_report import Request, as_object, check_memory_of_one_layer, print_plans
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.search import Found, Plan, find_plans
@@ -72,6 +73,7 @@ def make_parser() -> Parser:
         metavar="WHAT",
         help="of experts: even (the default), or one-sided: every token goes to the same ones, the worst case",
     )
+    parser.add_argument("--optimizer", default="adamw", help=f"adamw (the default), {', '.join(OTHER_MOMENTS)}")
     parser.add_argument(
         "--verify",
         action="store_true",
@@ -129,7 +131,7 @@ def request_of(args: argparse.Namespace) -> Request:
         model = model.with_routing(args.routing)
     if args.recompute:
         model = model.with_modes(args.recompute)
-    return Request(model, cluster, batch)
+    return Request(model.with_optimizer(args.optimizer), cluster, batch)
 
 
 def _no_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:

@@ -56,6 +56,7 @@ def as_object(request: Request, found: Found) -> dict:
             "num_parameters": model.num_parameters,
             "seq_length": model.seq_length,
             "routing": model.routing,
+            "optimizer": model.optimizer,
             "global_batch_size": request.global_batch_size,
             "gpus": cluster.gpus,
             "per_node": cluster.per_node,

@@ -27,7 +27,7 @@ from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
 from actmem.formulas.llama_terms import FLOAT32, forced_routed_tokens, llama_rows
-from actmem.formulas.states import parameter_counts
+from actmem.formulas.states import State, parameter_counts, states_with
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
@@ -76,6 +76,19 @@ class PlannedModel(ABC):
     position_vectors = 0
     routing = ""
     global_batch_size: int | None = None
+    optimizer = "adamw"
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """What is kept of each parameter: weights, gradients, and what the optimizer keeps."""
+        return states_with(self.optimizer)
+
+    def with_optimizer(self, optimizer: str) -> PlannedModel:
+        """The same model under another optimizer (``formulas.states.states_with``)."""
+        states_with(optimizer)
+        other = copy(self)
+        other.optimizer = optimizer
+        return other
 
     def __init__(self, name: str, shape: ModelShape | LlamaShape):
         self.name, self.shape = name, shape

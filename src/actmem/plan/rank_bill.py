@@ -1,7 +1,7 @@
 """The bill of one pipeline rank under a plan, line by line or as a sum, at the moment when it holds most.
 
-Weights in 16 bits, gradients added up in float32, Adam with float32 copies of the weights
-(``formulas.states.ADAM``), divided among data-parallel ranks as the ZeRO stage says.  Pipeline
+Weights in 16 bits, gradients added up in float32, an optimizer with float32 copies of the weights
+(``formulas.states``), divided among data-parallel ranks as the ZeRO stage says.  Pipeline
 outputs are freed once they are sent (2205.05198 appendix B).
 """
 
@@ -19,7 +19,6 @@ from actmem.plan.planned_models import PlannedModel
 from actmem.rows import Row, total
 from actmem.tape.stage_tapes import StagePart, transient_bytes, transient_rows
 
-_STATES = ADAM["float32 gradients"]
 #: ZeRO-3 holds two layers' gathered weights: the one at work, and the next one on its way.
 _GATHERED_LAYERS = 2
 
@@ -108,8 +107,8 @@ def share(elements: int, layout: Layout, divided: bool) -> int:
 
 def state_bytes(elements: int, layout: Layout, state: State) -> int:
     """Bytes of weights, gradients or optimizer states on one rank: what ZeRO's stages 1, 2, 3 divide."""
-    from_stage = 3 if state is _STATES[0] else 2 if state.is_gradient else 1
-    return state.bytes_per_parameter * share(elements, layout, layout.zero_stage >= from_stage)
+    from_stage = 3 if state is ADAM["float32 gradients"][0] else 2 if state.is_gradient else 1
+    return state.bytes_of(share(elements, layout, layout.zero_stage >= from_stage))
 
 
 def static_lines(model: PlannedModel, layout: Layout, pipeline_rank: int) -> list[tuple[str, str, int, str]]:
@@ -118,10 +117,10 @@ def static_lines(model: PlannedModel, layout: Layout, pipeline_rank: int) -> lis
     Part, term, bytes and source of each line.
     """
     elements, of_layer, ends = rank_parameters(model, layout, pipeline_rank)
-    parts = ("weights", "gradients", *("optimizer states",) * (len(_STATES) - 2))
+    parts = ("weights", "gradients", *("optimizer states",) * (len(model.states) - 2))
     lines = [
         (part, state.term, state_bytes(elements, layout, state), f"{state.bytes_per_parameter} B each: {state.reason}")
-        for part, state in zip(parts, _STATES)
+        for part, state in zip(parts, model.states)
     ]
     buffers = []
     if layout.pipeline_parallel_size > 1:

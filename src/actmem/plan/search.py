@@ -270,7 +270,8 @@ class _Search:
         own, other = traffic[inside], traffic[not inside]
         room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)
         data, hidden = data_seconds(Shards(of_layer, of_ends, layers), layout, n, room, self.cluster)
-        step = optimizer_seconds(share(elements, layout, layout.zero_stage >= 1), self.cluster)
+        stepped = share(elements, layout, layout.zero_stage >= 1)
+        step = optimizer_seconds(stepped, self.model.states, self.cluster)
         hidden += n * layers * (beside - late)
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 

@@ -21,6 +21,12 @@ class _Family:
 
 #: Rotary bases: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
 _FAMILIES = {"llama3": _Family(500_000, "llama3"), "qwen3": _Family(1_000_000, "qwen3"), "mixtral": _Family(1_000_000)}
+_TRAINER_OPTIMIZER = {"adamw": "adamw_torch", "adamw8bit": "adamw_torch_8bit", "sgd": "sgd", "momentum": "sgd"}
+_MEGATRON_OPTIMIZER = {
+    "sgd": ["--optimizer sgd", "--sgd-momentum 0.0"],
+    "momentum": ["--optimizer sgd"],
+    "adamw8bit": ["# it has no 8-bit Adam: with --use-precision-aware-optimizer its moments have 2 bytes or fp8"],
+}
 #: Data-parallel sharding in Megatron-FSDP's words, by ZeRO stage.
 _MEGATRON_FSDP = {2: "optim_grads", 3: "optim_grads_params"}
 
@@ -74,6 +80,7 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         flags.append("--overlap-param-gather")
     if layout.zero_stage == 1:
         flags.append("--use-distributed-optimizer")
+    flags += _MEGATRON_OPTIMIZER.get(model.optimizer, [])
     if layout.zero_stage in _MEGATRON_FSDP:
         strategy = _MEGATRON_FSDP[layout.zero_stage]
         flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}", "--use-distributed-optimizer"]
@@ -123,7 +130,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         f'name = "{family.titan_name}"',
         f'flavor = "{model.name.partition("-")[2].upper()}"',
         "[optimizer]",
-        'name = "AdamW"',
+        'name = "AdamW"' if model.optimizer == "adamw" else f"# it has no {model.optimizer}, only Adam and AdamW",
         "[training]",
         'mixed_precision_param = "bfloat16"',
         'mixed_precision_reduce = "float32"',
@@ -168,7 +175,10 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
         f"gradient_accumulation_steps={plan.num_microbatches}",
         "bf16=True",
         f"gradient_checkpointing={plan.recompute == 'full'}",
+        f'optim="{_TRAINER_OPTIMIZER[model.optimizer]}"',
     ]
+    if model.optimizer == "momentum":
+        lines.append('optim_args="momentum=0.9"')
     if layout.zero_stage == 3:
         lines += ['fsdp="full_shard auto_wrap"', 'fsdp_config={"fsdp_version": 2}']
     elif layout.zero_stage:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from actmem.config import ConfigError, check_size, shown
 from actmem.formulas.communication import Exchange
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
+from actmem.formulas.states import State
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import CONTEXT_EXCHANGE, EXPERT_EXCHANGE, PlannedModel, RankWork
 
@@ -129,18 +130,13 @@ class Cluster:
         return RING_SECONDS + (ranks - nodes) * NODE_STEP_SECONDS + (nodes - 1) * NETWORK_STEP_SECONDS
 
 
-#: Bytes that Adam's step reads and writes for each element of a rank's share: gradient, copy and both moments
-#: read, the last three written back, and the 16-bit weight.
-_STEP_BYTES = 4 * 4 + 3 * 4 + 2
-
-
 @dataclass(frozen=True)
 class StepSeconds:
     """Seconds of one step by cause; they add up.
 
     compute: forward and backward of all microbatches on the slowest stage.  recompute: what runs again.  tensor:
     exchanges within layers that nothing hides.  pipeline: sends.  data: gradients and gathered weights that computing
-    waits for.  bubble: waiting.  optimizer: Adam's step.  hidden: exchanges beside computing, not in the sum.
+    waits for.  bubble: waiting.  optimizer: its step.  hidden: exchanges beside computing, not in the sum.
     """
 
     compute: float
@@ -263,6 +259,10 @@ def data_seconds(
     return waiting, everything - waiting
 
 
-def optimizer_seconds(share: int, cluster: Cluster) -> float:
-    """Adam's step on one rank's share of the parameters, at memory bandwidth."""
-    return _STEP_BYTES * share / cluster.device.memory_bytes_per_second
+def optimizer_seconds(share: int, states: Iterable[State], cluster: Cluster) -> float:
+    """The optimizer's step on one rank's share of the parameters, at memory bandwidth.
+
+    The gradient is read, states are read and written, the 16-bit weight is written.
+    """
+    weights, gradients, *own = (state.bytes_of(share) for state in states)
+    return (weights + gradients + 2 * sum(own)) / cluster.device.memory_bytes_per_second

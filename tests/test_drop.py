@@ -29,16 +29,17 @@ from tests.tiers import covering
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)
 ONE_TENSOR = frozenset(PAPER_LAYER.one_tensor)
-ALONE = [recipe.term for recipe in PAPER_LAYER.recipes if recipe.term not in ONE_TENSOR]
+ALONE = [*(recipe.term for recipe in PAPER_LAYER.recipes if recipe.term not in ONE_TENSOR), *PAPER_LAYER.statistics]
 #: Any set that can be rebuilt.
 SETS = st.tuples(st.sets(st.sampled_from(ALONE)), st.sampled_from([set(), ONE_TENSOR])).map(lambda two: two[0] | two[1])
 EXACT = st.sampled_from([action for action in ACTIONS if action != "compress"])
+IMPOSSIBLE = {(PAPER_LAYER.input, "recompute"), *((term, "offload") for term in PAPER_LAYER.statistics)}
 #: An action for each term.
 MIXED = st.tuples(st.dictionaries(st.sampled_from([PAPER_LAYER.input, *ALONE]), EXACT), EXACT).map(
     lambda two: {
         term: action
         for term, action in {**two[0], **dict.fromkeys(PAPER_LAYER.one_tensor, two[1])}.items()
-        if (term, action) != (PAPER_LAYER.input, "recompute")
+        if (term, action) not in IMPOSSIBLE
     }
 )
 

@@ -104,7 +104,7 @@ class LayerTerms:
     core_elementwise: whether *elementwise* drops the core as well, at the price of its product.
     last_products: the last products of each region, which a mode runs only if it does not stop early.
     one_tensor: terms that are views of one storage, which only goes when all of them go.
-    statistics: a few numbers a token, which only the recomputation of the whole layer drops.
+    statistics: a few numbers a token, by-products of norms; of named modes only "full" drops them.
     other_dtype: masks, indices and float32 results: not in the dtype of the layer's activations.
     by_products: what an operation keeps besides its results; too small to be worth a copy.
     """
@@ -133,7 +133,7 @@ class LayerTerms:
         """The terms that a mode, or a set of them, does not keep.  Raises ConfigError on a set that frees nothing."""
         mode = Recompute.of(recompute)
         if mode.terms is not None:
-            for term in sorted(mode.terms):
+            for term in sorted(mode.terms.difference(self.statistics)):
                 self.recipe(term)
             self._check_one_tensor(mode.terms, "drop")
             return mode.terms
@@ -205,6 +205,7 @@ PAPER_LAYER = LayerTerms(
     ),
     core=frozenset({"softmax output", "softmax dropout mask", "softmax dropout output"}),
     core_elementwise=True,
+    statistics=("layer-norm 1 statistics", "layer-norm 2 statistics"),
     last_products={"core": ("attention over V",), "layer": ("4h→h",)},
     one_tensor=("Q", "K", "V"),
     other_dtype=frozenset({"softmax dropout mask", "attention dropout mask", "MLP dropout mask"}),

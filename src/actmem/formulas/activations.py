@@ -156,7 +156,9 @@ def layer_extra_rows(
         Row("layer-norm 1 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
         Row("layer-norm 2 statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
     ]
-    if "softmax output" in PAPER_LAYER.dropped(recompute):
+    dropped = PAPER_LAYER.dropped(recompute)
+    rows = [row for row in rows if row.term not in dropped]
+    if "softmax output" in dropped:
         rows.append(Row("causal mask", s * s, 1, "softmax run again", MASK_REASON))
     if region == "core":
         rows.append(Row("random-number state", rng, 1, "checkpoint of the core attention", RNG_REASON))

@@ -78,9 +78,8 @@ def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:
     found = []
     for count in range(len(priced) + 1):
         for products in combinations(priced, count):
-            again = {
-                recipe.term: "recompute" for recipe in layer.terms.recipes if set(recipe.products) <= set(products)
-            }
+            terms = [recipe.term for recipe in layer.terms.recipes if set(recipe.products) <= set(products)]
+            again = dict.fromkeys([*terms, *layer.terms.statistics], "recompute")
             kept = sum(row.bytes for row in layer.rows if row.term not in again)
             found.append(LayerChoice(products, again, kept, sum(layer.flops[product] for product in products)))
     return found

@@ -80,7 +80,7 @@ COURSE = {
     )
 }
 
-RECORDING = {f"actmem.tape.{name}" for name in ("record", "solve", "model_tape", "tape_command")}
+RECORDING = {f"actmem.tape.{name}" for name in ("record", "solver", "model_tape", "tape_command", "stages")}
 
 #: part -> what none of its files may import anywhere, not even inside a function.
 NEVER = {

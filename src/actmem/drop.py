@@ -12,8 +12,8 @@ how each is made.  How it works, in six rules:
 4. A rebuilt tensor lives until the last slot of its name is read; each slot holds it for as long as
    autograd holds the slot.  So a product runs once, however many tensors it serves.  If the graph
    is retained, every slot is empty again after it is read, as in ``recompute``.
-5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller, and the
-   recipe becomes to read it from there.
+5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe
+   then reads it back.
 6. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
 
 Gradients equal those without recomputation bit for bit: recipes run the functions of the forward
@@ -82,7 +82,7 @@ class Terms:
             del self._hooks  # which holds this object, and would with the graph's slots be a cycle
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
-        """Give a tensor that comes from outside its name; returns it.  Kept if a recipe reads it."""
+        """Name a tensor that enters the layer, and return it.  Kept if a recipe reads it."""
         for tell in NAME_READERS:
             tell((name,), (tensor,), "")
         if self.dropped:
@@ -161,7 +161,7 @@ class Terms:
             self._hooks.__enter__()
 
     def _store(self, tensor: Tensor, name: str) -> None:
-        """Put the tensor's whole storage into the store of its name, from where all names in that storage are read (rule 5)."""
+        """Store the tensor's whole storage once; every name that shares it reads that copy (rule 5)."""
         flat = tensor.as_strided((tensor.untyped_storage().nbytes() // tensor.itemsize,), (1,), 0)
         names = tuple(self._names[tensor.untyped_storage()].values())
         fetch = self.stored[name].put(flat, ", ".join(names))

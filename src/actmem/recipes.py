@@ -3,7 +3,8 @@
 A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matrix
 products that this takes.  What to recompute is then a set of terms, the ones that backward makes
 again instead of keeping: bytes kept are those of the rest, FLOPs added are the products of the set's
-recipes, and a named mode is a set with a name.  Llama's tables are in ``llama_shape``.  Nothing in this file needs torch; ``drop`` does it.
+recipes, and a named mode is a set with a name.  Llama's tables are in ``llama_shape``.  This file needs no torch; ``drop`` carries out what it
+describes (and ``recompute`` the regions of *selective* and *full*).
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class Recompute:
 
     name: what users type; one of RECOMPUTE_MODES, or "terms" for a set of their own.
     region: what goes: "none"; "core" (the core attention, from Q, K and V to its output); "layer"
-    (all but the input); or "terms", each rebuilt by itself (see ``recipes``).
+    (all but the input); or "terms", each rebuilt by itself (see ``drop``).
     stop_early: the second run ends at the last tensor that backward reads.  The paper runs the
     region to its end, which keeps the same bytes and costs one matrix product more.
     terms: the user's own set; None for a named mode.

@@ -68,7 +68,7 @@ def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_s
 
 
 def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row]:
-    """What of the rows of a layer that keeps everything goes to the host, under the names of ``on_the_host``."""
+    """The rows that move to the host, renamed by ``on_the_host``.  rows: those of a layer that keeps everything."""
     offloaded = {term for term, action in terms.stored(recompute).items() if action == "offload"}
     parts = dict.fromkeys(terms.one_tensor, on_the_host(*terms.one_tensor))
     return merge(

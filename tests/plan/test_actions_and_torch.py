@@ -6,6 +6,7 @@ import torch._functorch.config as compiler
 import torch.nn.functional as F
 from torch import nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.aot_autograd import make_boxed_func
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from torch.utils.flop_counter import FlopCounterMode, sdpa_flop_count
@@ -35,11 +36,11 @@ class Plain(nn.Module):
 
     def forward(self, x):
         y = self.norm1(x)
-        heads = (
+        q, k, v = (
             linear(y).unflatten(2, (SHAPE.num_attention_heads, -1)).transpose(1, 2)
             for linear in (self.q, self.k, self.v)
         )
-        y = F.scaled_dot_product_attention(*heads, is_causal=True).transpose(1, 2).flatten(2)
+        y = F.scaled_dot_product_attention(q, k, v, is_causal=True).transpose(1, 2).flatten(2)
         x = x + self.projection(y)
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
@@ -58,17 +59,15 @@ def compiled(layer, budget):
     flops, kept = [], {}
 
     def counting(graph, arguments, forward):
-        def run(arguments):
+        def run(*arguments):
             with counted() as counter:
                 results = graph(*arguments)
-            arguments.clear()
             flops.append(counter.get_total_flops())
             if forward:
                 kept.update({x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in results[1:]})
             return results
 
-        run._boxed_call = True
-        return run
+        return make_boxed_func(run)
 
     backend = aot_autograd(
         fw_compiler=lambda graph, arguments: counting(graph, arguments, True),

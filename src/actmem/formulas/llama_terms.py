@@ -3,9 +3,9 @@
 Attention runs through a flash kernel, so the scores are never stored: the terms with as²b are gone,
 and with them the reason for selective recomputation.  ``e`` is the size of one activation element.
 
-Three parts can be others: an MLP of experts, which the ranks share, each expert whole; latent attention, whose letters are
-those of 2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r
-with one, its value v); and context parallelism, where c ranks share each sequence beside the t that share the weights.
+A model can replace three parts.  Experts: the ranks share them, each expert whole.  Latent attention: letters as in
+2405.04434 (the latents have q and c elements; a head's query and key have n elements without a position and r with one,
+its value v).  Context parallelism: c ranks share each sequence, and t ranks share the weights.
 
 What context parallelism divides beyond sequence parallelism.  Tensor parallelism divides K and V among at most k ranks,
 one head each, and sequence parallelism divides by t only what tensor parallelism leaves whole.  Context parallelism cuts
@@ -46,8 +46,8 @@ def llama_rows(
 ) -> list[Row]:
     """The tensors that one layer keeps for backward on one rank, in the order of the forward pass.
 
-    In 16 bits and without parallelism: 12sbh + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
-    8sbh + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise).  Under sequence
+    In 16 bits and without parallelism: 8sbh + 4sbad + 4sbkd + 6sbf + 4asb + 8sb if nothing is recomputed,
+    4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise); ad is h in most models.  Under sequence
     parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
     Latent attention: see ``latent_head_rows``.  routed_tokens: of experts, see ``expert_mlp_rows``.
@@ -332,7 +332,7 @@ def _terms(shape: LlamaShape, context_kind: str) -> LayerTerms:
 
 
 def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:
-    """What backward makes again of what goes between ranks: a call makes all of its results, whichever is asked for."""
+    """The exchanged tensors that backward rebuilds.  Rebuilding one result of a call rebuilds all of them."""
     projected = {"Q before its norm", "K before its norm", "V"} if shape.qk_norm else {"Q", "K", "V"}
     query, key = ({"Q"}, {"K"}) if shape.qk_norm else (projected, projected)
     made_with = {

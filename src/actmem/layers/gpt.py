@@ -31,7 +31,8 @@ class GPT(ParallelModule):
     ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  ``loss(logits, targets)`` is the
     last step.  Sequences may be shorter than s; t must divide their length under sequence parallelism.
     Beyond its layers it keeps what 2205.05198 section 4.3 lists: the embedding's dropout
-    mask, and on the last part the final norm's input, the output layer's input, the logits.
+    mask, and on the last part the final norm's input, the output layer's input, the logits; and what the paper leaves
+    out: token and target ids, the final norm's statistics (``formulas.first_stage``).
 
     recompute and host: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every
     dtype starts from one model, drawn shard by shard (see ``parallel.weights``).  data_parallel_rank: changes

@@ -8,6 +8,8 @@
 
 Each pair is conjugate: the backward of one is the forward of the other. The code says it that way: every ``backward``
 below calls its conjugate. None of the four keeps a tensor for backward.
+``linear`` calls f, f_bar and g_bar; in place of g and a linear it has one function, which keeps the shard and gathers
+again in backward.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The planner, and what frameworks keep, as rows.  Prediction only: no torch."""
+"""The planner: layouts, bills and times.  Begin with ``search.find_plans``.  Prediction only: no torch."""

@@ -1,4 +1,4 @@
-"""The search: every layout of a job is counted; what fits is ranked by predicted time, what doesn't says by how much.
+"""The search: every layout of a job that ``layouts`` lists is counted; what fits is ranked by predicted time, what doesn't says by how much.
 
 The bytes are those of ``rank_bill``.
 """
@@ -53,7 +53,9 @@ def divisors(number: int, largest: int) -> list[int]:
 def layouts(
     model: PlannedModel, cluster: Cluster, global_batch_size: int, fixed: Mapping[str, int] = {}
 ) -> Iterator[Layout]:
-    """Every layout of the cluster's GPUs, in a fixed order; sizes that the model can't have are still among them.
+    """Layouts of the cluster's GPUs, in a fixed order; sizes that the model can't have are still among them.
+
+    t divides a node, c is a power of 2 that leaves 2,048 tokens a rank, b is at most 32.
 
     fixed: sizes by their names in Layout; only layouts that have them.
     """

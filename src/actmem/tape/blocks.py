@@ -1,8 +1,8 @@
 """A foreign model with any number of blocks, of which the first run again in backward: solved from runs of one to three.
 
-A tape holds a fixed number of blocks.  What one block more adds is the difference of two tapes, moment by moment:
-as far as both run the same operations, from the start of backward or back from the end of forward, one holds what a
-block keeps and nothing else more.  What comes after that in backward has fewer blocks left and holds less, but for
+A tape holds a fixed number of blocks.  What one block more adds is the difference of two tapes, moment by moment.
+Line two tapes up where forward turns into backward: while both run the same operations, the longer one holds exactly
+one block's kept bytes more.  What comes after that in backward has fewer blocks left and holds less, but for
 the ends of the model, which are the same in all.  ``model_tape.solved_blocks`` solves them, and checks this on a run of more.
 """
 

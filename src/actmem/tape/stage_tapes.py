@@ -70,9 +70,9 @@ class StageMoment:
 class StagePart:
     """A layer or two ends at some sizes.
 
-    kept_bytes: alive when forward ends.  before, at, after: the fullest moment of backward before the hole, the moment at
-    it, the fullest after it.  held: the fullest after it if the gradient that comes through the hole stays, which has
-    ``gradient_bytes``.  A layer has all its backward after the hole, two ends around it.
+    The hole is where the layers would run.  kept_bytes: alive when forward ends.  before, after: the peak of backward on
+    each side of the hole.  at: the moment backward reaches it.  held: as after, while the caller still holds the gradient
+    that came through the hole, of ``gradient_bytes``.  A layer has all its backward after the hole, two ends around it.
     """
 
     kept_bytes: int

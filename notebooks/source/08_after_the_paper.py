@@ -403,8 +403,8 @@ sizes, pairs, steps_take = (8, 2, 16), [], {"long warm-up": {}, "short warm-up":
 for send in (0, 1, 4):
     ends = [interleaved_step_time(*sizes, 4, 8, send, short) for short in (False, True)]
     pairs += zip(ends, [max(span.end for span in timeline(interleaved(*sizes, short_warmup=short), 4, 8, send)) for short in (False, True)])
-    for times, end in zip(steps_take.values(), ends):
-        times[f"a send takes {send / 4:g}"] = end / 4
+    bar = f"a send takes {send / 4:g}"
+    steps_take["long warm-up"][bar], steps_take["short warm-up"][bar] = ends[0] / 4, ends[1] / 4
 agree("times of interleaved steps, by formula and simulated", pairs, "quarters of a forward")
 LiveFigure(bar_chart("The short warm-up costs nothing while sends are free", steps_take, "one step, p = 8, m = 2, n = 16", "forwards", beside=True))
 

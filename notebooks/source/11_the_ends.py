@@ -94,12 +94,29 @@ print(f"one more token, {slope.formula}: {slope.by_formula:,} B; counted here {s
 # product more, $2sbhv$ FLOPs, frees $v$ numbers a token. It keeps the output layer's input, $2sbh$, and no logit:
 
 # %%
+torch.manual_seed(0)
 linear = nn.Linear(64, 1000, bias=False, dtype=torch.bfloat16)
 x = torch.randn(48, 2, 64, dtype=torch.bfloat16, requires_grad=True)
 ids = torch.randint(0, 1000, (48, 2))
 with record(linear) as ledger:
     losses = LinearCrossEntropy(TensorParallel(), chunk=16)(x, linear.weight, ids)
 print(kept_text(ledger.saved))
+
+# %% jupyter={"source_hidden": true}
+def loss_and_gradients(compute):
+    """In float64, where only rounding is left between two ways to compute one thing."""
+    leaves = [tensor.detach().double().requires_grad_() for tensor in (x, linear.weight)]
+    losses = compute(*leaves)
+    return losses.detach(), *torch.autograd.grad(losses, leaves, torch.arange(96.0, dtype=torch.float64).view(48, 2))
+
+
+ways = (
+    lambda x, weight: LinearCrossEntropy(TensorParallel(), chunk=16)(x, weight, ids),
+    lambda x, weight: F.cross_entropy(F.linear(x, weight).flatten(0, 1), ids.flatten(), reduction="none").view(48, 2),
+)
+pairs = zip(*map(loss_and_gradients, ways))
+apart = [int((one - other).abs().gt(1e-9 * other.abs().max()).sum()) for one, other in pairs]
+agree("losses, gradients of x and of the weight in chunks, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
 # What lives at the peak? The input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the chunks, $4vh$; and
@@ -108,8 +125,8 @@ print(kept_text(ledger.saved))
 # ways of the figure at the top, at the size of the model:
 
 # %%
-def peak(loss, s=8192, chunk=1024):
-    """Bytes alive at the peak of the loss, beside the weight."""
+def peak(loss, s=8192, chunk=1024, returned=False):
+    """Bytes alive at the peak of the loss, beside the weight; returned: whoever calls the model holds its logits."""
     with fake_tensors():
         linear = nn.Linear(h, v, bias=False, dtype=torch.bfloat16)
         x, ids = torch.zeros(s, 1, h, dtype=torch.bfloat16, requires_grad=True), torch.zeros(s, 1, dtype=torch.long)
@@ -121,7 +138,7 @@ def peak(loss, s=8192, chunk=1024):
             else:
                 logits = linear(x).flatten(0, 1)
                 value = F.cross_entropy(logits.float() if loss == "float32" else logits, ids.flatten())
-                del logits
+                logits = logits if returned else None
             value.backward()
     return bill.peak_bytes - 2 * v * h
 
@@ -131,6 +148,7 @@ for loss in LOSSES:
     agree(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
 for c in (256, 4096):
     agree(f"peak in chunks of {c:,}", [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=c)), peak("in chunks", chunk=c))])
+agree("peak with 16-bit logits that the model returns, beyond the same without", [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))])
 
 # %% [markdown]
 # Chunks change no number but by rounding: each token's loss is its own. Only the weight's gradient is a sum over all tokens,
@@ -190,12 +208,21 @@ wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
 agree("log-probabilities and entropy, the tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
 print(f"{len(wide)} tensors of v float32 numbers a token are kept: {sum(saved.bytes for saved in wide) // logits.numel()}v bytes a token")
 
+z = torch.randn(5, 1000, dtype=torch.float64, requires_grad=True)
+given = torch.tensor([[0], [999], [3], [3], [500]])
+log_p = z.log_softmax(-1)
+p, entropy = log_p.exp(), -(log_p.exp() * log_p).sum(-1, keepdim=True)
+formulas = torch.zeros_like(z).scatter_(-1, given, 1) - p, -p * (log_p + entropy)
+by_autograd = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in (log_p.gather(-1, given), entropy)]
+apart = [int((one - other).abs().gt(1e-12).sum()) for one, other in zip(formulas, by_autograd)]
+agree("gradients of log-probabilities and entropies, numbers that differ from the formulas", [(0, count) for count in apart], "numbers")
+
 # %% [markdown]
 # Both are functions of the logits. Write down their gradients, and nothing else is read:
 #
 # $$\frac{\partial \log p_y}{\partial z} = \mathrm{onehot}_y - p, \qquad \frac{\partial H}{\partial z} = -p\,(\log p + H)$$
 #
-# So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a chunk of tokens at a time: $2v$ bytes, and no float32
+# (`predicted = measured` below compares both with autograd's.) So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a chunk of tokens at a time: $2v$ bytes, and no float32
 # copy of all. If you start from $x$ instead of the logits, the same chunks keep $2h$.
 #
 # **Now write it:** [exercise 9.4](../labs/lab9_the_ends.py), `log_probs_and_entropy`: `python my/labs/lab9_the_ends.py --only
@@ -210,6 +237,16 @@ print(f"{len(wide)} tensors of v float32 numbers a token are kept: {sum(saved.by
 # place. So add the $sb$ rows straight to that sum, in float32. One trap: a word that comes twice must be added twice.
 #
 # **Now write it:** [exercise 9.5](../labs/lab9_the_ends.py), `embedding`: `python my/labs/lab9_the_ends.py --only 9.5`.
+
+# %% jupyter={"source_hidden": true}
+lookup = nn.Embedding(1000, 64, dtype=torch.bfloat16)
+with record(lookup) as ledger:
+    rows = lookup(ids)
+rows.backward(torch.ones_like(rows))
+dense = lookup.weight.grad
+agree("what a lookup keeps: the ids", [(8 * ids.numel(), ledger.total_bytes)])
+agree("the embedding's gradient", [(2 * 1000 * 64, dense.numel() * dense.element_size())])
+agree("rows of it that are not zero: the words that came", [(len(ids.unique()), int(dense.any(-1).sum()))], "rows")
 
 # %% [markdown]
 # ## Worked problem
@@ -242,7 +279,7 @@ agree
 # chunk only $2cv$ is left to save, and small products are slow.
 # </details>
 #
-# <details><summary><b>2.</b> Tensor parallelism divides the logits by $t$. Is that enough at 131,072 tokens?</summary>
+# <details><summary><b>2.</b> Tensor parallelism divides the logits among the ranks. Is that enough at 131,072 tokens?</summary>
 #
 # Set $t$ = 8 in the figure at the top: the softmax in place is divided, and still a large part of what the layers keep. The chunks
 # don't grow with $s$ at all.

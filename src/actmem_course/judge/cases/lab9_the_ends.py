@@ -155,7 +155,8 @@ def embedding(r: CaseRun) -> None:
         with Largest(weight, main, upstream) as made:
             rows.backward(upstream)
         r.see(f"{prefix}the largest tensor made", max(rows.numel(), made.elements), "most", words)
-        r.see_tensor(f"{prefix}main_grad", main, how)
+        why = "add wide(gradient) of each token to the row of its id, and leave the other rows as they are"
+        r.see_tensor(f"{prefix}main_grad", main, how, why)
         words = "weight has a .grad, as large as itself: add to main_grad, and return None for weight"
         r.see(f"{prefix}gradients of weight", int(weight.grad is not None), "most", words)
     words = "nothing beside ids"

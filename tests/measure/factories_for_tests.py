@@ -125,3 +125,15 @@ def deep(seq_length=1 << 20, batch_size=64, num_layers=100):
 
 def deep_lookup(seq_length=1 << 20, batch_size=64):
     return Lookup(), (torch.ones(batch_size, seq_length, 8),)
+
+
+def sharded():
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    torch.manual_seed(0)
+    mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.ReLU()) for _ in range(3)), nn.Linear(64, 32))
+    for part in (*list(model)[:3], model):
+        fully_shard(part, mesh=mesh)
+    return model, (torch.randn(8, 64),)

@@ -242,6 +242,23 @@ def test_a_loss_of_ones_own(capsys):
     assert len(own["curve"]) > len(plain["curve"])
 
 
+def sharded_bill(folder):
+    assert record(f"{HERE}:sharded", "--step", "--json", f"{folder}/step.json") == 0
+    rank = torch.distributed.get_rank()
+    return json.loads(Path(folder, f"step-rank{rank}.json").read_text())
+
+
+def test_each_rank_of_fsdp_writes_a_bill_of_its_own(pools, tmp_path):
+    for result in pools[2].run(sharded_bill, str(tmp_path)):
+        kinds = {row["kind"] for row in result["peak"]}
+        assert "gathered weight" in kinds and not any(row["op"] == "copy of the weight" for row in result["peak"])
+        # Of three blocks and a head: what autograd keeps is each block's result.
+        kept = [row for row in result["peak"] if row["kind"] == "activation"]
+        assert kept and all(row["op"] == "relu" and row["shape"] == [8, 64] for row in kept)
+        own = sum(row["bytes"] for row in result["peak"] if row["kind"] == "weight")
+        assert own == 4 * (3 * (64 * 64 + 64) + 64 * 32 + 32) // 2
+
+
 def test_folded_names():
     assert folded_name(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
     assert folded_name(["a.0.b", "a.2.b"]) == "a.0,2.b"

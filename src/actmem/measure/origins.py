@@ -127,9 +127,12 @@ class Origins(QuietDispatchMode):
             return
         origin = self.found.get(storage)
         if origin is None:
-            self._add(storage, result, self._origin(storage, result.numel(), func, args, kwargs))
+            origin = self._origin(storage, result.numel(), func, args, kwargs)
+            self._add(storage, result, origin)
         elif origin.made and (origin.constant or origin.copied_from) and _writes(func):
             self._rewritten(origin, storage, func, args, kwargs)
+        if not origin.made and kwargs and "out" in kwargs:  # FSDP gathers into the buffers of the step before
+            self._trace_copy(origin, func, [source for source in _storages(args, {}) if source is not storage])
 
     def _add(self, storage: torch.UntypedStorage, result: Tensor, origin: Origin) -> None:
         origin.module, origin.shape, origin.dtype = self._tracker.module, shape_of(result), result.dtype
@@ -193,6 +196,8 @@ class Origins(QuietDispatchMode):
         if _by_chance(func) or not all(one is not None and one.constant for one in known):
             origin.constant, origin.copied_from = False, ()
             self._trace_copy(origin, func, sources)
+        elif origin.copied_from and _collective(func) == "all-gather":  # of a part of the same storage
+            origin.gathered = True
 
     def _trace_copy(self, origin: Origin, func: Any, sources: list[torch.UntypedStorage]) -> None:
         collective = _collective(func) in ("all-gather", "broadcast")
@@ -258,7 +263,12 @@ def _by_chance(func: Any) -> bool:
 @cache
 def _writes(func: Any) -> bool:
     schema = getattr(func, "_schema", None)
-    return bool(schema is not None and schema.is_mutable)
+    # These don't say so in their schema.
+    return (
+        bool(schema is not None and schema.is_mutable)
+        or _name_of(func) == "all_gather_copy_in"
+        or bool(_collective(func))
+    )
 
 
 def live_weights() -> WeakSet[torch.UntypedStorage]:
@@ -313,7 +323,7 @@ class Classifier:
     def kind_of(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
         """One of ``STORAGE_KINDS``, except the one for what autograd didn't save.  op: that which saved it."""
         origin = self._origins.found.get(storage)
-        if origin is None or not origin.made:
+        if origin is None or not (origin.made or origin.gathered):
             return self._kind_from_before(storage, dtype, op)
         if origin.operation == "generator state":
             return origin.operation

@@ -6,9 +6,11 @@ import argparse
 import inspect
 import json
 from contextlib import nullcontext, suppress
+from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from actmem.attention_kernels import Gpu
 from actmem.command_line import Parser, write
@@ -120,13 +122,21 @@ def _run(options: argparse.Namespace) -> int:
 def _shown(result: dict[str, Any], options: argparse.Namespace, text: str = "") -> int:
     """Write the result as was asked for; without ``text``, a snapshot's peak is shown."""
     if options.html:
-        write(options.html, page(result))
+        write(_of_this_rank(options.html), page(result))
     if options.json:
-        write(options.json, json.dumps(result) + "\n")
+        write(_of_this_rank(options.json), json.dumps(result) + "\n")
     if options.json != "-":
         head = f"peak {result.get('peak_bytes', 0):,} B, {result['total_bytes']:,} B at the end"
         print(text or "\n".join([head, rows_text(rows_of_file(result["peak"]))]))
     return 0
+
+
+def _of_this_rank(file: str) -> str:
+    """The file's name with the rank in it, if there are several: ``step.json`` is ``step-rank1.json``."""
+    if file == "-" or not dist.is_initialized() or dist.get_world_size() == 1:
+        return file
+    path = Path(file)
+    return str(path.with_stem(f"{path.stem}-rank{dist.get_rank()}"))
 
 
 def _measured(
@@ -141,21 +151,22 @@ def _measured(
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
         notes = [] if model.training else [_EVAL_MODE]
         weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        # Before forward: after it FSDP's root is whole until backward.
+        optimizer = _optimizer(options.optimizer, model) if options.step else None
         with record(model) as ledger:
             output = factories.run_forward(model, inputs)
         del output
         bill = None
         if options.step:
             try:
-                optimizer = _optimizer(options.optimizer, model)
                 step(model, inputs, loss, optimizer)
                 if optimizer is not None:
                     optimizer.zero_grad()
                 on_gpu = options.snapshot and options.device == "cuda" and not options.fake
-                with memory_snapshot(options.snapshot) if on_gpu else nullcontext():
+                with memory_snapshot(_of_this_rank(options.snapshot)) if on_gpu else nullcontext():
                     bill = step(model, inputs, loss, optimizer)
                 if options.snapshot and not on_gpu:
-                    write_snapshot(bill, options.snapshot)
+                    write_snapshot(bill, _of_this_rank(options.snapshot))
             except ConfigError as error:
                 return ledger, None, weights, notes, error
             except Exception as error:

@@ -297,7 +297,7 @@ class Lives(Origins):
     def classify(self, classifier: Classifier) -> None:
         """Kinds of what is alive, which only a look at its storage tells."""
         for storage, life in list(self._life_of.items()):
-            if life.origin.made and (life.origin.copied_from or life.origin.constant):
+            if life.origin.gathered or life.origin.made and (life.origin.copied_from or life.origin.constant):
                 life.kind = classifier.kind_of(storage, life.origin.dtype, life.origin.operation)
 
     def lines(self) -> list[tuple[SavedTensor, list[tuple[int, int]], int | None]]:

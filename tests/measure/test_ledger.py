@@ -361,3 +361,22 @@ def test_the_cache_of_selective_checkpointing_is_named():
     del y
     (cached,) = (t for t in ledger.tensors if t.op == "addmm")
     assert cached.held_by == "the cache of selective checkpointing" and cached.bytes == 4 * 8 * 4
+
+
+def test_bytes_on_the_host_are_no_bytes_of_the_device():
+    """Offloading lowers the total of a model on a device; the meta device is one here."""
+
+    def run(m, x):
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: torch.zeros(t.shape), lambda t: t):
+            y = torch.relu(m.a(x))
+        return y.exp()
+
+    with torch.device("meta"):
+        module, given = Run(run, a=nn.Linear(8, 8)), torch.ones(4, 8)
+    with record(module) as ledger:
+        y = module(given)
+    assert y.requires_grad and ledger.device == "meta"
+    # The input and relu's result are packed; exp's result stays.
+    assert (ledger.total_bytes, ledger.host_bytes) == (4 * 8 * 4, 2 * 4 * 8 * 4)
+    assert sum(ledger.by_kind().values()) == ledger.total_bytes
+    assert f"{ledger.host_bytes:,} B in the host's memory" in repr(ledger)

@@ -83,10 +83,11 @@ class Ledger:
     saved: what autograd kept at that moment, without weights.  unsaved: what else was made inside
     modules and still alive, without what outermost modules returned.  weights: weights, and gathered
     weights, that autograd refers to; they exist anyway and count nowhere.  ``storages()`` is what
-    autograd still keeps now.
+    autograd still keeps now.  device: the type of the weights' device.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
         self.saved: list[SavedTensor] = []
         self.unsaved: list[SavedTensor] = []
         self.weights: list[SavedTensor] = []
@@ -114,17 +115,26 @@ class Ledger:
 
     @property
     def total_bytes(self) -> int:
-        """``saved_bytes`` and what else stays alive until backward."""
-        return self.saved_bytes + sum(tensor.bytes for tensor in self.unsaved)
+        """``saved_bytes`` and what else stays alive until backward, without ``host_bytes``."""
+        return sum(tensor.bytes for tensor in self.tensors) - self.host_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """What of ``tensors`` a model on another device keeps in the host's memory, without states of generators."""
+        return sum(tensor.bytes for tensor in self.tensors if self._on_host(tensor))
+
+    def _on_host(self, row: SavedTensor) -> bool:
+        return self.device != "cpu" and row.device == "cpu" and row.kind != "generator state"
 
     @property
     def tensors(self) -> list[SavedTensor]:
-        """``saved`` and ``unsaved``; their bytes add up to ``total_bytes``."""
+        """``saved`` and ``unsaved``; their bytes add up to ``total_bytes`` and ``host_bytes``."""
         return self.saved + self.unsaved
 
     def by_kind(self) -> dict[str, int]:
-        """Bytes of each kind, in the order of ``origins.STORAGE_KINDS``."""
-        sums = {kind: sum(tensor.bytes for tensor in self.tensors if tensor.kind == kind) for kind in STORAGE_KINDS}
+        """Of ``total_bytes``, those of each kind, in the order of ``origins.STORAGE_KINDS``."""
+        rows = [tensor for tensor in self.tensors if not self._on_host(tensor)]
+        sums = {kind: sum(tensor.bytes for tensor in rows if tensor.kind == kind) for kind in STORAGE_KINDS}
         return {kind: size for kind, size in sums.items() if size}
 
     def rows(self) -> list[Row]:
@@ -243,7 +253,7 @@ def record(module: nn.Module) -> Iterator[Ledger]:
     tensors.  Works on any module, on real and on fake tensors, on any device, inside another
     ``record`` too.  Hooks that are active outside the block pack as before.
     """
-    ledger = Ledger()
+    ledger = Ledger(next((p.device.type for p in module.parameters()), "cpu"))
     tracker = OperationTracker(module)
     origins = Origins(tracker)
     recording = _Recording(ledger, tracker, origins)

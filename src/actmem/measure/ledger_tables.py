@@ -102,7 +102,10 @@ def aligned(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def ledger_text(ledger: Any) -> str:
     """The ledger's total, its kinds, and its largest rows."""
     kinds = ", ".join(f"{kind} {size:,}" for kind, size in ledger.by_kind().items())
-    head = f"{ledger.total_bytes:,} B ({readable_size(ledger.total_bytes)}) stay for backward: {kinds or 'nothing'}"
+    host = f", and {ledger.host_bytes:,} B in the host's memory" if ledger.host_bytes else ""
+    head = (
+        f"{ledger.total_bytes:,} B ({readable_size(ledger.total_bytes)}) stay for backward{host}: {kinds or 'nothing'}"
+    )
     return "\n".join([head, *([rows_text(ledger.tensors)] if ledger.tensors else [])])
 
 
@@ -144,7 +147,7 @@ _STYLE = """
 h1{font-size:1.3rem}h2{font-size:1.05rem;margin-top:2rem}svg{width:100%;height:auto;display:block}table{border-collapse:collapse;width:100%}
 th,td{text-align:left;padding:.15rem .6rem;border-bottom:1px solid #8884;font-variant-numeric:tabular-nums}td:first-child,th:first-child{text-align:right}
 .scroll{overflow-x:auto}rect{stroke:#fff;cursor:pointer}text{font-size:12px;pointer-events:none;fill:#000}button{font:inherit;margin-right:.3rem}
-.axis{font-size:11px;fill:currentColor}
+.axis{font-size:11px;fill:currentColor}.key{margin-right:1rem}.key::before{content:"";display:inline-block;width:.8em;height:.8em;margin-right:.3em;background:var(--colour)}
 """
 _SCRIPT = """
 const data=JSON.parse(document.getElementById('data').textContent);
@@ -160,6 +163,7 @@ function split(items,x,y,w,h,put){if(!items.length)return;if(items.length===1){p
  const part=sum/total;if(w>=h){split(items.slice(0,k),x,y,w*part,h,put);split(items.slice(k),x+w*part,y,w*(1-part),h,put)}
  else{split(items.slice(0,k),x,y,w,h*part,put);split(items.slice(k),x,y+h*part,w,h*(1-part),put)}}
 function map(id,rows){const box=document.getElementById(id),root=tree(rows);let here=root;
+ for(let only;here.kids.size===1&&(only=[...here.kids.values()][0]).kids.size;)here=only;
  const draw=()=>{box.replaceChildren();const trail=[];for(let n=here;n;n=n.up)trail.unshift(n);
   for(const n of trail){const b=document.createElement('button');b.textContent=n.name;b.onclick=()=>{here=n;draw()};box.append(b)}
   const p=document.createElement('span');p.textContent=unit(here.bytes)+' ('+here.bytes.toLocaleString('en')+' B)';box.append(p);
@@ -168,13 +172,17 @@ function map(id,rows){const box=document.getElementById(id),root=tree(rows);let 
   split(kids,0,0,1000,420,(n,x,y,w,h)=>{const g=el('g',{});const r=el('rect',{x,y,width:w,height:h,fill:colours[n.kind]||'#ccc'});
    r.append(el('title',{},n.name+': '+n.bytes.toLocaleString('en')+' B, '+n.kind));r.onclick=()=>{if(n.kids.size){here=n;draw()}};g.append(r);
    if(w>60&&h>16){const most=Math.floor(w/7);g.append(el('text',{x:x+4,y:y+14},n.name.slice(0,most)));if(h>32)g.append(el('text',{x:x+4,y:y+29},unit(n.bytes)))}
-   svg.append(g)});box.append(svg)};draw()}
+   svg.append(g)});box.append(svg);
+  for(const kind of new Set(kids.map(n=>colours[n.kind]?n.kind:'other'))){const key=document.createElement('span');key.className='key';
+   key.style.setProperty('--colour',colours[kind]||'#ccc');key.textContent=kind;box.append(key)}};draw()}
 function curve(){const box=document.getElementById('curve');if(!box||!data.curve)return;const c=data.curve,most=data.peak_bytes,W=1000,H=240;
- const svg=el('svg',{viewBox:`0 0 ${W} ${H+20}`,role:'img','aria-label':'live bytes after each operation'});
- const at=(i,v)=>[(i/Math.max(1,c.length-1)*W).toFixed(1),(H-v/most*(H-14)).toFixed(1)].join(',');
+ const svg=el('svg',{viewBox:`0 0 ${W} ${H+20+14*data.phases.length}`,role:'img','aria-label':'live bytes after each operation'});
+ const taken=[];const at=(i,v)=>[(i/Math.max(1,c.length-1)*W).toFixed(1),(H-v/most*(H-14)).toFixed(1)].join(',');
  const stride=Math.max(1,Math.floor(c.length/2000)),points=[];for(let i=0;i<c.length;i+=stride){let m=i;for(let j=i;j<Math.min(c.length,i+stride);j++)if(c[j]>c[m])m=j;points.push(at(m,c[m]))}
  svg.append(el('polygon',{points:`0,${H} ${points.join(' ')} ${W},${H}`,fill:'#8ecae6',stroke:'#023047'}));
- for(const [name,start] of data.phases){const x=start/Math.max(1,c.length-1)*W;svg.append(el('line',{x1:x,x2:x,y1:0,y2:H,stroke:'#8888'}));svg.append(el('text',{x:x+3,y:H+14,class:'axis'},name))}
+ for(const [name,start] of data.phases){const x=start/Math.max(1,c.length-1)*W;svg.append(el('line',{x1:x,x2:x,y1:0,y2:H,stroke:'#8888'}));
+  const wide=8*name.length,left=Math.min(x+3,W-wide);let line=taken.findIndex(end=>left>end);if(line<0)line=taken.length;taken[line]=left+wide;
+  svg.append(el('text',{x:left,y:H+14+14*line,class:'axis'},name))}
  const peak=c.indexOf(most);svg.append(el('text',{x:Math.min(W-190,peak/Math.max(1,c.length-1)*W+4),y:11,class:'axis'},'peak '+unit(most)+', operation '+peak));box.append(svg)}
 map('map',data.rows);if(data.peak)map('bill',data.peak);curve();
 """

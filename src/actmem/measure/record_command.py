@@ -280,8 +280,13 @@ def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, i
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:
-    """The result as plain values, for JSON: ``rows`` add up to ``total_bytes``, and ``peak`` to ``peak_bytes``."""
-    result: dict[str, Any] = {**more, "total_bytes": ledger.total_bytes, "by_kind": ledger.by_kind()}
+    """The result as plain values, for JSON: ``rows`` add up to ``total_bytes`` and ``host_bytes``, ``peak`` to ``peak_bytes``."""
+    result: dict[str, Any] = {
+        **more,
+        "total_bytes": ledger.total_bytes,
+        "host_bytes": ledger.host_bytes,
+        "by_kind": ledger.by_kind(),
+    }
     result["rows"] = [row_dict(row) for row in ledger.tensors]
     result["findings"] = [{"waste": f.waste, "bytes": f.bytes, "text": f.text} for f in findings(ledger.tensors)]
     if bill is not None:
@@ -294,7 +299,7 @@ def row_dict(row: SavedTensor) -> dict[str, Any]:
     """One row as plain values."""
     fields: dict[str, Any] = {"module": row.module, "op": row.op, "argument": row.argument, "shape": list(row.shape)}
     fields |= {"dtype": str(row.dtype).removeprefix("torch."), "bytes": row.bytes, "kind": row.kind}
-    return fields | {"line": row.line, "held_by": row.held_by}
+    return fields | {"line": row.line, "held_by": row.held_by, "device": row.device}
 
 
 def _text(ledger: Ledger, bill: StepBill | None, notes: list[str]) -> str:

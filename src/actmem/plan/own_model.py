@@ -380,8 +380,9 @@ def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
     else:
         yield "Nothing fits: neither with every block again nor, on several GPUs, sharded."
     for way in found["ways"]:
-        exchanges = f"{way['waiting_seconds']:6.3f} waits {way['hidden_seconds']:6.3f} hidden"
-        yield f"  {way['seconds']:9.3f} s{exchanges} {gib(way['bytes'])}  {way['text']}"
+        yield f"  {way['seconds']:9.3f} s {gib(way['bytes'])}  {way['text']}"
+        if cluster.gpus > 1:
+            yield f"{'':15}waits {way['waiting_seconds']:.3f} s for exchanges, hides {way['hidden_seconds']:.3f} s of them"
     for name, most in found["largest"].items():
         yield f"The largest that fits with {name}: b = {most['b']:,} or, at b = {asked.micro_batch_size}, s = {most['s']:,}"
     if found["ways"] and found["ways"][0]["code"]:

@@ -25,6 +25,7 @@ from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.emulate import emulated_rank
 from actmem.models import TINY
 from actmem.parallel.rng import DropoutMask
+from actmem.recipes import PAPER_LAYER
 from actmem.rows import Row
 from actmem_course.bench.race import take_turns
 from actmem_course.others import interleaved_time, zero_bubble
@@ -108,6 +109,11 @@ GOOD: dict[str, Any] = {
     "backward_time": 2,
     "model": "tiny",
     "rows": [Row("Q", 8)],
+    "terms": PAPER_LAYER,
+    "term": "Q",
+    "optimizer": "adamw",
+    "loss": "in chunks",
+    "tokens": 16,
     "predicted": [Row("Q", 8)],
     "measured": [Row("Q", 8)],
 }
@@ -124,8 +130,6 @@ SPECIAL = {
         for name in ("latent_head_rows", "latent_products")
     },
     ("formulas.llama_terms.expert_mlp_rows", "routed_tokens"): 16,
-    ("formulas.loss_peak.loss_peak_rows", "loss"): "in chunks",
-    ("formulas.loss_peak.loss_peak_rows", "tokens"): 16,
     ("formulas.schedule", "ranks"): ORDER,
     ("formulas.schedule.interleaved", "num_model_chunks"): 2,
 }
@@ -187,6 +191,12 @@ ENTER = {
 }
 SIZES = [(where, name) for where, names in ENTER.items() for name in names.split()]
 #: Names of modes and kinds; the rest of what may be chosen is a size.
+CHOSEN_ALSO = {
+    ("kind", "ring"),
+    ("routing", "forced_routed_tokens"),
+    ("optimizer", "states_with"),
+    ("loss", "loss_peak_rows"),
+}
 CHOSEN = [
     (where, name)
     for where in FUNCTIONS
@@ -194,7 +204,7 @@ CHOSEN = [
     if (name in ("recompute", "context_kind", "model") and not where.endswith("Configuration"))
     or (name == "element_size" and where.endswith(("layer_rows", "llama_rows", "eq1", "eq4", "context_rows")))
     or (name == "device_type" and where.endswith("extra_rows"))
-    or (name, where.rpartition(".")[2]) in (("kind", "ring"), ("routing", "forced_routed_tokens"))
+    or (name, where.rpartition(".")[2]) in CHOSEN_ALSO
 ]
 
 

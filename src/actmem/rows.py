@@ -53,9 +53,9 @@ def extra_rows(rows: Iterable[Row]) -> list[Row]:
     return [row for row in rows if row.extra]
 
 
-def on_the_host(*terms: str) -> str:
-    """The name of the row for a copy in the host's memory; of several terms if they are parts of one tensor."""
-    return f"{', '.join(terms)}, on the host"
+def on_the_host(term: str) -> str:
+    """The name of the row for a copy in the host's memory."""
+    return f"{term}, on the host"
 
 
 def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_size: int) -> list[Row]:
@@ -70,7 +70,7 @@ def on_device(rows: Iterable[Row], terms: LayerTerms, recompute: Mode, element_s
 def on_host(rows: Iterable[Row], terms: LayerTerms, recompute: Mode) -> list[Row]:
     """The rows that move to the host, renamed by ``on_the_host``.  rows: those of a layer that keeps everything."""
     offloaded = {term for term, action in terms.stored(recompute).items() if action == "offload"}
-    parts = dict.fromkeys(terms.one_tensor, on_the_host(*terms.one_tensor))
+    parts = dict.fromkeys(terms.one_tensor, on_the_host(", ".join(terms.one_tensor)))
     return merge(
         replace(row, term=parts.get(row.term) or on_the_host(row.term)) for row in rows if row.term in offloaded
     )

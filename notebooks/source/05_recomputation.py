@@ -77,7 +77,6 @@ Panel(
 # product (step 3 below). In the same way full recomputation costs less than a third. Drag `s` in the figure at the top: in
 # the upper bars the striped part is what recomputing the core frees; in the lower bars the dotted part is what it adds.
 #
-
 # The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too, with
 # `5as/h`.
 
@@ -423,7 +422,8 @@ Panel(
 )
 
 # %% [markdown]
-# Point at a line for its break-even. Full recomputation multiplies the batch by the larger factor, and still loses wherever the fixed part is small. A large
+# The title has the point from which each pays. Full recomputation multiplies the batch by the larger factor, and still loses
+# wherever the fixed part is small. A large
 # factor cannot help: as `f` grows, `φ/f` vanishes and `o` stays. Where one sequence of a large model keeps the GPU busy,
 # `φ` is a few percent, so selective recomputation pays and full recomputation does not. With a small model, or short
 # sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed global batch,

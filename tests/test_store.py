@@ -3,7 +3,10 @@
 Sets of terms on the host, and ranks, run with those that are recomputed, in ``test_drop``.
 """
 
+import copy
+import gc
 import itertools
+import pickle
 
 import pytest
 import torch
@@ -17,7 +20,8 @@ from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_layer_terms
 from actmem.measure import layer_rows_of
 from actmem.recipes import BLOCK, PAPER_LAYER
-from actmem.rows import LAYER_TERMS, compare, on_device, on_host, total
+from actmem.recompute import checkpoint
+from actmem.rows import LAYER_TERMS, compare, on_device, on_host, on_the_host, total
 from actmem.store import HostMemory, eight_bits, from_eight_bits
 from tests.test_drop import SHAPE, equal, layer_of
 
@@ -98,15 +102,13 @@ def test_the_window_holds_what_is_on_its_way():
 
         def count(grad):
             nonlocal most
-            on_the_way = [copy() for copy in host._put if copy() is not None and copy().arriving is not None]
-            most = max(most, len(on_the_way))
+            most = max(most, len(host.arriving))
 
         for layer in model.layers.values():
             layer.register_full_backward_hook(lambda module, grads, outputs: count(grads))
         model(torch.zeros(3, 12, dtype=torch.long)).square().sum().backward()
         arrived.append(most)
-        left = [copy() for copy in host._put if copy() is not None and copy().arriving is not None]
-        assert left == []
+        assert not host.arriving
     assert arrived == [1, 1, 2, 2, 2, 5]
 
 
@@ -123,6 +125,8 @@ def test_nothing_on_the_device_but_the_input_of_a_layer_at_work():
     [
         ({"GeLU input": "elsewhere"}, "recompute\\['GeLU input'\\]: must be one of keep, recompute, offload, compress"),
         ({"GeLU": "offload"}, "recompute: 'GeLU' is no term of this layer"),
+        ({"GeLU": "keep"}, "recompute: 'GeLU' is no term of this layer"),
+        ({1: "keep"}, "recompute: an action belongs to the name of a term, got 1"),
         ({"Q": "offload"}, "recompute: Q, K, V are parts of one tensor: offload all of them or none"),
         (
             {"Q": "compress", "K": "compress"},
@@ -138,3 +142,78 @@ def test_refuses(actions, rule):
             refuse()
     with pytest.raises(ConfigError, match="^ahead: must be"):
         HostMemory(0)
+    with pytest.raises(ConfigError, match="^host: must be a HostMemory or None, got 4"):
+        layer_of({"GeLU input": "offload"}, host=4)
+
+
+def test_backward_in_any_order_fetches_no_more_ahead():
+    host = HostMemory(2)
+    layer = layer_of({"GeLU input": "offload"}, host=host)
+    results = [layer(random_input(SHAPE)).sum() for _ in range(12)]
+    for first in (1, 0):
+        for result in results[first::2]:
+            result.backward()
+            assert len(host.arriving) <= 2
+    del results, result
+    assert not host.arriving
+
+
+def test_a_retained_graph_is_fetched_ahead_again():
+    host = HostMemory(1)
+    layer = layer_of(dict.fromkeys(("h→4h input", "GeLU input", "4h→h input"), "offload"), host=host)
+    x, most = random_input(SHAPE), []
+    y = layer(x)
+    layer.mlp.down.weight.register_hook(lambda grad: most.append(len(host.arriving)))
+    y.sum().backward(retain_graph=True)
+    once = x.grad.clone()
+    y.sum().backward()
+    assert torch.equal(x.grad, 2 * once) and most == [1, 1]
+
+
+def test_nothing_outlives_a_layer_inside_a_checkpoint():
+    """The second run ends at the last tensor that it needs, in the middle of what this engine does."""
+    alive = []
+    for mode in ("none", "elementwise", {"GeLU input": "offload"}, {"GeLU input": "compress"}):
+        layer, x = layer_of(mode), random_input(SHAPE)
+        gc.collect()
+        gc.disable()
+        try:
+            before = {id(one) for one in gc.get_objects()}
+            generators = [layer.streams.replicated, layer.streams.sharded]
+            checkpoint(layer, x, generators=generators).square().sum().backward()
+            after = [one for one in gc.get_objects() if id(one) not in before]
+            alive.append(sum(type(one).__name__ in ("Slot", "Kept", "Terms", "_HostCopy") for one in after))
+        finally:
+            gc.enable()
+        assert equal([x.grad], gradients(layer_of(mode), random_input(SHAPE))[:1])
+    assert alive == [0, 0, 0, 0]
+
+
+def test_a_model_is_copied_and_saved_after_a_step():
+    model = GPT(SHAPE, recompute={"GeLU input": "offload"}, seed=5)
+    tokens = torch.zeros(3, 12, dtype=torch.long)
+    model(tokens).sum().backward()
+    other = pickle.loads(pickle.dumps(copy.deepcopy(model)))
+    assert torch.equal(other(tokens), model(tokens)) and other.layers["0"].stores["GeLU input"].ahead == 1
+
+
+def test_an_input_that_only_a_recipe_reads_goes_to_the_host():
+    actions = {LAYER_TERMS[0]: "offload"} | dict.fromkeys(LAYER_TERMS[1:], "recompute")
+    layer = layer_of(actions)
+    layer.norm1.requires_grad_(False)
+    named = {row.term: row.bytes for row in layer_rows_of(layer, random_input(SHAPE).detach())}
+    assert LAYER_TERMS[0] not in named and named[on_the_host(LAYER_TERMS[0])] == 12 * 3 * 24 * 4
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("actions", ["elementwise", {"GeLU input": "offload"}], ids=["elementwise", "offload"])
+def test_compiled(actions, backend):
+    wanted = gradients(layer_of("none"), random_input(SHAPE))
+    layer = layer_of(actions)
+    assert equal(gradients(torch.compile(layer, backend=backend), random_input(SHAPE)), wanted)
+
+
+def test_the_host_is_the_host_whatever_the_default_device_is():
+    with torch.device("meta"):
+        fetch = HostMemory().put(torch.ones(4, device="cpu"), "x")
+    assert torch.equal(fetch(), torch.ones(4))

@@ -75,11 +75,14 @@ class Terms:
 
     def __exit__(self, *error) -> None:
         if self.dropped:
-            self._decide_rest("")
-            self._hooks.__exit__(*error)
+            try:
+                self._decide_rest("")
+            finally:  # a checkpoint around this ends its second run at the last tensor that it needs
+                self._undecided.clear()
+                self._hooks.__exit__(*error)
+                del self._hooks  # which holds this object, and would with the graph's slots be a cycle
             self._keep_inputs()
             self._inputs.clear()
-            del self._hooks  # which holds this object, and would with the graph's slots be a cycle
 
     def input(self, name: str, tensor: Tensor) -> Tensor:
         """Name a tensor that enters the layer, and return it.  Kept if a recipe reads it."""
@@ -173,6 +176,9 @@ class Terms:
         """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""
         for name, slots in list(self.slots.items()):
             for needed in self._inputs_of(name) if name in self.dropped else ():
+                if needed in self.stored:
+                    self._store(self._inputs[needed].detach(), needed)
+                    continue
                 source = Slot(self, TensorView.of(self._inputs[needed]))
                 source.name = needed
                 source.kept.append(keep(self._inputs[needed].detach(), name=needed))

@@ -9,7 +9,7 @@ describes (and ``recompute`` the regions of *selective* and *full*).
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -31,7 +31,7 @@ class Recompute:
     stop_early: the second run ends at the last tensor that backward reads.  The paper runs the
     region to its end, which keeps the same bytes and costs one matrix product more.
     terms: the user's own set; None for a named mode.
-    stored: the terms that are kept, but elsewhere or smaller: each with "offload" or "compress".
+    stored: the terms that are named and not recomputed, each with its action.
     """
 
     name: str
@@ -50,9 +50,11 @@ class Recompute:
             return mode
         if isinstance(mode, Mapping):
             for term, action in mode.items():
+                if not isinstance(term, str):
+                    raise ConfigError("recompute", f"an action belongs to the name of a term, got {shown(term)}")
                 check_choice(f"recompute[{term!r}]", action, ACTIONS)
             again = frozenset(term for term, action in mode.items() if action == "recompute")
-            stored = tuple((term, action) for term, action in mode.items() if action in ("offload", "compress"))
+            stored = tuple((term, action) for term, action in mode.items() if action != "recompute")
             return Recompute("terms", "terms", True, again, stored)
         for known in _MODES:
             if isinstance(mode, str) and known.name == mode:
@@ -71,7 +73,7 @@ class Recompute:
 
 
 #: What ``Recompute.of`` reads: a mode, its name, a set of terms, or an action for each.
-Mode = Recompute | str | Iterable[str] | Mapping[str, str]
+Mode = Recompute | str | Collection[str] | Mapping[str, str]
 #: The one place that says what each name means.
 _MODES = (
     Recompute("none", "none", stop_early=False),
@@ -159,9 +161,9 @@ class LayerTerms:
         """The terms kept elsewhere or smaller, each with its action.  Raises ConfigError where that can't be done."""
         stored = dict(Recompute.of(recompute).stored)
         for term, action in stored.items():
-            if term != self.input:
+            if term not in (self.input, *self.statistics):
                 self.recipe(term)
-            if term in self.by_products:
+            if action != "keep" and term in (*self.by_products, *self.statistics):
                 raise ConfigError(
                     "recompute", f"{term!r} is a by-product of an operation: it can only be kept or dropped"
                 )
@@ -169,8 +171,8 @@ class LayerTerms:
                 raise ConfigError("recompute", f"{term!r} has no elements of the layer's dtype: it can't be compressed")
             if action == "compress" and term in self.one_tensor:
                 raise ConfigError("recompute", f"{term!r} is a part of one tensor with others: it can't be compressed")
-        self._check_one_tensor(stored, "offload")
-        return stored
+        self._check_one_tensor([term for term in stored if stored[term] == "offload"], "offload")
+        return {term: action for term, action in stored.items() if action != "keep"}
 
     def products_again(self, recompute: Mode) -> frozenset[str]:
         """The matrix products that backward runs again: each once, however many terms it serves."""

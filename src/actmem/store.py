@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actmem.config import check_sizes
+from actmem.config import ConfigError, check_sizes, shown
 from actmem.keep import keep
 from actmem.recipes import BLOCK
 from actmem.rows import on_the_host
@@ -23,6 +23,8 @@ from actmem.rows import on_the_host
 
 def stores(actions: Mapping[str, str], host: HostMemory | None) -> dict[str, Store]:
     """The store of each term that is kept elsewhere or smaller, from ``LayerTerms.stored``.  host: None makes one."""
+    if not (host is None or isinstance(host, HostMemory)):
+        raise ConfigError("host", f"must be a HostMemory or None, got {shown(host)}")
     places: dict[str, Store] = {"offload": host or HostMemory(), "compress": EightBits()}
     return {term: places[action] for term, action in actions.items()}
 
@@ -48,13 +50,14 @@ class HostMemory:
     def __init__(self, ahead: int = 1):
         check_sizes(ahead=ahead)
         self.ahead = ahead
-        self._put: list[weakref.ref[_HostCopy]] = []  # in the order of the forward pass
+        self._last: weakref.ref[_HostCopy] | None = None
+        self.arriving: weakref.WeakSet[_HostCopy] = weakref.WeakSet()
         self._leaving: deque[Any] = deque()  # events
         self._streams: dict[torch.device, Any] = {}
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
         stream = self.stream(flat.device)
-        host = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=stream is not None)
+        host = torch.empty(flat.shape, dtype=flat.dtype, device="cpu", pin_memory=stream is not None)
         if stream is None:
             host.copy_(flat)
         else:
@@ -65,10 +68,12 @@ class HostMemory:
                 host.copy_(flat, non_blocking=True)
                 self._leaving.append(stream.record_event())
             flat.record_stream(stream)  # its memory is free for others once the copy is done
-        copy = _HostCopy(self, host, flat.device, name)
-        self._put = [reference for reference in self._put if reference() is not None]
-        self._put.append(weakref.ref(copy))
+        copy = _HostCopy(self, host, flat.device, name, self._last)
+        self._last = weakref.ref(copy)
         return copy.fetch
+
+    def __reduce__(self) -> tuple:
+        return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
 
     def stream(self, device: torch.device) -> Any:
         """The stream of copies to and from that device; None for a CPU."""
@@ -78,24 +83,24 @@ class HostMemory:
             self._streams[device] = torch.get_device_module(device).Stream(device)
         return self._streams[device]
 
-    def before(self, copy: _HostCopy) -> list[_HostCopy]:
-        """The ``ahead`` copies before this one that nothing has read yet, the latest first."""
-        alive = [other for reference in self._put if (other := reference()) is not None]
-        earlier = alive[: alive.index(copy)][::-1] if copy in alive else []
-        return [other for other in earlier if not other.was_read][: self.ahead]
-
 
 class _HostCopy:
-    """One storage on the host.  arriving: its copy on the device from the start of the fetch until it is read."""
+    """One storage on the host.  arriving: its copy on the device from the start of the fetch until it is read.
 
-    def __init__(self, memory: HostMemory, host: Tensor, device: torch.device, name: str):
-        self.memory, self.device, self.was_read = memory, device, False
+    previous: the copy that was put before.  reads: how often it was read; more than once if a graph is retained.
+    """
+
+    def __init__(
+        self, memory: HostMemory, host: Tensor, device: torch.device, name: str, previous: weakref.ref[_HostCopy] | None
+    ):
+        self.memory, self.device, self.previous, self.reads = memory, device, previous, 0
         self.kept = keep(host, name=on_the_host(name))
         self.arriving: Tensor | None = None
 
     def start(self) -> None:
         if self.arriving is not None:
             return
+        self.memory.arriving.add(self)
         (host,) = self.kept.tensors()
         stream = self.memory.stream(self.device)
         if stream is None:
@@ -106,22 +111,31 @@ class _HostCopy:
 
     def fetch(self) -> Tensor:
         self.start()
-        tensor, self.arriving, self.was_read = self.arriving, None, True
+        tensor, self.arriving, self.reads = self.arriving, None, self.reads + 1
+        self.memory.arriving.discard(self)
         assert tensor is not None
         if (stream := self.memory.stream(self.device)) is not None:
             current = torch.get_device_module(self.device).current_stream(self.device)
             current.wait_stream(stream)
             tensor.record_stream(current)
-        for other in self.memory.before(self):
-            other.start()
+        other = self.before()
+        while other is not None and len(self.memory.arriving) < self.memory.ahead:
+            if other.reads < self.reads:
+                other.start()
+            other = other.before()
         return tensor
+
+    def before(self) -> _HostCopy | None:
+        """The copy that was put before this one, if it is still there."""
+        return self.previous() if self.previous is not None else None
 
 
 class EightBits:
     """Keeps whole numbers of 8 bits, and for each block of ``recipes.BLOCK`` elements a float32 scale.
 
     So 260 bytes for 256 elements where 16 bits take 512.  An element comes back within 1/254 of its block's largest:
-    the gradients are those of a backward pass that read the rounded tensor.
+    the gradients are those of a backward pass that read the rounded tensor.  A block with an infinite element comes
+    back as NaN.
     """
 
     def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
@@ -134,8 +148,8 @@ class EightBits:
 def eight_bits(flat: Tensor) -> tuple[Tensor, Tensor]:
     """Elements ``[n]`` as int8 ``[blocks, 256]``, the last block filled up with zeros, and scales ``[blocks, 1]``."""
     blocks = F.pad(flat, (0, -len(flat) % BLOCK)).view(-1, BLOCK).float()
-    scales = blocks.abs().amax(1, keepdim=True) / 127
-    return (blocks / scales.clamp(min=torch.finfo(torch.float32).tiny)).round().to(torch.int8), scales
+    scales = (blocks.abs().amax(1, keepdim=True) / 127).clamp(min=torch.finfo(torch.float32).tiny)
+    return (blocks / scales).round().to(torch.int8), scales
 
 
 def from_eight_bits(values: Tensor, scales: Tensor) -> Tensor:

@@ -112,6 +112,8 @@ def test_no_actions_at_all_are_better(sizes, flops, forward, link, compress):
         chosen = cheapest(layer, budget, rates, allowed)
         assert chosen.seconds(rates) == min(seconds for kept, seconds in best.items() if kept <= budget)
         assert chosen.bytes <= budget and chosen.bytes == total(on_device(rows, SMALL, chosen.actions, 2))
+    if not min(best):
+        return
     with pytest.raises(ConfigError, match=f"^budget: the layer keeps at least {min(best):,} B, got"):
         cheapest(layer, min(best) - 1, rates, allowed)
 
@@ -147,3 +149,20 @@ def test_a_layer_keeps_what_each_choice_on_the_line_says_and_has_the_same_gradie
         missing = [row for row in measured if row.term in {row.term for row in predicted}]
         assert compare(predicted, missing).exact
         assert {row.term for row in measured} - {row.term for row in predicted} <= {"causal mask"}
+
+
+@pytest.mark.parametrize(
+    ("call", "rule"),
+    [
+        (lambda layer, rates: cheapest(layer, -1, rates), "budget: must be at least 0"),
+        (lambda layer, rates: cheapest(layer, True, rates), "budget: must be a whole number"),
+        (lambda layer, rates: cheapest(layer, 5, rates, "keep"), "budget: the layer keeps at least"),
+        (lambda layer, rates: cheapest(layer, 5, rates, ("ofload",)), "allowed: must be one of keep, recompute"),
+        (lambda layer, rates: Rates(0, 1, 1), "flops: must be above 0"),
+        (lambda layer, rates: Rates(1, float("nan"), 1), "host_bytes: must be above 0"),
+        (lambda layer, rates: Rates(1, 1, -1), "forward: must be above 0"),
+    ],
+)
+def test_refuses(call, rule):
+    with pytest.raises(ConfigError, match=f"^{rule}"):
+        call(PricedLayer.of(PAPER), Rates(1, 1, 0))

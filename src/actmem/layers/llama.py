@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from actmem.config import ConfigError, Parallel
 from actmem.drop import KEEP_ALL, Terms
+from actmem.keep import stays_eager
 from actmem.layers.context import ContextParallel, attend_part, to_tokens
 from actmem.layers.experts import ExpertMLP, Routing
 from actmem.layers.gpt import OutputLayer
@@ -78,8 +79,12 @@ class LlamaLayer(nn.Module):
             raise ConfigError("seq_length", rule)
         if self.recompute.region == "layer" and not self.recompute.stop_early:
             return checkpoint(self._forward, x, stop_early=False)
-        if not torch.is_grad_enabled():
+        if not torch.is_grad_enabled() or not (self.dropped or self.stores):
             return self._forward(x)
+        return self._by_terms(x)
+
+    @stays_eager
+    def _by_terms(self, x: Tensor) -> Tensor:
         with Terms(self.dropped, self.stores) as terms:
             return self._forward(x, terms)
 

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer
 from actmem.drop import KEEP_ALL, Terms
+from actmem.keep import stays_eager
 from actmem.layers.attention import SelfAttention, causal_mask
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
@@ -97,11 +98,17 @@ class TransformerLayer(nn.Module):
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """mask: from ``causal_mask``, made once for many layers; without one the layer makes its own."""
+        if self.recompute.region == "terms":
+            return self._by_terms(x, mask)
         if self.recompute.region != "layer":
             return self._forward(x, mask)
         inputs = (x,) if mask is None else (x, mask)
         generators = [self.streams.replicated, self.streams.sharded]
         return checkpoint(self._forward, *inputs, generators=generators, stop_early=self.recompute.stop_early)
+
+    @stays_eager
+    def _by_terms(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        return self._forward(x, mask)
 
     def _forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         s = check_length(x.shape[0] * self.ranks_of_sequence, self.seq_length)

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from itertools import combinations
 
-from actmem.config import ConfigError, ModelShape, Parallel
+from actmem.config import ConfigError, ModelShape, Parallel, check_choice, check_size, shown
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.formulas.llama_terms import llama_products, llama_rows
 from actmem.llama_shape import LlamaShape, llama_layer_terms
-from actmem.recipes import PAPER_LAYER, LayerTerms
+from actmem.recipes import ACTIONS, PAPER_LAYER, LayerTerms
 from actmem.rows import Row, on_device, total
 
 
@@ -66,11 +66,19 @@ class LayerChoice:
 
 @dataclass(frozen=True)
 class Rates:
-    """flops: a second, of all ranks that share the layer.  host_bytes: a second, each way.  forward: seconds of the layer's."""
+    """flops: a second, of all ranks that share the layer.  host_bytes: a second, each way.  forward: seconds of the layer's.
+
+    Raises ConfigError unless the rates are above 0 and the seconds at least 0.
+    """
 
     flops: float
     host_bytes: float
     forward: float
+
+    def __post_init__(self) -> None:
+        for name in ("flops", "host_bytes", "forward"):
+            if not (getattr(self, name) > 0 or name == "forward" and self.forward == 0):
+                raise ConfigError(name, f"must be above 0, got {shown(getattr(self, name))}")
 
 
 def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:
@@ -89,8 +97,11 @@ def recompute_choices(layer: PricedLayer) -> list[LayerChoice]:
 def choices(layer: PricedLayer, allowed: Collection[str] = ("recompute", "offload")) -> list[LayerChoice]:
     """Of every set of products, the choices that none with this set beats in bytes on the device and bytes moved.
 
-    allowed: any of "recompute", "offload", "compress".  Terms that need no product are always made again.
+    allowed: any of recipes.ACTIONS.  Terms that need no product are always made again.  Compressing takes no time here,
+    so it is always used where it is allowed: allow it only where less exact gradients will do.
     """
+    for action in [allowed] if isinstance(allowed, str) else allowed:
+        check_choice("allowed", action, ACTIONS)
     found = recompute_choices(layer)
     return [
         moved for choice in found[: None if "recompute" in allowed else 1] for moved in _moved(layer, choice, allowed)
@@ -137,6 +148,7 @@ def cheapest(
 
     Of equals the one with the fewest bytes.  Raises ConfigError if none fits.
     """
+    check_size("budget", budget, least=0)
     line = frontier(choices(layer, allowed), lambda choice: choice.seconds(rates))
     fitting = [choice for choice in line if choice.bytes <= budget]
     if not fitting:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from actmem.command_line import Parser, write
-from actmem.config import ConfigError, check_choice, check_size
+from actmem.config import ConfigError, check_choice, check_size, shown
 from actmem.formulas.states import OTHER_MOMENTS
 from actmem.plan.plan_report import Request, as_object, check_memory_of_one_layer, print_plans
 from actmem.plan.planned_models import PlannedModel, planned_model_of
@@ -84,13 +84,21 @@ def make_parser() -> Parser:
     return parser
 
 
+def _gib(text: str) -> float:
+    """A number of GiB, with the unit or without.  GB are refused: data sheets say 80 GB of what is 80 GiB."""
+    try:
+        return float(text.removesuffix("GiB"))
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0, as 80 or 80GiB, got {shown(text)}") from None
+
+
 def add_cluster_options(parser: Parser) -> None:
     """The GPUs' options, all but their number."""
     allowance = ALLOWANCE_BYTES / GIBIBYTE
-    parser.add_argument("--memory", type=float, required=True, metavar="GIB", help="memory of one GPU")
+    parser.add_argument("--memory", type=_gib, required=True, metavar="GIB", help="memory of one GPU")
     parser.add_argument("--per-node", type=int, default=8, metavar="N", help="GPUs of one node (default: 8)")
     parser.add_argument(
-        "--allowance", type=float, default=allowance, metavar="GIB", help=f"left free on each (default: {allowance:g})"
+        "--allowance", type=_gib, default=allowance, metavar="GIB", help=f"left free on each (default: {allowance:g})"
     )
     parser.add_argument("--device", default="h100", help=f"for times: one of {', '.join(DEVICES)} (default: h100)")
     for option, (_, unit, what) in _RATES.items():

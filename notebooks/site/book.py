@@ -54,7 +54,7 @@ CONFIG = {
 }  # fmt: skip
 #: What the course is about, on the first screen.
 SENTENCE = (
-    "One GPU of each of the four models, by what fills its memory: switch the methods on and see which bars drop below the line. "
+    "One GPU of each of the four models, by what fills its memory: choose the methods and see which bars drop below the line. "
     "In this course you predict each of these bytes, then measure them."
 )
 #: Where a chapter's page finds the one that runs in the browser, from the site's front page.

@@ -178,7 +178,7 @@ class Figure {
   }
 
   control(name, { label, look }) {
-    const maker = { buttons: this.buttons, switch: this.checkbox, play: this.player }[look] ?? this.slider;
+    const maker = { buttons: this.buttons, play: this.player }[look] ?? this.slider;
     const made = maker.call(this, name, label);
     this.panel.append(made.node);
     return made;
@@ -240,12 +240,6 @@ class Figure {
       }
       box.querySelectorAll("input")[place].checked = true;
     } };
-  }
-
-  checkbox(name, label) {
-    const input = make("input", { type: "checkbox" });
-    input.addEventListener("change", () => this.move(name, Number(input.checked)));
-    return { node: make("label", { class: "actmem-switch" }, input, make("span", {}, label)), set: ({ place }) => { input.checked = place === 1; } };
   }
 
   form() {

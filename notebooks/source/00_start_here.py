@@ -25,7 +25,7 @@ question = Prediction(
 Reveal(question, Panel(front_door, **front_door_controls()))
 
 # %% [markdown]
-# The figure comes with your guess: one GPU of each of the paper's four models. Switch the methods on and see which bars
+# The figure comes with your guess: one GPU of each of the paper's four models. Choose the methods and see which bars
 # drop below the line.
 #
 # When you train a large transformer, memory runs out first. Most of what fills the GPU is neither weights nor optimizer

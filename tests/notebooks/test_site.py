@@ -333,14 +333,14 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     opened = reader.open("index.html", width=width)
     page = opened.page
     plot = page.locator(".actmem-plot")
-    expect(plot).to_have_attribute("aria-label", front_door("175B", True, False, False, False).alt)
-    for name, switches in (("sequence", (True, True, False, False)), ("selective", (True, True, True, False))):
-        page.get_by_label(re.compile(name)).focus()
-        page.keyboard.press("Space")
-        expect(plot).to_have_attribute("aria-label", front_door("175B", *switches).alt)
+    expect(plot).to_have_attribute("aria-label", front_door("175B", "tensor", "none").alt)
+    for before, *methods in (("tensor", "tensor + sequence", "none"), ("none", "tensor + sequence", "selective")):
+        page.get_by_label(before, exact=True).last.focus()
+        page.keyboard.press("ArrowRight")
+        expect(plot).to_have_attribute("aria-label", front_door("175B", *methods).alt)
     page.get_by_label("175B", exact=True).focus()
     page.keyboard.press("ArrowRight")
-    expect(plot).to_have_attribute("aria-label", front_door("530B", True, True, True, False).alt)
+    expect(plot).to_have_attribute("aria-label", front_door("530B", "tensor + sequence", "selective").alt)
     expect(page.locator(".actmem-title")).to_contain_text("530B")
     assert plot.bounding_box()["width"] <= width
     for words in ("Read the course", "Run it in your browser"):
@@ -355,14 +355,14 @@ def test_a_figure_that_arrives_leaves_the_focus_where_it_is(reader):
     held = []
     reader.context.route("**/plotly.min.js", lambda route: held.append(route))
     page = reader.open("index.html").page
-    switch = page.get_by_label("full recomputation")
-    switch.focus()
+    button = page.get_by_label("full", exact=True)
+    button.focus()
     while not held:
         page.wait_for_timeout(50)
     held.pop().continue_()
     expect(page.locator(".actmem-plot .main-svg").first).to_be_visible()
     expect(page.locator(".actmem-still, .actmem-picture")).to_have_count(0)
-    assert switch.evaluate("(node) => node === document.activeElement")
+    assert button.evaluate("(node) => node === document.activeElement")
 
 
 @pytest.mark.parametrize("name", BY_DAY)
@@ -392,8 +392,6 @@ def test_a_chapter_on_a_phone(name, reader, shots):
         for number, control in list(enumerate(shown.moves.controls))[-1:]:
             place_now = shown.moves.options(control).index(shown.moves.values[control])
             key, to = ("ArrowLeft", place_now - 1) if place_now else ("ArrowRight", place_now + 1)
-            if shown.moves.controls[control].look == "switch":
-                key, to = "Space", 1 - place_now
             inputs = place.locator(".actmem-controls input")
             inputs = inputs.nth(inputs.count() - 1) if shown.moves.controls[control].look != "buttons" else place.locator(".actmem-choice").last.locator("input:checked")
             inputs.focus()
@@ -417,9 +415,9 @@ def test_the_front_page_is_small_enough_to_wait_for(reader):
     received = []
     reader.context.on("response", lambda response: received.append(response))
     page = reader.open("index.html").page
-    page.get_by_label("full recomputation").focus()
-    page.keyboard.press("Space")
-    expect(page.locator(".actmem-plot")).to_have_attribute("aria-label", front_door("175B", True, False, False, True).alt)
+    page.get_by_label("none", exact=True).last.focus()
+    page.keyboard.press("ArrowLeft")  # from the first button to the last
+    expect(page.locator(".actmem-plot")).to_have_attribute("aria-label", front_door("175B", "tensor", "full").alt)
     bodies = [response.body() for response in received]
     assert sum(map(len, bodies)) < LARGEST_PAGE
     assert sum(min(len(body), len(gzip.compress(body, 6))) for body in bodies) < LARGEST_COMPRESSED

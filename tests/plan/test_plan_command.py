@@ -108,7 +108,10 @@ BAD = {
     "no such layout": (["22b", "--gpus", "8", "--tensor", "3"], "gpus: no layout of 8 has a global batch of 64"),
     "no such stage": (["22b", "--gpus", "8", "--zero", "4"], "gpus: no layout of 8"),
     "no number": (["22b", "--gpus", "many"], "argument --gpus: invalid int value: 'many'"),
-    "another unit": (["22b", "--gpus", "8", "--memory", "80GB"], "--memory: must be a number of GiB above 0, as 80 or 80GiB"),
+    "another unit": (
+        ["22b", "--gpus", "8", "--memory", "80GB"],
+        "--memory: must be a number of GiB above 0, as 80 or 80GiB",
+    ),
     "not a number": (["22b", "--gpus", "8", "--memory", "nan"], "memory: must be a number of GiB above 0, got nan"),
     "a share above 1": (["22b", "--gpus", "8", "--product-share", "2"], "product_share: must be above 0"),
     "no rate": (

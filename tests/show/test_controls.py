@@ -3,12 +3,11 @@
 import itertools
 import json
 
-import ipywidgets
 import pytest
 
 from actmem.config import ConfigError, Parallel
 from actmem.models import model_shape
-from actmem_course.show.controls import SHOW_ME, choice, fitted, in_letters, slider, steps, switch
+from actmem_course.show.controls import SHOW_ME, choice, fitted, in_letters, slider, steps
 from actmem_course.show.in_page import Page
 from actmem_course.show.marks import Drawing
 from actmem_course.show.memory_wall import front_door
@@ -37,13 +36,6 @@ def test_a_panel_is_moved_by_stops_and_names():
     panel.controls["t"].value = 8
     panel.controls["order"].value = "other"
     assert panel.figures[0].drawing.alt == "8 other." and "t: ranks = 8, order = other" in repr(panel)
-
-
-def test_a_switch_is_on_or_off():
-    panel = Panel(draw, t=steps("t", "ranks", (1, 2), 2), order=switch("ordered", True))
-    assert isinstance(panel.controls["order"], ipywidgets.Checkbox)
-    panel.controls["order"].value = False
-    assert panel.figures[0].drawing.alt == "2 False."
 
 
 def test_stops_look_like_sliders():
@@ -168,18 +160,18 @@ def alts(state):
     return [drawing["alt"] for drawing in state["drawings"]]
 
 
-def test_a_switch_draws_what_the_function_draws():
+def test_a_button_draws_what_the_function_draws():
     page = Page(json.dumps({"front": FRONT}))
     first = ask(page, cell="front")
-    assert alts(first) == [front_door("175B", True, False, False, False).alt]
+    assert alts(first) == [front_door("175B", "tensor", "none").alt]
     assert (
         first["controls"]["model"]["options"] == ["22B", "175B", "530B", "1T"]
         and first["controls"]["model"]["place"] == 1
     )
-    moved = ask(page, cell="front", control="full", place=1)
-    assert alts(moved) == [front_door("175B", True, False, False, True).alt] and moved["message"] == ""
-    assert moved["controls"]["full"]["place"] == 1
-    drawn = front_door("175B", True, False, False, True).spec()
+    moved = ask(page, cell="front", control="recompute", place=2)
+    assert alts(moved) == [front_door("175B", "tensor", "full").alt] and moved["message"] == ""
+    assert moved["controls"]["recompute"]["place"] == 2
+    drawn = front_door("175B", "tensor", "full").spec()
     assert moved["drawings"][0]["data"] == json.loads(json.dumps(drawn["data"]))
 
 

@@ -24,7 +24,7 @@ from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
 from actmem_course.show.measured import here_figure, runs_figure
-from actmem_course.show.memory_wall import METHODS, crossover_lines, front_door, memory_wall
+from actmem_course.show.memory_wall import METHODS, PARALLELISM, RECOMPUTATION, crossover_lines, front_door, memory_wall
 from actmem_course.show.recomputation import (
     added_flops,
     batch_payoff,
@@ -83,7 +83,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     partial(keep_game, TINY, **RIGHT): [()],
     crossover_lines: [(GPT3.with_sizes(seq_length=s),) for s in (128, 2048, 16384)],
     memory_wall: [(method,) for method in METHODS],
-    front_door: [("175B", *switches) for switches in itertools.product((False, True), repeat=4)],
+    front_door: [("175B", *methods) for methods in itertools.product(PARALLELISM, RECOMPUTATION)],
     mlp_cut: [(t, order) for order in ORDERS for t in (1, 4, 8)],
     qkv_cut: [(t, order) for order in ROW_ORDERS for t in (1, 2, 8)],
     floor_lines: [(GPT3, t) for t in (1, 8, 32)],

@@ -14,7 +14,9 @@ from actmem_course.show.memory_wall import (
     BASELINE_METHOD,
     LENGTHS,
     METHODS,
+    PARALLELISM,
     PARTS_OF_GPU,
+    RECOMPUTATION,
     crossover_lines,
     front_door,
     gpu_bytes,
@@ -22,13 +24,13 @@ from actmem_course.show.memory_wall import (
     one_gpu,
 )
 
-SWITCHES = list(itertools.product((False, True), repeat=4))
+CHOICES = list(itertools.product(PARALLELISM, RECOMPUTATION))
 OF_METHOD = {
-    "tensor": (True, False, False, False),
-    "tensor+sequence": (True, True, False, False),
-    "tensor+selective": (True, False, True, False),
-    "tensor+sequence+selective": (True, True, True, False),
-    "full": (True, False, False, True),
+    "tensor": ("tensor", "none"),
+    "tensor+sequence": ("tensor + sequence", "none"),
+    "tensor+selective": ("tensor", "selective"),
+    "tensor+sequence+selective": ("tensor + sequence", "selective"),
+    "full": ("tensor", "full"),
 }
 
 
@@ -66,21 +68,23 @@ def test_the_title_says_what_fits():
         assert ("all four models fit" in memory_wall(method).layout["title"]["text"]) == (fit == 4)
 
 
-@pytest.mark.parametrize("switches", SWITCHES)
-def test_the_front_doors_bars_are_the_bytes_and_no_switch_adds_any(switches):
-    drawing = front_door("175B", *switches)
+@pytest.mark.parametrize("chosen", CHOICES)
+def test_the_front_doors_bars_are_the_bytes_and_no_method_adds_any(chosen):
+    drawing = front_door("175B", *chosen)
     for trace in drawing.traces[: len(PARTS_OF_GPU)]:
         for name, value in zip(trace["x"], trace["y"], strict=True):
-            assert value * 2**30 == one_gpu(PAPER_MODELS[name], *switches)[trace["name"]]
-    sizes = {name: sum(one_gpu(model, *switches).values()) for name, model in PAPER_MODELS.items()}
+            assert value * 2**30 == one_gpu(PAPER_MODELS[name], *chosen)[trace["name"]]
+    sizes = {name: sum(one_gpu(model, *chosen).values()) for name, model in PAPER_MODELS.items()}
     assert ("it fits" in drawing.layout["title"]["text"]) == (sizes["175B"] <= A100_BYTES)
-    for number in range(4):
-        more = tuple(on or place == number for place, on in enumerate(switches))
+    parallelism, recompute = chosen
+    further = [(other, recompute) for other in PARALLELISM[PARALLELISM.index(parallelism) :]]
+    further += [(parallelism, other) for other in RECOMPUTATION[RECOMPUTATION.index(recompute) :]]
+    for more in further:
         assert all(sum(one_gpu(model, *more).values()) <= sizes[name] for name, model in PAPER_MODELS.items())
 
 
 def test_with_both_methods_all_four_models_fit_and_with_none_of_them_no_model():
-    both, alone = front_door("1T", True, True, True, False), front_door("1T", True, False, False, False)
+    both, alone = front_door("1T", "tensor + sequence", "selective"), front_door("1T", "tensor", "none")
     assert both.alt.count(", fits") == len(PAPER_MODELS) and alone.alt.count(", fits") == 0
 
 

@@ -89,7 +89,9 @@ def _gib(text: str) -> float:
     try:
         return float(text.removesuffix("GiB"))
     except ValueError:
-        raise argparse.ArgumentTypeError(f"must be a number of GiB above 0, as 80 or 80GiB, got {shown(text)}") from None
+        raise argparse.ArgumentTypeError(
+            f"must be a number of GiB above 0, as 80 or 80GiB, got {shown(text)}"
+        ) from None
 
 
 def add_cluster_options(parser: Parser) -> None:

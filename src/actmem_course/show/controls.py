@@ -18,7 +18,7 @@ from actmem_course.show.style import INK, size_text, three_digits
 
 #: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
 #: slider that plays.
-RANGE, STOPS_ONLY, BUTTONS, SWITCH, PLAY = ("range", "stops", "buttons", "switch", "play")
+RANGE, STOPS_ONLY, BUTTONS, PLAY = ("range", "stops", "buttons", "play")
 
 #: What the library's messages call the sizes, and the chapters' letters for them.
 LETTER_OF = {
@@ -69,11 +69,6 @@ def play(letter: str, meaning: str, values: Sequence[int] | Callable[..., Sequen
 def choice(meaning: str, names: Sequence, start: Any) -> Control:
     """A button for each name, of which one is pressed."""
     return Control(meaning, list(names), start, BUTTONS)
-
-
-def switch(meaning: str, start: bool) -> Control:
-    """On or off."""
-    return Control(meaning, (False, True), start, SWITCH)
 
 
 def fitted(controls: Mapping[str, Control], wanted: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import by_term, total
 from actmem_course.others.paper import A100_BYTES
-from actmem_course.show.controls import Control, choice, switch
+from actmem_course.show.controls import Control, choice
 from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
 from actmem_course.show.style import (
     BLUE,
@@ -117,36 +117,33 @@ def _part(part: str, sizes: dict[str, int], along: str = "x", **more: Any) -> di
     return bars(part, sizes, values, PART_FILLS[part], hover, along=along, customdata=said, **more)
 
 
-def one_gpu(model: PaperModel, tensor: bool, sequence: bool, selective: bool, full: bool) -> dict[str, int]:
-    """Bytes by part on one GPU of the first stage.  Full recomputation includes what selective recomputes.
+#: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective does.
+PARALLELISM = ("none", "tensor", "tensor + sequence")
+RECOMPUTATION = ("none", "selective", "full")
 
-    Without tensor parallelism a layer is on one GPU, and there is nothing to cut along the sequence.
-    """
-    t = model.parallel.tensor_parallel_size if tensor else 1
-    parallel = replace(model.parallel, tensor_parallel_size=t, sequence_parallel=sequence and tensor)
-    return stage_parts(model.shape, parallel, "full" if full else "selective" if selective else "none")
+
+def one_gpu(model: PaperModel, parallelism: str, recompute: str) -> dict[str, int]:
+    """Bytes by part on one GPU of the first stage.  parallelism: one of PARALLELISM; "none" puts a layer on one GPU."""
+    t = model.parallel.tensor_parallel_size if parallelism != "none" else 1
+    parallel = replace(model.parallel, tensor_parallel_size=t, sequence_parallel=parallelism == "tensor + sequence")
+    return stage_parts(model.shape, parallel, recompute)
 
 
 def front_door_controls() -> dict[str, Control]:
     """What a reader can choose, by the names of ``front_door``'s arguments."""
     return {
         "model": choice("model", list(PAPER_MODELS), "175B"),
-        "tensor": switch("tensor parallelism", True),
-        "sequence": switch("sequence parallelism", False),
-        "selective": switch("selective recomputation", False),
-        "full": switch("full recomputation", False),
+        "parallelism": choice("parallelism", PARALLELISM, "tensor"),
+        "recompute": choice("recomputation", RECOMPUTATION, "none"),
     }
 
 
-def front_door(model: str, tensor: bool, sequence: bool, selective: bool, full: bool) -> Drawing:
+def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
     """A bar for each model's fullest GPU against the 80 GiB of an A100; ``model`` is the one in the title."""
-    methods = {"tensor": tensor, "sequence": sequence, "selective": selective, "full": full}
-    held = {name: one_gpu(one, **methods) for name, one in PAPER_MODELS.items()}
+    held = {name: one_gpu(one, parallelism, recompute) for name, one in PAPER_MODELS.items()}
     sums = {name: sum(parts.values()) for name, parts in held.items()}
     over = sums[model] - A100_BYTES
     verdict = f"{size_text(over)} too much" if over > 0 else "it fits"
-    switches = front_door_controls()
-    on = ", ".join(switches[name].label for name in methods if methods[name]) or "nothing switched on"
     said = "; ".join(f"{name} {size_text(size)}{'' if size > A100_BYTES else ', fits'}" for name, size in sums.items())
     traces = []
     for part in PARTS_OF_GPU:
@@ -174,7 +171,7 @@ def front_door(model: str, tensor: bool, sequence: bool, selective: bool, full: 
     return chart(
         f"{model}: {size_text(sums[model])} on one GPU of {size_text(A100_BYTES)},<br>{verdict}",
         [*traces, words(sums, tops, texts, 14)],
-        f"Stacked bars against {size_text(A100_BYTES)}, one GPU of each model, {on}: {said}.",
+        f"Stacked bars against {size_text(A100_BYTES)}, one GPU of each model, parallelism {parallelism}, recomputation {recompute}: {said}.",
         bargap=0.3,
         height=440,
         xaxis={"tickfont": {"size": 15}, **names},

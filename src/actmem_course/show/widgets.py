@@ -12,7 +12,7 @@ from typing import Any
 import ipywidgets
 import traitlets
 
-from actmem_course.show.controls import BUTTONS, PLAY, RANGE, SHOW_ME, SWITCH, Control, Moves, judged, shown_value
+from actmem_course.show.controls import BUTTONS, PLAY, RANGE, SHOW_ME, Control, Moves, judged, shown_value
 from actmem_course.show.live import CARRIED, DARK, Carried, LiveFigure, mime_bundle
 from actmem_course.show.marks import Drawing
 from actmem_course.show.style import INK, WARNING
@@ -74,8 +74,6 @@ _LOOK, _LAYOUT = {"description_width": "11em"}, {"width": "min(100%, 42em)"}
 def widget_of(control: Control, options: list, value: Any) -> ipywidgets.ValueWidget:
     """The widget that offers a control's options."""
     common = {"value": value, "description": control.label, "style": _LOOK, "layout": _LAYOUT}
-    if control.look == SWITCH:
-        return ipywidgets.Checkbox(**common)
     if control.look == BUTTONS:
         style, layout = {**_LOOK, "button_width": "max-content"}, {"width": "100%"}
         return ipywidgets.ToggleButtons(options=options, **{**common, "style": style, "layout": layout})

@@ -17,7 +17,7 @@ SOURCE = Path(__file__).resolve().parents[2] / "src"
 #: What a Python inside a browser does not have.
 MACHINE = {"torch", "numpy", "subprocess", "multiprocessing"}
 #: Calls that change what they are called on: ``lines.append(measured)`` makes ``lines`` measured.
-CHANGES = {"append", "extend", "insert", "add", "update", "setdefault"}
+CHANGES = {"append", "extend", "insert", "add", "add_rows", "update", "setdefault"}
 
 
 @cache

@@ -134,7 +134,7 @@ with emulated_rank(1):
     for length in (1024, 2048, 4096):
         shape = GPT3.with_sizes(seq_length=length)
         measured = measure_layer(shape)
-        agree.rows(f"GPT-3's layer, s = {length:,}", layer_rows(shape) + layer_extra_rows(shape), measured)
+        agree.add_rows(f"GPT-3's layer, s = {length:,}", layer_rows(shape) + layer_extra_rows(shape), measured)
         core = sum(row.bytes for row in measured if row.term in CORE_ATTENTION_TERMS)
         sizes[f"s = {length:,}"] = {"core": core, "rest": total(measured) - core}
 
@@ -163,7 +163,7 @@ for name, model in PAPER_MODELS.items():
     with emulated_rank(t):
         measured = measure_layer(model.shape, tensor_parallel())
     predicted = layer_rows(model.shape, Parallel(t)) + layer_extra_rows(model.shape, Parallel(t))
-    agree.rows(f"{name}, a layer on one of {t} ranks", predicted, measured)
+    agree.add_rows(f"{name}, a layer on one of {t} ranks", predicted, measured)
 
 # %% [markdown]
 # The parameters can be counted on a real model too. These are the modules of the 1T model's first stage:
@@ -173,7 +173,7 @@ with emulated_rank(largest.parallel.tensor_parallel_size):
     first_layers = range(largest.shape.num_layers // largest.parallel.pipeline_parallel_size)
     stage = GPT(largest.shape, tensor_parallel(sequence_parallel=True), layers=first_layers)
     counted = sum(parameter.numel() for parameter in stage.parameters())
-agree("1T, layers and embedding of the first stage, on one rank", [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)], "parameters")
+agree.add("1T, layers and embedding of the first stage, on one rank", [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)], "parameters")
 
 # %% [markdown]
 # ## More GPUs do not help

@@ -227,7 +227,7 @@ Fold("each tensor, with its shape", "\n\n".join(f"{name}\n{kept_text(saved)}" fo
 
 # %%
 predicted = layer_rows(shape)
-agree("the sum of the rows, and equation 1", [(sum(row.bytes for row in predicted), eq1(shape))])
+agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in predicted), eq1(shape))])
 
 # %% [markdown]
 # **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`: `python my/labs/lab1_count_bytes.py
@@ -261,7 +261,7 @@ Fold(f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_
 
 # %%
 extra = layer_extra_rows(shape)
-agree.rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
+agree.add_rows("the whole layer", predicted + extra, rows_by_term(ledger.saved))
 
 # %% [markdown]
 # No tolerance hides what the paper leaves out. It has rows of its own, with reasons:
@@ -279,7 +279,7 @@ Fold(
 # notes every storage that appears during forward, drops every reference but the graph, and adds up what is still alive.
 
 # %%
-agree("what the census finds alive, and what the ledger counts", [(ledger.total_bytes, census(layer, lambda: tensor(s, b, h)))])
+agree.add("what the census finds alive, and what the ledger counts", [(ledger.total_bytes, census(layer, lambda: tensor(s, b, h)))])
 
 # %% [markdown]
 # ## Where attention takes over
@@ -373,7 +373,7 @@ layer = eq1(nvidia) + float32_statistics
 only_its_input = 2 * 1024 * 4 * 512
 
 for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), equalities()):
-    agree(f"logged on A100s: {what}", [(formula, logged)])
+    agree.add(f"logged on A100s: {what}", [(formula, logged)])
 
 # %% [markdown]
 # To the byte, on GPUs, in the numbers of the paper's authors. `python labs/measure_runs.py --megatron` predicts 108 such runs

@@ -151,7 +151,7 @@ with emulated_rank(t):
 kept = {term_name(saved): saved for saved in ledger.saved}
 heads, length, size = GPT3.num_attention_heads // t, GPT3.seq_length, GPT3.head_size
 shapes = {"Q": [heads, length, size], "K": [heads, size, length], "V": [heads, length, size], "softmax output": [heads, length, length]}
-agree("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes[term], list(kept[term].shape)) for term in shapes], "")
+agree.add("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes[term], list(kept[term].shape)) for term in shapes], "")
 
 # %% [markdown]
 # **Now write it:** [exercises 2.5 and 2.7](../labs/lab2_tensor_parallel.py), `split_attention` and `attention`: `python
@@ -175,7 +175,7 @@ agree("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes[ter
 
 # %% jupyter={"source_hidden": true}
 parts = {size: [total(rows) for rows in divided_and_whole(GPT3, size)] for size in sizes_of_t(GPT3)}
-agree("the divided part and the floor, and equation 2, for each t", [(eq2(GPT3, size), sum(each)) for size, each in parts.items()])
+agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GPT3, size), sum(each)) for size, each in parts.items()])
 
 
 # %% [markdown]
@@ -192,7 +192,7 @@ agree("the divided part and the floor, and equation 2, for each t", [(eq2(GPT3, 
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
-agree.rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledger.saved))
+agree.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledger.saved))
 
 # %% [markdown]
 # ## Counted: the exchanges
@@ -210,8 +210,8 @@ with emulated_rank(t):
         y.sum().backward()
 exchanges = layer_exchanges(GPT3, Parallel(t))
 for phase, seen in (("forward", forward), ("backward", backward)):
-    agree(f"all-reduces {phase}", [(sum(e.count for e in exchanges if e.phase == phase), seen.counts["all-reduce"])], "exchanges")
-agree("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size, forward.payload_bytes("all-reduce") // forward.counts["all-reduce"])])
+    agree.add(f"all-reduces {phase}", [(sum(e.count for e in exchanges if e.phase == phase), seen.counts["all-reduce"])], "exchanges")
+agree.add("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size, forward.payload_bytes("all-reduce") // forward.counts["all-reduce"])])
 
 # %% [markdown]
 # They are. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, but not the
@@ -227,8 +227,8 @@ agree("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * GPT3.
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
 ran = [r for r in results if r["form"] == "tensor"]
-agree("ranks whose output and all gradients are within 1e-12 of the uncut layer's", [(r["exact"], True) for r in ran], "")
-agree("all-reduces on each rank, forward and backward", [(r[phase]["all-reduce"], 2) for r in ran for phase in ("forward", "backward")], "exchanges")
+agree.add("ranks whose output and all gradients are within 1e-12 of the uncut layer's", [(r["exact"], True) for r in ran], "")
+agree.add("all-reduces on each rank, forward and backward", [(r[phase]["all-reduce"], 2) for r in ran for phase in ("forward", "backward")], "exchanges")
 
 # %% jupyter={"source_hidden": true}
 agree

@@ -142,8 +142,8 @@ LiveFigure(ring_step(4, 3, payload))
 
 # %% jupyter={"source_hidden": true}
 sent = {kind: ring(kind, t, payload)[-1].sent_bytes for kind in ("all-reduce", "reduce-scatter", "all-gather")}
-agree("exchanges on a ring, sent step by step and by the closed form", [(size, Exchange(kind, "forward", "", t, payload).wire_bytes) for kind, size in sent.items()])
-agree("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])])
+agree.add("exchanges on a ring, sent step by step and by the closed form", [(size, Exchange(kind, "forward", "", t, payload).wire_bytes) for kind, size in sent.items()])
+agree.add("the two halves together, and the all-reduce", [(sent["reduce-scatter"] + sent["all-gather"], sent["all-reduce"])])
 
 # %% [markdown]
 # **Now write it:** [exercises 3.1, 3.2 and 3.4](../labs/lab3_sequence_parallel.py), `g`, `g_bar` and `layer`: `python
@@ -171,7 +171,7 @@ both = Parallel(t, sequence_parallel=True)
 predicted = layer_rows(GPT3, both) + layer_extra_rows(GPT3, both)
 plain_rows, plain_seen = kept_by(sequence_parallel=True, keep_gathered_input=True)
 comparison = compare(predicted, plain_rows)
-agree("kept too much by the plain form, and 4sbh(1 − 1/t)", [(gathered_input_bytes(GPT3, t), comparison.difference)])
+agree.add("kept too much by the plain form, and 4sbh(1 − 1/t)", [(gathered_input_bytes(GPT3, t), comparison.difference)])
 Fold(f"{size_text(comparison.difference)} too much", comparison.describe())
 
 # %% [markdown]
@@ -189,7 +189,7 @@ Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3),
 
 # %%
 shard_rows, shard_seen = kept_by(sequence_parallel=True)
-agree.rows(f"one of {t} ranks, with the cure", predicted, shard_rows)
+agree.add_rows(f"one of {t} ranks, with the cure", predicted, shard_rows)
 
 # %% jupyter={"source_hidden": true}
 tensor_rows, tensor_seen = kept_by()
@@ -203,7 +203,7 @@ for name, rows, seen, exchanges in forms:
     pairs += [(counts(exchanges).get(kind, 0), count) for kind, count in seen.counts.items()]
     bar = f"{name}: {sum(seen.counts.values())} exchanges"
     sizes["sent"][bar], sizes["kept"][bar] = wire_bytes(exchanges), total(rows)
-agree("exchanges of a layer in three forms, by kind", pairs, "exchanges")
+agree.add("exchanges of a layer in three forms, by kind", pairs, "exchanges")
 LiveFigure(bar_chart("The cure keeps least, and gathers twice more", sizes, "one rank of eight, one GPT-3 layer", beside=True))
 
 # %% [markdown]
@@ -269,7 +269,7 @@ LiveFigure(bar_chart("On the wire: two halves send what an all-reduce does", on_
 with Progress("labs/measure_communication.py, two processes"):
     results = launch.results("measure_communication.py", "--device", "cpu", "--rounds", 1, processes=2)
 on_sockets = [r for r in results if "on_sockets" in r]
-agree("exchanges and layers, predicted with headers and sent by the sockets", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets])
+agree.add("exchanges and layers, predicted with headers and sent by the sockets", [(r["predicted_bytes"] + r["header_bytes"], r["sent_bytes"]) for r in on_sockets])
 if not on_sockets:
     print("this system does not count what a socket sends (Linux does)")
 
@@ -289,7 +289,7 @@ if not on_sockets:
 # %%
 with Progress("labs/measure_parity.py, two processes"):
     results = launch.results("measure_parity.py", "--seq-length", 64, processes=2)
-agree("forms whose gradients all equal the uncut layer's once they are added up", [(r["exact"], True) for r in results], "")
+agree.add("forms whose gradients all equal the uncut layer's once they are added up", [(r["exact"], True) for r in results], "")
 partial = next(r["partial_gradients"] for r in results if r["form"] == "tensor+sequence")
 print(f"{len(partial)} gradients differ until they are added up:", ", ".join(partial))
 
@@ -303,7 +303,7 @@ model = PAPER_MODELS["175B"]
 once = wire_bytes(step_exchanges(GPT3, Parallel(t, True)))
 microbatches = model.global_batch_size // GPT3.micro_batch_size
 layers = GPT3.num_layers * microbatches * wire_bytes(layer_exchanges(GPT3, both))
-agree("of what the layers send in an iteration, this is under a ten-thousandth", [(once * 10_000 < layers, True)], "")
+agree.add("of what the layers send in an iteration, this is under a ten-thousandth", [(once * 10_000 < layers, True)], "")
 
 # %% jupyter={"source_hidden": true}
 agree

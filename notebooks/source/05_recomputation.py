@@ -184,7 +184,7 @@ class RunAgainSameDraws(RunAgain):
         return found
 
 
-agree("gradients of q, k and v, bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), gradients(RunAgainSameDraws.apply))], "elements apart")
+agree.add("gradients of q, k and v, bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), gradients(RunAgainSameDraws.apply))], "elements apart")
 in_words(kept(RunAgainSameDraws.apply))
 
 # %% [markdown]
@@ -211,7 +211,7 @@ for name, way in ways.items():
     with FlopCounterMode(display=False) as counter:
         found = gradients(way)
     core_bytes[f"{name}: {counter.get_total_flops() // product} products"] = kept(way).total_bytes
-    agree(f"the core, {name}: gradients bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), found)], "elements apart")
+    agree.add(f"the core, {name}: gradients bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), found)], "elements apart")
 LiveFigure(bar_chart("Stop early: the same bytes freed, for one product less", {"kept by the core": core_bytes}, "measured, this small core"))
 
 # %% [markdown]
@@ -242,10 +242,10 @@ Panel(
 
 # %% jupyter={"source_hidden": true}
 groups = rebuilds(GPT3)
-agree("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)])
+agree.add("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)])
 forward = sum(product.flops for product in forward_products(GPT3.with_sizes(num_layers=1), 1) if product.term not in ("4h→h", "logits"))
-agree("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs")
-agree("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.num_attention_heads // 2, core_over_gelu(GPT3))], "times")
+agree.add("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs")
+agree.add("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.num_attention_heads // 2, core_over_gelu(GPT3))], "times")
 
 # %% [markdown]
 # ## Measured: three numbers for one overhead
@@ -276,7 +276,7 @@ by_torch = {(name, mode): count(model_shape(name), mode) for name in PAPER_MODEL
 
 # %% jupyter={"source_hidden": true}
 pairs = [(without[name] * (1 + layer_overhead(model_shape(name), mode)), flops) for (name, mode), flops in by_torch.items()]
-agree("FLOPs of a layer by formula and counted by torch, four models and four ways to recompute", pairs, "FLOPs")
+agree.add("FLOPs of a layer by formula and counted by torch, four models and four ways to recompute", pairs, "FLOPs")
 added = {"as printed, and by equation 8": dict(paper.SECTION5_ADDED_FLOPS_PERCENT)}
 for name in added["as printed, and by equation 8"]:
     for words, mode in list(modes.items())[:2]:
@@ -326,7 +326,7 @@ for sequence in (False, True):
         bar = f"TP{' + SP' * sequence}, {words}: {sum(e.count for e in again)} more"
         sent["the first run and backward"][bar] = wire_bytes(exchanges) - wire_bytes(again)
         sent["the second run"][bar] = wire_bytes(again)
-agree("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
+agree.add("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
 LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputation does", sent, "sent by one rank of eight, one GPT-3 layer"))
 
 # %% [markdown]
@@ -346,7 +346,7 @@ LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputa
 # %% jupyter={"source_hidden": true}
 shapes = [model_shape(name) for name in PAPER_MODELS]
 pairs = [(closed_form(row, shape, 8), total(layer_rows(shape, row.parallel(8), row.recompute))) for row in TABLE2 for shape in shapes]
-agree("closed forms of table 2 (equations 1, 2, 4 and 6) and sums of the tensors", pairs)
+agree.add("closed forms of table 2 (equations 1, 2, 4 and 6) and sums of the tensors", pairs)
 
 # %% [markdown]
 # Is the table true? `labs/measure_table2.py` starts two processes that share a small layer as two devices would. Each runs the
@@ -360,7 +360,7 @@ from actmem_course.launch import results
 
 with Progress("labs/measure_table2.py, two processes"):
     measured = results("measure_table2.py", "--device", "cpu", processes=2)
-agree("table 2 on two processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
+agree.add("table 2 on two processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
 
 # %% jupyter={"source_hidden": true}
 first = [r for r in measured if r["rank"] == 0]
@@ -400,9 +400,9 @@ found = []
 for name in PAPER_MODELS:
     with emulated_rank(8):
         found += measure_table2(model_shape(name), Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
-agree("layers of four models, six ways, as one rank of eight", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found])
+agree.add("layers of four models, six ways, as one rank of eight", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found])
 what, by_formula, logged = equalities()[1]
-agree(f"logged on A100s: {what}", [(by_formula, logged)])
+agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
 
 # %% [markdown]
 # ## Does a larger batch pay for it?

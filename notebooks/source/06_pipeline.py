@@ -87,7 +87,7 @@ pairs = []
 for p in (1, 2, 4, 8, 16, 32):
     rows = [row for row in stage_rows(GPT3, with_pipeline(CUT, p, 1), 0) if "layer-microbatches" in row.source]
     pairs.append((total(rows), eq5(GPT3, 8)))
-agree("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pairs)
+agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pairs)
 
 # %% [markdown]
 # **Now write it:** [exercise 5.1](../labs/lab5_pipeline.py), `one_forward_one_backward`: `python
@@ -119,7 +119,7 @@ for model in PAPER_MODELS.values():
     schedule = interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n)
     ways.append((in_flight(model.parallel, 0, n), peak_in_flight(schedule)[0]))
     ways.append((in_flight(model.parallel, 0, n), p * m * interleave_factor(p, m)))
-agree("in flight on rank 0, by formula, by a list of actions and by the factor", ways, "chunks")
+agree.add("in flight on rank 0, by formula, by a list of actions and by the factor", ways, "chunks")
 
 # %% [markdown]
 # Why run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as 1F1B does? While sends take no time, the shorter warm-up of
@@ -152,7 +152,7 @@ for name, model in PAPER_MODELS.items():
     full = [int(factor * full_recompute_bytes(model.shape, t, cut)) for cut in (False, True)]
     for part, size in zip(first.values(), each + full):
         part[name] = size
-agree("rank 0's layers: equations 5 and 6 times the factor, and the sums over all tensors", ways)
+agree.add("rank 0's layers: equations 5 and 6 times the factor, and the sums over all tensors", ways)
 everything, core = list(first.values())[:2]
 shares = [core[name] / everything[name] for name in core]
 LiveFigure(bar_chart(f"Rank 0 of the paper's models: selective recomputation leaves {min(shares):.0%} to {max(shares):.0%}", first, "activations of rank 0's layers", beside=True))
@@ -189,9 +189,9 @@ from actmem_course.launch import results
 
 with Progress("labs/measure_pipeline.py, four processes"):
     measured = results("measure_pipeline.py", "--pipeline", 4, "--microbatches", 8, "--free-outputs", processes=4)
-agree("four processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
-agree("microbatches in flight on each process", [(r["predicted_in_flight"], r["measured_in_flight"]) for r in measured], "microbatches")
-agree("actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured], "")
+agree.add("four processes, predicted with extra and measured", [(r["predicted_bytes"] + r["extra_bytes"], r["measured_bytes"]) for r in measured])
+agree.add("microbatches in flight on each process", [(r["predicted_in_flight"], r["measured_in_flight"]) for r in measured], "microbatches")
+agree.add("actions in the order of the schedule", [(r["order_as_drawn"], True) for r in measured], "")
 
 # %%
 LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResult, one) for one in measured]))
@@ -228,7 +228,7 @@ for rank in (0, p - 1):
         rows = measure_stage(shape, tp, chunks, [(x.kind, x.chunk, x.microbatch) for x in actions[:fullest]], recompute="selective")
     predicted = stage_rows(shape, model.parallel, rank, "selective", n)
     extra = stage_extra_rows(shape, model.parallel, rank, "selective", n)
-    agree.rows(f"GPT-3, interleaved, pipeline rank {rank} when it holds most", predicted + extra, rows)
+    agree.add_rows(f"GPT-3, interleaved, pipeline rank {rank} when it holds most", predicted + extra, rows)
 
 # %% [markdown]
 # ## Figure 9: every rank, and the outputs that nothing reads
@@ -252,9 +252,9 @@ Panel(
 # %% jupyter={"source_hidden": true}
 for m in (1, 3):
     parallel, n = with_pipeline(MT.parallel, 35, m), MT.global_batch_size
-    agree(f"m = {m}: embedding masks on rank 0, {min(m, 2)}p of them", [(min(m, 2) * 35, embeddings_in_flight(parallel, n))], "masks")
+    agree.add(f"m = {m}: embedding masks on rank 0, {min(m, 2)}p of them", [(min(m, 2) * 35, embeddings_in_flight(parallel, n))], "masks")
     one = 2 * MT.shape.seq_length * MT.shape.micro_batch_size * MT.shape.hidden_size // parallel.tensor_parallel_size
-    agree(f"m = {m}: outputs on rank 0, 2sbh/t each", [(in_flight(parallel, 0, n) * one, total(stage_output_rows(MT.shape, parallel, 0, n)))])
+    agree.add(f"m = {m}: outputs on rank 0, 2sbh/t each", [(in_flight(parallel, 0, n) * one, total(stage_output_rows(MT.shape, parallel, 0, n)))])
 
 # %% [markdown]
 # The paper counts `p` masks. That is right for 1F1B. When stages are interleaved, a second round of `p` forwards enters the

@@ -57,7 +57,7 @@ Reveal(question, LiveFigure(table4_bars()))
 GPT3 = PAPER_MODELS["175B"]
 products = forward_products(GPT3.shape, GPT3.global_batch_size)
 whole = sum(p.flops for p in products)
-agree("an iteration: three times its forward products, and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs")
+agree.add("an iteration: three times its forward products, and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs")
 linears = sum(p.flops for p in products if p.term not in ("QKᵀ", "attention over V")) / whole
 LiveFigure(bar_chart(f"{linears:.0%} of GPT-3's FLOPs are in its linears", {"": {p.term: 100 * p.flops / whole for p in products}}, "share of the forward pass", "%"))
 
@@ -94,7 +94,7 @@ ways = {
     "selective, stopped early": ("selective", hardware_flops(cut22, batch, "selective")),
     "full, stopped early": ("full", hardware_flops(cut22, batch, "full")),
 }
-agree("the 22B model, cut to 4 layers: FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs")
+agree.add("the 22B model, cut to 4 layers: FLOPs by formula and counted by torch", [(predicted, counted[mode]) for mode, predicted in ways.values()], "FLOPs")
 more = {name: 100 * (predicted / needed - 1) for name, (_, predicted) in list(ways.items())[1:]}
 LiveFigure(bar_chart("What recomputation adds to the model's FLOPs, counted by torch", {"": {name: float(share) for name, share in more.items()}}, "FLOPs over equation 7", "%"))
 
@@ -114,7 +114,7 @@ for name, row in paper.TABLE4.items():
     if name in again:
         overheads["time added, table 4"][name] = 100 * (row.combined_ms / baseline.combined_ms - 1)
         overheads["FLOPs added"][name] = float(100 * layer_overhead(PAPER_MODELS["22B"].shape, again[name]))
-agree("overheads in table 4, as printed and from the printed times, rounded", rounded, "percent")
+agree.add("overheads in table 4, as printed and from the printed times, rounded", rounded, "percent")
 LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward", "%", beside=True))
 
 # %% [markdown]
@@ -137,7 +137,7 @@ from actmem_course.launch import results
 
 with Progress("labs/measure_speed.py, two processes"):
     measured = results("measure_speed.py", "--rounds", 8, processes=2)
-agree("layers that were timed: bytes by formula and held", [(line["predicted_bytes"], line["held_bytes"]) for line in measured])
+agree.add("layers that were timed: bytes by formula and held", [(line["predicted_bytes"], line["held_bytes"]) for line in measured])
 Varies(speed_facts(measured))
 
 # %% [markdown]

@@ -84,7 +84,7 @@ LiveFigure(llama_bars(LLAMA))
 # %%
 from actmem.measure.parts import measure_layer
 
-agree.rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA))
+agree.add_rows("a small Llama layer", llama_rows(TINY_LLAMA), measure_layer(TINY_LLAMA))
 
 # %% [markdown]
 # At a real model's size an emulated rank does the same, with tensor and sequence parallelism. With `t <= k` everything is
@@ -99,8 +99,8 @@ for t in (2, 8, 16):
     with emulated_rank(t):
         measured = measure_layer(shape, tensor_parallel(sequence_parallel=True))
     predicted = llama_rows(shape, Parallel(t, True))
-    agree.rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
-    agree(f"K is divided by t or by its heads, t = {t}", [(min(t, shape.num_key_value_heads), next(row.split_by for row in predicted if row.term == "K"))], "ranks")
+    agree.add_rows(f"Llama 3 70B, one of {t} ranks", predicted, measured)
+    agree.add(f"K is divided by t or by its heads, t = {t}", [(min(t, shape.num_key_value_heads), next(row.split_by for row in predicted if row.term == "K"))], "ranks")
 
 # %% [markdown]
 # ## More ranks than key heads
@@ -142,7 +142,7 @@ for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, 
     ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {wire_bytes(context_exchanges(*given)) / 2**20:.0f} MiB sent"] = total(context_rows(*given))
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
-    agree.rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
+    agree.add_rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
 LiveFigure(bar_chart("16 ranks: c = 2 keeps less than t = 16, since K has 8 heads", {"kept": ways}, "kept by one rank; sent among its c ranks"))
 
 # %% [markdown]
@@ -246,7 +246,7 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
     tokens_held = forced_routed_tokens(EXPERTS, parallel, routing, 0)
     predicted = llama_rows(EXPERTS, parallel, routed_tokens=tokens_held)
     with emulated_rank(t):
-        agree.rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
+        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
     bar = f"t = {t}, {routing} router: {tokens_held:,} pairs"
     held["experts"][bar] = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=tokens_held))
     held["the rest"][bar] = total(predicted) - held["experts"][bar]
@@ -274,7 +274,7 @@ for terms in ({"K", "V"}, {"Q", "K", "V"}):
     flops = llama_recomputed_flops(LATENT, again)
     latent[f"{', '.join(sorted(terms))} again: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
 with emulated_rank(8):
-    agree.rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
+    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
 LiveFigure(bar_chart(
     f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: {(rows['K'] + rows['V']) // tokens:,} of keys and values",
     {"kept": latent}, "kept by one layer of DeepSeek-V3",
@@ -308,7 +308,7 @@ LiveFigure(bar_chart("Elementwise frees a third of a Llama layer for no product"
 gpt3 = model_shape("175B")
 for name, model in PAPER_MODELS.items():
     sbh = model.shape.seq_length * model.shape.micro_batch_size * model.shape.hidden_size
-    agree(f"{name}, elementwise: 20 sbh/t", [(20 * sbh // model.parallel.tensor_parallel_size, layer_bytes(model.shape, model.parallel, "elementwise"))])
+    agree.add(f"{name}, elementwise: 20 sbh/t", [(20 * sbh // model.parallel.tensor_parallel_size, layer_bytes(model.shape, model.parallel, "elementwise"))])
 
 # %% [markdown]
 # ## The frontier: make it again, put it elsewhere, or make it smaller
@@ -405,7 +405,7 @@ for send in (0, 1, 4):
     pairs += zip(ends, [max(span.end for span in timeline(interleaved(*sizes, short_warmup=short), 4, 8, send)) for short in (False, True)])
     bar = f"a send takes {send / 4:g}"
     steps_take["long warm-up"][bar], steps_take["short warm-up"][bar] = ends[0] / 4, ends[1] / 4
-agree("times of interleaved steps, by formula and simulated", pairs, "quarters of a forward")
+agree.add("times of interleaved steps, by formula and simulated", pairs, "quarters of a forward")
 LiveFigure(bar_chart("The short warm-up costs nothing while sends are free", steps_take, "one step, p = 8, m = 2, n = 16", "forwards", beside=True))
 
 # %% [markdown]

@@ -224,7 +224,7 @@ lean_model, _ = layer(**lean)
 with actmem.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
 
-agree("the lean layer, and the floor by formula", [(floor, lean_ledger.total_bytes)])
+agree.add("the lean layer, and the floor by formula", [(floor, lean_ledger.total_bytes)])
 left = [finding.waste for finding in findings(lean_ledger.tensors)]
 LiveFigure(bar_chart(
     f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the floor, and no waste left" if not left else f"left: {left}",
@@ -249,7 +249,7 @@ class WideNorm(Norm):  # float64 all the way, as rms_norm computes it there
 
 worst = max(((p - q).abs().max() / q.abs().max()).item() for p, q in zip(
     gradients(**lean), gradients(norm=WideNorm)))
-agree("gradients of the two layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)], "")
+agree.add("gradients of the two layers in float64: relative difference below 1e-12", [(worst < 1e-12, True)], "")
 
 # %% [markdown]
 # ## The diff
@@ -307,7 +307,7 @@ for mode in RECOMPUTE_MODES:
     alive = [(live, event.where, event.op) for event, live, _ in moments(tape.events(at)) if hasattr(event, "op")]
     peak, node, op = max(alive, key=lambda moment: moment[0])
     predicted, measured = there + peak, measure_layer_peak(paper, recompute=mode).peak_bytes
-    agree(f"peak with {mode}, by a tape solved at tiny sizes", [(predicted, measured)])
+    agree.add(f"peak with {mode}, by a tape solved at tiny sizes", [(predicted, measured)])
     peaks[f"{mode}: in {node}"] = measured
 LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 

@@ -80,7 +80,7 @@ Reveal(
 
 # %% jupyter={"source_hidden": true}
 slope = next(one for one in kernel_slopes() if "entropy" in one.kernel)
-agree("one more token at the peak, by formula and counted here", [(slope.by_formula, slope.counted)])
+agree.add("one more token at the peak, by formula and counted here", [(slope.by_formula, slope.counted)])
 print(f"one more token, {slope.formula}: {slope.by_formula:,} B; counted here {slope.counted:,.0f} B, logged on an A100 {slope.logged:,.0f} B")
 
 # %% [markdown]
@@ -116,7 +116,7 @@ ways = (
 )
 pairs = zip(*map(loss_and_gradients, ways))
 apart = [int((one - other).abs().gt(1e-9 * other.abs().max()).sum()) for one, other in pairs]
-agree("losses, gradients of x and of the weight in chunks, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
+agree.add("losses, gradients of x and of the weight in chunks, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
 # What lives at the peak? The input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the chunks, $4vh$; and
@@ -145,10 +145,10 @@ def peak(loss, s=8192, chunk=1024, returned=False):
 
 # %% jupyter={"source_hidden": true}
 for loss in LOSSES:
-    agree(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
+    agree.add(f"peak, {loss}", [(total(loss_peak_rows(loss, 8192, h, v)), peak(loss))])
 for c in (256, 4096):
-    agree(f"peak in chunks of {c:,}", [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=c)), peak("in chunks", chunk=c))])
-agree("peak with 16-bit logits that the model returns, beyond the same without", [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))])
+    agree.add(f"peak in chunks of {c:,}", [(total(loss_peak_rows("in chunks", 8192, h, v, chunk=c)), peak("in chunks", chunk=c))])
+agree.add("peak with 16-bit logits that the model returns, beyond the same without", [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))])
 
 # %% [markdown]
 # Chunks change no number but by rounding: each token's loss is its own. Only the weight's gradient is a sum over all tokens,
@@ -205,7 +205,7 @@ with record(module) as ledger:
 
 # %% jupyter={"source_hidden": true}
 wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
-agree("log-probabilities and entropy, the tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
+agree.add("log-probabilities and entropy, the tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
 print(f"{len(wide)} tensors of v float32 numbers a token are kept: {sum(saved.bytes for saved in wide) // logits.numel()}v bytes a token")
 
 z = torch.randn(5, 1000, dtype=torch.float64, requires_grad=True)
@@ -215,7 +215,7 @@ p, entropy = log_p.exp(), -(log_p.exp() * log_p).sum(-1, keepdim=True)
 formulas = torch.zeros_like(z).scatter_(-1, given, 1) - p, -p * (log_p + entropy)
 by_autograd = [torch.autograd.grad(one.sum(), z, retain_graph=True)[0] for one in (log_p.gather(-1, given), entropy)]
 apart = [int((one - other).abs().gt(1e-12).sum()) for one, other in zip(formulas, by_autograd)]
-agree("gradients of log-probabilities and entropies, numbers that differ from the formulas", [(0, count) for count in apart], "numbers")
+agree.add("gradients of log-probabilities and entropies, numbers that differ from the formulas", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
 # Both are functions of the logits. Write down their gradients, and nothing else is read:
@@ -244,9 +244,9 @@ with record(lookup) as ledger:
     rows = lookup(ids)
 rows.backward(torch.ones_like(rows))
 dense = lookup.weight.grad
-agree("what a lookup keeps: the ids", [(8 * ids.numel(), ledger.total_bytes)])
-agree("the embedding's gradient", [(2 * 1000 * 64, dense.numel() * dense.element_size())])
-agree("rows of it that are not zero: the words that came", [(len(ids.unique()), int(dense.any(-1).sum()))], "rows")
+agree.add("what a lookup keeps: the ids", [(8 * ids.numel(), ledger.total_bytes)])
+agree.add("the embedding's gradient", [(2 * 1000 * 64, dense.numel() * dense.element_size())])
+agree.add("rows of it that are not zero: the words that came", [(len(ids.unique()), int(dense.any(-1).sum()))], "rows")
 
 # %% [markdown]
 # ## Worked problem

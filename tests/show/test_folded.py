@@ -15,9 +15,9 @@ def test_a_fold_is_stored_as_its_line_and_shows_the_rest_as_it_is_written():
 
 def test_an_agreement_counts_pairs_and_names_what_is_apart():
     agree = Agreement()
-    agree("layers", [(1, 1), (2000, 2001)])
-    agree("FLOPs of one step", [(Fraction(6, 2), 3)], "FLOPs")
-    agree.rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
+    agree.add("layers", [(1, 1), (2000, 2001)])
+    agree.add("FLOPs of one step", [(Fraction(6, 2), 3)], "FLOPs")
+    agree.add_rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
     assert repr(agree) == "predicted = measured: 3 of 5"
     assert agree.folded().details.splitlines() == [
         "layers: 1 of 2; 2,000 and 2,001 bytes",

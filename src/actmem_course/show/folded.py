@@ -30,20 +30,21 @@ class Fold:
 class Agreement:
     """Every comparison of a chapter, collected as it goes and shown once: predicted = measured, n of n.
 
-    Call it with what is compared and pairs of whole numbers or fractions.  A pair agrees if it is equal: there is no tolerance.
+    A pair of whole numbers or fractions agrees if both are equal: there is no tolerance.
     """
 
     def __init__(self) -> None:
         self._compared: list[tuple[str, list[tuple], str]] = []
 
-    def __call__(self, what: str, pairs: Iterable[tuple], unit: str = "bytes") -> None:
+    def add(self, what: str, pairs: Iterable[tuple], unit: str = "bytes") -> None:
+        """Compare pairs."""
         self._compared.append((what, list(pairs), unit))
 
-    def rows(self, what: str, predicted: Iterable[Row], measured: Iterable[Row]) -> None:
+    def add_rows(self, what: str, predicted: Iterable[Row], measured: Iterable[Row]) -> None:
         """Compare rows term by term.  A term that only one side has is 0 on the other."""
         left, right = by_term(predicted), by_term(measured)
         pairs = [(left.get(term, 0), right.get(term, 0)) for term in {**left, **right}]
-        self(f"{what}, term by term", [pair for pair in pairs if any(pair)])
+        self.add(f"{what}, term by term", [pair for pair in pairs if any(pair)])
 
     def folded(self) -> Fold:
         """How many pairs are equal; the comparisons, a line each, in the fold."""

@@ -54,8 +54,9 @@ CONFIG = {
 }  # fmt: skip
 #: What the course is about, on the first screen.
 SENTENCE = (
-    "One GPU of each of the four models, by what fills its memory: choose the methods and see which bars drop below the line. "
-    "In this course you predict each of these bytes, then measure them."
+    "The weights fit, and training still runs out of memory: most of it is activations, what forward leaves for backward. "
+    "Choose the methods of <i>Reducing Activation Recomputation in Large Transformer Models</i> and see which models drop below the "
+    "line. In this course you predict each of these bytes, then measure them."
 )
 #: Where a chapter's page finds the one that runs in the browser, from the site's front page.
 LIVE = "lite/notebooks/index.html?path=notebooks/{}"

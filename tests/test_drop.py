@@ -25,7 +25,7 @@ from actmem.recipes import ACTIONS, PAPER_LAYER
 from actmem.recompute import checkpoint
 from actmem.rows import LAYER_TERMS, compare, on_host, total
 from actmem.torch_private import TorchDispatchMode, tree_leaves
-from tests.tiers import covering
+from tests.tiers import ALL, covering
 
 SHAPE = ModelShape(seq_length=12, micro_batch_size=3, hidden_size=24, num_attention_heads=4, vocab_size=1)
 ONE_TENSOR = frozenset(PAPER_LAYER.one_tensor)
@@ -77,14 +77,14 @@ def differences(dropped, tp=TensorParallel(), dtype=torch.float32):
     return wrong if counted == total(measured) else [*wrong, f"census {counted}, ledger {total(measured)}"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50 if ALL else 15, deadline=None)
 @given(SETS | MIXED)
 def test_any_set_gives_the_same_gradients_and_the_predicted_bytes(dropped):
     assert equal(gradients(dropped), gradients("none"))
     assert differences(dropped) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25 if ALL else 8, deadline=None)
 @given(SETS)
 def test_any_set_runs_the_predicted_products_again(dropped):
     layer, x = layer_of(dropped), random_input()

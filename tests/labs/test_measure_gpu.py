@@ -32,6 +32,7 @@ SCRIPT = "measure_gpu.py"
 ALONE = Ranks(0, 8, "cpu", True)
 
 
+@pytest.mark.nightly
 def test_quick_on_a_cpu(tmp_path):
     path = tmp_path / "results.json"
     done = launch.run(SCRIPT, "--device", "cpu", "--quick", "--output", path)

@@ -61,7 +61,7 @@ def test_any_number_of_blocks_is_a_real_run(name, letters, parts):
         assert early == sum(outputs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_blocks_that_are_not_alike_are_refused():
     letters, rules, _ = parsed_letters("s,b,h,f,v")
     with pytest.raises(ConfigError, match="aren't alike: 5 of them keep .* by runs of fewer"):
@@ -76,7 +76,7 @@ def test_a_model_without_blocks_is_refused():
         solved_blocks(mlp, *parsed_letters("s,b,h")[:2])
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_solving_leaves_the_number_of_threads():
     before = torch.get_num_threads()
     with pytest.raises(ConfigError, match="the number of layers, is missing"):

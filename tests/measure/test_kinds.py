@@ -5,6 +5,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from actmem import recompute
 from actmem.measure.ledger import record
 from actmem.measure.origins import UNSAVED
 from tests.measure.corner_cases import STATE, B, Run, x
@@ -59,6 +60,19 @@ def test_a_mask_made_without_chance_is_a_constant():
 def test_a_generators_state_has_a_kind_of_its_own():
     module = Run(lambda m, x: checkpoint(torch.sin, x, use_reentrant=False))
     assert kinds_of(module, x()) == {"input": B, "generator state": STATE}
+
+
+def test_a_generators_state_counts_on_a_device_too(monkeypatch):
+    """Of a generator on a GPU it is 16 bytes in the host's memory, and part of what the layer keeps."""
+    monkeypatch.setattr(
+        recompute, "generator_states", lambda generators: [torch.zeros(16, dtype=torch.uint8, device="cpu")]
+    )
+    with torch.device("meta"):
+        module, given = Run(lambda m, x: recompute.checkpoint(torch.sin, m.a(x)), a=nn.Linear(8, 8)), torch.ones(4, 8)
+    with record(module) as ledger:
+        y = module(given)
+    assert y.requires_grad and ledger.device == "meta" and ledger.host_bytes == 0
+    assert ledger.by_kind() == {"input": B, "activation": B, "generator state": 16}
 
 
 def test_a_global_tensor_is_a_constant():

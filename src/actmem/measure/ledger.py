@@ -27,6 +27,7 @@ import torch.utils.checkpoint
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from actmem import recompute
 from actmem.drop import NAME_READERS
 from actmem.measure.ledger_tables import ledger_html, ledger_text
 from actmem.measure.origins import STORAGE_KINDS, UNSAVED, Classifier, Origin, Origins
@@ -268,7 +269,7 @@ def record(module: nn.Module) -> Iterator[Ledger]:
 
     hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
     with ExitStack() as stack:
-        stack.enter_context(noting_states(origins.note_state))
+        stack.enter_context(noting_states(origins.note_state, (recompute, "generator_states")))
         NAME_READERS.append(recording.name)
         stack.callback(NAME_READERS.remove, recording.name)
         stack.enter_context(tracker)

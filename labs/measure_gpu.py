@@ -2,7 +2,7 @@
 
 All that one GPU can tell, in less than 9 minutes: table 2, table 4 and the peers on one emulated
 rank of 8, for a layer of the 22B and the 175B model at s = 2048 and 8192, the rate of a matrix
-product beside them, and scaling. Writes labs/results/DEVICE-DATE.json after every step, so that what
+product beside them. Writes labs/results/DEVICE-DATE.json after every step, so that what
 was measured is kept whatever happens. Try it without a GPU: --device cpu --quick
 Exit code 0 if all claims hold, which are about bytes, 1 if one does not or a step failed, 2 on wrong use.
 """
@@ -129,12 +129,6 @@ def report(console, results, here) -> None:
     if gemm:
         console.print(
             f"Matrix product of {gemm['size']}³: {gemm['flops_per_second'] / 1e12:,.1f} TFLOP/s", highlight=False
-        )
-    for axis, found in results["scaling"].items():
-        one = found["slopes"]
-        console.print(
-            f"Slope over {axis}: time {one.seconds:.2f}, FLOPs {one.flops:.2f}, bytes {one.bytes:.2f}",
-            highlight=False,
         )
     for skip in results["skipped"]:
         console.print(f"skipped: {skip['job']}: {skip['reason']}", highlight=False, markup=False)

@@ -510,36 +510,6 @@ class TimedPair:
 
 
 @dataclass(frozen=True)
-class ScalingPoint:
-    """One size of one axis, one step: seconds; FLOPs and bytes of this rank, by formula and counted."""
-
-    axis: str
-    value: int
-    seconds: float
-    quartiles: tuple[float, float]
-    predicted_flops: int
-    measured_flops: int
-    predicted_bytes: int
-    measured_bytes: int
-
-    @property
-    def exact(self) -> bool:
-        return self.predicted_flops == self.measured_flops and self.predicted_bytes == self.measured_bytes
-
-
-@dataclass(frozen=True)
-class ScalingSlopes:
-    """Exponents of one axis: of the seconds, the FLOPs and the bytes; FLOPs and bytes agree with their formulas
-    point by point, so each has one slope.  spread: of the seconds' slope over their quartiles."""
-
-    axis: str
-    seconds: float
-    spread: float
-    flops: float
-    bytes: float
-
-
-@dataclass(frozen=True)
 class Claim:
     """What must hold on a GPU: one sentence, what was measured, and whether it holds."""
 

@@ -17,7 +17,7 @@ ALONE = [
     ("measure_gpu.py", "--device cpu --quick --output /proc/x/y", "--output: cannot write /proc/x/y"),
     ("measure_gpu.py", f"--device cpu --quick --output {'x' * 300}", "--output: cannot write xxx"),
     ("measure_gpu.py", "--device cpu --quick --output /dev/null", "--output: /dev/null must be a file"),
-    ("measure_gpu.py", "--device cpu --quick --emulate 3", "--emulate: must be at least 8"),
+    ("measure_gpu.py", "--device cpu --quick --emulate 3", "num_attention_heads: 8 must be divisible by tensor_parallel_size = 3"),
     ("measure_paper.py", "--model tiny", "--model: invalid choice: 'tiny'"),
     ("measure_paper.py", "--section table6", "--section: invalid choice: 'table6'"),
     ("measure_paper.py", "--processes 0", "--processes: must be at least 1, got 0"),
@@ -38,10 +38,6 @@ ALONE = [
     ("measure_runs.py", "--megatron --calculators", "--megatron: it has no page"),
     ("measure_runs.py", "--calculators --rows file", "--calculators: it has no rows and no page"),
     ("measure_runs.py", "--calculators --html file", "--calculators: it has no rows and no page"),
-    ("measure_scaling.py", "--num-attention-heads 4", "--num-attention-heads: 4 must be divisible by tensor_parallel_size = 8"),
-    ("measure_scaling.py", "--seq-length 129", "--seq-length: 129 must be even"),
-    ("measure_scaling.py", "--model 1T", "model shape: 1 ranks need about "),
-    ("measure_scaling.py", "--axis b", "--axis: invalid choice: 'b'"),
     ("measure_speed.py", "", "run torchrun --nproc-per-node 2 labs/measure_speed.py, or python labs/measure_speed.py --emulate 8"),
     ("measure_speed.py", "--emulate 3", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
     ("measure_speed.py", "--emulate 2 --rounds 0", "--rounds: must be at least 1, got 0"),
@@ -100,7 +96,6 @@ def test_bad_input_is_one_line_and_exit_code_2(script, typed, expected, monkeypa
 #: The same on two ranks: rank 0 says it.  Where a number of GPUs is given, so many are here.
 ON_TWO_RANKS = [
     ("measure_paper.py", "", "started by torchrun: needs a single process: python labs/measure_paper.py"),
-    ("measure_scaling.py", "", "started by torchrun: needs a single process: python labs/measure_scaling.py"),
     ("measure_parity.py", "--num-attention-heads 1", "--num-attention-heads: 1 must be divisible by tensor_parallel_size = 2"),
     ("measure_parity.py", "--seq-length 33", "--seq-length: 33 must be divisible by tensor_parallel_size = 2"),
     ("measure_parity.py", "--model 22B", "model shape: too large for a comparison in float64"),

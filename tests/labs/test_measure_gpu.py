@@ -39,11 +39,9 @@ def test_quick_on_a_cpu(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "holds: every layer holds what its formula says" in done.stdout and "Matrix product of 64³" in done.stdout
     results = json.loads(path.read_text())
-    assert {"date", "machine", "settings", "gemm", "cases", "scaling", "skipped", "claims", "seconds"} <= set(results)
+    assert {"date", "machine", "settings", "gemm", "cases", "skipped", "claims", "seconds"} <= set(results)
     assert {"device", "torch", "python", "actmem", "megatron_core"} <= set(results["machine"])
-    assert (
-        results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases) and len(results["scaling"]) == 4
-    )
+    assert results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases)
     curve = results["curve"]
     assert curve["allocated_bytes"] == [] and max(curve["counted_bytes"]) > curve["counted_bytes"][0] == 0
     for case in results["cases"]:
@@ -97,12 +95,8 @@ def test_a_part_that_may_fail_does_not_use_the_alarm_up():
 
 def test_a_plan_that_does_not_fit_the_ranks_is_refused():
     check_plan(full_plan(), 8)
-    for size, why in (
-        (4, "emulate: must be at least 8"),
-        (12, "num_attention_heads: 64 must be divisible by tensor_parallel_size = 12"),
-    ):
-        with pytest.raises(ConfigError, match=why):
-            check_plan(full_plan(), size)
+    with pytest.raises(ConfigError, match="num_attention_heads: 64 must be divisible by tensor_parallel_size = 12"):
+        check_plan(full_plan(), 12)
 
 
 @pytest.mark.nightly

@@ -1,4 +1,4 @@
-"""Everything that one GPU can measure: table 2, table 4, peers and scaling on one rank of many."""
+"""Everything that one GPU can measure: table 2, table 4 and peers on one rank of many."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from functools import partial
 
 import torch
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_layer
+from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.activations import TABLE2
+from actmem.formulas.flops import forward_products
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.measure_peers import PEERS, measure_peers
-from actmem_course.bench.measure_scaling import AXES, FACTORS, AxisSetting, measure_axis, predicted_flops, slopes
 from actmem_course.bench.measure_speed import BASELINE, group_of, measure_speed
 from actmem_course.bench.measure_table2 import measure_table2
 from actmem_course.bench.race import Work, race_of
@@ -34,11 +34,10 @@ class Case:
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """How much to do: the layers, the GEMM, the base of the scaling, and the rounds of each timing."""
+    """How much to do: the layers, the GEMM, and the rounds of each timing."""
 
     cases: tuple[Case, ...]
     gemm_size: int
-    scaling: ModelShape
     rounds: int
 
 
@@ -47,20 +46,18 @@ def full_plan() -> GpuPlan:
     shapes = {name: PAPER_MODELS[name].shape for name in ("22B", "175B")}
     cases = [Case(name, shape) for name, shape in shapes.items()]
     cases += [Case(name, shape.with_sizes(seq_length=8192, micro_batch_size=1)) for name, shape in shapes.items()]
-    return GpuPlan(tuple(cases), 8192, shapes["22B"].with_sizes(micro_batch_size=1), rounds=20)
+    return GpuPlan(tuple(cases), 8192, rounds=20)
 
 
 def quick_plan() -> GpuPlan:
     """The same jobs on tiny layers, quick on a CPU."""
     shape = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
     cases = (Case("22B, shrunk", shape), Case("175B, shrunk", shape.with_sizes(seq_length=32, micro_batch_size=1)))
-    return GpuPlan(cases, 64, shape, rounds=2)
+    return GpuPlan(cases, 64, rounds=2)
 
 
 def check_plan(plan: GpuPlan, tensor_parallel_size: int) -> None:
     """Raise ConfigError if one of that many ranks can't run every job of the plan."""
-    if tensor_parallel_size < max(FACTORS):
-        raise ConfigError("emulate", f"must be at least {max(FACTORS)}: the scaling over t goes up to that")
     for case in plan.cases:
         check_layer(case.shape, Parallel(tensor_parallel_size, sequence_parallel=True))
 
@@ -85,11 +82,6 @@ def run_plan(plan: GpuPlan, session: Session) -> dict:
     session.results["curve"] = session.job(
         "memory over a step", lambda: allocated_curve(plan.cases[0].shape, session), {}
     )
-    for axis in AXES:
-        scaled = partial(measure_axis, axis, plan.scaling, *place, rounds=max(2, rounds // 4))
-        found = session.job(f"scaling of {axis}", scaled)
-        if found:
-            session.results["scaling"][axis] = {"points": found, "slopes": slopes(found)}
     session.results["claims"] = claims(session.results)
     session.results["findings"] = time_findings(session.results)
     session.write()
@@ -147,7 +139,8 @@ def gemm_rate(size: int, session: Session) -> dict:
 def gemm_share(shape: ModelShape, speed: Sequence[SpeedLine], session: Session) -> dict[str, float]:
     """For each variant, the layer's FLOPs a second (without recomputation) over the matrix product's."""
     rate = session.results["gemm"].get("flops_per_second")
-    flops = predicted_flops(AxisSetting(shape, session.ranks.size))
+    products = forward_products(shape.with_sizes(num_layers=1), shape.micro_batch_size)
+    flops = 3 * sum(p.flops for p in products if p.term != "logits") // session.ranks.size
     return {line.name: flops / line.combined_seconds / rate for line in speed} if rate else {}
 
 

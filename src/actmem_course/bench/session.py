@@ -61,7 +61,7 @@ class Session:
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             machine=machine(self.ranks.device),
             settings={"tensor_parallel_size": self.ranks.size, "dtype": str(self.dtype).removeprefix("torch.")},
-            gemm={}, cases=[], scaling={}, skipped=[],
+            gemm={}, cases=[], skipped=[],
         )  # fmt: skip
 
     @property

@@ -1,15 +1,15 @@
-"""What labs measured, as figures for a page of its own: speed, scaling, published runs, a training."""
+"""What labs measured, as figures for a page of its own: speed, published runs, a training."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from actmem_course.others.golden import HereResult
-from actmem_course.results import ModeCost, RunResult, ScalingPoint, ScalingSlopes, SpeedLine
+from actmem_course.results import ModeCost, RunResult, SpeedLine
 from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
 from actmem_course.show.style import (
     BLACK,
@@ -25,7 +25,6 @@ from actmem_course.show.style import (
     milliseconds,
     size_text,
 )
-from actmem_course.show.tables import LETTERS
 from actmem_course.show.text import overhead_text
 
 _PARTS = {
@@ -33,15 +32,6 @@ _PARTS = {
     "forward again, in backward": Fill(VERMILION, "/"),
     "backward": Fill(ORANGE, "x"),
 }
-#: What an axis of the scaling is about.
-NAMES = {
-    "seq_length": "sequence length s",
-    "hidden_size": "hidden size h",
-    "tensor_parallel_size": "tensor-parallel size t",
-    "num_microbatches": "microbatches n",
-}
-#: Ticks of the scaling's vertical axes: these powers of 2.
-_POWERS = range(-6, 13)
 _MIB_IN_GIB = 1024
 _KEPT, _TIME = Fill(BLUE, "", "#FFFFFF"), Fill(SKY, "-")
 #: Curves cover each other: each is thinner than those below it, and dashed differently.
@@ -108,72 +98,6 @@ def _cost(line: SpeedLine) -> str:
     if line.over is None:
         return "nothing"
     return f"{100 * line.over.value:+.0f}%" if line.over.is_real else f"less than {math.ceil(100 * line.over.within)}%"
-
-
-def scaling_figure(points_of: Sequence[ScalingPoint], slopes: Sequence[ScalingSlopes], setting: str) -> Drawing:
-    """A panel for each axis: seconds, FLOPs and bytes, each over its first point, on logarithmic axes."""
-    traces: list[dict] = []
-    axes: dict[str, dict] = {}
-    for number, slope in enumerate(slopes):
-        own = [point for point in points_of if point.axis == slope.axis]
-        suffix = str(number + 1) if number else ""
-        traces += _panel(own, slope, suffix, first=number == 0)
-        axes |= _axes([point.value for point in own], slope, suffix, number)
-    each = (f"{NAMES[s.axis]}: time {s.seconds:.2f}, FLOPs {s.flops:.2f}, bytes {s.bytes:.2f}" for s in slopes)
-    alt = "Slopes on logarithmic axes, measured time beside the formulas of FLOPs and bytes: " + "; ".join(each) + "."
-    return measured_chart(slope_finding(slopes), setting, traces, alt, height=720, **axes)
-
-
-def slope_finding(slopes: Sequence[ScalingSlopes]) -> str:
-    """The title: how far the seconds' slopes are from the FLOPs'."""
-    worst = max(slopes, key=lambda slope: abs(slope.seconds - slope.flops))
-    return (
-        f"The slope of time is within {abs(worst.seconds - worst.flops):.2f} of that of the FLOPs,<br>"
-        f"furthest off in {NAMES[worst.axis]}: {worst.seconds:.2f} where the formula has {worst.flops:.2f}"
-    )
-
-
-def _panel(own: Sequence[ScalingPoint], slope: ScalingSlopes, suffix: str, first: bool) -> list[dict]:
-    values, base = [point.value for point in own], own[0]
-    seconds = {
-        "type": "data", "symmetric": False, "array": [(p.quartiles[1] - p.seconds) / base.seconds for p in own],
-        "arrayminus": [(p.seconds - p.quartiles[0]) / base.seconds for p in own], "color": INK,
-    }  # fmt: skip
-    kinds: tuple[tuple[str, str, str, Iterable[float], str, dict], ...] = (
-        ("FLOPs by formula", BLUE, "dash", (p.predicted_flops / base.predicted_flops for p in own), "lines", {}),
-        (
-            "bytes held, by formula and counted", VERMILION, "dot", (p.predicted_bytes / base.predicted_bytes for p in own),
-            "lines+markers", {"symbol": "square-open"},
-        ),
-        ("seconds, measured", INK, "solid", (p.seconds / base.seconds for p in own), "markers", {"symbol": "circle"}),
-    )  # fmt: skip
-    traces = [
-        line(
-            name, values, ys, colour, None, dash, 2, mode=mode, legendgroup=name, showlegend=first, xaxis=f"x{suffix}", yaxis=f"y{suffix}",
-            marker={"color": colour, "size": 10, **symbol},
-            hovertemplate=LETTERS[slope.axis] + " = %{x}: × %{y:.3~g}<extra>" + name + "</extra>",
-        )
-        for name, colour, dash, ys, mode, symbol in kinds
-    ]  # fmt: skip
-    traces[-1]["error_y"] = seconds
-    return traces
-
-
-def _axes(values: Sequence[int], slope: ScalingSlopes, suffix: str, number: int) -> dict[str, dict]:
-    left, bottom = number % 2, 1 - number // 2
-    words_of = (
-        f"{NAMES[slope.axis]}; slope of time {slope.seconds:.2f}, FLOPs {slope.flops:.2f}, bytes {slope.bytes:.2f}"
-    )
-    across = log_scale(
-        words_of, values, map(str, values), anchor=f"y{suffix}", domain=[0.54 * left, 0.46 + 0.54 * left]
-    )
-    across["title"]["font"] = {"size": 12}
-    ticks = [2.0**n for n in _POWERS], [str(2**n) if n >= 0 else f"1/{2**-n}" for n in _POWERS]
-    place: dict[str, Any] = {"anchor": f"x{suffix}", "domain": [0.58 * bottom, 0.42 + 0.58 * bottom]}
-    return {
-        f"xaxis{suffix}": across,
-        f"yaxis{suffix}": log_scale("× the first" if not left else "", *ticks, **place),
-    }
 
 
 #: Points of runs_figure: a look for each framework.

@@ -26,22 +26,18 @@ from actmem_course.results import (
     PeerLine,
     PipelineResult,
     RunResult,
-    ScalingPoint,
-    ScalingSlopes,
     SocketCount,
     SpeedLine,
     StepTimeResult,
     Table2Result,
     TimedPair,
 )
-from actmem_course.show.style import milliseconds, size_text, three_digits
+from actmem_course.show.style import milliseconds, size_text
 from actmem_course.show.text import overhead_text
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 _MIB_IN_GIB = 1024
 _WRONG = "bold red"
-#: The letters of the sizes that a scaling varies.
-LETTERS = {"seq_length": "s", "hidden_size": "h", "tensor_parallel_size": "t", "num_microbatches": "n"}
 #: Of the paper's tables: spaces between two columns, one of padding and one of the box's own divider.
 _GAP = 2
 #: Unit of the FLOPs table.
@@ -284,23 +280,6 @@ def missing_lines(lines: Sequence[PeerLine]) -> list[str]:
         if line.unavailable:
             reasons.setdefault((line.name, line.unavailable), []).append(line.mode)
     return [f"{name} did not run ({', '.join(modes)}): {reason}" for (name, reason), modes in reasons.items()]
-
-
-def scaling_table(points: Sequence[ScalingPoint], slopes: Sequence[ScalingSlopes], title: str) -> Table:
-    """A point a line, and below each axis its slopes."""
-    made = table(title, "one layer", ">ms", ">quartiles", ">GFLOP", ">holds", ">diff.")
-    for slope in slopes:
-        for point in (point for point in points if point.axis == slope.axis):
-            off = abs(point.measured_flops - point.predicted_flops) + abs(point.measured_bytes - point.predicted_bytes)
-            made.add_row(
-                f"{LETTERS[point.axis]} = {point.value}", milliseconds(point.seconds), Text(_quartiles(point.quartiles), style="dim"),
-                three_digits(point.measured_flops / 1e9), size_text(point.measured_bytes), str(off), style=_style(point.exact),
-            )  # fmt: skip
-        made.add_row(
-            f"~ {LETTERS[slope.axis]} to the", f"{slope.seconds:.2f}", Text(f"±{slope.spread:.2f}", style="dim"),
-            f"{slope.flops:.2f}", f"{slope.bytes:.2f}", "", style="bold", end_section=True,
-        )  # fmt: skip
-    return made
 
 
 def runs_table(results: Sequence[RunResult]) -> Table:

@@ -38,8 +38,6 @@ PARTS = {
     "emulation": ["tests/measure/test_emulate.py"],
     "pipeline": [
         "tests/test_pipeline.py",
-        "tests/measure/test_listed_pipeline.py",
-        "tests/measure/test_split_backward.py",
         "tests/labs/test_measure_pipeline.py",
     ],
     "main job": ["tests/labs/test_measure_table2.py"],

@@ -28,13 +28,11 @@ from actmem.parallel.rng import DropoutMask
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import Row
 from actmem_course.bench.race import take_turns
-from actmem_course.others import interleaved_time, zero_bubble
 from actmem_course.others.timeline import timeline
 
 MODULES = [config, models, rows] + [
     importlib.import_module(f"actmem.formulas.{found.name}") for found in pkgutil.iter_modules(actmem.formulas.__path__)
 ]
-MODULES += [interleaved_time, zero_bubble]
 #: What all others check with: these are given the name of an argument.
 CHECKS = {"check_size", "check_sizes", "check_divides", "check_choice", "shown"}
 FUNCTIONS = {
@@ -68,7 +66,6 @@ GOOD: dict[str, Any] = {
     "sharded_inputs": True,
     "free_outputs": False,
     "short_warmup": True,
-    "v_shaped": False,
     "passes": 8,
     "chunk": 1,
     "send_time": 1,
@@ -103,8 +100,6 @@ GOOD: dict[str, Any] = {
     "spans": timeline(ORDER),
     "rank": 1,
     "weight": lambda action: 1,
-    "until_weight": lambda action: 1,
-    "weight_time": 1,
     "forward_time": 1,
     "backward_time": 2,
     "model": "tiny",
@@ -326,12 +321,6 @@ LINES = [
     (lambda: pipeline_sends(TINY, Parallel(1, False, 2), 4, 2), "pipeline_rank: must be from 0 to 1, got 2"),
     (lambda: parameter_counts(TINY, Parallel(), -1), "pipeline_rank: must be from 0 to 0, got -1"),
     (lambda: state_rows(TINY, adam="sgd"), "adam: must be one of float32 gradients; "),
-    (lambda: interleaved_time.interleaved_step_time(2, 1, 4), "num_model_chunks: must be at least 2, got 1"),
-    (lambda: interleaved_time.interleaved_step_time(2, 2, 3), "num_microbatches: 3 must be divisible by pipeline_parallel_size = 2"),
-    (lambda: interleaved_time.interleaved_step_time(2, 2, 4, 2, 1, 2), "send_time: must be at most a forward's or a backward's time, got 2"),
-    (lambda: zero_bubble.dual_pipe_v(2, 3), "num_microbatches: DualPipeV needs at least one a stage, 2p = 4, got 3"),
-    (lambda: zero_bubble.zero_bubble_h1(4, 6, 2), "num_microbatches: 6 must be divisible by pipeline_parallel_size = 4"),
-    (lambda: timeline(zero_bubble.zero_bubble_h1(2, 2), 1, 2, 0, 2), "weight_time: must be below backward_time = 2, got 2"),
 ]  # fmt: skip
 
 

@@ -9,21 +9,13 @@ from torch import nn
 
 from actmem.config import Parallel
 from actmem.formulas.activations import layer_bytes
-from actmem_course.others.zero_bubble import weight_gradient_rows
-from actmem_course.others.later_orders import ORDERS_BY_NAME, order_names, order_needs
-from actmem_course.others.interleaved_time import interleaved_step_time
-from actmem.formulas.schedule import interleaved
-from actmem_course.others.timeline import timeline
 from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import choice, steps
+from actmem_course.show.controls import steps
 from actmem_course.show.folded import Agreement
-from actmem_course.show.schedules import later_schedule
-from actmem_course.show.style import size_text
-from actmem_course.show.text import text_table
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
@@ -362,81 +354,6 @@ for recompute in ("elementwise", {"GeLU input": "offload", "4h→h input": "reco
     places["on the device"][bar], places["on the host"][bar] = 100 * size / whole, 100 * host / whole
 LiveFigure(bar_chart("Dropped and offloaded: equal bit for bit; compressed: nearly", places, "of what the layer keeps", "%"))
 
-# %% [markdown]
-# ## Pipelines after 2022
-#
-# Not only the layer changed. A pipeline with `p` ranks and `n` microbatches (chapter 6) holds `L` layers' worth on rank 0
-# and idles `(p − 1)/n` of its working time. Both fell, by three ideas.
-#
-# **Split the backward.** A linear's backward has two products. The gradient of its input (`B`) is what the previous stage
-# waits for. Nobody waits for the gradient of its weight (`W`), so it can run where the rank would idle. Until then the layer
-# keeps the inputs of its four linears and the gradients of their outputs, `14sbh + 18sbh` over `t`: in GPT-3's layer
-
-# %%
-GPT3, EIGHT = model_shape("175B"), Parallel(8, True)
-waiting = weight_gradient_rows(GPT3, EIGHT)
-gradients = total(row for row in waiting if row.term.startswith("gradient"))
-print(
-    f"inputs {size_text(total(waiting) - gradients)} + gradients {size_text(gradients)} = {size_text(total(waiting))} from B to W, "
-    f"where forward kept {size_text(layer_bytes(GPT3, EIGHT))} before B"
-)
-
-# %% [markdown]
-# **Lay the stages as a V.** Two chunks a rank, down and up again: rank 0 has the first and the last stage. Of all ranks it
-# keeps its first chunk longest and its last chunk shortest, so in the end every rank holds the same. How fast a microbatch goes down and up decides
-# how long it lives, and so the memory: V-Min hurries, V-Half takes two steps' time on the way down, ZB-V fills every gap.
-
-# %%
-Panel(
-    lambda order, p: later_schedule(GPT3, EIGHT, order, p),
-    order=choice("schedule", ORDERS_BY_NAME, "V-Half"),
-    p=steps("p", "pipeline ranks", (2, 3, 4, 6), 4),
-)
-
-# %% [markdown]
-# **Warm up less.** The paper's interleaved order runs `2(p − r − 1) + (m − 1)p` forwards ahead. With `(p − r − 1) + (m − 1)p`
-# rank 0 holds `pm` chunks in place of `pm + p − 1`, and the step takes as long while sends are free. A send of `x` chunk
-# forwards then costs `2(p − 2)x` more, and `2m(p − 1)x` more in every further round of `p` microbatches: at most `2x/3` of the step.
-
-# %% jupyter={"source_hidden": true}
-sizes, pairs, steps_take = (8, 2, 16), [], {"long warm-up": {}, "short warm-up": {}}
-for send in (0, 1, 4):
-    ends = [interleaved_step_time(*sizes, 4, 8, send, short) for short in (False, True)]
-    pairs += zip(ends, [max(span.end for span in timeline(interleaved(*sizes, short_warmup=short), 4, 8, send)) for short in (False, True)])
-    bar = f"a send takes {send / 4:g}"
-    steps_take["long warm-up"][bar], steps_take["short warm-up"][bar] = ends[0] / 4, ends[1] / 4
-agree.add("times of interleaved steps, by formula and simulated", pairs, "quarters of a forward")
-LiveFigure(bar_chart("The short warm-up costs nothing while sends are free", steps_take, "one step, p = 8, m = 2, n = 16", "forwards", beside=True))
-
-# %% [markdown]
-# Chapter 1's question again: do the paper's four models need recomputation? Below, the most that any rank holds if
-# nothing is recomputed, and what parameters, gradients and Adam leave free of 80 GiB there. ✓: every rank has room. (By formula,
-# without workspaces and fragmentation. Where a rank has 3 layers, a V gives its chunks 1 and 2.)
-
-# %% jupyter={"source_hidden": true}
-needs = {model: {order: order_needs(model, order) for order in order_names(model)} for model in PAPER_MODELS}
-
-
-def cell(model, order):
-    need = needs[model].get(order)
-    if need is None:
-        return "–"
-    held, free = need.held[need.tightest], need.free[need.tightest]
-    return f"{size_text(held)} of {size_text(free)} {'✓' if need.fits else '✗'}"
-
-
-# A table, because what matters is a yes or no for each pair.
-lines = [(order, *(cell(model, order) for model in needs)) for order in order_names("175B")]
-print(text_table(("order", *needs), lines, " rrrr"))
-
-# %% [markdown]
-# 22B has no pipeline, so no order of its passes helps. For 175B the paper's own order with the short warm-up is enough, at the
-# price of its sends. For the other two it takes V-Half; its price is twice 1F1B's sends. V-Min needs less, but has gaps in
-# every microbatch unless `F`, `B` and `W` take equally long. With selective recomputation every order fits.
-#
-# The bytes between `B` and `W` are what the products need. torch's split keeps more: `B` runs with the graph
-# retained, so nearly all that forward saved stays until `W`, with the gradients on top.
-
 # %% jupyter={"source_hidden": true}
 agree
 
@@ -482,7 +399,7 @@ agree
 # the paper's layer, `--context 2` for half of each sequence on a rank.
 #
 # **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
-# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2401.10241 and 2405.15362 for the pipelines · 2512.14080, SonicMoE, for
+# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2512.14080, SonicMoE, for
 # experts that keep only their inputs and the up-projection's outputs · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/layers/`.
 #
 # ## Now fit your model

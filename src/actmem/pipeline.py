@@ -47,7 +47,7 @@ class Watcher:
         return nullcontext()
 
     def after(self, kind: str, stage: Stage, microbatch: int) -> None:
-        """Called after each forward (``"F"``, its loss included), each backward (``"B"``), and a split one's ``"W"``."""
+        """Called after each forward (``"F"``, its loss included) and each backward (``"B"``)."""
 
 
 class Stage(PipelineStage):

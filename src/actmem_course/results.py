@@ -51,7 +51,7 @@ def plain(result: object) -> object:
 class MemorySample:
     """What a pipeline rank held right after one action of its schedule.
 
-    kind: "F", "B" or "W".  in_flight: chunk-microbatches whose forward is done and backward is not.
+    kind: "F" or "B".  in_flight: chunk-microbatches whose forward is done and backward is not.
     kept_bytes: held by graphs.  output_bytes, buffer_bytes: held by torch's runtime in addition.
     """
 

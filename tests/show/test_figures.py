@@ -19,7 +19,6 @@ from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course import show
 from actmem_course.bench.measure_runs import golden_result, measure_runs
 from actmem_course.others.golden import HereResult, predict, read_golden
-from actmem_course.others.later_orders import ORDERS_BY_NAME
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
@@ -35,7 +34,6 @@ from actmem_course.show.recomputation import (
 )
 from actmem_course.show.schedules import (
     interleaving,
-    later_schedule,
     measured_schedule,
     moving_window_chart,
     pipeline_schedule,
@@ -110,7 +108,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     moving_window_chart: [(GPT3, with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
     rank_memory: [(MT.shape, MT.parallel, 280), (MT.shape, with_pipeline(MT.parallel, 35, 1), 280)],
     warm_up_times: [(8, 2, 16, 0), (4, 3, 8, 3)],
-    later_schedule: [(GPT3, CUT, name, 4) for name in ORDERS_BY_NAME],
     measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],
     roofline: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
     least_times: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],

@@ -7,17 +7,12 @@ from types import SimpleNamespace
 import pytest
 
 from actmem.config import ConfigError, Parallel
-from actmem.formulas.activations import layer_bytes
 from actmem.formulas.first_stage import bytes_by_rank, eq5, first_stage_bytes, in_flight
 from actmem.formulas.microbatches import capacity, recomputed_share
 from actmem.formulas.schedule import one_forward_one_backward
 from actmem.models import PAPER_MODELS, model_shape
-from actmem.rows import total
-from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem_course.others.timeline import memory_curve, timeline
-from actmem_course.others.zero_bubble import weight_gradient_rows
 from actmem_course.show.schedules import (
-    later_schedule,
     measured_schedule,
     moments_of,
     moving_window_chart,
@@ -27,7 +22,6 @@ from actmem_course.show.schedules import (
     warm_up_times,
     with_pipeline,
 )
-from actmem_course.show.style import size_text
 
 GPT3, MT = model_shape("175B"), PAPER_MODELS["530B"]
 CUT = Parallel(8, True)
@@ -195,38 +189,3 @@ def test_a_schedule_on_its_way_shows_what_has_happened_and_what_is_held(p, m, n)
     assert [bar["name"] for bar in bars(pipeline_schedule(GPT3, with_pipeline(CUT, p, m), n, 1))] == [
         bar["name"] for bar in bars(drawing)
     ]
-
-
-@pytest.mark.parametrize("name", ORDERS_BY_NAME)
-@pytest.mark.parametrize("p", [2, 3, 4, 6])
-def test_later_schedules_draw_every_action_and_the_formulas_bytes(name, p):
-    order = ORDERS_BY_NAME[name]
-    drawing = later_schedule(GPT3, CUT, name, p)
-    ranks = order.make(p, 2 * p)
-    assert sum(len(trace["x"]) for trace in bars(drawing)) == sum(map(len, ranks))
-    each, waiting = layer_bytes(GPT3, CUT), total(weight_gradient_rows(GPT3, CUT))
-    layers = [GPT3.num_layers // (p * order.num_model_chunks)] * order.num_model_chunks
-    most = held_by_ranks(ranks, layers, each, waiting)
-    assert [area_peak for area_peak in _peaks(drawing, p)] == most
-    assert f"holds {size_text(max(most))}," in drawing.layout["title"]["text"]
-    if name in ("1F1B", "short warm-up", "ZB-H1"):
-        assert most[0] == eq5(GPT3, 8)  # the same memory on rank 0
-    if name.startswith("V-"):
-        microbatches = {"V-Half": (p + 2) // 2, "V-Min": (p + 4) // 3}[name]
-        assert max(most) <= eq5(GPT3, 8) * microbatches // p
-
-
-def _peaks(drawing, p):
-    """The largest number of bytes in each rank's curve."""
-    about = next(trace for trace in drawing.traces if trace["name"] == "kept for backward")["customdata"]
-    return [max(size for rank, size, _ in about if rank == r) for r in range(p)]
-
-
-def test_every_later_schedule_shares_the_axes():
-    axes = {tuple(later_schedule(GPT3, CUT, name, 4).layout["xaxis"]["range"]) for name in ORDERS_BY_NAME}
-    heights = {tuple(later_schedule(GPT3, CUT, name, 4).layout["yaxis2"]["range"]) for name in ORDERS_BY_NAME}
-    assert len(axes) == len(heights) == 1
-    for name in ORDERS_BY_NAME:
-        drawn = bars(later_schedule(GPT3, CUT, name, 4))
-        assert max(start + time for trace in drawn for start, time in zip(trace["base"], trace["x"])) <= 6 * 8 + 6 * 3
-    assert axes == {(0, 6 * 8 + 6 * 3)}  # n = 8 microbatches, and 1F1B's idle time on p = 4 ranks

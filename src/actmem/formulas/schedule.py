@@ -20,11 +20,7 @@ LARGEST_SCHEDULE = 250_000
 
 @dataclass(frozen=True)
 class Action:
-    """One forward (kind "F") or backward (kind "B") pass of one microbatch through one chunk.
-
-    A schedule may split a backward: then "B" computes the gradients of the inputs only, and a later "W" those of
-    the weights.  A "B" that no "W" of its chunk and microbatch follows is a whole backward.
-    """
+    """One forward (kind "F") or backward (kind "B") pass of one microbatch through one chunk."""
 
     kind: str
     rank: int
@@ -36,12 +32,6 @@ class Action:
 
 
 Schedule = list[list[Action]]
-
-
-def stage_at(rank: int, chunk: int, pipeline_parallel_size: int, v_shaped: bool = False) -> int:
-    """The stage of a rank's chunk: c·p + r; v_shaped: in every second chunk c·p + (p − 1 − r)."""
-    p = pipeline_parallel_size
-    return chunk * p + (p - 1 - rank if v_shaped and chunk % 2 else rank)
 
 
 def one_forward_one_backward(pipeline_parallel_size: int, num_microbatches: int) -> Schedule:
@@ -121,38 +111,13 @@ def _in_turn(forwards: list[Action], backwards: list[Action], warmup: int) -> li
     return forwards[:warmup] + steady + backwards[len(forwards) - warmup :]
 
 
-def held(
-    actions: list[Action],
-    weight: Callable[[Action], int] = lambda action: 1,
-    until_weight: Callable[[Action], int] | None = None,
-) -> list[int]:
+def held(actions: list[Action], weight: Callable[[Action], int] = lambda action: 1) -> list[int]:
     """What one rank holds after each of its actions.
 
     weight: what a forward adds and its backward removes; the default, 1, counts microbatches in
-    flight, of all chunks together.  until_weight: what of it, or instead of it, stays from a split backward's "B"
-    until its "W"; by default all.
+    flight, of all chunks together.
     """
-    return list(accumulate(held_changes(actions, weight, until_weight)))
-
-
-def held_changes(
-    actions: list[Action],
-    weight: Callable[[Action], int] = lambda action: 1,
-    until_weight: Callable[[Action], int] | None = None,
-) -> list[int]:
-    """By how much each action of one rank changes what the rank holds; the arguments are those of ``held``."""
-    stays = until_weight or weight
-    split = split_backwards(actions)
-    found = []
-    for action in actions:
-        kept = stays(action) if (action.chunk, action.microbatch) in split else 0
-        found.append({"F": weight(action), "B": kept - weight(action), "W": -kept}[action.kind])
-    return found
-
-
-def split_backwards(actions: list[Action]) -> set[tuple[int, int]]:
-    """Chunk and microbatch of each backward of one rank that leaves the weights' gradients to a "W"."""
-    return {(action.chunk, action.microbatch) for action in actions if action.kind == "W"}
+    return list(accumulate(weight(action) if action.kind == "F" else -weight(action) for action in actions))
 
 
 def peak_in_flight(ranks: Schedule) -> list[int]:

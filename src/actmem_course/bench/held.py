@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 from torch import nn
@@ -18,13 +18,9 @@ BUFFER_REASON = "torch makes a receive buffer for every microbatch before the fi
 
 
 class InFlight(Watcher):
-    """A watcher for a Pipeline; read ``samples`` and ``peak_rows()`` after the step.
+    """A watcher for a Pipeline; read ``samples`` and ``peak_rows()`` after the step."""
 
-    split: (stage, microbatch) of each backward that a "W" completes; until then, what is left of it counts.
-    """
-
-    def __init__(self, split: Collection[tuple[int, int]] = ()) -> None:
-        self._split = split
+    def __init__(self) -> None:
         self.samples: list[MemorySample] = []
         self._ledgers: dict[tuple[int, int], list[Ledger]] = {}
         self._stages: dict[int, Stage] = {}
@@ -38,9 +34,8 @@ class InFlight(Watcher):
 
     def after(self, kind: str, stage: Stage, microbatch: int) -> None:
         self._stages[stage.stage_index] = stage
-        which = stage.stage_index, microbatch
-        if kind == "W" or (kind == "B" and which not in self._split):
-            del self._ledgers[which]
+        if kind == "B":
+            del self._ledgers[stage.stage_index, microbatch]
         kept = self._kept()
         outputs = sum(self._exclude_shared(kept, s.held_outputs()) for s in self._stages.values())
         buffers = sum(self._exclude_shared(kept, s.receive_buffers()) for s in self._stages.values())
@@ -77,8 +72,6 @@ class InFlight(Watcher):
         merged = merge(
             row for ledgers in self._ledgers.values() for ledger in ledgers for row in rows_by_term(ledger.saved)
         )
-        if self._split:  # a term may be gone since "B", and the rows are those of forward
-            merged = [Row("held by graphs", sample.kept_bytes)]
         assert total(merged) == sample.kept_bytes, "two microbatches share a storage"
         return merged + [
             Row("outputs held by the runtime", sample.output_bytes, extra=_OUTPUT_REASON),

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from fractions import Fraction
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_divides
+from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_bytes
 from actmem.formulas.first_stage import (
     bubble_fraction,
@@ -26,9 +26,7 @@ from actmem.formulas.schedule import (
     peak_in_flight,
 )
 from actmem.rows import total
-from actmem_course.others.later_orders import ORDERS_BY_NAME, held_by_ranks
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
-from actmem_course.others.zero_bubble import weight_gradient_rows
 from actmem_course.results import PipelineResult
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, bars, chart, line, points, scale
@@ -56,9 +54,8 @@ Curve = Sequence[tuple[int, int]]
 _FILLS = {
     "F": (Fill(BLUE, "", CARD), Fill(SKY, ""), Fill("#CFE8F7", ""), Fill("#8AA4B8", "")),
     "B": (Fill(ORANGE, "/"), Fill(YELLOW, "/"), Fill("#FFF6BF", "/"), Fill("#CDB987", "/")),
-    "W": (Fill(GREEN, "."), Fill("#A6DCC9", "."), Fill("#D8F0E8", "."), Fill("#8FAFA3", ".")),
 }
-_NAMES = {"F": "forward", "B": "backward", "W": "weight gradients"}
+_NAMES = {"F": "forward", "B": "backward"}
 #: Of the moving window.
 _WHOLE = "forward, keeps everything", Fill(BLUE, "", CARD)
 _LESS = "forward, core to be recomputed", Fill("#CFE8F7", "")
@@ -69,8 +66,6 @@ _MOST_LABELS = 170
 _ROW, _CURVE, _GAP, _FOOT, _HEAD = 30, 56, 34, 104, 70
 #: With more passes than this, each is too small to see, and drawing is slow.
 LARGEST_CHART = 1024
-#: F, B and W of half a stage take one unit each, so all later orders share a time axis.
-_HALVES = 2
 #: A forward's time in the units of the warm-up's simulation, so that a send may take a part of one.
 _FORWARD, _BACKWARD = 4, 8
 
@@ -84,8 +79,6 @@ def gantt(
     fill_of: Callable[[Action], tuple[str, Fill]] | None = None,
     top: int = 0,
     now: int | None = None,
-    end: int = 0,
-    unit_of_time: str = "forward passes of one chunk",
 ) -> Drawing:
     """The chart of ``spans`` and the curves of the ranks below it.
 
@@ -93,7 +86,6 @@ def gantt(
     the chart.  limit: a dashed line above each curve's foot, its name and bytes.  fill_of: name and fill of an action's
     bar, to show something other than kind and chunk.  top: bytes that fit into every curve's height, so that it
     stays the same while a slider moves.  now: passes and bytes up to this time only, on the axes of the whole step.
-    end: of the time axes, if later than the last pass.
     """
     ranks, last = 1 + max(span.rank for span in spans), max(span.end for span in spans)
     peaks = [max(size for _, size in curve) for curve in curves]
@@ -106,7 +98,7 @@ def gantt(
     feet = [-curve * step for curve in range(len(curves))]
     height = _HEAD + _ROW * ranks + _GAP + _CURVE * len(curves) + _FOOT
     inside = height - _HEAD - _FOOT
-    times = [0, end or last]
+    times = [0, last]
     traces = _passes(spans, fill_of or _by_kind(spans), until) + [_areas(so_far, feet, until)]
     return chart(
         title,
@@ -118,7 +110,7 @@ def gantt(
         margin={"t": _HEAD, "b": _FOOT, "l": 84},
         uniformtext={"mode": "hide", "minsize": 9},
         xaxis={"range": times, "anchor": "y", "showticklabels": False, "ticks": "", "showgrid": False},
-        xaxis2=scale(f"time, in {unit_of_time}", *times, anchor="y2"),
+        xaxis2=scale("time, in forward passes of one chunk", *times, anchor="y2"),
         yaxis={
             "domain": [1 - _ROW * ranks / inside, 1], "range": [ranks - 0.5, -0.5], "showgrid": False, "anchor": "x",
             "tickvals": list(range(ranks)), "ticktext": [f"rank {rank}" for rank in range(ranks)],
@@ -164,8 +156,8 @@ def _passes(spans: Sequence[Span], fill_of: Callable[[Action], tuple[str, Fill]]
     return traces
 
 
-def _order(name: str) -> tuple[bool, bool, str]:
-    return name.startswith(_NAMES["W"]), name.startswith(_NAMES["B"]), name
+def _order(name: str) -> tuple[bool, str]:
+    return name.startswith(_NAMES["B"]), name
 
 
 def _areas(curves: Sequence[Curve], feet: Sequence[float], end: int) -> dict:
@@ -330,33 +322,6 @@ def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches:
         f"Gantt chart of {n} microbatches on {p} ranks with {budget_bytes:,} bytes for activations: on ranks 0 to {p - 1}, {counts} in flight "
         f"keep everything; {float(again):.1%} of all passes recompute their attention core.",
         spans, curves, ("memory", budget_bytes), fill_of, min(p, n) * size[True],
-    )  # fmt: skip
-
-
-def later_schedule(shape: ModelShape, parallel: Parallel, name: str, p: int) -> Drawing:
-    """One order of ``ORDERS_BY_NAME`` with n = 2p microbatches, and each rank's bytes: layers only, nothing recomputed.
-
-    The dashed line is what 1F1B holds on rank 0.  Raises ConfigError unless 2p divides L.
-    """
-    order, n = ORDERS_BY_NAME[name], 2 * p
-    per_half = check_divides("num_layers", shape.num_layers, "2p", 2 * p)
-    layers = [per_half * _HALVES // order.num_model_chunks] * order.num_model_chunks
-    each, waiting = layer_bytes(shape, parallel), total(weight_gradient_rows(shape, parallel))
-    ranks, unit = order.make(p, n), _HALVES // order.num_model_chunks
-    spans = timeline(ranks, unit, 2 * unit, weight_time=unit, v_shaped=order.v_shaped)
-    sizes = [(lambda action, size=size: layers[action.chunk] * size) for size in (each, waiting)]
-    curves = [memory_curve(spans, rank, *sizes) for rank in range(p)]
-    most = held_by_ranks(ranks, layers, each, waiting)
-    plain = shape.num_layers * each
-    idle = float(bubble_of(spans))
-    share = f"{max(most) / plain:.0%} of 1F1B's rank 0"
-    return gantt(
-        f"{name}, p = {p}, n = {n}: the fullest rank holds {size_text(max(most))},<br>"
-        f"{share}; idle {idle / (1 + idle):.0%} of the step",
-        f"Gantt chart of {name} with {n} microbatches on {p} pipeline ranks, and each rank's bytes over time: at their fullest the ranks "
-        f"hold {', '.join(map(size_text, most))}; the fullest holds {share}; idle {idle / (1 + idle):.1%} of the step.",
-        spans, curves, ("1F1B, rank 0", plain), top=3 * plain // 2,
-        end=6 * n + 6 * (p - 1), unit_of_time="forward passes of half a stage",  # 1F1B's step
     )  # fmt: skip
 
 

@@ -128,7 +128,9 @@ def page(notebook: NotebookNode, name: str) -> NotebookNode:
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
             continue
         if cell.metadata.get("jupyter", {}).get("source_hidden"):
-            cell.metadata["tags"] = [*cell.metadata.get("tags", []), "hide-input"]
+            # A chapter opens with its figure, and not with the code that draws it.
+            hidden = "remove-input" if "Reveal(" in cell.source else "hide-input"
+            cell.metadata["tags"] = [*cell.metadata.get("tags", []), hidden]
         for output in cell.outputs:
             if "text/html" in output.get("data", {}):
                 # A wide table scrolls, so the keyboard must reach it.

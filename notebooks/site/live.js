@@ -1,5 +1,8 @@
 // The figures of a page: drawn by Plotly.js, changed by the course's own Python, which runs in a worker.
-// Nothing here knows a number: what a control offers and what a figure shows comes from Python.
+// Nothing here knows a number: what a control offers and what a figure shows comes from Python.  How a figure begins, and
+// the answer to its question, are stored with the page, because Python takes seconds to start.
+import { guessLine, judged } from "./judge.js";
+
 const here = import.meta.url;
 const places = [...document.querySelectorAll(".actmem-shown:not([data-taken])")];
 for (const place of places) place.dataset.taken = "true";
@@ -86,27 +89,27 @@ class Python {
 }
 
 class Figure {
-  constructor(place, cell, state, ask, plotly) {
-    Object.assign(this, { place, cell, state, ask, plotly, nodes: [], controls: {}, waiting: new Map() });
+  constructor(place, cell, { state, answer }, ask, plotly) {
+    Object.assign(this, { place, cell, state, answer, ask, plotly, nodes: [], controls: {}, waiting: new Map(), answers: 0 });
     this.panel = make("div", { class: "actmem-controls" });
     this.message = make("p", { class: "actmem-message", role: "status" });
     this.figures = make("div", { class: "actmem-figures" });
     const parts = [this.panel, this.message, this.figures];
-    if (state.question) parts.unshift(this.form());
+    if (state.question) parts.push(this.form());
     this.parts = parts;
     this.show();
   }
 
   // The still picture stays until the first drawing is there.
   async show() {
-    if (this.state.question) this.place.replaceChildren(...this.parts);
-    else this.place.prepend(this.panel, this.message);
+    this.place.prepend(this.panel, this.message);
+    this.place.append(...this.parts.slice(3));
     this.update();
     await seen(this.place);
     await this.draw();
     // What is there stays in its place: a control that is moved in the page loses the focus.
     for (const child of [...this.place.childNodes]) if (!this.parts.includes(child)) child.remove();
-    this.place.append(...this.parts.filter((part) => !part.isConnected));
+    this.message.after(this.figures);
     this.resize();
   }
 
@@ -163,16 +166,22 @@ class Figure {
       while (this.waiting.size) {
         const [[name, to]] = this.waiting;
         this.waiting.delete(name);
-        await this.take(this.ask({ cell: this.cell, control: name, place: to }));
+        await this.take(this.ask({ cell: this.cell, control: name, place: to }), this.answers);
       }
     } finally { this.busy = false; }
   }
 
-  async take(answer) {
-    try { this.state = await answer; } catch (error) {
+  // What was asked before the answer came on screen is of no interest after it.
+  async take(asked, answers) {
+    const wait = setTimeout(() => { this.message.textContent = "… Python is starting; the figure follows in a few seconds"; }, 400);
+    try {
+      const state = await asked;
+      if (answers !== this.answers) return;
+      this.state = state;
+    } catch (error) {
       this.message.textContent = `✗ ${error.message}`;
       return;
-    }
+    } finally { clearTimeout(wait); }
     this.update();
     await this.draw();
   }
@@ -250,14 +259,23 @@ class Figure {
     const form = make("form", { class: "actmem-guess" },
       make("label", {}, make("span", { class: "question" }, text), make("span", {}, input, ` ${unit}`)),
       make("button", { type: "submit" }, "This is my guess"), show, reply);
-    const send = async (guess) => {
-      reply.textContent = "…";
-      await this.take(this.ask({ cell: this.cell, guess }));
-      reply.textContent = this.state.reply ?? "";
-      reply.classList.toggle("refused", this.state.refused ?? false);
+    const say = ({ guess, reply: words, refused = false }) => {
+      reply.textContent = words;
+      reply.classList.toggle("refused", refused);
+      if (refused) return;
+      const { line } = this.answer;
+      this.answers += 1;
+      this.waiting.clear();
+      this.state = { ...this.answer, drawings: this.answer.drawings.map((drawing, number) => {
+        if (guess === undefined || line?.figure !== number) return drawing;
+        const { layout } = drawing;
+        return { ...drawing, layout: { ...layout, shapes: [...layout.shapes ?? [], guessLine(guess, line, layout)] } };
+      }) };
+      painted().then(() => { this.update(); return this.draw(); });  // the words first
+      this.ask({ cell: this.cell, answer: true }).catch(() => {});  // so that Python's sliders go on from here
     };
-    form.addEventListener("submit", (event) => { event.preventDefault(); send(input.value); });
-    show.addEventListener("click", () => send("show me"));
+    form.addEventListener("submit", (event) => { event.preventDefault(); say(judged(input.value, unit, this.answer)); });
+    show.addEventListener("click", () => say(this.answer));
     return form;
   }
 }
@@ -278,6 +296,6 @@ if (places.length) {
   const plotly = script(new URL("plotly.min.js", here).href).then(() => globalThis.Plotly);
   for (const place of places) {
     const cell = place.dataset.cell;
-    place.figure = new Figure(place, cell, cells[cell].state, (message) => python.ask(message), plotly);
+    place.figure = new Figure(place, cell, cells[cell], (message) => python.ask(message), plotly);
   }
 }

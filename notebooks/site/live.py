@@ -17,7 +17,7 @@ from notebooks.site.needs import needs_machine
 from notebooks.site.slices import figures
 
 SOURCE = cache.ROOT / "src"
-SCRIPTS = tuple(Path(__file__).with_name(name) for name in ("live.js", "worker.js"))
+SCRIPTS = tuple(Path(__file__).with_name(name) for name in ("live.js", "judge.js", "worker.js"))
 #: Bars and lines only: a quarter of plotly.js.
 PLOTLY = "plotly.js-basic-dist-min@4.1.1"
 #: What the packages of a notebook's widgets are, which no page has.
@@ -52,8 +52,11 @@ def modules() -> list[Path]:
 
 
 def write_cells(folder: Path, page: str, cells: dict[str, str]) -> None:
-    """The code of a page's figures, and how they look before anything is moved."""
-    known = {cell: {"code": code, "state": run_cell(code).state()} for cell, code in cells.items()}
+    """The code of a page's figures, how they look before anything is moved, and the answers to its questions."""
+    known = {}
+    for cell, code in cells.items():
+        shown = run_cell(code)
+        known[cell] = {"code": code, "state": shown.state(), **({"answer": shown.answer()} if shown.question else {})}
     (folder / f"{page}.json").write_text(json.dumps(known), encoding="utf-8")
 
 

@@ -7,26 +7,29 @@
 from actmem.formulas.activations import eq1, layer_extra_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.rows import total
-from actmem_course.show.memory_wall import front_door, front_door_controls
+from actmem_course.show.marks import GuessLine
+from actmem_course.show.memory_wall import front_door, front_door_controls, one_gpu
 from actmem_course.show.style import size_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
 
 gpt3 = PAPER_MODELS["175B"].shape
 a, b, h, s = gpt3.letters()
 
+model = PAPER_MODELS["175B"]
+recomputed, kept = (sum(one_gpu(model, "tensor", recompute).values()) for recompute in ("full", "none"))
 question = Prediction(
-    f"One sequence of {s:,} tokens goes through GPT-3. Between two layers it is a tensor of {size_text(2 * s * b * h)}, "
-    f"and the model has {gpt3.num_layers} layers. How much do all the layers together keep for its backward pass?",
-    answer=gpt3.num_layers * eq1(gpt3) / 2**30,
+    f"{model.num_devices} GPUs share GPT-3, the bar 175B. Its layers keep nothing but their inputs here and run forward again in backward: "
+    f"{size_text(recomputed)} on this GPU. How much does it hold if the layers keep all that backward reads?",
+    answer=kept / 2**30,
     unit="GiB",
-    because=f"For one sequence, before a single weight is counted. Each layer keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input: "
-    f"{size_text(eq1(gpt3))}.",
+    because=f"Each of the {gpt3.num_layers} layers keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input for one sequence of {s:,} tokens: "
+    f"{size_text(eq1(gpt3))}, shared by {model.parallel.tensor_parallel_size} GPUs. Now choose the methods, and see which bars drop below the line.",
+    line=GuessLine(axis="y"),
 )
-Reveal(question, Panel(front_door, **front_door_controls()))
+Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="none")
 
 # %% [markdown]
-# The figure comes with your guess: one GPU of each of the paper's four models. Choose the methods and see which bars
-# drop below the line.
+# The figure shows one GPU of each of the paper's four models, and the line is the memory of an A100.
 #
 # When you train a large transformer, memory runs out first. Most of what fills the GPU is neither weights nor optimizer
 # states: it is **activations**, the tensors that forward leaves behind because backward will read them. *Reducing
@@ -151,7 +154,7 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 #
 # ## Check yourself
 #
-# **1.** What does doubling $b$ change in the figure at the top?
+# **1.** What does doubling $b$ change in the bars of the figure at the top?
 #
 # <details><summary>Answer</summary>
 #
@@ -162,9 +165,9 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 #
 # <details><summary>Answer</summary>
 #
-# More: $34sbh$ doubles and $5as^2b$ grows fourfold. Double $s$ in the figure at the top, and it
-# says how much.
+# More: $34sbh$ doubles and $5as^2b$ grows fourfold. [Chapter 2](02_counting_bytes.ipynb) begins with this.
 # </details>
+#
 # ## What people get wrong here
 #
 # * **"Activations are the outputs of the layers."** They are what backward reads, mostly inputs: chapter 2.

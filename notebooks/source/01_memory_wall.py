@@ -18,6 +18,7 @@ from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider
 from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.memory_wall import METHODS, PART_FILLS, crossover_lines, gpu_bytes, memory_wall
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
@@ -32,9 +33,18 @@ question = Prediction(
     "if nothing is recomputed?",
     parts["activations"] / 2**30,
     "GiB",
-    "More than the card has, and several times all the rest. The picture shows it for all four models.",
+    "More than the card has, and several times all the rest. In the other three models too the activations break the wall.",
+    GuessLine(start=(parts["parameters"] + parts["gradients and optimizer"]) / 2**30),
 )
-Reveal(question, LiveFigure(memory_wall()))
+ALL = "activations too"
+Reveal(
+    question,
+    Panel(
+        lambda shown: memory_wall("tensor", shown == ALL),
+        shown=choice("the bars count", ["parameters, gradients, optimizer", ALL], "parameters, gradients, optimizer"),
+    ),
+    shown=ALL,
+)
 
 # %% [markdown]
 # **In this chapter** you find out what fills a GPU that trains a large model. You take the paper's four models, move the

@@ -23,31 +23,39 @@ from actmem_course.show.controls import slider, steps
 from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.measured import here_figure
+from actmem_course.show.style import size_text
+from actmem_course.show.terms import term_of
 from actmem_course.show.text import extras_text, kept_text, saved_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 gpt3 = PAPER_MODELS["175B"].shape
 agree = Agreement()
 
+short = gpt3.with_sizes(seq_length=256)
+of_attention = lambda shape: sum(row.bytes for row in layer_rows(shape) if term_of(row).block == "attention")
 core_of_gpt3 = sum(row.bytes for row in layer_rows(gpt3) if row.term in CORE_ATTENTION_TERMS)
 
 question = Prediction(
-    f"Attention's softmax, its dropout and the product with V keep three s × s tensors per head. Of all that a GPT-3 layer "
-    f"keeps for backward at s = {gpt3.seq_length:,}, what share do these three make up?",
-    answer=100 * core_of_gpt3 / eq1(gpt3),
-    unit="%",
-    because="Three tensors of fifteen. The rest of this chapter shows why.",
+    f"At s = {short.seq_length} the attention block of a GPT-3 layer keeps {size_text(of_attention(short))} for backward. How much does it "
+    f"keep at s = {gpt3.seq_length:,}, {gpt3.seq_length // short.seq_length} times as many tokens?",
+    answer=of_attention(gpt3) / 2**30,
+    unit="GiB",
+    because=f"Three of the layer's fifteen tensors grow with s²: they are {core_of_gpt3 / eq1(gpt3):.0%} of all that it keeps now. "
+    "The rest of this chapter shows why.",
+    line=GuessLine(per=2**30),
 )
 Reveal(
     question,
     Panel(
         lambda s, b, h, a: layer_bars(layer_rows(ModelShape(s, b, h, a)), ModelShape(s, b, h, a)),
-        s=slider("s", "tokens", 256, 8192, 256, start=gpt3.seq_length),
+        s=slider("s", "tokens", 256, 8192, 256, start=short.seq_length),
         b=slider("b", "sequences", 1, 8, 1, start=gpt3.micro_batch_size),
         h=slider("h", "hidden size", 1024, 25600, 1024, start=gpt3.hidden_size),
         a=steps("a", "heads", lambda h: [heads for heads in range(8, 161, 8) if h % heads == 0], start=gpt3.num_attention_heads),
     ),
+    s=gpt3.seq_length,
 )
 
 # %% [markdown]

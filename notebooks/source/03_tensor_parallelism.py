@@ -20,6 +20,7 @@ from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.show.controls import choice, steps
 from actmem_course.show.folded import Agreement
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.style import size_text
 from actmem_course.show.tensor_parallel import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
@@ -32,13 +33,15 @@ question = Prediction(
     eq2(GPT3, t) / 2**20,
     "MiB",
     "That is more than an even share. The figure shows where the difference comes from.",
+    GuessLine(2**20 / 2**30, axis="y"),
 )
 Reveal(
     question,
     Panel(
         lambda t: (floor_lines(GPT3, t), floor_bars(GPT3, t)),
-        t=steps("t", "ranks", sizes_of_t(GPT3), 8),
+        t=steps("t", "ranks", sizes_of_t(GPT3), 1),
     ),
+    t=t,
 )
 
 # %% [markdown]

@@ -22,7 +22,8 @@ from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, steps
 from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.live import LiveFigure
-from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, TENSOR, gathered_lines, operator_ring, rank_parts, ring_step, steps_of_operator
+from actmem_course.show.marks import GuessLine
+from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, SEQUENCE, TENSOR, gathered_lines, operator_ring, rank_parts, ring_step, steps_of_operator
 from actmem_course.show.style import size_text
 from actmem_course.show.tensor_parallel import sizes_of_t
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
@@ -37,14 +38,17 @@ question = Prediction(
     eq4(GPT3, t) / 2**20,
     "MiB",
     "All 15 tensors are divided now, so it is the whole layer over t.",
+    GuessLine(2**20, figure=1),
 )
+by_mode = lambda t, mode: {TENSOR: eq2(GPT3, t)} | ({SEQUENCE: eq4(GPT3, t)} if mode == SEQUENCE else {})
 Reveal(
     question,
     Panel(
-        lambda t, mode: rank_parts(GPT3, t, mode),
+        lambda t, mode: (rank_parts(GPT3, t, mode), bar_chart(f"The same in bars, {t} ranks", {"": by_mode(t, mode)}, "one layer on one rank")),
         t=steps("t", "ranks", (2, 4, 8), 8),
         mode=choice("mode", MODES, TENSOR),
     ),
+    mode=SEQUENCE,
 )
 
 # %% [markdown]

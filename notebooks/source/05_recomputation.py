@@ -21,6 +21,7 @@ from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, slider, steps
 from actmem_course.show.folded import Agreement, Fold, in_the_paper
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.recomputation import added_flops, batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
@@ -28,20 +29,22 @@ GPT3 = model_shape("175B")
 agree = Agreement()
 
 question = Prediction(
-    "In the GPT-3 layer the attention core (QKᵀ, softmax, dropout, attention over V) holds most of the bytes. Suppose backward runs it "
+    f"The figure stands at 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Suppose backward runs it "
     "once more, up to the last tensor that it reads. How many percent does that add to the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
     "Backward reads the scores' softmax, which needs QKᵀ again, and never the output of attention over V. So one product of 2s²bh runs again, "
     "against 72sbh² + 12s²bh for the whole layer: 2s/(72h + 12s).",
+    GuessLine(start=100),
 )
 Reveal(
     question,
     Panel(
         lambda s, heads: recompute_trade(ModelShape(s, 1, 128 * heads, heads)),
-        s=slider("s", "tokens", 256, 16384, 256, 2048),
+        s=slider("s", "tokens", 256, 16384, 256, 256),
         heads=slider("a", "heads of 128", 8, 200, 8, 96),
     ),
+    s=GPT3.seq_length,
 )
 
 # %% [markdown]

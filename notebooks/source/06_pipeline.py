@@ -24,6 +24,7 @@ from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import play, slider, steps
 from actmem_course.show.folded import Agreement, Fold, in_the_paper
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.schedules import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
 from actmem_course.show.style import size_text
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
@@ -38,6 +39,7 @@ question = Prediction(
     in_flight(with_pipeline(CUT, 8, 1)) * GPT3.num_layers // 8,
     "layers' worth",
     "It has L/p layers, and p microbatches in flight: p · L/p = L.",
+    GuessLine(layer_bytes(GPT3, CUT), axis="y2"),
 )
 Reveal(
     question,
@@ -46,8 +48,9 @@ Reveal(
         p=steps("p", "pipeline ranks", ranks_that_fit(GPT3.num_layers, 8), 8),
         m=steps("m", "chunks a rank", lambda p: chunks_that_fit(GPT3.num_layers, p, 4), 1),
         n=steps("n", "microbatches", lambda p: microbatches_that_fit(p, 16), 16),
-        moment=play("time", "played so far (0: the whole step)", moments_of, 0),
+        moment=play("time", "played so far (0: the whole step)", moments_of, 2),
     ),
+    moment=0,
 )
 
 # %% [markdown]

@@ -12,9 +12,10 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, eq7, forward_operations, forward_products, hardware_flops, layer_overhead, least_seconds, text_selective
 from actmem.models import PAPER_MODELS
 from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import slider, steps
+from actmem_course.show.controls import choice, slider, steps
 from actmem_course.show.folded import Agreement, in_the_paper
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.text import speed_facts
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal, Varies
@@ -30,8 +31,14 @@ question = Prediction(
     100 * baseline.forward_ms / baseline.combined_ms,
     "%",
     "Backward does not take twice as long as forward here, so forward is more than a third of the whole.",
+    GuessLine(baseline.combined_ms / 100, baseline.combined_ms),
 )
-Reveal(question, LiveFigure(table4_bars()))
+ALL = "every way that the paper times"
+Reveal(
+    question,
+    Panel(lambda shown: table4_bars(len(paper.TABLE4) if shown == ALL else 1), shown=choice("recomputed", ["nothing", ALL], "nothing")),
+    shown=ALL,
+)
 
 # %% [markdown]
 # **What you need.** Chapters 3 and 4 (exchanges, sequence parallelism) and chapter 5 (recomputation). About 30 minutes.

@@ -14,31 +14,37 @@ from actmem.llama_shape import TINY_LLAMA, LlamaShape, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.controls import steps
+from actmem_course.show.controls import choice, steps
 from actmem_course.show.folded import Agreement
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 LLAMA = llama_shape("llama3-8b")
 agree = Agreement()
 
-share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / total(llama_rows(LLAMA))
+all_kept = total(llama_rows(LLAMA))
+share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / all_kept
 question = Prediction(
     "A layer of Llama 3 8B with flash attention, 8,192 tokens. Someone turns selective recomputation of the attention core on. How many "
     "percent of the layer's activation bytes go?",
     100 - share_left("selective"),
     "%",
     "A flash kernel never stores the scores. All that the core keeps for itself is one number for each query and head: 4asb bytes.",
+    GuessLine(-all_kept / 100, all_kept),
 )
+ALL = "each way"
 Reveal(
     question,
     Panel(
-        lambda s, k, f: kept_today(LlamaShape(s, 1, 4096, 32, k, f)),
+        lambda s, k, f, shown: kept_today(LlamaShape(s, 1, 4096, 32, k, f), modes=("none", "selective", "elementwise", "full") if shown == ALL else ("none",)),
         s=steps("s", "tokens", (1024, 2048, 4096, 8192, 16384, 32768), 8192),
         k=steps("k", "key and value heads", (1, 2, 4, 8, 16, 32), 8),
         f=steps("f", "width of the MLP", (8192, 11008, 14336, 16384), 14336),
+        shown=choice("run again", ["nothing", ALL], "nothing"),
     ),
+    shown=ALL,
 )
 
 # %% [markdown]

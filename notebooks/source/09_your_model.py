@@ -36,6 +36,7 @@ from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider
 from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.today import llama_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
@@ -44,19 +45,21 @@ agree = Agreement()
 once = 2 * llama.seq_length * llama.micro_batch_size * llama.hidden_size
 
 question = Prediction(
-    "A layer of Llama 3 8B runs with flash attention, without dropout, in bfloat16. With nothing kept twice and nothing run "
-    "again, how many times its own input must it keep for backward?",
+    "A layer of Llama 3 8B with flash attention, without dropout, in bfloat16. Fully recomputed it keeps its input alone, as the figure "
+    "shows. With nothing run again and nothing kept twice, how many times its own input must it keep for backward?",
     answer=total(llama_rows(llama)) / once,
     unit="times",
     because="No tensor of s² is left, and still the layer keeps many times what goes in: most of it in the MLP.",
+    line=GuessLine(once),
 )
 Reveal(
     question,
     Panel(
         lambda s, recompute: llama_bars(llama.with_sizes(seq_length=s), recompute),
         s=slider("s", "tokens", 1024, 32768, 1024, start=llama.seq_length),
-        recompute=choice("recomputed", ["none", "elementwise"], "none"),
+        recompute=choice("recomputed", ["full", "elementwise", "none"], "full"),
     ),
+    recompute="none",
 )
 
 # %% [markdown]

@@ -19,24 +19,37 @@ from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice
 from actmem_course.show.folded import Agreement, Fold
 from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.measured import runs_figure
 from actmem_course.show.style import size_text
 from actmem_course.show.text import text_table
-from actmem_course.show.today import first_aid, plan_wall
+from actmem_course.show.today import first_aid, plan_of_request, plan_wall
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 model = planned_model_of("llama3-70b")
 agree = Agreement()
 cluster = Cluster(64, 80 * GIBIBYTE)
 found = find_plans(model, cluster, 512)
+fewest, _, _ = plan_of_request(model, Cluster(16, 80 * GIBIBYTE), 512)
+parts = fewest.by_part()
+states = sum(parts[part] for part in ("weights", "gradients", "optimizer states"))
 question = Prediction(
-    "Llama 3 70B, 64 GPUs of 80 GiB, sequences of 8,192 tokens, 512 of them a step. Count every layout of tensor, sequence, context, "
-    "pipeline and data parallelism, chunks, ZeRO stage and microbatch. What share of them fits?",
-    100 * found.fitting / found.counted,
-    "%",
-    "So a layout picked at random may well not fit, and most of those that fit are slow. The picture shows the fastest one's bill.",
+    "Llama 3 70B, sequences of 8,192 tokens, 512 of them a step; the bars are the fastest plans on 64 and on 256 GPUs of 80 GiB. Now you have 16. "
+    "How much of each do weights, gradients and optimizer states take?",
+    states / GIBIBYTE,
+    "GiB",
+    f"The parameters with all their states, over 16 GPUs. {size_text(80 * GIBIBYTE - states)} are left for "
+    f"activations and all else, so the fastest plan that fits runs every layer again.",
+    GuessLine(),
 )
-Reveal(question, LiveFigure(plan_wall("llama3-70b", 80)))
+Reveal(
+    question,
+    Panel(
+        lambda fewest: plan_wall("llama3-70b", 80, [gpus for gpus in (16, 64, 256) if gpus >= fewest]),
+        fewest=choice("GPUs, from", (64, 16), 64),
+    ),
+    fewest=16,
+)
 
 # %% [markdown]
 # **In this chapter** you plan a training job: you find the layouts that fit, read the fullest GPU's bill line by line, and run

@@ -21,6 +21,7 @@ from actmem_course.bench.predictors import kernel_slopes
 from actmem_course.show.controls import choice, steps
 from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.marks import GuessLine
 from actmem_course.show.style import size_text
 from actmem_course.show.text import kept_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
@@ -30,21 +31,23 @@ LLAMA = llama_shape("llama3-8b")
 tokens, h, v = 131072, LLAMA.hidden_size, LLAMA.vocab_size
 
 question = Prediction(
-    f"Llama 3 8B reads {tokens:,} tokens on one GPU. All {LLAMA.num_layers} layers are recomputed, so each keeps its input alone: "
+    f"The figure has a vocabulary of 32,000 words; Llama 3 8B has {v:,}. It reads {tokens:,} tokens on one GPU. All {LLAMA.num_layers} layers are recomputed, so each keeps its input alone: "
     f"{size_text(2 * tokens * h * LLAMA.num_layers)} together. How much does F.cross_entropy of the 16-bit logits take at its peak?",
     answer=total(loss_peak_rows("16 bits", tokens, h, v)) / 2**30,
     unit="GiB",
     because=f"Each token has {v:,} logits where a layer keeps {h:,} numbers, and at the peak three tensors of the logits' size are alive.",
+    line=GuessLine(2**30),
 )
 Reveal(
     question,
     Panel(
         lambda s, v, t, layers: loss_bars(LLAMA.with_sizes(seq_length=s, vocab_size=v), t, layers),
         s=steps("s", "tokens", [2**k for k in range(12, 21)], tokens),
-        v=steps("v", "words of the vocabulary", (32000, 128256, 152064, 262144), v),
+        v=steps("v", "words of the vocabulary", (32000, 128256, 152064, 262144), 32000),
         t=steps("t", "ranks", (1, 2, 4, 8), 1),
         layers=choice("the layers recompute", ["none", "elementwise", "full"], "full"),
     ),
+    v=v,
 )
 
 # %% [markdown]

@@ -63,9 +63,8 @@ def printed_texts(notebook: NotebookNode) -> list[str]:
 
 
 def figures(notebook: NotebookNode) -> int:
-    """The figures of a notebook, with the one that comes with a guess and is not stored."""
-    opens = any("Reveal(" in cell.source for cell in notebook.cells if cell.cell_type == "code")
-    return opens + sum("image/png" in output.get("data", {}) for output in outputs(notebook))
+    """The figures of a notebook."""
+    return sum("image/png" in output.get("data", {}) for output in outputs(notebook))
 
 
 def printed(output: NotebookNode) -> str:

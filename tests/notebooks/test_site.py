@@ -13,6 +13,7 @@ import http.server
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import threading
@@ -25,6 +26,7 @@ import plotly
 import pytest
 from playwright.sync_api import expect
 
+from actmem_course.show.controls import SHOW_ME, judged
 from actmem_course.show.in_page import IN_PAGE, run_cell
 from actmem_course.show.memory_wall import front_door
 from notebooks.site import cache, live
@@ -280,7 +282,7 @@ def test_every_panel_and_every_guess_of_a_chapter_is_live(name):
             (output,) = cell.outputs
             shown = run_cell(found[cell.id])
             state = shown.state()
-            pictured = "" if shown.question else "-".join(drawing.fingerprint() for drawing in shown.moves.drawings)
+            pictured = "-".join(drawing.fingerprint() for drawing in shown.moves.drawings)
             assert output.metadata.get("fingerprint", "") == pictured, "the stored picture is of another figure"
             for drawing in state["drawings"]:
                 assert drawing["alt"] in output.data["text/plain"], "the page begins with what the notebook shows"
@@ -378,17 +380,22 @@ def test_a_chapter_on_a_phone(name, reader, shots):
         if shown.question:  # the form comes when the page's script has run, which may be later than now
             form = place.locator(".actmem-guess")
             form.wait_for()
-            assert not place.locator(".actmem-plot").count()
+            expect(place).to_have_attribute("data-drawn", "true")
+            assert [plot.get_attribute("aria-label") for plot in place.locator(".actmem-plot").all()] == [d.alt for d in shown.moves.drawings]
             form.locator("input").fill("seven")
             page.keyboard.press("Enter")
             expect(form.locator("output")).to_have_text(re.compile("^✗ seven is not a number"))
             form.locator("input").fill("7")
             page.keyboard.press("Enter")
-            expect(form.locator("output")).to_have_text(re.compile("^You said 7"))
+            asked = shown.question
+            expect(form.locator("output")).to_have_text(judged("7", asked.answer, asked.unit, asked.because).reply)
+            shown.answer()
+            expect(place.locator(".actmem-plot").nth(asked.line.figure)).to_contain_text("your guess")
         expect(place).to_have_attribute("data-drawn", "true")
         wanted = [drawing.alt for drawing in shown.moves.drawings]
         plots = place.locator(".actmem-plot")
-        assert [plot.get_attribute("aria-label") for plot in plots.all()] == wanted
+        for plot, alt in zip(plots.all(), wanted, strict=True):
+            expect(plot).to_have_attribute("aria-label", alt)
         for number, control in list(enumerate(shown.moves.controls))[-1:]:
             place_now = shown.moves.options(control).index(shown.moves.values[control])
             key, to = ("ArrowLeft", place_now - 1) if place_now else ("ArrowRight", place_now + 1)
@@ -407,6 +414,48 @@ def test_a_chapter_on_a_phone(name, reader, shots):
     for scheme in ("light", "dark"):
         show_in(page, scheme)
         assert page.evaluate(AXE) == [], scheme
+
+
+#: Of a click to its answer on screen, while Python starts.
+MOST_MILLISECONDS = 300
+#: Clicks in the page: waits there, so that this process's way to the browser isn't counted.
+CLICK = """
+async () => {
+  const form = document.querySelector(".actmem-guess"), began = performance.now();
+  form.querySelector("input").value = "7";
+  form.querySelector("button[type=submit]").click();
+  await new Promise((next) => requestAnimationFrame(() => setTimeout(next)));
+  return [performance.now() - began, form.querySelector("output").textContent];
+}
+"""
+
+
+@pytest.mark.parametrize("name", BY_DAY)
+def test_a_guess_is_answered_before_python_has_started(name, reader, record_property):
+    reader.context.route("**/actmem.zip", lambda route: None)  # never arrives
+    page = reader.open(f"notebooks/{Path(name).stem}.html").page
+    place = page.locator(".actmem-shown").first
+    expect(place).to_have_attribute("data-drawn", "true")
+    clicks = [page.evaluate(CLICK) for _ in range(5)]
+    record_property("click_to_answer_ms", [round(milliseconds) for milliseconds, _ in clicks])
+    shown = run_cell(next(iter(figures(stored(name)).values())))
+    asked = shown.question
+    assert {said for _, said in clicks} == {judged("7", asked.answer, asked.unit, asked.because).reply}
+    assert statistics.median(milliseconds for milliseconds, _ in clicks) < MOST_MILLISECONDS
+    expect(place.locator(".actmem-plot").first).to_have_attribute("aria-label", shown.answer()["drawings"][0]["alt"])
+
+
+def test_a_page_answers_guesses_as_python_does(reader):
+    page = reader.open("index.html").page
+    texts = [
+        "1", "2.65", " 3 ", "8,700", "-870", "0", "256 GiB", "12,5", "12,500.0GiB", "0,125", "35%", "abc", "", "nan", "inf", "1e999", "1 2", "1,2,3",
+        "3 MiB", "1,23.4", "1e3", ".5", "5.", "1,500",
+    ]  # fmt: skip
+    for number, unit in ((2.671, "GiB"), (870, "GiB"), (0, ""), (70.15, "%"), (12_500, "layers' worth"), (0.0918, "%")):
+        answer = {"number": number, "reply": judged(SHOW_ME, number, unit, "Why.\nSo.").reply}
+        said = page.evaluate("async ([texts, unit, answer]) => { const { judged } = await import('/live/judge.js'); return texts.map((text) => judged(text, unit, answer)); }", [texts, unit, answer])
+        wanted = [judged(text, number, unit, "Why.\nSo.") for text in texts]
+        assert [(one["refused"], one["reply"]) for one in said] == [(one.refused, one.reply) for one in wanted]
 
 
 @pytest.mark.nightly

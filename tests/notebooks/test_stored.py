@@ -6,7 +6,10 @@ import re
 import nbformat
 import pytest
 
+from actmem_course.show.controls import SHOW_ME, judged
+from actmem_course.show.in_page import run_cell
 from actmem_course.show.text import text_table
+from notebooks.site.slices import figures as figures_of
 from notebooks.source.build import FOLDED, NOTEBOOKS, only_shows, outputs, sources, target
 from notebooks.source.pictures import front_picture
 from tests.notebooks.printed import figures, printed, printed_tables, printed_texts, tables, visible_lines
@@ -126,12 +129,17 @@ def test_cells_with_nothing_to_read_are_folded_and_so_is_every_answer(notebook):
     assert len(folded) < len(code)
 
 
-def test_no_stored_output_gives_an_answer_away(notebook):
-    """The figure of a guess is not stored: its title has the answer."""
-    for cell in notebook.cells:
-        if cell.cell_type == "code" and "Reveal(" in cell.source:
-            (output,) = cell.outputs
-            assert set(output.data) == {"text/plain"} and output.data["text/plain"].startswith("Your prediction: ")
+@of_chapters
+def test_a_chapter_opens_before_its_answer(notebook):
+    """The figure stands where the question begins: what is stored of it has not the answer's number."""
+    cell = notebook.cells[1]
+    (output,) = cell.outputs
+    question = run_cell(figures_of(notebook)[cell.id])
+    answer = judged(SHOW_ME, question.question.answer, question.question.unit).reply.removeprefix("It is ").removesuffix(".")
+    text = output.data["text/plain"]
+    assert text.startswith("Your prediction: ") and "image/png" in output.data
+    assert not re.search(rf"(?<![\d.,]){re.escape(answer)}", text), answer
+    assert question.shows and question.question.line, "an answer moves the figure, and the guess is in it"
 
 
 def test_every_wait_for_processes_is_shown_and_table_2_is_measured_once():

@@ -7,7 +7,7 @@ import pytest
 
 from actmem.config import ConfigError, Parallel
 from actmem.models import model_shape
-from actmem_course.show.controls import SHOW_ME, choice, fitted, in_letters, slider, steps
+from actmem_course.show.controls import choice, fitted, in_letters, slider, steps
 from actmem_course.show.in_page import Page
 from actmem_course.show.marks import Drawing
 from actmem_course.show.memory_wall import front_door
@@ -148,7 +148,8 @@ Panel(lambda n, d: Drawing([], {}, f"{n} / {d}."), n=slider("n", "number", 1, 12
 """
 GUESS = """
 from actmem_course.show.marks import Drawing
-Reveal(Prediction("How many?", 98765, "GiB", "Because."), LiveFigure(Drawing([], {}, "98765.")))
+from actmem_course.show.controls import steps
+Reveal(Prediction("How many?", 98765, "GiB", "Because."), Panel(lambda n: Drawing([], {}, f"{n}."), n=steps("n", "", (5, 98765), 5)), n=98765)
 """
 
 
@@ -182,20 +183,13 @@ def test_what_a_control_offers_follows_the_others():
     assert alts(moved) == ["9 / 3."]
 
 
-def test_neither_answer_nor_figure_reaches_the_page_before_a_guess():
+def test_a_figure_stands_before_its_answer_and_moves_to_it():
     page = Page(json.dumps({"a": GUESS}))
-    assert "98765" not in page.ask('{"cell": "a"}') and "98,765" not in page.ask('{"cell": "a"}')
-    refused = ask(page, cell="a", guess="many")
-    assert refused["refused"] and refused["drawings"] == []
-    right = ask(page, cell="a", guess="98765")
-    assert right["reply"] == "You said 98,765 GiB. It is 98,765 GiB: you have it.\nBecause." and alts(right) == [
-        "98765."
-    ]
-    assert alts(ask(page, cell="a", guess="x")) == ["98765."], "what was shown stays"
-
-
-def test_show_me_is_a_guess():
-    assert alts(ask(Page(json.dumps({"a": GUESS})), cell="a", guess=SHOW_ME)) == ["98765."]
+    first = ask(page, cell="a")
+    assert alts(first) == ["5."] and "number" not in first
+    answer = ask(page, cell="a", answer=True)
+    assert (answer["number"], answer["reply"]) == (98765, "It is 98,765 GiB.\nBecause.") and alts(answer) == ["98765."]
+    assert alts(ask(page, cell="a", control="n", place=0)) == ["5."], "sliders go on from there"
 
 
 @pytest.mark.parametrize("cell", ["b", ""])

@@ -33,8 +33,9 @@ def test_bars_add_up_to_what_a_layer_keeps(model, t):
 def test_a_llamas_bars_are_its_rows(shape, recompute):
     drawing, rows = llama_bars(shape, recompute), llama_rows(shape, recompute=recompute)
     once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
-    assert sum(trace["x"][0] for trace in drawing.traces) * once == pytest.approx(total(rows))
-    assert [trace["name"] for trace in drawing.traces] == [row.term for row in rows]
+    together, *each = (trace["x"][0] for trace in drawing.traces)
+    assert sum(each) * once == pytest.approx(total(rows)) and together * once == pytest.approx(total(rows))
+    assert [trace["name"] for trace in drawing.traces] == ["together", *(row.term for row in rows)]
     assert f"{total(rows):,} bytes" in drawing.alt
     assert max(trace["x"][0] for trace in drawing.traces) <= drawing.axis.end
 

@@ -8,9 +8,10 @@ from ipywidgets.widgets import widget
 from actmem.config import ModelShape
 from actmem.formulas.activations import eq1, layer_rows
 from actmem.models import TINY
-from actmem_course.show.controls import SHOW_ME, slider
+from actmem_course.show.controls import SHOW_ME, slider, steps
 from actmem_course.show.layer import layer_bars
 from actmem_course.show.live import PICTURE_MIME, PICTURES, WIDGET_MIME, LiveFigure, PlotlyScript
+from actmem_course.show.marks import Axis, Drawing, GuessLine
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 DRAWING = layer_bars(layer_rows(TINY), TINY)
@@ -127,22 +128,46 @@ def test_a_panel_says_itself_in_words():
 # a guess and its figure
 
 
-def test_the_figure_comes_with_the_answer_and_nothing_of_it_is_stored(monkeypatch):
+def asked():
+    """A panel that stands at s = 16, and a question that its s = 64 answers."""
+
+    def bars(s):
+        return Drawing([], {"xaxis": {"range": [0, 100]}}, f"{s} tokens.")
+
+    return Reveal(
+        Prediction("How many?", 64, "GiB", "Because.", GuessLine()),
+        Panel(bars, s=steps("s", "tokens", (16, 64), 16)),
+        s=64,
+    )
+
+
+def test_the_panel_moves_to_the_answer_with_the_guess_in_its_figure(monkeypatch):
     monkeypatch.setenv(PICTURES, "1")
-    both = Reveal(Prediction("How many?", 1234.5), LiveFigure(DRAWING))
+    both = asked()
     bundle = both._repr_mimebundle_()
-    assert PICTURE_MIME not in bundle and bundle["text/plain"] == repr(both.prediction)
-    assert both.figure.layout.display == "none"
+    assert len(bundle[PICTURE_MIME]) == 1 and bundle["text/plain"] == f"{both.prediction!r}\n{both.figure!r}"
     guess(both.prediction, "x")  # no number
-    assert both.figure.layout.display == "none"
+    assert both.figure.controls["s"].value == 16
     guess(both.prediction, "7")
-    assert both.figure.layout.display != "none"
+    (figure,) = both.figure.figures
+    assert both.figure.controls["s"].value == 64 and figure.drawing.alt == "64 tokens."
+    (line,) = figure.drawing.layout["shapes"]
+    assert line["x0"] == line["x1"] == 7 and line["label"]["text"] == "your guess"
+    both.figure.controls["s"].value = 16
+    assert "shapes" not in figure.drawing.layout, "a guess belongs to one state"
 
 
 def test_show_me_gives_the_answer_without_a_guess():
-    both = Reveal(Prediction("How many?", 4, "GiB", "Two and two."), LiveFigure(DRAWING))
-    assert guess(both.prediction, SHOW_ME) == "It is 4 GiB.\nTwo and two."
-    assert both.prediction.value is None and both.figure.layout.display != "none"
+    both = asked()
+    assert guess(both.prediction, SHOW_ME) == "It is 64 GiB.\nBecause."
+    assert both.prediction.value is None and "shapes" not in both.figure.figures[0].drawing.layout
+
+
+@pytest.mark.parametrize("guess, at", [(3, 16 * 1024), (-10, 0), (1000, 40 * 1024)])
+def test_a_guess_beyond_the_axis_stands_at_its_end(guess, at):
+    drawing = Drawing([], {"xaxis": {"range": [0, 40]}}, "Bars.", Axis("KiB", 40, 1024))
+    line = drawing.marked(GuessLine(per=4096, start=4096), guess).layout["shapes"][0]
+    assert line["x0"] * 1024 == line["x1"] * 1024 == at and (line["y0"], line["y1"], line["yref"]) == (0, 1, "paper")
 
 
 # progress

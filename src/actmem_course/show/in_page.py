@@ -9,46 +9,54 @@ from __future__ import annotations
 import ast
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from actmem_course.show.controls import Control, Moves, judged, shown_value
-from actmem_course.show.marks import Drawing
+from actmem_course.show.controls import SHOW_ME, Control, Moves, judged, shown_value
+from actmem_course.show.marks import Drawing, GuessLine
 
 
 @dataclass
 class Question:
-    """What ``Prediction`` asks.  The answer reaches the page with a guess only."""
+    """What ``Prediction`` asks."""
 
     question: str
     answer: float
     unit: str = ""
     because: str = ""
+    line: GuessLine | None = None
 
 
 @dataclass
 class LiveCell:
-    """A figure, or figures with controls; with a question before them, they come with its answer."""
+    """A figure, or figures with controls, and a question about them; ``shows``: the controls that show its answer."""
 
     moves: Moves
     question: Question | None = None
-    answered: bool = False
+    shows: Mapping[str, Any] = field(default_factory=dict)
 
     def state(self) -> dict:
         """Controls with what they offer, the drawings, and the question."""
-        moves, hidden = self.moves, self.question is not None and not self.answered
+        moves = self.moves
         return {
-            "controls": {} if hidden else {name: _offered(moves, name) for name in moves.controls},
-            "drawings": [] if hidden else [{**drawing.spec(), "alt": drawing.alt} for drawing in moves.drawings],
+            "controls": {name: _offered(moves, name) for name in moves.controls},
+            "drawings": [{**drawing.spec(), "alt": drawing.alt} for drawing in moves.drawings],
             "question": None if self.question is None else {"text": self.question.question, "unit": self.question.unit},
         }
 
-    def guess(self, guess: str) -> dict:
-        """The answer to a guess, and with it the state."""
-        assert self.question is not None
-        said = judged(guess, self.question.answer, self.question.unit, self.question.because)
-        self.answered = self.answered or not said.refused
-        return {**self.state(), "reply": said.reply, "refused": said.refused}
+    def answer(self) -> dict:
+        """The state that shows the answer.  The page stores it, with what it says to a guess, and waits for no Python."""
+        asked = self.question
+        assert asked is not None
+        for name, value in self.shows.items():
+            self.moves.move(name, value)
+        said = {"number": asked.answer, "reply": judged(SHOW_ME, asked.answer, asked.unit, asked.because).reply}
+        if asked.line is None:
+            return {**self.state(), **said}
+        drawing = self.moves.drawings[asked.line.figure]
+        shape = drawing.marked(asked.line, asked.answer).layout["shapes"][-1]
+        unit = drawing.axis.unit if drawing.axis else 1
+        return {**self.state(), **said, "line": {**asdict(asked.line), "unit": unit, "shape": shape}}
 
     def move(self, name: str, place: int) -> dict:
         """The state after a control was put to the option at ``place``; ``message`` says why it can't be drawn."""
@@ -74,8 +82,8 @@ def _figure(drawing: Drawing) -> LiveCell:
     return LiveCell(Moves(lambda: drawing, {}))
 
 
-def _reveal(question: Question, figure: LiveCell) -> LiveCell:
-    return LiveCell(figure.moves, question)
+def _reveal(question: Question, figure: LiveCell, **shows: Any) -> LiveCell:
+    return LiveCell(figure.moves, question, shows)
 
 
 #: What the names of the widgets stand for in a page.
@@ -109,11 +117,11 @@ class Page:
         return self._shown[cell]
 
     def ask(self, message: str) -> str:
-        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or a guess."""
+        """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is shown."""
         asked = json.loads(message)
         shown = self.shown(asked["cell"])
-        if "guess" in asked:
-            return json.dumps(shown.guess(asked["guess"]))
+        if "answer" in asked:
+            return json.dumps(shown.answer())
         if "control" in asked:
             return json.dumps(shown.move(asked["control"], asked["place"]))
         return json.dumps(shown.state())

@@ -74,10 +74,17 @@ def title_of(method: str) -> str:
     return _TITLES[method]
 
 
-def memory_wall(method: str = BASELINE_METHOD) -> Drawing:
-    """Figure 1 of the paper: four bars, one for each model's fullest GPU, against the 80 GB of an A100."""
+def memory_wall(method: str = BASELINE_METHOD, activations: bool = True) -> Drawing:
+    """Figure 1 of the paper: four bars, one for each model's fullest GPU, against the 80 GB of an A100.
+
+    Without ``activations`` the bars are what a cluster is sized by; the axis has room for the rest.
+    """
     held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}
     before = {name: sum(gpu_bytes(model, BASELINE_METHOD).values()) for name, model in PAPER_MODELS.items()}
+    longest = max(before.values())
+    if not activations:
+        held = {name: {**parts, "activations": 0} for name, parts in held.items()}
+        before = {name: sum(parts.values()) for name, parts in held.items()}
     now = {name: sum(parts.values()) for name, parts in held.items()}
     for name, parts in held.items():
         parts["freed by the method"] = before[name] - now[name]
@@ -88,15 +95,18 @@ def memory_wall(method: str = BASELINE_METHOD) -> Drawing:
     across, beyond = limit(f"one A100, {A100_BYTES / GIB:.0f} GiB", A100_BYTES / GIB, len(held), hover)
     some = f"of the four models only {', '.join(fit)} fits"
     verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
+    counted = title_of(method) if activations else "Parameters, gradients and optimizer"
     sizes = "; ".join(
-        f"{name} {size_text(now[name])}, of it activations {size_text(held[name]['activations'])}" for name in held
+        f"{name} {size_text(now[name])}"
+        + (f", of it activations {size_text(held[name]['activations'])}" if activations else "")
+        for name in held
     )
     return chart(
-        f"{title_of(method)}:<br>{verdict} in {A100_BYTES / GIB:.0f} GiB",
+        f"{counted}:<br>{verdict} in {A100_BYTES / GIB:.0f} GiB",
         [*traces, across],
-        f"Stacked bars, one GPU of each model's first stage. {title_of(method)}: {verdict} in {size_text(A100_BYTES)}. {sizes}.",
+        f"Stacked bars, one GPU of each model's first stage. {counted}: {verdict} in {size_text(A100_BYTES)}. {sizes}.",
         bargap=0.35,
-        xaxis=scale("memory of one GPU of the first stage, GiB", 0, 1.04 * max(before.values()) / GIB),
+        xaxis=scale("memory of one GPU of the first stage, GiB", 0, 1.04 * longest / GIB),
         yaxis={"autorange": "reversed", "tickfont": {"size": 15}},
         yaxis2=beyond,
         **STACKED,
@@ -129,12 +139,12 @@ def one_gpu(model: PaperModel, parallelism: str, recompute: str) -> dict[str, in
     return stage_parts(model.shape, parallel, recompute)
 
 
-def front_door_controls() -> dict[str, Control]:
+def front_door_controls(recompute: str = "none") -> dict[str, Control]:
     """What a reader can choose, by the names of ``front_door``'s arguments."""
     return {
         "model": choice("model", list(PAPER_MODELS), "175B"),
         "parallelism": choice("parallelism", PARALLELISM, "tensor"),
-        "recompute": choice("recomputation", RECOMPUTATION, "none"),
+        "recompute": choice("recomputation", RECOMPUTATION, recompute),
     }
 
 

@@ -214,7 +214,7 @@ def moments_of(p: int, m: int, n: int) -> range:
 def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: int, moment: int = 0) -> Drawing:
     """The schedule, and each rank's bytes over time: its layers only, without recomputation.
 
-    The dashed line is equation 5: L layers of one microbatch.  moment: one of ``moments_of``; all that has happened by
+    The dashed line of the whole step is equation 5: L layers of one microbatch.  moment: one of ``moments_of``; all that has happened by
     then, and what each rank holds at that time.  Raises ConfigError where p·m does
     not divide L, or p the microbatches of an interleaved schedule.
     """
@@ -244,7 +244,8 @@ def pipeline_schedule(shape: ModelShape, parallel: Parallel, num_microbatches: i
             f"idle {idle / (1 + idle):.1%} of the step, {idle:.1%} of the working time."
         )
     # Interleaving multiplies equation 5 by less than 1 + 1/m.
-    return gantt(title, alt, spans, curves, ("eq. 5", equation), top=3 * equation // 2, now=moment or None)
+    limit = None if moment else ("eq. 5", equation)
+    return gantt(title, alt, spans, curves, limit, top=3 * equation // 2, now=moment or None)
 
 
 def _moment(spans: Sequence[Span], curves: Sequence[Curve], moment: int) -> tuple[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from math import log10
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides
 from actmem.formulas.activations import layer_rows
@@ -68,34 +69,35 @@ def sizes_of_t(shape: ModelShape) -> list[int]:
 
 
 def floor_lines(shape: ModelShape, tensor_parallel_size: int) -> Drawing:
-    """Bytes of one layer on one rank over t: the divided part falls, the floor stays, the sum approaches it."""
+    """Bytes of one layer on one rank over t, up to this one: the divided part falls, the floor stays, the sum approaches it."""
     t, ts = tensor_parallel_size, sizes_of_t(shape)
     parts = {size: tuple(map(total, divided_and_whole(shape, size))) for size in ts}
     once, floor = parts[1]
     unit, unit_name = axis_unit(once + floor)
     even = once / floor
     here = total(divided_and_whole(shape, t)[0]) + floor
+    drawn = [size for size in ts if size <= t]
     times = three_digits(here / ((once + floor) / t))
 
     def over_t(name: str, sizes: list[int], colour: str, dash: str) -> dict:
         return line(
-            name, ts, [size / unit for size in sizes], colour, f"<b>{name}</b><br>t = %{{x}}: %{{customdata}}", dash,
+            name, drawn, [size / unit for size in sizes], colour, f"<b>{name}</b><br>t = %{{x}}: %{{customdata}}", dash,
             mode="lines+markers", marker={"size": 6}, customdata=[exact_text(size) for size in sizes],
         )  # fmt: skip
 
     return chart(
-        f"{t} ranks: {times} times what an even share would be;<br>from t = {three_digits(even)} on the floor is the larger part",
+        f"{t} rank{'s' * (t > 1)}: {times} times what an even share would be;<br>from t = {three_digits(even)} on the floor is the larger part",
         [
-            over_t("together", [sum(parts[size]) for size in ts], INK, "solid"),
-            over_t("divided by t", [parts[size][0] for size in ts], VERMILION, "dash"),
-            over_t("the floor, 10sbh", [floor] * len(ts), GREEN, "dot"),
+            over_t("together", [sum(parts[size]) for size in drawn], INK, "solid"),
+            over_t("divided by t", [parts[size][0] for size in drawn], VERMILION, "dash"),
+            over_t("the floor, 10sbh", [floor] * len(drawn), GREEN, "dot"),
             points("together at this t", [t], [here / unit], BLUE, f"t = {t}: {here:,} B", "diamond", 14, showlegend=False),
         ],
         f"Lines over t, both axes logarithmic: the divided part falls from {size_text(once)} as 1/t, the floor stays at {size_text(floor)}, "
         f"they are equal at t = {three_digits(even)}; at t = {t} a rank keeps {here:,} bytes, {times} times a t-th of the layer.",
         height=380,
-        xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts)),
-        yaxis=log_scale(f"one layer on one rank, {unit_name}", STOPS, map("{:g}".format, STOPS)),
+        xaxis=log_scale("ranks that share the layer, t", ts, map(str, ts), range=[-0.1, log10(ts[-1]) + 0.1]),
+        yaxis=log_scale(f"one layer on one rank, {unit_name}", STOPS, map("{:g}".format, STOPS), range=[log10(parts[ts[-1]][0] / unit) - 0.1, log10((once + floor) / unit) + 0.1]),
     )  # fmt: skip
 
 

@@ -85,36 +85,43 @@ PLAN_FILLS = {
 }
 
 
-def kept_today(shape: LlamaShape, parallel: Parallel = Parallel()) -> Drawing:
-    """What a layer of a Llama keeps: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16 bits."""
+def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequence[str] = tuple(_BARS)) -> Drawing:
+    """What a layer of a Llama keeps: a bar a mode, stacked by kind of tensor; bytes of one layer on one rank in 16 bits.
+
+    modes: those that are drawn; the others' places stay empty.
+    """
     rows = {mode: {row.term: row.bytes for row in llama_rows(shape, parallel, mode)} for mode in _BARS}
     totals = {mode: total(llama_rows(shape, parallel, mode)) for mode in _BARS}
     unit, name = axis_unit(totals["none"])
     saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
     beside = {"showarrow": False, "xanchor": "left"}
+    finding = f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>and what needs no product {saved['elementwise']:.0%}"
+    if "selective" not in modes:
+        finding = f"A Llama layer keeps {size_text(totals['none'])}"
+    drawn = {mode: words for mode, words in _BARS.items() if mode in modes}
     return chart(
-        f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>and what needs no product {saved['elementwise']:.0%}",
+        finding,
         [
             bars(
-                kind, _BARS.values(), [sum(rows[mode].get(term, 0) for term in terms) / unit for mode in _BARS], FILLS[fill],
+                kind, drawn.values(), [sum(rows[mode].get(term, 0) for term in terms) / unit for mode in drawn], FILLS[fill],
                 f"{kind}: %{{x:.3f}} {name}",
             )
             for kind, (fill, terms) in _KINDS.items()
             if rows["none"].keys() & set(terms)
         ],
-        "Bars, bytes kept by one layer: " + ", ".join(f"{_BARS[mode]} {size_text(totals[mode])}" for mode in _BARS) + ".",
+        "Bars, bytes kept by one layer: " + ", ".join(f"{bar} {size_text(totals[mode])}" for mode, bar in drawn.items()) + ".",
         Axis(f"kept by one layer on one rank ({name})", axis_end(1.2 * totals["none"] / unit), unit),
         barmode="stack",
-        yaxis={"autorange": "reversed"},
+        yaxis=downwards(_BARS.values(), range=[-0.5, len(_BARS) - 0.5]),
         height=440,
         annotations=[
-            {"x": totals[mode] / unit, "y": bar, "text": f" {size_text(totals[mode])}", **beside} for mode, bar in _BARS.items()
+            {"x": totals[mode] / unit, "y": bar, "text": f" {size_text(totals[mode])}", **beside} for mode, bar in drawn.items()
         ],
     )  # fmt: skip
 
 
 def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
-    """A bar for each term of ``llama_rows`` in forward order; the axis counts inputs of the layer, 2sbh bytes each."""
+    """A bar for each term of ``llama_rows`` in forward order, and one for all; the axis counts inputs of the layer, 2sbh bytes each."""
     rows = [row for row in llama_rows(shape, recompute=recompute) if row.bytes]
     once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
     kept = total(rows)
@@ -128,15 +135,21 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
         fill, text = _PART_FILLS[block], [size_text(row.bytes)]
         return bars(row.term, [row.term], [row.bytes / once], fill, hover, text, "auto")
 
+    together = f"<b>together</b>: {kept:,} B"
     return chart(
         f"At the floor the layer keeps {size_text(kept)}: {kept / once:.1f} times its input",
-        list(map(bar, rows)),
+        [
+            bars(
+                "together", ["together"], [kept / once], Fill(INK, "", "#FFFFFF"), together, [size_text(kept)], "auto"
+            ),
+            *map(bar, rows),
+        ],
         f"Bars of what one layer keeps at {sizes_of}: {kept:,} bytes; {sizes}.",
-        Axis("bytes kept, as multiples of the layer's input", axis_end(max(row.bytes for row in rows) / once), once),
-        height=max(420, 60 + 30 * len(rows)),
+        Axis("bytes kept, as multiples of the layer's input", axis_end(kept / once), once),
+        height=max(420, 90 + 30 * len(rows)),
         bargap=0.25,
         showlegend=False,
-        yaxis=downwards((row.term for row in rows), automargin=True),
+        yaxis=downwards(("together", *(row.term for row in rows)), automargin=True),
         margin={"t": 60},
     )
 

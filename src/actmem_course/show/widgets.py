@@ -14,7 +14,7 @@ import traitlets
 
 from actmem_course.show.controls import BUTTONS, PLAY, RANGE, SHOW_ME, Control, Moves, judged, shown_value
 from actmem_course.show.live import CARRIED, DARK, Carried, LiveFigure, mime_bundle
-from actmem_course.show.marks import Drawing
+from actmem_course.show.marks import Drawing, GuessLine
 from actmem_course.show.style import INK, WARNING
 
 _LINE_SCRIPT = (
@@ -223,7 +223,8 @@ class Prediction(Carried):
     """Ask for a number before showing it.
 
     question: one sentence.  answer: the number, in ``unit``; it reaches the page only after a
-    guess.  because: shown with the answer.  ``value`` is the last guess that was a number.
+    guess.  because: shown with the answer.  line: where a guess stands in the figure.  ``value`` is the last guess
+    that was a number.
     """
 
     _esm = _FORM
@@ -233,9 +234,9 @@ class Prediction(Carried):
     guess = traitlets.Unicode().tag(sync=True)
     tries = traitlets.Int().tag(sync=True)
 
-    def __init__(self, question: str, answer: float, unit: str = "", because: str = ""):
+    def __init__(self, question: str, answer: float, unit: str = "", because: str = "", line: GuessLine | None = None):
         super().__init__({"reply": "", "refused": False}, question=question, unit=unit)
-        self._answer, self._because = answer, because
+        self._answer, self._because, self.line = answer, because, line
         self.value: float | None = None
         self.observe(self._judge, "tries")
 
@@ -265,27 +266,32 @@ class Prediction(Carried):
 
 
 class Reveal(ipywidgets.VBox):
-    """The question, and below it a figure that stays hidden until there is a guess, or "show me" is pressed.
+    """A panel that raises a question, and the question below it.
 
-    What is stored of it is the question alone: a picture would give the answer away.
+    shows: the controls that show the answer, by name; after a guess, or "show me", the panel moves there and has the
+    guess in its figure.  What is stored is the panel before that.
     """
 
-    def __init__(self, prediction: Prediction, figure: Panel | LiveFigure):
-        self.prediction, self.figure = prediction, figure
-        super().__init__([prediction, figure])
+    def __init__(self, prediction: Prediction, figure: Panel, **shows: Any):
+        self.prediction, self.figure, self._shows = prediction, figure, shows
+        super().__init__([figure, prediction])
         self.layout.width = "100%"
-        figure.layout.display = "none"
         prediction.observe(self._show, "tries")
 
     def _show(self, change: object) -> None:
-        if self.prediction.answered:
-            self.figure.layout.display = ""
+        if not self.prediction.answered:
+            return
+        for name, value in self._shows.items():
+            self.figure.controls[name].value = value
+        line, guess = self.prediction.line, self.prediction.value
+        if line and guess is not None and self.prediction.guess != SHOW_ME:
+            self.figure.figures[line.figure].draw(self.figure.moves.drawings[line.figure].marked(line, guess))
 
     def __repr__(self) -> str:
-        return repr(self.prediction)
+        return f"{self.prediction!r}\n{self.figure!r}"
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict:
-        return mime_bundle(self, repr(self), [])
+        return mime_bundle(self, repr(self), [figure.drawing for figure in self.figure.figures])
 
 
 class Progress(Line):

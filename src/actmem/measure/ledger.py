@@ -247,12 +247,13 @@ class _Recording:
 
 
 @contextmanager
-def record(module: nn.Module) -> Iterator[Ledger]:
+def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
     """Record what stays alive for backward while the block runs ``module``'s forward pass.
 
     Keep the output alive until the block ends: it holds the graph, and the graph holds the
     tensors.  Works on any module, on real and on fake tensors, on any device, inside another
-    ``record`` too.  Hooks that are active outside the block pack as before.
+    ``record`` too.  Hooks that are active outside the block pack as before.  adds_up: False where only names are
+    asked for, inside the block.
     """
     ledger = Ledger(next((p.device.type for p in module.parameters()), "cpu"))
     tracker = OperationTracker(module)
@@ -284,7 +285,8 @@ def record(module: nn.Module) -> Iterator[Ledger]:
         yield ledger
         if recording.hooks_were_off:
             recording.note_graph()
-    recording.finish(_locals_above())
+    if adds_up:
+        recording.finish(_locals_above())
 
 
 def taken_off(

@@ -9,8 +9,9 @@ the ends of the model, which are the same in all.  ``model_tape.solved_blocks`` 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 from actmem.rows import Row
 from actmem.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, moments, read_events, value
@@ -74,11 +75,15 @@ class BlockModel:
 
     def need(self, sizes: Mapping[str, int], again: int, whole: int) -> Need:
         """The step of ``again`` blocks that run again, the first ones, and ``whole`` that keep everything."""
-        base = min(again, 1), min(whole, 1)
-        start = _Moments(self.tapes[base], sizes)
-        more = [(again - base[0], _Moments(self.tapes[base[0] + 1, base[1]], sizes))] if again else []
-        more += [(whole - base[1], _Moments(self.tapes[base[0], base[1] + 1], sizes))] if whole else []
-        return start.with_more(more)
+        base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
+        more = [(again - base[0], self._moments(base[0] + 1, base[1], at))] if again else []
+        more += [(whole - base[1], self._moments(base[0], base[1] + 1, at))] if whole else []
+        return self._moments(*base, at).with_more(more)
+
+    @cached_property
+    def _moments(self) -> Callable[[int, int, tuple], _Moments]:
+        """The last that were asked for: searches vary only the number of blocks."""
+        return lru_cache(32)(lambda again, whole, at: _Moments(self.tapes[again, whole], dict(at)))
 
 
 class _Moments:
@@ -96,6 +101,7 @@ class _Moments:
             elif isinstance(event, Run):
                 phase.append((live, event.op, place))
         self.forward.reverse()
+        self.reading = read_events(self.events)
 
     def with_more(self, more: Sequence[tuple[int, _Moments]]) -> Need:
         added = [other.kept - self.kept for _, other in more]
@@ -115,12 +121,10 @@ class _Moments:
                     ends = Peak(live, (side, i, counts))
                 elif i >= head and live > blocks.bytes:
                     blocks = Peak(live, (side, i, counts))
-        others = [(number, read_events(other.events)) for number, other in more]
-        start = read_events(self.events)
 
         def whole(name: str) -> int:
-            each = getattr(start, name).total()
-            return each + sum(number * (getattr(other, name).total() - each) for number, other in others)
+            each = getattr(self.reading, name).total()
+            return each + sum(number * (getattr(other.reading, name).total() - each) for number, other in more)
 
         kept = self.kept + sum(number * each for (number, _), each in zip(more, added))
         return Need(

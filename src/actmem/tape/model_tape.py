@@ -49,13 +49,19 @@ def tape_of(
     prepare: Prepare = lambda model: None,
     may_be_one: Sequence[str] = MAY_BE_ONE,
     num_runs: int = 0,
+    known: list[Formula] | None = None,
 ) -> Tape:
-    """The tape of a factory's model after ``prepare(model)``; for the last two see ``solve``."""
+    """The tape of a factory's model after ``prepare(model)``; for the last three see ``solve``."""
+
+    names: dict[int, str] = {}
+    first: list[tuple[dict[str, int], list[Event]]] = []
 
     def recorded(sizes: dict[str, int]) -> list[Event]:
         shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
         try:
-            return run_factory(factory, {**sizes, **fixed}, dtype, prepare=prepare)
+            events = run_factory(factory, {**sizes, **fixed}, dtype, None if first else names, prepare)
+            first.append((sizes, events))
+            return events
         except NoFormula:
             raise
         except ConfigError as error:
@@ -64,12 +70,13 @@ def tape_of(
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # the runs are tiny
     try:
-        tape = solve(recorded, letters, rules, may_be_one=may_be_one, num_runs=num_runs)
+        tape = solve(recorded, letters, rules, may_be_one=may_be_one, num_runs=num_runs, known=known)
     finally:
         torch.set_num_threads(threads)
-    sizes = {**draw_sizes(letters, rules, random.Random(0)), **fixed}
-    names: dict[int, str] = {}
-    run_factory(factory, sizes, dtype, names, prepare)
+    sizes, events = first[0]
+    if tape.events(sizes) != events:  # it held more, as the first of a process can
+        names.clear()
+        run_factory(factory, {**sizes, **fixed}, dtype, names, prepare)
     for events in tape.variants.values():
         events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape
@@ -90,7 +97,7 @@ def run_factory(
     def forward(recorder: Recorder):
         if names is None:
             return loss_of(factories.run_forward(model, inputs))
-        with record(model) as ledger:
+        with record(model, adds_up=False) as ledger:
             loss = loss_of(factories.run_forward(model, inputs))
             for storage, number in recorder.numbers():
                 if saved := ledger.names_of(storage):
@@ -130,6 +137,7 @@ def solved_blocks(
     elements = _minus(one, block), block, first
     found: dict[str, BlockModel] = {}
     tapes: dict[tuple[int, int], Tape] = {}
+    known: list[Formula] = []
     for part in parts:
 
         def prepare(again: int, model: nn.Module, part: str = part) -> None:
@@ -139,7 +147,7 @@ def solved_blocks(
             if again or (again, whole) not in tapes:
                 fixed, ready = {_BLOCKS: again + whole}, partial(prepare, again)
                 tapes[again, whole] = tape_of(
-                    factory, letters, rules, fixed, dtype, ready, may_be_one, len(letters) + 2
+                    factory, letters, rules, fixed, dtype, ready, may_be_one, len(letters) + 2, known
                 )
         solved = BlockModel(dict(tapes), path, elements, element_size)
         again, whole = 2, 3

@@ -53,10 +53,13 @@ class Recorder(TorchDispatchMode):
     def resized(self, tensor: Tensor) -> None:
         """Note that the tensor's storage may have another size now."""
         for storage in storages_in([tensor]):
-            number = self._numbers.get(storage)
-            if number is not None and self._sizes[number] != storage.nbytes():
-                self._sizes[number] = storage.nbytes()
-                self.events.append(Resize(number, storage.nbytes()))
+            self._note_size(storage)
+
+    def _note_size(self, storage: torch.UntypedStorage) -> None:
+        number = self._numbers.get(storage)
+        if number is not None and self._sizes[number] != storage.nbytes():
+            self._sizes[number] = storage.nbytes()
+            self.events.append(Resize(number, storage.nbytes()))
 
     def note_state(self, state: Tensor) -> None:
         """Note the state of a generator, which no operation makes."""
@@ -93,19 +96,19 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = [part for tensor in tensors_in((args, kwargs)) for part in plain_tensors(tensor)]
+        storages = [storage for tensor in given if (storage := storage_of(tensor)) is not None]
         # ``torch.tensor(1.0)`` makes its storage before the first operation that sees it.
         if func.overloadpacket is not torch.ops.aten.lift_fresh:
-            self._existing.update(s for s in storages_in(given) if s not in self._numbers)
+            self._existing.update(s for s in storages if s not in self._numbers)
         result = func(*args, **kwargs)
-        for tensor in given:
-            self.resized(tensor)
-        self._note(func, args, kwargs, given, result)
+        for storage in storages:
+            self._note_size(storage)
+        self._note(func, args, kwargs, given, {id(storage) for storage in storages}, result)
         return result
 
-    def _note(self, func, args, kwargs, given: list[Tensor], result: Any) -> None:
+    def _note(self, func, args, kwargs, given: list[Tensor], before: set[int], result: Any) -> None:
         op = func.name().removeprefix("aten::").removeprefix("c10d::").split(".")[0]
         where = self._where()
-        before = {id(storage) for storage in storages_in(given)}
         arguments = func._schema.arguments
         named = {**{a.name: x for a, x in zip(arguments, args)}, **kwargs}
         changed = [named.get(a.name) for a in arguments if a.alias_info is not None and a.alias_info.is_write]

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
-from itertools import combinations, combinations_with_replacement, product
+from itertools import combinations, combinations_with_replacement, product, zip_longest
 
 import numpy as np
 
@@ -52,6 +52,8 @@ _OTHER_PRIMES = (5, 7, 11, 13, 17, 19, 23, 29)
 _USUAL = {"h": "2a", "a": "k", "d": "2"}
 #: The powers that a letter can have in a layer of this library; of others 0 and 1.
 _POWERS = {"s": (0, 1, 2), "h": (0, 1, 2), "a": (0, 1, 2), "d": (0, 1, 2), "t": (-1, 0, 1, 2), "c": (-1, 0, 1)}
+#: How many runs are enough where the formulas are known already.
+_FEW_RUNS = 3
 #: The most monomials of a formula, and the largest denominator of their coefficients.
 _MOST_TERMS, _LARGEST_DENOMINATOR = 3, 720
 
@@ -118,17 +120,19 @@ def solve(
     rules: Rules = NO_RULES,
     may_be_one: Sequence[str] = MAY_BE_ONE,
     num_runs: int = 0,
+    known: list[Formula] | None = None,
 ) -> Tape:
     """The tape of what ``record`` does at given sizes; where letters of 1 change the events, with those as a variant.
 
     record: may set letters that others give.  num_runs: of each set; by default enough to find any powers, with fewer those
-    that layers have (``_POWERS``).  Raises NoFormula, which names the event and shows two sizes.
+    that layers have (``_POWERS``).  known: formulas of tapes of the same code, to which this one's are added: where each size
+    has exactly one of them, a few runs are enough.  Raises NoFormula, which names the event and shows two sizes.
     """
     rng = random.Random(0)
-    formulas: list[Formula] = []
-    tape = Tape(tuple(letters), formulas, {})
+    tape = Tape(tuple(letters), [] if known is None else known, {})
+    few = _FEW_RUNS if known is not None else 0
     record(draw_sizes(letters, rules, rng))  # the first run of a process can hold more: caches fill, modules load
-    tape.variants[()] = _solved(record, tape, rules, rng, {}, num_runs)
+    tape.variants[()] = _solved(record, tape, rules, rng, {}, num_runs, few)
     for count in range(1, MOST_ONES + 1):
         for some in combinations(sorted(x for x in letters if x in may_be_one), count):
             fixed = dict.fromkeys(some, 1)
@@ -138,7 +142,7 @@ def solve(
             except ConfigError:  # the model doesn't run there
                 continue
             if not _same(tape, sizes, events):
-                tape.variants[some] = _solved(record, tape, rules, rng, fixed, num_runs)
+                tape.variants[some] = _solved(record, tape, rules, rng, fixed, num_runs, few, [(sizes, events)])
     return tape
 
 
@@ -165,19 +169,30 @@ def _same(tape: Tape, sizes: dict[str, int], events: list[Event]) -> bool:
 
 
 def _solved(
-    record: Record, tape: Tape, rules: Rules, rng: random.Random, fixed: Mapping[str, int], num_runs: int
+    record: Record,
+    tape: Tape,
+    rules: Rules,
+    rng: random.Random,
+    fixed: Mapping[str, int],
+    num_runs: int,
+    few: int,
+    runs: Sequence[tuple[dict[str, int], list[Event]]] = (),
 ) -> list[Event]:
-    """Events with numbers of formulas, which are added to the tape's."""
+    """Events with numbers of formulas, which are added to the tape's.  runs: those that are done."""
     free = [letter for letter in tape.letters if letter not in fixed]
-    runs: list[tuple[dict[str, int], list[Event]]] = []
-    drawn: set[tuple[int, ...]] = set()
+    runs = list(runs)
+    structure: list[Event] = []
+    drawn = {tuple(sizes.values()) for sizes, _ in runs}
     decks: dict[str, list[int]] = {}
     for _ in range(100):  # few letters have fewer different sizes
+        if few and len(runs) >= few and _all_known(tape, runs, free):
+            break
         sizes = draw_sizes(tape.letters, rules, rng, fixed, decks)
         if tuple(sizes.values()) not in drawn and len(runs) < (num_runs or max(12, len(free) + 6)):
             drawn.add(tuple(sizes.values()))
             runs.append((sizes, record(sizes)))
-            _check_structure(*runs[0], *runs[-1])
+            structure = structure or _structure(runs[0][1])
+            _check_structure(runs[0][0], structure, sizes, _structure(runs[-1][1]))
     fit = _Fit([sizes for sizes, _ in runs], free, rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
     # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
@@ -206,16 +221,37 @@ def _solved(
     return events
 
 
+def _all_known(tape: Tape, runs: list[tuple[dict[str, int], list[Event]]], free: Sequence[str]) -> bool:
+    """Whether each size of these runs has a formula on the tape, and two only where they differ in letters that are fixed.
+
+    Not where two letters have one ratio in all runs, which a formula that isn't there could have.
+    """
+    if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) == 1 for x, y in combinations(free, 2)):
+        return False
+    places = [i for i, letter in enumerate(tape.letters) if letter in free]
+    of_sizes: dict[tuple[int, ...], set] = {}
+    for formula in tape.formulas:
+        with suppress(ConfigError):
+            given = tuple(value(formula, list(sizes.values())) for sizes, _ in runs)
+            powers = {tuple(powers[i] for i in places) for _, powers in formula}
+            of_sizes.setdefault(given, set()).add(frozenset(powers))
+    events = zip(*(events for _, events in runs))
+    wanted = {given for same in events for given in zip(*map(sizes_of, same))}
+    return all(len(of_sizes.get(given, ())) == 1 for given in wanted)
+
+
 def _text(sizes: Mapping[str, int]) -> str:
     return ", ".join(f"{letter}={size}" for letter, size in sizes.items())
 
 
-def _check_structure(first: dict[str, int], one: list[Event], second: dict[str, int], other: list[Event]) -> None:
-    def plain(event: Event | None) -> Event | None:
-        return None if event is None else with_sizes(event, (0,) * len(sizes_of(event)))
+def _structure(events: list[Event]) -> list[Event]:
+    return [with_sizes(event, (0,) * len(sizes_of(event))) for event in events]
 
-    for i in range(max(len(one), len(other))):
-        mine, theirs = (plain(events[i] if i < len(events) else None) for events in (one, other))
+
+def _check_structure(
+    first: dict[str, int], one: Sequence[Event], second: dict[str, int], other: Sequence[Event]
+) -> None:
+    for i, (mine, theirs) in enumerate(zip_longest(one, other)):
         if mine != theirs:
             what = [f"{_text(sizes)}: {_event_text(event)}" for sizes, event in ((first, mine), (second, theirs))]
             raise NoFormula(

@@ -46,8 +46,9 @@ def lab_source(name: str) -> str:
 def with_readings(lab: Lab, source: str) -> str:
     """A lab's source that says which chapter to read, and at each exercise which section of it."""
     sections = {exercise.number: exercise.section for exercise in lab.exercises}
-    chapter = f"Read notebooks/{lab.chapter}.ipynb first; each exercise names its section.\n\n"
-    source = re.sub(r"^(?=Write the functions below)", chapter, source, count=1, flags=re.MULTILINE)
+    chapters = dict.fromkeys(f"notebooks/{lab.chapter_of(exercise)}.ipynb" for exercise in lab.exercises)
+    read = f"Read {' and '.join(chapters)} first; each exercise names its section.\n\n"
+    source = re.sub(r"^(?=Write the functions below)", read, source, count=1, flags=re.MULTILINE)
     return re.sub(
         r"^# (\d+\.\d+)\b.*$", lambda line: f"{line[0]}: read “{sections[line[1]]}”", source, flags=re.MULTILINE
     )

@@ -6,7 +6,7 @@ import pytest
 
 from actmem_course.judge.outline import LAB_NAMES, load_lab
 from tests.labs.judged import judged
-from tests.right_answers import lab1, lab2, lab3, lab4, lab5, lab6, lab7, lab8, lab9  # noqa: F401  they register
+from tests.right_answers import lab1, lab2, lab3, lab4, lab5, lab6, lab7, lab8, lab9, lab10  # noqa: F401  they register
 from tests.right_answers.register import RIGHT
 from tests.tiers import at_night
 

@@ -357,11 +357,23 @@ EDITS = [
     ("3.7", r"same seed gives other numbers the second time", "core.manual_seed(seed + 1000 * (rank + 1))", "core.seed()", "block.manual_seed(seed + 1000 * (rank + t + 1) if sequence_parallel else seed)", "block.seed()"),
     ("2.8", r"own softmax", LOSS, "index = targets - dist.get_rank(group) * logits.shape[-1]\n    mine = (index >= 0) & (index < logits.shape[-1])\n    target = logits.gather(-1, index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)).squeeze(-1) * mine\n    return logits.logsumexp(-1) - f_bar(target, group)"),
     ("2.8", r"must add 0", LOSS, "largest = logits.detach().amax(-1)\n    dist.all_reduce(largest, dist.ReduceOp.MAX, group=group)\n    index = (targets - dist.get_rank(group) * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)\n    total = f_bar((logits - largest.unsqueeze(-1)).exp().sum(-1), group)\n    return total.log() + largest - f_bar(logits.gather(-1, index.unsqueeze(-1)).squeeze(-1), group)"),
+    ("10.1", r"no hook can see them", "ctx.save_for_backward(codes, scale)", "ctx.weight = codes * scale", "codes, scale = ctx.saved_tensors\n        return grad @ (codes * scale)", "return grad @ ctx.weight"),
+    ("10.1", r"digits of float32", "return grad @ (codes * scale), None, None", "return (grad.float() @ (codes * scale).float()).to(grad.dtype), None, None"),
+    ("10.1", r"and needs to keep nothing: not needed|The largest: float64", "ctx.save_for_backward(codes, scale)", "ctx.save_for_backward(codes, (codes * scale).double(), scale)", "codes, scale = ctx.saved_tensors", "codes, _, scale = ctx.saved_tensors"),
+    ("10.2", r"the gradient of a .*what it should be|the factor alpha/r", "grad_a = grad_low", "grad_a = ctx.scale * grad_low"),
+    ("10.2", r"the result has dtype float32; expected bfloat16", "return _LoraLinear.apply(x, weight, a, b, alpha)", "return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)"),
+    ("10.2", r"keeps [\d,]+ B for backward where [\d,]+ B are enough \(x and F\.linear\(x, a\) in 16 bits\)", "ctx.save_for_backward(x, low, weight, a, b)", "ctx.save_for_backward(x, wide(low), weight, a, b)", "x, low, weight, a, b = ctx.saved_tensors", "x, low, weight, a, b = ctx.saved_tensors\n        low = low.to(x.dtype)"),
+    ("10.3", r"live at once, where [\d,]+ are enough: four tensors \[tile, b, f\]", "ctx.tile = tile", "ctx.tile = 2 * tile"),
+    ("10.3", r"run 9 products of s·b·h·f where 8 are enough", "            of_rows, of_up", "            F.linear(rows, up)\n            of_rows, of_up"),
+    ("10.3", r"the result is None|has no graph", "return _TiledMlp.apply(x, up, down, tile)", "with torch.no_grad():\n        return _TiledMlp.apply(x, up, down, tile)"),
+    ("10.4", r"no hook can see them", "ctx.function, ctx.fetch = function, host.put(x, \"x\")", "ctx.x = x\n        ctx.function, ctx.fetch = function, host.put(x, \"x\")"),
+    ("10.4", r"computed under no_grad", "with torch.enable_grad():\n            y = ctx.function(x)\n        torch.autograd.backward(y, grad)", "with torch.no_grad():\n            y = ctx.function(x)\n        torch.autograd.backward(y, grad)"),
+    ("10.4", r"the host is given [\d,]+ elements, where x has [\d,]+", "host.put(x, \"x\")\n", "host.put(torch.cat((x, x)), \"x\")\n", "ctx.fetch()", "ctx.fetch().chunk(2)[0].clone()"),
 ]  # fmt: skip
 
 
 def lab_of(number):
-    return next(name for name in LAB_NAMES if name.startswith(f"lab{number[0]}_"))
+    return next(name for name in LAB_NAMES if name.startswith(f"lab{number.partition('.')[0]}_"))
 
 
 def edited(which):

@@ -135,7 +135,7 @@ def _table(found: list[JudgedFile], folder: Path) -> Table:
         count, *statuses = _cells(judged)
         numbers = [exercise.number for exercise in load_lab(judged.lab).exercises]
         left = ", ".join(f"{n} {status}" for n, status in zip(numbers, statuses) if status and status != "passed")
-        table.add_row(str(judged.file.relative_to(folder)), judged.lab[:4], count, judged.why or left)
+        table.add_row(str(judged.file.relative_to(folder)), judged.lab.partition("_")[0], count, judged.why or left)
     return table
 
 

@@ -28,6 +28,8 @@ from actmem_course.judge.workbench import Bench, unchanged
 NUMBERS = ("close", "near", "half", "bits", "total", "equal", "pattern")
 #: The tolerance of "near": many add 1e-6 to a norm before they divide by it.
 _NEAR = 1e-5
+#: So many tensors that ours does without, a sentence names.
+_MOST_NAMED = 4
 
 
 class Unlike(Exception):
@@ -371,7 +373,8 @@ def _beside(found: KeptBytes, right: KeptBytes, element_size: int) -> str:
             how = "a wider copy: widen again" if dtype.itemsize > element_size else "make it again"
             size = math.prod(shape) * dtype.itemsize
             words.append(f"{str(dtype).removeprefix('torch.')} {list(shape)} of {size:,} B ({how} in backward)")
-    return "not needed: " + "; ".join(words) if words and right.saved else ""
+    more = f"; and {len(words) - _MOST_NAMED} more" * (len(words) > _MOST_NAMED)
+    return "not needed: " + "; ".join(words[:_MOST_NAMED]) + more if words and right.saved else ""
 
 
 def _dtype(tensor: Tensor) -> str:

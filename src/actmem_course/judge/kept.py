@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
@@ -52,6 +53,10 @@ class KeptBytes:
     def bytes(self) -> int:
         """Bytes that the hooks saw."""
         return sum(tensor.bytes for tensor in self.saved)
+
+    def as_much(self) -> tuple:
+        """What two runs have in common that keep the same tensors, wherever their files save them."""
+        return sorted((tensor.bytes, str(tensor.dtype)) for tensor in self.saved), self.hidden_bytes
 
     def largest(self, count: int = 2) -> str:
         """The largest tensors kept, with the line that saved them."""
@@ -137,12 +142,14 @@ class _Results(TorchDispatchMode):
 class Largest:
     """The largest tensor that operations make while a block runs in this thread, by its storage: elements and bytes.
 
-    given: tensors whose storages don't count, because they are there before.
+    given: tensors whose storages don't count, because they are there before.  peak: the most bytes of all that lived at once,
+    after an operation.
     """
 
     def __init__(self, *given: Tensor) -> None:
         self._given, self._results = storages_of(*given), _Results(self._note)
-        self.elements = self.bytes = 0
+        self._made: WeakSet = WeakSet()
+        self.elements = self.bytes = self.peak = 0
 
     def __enter__(self) -> Largest:
         self._results.__enter__()
@@ -156,6 +163,8 @@ class Largest:
         if storage is not None and storage not in self._given:
             self.bytes = max(self.bytes, storage.nbytes())
             self.elements = max(self.elements, storage.nbytes() // tensor.dtype.itemsize)
+            self._made.add(storage)
+            self.peak = max(self.peak, sum(other.nbytes() for other in self._made))
 
 
 def kept(

@@ -73,7 +73,7 @@ class LearnerProgress:
     def summary(self) -> str:
         """All labs in a line."""
         counts = ", ".join(
-            f"{lab.name[3]}: {sum(e.number in self.passed for e in lab.exercises)}/{len(lab.exercises)}"
+            f"{lab.title.split()[1]} {sum(e.number in self.passed for e in lab.exercises)}/{len(lab.exercises)}"
             for lab in ALL_LABS
         )
         total = sum(len(lab.exercises) for lab in ALL_LABS)
@@ -93,7 +93,7 @@ class LearnerProgress:
 
 def reading(lab: Lab, exercise: Exercise) -> str:
     """Where an exercise's idea is explained."""
-    return f"notebooks/{lab.chapter}.ipynb, “{exercise.section}”"
+    return f"notebooks/{lab.chapter_of(exercise)}.ipynb, “{exercise.section}”"
 
 
 def cache_folder() -> Path:

@@ -12,6 +12,7 @@ from typing import Any
 
 from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Noted, Unlike, alike, described, differences
 from actmem_course.judge.edits import Edit, Families, pairs_of, stated
+from actmem_course.judge.kept import KeptBytes
 from actmem_course.judge.outline import Exercise, cases_of, solution_module
 from actmem_course.judge.verdict import PeerStopped, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
@@ -97,7 +98,7 @@ class Naming:
         first = next(iter(wrong))
         said, explained = described(found, right, wrong)
         if right.seen[0][first].how not in NUMBERS:
-            return said
+            return self.edit_that_costs_the_same(found, first, group) or said
         rows, partly = stated_edits(self.exercise), ""
         missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
         pairs = pairs_of(rows, source_of(self.module))
@@ -137,6 +138,17 @@ class Naming:
                 partly = _with_forward(edit, first)
         return "", partly
 
+    def edit_that_costs_the_same(self, found: Happened, name: str, group: int) -> str:
+        """The words of the stated edit whose numbers are the learner's, and of which ``name`` is so much."""
+        for edit in stated_edits(self.exercise):
+            if self._begins_otherwise(edit, found, group):
+                continue
+            outcome = self.run([edit.names(self.module.__file__ or "") or {}] * self.ranks.size, group, found)
+            self._remember(edit, outcome, group)
+            if all(name in a and _cost(a[name]) == _cost(b[name]) for a, b in zip(outcome.seen, found.seen)):
+                return edit.words
+        return ""
+
     def _begins_otherwise(self, edit: Edit, found: Happened, group: int) -> bool:
         """Whether an earlier run of the edit saw another first number."""
         key = self.exercise.number, self.ranks.size, group, edit
@@ -175,6 +187,10 @@ def _same(one: Happened, other: Happened) -> bool:
 
 def _alike_everywhere(one: Happened, other: Happened, name: str) -> bool:
     return all(name in a and alike(a[name], b.get(name)) for a, b in zip(one.seen, other.seen))
+
+
+def _cost(seen: Noted) -> Any:
+    return seen.value.as_much() if isinstance(seen.value, KeptBytes) else seen.value
 
 
 def _signature(error: BaseException | None) -> tuple[str, str]:

@@ -38,7 +38,7 @@ class Exercise:
     """One function to write, and how it is judged.
 
     judged_by: where its check is, or the file of its case, which has the function's name if none is given.  section: of the chapter to
-    read.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed a process group,
+    read, and chapter the chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed a process group,
     and is judged on several.
     """
 
@@ -48,6 +48,7 @@ class Exercise:
     section: str = ""
     seconds: int = 30
     takes_group: bool = False
+    chapter: str = ""
 
     @property
     def hints(self) -> tuple[str, ...]:
@@ -90,6 +91,10 @@ class Lab:
     def reward(self) -> Callable:
         """Called with a Bench on every rank, returns a Reward (see ``reward``)."""
         return _named(self.measured_by)
+
+    def chapter_of(self, exercise: Exercise) -> str:
+        """The chapter that explains an exercise."""
+        return exercise.chapter or self.chapter
 
     def choose(self, numbers: list[str], argument: str) -> tuple[Exercise, ...]:
         """The exercises of these numbers, all if there are none.  Raises ConfigError on an unknown number."""
@@ -169,6 +174,12 @@ ALL_LABS = (
         Exercise("9.4", "log_probs_and_entropy", "cases.lab9_the_ends", "Reinforcement learning"),
         Exercise("9.5", "embedding", "cases.lab9_the_ends", "The other end"),
     ), "rewards:lab9_reward"),
+    Lab("lab10_keep_less", "Lab 10: keep less", "02_counting_bytes", (
+        Exercise("10.1", "frozen_linear", "cases.lab10_keep_less", "One rule"),
+        Exercise("10.2", "lora_linear", "cases.lab10_keep_less", "One rule"),
+        Exercise("10.3", "tiled_mlp", "cases.lab10_keep_less", "A chunk at a time", chapter="11_the_ends"),
+        Exercise("10.4", "offloading_checkpoint", "cases.lab10_keep_less", "How a checkpoint function works, in four steps", chapter="05_recomputation"),
+    ), "rewards:lab10_reward", one_process=True),
 )  # fmt: skip
 
 

@@ -153,9 +153,13 @@ class Cost:
 
 
 def costs(
-    b: Bench, functions: Mapping[str, Callable[..., Tensor]], x: Tensor, weights: Sequence[Tensor]
+    b: Bench,
+    functions: Mapping[str, Callable[..., Tensor]],
+    x: Tensor,
+    weights: Sequence[Tensor],
+    others: Sequence[Tensor] = (),
 ) -> dict[str, Cost]:
-    """Count and time each ``function(x, *weights)``, forward and backward.  Every rank must call it.
+    """Count and time each ``function(x, *weights)``, forward and backward.  others: as in ``kept``.  Every rank must call it.
 
     The functions take turns, and the fastest round counts: what else a machine does only adds time.
     There are as many rounds as a few seconds have room for.
@@ -174,7 +178,7 @@ def costs(
 
     counted, seen = {}, {}
     for name, function in functions.items():
-        counted[name] = kept(b, function, x, weights).bytes
+        counted[name] = kept(b, function, x, weights, others).bytes
         with b.watching() as seen[name]:
             once(function)
     with one_thread():

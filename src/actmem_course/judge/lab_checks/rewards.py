@@ -1,4 +1,4 @@
-"""What labs 2, 3, 4, 7 and 9 measure once they are solved: a layer, its blocks, or the loss, of the learner's functions and of ours."""
+"""What labs 2, 3, 4, 7, 9 and 10 measure once they are solved: a layer, its blocks, linears, or the loss, of the learner's functions and of ours."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from actmem.recipes import Recompute
 from actmem.rows import total
 from actmem_course.judge.cases.lab4_recompute import as_block, flops_of, layer_weights
 from actmem_course.judge.cases.lab7_todays_layer import most_shared
+from actmem_course.judge.cases.lab10_keep_less import CountingHost
 from actmem_course.judge.kept import kept
 from actmem_course.judge.reward import BarsReward, Measure, Reward, compared, costs, sizes_text, time_measure
 from actmem_course.judge.solutions import lab2_tensor_parallel as ours2
@@ -29,6 +30,7 @@ from actmem_course.judge.solutions import lab3_sequence_parallel as ours3
 from actmem_course.judge.solutions import lab4_recompute as ours4
 from actmem_course.judge.solutions import lab7_todays_layer as ours7
 from actmem_course.judge.solutions import lab9_the_ends as ours9
+from actmem_course.judge.solutions import lab10_keep_less as ours10
 from actmem_course.judge.workbench import Bench
 from actmem_course.pieces import Dropouts, LayerWeights, layer, random_weights
 
@@ -277,4 +279,36 @@ def lab9_reward(b: Bench) -> Reward:
     plain = kept(b, lambda z: F.cross_entropy(z.float().flatten(0, 1), targets.flatten()), logits).bytes
     remark = f"F.cross_entropy of float32 logits keeps {plain:,} B."
     what = f"The loss on rank {b.rank} of {b.size}: s={s} b={micro_batch} h={h} v={v}, bfloat16, {chunk} tokens a chunk"
+    return BarsReward(what, tuple(measures), remark)
+
+
+def lab10_reward(b: Bench) -> Reward:
+    """A frozen linear, an adapter, an MLP in tiles, and a checkpoint on the host, in 16 bits."""
+    s, micro_batch, h, f, r = 128, 2, 64, 256, 4
+    x, up, down = (
+        b.random(*size, seed=70 + i).bfloat16() for i, size in enumerate(((s, micro_batch, h), (f, h), (h, f)))
+    )
+    low, back = b.random(r, h, seed=73).float(), b.random(f, r, seed=74).float()
+    codes, scale = up.to(torch.int8), torch.ones_like(up[:, :1])
+
+    def pieces(functions: Functions) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+        return {
+            "a frozen linear": (lambda y: functions["frozen_linear"](y, codes, scale), ()),
+            "with an adapter": (lambda y, a, c: functions["lora_linear"](y, up, a, c, 8.0), (low, back)),
+            "the MLP in tiles": (lambda y, u, d: functions["tiled_mlp"](y, u, d, 16), (up, down)),
+            "the MLP from the host": (
+                lambda y, u, d: functions["offloading_checkpoint"](lambda z: ours10.mlp(z, u, d), y, CountingHost()),
+                (up, down),
+            ),
+        }
+
+    formulas = dict(zip(pieces(b.functions), (0, 2 * s * micro_batch * (h + r), 2 * s * micro_batch * h, 0)))
+    held, measures = (codes, scale, up, down), []
+    for name, (yours, weights) in pieces(b.functions).items():
+        found = costs(b, {"yours": yours, "ours": pieces(vars(ours10))[name][0]}, x, weights, held)
+        kept_bytes = {"formula": formulas[name], "yours": found["yours"].bytes, "ours": found["ours"].bytes}
+        measures += [Measure(f"kept, {name}", "B", kept_bytes), time_measure(found["yours"], found["ours"])]
+    plain = kept(b, ours10.mlp, x, (up, down)).bytes
+    remark = f"The MLP out of torch's operators keeps {plain:,} B, 2sbh + 4sbf."
+    what = f"Frozen weights, adapters and MLPs: s={s} b={micro_batch} h={h} f={f} r={r}, bfloat16"
     return BarsReward(what, tuple(measures), remark)

@@ -1,0 +1,89 @@
+"""python my/labs/lab10_keep_less.py
+
+Lab 10: keep less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
+
+Read notebooks/02_counting_bytes.ipynb and notebooks/11_the_ends.ipynb and notebooks/05_recomputation.ipynb first; each exercise names its section.
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them.  For a hint, add --hint 10.1.
+
+Letters as in 2205.05198: s tokens, b sequences, h hidden size; a linear has h inputs and o outputs, an
+adapter has rank r, and an MLP is f wide inside.  Weights are as torch stores them, [o, h].  Keep tensors for
+backward with ctx.save_for_backward; what is held in any other way escapes the count.  No function may write to
+a tensor that it was given.
+"""
+
+if __name__ == "__main__":
+    from actmem_course.judge import main
+
+    raise SystemExit(main(globals()))
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem.store import HostMemory
+
+
+# given: the dtype to compute in
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+# given: what 10.3 runs in tiles
+def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """x: [..., h]; up: [f, h]; down: [h, f].  Returns [..., h]."""
+    return F.linear(F.gelu(F.linear(x, up)), down)
+
+
+# 10.1: read “One rule”
+def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """F.linear(x, codes * scale), for a weight that is stored in 8 bits and doesn't train.
+
+    x: [s, b, h]; codes: int8 [o, h]; scale: [o, 1] in the dtype of x.  Returns [s, b, o]; only x gets a gradient.
+    Keeps nothing beside codes and scale, which the model holds anyway.  torch's operators keep the widened
+    weight, 2oh bytes in 16 bits, and would keep x, 2sbh, for a weight that trains.  2205.05198 section 4.1
+    counts the inputs of linears that train.
+    """
+    raise NotImplementedError
+
+
+# 10.2: read “One rule”
+def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
+
+    x: [s, b, h]; weight: [o, h] in the dtype of x, frozen; a: [r, h] and b: [o, r] in the dtype of wide(x), computed
+    with in the dtype of x.  Returns [s, b, o]; x, a and b get gradients of their own dtypes.  Keeps x and F.linear(x, a)
+    in the dtype of x, 2sbh + 2sbr bytes in 16 bits, beside weight, a and b.  Makes nothing of the size of weight,
+    neither weight + alpha/r · b @ a nor a gradient for it.  2205.05198 section 4.1 counts 2sbh for a linear.
+    """
+    raise NotImplementedError
+
+
+# 10.3: read “A chunk at a time”
+def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
+    """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
+
+    x: [s, b, h]; up: [f, h]; down: [h, f]; tile need not divide s.  Returns [s, b, h]; gradients as mlp gives them,
+    those of up and down added up in the dtype of wide(up).  Keeps x, 2sbh bytes in 16 bits, where mlp keeps
+    2sbh + 4sbf.  In forward and backward at most four tensors [tile, b, f] live at once, beside three of each of
+    x, up and down; and 8 products of s·b·h·f are made, where mlp makes 6.  What 2205.05198 section 5 does to
+    the core attention, done to the MLP.
+    """
+    raise NotImplementedError
+
+
+# 10.4: read “How a checkpoint function works, in four steps”
+def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
+    """function(x), run again in backward from an x that was on the host in between.
+
+    function takes a tensor and returns one; it draws no random numbers, and trains weights of its own, which get
+    their gradients too.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
+    without arguments: call it, and a copy is back on the device.  One copy out in forward, and one back in
+    backward, after which the host holds nothing.  Keeps nothing on the device, and x's bytes on the host.
+    Gradients are those of function(x) to the bit.  With it, a stack of L layers keeps none of the 2sbhL bytes
+    that 2205.05198 section 5 counts for full recomputation.
+    """
+    raise NotImplementedError

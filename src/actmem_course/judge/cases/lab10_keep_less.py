@@ -1,0 +1,229 @@
+"""Lab 10: on what each answer is judged, and the mistakes that are edits of ours."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.flop_counter import FlopCounterMode
+
+from actmem.store import HostMemory
+from actmem.torch_private import no_dispatch_modes
+from actmem_course.judge.case import CaseRun
+from actmem_course.judge.compare import grad_of
+from actmem_course.judge.kept import Largest
+
+#: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
+_S, _B, _H, _O, _R = 25, 3, 96, 80, 4
+
+
+def frozen_linear(r: CaseRun) -> None:
+    codes = (50 * r.each(_O, _H)).round().clamp(-127, 127).to(torch.int8)
+    scale, x = 0.01 + r.each(_O, 1).abs() / 100, r.each(_S, _B, _H)
+
+    def own(y: Tensor) -> Tensor:
+        return r["frozen_linear"](y, codes, scale.to(y.dtype))
+
+    r.passes(own, {"x": x})
+    half, half_scale = x.bfloat16(), scale.bfloat16()
+    r.passes(own, {"x": half}, how="half", prefix="for a bfloat16 x, ")
+    r.keeps(lambda y: r["frozen_linear"](y, codes, half_scale), half, others=[codes, half_scale])
+
+
+def lora_linear(r: CaseRun) -> None:
+    x, weight, a, b = r.each(_S, _B, _H), r.each(_O, _H), r.each(_R, _H), r.each(_O, _R)
+    alpha = 7.0
+
+    def own(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
+        return r["lora_linear"](y, weight.to(y.dtype), a, b, alpha)
+
+    r.passes(own, {"x": x, "a": a, "b": b})
+    words = "{when} makes a tensor of {{found:,}} elements, where x has {{enough:,}}, the most of what is needed: nothing as large as weight is"
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, a, b)]
+    with Largest(weight, *leaves) as forward:
+        result = own(*leaves)
+    with Largest(weight, *leaves) as backward:
+        result.backward(r.each(*result.shape))
+    for when, made in (("forward", forward), ("backward", backward)):
+        r.see(f"the largest tensor of {when}", max(x.numel(), made.elements), "most", words.format(when=when))
+    half, half_weight = x.bfloat16(), weight.bfloat16()
+    r.passes(own, {"x": half, "a": a.float(), "b": b.float()}, how="half", prefix="for a bfloat16 x, ")
+    r.keeps(
+        lambda y, a, b: r["lora_linear"](y, half_weight, a, b, alpha),
+        half,
+        a.float(),
+        b.float(),
+        what="x and F.linear(x, a) in 16 bits",
+        others=[half_weight],
+    )
+
+
+def tiled_mlp(r: CaseRun) -> None:
+    s, b, h, f, tile = 41, 7, 2, 128, 2  # tile divides neither s nor b
+    x, up, down = r.each(s, b, h), r.each(f, h), r.each(h, f)
+
+    def own(y: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        return r["tiled_mlp"](y, up, down, tile)
+
+    r.passes(own, {"x": x, "up": up, "down": down})
+    r.passes(
+        lambda *given: r["tiled_mlp"](*given, 2 * s), {"x": x, "up": up, "down": down}, prefix="with one tile for all, "
+    )
+    upstream = r.each(s, b, h)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, up, down)]
+    with FlopCounterMode(display=False) as flops, Largest(*leaves, upstream) as made:
+        own(*leaves).backward(upstream)
+    enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in (x, up, down)))
+    words = "{found:,} B live at once, where {enough:,} are enough: four tensors [tile, b, f], three of each of x, up and down"
+    r.see("the peak", max(enough, made.peak), "most", words)
+    products = -(-flops.get_total_flops() // (2 * s * b * h * f))
+    many = "forward and backward run {found} products of s·b·h·f where {enough} are enough: two in forward, two again and four gradients in backward"
+    r.see("products", max(8, products), "most", many)
+    r.keeps(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x")
+    # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
+    given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
+    half = [tensor.bfloat16().requires_grad_() for tensor in given]
+    exact = [tensor.detach().double().requires_grad_() for tensor in half]
+    F.linear(F.gelu(F.linear(exact[0], exact[1])), exact[2]).sum().backward()
+    r["tiled_mlp"](*half, 1).sum().backward()
+    words = "with 300 tiles in bfloat16, the gradient of {name} is {{found}} % off: add up the tiles in wide({name})"
+    for name, own_weight, weight in zip(("up", "down"), half[1:], exact[1:]):
+        off = (grad_of(own_weight) - grad_of(weight)).abs().max() / grad_of(weight).abs().max()
+        r.see(f"{name} in bfloat16", max(2, math.ceil(100 * off)), "most", words.format(name=name))
+
+
+class CountingHost(HostMemory):
+    """Counts bytes and elements put, bytes that it holds, and copies brought back; what is on it, no count of the device's sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes_put = self.elements_put = self.brought_back = 0
+        self._copies: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+    @property
+    def bytes_held(self) -> int:
+        return sum(self._copies.values())
+
+    def put(self, flat: Tensor, name: str) -> Callable[[], Tensor]:
+        with no_dispatch_modes(), saved_tensors_hooks(lambda tensor: tensor, lambda tensor: tensor):
+            fetch: Any = super().put(flat, name)
+        self.elements_put += flat.numel()
+        self.bytes_put += flat.numel() * flat.element_size()
+        self._copies[fetch.__self__] = flat.numel() * flat.element_size()
+
+        def bring_back() -> Tensor:
+            self.brought_back += 1
+            return fetch()
+
+        return bring_back
+
+
+def offloading_checkpoint(r: CaseRun) -> None:
+    x, up, down = r.each(9, 4, 16), r.each(64, 16), r.each(16, 64)
+    host, runs = CountingHost(), 0
+
+    def own(y: Tensor, up: Tensor, down: Tensor) -> Tensor:
+        def region(z: Tensor) -> Tensor:
+            nonlocal runs
+            runs += 1
+            return F.linear(torch.tanh(F.linear(z, up)), down) + z
+
+        return r["offloading_checkpoint"](region, y, host)
+
+    in_forward: list[int] = []
+
+    def once(*given: Tensor) -> Tensor:
+        result = own(*given)
+        in_forward[:] = runs, host.brought_back
+        return result
+
+    r.passes(once, {"x": x, "the first weight": up, "the second weight": down}, how="bits")
+    r.see("the number of copies brought back in forward", in_forward[1], "equal", "bring it back in backward")
+    r.see("the number of copies brought back", host.brought_back, "equal", "backward takes x from the host, once")
+    r.see("runs in forward", in_forward[0], "equal", "forward runs function once")
+    r.see("runs", runs, "equal", "forward runs function once, and backward once")
+    for named, weights in (("in a row", (up, down)), ("of two widths in a row", (up[:40], down[:, :40]))):
+        given = {"x": x, "the first weight": weights[0], "the second weight": weights[1]}
+        r.passes(lambda y, *w: own(own(y, up, down), *w), given, how="bits", prefix=f"with two regions {named}, ")
+    half = x.bfloat16()
+    host, weights = CountingHost(), (up.bfloat16(), down.bfloat16())
+    r.passes(lambda y: own(y, *weights), {"x": half}, how="bits", prefix="for a bfloat16 x, ")
+    words = "the host is given {found:,} {what}, where x has {enough:,}: put x, once, in the dtype that it has"
+    r.see("elements put", host.elements_put, "most", words.replace("{what}", "elements"))
+    r.see("bytes put", host.bytes_put, "most", words.replace("{what}", "B"))
+    words = "the host still holds {found:,} B after backward: hold what put returned in ctx only"
+    r.see("bytes held", host.bytes_held, "most", words)
+    r.keeps(lambda y: own(y, *weights), half, others=weights)
+
+
+MISTAKES = {
+    "10.1": r"""
+        return F.linear(x, codes * scale) -> return F.linear(x, codes.to(x.dtype)) | the scale is missing in forward: the weight is codes * scale
+        return grad @ (codes * scale) -> return grad @ codes.to(grad.dtype) | the forward is right; the gradient of x lacks the scale: in backward too the weight is codes * scale
+        return grad @ (codes * scale) -> return (grad * scale.t()) @ (codes * scale) | the forward is right; the gradient of x has the scale twice: grad @ (codes * scale) has it already
+        return grad @ (codes * scale) -> return torch.ones_like(grad) @ (codes * scale) | the forward is right; the gradient of x ignores the incoming gradient
+        return F.linear(x, codes * scale) -> return F.linear(x, codes.view(torch.uint8) * scale) | the codes are read as 0 to 255: int8 goes from −128 to 127
+        return F.linear(x, codes * scale) -> return F.linear(x, codes * scale.mean()) | every row is multiplied by the mean scale: each of the o rows has its own
+        return _FrozenLinear.apply(x, codes, scale) -> return F.linear(x, codes * scale) | forward and gradient are right; the widened weight is kept: keep codes and scale, and multiply them again in backward
+        ctx.save_for_backward(codes, scale) -> ctx.save_for_backward(codes, scale, x) ;; codes, scale = ctx.saved_tensors -> codes, scale, _ = ctx.saved_tensors | forward and gradient are right; x is kept: only the gradient of a weight reads it, and this weight gets none
+        return _FrozenLinear.apply(x, codes, scale) -> return F.linear(x, (codes * scale).requires_grad_()) | forward and gradient are right; x and the widened weight are kept, as for a weight that trains: this one gets no gradient
+        ctx.save_for_backward(codes, scale) -> ctx.save_for_backward(codes.clone(), scale) | forward and gradient are right; a copy of the codes is kept: save codes itself, which the model holds anyway
+        return F.linear(x, codes * scale) -> y = F.linear(x, codes * scale)\n        ctx.save_for_backward(codes, scale, y)\n        return y ;; codes, scale = ctx.saved_tensors -> codes, scale, _ = ctx.saved_tensors | forward and gradient are right; the result is kept, and no gradient of a linear reads it
+    """,
+    "10.2": r"""
+        ctx.scale = alpha / len(a) -> ctx.scale = alpha | alpha is not divided by r: the adapter is scaled by alpha/r
+        ctx.scale = alpha / len(a) -> ctx.scale = alpha / len(a) ** 0.5 | alpha is divided by the root of r (rank-stabilised LoRA does that): here it is alpha/r
+        ctx.scale = alpha / len(a) -> ctx.scale = alpha / a.shape[1] | alpha is divided by h: r is the number of rows of a
+        + ctx.scale * F.linear(low -> + F.linear(low | the adapter isn't scaled in forward: multiply it by alpha/r
+        return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return ctx.scale * (F.linear(x, weight) + F.linear(low, b.to(x.dtype))) | the frozen product is scaled too: alpha/r belongs to the adapter alone
+        grad_b = scaled -> grad_b = grad | the forward is right; the gradient of b lacks the factor alpha/r
+        grad_low = scaled @ -> grad_low = grad @ | the forward is right; the gradient that goes through b to a and x lacks the factor alpha/r
+        ` + grad_low @ a.to(x.dtype)` ->  | the forward is right; the gradient of x is that of the frozen product alone: add the adapter's
+        grad_x = grad @ weight + grad_low -> grad_x = grad_low | the forward is right; the gradient of x is that of the adapter alone: the frozen product passes one on, too
+        None, grad_a.to(a.dtype), grad_b -> None, None, grad_b | the forward is right; a gets no gradient, and both a and b train
+        return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; weight + alpha/r · b @ a is made, as large as the frozen weight: multiply x by a, and that by b
+        return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; a gradient for the frozen weight is made, as large as itself: return None for it
+        ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x, low, weight, a, b, x.clone()) ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; x is kept twice: the frozen product reads none, so one x, for a's gradient, is enough
+        return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): round a and b to the dtype of x, and keep what the products read then
+        return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) | forward and gradients are right; 16-bit copies of a and b are kept: write a torch.autograd.Function that saves a and b, and rounds them again in backward
+        ctx.save_for_backward(x, low, weight, a, b)\n        return F.linear(x, weight) -> y = F.linear(x, weight)\n        ctx.save_for_backward(x, low, weight, a, b, y)\n        return y ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; a tensor of the size of the result is kept, and no gradient reads it
+    """,
+    "10.3": r"""
+        grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = of_up, of_down | the forward is right; the gradients of up and down are the last tile's alone: add up those of all tiles
+        grad_up += of_up\n -> grad_up = of_up\n | the forward is right; the gradient of up is the last tile's alone: add up those of all tiles
+        grad_down += of_down\n -> grad_down = of_down\n | the forward is right; the gradient of down is the last tile's alone: add up those of all tiles
+        return torch.cat(grads_x), grad_up.to(up.dtype), grad_down.to(down.dtype), None -> return torch.cat(grads_x), (grad_up / len(grads_x)).to(up.dtype), (grad_down / len(grads_x)).to(down.dtype), None | the forward is right; the gradients of up and down are the means over the tiles: they are sums
+        return torch.cat(grads_x), grad_up -> return torch.cat(grads_x[::-1]), grad_up | the forward is right; the tiles of x's gradient come in reversed order
+        torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, torch.ones_like(y)) | the forward is right; the gradients ignore the incoming gradient: each tile takes its rows of it
+        return torch.cat(grads_x), grad_up.to(up.dtype), grad_down.to(down.dtype), None -> return torch.cat(grads_x), None, None, None | the forward is right; up and down get no gradient: add up each tile's
+        for rows in x.split(tile)]) -> for rows in x[: max(1, len(x) // tile) * tile].split(tile)]) | the positions after the last whole tile are missing: tile need not divide s
+        torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> torch.zeros_like(up), torch.zeros_like(down) | right in float64; in bfloat16 the gradients of many tiles are added up in 16 bits, where one more than 256 alike adds nothing: add up in wide(up) and wide(down)
+        return _TiledMlp.apply(x, up, down, tile) -> return mlp(x, up, down) | forward and gradients are right; the MLP runs for the whole sequence at once: run it for ``tile`` positions at a time
+        return _TiledMlp.apply(x, up, down, tile) -> return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) | forward and gradients are right; autograd keeps the inside of every tile: keep x alone, and make each tile's inside again in backward
+        for rows in x.split(tile)]) -> for rows in x.chunk(tile)]) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.chunk(ctx.tile), grad.chunk(ctx.tile)) | forward and gradients are right; there are ``tile`` tiles: each has ``tile`` positions, so split, not chunk
+        [mlp(rows, up, down) for rows in x.split(tile)]) -> [mlp(rows, up, down) for rows in x.split(tile, 1)], 1) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.split(ctx.tile, 1), grad.split(ctx.tile, 1)) ;; return torch.cat(grads_x), -> return torch.cat(grads_x, 1), | forward and gradients are right; the sequences are tiled, not their positions: split dimension 0
+        zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip((x,), (grad,)) | forward and gradients are right; backward runs the MLP for the whole sequence at once: run it tile by tile, as forward does
+        grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = [*grad_up, of_up], [*grad_down, of_down] ;; torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> [], [] ;; grad_up.to(up.dtype), grad_down.to(down.dtype) -> sum(map(wide, grad_up)).to(up.dtype), sum(map(wide, grad_down)).to(down.dtype) | forward and gradients are right; the weights' gradients of all tiles live until they are added up: add each tile's to one sum as it comes
+        return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) -> y = torch.cat([mlp(rows, up, down) for rows in x.split(tile)])\n        ctx.save_for_backward(x, up, down, y)\n        return y ;; x, up, down = ctx.saved_tensors -> x, up, down, _ = ctx.saved_tensors | forward and gradients are right; the result is kept, and no gradient reads it
+    """,
+    "10.4": r"""
+        torch.autograd.backward(y, grad) -> torch.autograd.backward(y, torch.ones_like(grad)) | the forward is right; the gradients ignore the incoming gradient: pass it to torch.autograd.backward(y, grad)
+        torch.autograd.backward(y, grad)\n        return None, None, x.grad -> return None, None, *torch.autograd.grad(y, x, grad) | the forward is right; the weights that function uses get no gradient: torch.autograd.grad reaches only what it is given; torch.autograd.backward reaches all
+        ctx.function, ctx.fetch = function, host.put(x, "x")\n        return function(x) -> y = function(x)\n        ctx.function, ctx.fetch = function, host.put(y, "y")\n        return y | the forward is right; the result is on the host, not x: backward runs function from its input
+        ctx.function, ctx.fetch = function, host.put(x, "x") -> globals()["latest"] = host.put(x, "x")\n        ctx.function = function ;; ctx.fetch() -> latest() | with two regions, backward takes the last one's x for both: hold what put returned in the region's own ctx
+        ctx.function, ctx.fetch = function, host.put(x, "x") -> ctx.function = function\n        ctx.save_for_backward(x) ;; ctx.fetch() -> ctx.saved_tensors[0].detach() | forward and gradients are right; x is on the device in between, and backward takes it from there: take it from the host
+        host.put(x, "x")\n -> [host.put(x, "x")()].pop\n | forward and gradients are right; x is brought back in forward, so the device has it in between: call what put returned in backward
+        x = ctx.fetch().requires_grad_() -> ctx.fetch()\n        x = ctx.fetch().requires_grad_() | forward and gradients are right; x is brought back twice: one copy is enough
+        return _OffloadingCheckpoint.apply(function, host, x) -> host.put(x, "x")\n    return function(x) | forward and gradients are right; function runs once and autograd keeps what it reads: run it in the forward of a torch.autograd.Function, and again in backward
+        return function(x)\n -> function(x)\n        return function(x)\n | forward and gradients are right; forward runs function twice: once is enough
+        host.put(x, "x")\n -> host.put(wide(x), "x")\n ;; ctx.fetch() -> ctx.fetch().to(grad.dtype) | forward and gradients are right; the host holds x in 32 bits: put it in the dtype that it has
+        ctx.fetch = function, host.put(x, "x")\n -> ctx.fetch = function, host.put(x, "x")\n        globals().setdefault("everything", []).append(ctx.fetch)\n | forward and gradients are right; the host holds x after backward: hold what put returned in ctx only, which goes with the graph
+        ctx.function, ctx.fetch = -> ctx.save_for_backward(x)\n        ctx.function, ctx.fetch = | forward and gradients are right; x is kept on the device besides: the copy on the host is enough
+    """,
+}

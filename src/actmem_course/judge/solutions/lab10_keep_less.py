@@ -1,0 +1,151 @@
+"""python my/labs/lab10_keep_less.py
+
+Lab 10: keep less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
+
+Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
+command above judges them.  For a hint, add --hint 10.1.
+
+Letters as in 2205.05198: s tokens, b sequences, h hidden size; a linear has h inputs and o outputs, an
+adapter has rank r, and an MLP is f wide inside.  Weights are as torch stores them, [o, h].  Keep tensors for
+backward with ctx.save_for_backward; what is held in any other way escapes the count.  No function may write to
+a tensor that it was given.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from actmem.store import HostMemory
+
+
+# given: the dtype to compute in
+def wide(x: Tensor) -> Tensor:
+    """x in float32, or as it is in float64."""
+    return x if x.dtype is torch.float64 else x.float()
+
+
+# given: what 10.3 runs in tiles
+def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """x: [..., h]; up: [f, h]; down: [h, f].  Returns [..., h]."""
+    return F.linear(F.gelu(F.linear(x, up)), down)
+
+
+# 10.1
+def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    """F.linear(x, codes * scale), for a weight that is stored in 8 bits and doesn't train.
+
+    x: [s, b, h]; codes: int8 [o, h]; scale: [o, 1] in the dtype of x.  Returns [s, b, o]; only x gets a gradient.
+    Keeps nothing beside codes and scale, which the model holds anyway.  torch's operators keep the widened
+    weight, 2oh bytes in 16 bits, and would keep x, 2sbh, for a weight that trains.  2205.05198 section 4.1
+    counts the inputs of linears that train.
+    """
+    return _FrozenLinear.apply(x, codes, scale)
+
+
+class _FrozenLinear(Function):
+    @staticmethod
+    def forward(ctx, x, codes, scale):
+        ctx.save_for_backward(codes, scale)
+        return F.linear(x, codes * scale)
+
+    @staticmethod
+    def backward(ctx, grad):
+        codes, scale = ctx.saved_tensors
+        return grad @ (codes * scale), None, None
+
+
+# 10.2
+def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
+    """F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
+
+    x: [s, b, h]; weight: [o, h] in the dtype of x, frozen; a: [r, h] and b: [o, r] in the dtype of wide(x), computed
+    with in the dtype of x.  Returns [s, b, o]; x, a and b get gradients of their own dtypes.  Keeps x and F.linear(x, a)
+    in the dtype of x, 2sbh + 2sbr bytes in 16 bits, beside weight, a and b.  Makes nothing of the size of weight,
+    neither weight + alpha/r · b @ a nor a gradient for it.  2205.05198 section 4.1 counts 2sbh for a linear.
+    """
+    return _LoraLinear.apply(x, weight, a, b, alpha)
+
+
+class _LoraLinear(Function):
+    @staticmethod
+    def forward(ctx, x, weight, a, b, alpha):
+        ctx.scale = alpha / len(a)
+        low = F.linear(x, a.to(x.dtype))
+        ctx.save_for_backward(x, low, weight, a, b)
+        return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype))
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, low, weight, a, b = ctx.saved_tensors
+        scaled = ctx.scale * grad
+        grad_low = scaled @ b.to(x.dtype)
+        grad_x = grad @ weight + grad_low @ a.to(x.dtype)
+        grad_a = grad_low.flatten(0, 1).t() @ x.flatten(0, 1)
+        grad_b = scaled.flatten(0, 1).t() @ low.flatten(0, 1)
+        return grad_x, None, grad_a.to(a.dtype), grad_b.to(b.dtype), None
+
+
+# 10.3
+def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
+    """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
+
+    x: [s, b, h]; up: [f, h]; down: [h, f]; tile need not divide s.  Returns [s, b, h]; gradients as mlp gives them,
+    those of up and down added up in the dtype of wide(up).  Keeps x, 2sbh bytes in 16 bits, where mlp keeps
+    2sbh + 4sbf.  In forward and backward at most four tensors [tile, b, f] live at once, beside three of each of
+    x, up and down; and 8 products of s·b·h·f are made, where mlp makes 6.  What 2205.05198 section 5 does to
+    the core attention, done to the MLP.
+    """
+    return _TiledMlp.apply(x, up, down, tile)
+
+
+class _TiledMlp(Function):
+    @staticmethod
+    def forward(ctx, x, up, down, tile):
+        ctx.tile = tile
+        ctx.save_for_backward(x, up, down)
+        return torch.cat([mlp(rows, up, down) for rows in x.split(tile)])
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, up, down = ctx.saved_tensors
+        grad_up, grad_down = torch.zeros_like(wide(up)), torch.zeros_like(wide(down))
+        grads_x = []
+        for rows, upstream in zip(x.split(ctx.tile), grad.split(ctx.tile)):
+            inputs = [tensor.detach().requires_grad_() for tensor in (rows, up, down)]
+            with torch.enable_grad():
+                y = mlp(*inputs)
+            of_rows, of_up, of_down = torch.autograd.grad(y, inputs, upstream)
+            grads_x.append(of_rows)
+            grad_up += of_up
+            grad_down += of_down
+        return torch.cat(grads_x), grad_up.to(up.dtype), grad_down.to(down.dtype), None
+
+
+# 10.4
+def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
+    """function(x), run again in backward from an x that was on the host in between.
+
+    function takes a tensor and returns one; it draws no random numbers, and trains weights of its own, which get
+    their gradients too.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
+    without arguments: call it, and a copy is back on the device.  One copy out in forward, and one back in
+    backward, after which the host holds nothing.  Keeps nothing on the device, and x's bytes on the host.
+    Gradients are those of function(x) to the bit.  With it, a stack of L layers keeps none of the 2sbhL bytes
+    that 2205.05198 section 5 counts for full recomputation.
+    """
+    return _OffloadingCheckpoint.apply(function, host, x)
+
+
+class _OffloadingCheckpoint(Function):
+    @staticmethod
+    def forward(ctx, function, host, x):
+        ctx.function, ctx.fetch = function, host.put(x, "x")
+        return function(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        x = ctx.fetch().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.function(x)
+        torch.autograd.backward(y, grad)
+        return None, None, x.grad

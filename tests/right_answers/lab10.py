@@ -1,0 +1,156 @@
+"""Right answers to lab 10: scales after the product, other derivatives by hand, torch's checkpoint and hooks of saved tensors."""
+
+import torch
+import torch.nn.functional as F
+from torch.autograd import Function
+from torch.autograd.graph import saved_tensors_hooks
+from torch.utils.checkpoint import checkpoint
+
+from tests.right_answers.register import right
+
+LAB = "lab10_keep_less"
+
+
+@right(LAB, "10.1")
+def scale_of_the_result(x, codes, scale):
+    class Linear(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return F.linear(x, codes.to(x.dtype)) * scale.t()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return (grad * scale.t()) @ codes.to(grad.dtype)
+
+    return Linear.apply(x)
+
+
+@right(LAB, "10.1")
+def the_weight_made_by_a_hook(x, codes, scale):
+    with saved_tensors_hooks(lambda tensor: None, lambda _: (codes * scale).t()):
+        return x.flatten(0, 1).mm((codes * scale).t()).unflatten(0, x.shape[:2])
+
+
+@right(LAB, "10.2")
+def low_made_again(x, weight, a, b, alpha):
+    class Lora(Function):
+        @staticmethod
+        def forward(ctx, x, a, b):
+            ctx.save_for_backward(x, a, b)
+            y = F.linear(x, weight)
+            return y.add_(F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)), alpha=alpha / a.shape[0])
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, a, b = ctx.saved_tensors
+            rows, grads, scale = x.flatten(0, 1), grad.flatten(0, 1), alpha / a.shape[0]
+            of_low = scale * (grads @ b.to(x.dtype))
+            of_b = scale * (grads.t() @ F.linear(rows, a.to(x.dtype)))
+            of_x = (grads @ weight).addmm_(of_low, a.to(x.dtype))
+            return of_x.view_as(x), (of_low.t() @ rows).to(a.dtype), of_b.to(b.dtype)
+
+    return Lora.apply(x, a, b)
+
+
+@right(LAB, "10.2")
+def the_adapter_alone_by_hand(x, weight, a, b, alpha):
+    class Adapter(Function):
+        @staticmethod
+        def forward(ctx, x, a, b):
+            low = torch.einsum("sbh,rh->sbr", x, a.to(x.dtype)) * (alpha / len(a))
+            ctx.save_for_backward(x, low, a, b)
+            return torch.einsum("sbr,or->sbo", low, b.to(x.dtype))
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, low, a, b = ctx.saved_tensors
+            of_low = torch.einsum("sbo,or->sbr", grad, b.to(x.dtype)) * (alpha / len(a))
+            of_a, of_b = torch.einsum("sbr,sbh->rh", of_low, x), torch.einsum("sbo,sbr->or", grad, low)
+            return torch.einsum("sbr,rh->sbh", of_low, a.to(x.dtype)), of_a, of_b
+
+    return x @ weight.t() + Adapter.apply(x, a, b)
+
+
+@right(LAB, "10.3")
+def derivatives_by_hand(x, up, down, tile):
+    class Tiles(Function):
+        @staticmethod
+        def forward(ctx, x, up, down):
+            ctx.save_for_backward(x, up, down)
+            result = torch.empty_like(x)
+            for first in range(0, len(x), tile):
+                result[first : first + tile] = F.linear(F.gelu(F.linear(x[first : first + tile], up)), down)
+            return result
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, up, down = ctx.saved_tensors
+            of_x = torch.empty_like(x)
+            of_up, of_down = (
+                w.new_zeros(w.shape, dtype=torch.promote_types(w.dtype, torch.float32)) for w in (up, down)
+            )
+            for first in range(0, len(x), tile):
+                rows, upstream = (tensor[first : first + tile].flatten(0, 1) for tensor in (x, grad))
+                inside = rows @ up.t()
+                of_down += upstream.t() @ F.gelu(inside)
+                slope = torch.ops.aten.gelu_backward(upstream @ down, inside)
+                of_up += slope.t() @ rows
+                of_x[first : first + tile] = (slope @ up).view_as(of_x[first : first + tile])
+            return of_x, of_up.to(up.dtype), of_down.to(down.dtype)
+
+    return Tiles.apply(x, up, down)
+
+
+@right(LAB, "10.3")
+def vector_jacobian_products_of_tiles_from_the_last(x, up, down, tile):
+    def of_tile(rows, up, down):
+        return F.linear(F.gelu(F.linear(rows, up)), down)
+
+    class Tiles(Function):
+        @staticmethod
+        def forward(ctx, *given):
+            ctx.save_for_backward(*given)
+            return torch.cat([of_tile(rows, *given[1:]) for rows in given[0].split(tile)])
+
+        @staticmethod
+        def backward(ctx, grad):
+            x, *weights = ctx.saved_tensors
+            of_x, sums = [], [torch.zeros((), dtype=torch.float32)] * 2
+            for rows, upstream in reversed(list(zip(x.split(tile), grad.split(tile)))):
+                of_rows, *parts = torch.func.vjp(of_tile, rows, *weights)[1](upstream)
+                sums = [one + part.to(torch.promote_types(part.dtype, torch.float32)) for one, part in zip(sums, parts)]
+                of_x.insert(0, of_rows)
+            return torch.cat(of_x), *(one.to(weight.dtype) for one, weight in zip(sums, weights))
+
+    return Tiles.apply(x, up, down)
+
+
+@right(LAB, "10.4")
+def checkpoint_whose_input_a_hook_moves(function, x, host):
+    with saved_tensors_hooks(lambda tensor: host.put(tensor, "x"), lambda bring_back: bring_back()):
+        return checkpoint(function, x, use_reentrant=True, preserve_rng_state=False)
+
+
+@right(LAB, "10.4")
+def checkpoint_without_reentering(function, x, host):
+    with saved_tensors_hooks(lambda tensor: host.put(tensor, "x"), lambda bring_back: bring_back()):
+        return checkpoint(function, x, use_reentrant=False, preserve_rng_state=False)
+
+
+@right(LAB, "10.4")
+def what_put_returns_in_a_list_and_a_flat_row(function, x, host):
+    class Region(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.state = [host.put(x.flatten(), "the input"), x.shape]
+            return function(x.clone())
+
+        @staticmethod
+        def backward(ctx, grad):
+            fetch, shape = ctx.state
+            leaf = fetch().view(shape).detach().requires_grad_(True)
+            with torch.enable_grad():
+                function(leaf).backward(grad)
+            return leaf.grad
+
+    return Region.apply(x)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from types import ModuleType
 from typing import Any
@@ -98,7 +98,7 @@ class Naming:
         first = next(iter(wrong))
         said, explained = described(found, right, wrong)
         if right.seen[0][first].how not in NUMBERS:
-            return self.edit_that_costs_the_same(found, first, group) or said
+            return self.edit_that_costs_the_same(found, list(wrong), group) or said
         rows, partly = stated_edits(self.exercise), ""
         missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
         pairs = pairs_of(rows, source_of(self.module))
@@ -138,16 +138,20 @@ class Naming:
                 partly = _with_forward(edit, first)
         return "", partly
 
-    def edit_that_costs_the_same(self, found: Happened, name: str, group: int) -> str:
-        """The words of the stated edit whose numbers are the learner's, and of which ``name`` is so much."""
+    def edit_that_costs_the_same(self, found: Happened, wrong: Sequence[str], group: int) -> str:
+        """The words of the stated edit whose numbers are the learner's, and all costs; or else the cost that is wrong first."""
+        partly = ""
         for edit in stated_edits(self.exercise):
-            if self._begins_otherwise(edit, found, group):
+            names = edit.names(self.module.__file__ or "")
+            if names is None or self._begins_otherwise(edit, found, group):
                 continue
-            outcome = self.run([edit.names(self.module.__file__ or "") or {}] * self.ranks.size, group, found)
+            outcome = self.run([names] * self.ranks.size, group, found)
             self._remember(edit, outcome, group)
-            if all(name in a and _cost(a[name]) == _cost(b[name]) for a, b in zip(outcome.seen, found.seen)):
+            alike_there = [all(map(partial(_costs_alike, name), outcome.seen, found.seen)) for name in wrong]
+            if all(alike_there) and set(differences(outcome, self.ours(group))) == set(wrong):
                 return edit.words
-        return ""
+            partly = partly or edit.words * alike_there[0]
+        return partly
 
     def _begins_otherwise(self, edit: Edit, found: Happened, group: int) -> bool:
         """Whether an earlier run of the edit saw another first number."""
@@ -189,8 +193,11 @@ def _alike_everywhere(one: Happened, other: Happened, name: str) -> bool:
     return all(name in a and alike(a[name], b.get(name)) for a, b in zip(one.seen, other.seen))
 
 
-def _cost(seen: Noted) -> Any:
-    return seen.value.as_much() if isinstance(seen.value, KeptBytes) else seen.value
+def _costs_alike(name: str, one: dict[str, Noted], other: dict[str, Noted]) -> bool:
+    if name not in one or name not in other:
+        return False
+    a, b = one[name].value, other[name].value
+    return a.as_much() == b.as_much() if isinstance(a, KeptBytes) else a == b
 
 
 def _signature(error: BaseException | None) -> tuple[str, str]:

@@ -21,6 +21,9 @@ from actmem_course.judge.kept import Largest
 
 #: No two tensors of a case have as many elements, and a weight has more than any that is as long as the sequence.
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
+_IN_16_BITS = {name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")}
+_IN_16_BITS[""] = "the products are those of tensors of 16 bits"
+_OF_ITS_OWN = "each region reads the x of its own: hold what put returned in its own ctx"
 
 
 def frozen_linear(r: CaseRun) -> None:
@@ -30,9 +33,13 @@ def frozen_linear(r: CaseRun) -> None:
     def own(y: Tensor) -> Tensor:
         return r["frozen_linear"](y, codes, scale.to(y.dtype))
 
+    before = codes._version + scale._version
     r.passes(own, {"x": x})
+    r.see(
+        "the number of writes to codes and scale", codes._version + scale._version - before, "equal", "they are given"
+    )
     half, half_scale = x.bfloat16(), scale.bfloat16()
-    r.passes(own, {"x": half}, how="half", prefix="for a bfloat16 x, ")
+    r.passes(own, {"x": half}, how="half", prefix="for a bfloat16 x, ", why=_IN_16_BITS)
     r.keeps(lambda y: r["frozen_linear"](y, codes, half_scale), half, others=[codes, half_scale])
 
 
@@ -43,17 +50,24 @@ def lora_linear(r: CaseRun) -> None:
     def own(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return r["lora_linear"](y, weight.to(y.dtype), a, b, alpha)
 
+    before = weight._version
     r.passes(own, {"x": x, "a": a, "b": b})
+    r.see("the number of writes to weight", weight._version - before, "equal", "it is given, and others read it")
     words = "{when} makes a tensor of {{found:,}} elements, where x has {{enough:,}}, the most of what is needed: nothing as large as weight is"
     leaves = [tensor.clone().requires_grad_() for tensor in (x, a, b)]
-    with Largest(weight, *leaves) as forward:
-        result = own(*leaves)
-    with Largest(weight, *leaves) as backward:
-        result.backward(r.each(*result.shape))
+    with FlopCounterMode(display=False) as flops:
+        with Largest(weight, *leaves) as forward:
+            result = own(*leaves)
+        with Largest(weight, *leaves) as backward:
+            result.backward(r.each(*result.shape))
     for when, made in (("forward", forward), ("backward", backward)):
         r.see(f"the largest tensor of {when}", max(x.numel(), made.elements), "most", words.format(when=when))
+    # The adapter's products are less than half a product with the weight in all.
+    products = flops.get_total_flops() // (2 * x.numel() * _O)
+    many = "forward and backward run {found} products with weight where {enough} are enough: one for the result, one for x's gradient"
+    r.see("products", products, "most", many)
     half, half_weight = x.bfloat16(), weight.bfloat16()
-    r.passes(own, {"x": half, "a": a.float(), "b": b.float()}, how="half", prefix="for a bfloat16 x, ")
+    r.passes(own, {"x": half, "a": a.float(), "b": b.float()}, how="half", prefix="for a bfloat16 x, ", why=_IN_16_BITS)
     r.keeps(
         lambda y, a, b: r["lora_linear"](y, half_weight, a, b, alpha),
         half,
@@ -61,6 +75,16 @@ def lora_linear(r: CaseRun) -> None:
         b.float(),
         what="x and F.linear(x, a) in 16 bits",
         others=[half_weight],
+    )
+    held = half.clone().requires_grad_()
+    r.keeps(
+        lambda _, a, b: r["lora_linear"](held, half_weight, a, b, alpha),
+        half,
+        a.float(),
+        b.float(),
+        what="F.linear(x, a) in 16 bits, and x itself, which is counted already",
+        name="bytes beside x",
+        others=[half_weight, held],
     )
 
 
@@ -71,7 +95,8 @@ def tiled_mlp(r: CaseRun) -> None:
     def own(y: Tensor, up: Tensor, down: Tensor) -> Tensor:
         return r["tiled_mlp"](y, up, down, tile)
 
-    r.passes(own, {"x": x, "up": up, "down": down})
+    into = "backward of a tile goes on into up and down: take its gradients for detached copies, torch.autograd.grad, and add them up"
+    r.passes(own, {"x": x, "up": up, "down": down}, twice=into)
     r.passes(
         lambda *given: r["tiled_mlp"](*given, 2 * s), {"x": x, "up": up, "down": down}, prefix="with one tile for all, "
     )
@@ -86,6 +111,10 @@ def tiled_mlp(r: CaseRun) -> None:
     many = "forward and backward run {found} products of s·b·h·f where {enough} are enough: two in forward, two again and four gradients in backward"
     r.see("products", max(8, products), "most", many)
     r.keeps(own, x.bfloat16(), up.bfloat16(), down.bfloat16(), what="x")
+    held, words = x.bfloat16().requires_grad_(), "x itself, which is counted already"
+    r.keeps(
+        lambda _, *w: own(held, *w), x, up.bfloat16(), down.bfloat16(), what=words, name="bytes beside x", others=[held]
+    )
     # The same row in each of 300 tiles: in bfloat16, 256 of them and one more are 256.
     given = [x[0, 0].abs().expand(300, 1, h), up.abs(), down.abs()]
     half = [tensor.bfloat16().requires_grad_() for tensor in given]
@@ -150,7 +179,13 @@ def offloading_checkpoint(r: CaseRun) -> None:
     r.see("runs", runs, "equal", "forward runs function once, and backward once")
     for named, weights in (("in a row", (up, down)), ("of two widths in a row", (up[:40], down[:, :40]))):
         given = {"x": x, "the first weight": weights[0], "the second weight": weights[1]}
-        r.passes(lambda y, *w: own(own(y, up, down), *w), given, how="bits", prefix=f"with two regions {named}, ")
+        r.passes(
+            lambda y, *w: own(own(y, up, down), *w),
+            given,
+            how="bits",
+            prefix=f"with two regions {named}, ",
+            why={"x": _OF_ITS_OWN},
+        )
     half = x.bfloat16()
     host, weights = CountingHost(), (up.bfloat16(), down.bfloat16())
     r.passes(lambda y: own(y, *weights), {"x": half}, how="bits", prefix="for a bfloat16 x, ")
@@ -188,10 +223,13 @@ MISTAKES = {
         grad_x = grad @ weight + grad_low -> grad_x = grad_low | the forward is right; the gradient of x is that of the adapter alone: the frozen product passes one on, too
         None, grad_a.to(a.dtype), grad_b -> None, None, grad_b | the forward is right; a gets no gradient, and both a and b train
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; weight + alpha/r · b @ a is made, as large as the frozen weight: multiply x by a, and that by b
+        return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=ctx.scale)\n        y = F.linear(x, weight)\n        weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=-ctx.scale)\n        return y | the adapter is merged into weight and taken out again: others read weight, and rounding stays in it. Multiply x by a, and that by b
         return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; a gradient for the frozen weight is made, as large as itself: return None for it
         ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x, low, weight, a, b, x.clone()) ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; x is kept twice: the frozen product reads none, so one x, for a's gradient, is enough
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): round a and b to the dtype of x, and keep what the products read then
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) | forward and gradients are right; 16-bit copies of a and b are kept: write a torch.autograd.Function that saves a and b, and rounds them again in backward
+        ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x.clone(), low, weight, a, b) | forward and gradients are right; a copy of x is kept: others may keep x, so save x itself, and it is there once
+        return _LoraLinear.apply(x, weight, a, b, alpha) -> from torch.utils.checkpoint import checkpoint\n    lora = lambda x, a, b: F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))\n    return checkpoint(lora, x, a, b, use_reentrant=False) | forward and gradients are right; backward runs the frozen product again, which nothing needs: keep x and F.linear(x, a)
         ctx.save_for_backward(x, low, weight, a, b)\n        return F.linear(x, weight) -> y = F.linear(x, weight)\n        ctx.save_for_backward(x, low, weight, a, b, y)\n        return y ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; a tensor of the size of the result is kept, and no gradient reads it
     """,
     "10.3": r"""
@@ -208,6 +246,8 @@ MISTAKES = {
         return _TiledMlp.apply(x, up, down, tile) -> return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) | forward and gradients are right; autograd keeps the inside of every tile: keep x alone, and make each tile's inside again in backward
         for rows in x.split(tile)]) -> for rows in x.chunk(tile)]) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.chunk(ctx.tile), grad.chunk(ctx.tile)) | forward and gradients are right; there are ``tile`` tiles: each has ``tile`` positions, so split, not chunk
         [mlp(rows, up, down) for rows in x.split(tile)]) -> [mlp(rows, up, down) for rows in x.split(tile, 1)], 1) ;; zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip(x.split(ctx.tile, 1), grad.split(ctx.tile, 1)) ;; return torch.cat(grads_x), -> return torch.cat(grads_x, 1), | forward and gradients are right; the sequences are tiled, not their positions: split dimension 0
+        [mlp(rows, up, down) for rows in x.split(tile)] -> [mlp(x, up, down)] | forward and gradients are right; forward runs the MLP for the whole sequence at once: run it tile by tile, as backward does
+        ctx.save_for_backward(x, up, down)\n -> ctx.save_for_backward(x.clone(), up, down)\n | forward and gradients are right; a copy of x is kept: others may keep x, so save x itself, and it is there once
         zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip((x,), (grad,)) | forward and gradients are right; backward runs the MLP for the whole sequence at once: run it tile by tile, as forward does
         grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = [*grad_up, of_up], [*grad_down, of_down] ;; torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> [], [] ;; grad_up.to(up.dtype), grad_down.to(down.dtype) -> sum(map(wide, grad_up)).to(up.dtype), sum(map(wide, grad_down)).to(down.dtype) | forward and gradients are right; the weights' gradients of all tiles live until they are added up: add each tile's to one sum as it comes
         return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) -> y = torch.cat([mlp(rows, up, down) for rows in x.split(tile)])\n        ctx.save_for_backward(x, up, down, y)\n        return y ;; x, up, down = ctx.saved_tensors -> x, up, down, _ = ctx.saved_tensors | forward and gradients are right; the result is kept, and no gradient reads it
@@ -221,6 +261,7 @@ MISTAKES = {
         host.put(x, "x")\n -> [host.put(x, "x")()].pop\n | forward and gradients are right; x is brought back in forward, so the device has it in between: call what put returned in backward
         x = ctx.fetch().requires_grad_() -> ctx.fetch()\n        x = ctx.fetch().requires_grad_() | forward and gradients are right; x is brought back twice: one copy is enough
         return _OffloadingCheckpoint.apply(function, host, x) -> host.put(x, "x")\n    return function(x) | forward and gradients are right; function runs once and autograd keeps what it reads: run it in the forward of a torch.autograd.Function, and again in backward
+        return _OffloadingCheckpoint.apply(function, host, x) -> with torch.autograd.graph.saved_tensors_hooks(lambda y: host.put(y, "y"), lambda fetch: fetch()):\n        return function(x) | all that function keeps goes to the host, and function runs once: put x alone, and run function again in backward
         return function(x)\n -> function(x)\n        return function(x)\n | forward and gradients are right; forward runs function twice: once is enough
         host.put(x, "x")\n -> host.put(wide(x), "x")\n ;; ctx.fetch() -> ctx.fetch().to(grad.dtype) | forward and gradients are right; the host holds x in 32 bits: put it in the dtype that it has
         ctx.fetch = function, host.put(x, "x")\n -> ctx.fetch = function, host.put(x, "x")\n        globals().setdefault("everything", []).append(ctx.fetch)\n | forward and gradients are right; the host holds x after backward: hold what put returned in ctx only, which goes with the graph

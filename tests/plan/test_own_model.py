@@ -64,7 +64,7 @@ def solved_once(monkeypatch):
 
 @pytest.mark.slow
 def test_the_bill_is_of_the_code_that_is_printed(capsys, solved_once):
-    options = [f"{MODELS}:short_stack", "--at", AT, "--again", "mlp", "--allowance", "0"]
+    options = [f"{MODELS}:short_stack", "--at", AT, "--again", "mlp,operations", "--allowance", "0"]
     code, free = planned(capsys, *options, "--memory", "1")
     assert code == 0 and free["fits"] and free["asked"]["code"] == []
     assert sum(row["bytes"] for row in free["bill"]) == free["asked"]["bytes"]
@@ -76,7 +76,9 @@ def test_the_bill_is_of_the_code_that_is_printed(capsys, solved_once):
     less = free["asked"]["bytes"] - 1
     code, found = planned(capsys, *options, "--memory", str(less / 2**30))
     assert code == 1 and not found["fits"] and len(found["ways"]) > 1
-    for way in found["ways"]:
+    of_operations = [way for way in found["all_blocks"] if "all but addmm 1" in way["text"]]
+    assert of_operations and of_operations[0]["bytes"] < free["asked"]["bytes"]
+    for way in found["ways"] + of_operations:
         sizes = {**SIZES, "b": way["micro_batch_size"]}
         assert way["bytes"] == held + peak(models_for_tapes.short_stack, sizes, 6, "\n".join(way["code"])) <= less
     assert {way["text"].partition(" of ")[0] for way in found["ways"]} >= {"b 4, mlp"}

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from actmem.config import ConfigError
+from actmem.tape.blocks import recompute_code
 from actmem.tape.evaluate import BACKWARD, Mark, Run, moments, read_events
-from actmem.tape.model_tape import recompute_blocks, run_factory, solved_blocks, solved_target
+from actmem.tape.model_tape import run_factory, solved_blocks, solved_target
 from actmem.tape.solver import draw_sizes, parsed_letters
 from tests.tape import models_for_tapes
 from tests.tiers import at_night
@@ -21,7 +22,7 @@ def real(factory, sizes, blocks, again, path, part):
     """Kept and peak bytes of forward and backward, FLOPs and bytes moved, of a real run."""
 
     def prepare(model):
-        recompute_blocks(model.get_submodule(path), again, part)
+        exec(recompute_code(path, again, part), {"model": model})
 
     events = run_factory(factory, {**sizes, "l": blocks}, prepare=prepare)
     kept = next(live for event, live, _ in moments(events) if isinstance(event, Mark) and event.name == BACKWARD)
@@ -33,18 +34,20 @@ def real(factory, sizes, blocks, again, path, part):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "letters", "parts"),
-    [("stack", "s,b,h,f,v", ("mlp",)), at_night(("llama", "s,b,h,a,k,f,v", ("", "mlp", "self_attn")))],
+    [("stack", "s,b,h,f,v", ("mlp",)), at_night(("llama", "s,b,h,a,k,f,v", ("", "mlp", "self_attn", "operations")))],
 )
 def test_any_number_of_blocks_is_a_real_run(name, letters, parts):
     if name.startswith("llama"):
         pytest.importorskip("transformers")
     factory = getattr(models_for_tapes, name)
     letters, rules, _ = parsed_letters(letters)
-    solved = solved_blocks(factory, letters, rules, may_be_one=("b",), parts=parts)
+    solved = solved_blocks(
+        factory, letters, rules, may_be_one=("b",), parts=parts, at=draw_sizes(letters, rules, random.Random(1))
+    )
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     rng = random.Random(seed)
-    for part, blocks, again in [(part, *counts) for part in parts for counts in ((7, 0), (6, 6), (7, 3), (3, 1))]:
+    for part, blocks, again in [(part, *counts) for part in solved for counts in ((7, 0), (6, 6), (7, 3), (3, 1))]:
         sizes = draw_sizes(letters, rules, rng) | {"s": rng.randrange(40, 90), "b": rng.choice((1, 4))}
         need = solved[part].need(sizes, again, blocks - again)
         told = need.kept_bytes, need.peak.bytes, need.product_flops, need.moved_bytes
@@ -86,6 +89,7 @@ def test_solving_leaves_the_number_of_threads():
 
 
 def test_the_recomputation_is_checkpoint_on_the_first_blocks():
-    blocks = models_for_tapes.Stack(8, 8, 8, 3).blocks
-    recompute_blocks(blocks, 2, "mlp")
-    assert [isinstance(vars(block.mlp).get("forward"), partial) for block in blocks.children()] == [True, True, False]
+    model = models_for_tapes.Stack(8, 8, 8, 3)
+    exec(recompute_code("blocks", 2, "mlp"), {"model": model})
+    again = [isinstance(vars(block.mlp).get("forward"), partial) for block in model.blocks.children()]
+    assert again == [True, True, False]

@@ -30,7 +30,7 @@ from actmem.plan.step_time import (
     work_seconds,
 )
 from actmem.rows import Row, total
-from actmem.tape.blocks import BlockModel, Need
+from actmem.tape.blocks import BlockModel, Need, recompute_code
 
 _LARGEST_MICROBATCH = 2**14
 _COLUMNS = 80
@@ -43,10 +43,6 @@ the letters (or seq_length, batch_size, hidden_size, …) as keyword arguments a
 tiny sizes, with one to five layers.  Backward starts from the output's loss, or from the sum of its first tensor.
 Counted as CPUs run it, attention by a fused kernel, with dropout too; a GPU's keeps a few bytes more.
 """
-_RECOMPUTE = """from functools import partial
-from torch.utils.checkpoint import checkpoint
-for block in list(model.{path}.children())[:{again}]:
-    {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
 _SHARD = """from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 policy = MixedPrecisionPolicy(param_dtype=torch.{dtype}, reduce_dtype=torch.float32)
 for block in model.{path}.children():
@@ -238,9 +234,7 @@ class OwnModel:
 
     def code(self, way: Way, dtype: str) -> list[str]:
         """What to paste."""
-        part = f"block.{way.part}" if way.part else "block"
-        recompute = _RECOMPUTE.format(path=self.blocks.path, again=way.again, part=part)
-        lines = recompute.split("\n") if way.again else []
+        lines = recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
         lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
         return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
 
@@ -261,7 +255,11 @@ def _parser() -> Parser:
     parser.add_argument("--at", metavar="s=4096,b=1,…", help="the sizes (default with --framework: the name's, b = 1)")
     parser.add_argument("--framework", metavar=_HUGGING_FACE, help="whose code of a named model, as llama3-8b")
     parser.add_argument("--letters", metavar="h:8a,…", help="what a letter must be a multiple of, in the tiny runs")
-    parser.add_argument("--again", metavar="mlp,…", help="parts of a block that may run again, besides all of it")
+    parser.add_argument(
+        "--again",
+        metavar="mlp,…",
+        help="parts of a block that may run again, besides all of it; operations: products and attention kept, the rest again",
+    )
     parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")
     add_cluster_options(parser)
@@ -343,6 +341,7 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         "bill": [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in model.bill(asked)],
         "kept_bytes": model.need(asked).kept_bytes,
         "ways": [described(way) for way in model.ways(asked)[:3]],
+        "all_blocks": [described(way) for way in (asked, *(replace(every, part=part) for part in model.parts))],
         "largest": {
             name: {letter: model.largest(letter, way) for letter in "bs"}
             for name, way in (("nothing again", asked), ("all blocks again", every))
@@ -383,6 +382,9 @@ def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
         yield f"  {way['seconds']:9.3f} s {gib(way['bytes'])}  {way['text']}"
         if cluster.gpus > 1:
             yield f"{'':15}waits {way['waiting_seconds']:.3f} s for exchanges, hides {way['hidden_seconds']:.3f} s of them"
+    yield "With all blocks alike:"
+    for way in found["all_blocks"]:
+        yield f"  {way['seconds']:9.3f} s {gib(way['bytes'])}  {way['text']}"
     for name, most in found["largest"].items():
         yield f"The largest that fits with {name}: b = {most['b']:,} or, at b = {asked.micro_batch_size}, s = {most['s']:,}"
     if found["ways"] and found["ways"][0]["code"]:

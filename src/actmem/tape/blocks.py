@@ -9,8 +9,10 @@ the ends of the model, which are the same in all.  ``model_tape.solved_blocks`` 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property, lru_cache
 
 from actmem.rows import Row
@@ -18,6 +20,62 @@ from actmem.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, moments, re
 
 #: Blocks that run again and blocks that keep everything, of the tapes that together give any number of both.
 BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
+
+#: What asks for policies of operations, and how the name of one begins.
+OPERATIONS, ALL_BUT = "operations", "all but "
+_ATTENTION = "attention"
+_RECOMPUTE = """from functools import partial
+from torch.utils.checkpoint import checkpoint
+for block in list(model.{path}.children())[:{again}]:
+    {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
+_RECOMPUTE_ALL_BUT = """from collections import Counter
+from functools import partial
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
+def contexts():
+    seen = Counter()
+    def policy(ctx, op, *args, **kwargs):
+        name = "attention" if "dot_product" in op.name() else op.overloadpacket.__name__
+        seen[ctx.is_recompute, name] += 1
+        keep = seen[ctx.is_recompute, name] in {kept}.get(name, ())
+        return CheckpointPolicy.MUST_SAVE if keep else CheckpointPolicy.PREFER_RECOMPUTE
+    return create_selective_checkpoint_contexts(policy)
+for block in list(model.{path}.children())[:{again}]:
+    block.forward = partial(checkpoint, block.forward, use_reentrant=False, context_fn=contexts)"""
+
+
+def recompute_code(path: str, again: int, part: str) -> str:
+    """Python that lets the first blocks in ``model.<path>``, or a part of each, run again in backward.
+
+    part: ``""`` for all of a block, the name of a module in it, or ``all but mm 1 2``: of these operations, each counted from
+    the block's first, results are kept.
+    """
+    if not part.startswith(ALL_BUT):
+        return _RECOMPUTE.format(path=path, again=again, part=f"block.{part}" if part else "block")
+    kept = {name: [*map(int, places)] for name, *places in map(str.split, part.removeprefix(ALL_BUT).split(","))}
+    return _RECOMPUTE_ALL_BUT.format(path=path, again=again, kept=kept)
+
+
+def operations_to_keep(blocks: BlockModel, sizes: Mapping[str, int]) -> list[str]:
+    """Parts for ``recompute_code``: of the operations that run again, those with the most FLOPs for each byte they make,
+    then those and the next, until only what takes no FLOPs is left.  blocks: of whole blocks that run again.
+    """
+    again, whole = (blocks.tapes[base].events(sizes) for base in ((1, 0), (0, 1)))
+    # Backward runs a block again from its beginning, and no further than it must.
+    left = read_events(again).flops.total() - read_events(whole).flops.total()
+    counts = Counter[str]()
+    found: list[tuple[Fraction, str, int]] = []
+    for event in again[: again.index(Mark(BACKWARD))]:
+        if left and isinstance(event, Run) and f"{event.where}.".startswith(f"{blocks.path}.0."):
+            name = _ATTENTION if "dot_product" in event.op else event.op
+            counts[name] += 1
+            left -= event.flops
+            if event.flops:
+                found.append((Fraction(event.flops, sum(event.written)), name, counts[name]))
+    parts = []
+    for least in sorted({ratio for ratio, *_ in found}, reverse=True):
+        kept = {name: [str(i) for ratio, other, i in found if other == name and ratio >= least] for name in counts}
+        parts.append(ALL_BUT + ", ".join(f"{name} {' '.join(places)}" for name, places in kept.items() if places))
+    return parts
 
 
 @dataclass(frozen=True)

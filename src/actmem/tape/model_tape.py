@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 from actmem.config import ConfigError, check_choice, check_size
 from actmem.measure import factories
@@ -18,7 +17,7 @@ from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.ledger import record
 from actmem.measure.whole_step import loss_of
 from actmem.rows import Row
-from actmem.tape.blocks import BASES, BlockModel
+from actmem.tape.blocks import BASES, OPERATIONS, BlockModel, operations_to_keep, recompute_code
 from actmem.tape.evaluate import BACKWARD, MAY_BE_ONE, Event, Formula, Make, Mark, Run, Tape, added, moments
 from actmem.tape.record import Recorder, record_step
 from actmem.tape.solver import NO_RULES, NoFormula, Rules, draw_sizes, parsed_letters, solve, solve_rows
@@ -122,11 +121,12 @@ def solved_blocks(
     dtype: str = "",
     may_be_one: Sequence[str] = (),
     parts: Sequence[str] = ("",),
+    at: Mapping[str, int] = {},
 ) -> dict[str, BlockModel]:
     """Solve a factory's model, whose ``num_layers`` is free, for each part of a block that may run again, ``""`` for all of it.
 
-    letters: without that of the layers.  Raises ConfigError if there are no blocks, or if one more run shows that they
-    aren't alike.
+    letters: without that of the layers.  at: sizes at which ``operations`` among the parts, after ``""``, are chosen.  Raises
+    ConfigError if there are no blocks, or if one more run shows that they aren't alike.
     """
     rng = random.Random(0)
     sizes = draw_sizes(letters, rules, rng)
@@ -138,10 +138,15 @@ def solved_blocks(
     found: dict[str, BlockModel] = {}
     tapes: dict[tuple[int, int], Tape] = {}
     known: list[Formula] = []
-    for part in parts:
+    waiting = list(parts)
+    while waiting:
+        part = waiting.pop(0)
+        if part == OPERATIONS:
+            waiting[:0] = operations_to_keep(found[""], at)
+            continue
 
         def prepare(again: int, model: nn.Module, part: str = part) -> None:
-            recompute_blocks(model.get_submodule(path), again, part)
+            exec(recompute_code(path, again, part), {"model": model})
 
         for again, whole in BASES:
             if again or (again, whole) not in tapes:
@@ -192,14 +197,7 @@ def solved_target(
     letters, rules, _ = parsed_letters(",".join(own_text.get(letter, letter) for letter in sizes))
     may_be_one = [letter for letter in MAY_BE_ONE if letter == "b" or sizes.get(letter) == 1]
     with fused_attention_on_cpu():
-        return solved_blocks(factory, letters, rules, dtype, may_be_one, parts), sizes, number
-
-
-def recompute_blocks(blocks: nn.Module, number: int, part: str = "") -> None:
-    """Let the first ``number`` blocks, or that part of each, keep only what they take, and run again in backward."""
-    for block in list(blocks.children())[:number]:
-        module = block.get_submodule(part)
-        module.forward = partial(checkpoint, module.forward, use_reentrant=False)
+        return solved_blocks(factory, letters, rules, dtype, may_be_one, parts, sizes), sizes, number
 
 
 def _peak_of_all(events: list[Event]) -> tuple[int, int]:
@@ -239,7 +237,7 @@ def _blocks_of(
     path = max(found)[1]
     inside = {name for block in model.get_submodule(path).children() for name, _ in block.named_modules()}
     for part in parts:
-        if part not in inside:
+        if part not in inside and part != OPERATIONS:
             there = ", ".join(sorted(name for name in inside if name and "." not in name))
             raise ConfigError("again", f"a block of {path} has no {part}, only {there}")
     order: list[str] = []

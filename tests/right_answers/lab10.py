@@ -71,6 +71,14 @@ def the_adapter_alone_by_hand(x, weight, a, b, alpha):
     return x @ weight.t() + Adapter.apply(x, a, b)
 
 
+@right(LAB, "10.2")
+def the_adapter_by_checkpoint(x, weight, a, b, alpha):
+    def adapter(x, a, b):
+        return alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))
+
+    return F.linear(x, weight) + checkpoint(adapter, x, a, b, use_reentrant=False)
+
+
 @right(LAB, "10.3")
 def derivatives_by_hand(x, up, down, tile):
     class Tiles(Function):

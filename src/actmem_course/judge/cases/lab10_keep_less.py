@@ -23,6 +23,7 @@ from actmem_course.judge.kept import Largest
 _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
 _IN_16_BITS = {name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")}
 _IN_16_BITS[""] = "the products are those of tensors of 16 bits"
+_ONCE = "backward goes twice through what function made: once, torch.autograd.backward(y, grad)"
 _OF_ITS_OWN = "each region reads the x of its own: hold what put returned in its own ctx"
 
 
@@ -40,7 +41,8 @@ def frozen_linear(r: CaseRun) -> None:
     )
     half, half_scale = x.bfloat16(), scale.bfloat16()
     r.passes(own, {"x": half}, how="half", prefix="for a bfloat16 x, ", why=_IN_16_BITS)
-    r.keeps(lambda y: r["frozen_linear"](y, codes, half_scale), half, others=[codes, half_scale])
+    fresh = codes.clone()  # of which no earlier call has made anything
+    r.keeps(lambda y: r["frozen_linear"](y, fresh, half_scale), half, others=[fresh, half_scale])
 
 
 def lora_linear(r: CaseRun) -> None:
@@ -172,20 +174,23 @@ def offloading_checkpoint(r: CaseRun) -> None:
         in_forward[:] = runs, host.brought_back
         return result
 
-    r.passes(once, {"x": x, "the first weight": up, "the second weight": down}, how="bits")
+    r.passes(once, {"x": x, "the first weight": up, "the second weight": down}, how="bits", twice=_ONCE)
     r.see("the number of copies brought back in forward", in_forward[1], "equal", "bring it back in backward")
     r.see("the number of copies brought back", host.brought_back, "equal", "backward takes x from the host, once")
-    r.see("runs in forward", in_forward[0], "equal", "forward runs function once")
-    r.see("runs", runs, "equal", "forward runs function once, and backward once")
-    for named, weights in (("in a row", (up, down)), ("of two widths in a row", (up[:40], down[:, :40]))):
-        given = {"x": x, "the first weight": weights[0], "the second weight": weights[1]}
-        r.passes(
-            lambda y, *w: own(own(y, up, down), *w),
-            given,
-            how="bits",
-            prefix=f"with two regions {named}, ",
-            why={"x": _OF_ITS_OWN},
-        )
+    r.see("the number of runs in forward", in_forward[0], "equal", "forward runs function once")
+    r.see("the number of runs", runs, "equal", "forward runs function once, and backward once")
+    r.passes(
+        lambda y: own(own(y, up, down), up, down),
+        {"x": x},
+        how="bits",
+        prefix="with two regions in a row, ",
+        why={"x": _OF_ITS_OWN},
+    )
+    leaf = x.clone().requires_grad_()
+    for result in [own(leaf * 1, up, down), own(leaf * 2, up, down)]:
+        result.backward(x)
+    words = "with two regions side by side, the first one's backward first, the gradient of x"
+    r.see_tensor(words, leaf.grad, "bits", _OF_ITS_OWN)
     half = x.bfloat16()
     host, weights = CountingHost(), (up.bfloat16(), down.bfloat16())
     r.passes(lambda y: own(y, *weights), {"x": half}, how="bits", prefix="for a bfloat16 x, ")
@@ -208,6 +213,7 @@ MISTAKES = {
         return _FrozenLinear.apply(x, codes, scale) -> return F.linear(x, codes * scale) | forward and gradient are right; the widened weight is kept: keep codes and scale, and multiply them again in backward
         ctx.save_for_backward(codes, scale) -> ctx.save_for_backward(codes, scale, x) ;; codes, scale = ctx.saved_tensors -> codes, scale, _ = ctx.saved_tensors | forward and gradient are right; x is kept: only the gradient of a weight reads it, and this weight gets none
         return _FrozenLinear.apply(x, codes, scale) -> return F.linear(x, (codes * scale).requires_grad_()) | forward and gradient are right; x and the widened weight are kept, as for a weight that trains: this one gets no gradient
+        return _FrozenLinear.apply(x, codes, scale) -> if id(codes) not in globals().setdefault("widened", {}):\n        widened[id(codes)] = codes * scale\n    return _FrozenLinear.apply(x, codes, scale) ;; return F.linear(x, codes * scale) -> ctx.key = id(codes)\n        return F.linear(x, widened[ctx.key].to(x.dtype)) ;; grad @ (codes * scale) -> grad @ widened[ctx.key].to(grad.dtype) | forward and gradient are right; the widened weight stays in a variable, where no hook can see it: multiply codes and scale each time, and let the product go
         ctx.save_for_backward(codes, scale) -> ctx.save_for_backward(codes.clone(), scale) | forward and gradient are right; a copy of the codes is kept: save codes itself, which the model holds anyway
         return F.linear(x, codes * scale) -> y = F.linear(x, codes * scale)\n        ctx.save_for_backward(codes, scale, y)\n        return y ;; codes, scale = ctx.saved_tensors -> codes, scale, _ = ctx.saved_tensors | forward and gradient are right; the result is kept, and no gradient of a linear reads it
     """,
@@ -224,7 +230,7 @@ MISTAKES = {
         None, grad_a.to(a.dtype), grad_b -> None, None, grad_b | the forward is right; a gets no gradient, and both a and b train
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; weight + alpha/r · b @ a is made, as large as the frozen weight: multiply x by a, and that by b
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=ctx.scale)\n        y = F.linear(x, weight)\n        weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=-ctx.scale)\n        return y | the adapter is merged into weight and taken out again: others read weight, and rounding stays in it. Multiply x by a, and that by b
-        return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; a gradient for the frozen weight is made, as large as itself: return None for it
+        return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; backward makes a tensor as large as the frozen weight: that has no gradient (None), and weight + alpha/r · b @ a is not needed
         ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x, low, weight, a, b, x.clone()) ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; x is kept twice: the frozen product reads none, so one x, for a's gradient, is enough
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): round a and b to the dtype of x, and keep what the products read then
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) | forward and gradients are right; 16-bit copies of a and b are kept: write a torch.autograd.Function that saves a and b, and rounds them again in backward
@@ -257,6 +263,7 @@ MISTAKES = {
         torch.autograd.backward(y, grad)\n        return None, None, x.grad -> return None, None, *torch.autograd.grad(y, x, grad) | the forward is right; the weights that function uses get no gradient: torch.autograd.grad reaches only what it is given; torch.autograd.backward reaches all
         ctx.function, ctx.fetch = function, host.put(x, "x")\n        return function(x) -> y = function(x)\n        ctx.function, ctx.fetch = function, host.put(y, "y")\n        return y | the forward is right; the result is on the host, not x: backward runs function from its input
         ctx.function, ctx.fetch = function, host.put(x, "x") -> globals()["latest"] = host.put(x, "x")\n        ctx.function = function ;; ctx.fetch() -> latest() | with two regions, backward takes the last one's x for both: hold what put returned in the region's own ctx
+        ctx.function, ctx.fetch = function, host.put(x, "x") -> globals().setdefault("stack", []).append(host.put(x, "x"))\n        ctx.function = function ;; ctx.fetch() -> stack.pop()() | with two regions side by side, backward takes the other one's x: a stack is right for a chain only. Hold what put returned in the region's own ctx
         ctx.function, ctx.fetch = function, host.put(x, "x") -> ctx.function = function\n        ctx.save_for_backward(x) ;; ctx.fetch() -> ctx.saved_tensors[0].detach() | forward and gradients are right; x is on the device in between, and backward takes it from there: take it from the host
         host.put(x, "x")\n -> [host.put(x, "x")()].pop\n | forward and gradients are right; x is brought back in forward, so the device has it in between: call what put returned in backward
         x = ctx.fetch().requires_grad_() -> ctx.fetch()\n        x = ctx.fetch().requires_grad_() | forward and gradients are right; x is brought back twice: one copy is enough

@@ -16,7 +16,7 @@ from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider
-from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.memory_wall import METHODS, PART_FILLS, crossover_lines, gpu_bytes, memory_wall
@@ -227,6 +227,23 @@ Panel(
 
 # %% jupyter={"source_hidden": true}
 agree
+
+# %% [markdown]
+# ## Work it out
+#
+# The 22B model trains on 8 GPUs with four sequences in a microbatch, and its bar is above the line. You take one sequence
+# instead. Does it fit then, and how much room is left or missing? Use only the two parts of its bar in the first figure.
+
+# %% jupyter={"source_hidden": true}
+small = PAPER_MODELS["22B"]
+held = gpu_bytes(small, "tensor")
+states, four = held["parameters"] + held["gradients and optimizer"], held["activations"]
+worked(
+    f"Every term of the activations has one factor b, so one sequence keeps {size_text(four)} / {small.shape.micro_batch_size} = {size_text(four // small.shape.micro_batch_size)}.",
+    f"Parameters, gradients and optimizer don't know b: {size_text(states)}.",
+    f"Together {size_text(states + four // small.shape.micro_batch_size)} of {size_text(A100_BYTES)}: it fits, with {size_text(A100_BYTES - states - four // small.shape.micro_batch_size)} to spare. "
+    "The price: each product has a quarter of the rows, and runs less efficiently.",
+)
 
 # %% [markdown]
 # ## Questions

@@ -20,7 +20,7 @@ from actmem_course.bench.golden_here import count_here, distinct
 from actmem_course.others.golden import WHY_APART, equalities, predict, read_golden
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import slider, steps
-from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.layer import keep_controls, keep_game, layer_bars, layer_drawing
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
@@ -324,7 +324,23 @@ LiveFigure(bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {
 #
 # **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`: `python my/labs/lab1_count_bytes.py
 # --only 1.3`.
+
+# %% [markdown]
+# ## Work it out
 #
+# On paper: one GPT-3 layer reads 8,192 tokens instead of 2,048. Compute the two parts of $34sbh + 5as^2b$ in GiB, and say
+# how many times as much the layer keeps. ($h$ = 12,288, $a$ = 96, $b$ = 1.)
+
+# %% jupyter={"source_hidden": true}
+long = gpt3.with_sizes(seq_length=8192)
+a, b, h, s = long.letters()
+worked(
+    f"sbh is {s:,} · {h:,} = {s * b * h:,}; 34 of it are {size_text(34 * s * b * h)}.",
+    f"as²b is {a} · {s:,}² = {a * s * s * b:,}; 5 of it are {size_text(5 * a * s * s * b)}.",
+    f"Together {size_text(eq1(long))}, {eq1(long) / eq1(gpt3):.1f} times what it keeps at {gpt3.seq_length:,}: the linear part grew 4 times, the core 16 times.",
+)
+
+# %% [markdown]
 # ## Check yourself
 #
 # **1.** You switch the activations to float32. Which of the 15 rows don't double, and what becomes of the 34?

@@ -19,7 +19,7 @@ from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import total
 from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement
+from actmem_course.show.folded import Agreement, worked
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.style import size_text
 from actmem_course.show.tensor_parallel import BY_HEAD, COLUMNS_FIRST, ORDERS, ROW_ORDERS, divided_and_whole, floor_bars, floor_lines, mlp_cut, qkv_cut, sizes_of_t
@@ -142,8 +142,8 @@ Panel(
 # A checkpoint with another order of rows loads into a layer that runs and computes nonsense. Whole heads are also why $t$
 # must divide $a$; the code refuses anything else.
 #
-# Does the real layer do this? Below, one of the 175B model's $t$ ranks runs, and autograd keeps Q, K and V of shape $[b
-# \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
+# Does the real layer do this? The cell below runs one of the 175B model's $t$ ranks and looks at what autograd keeps: Q, K
+# and V of shape $[b \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
 
 # %%
 with emulated_rank(t):
@@ -190,8 +190,8 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 #
 # ## Measured: one rank of many
 #
-# All that the layer above kept, compared term by term with the formula, and with what the paper leaves out on purpose: the
-# statistics of the layer norms.
+# Take everything that the layer above kept and compare it with the formula, term by term. The paper leaves out the statistics
+# of the layer norms on purpose; we add them.
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
@@ -200,8 +200,8 @@ agree.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledge
 # %% [markdown]
 # ## Counted: the exchanges
 #
-# Two blocks, each with an $f$ and an $\bar f$: that should be two all-reduces forward and two backward. They are counted
-# below torch's Python interface, so none can escape:
+# Two blocks, each with an $f$ and an $\bar f$: that should be two all-reduces forward and two backward. The count sits below
+# torch's Python interface, so it sees all of them:
 
 # %%
 with emulated_rank(t):
@@ -217,8 +217,8 @@ for phase, seen in (("forward", forward), ("backward", backward)):
 agree.add("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size, forward.payload_bytes("all-reduce") // forward.counts["all-reduce"])])
 
 # %% [markdown]
-# They are. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and the memory, but not the
-# tensors exchanged.
+# Two and two, as predicted. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and
+# the memory, but not the tensors exchanged.
 #
 # ## Real processes: the same numbers as one GPU
 #
@@ -239,7 +239,22 @@ agree
 # %% [markdown]
 # The memory of two such processes is in [chapter 5](05_recomputation.ipynb): its figure of table 2 has the bars *none* and
 # *tensor*, measured on both ranks.
+
+# %% [markdown]
+# ## Work it out
 #
+# You go from 8 to 16 ranks with the 175B model. How much less does each rank keep of a layer, and what do all ranks
+# together keep? Use equation 2: one byte for each of $sbh$ is 24 MiB here, and $5as/h$ is 80.
+
+# %% jupyter={"source_hidden": true}
+sbh = GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
+each = {ranks: eq2(GPT3, ranks) for ranks in (8, 16)}
+worked(
+    *(f"t = {ranks}: {sbh >> 20} MiB · (10 + 24/{ranks} + 80/{ranks}) = {size_text(size)} on each rank, {size_text(ranks * size)} on all." for ranks, size in each.items()),
+    f"Each rank saves {1 - each[16] / each[8]:.0%}, not half. And all ranks together hold {16 * each[16] / eq1(GPT3):.1f} times the layer ({size_text(eq1(GPT3))}), because the floor is there 16 times.",
+)
+
+# %% [markdown]
 # ## Questions
 #
 # **1.** Two of the floor's six tensors are inputs of column-parallel products. Why can't each rank keep just a part of them, when each
@@ -280,7 +295,7 @@ agree
 #
 # ## What people get wrong here
 #
-# * **"Tensor parallelism divides activations by t."** The cell above has the factor by which that is off.
+# * **"Tensor parallelism divides activations by t."** The figure at the top says how far off that is.
 # * **"torch's weights are A."** torch stores $A^\top$, so a *column*-parallel weight is cut along dimension **0** and a
 #   row-parallel one along dimension 1. With a square weight, no shape shows that you mixed them up.
 # * **"The floor is layer norms and dropouts."** Those are 6 of the 10. The other 4 are the inputs of the two column-parallel

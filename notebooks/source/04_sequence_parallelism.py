@@ -20,7 +20,7 @@ from actmem.parallel.groups import tensor_parallel
 from actmem.rows import compare, total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, steps
-from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, SEQUENCE, TENSOR, gathered_lines, operator_ring, rank_parts, ring_step, steps_of_operator
@@ -318,7 +318,25 @@ agree
 #
 # **Now write it:** [exercise 3.6](../labs/lab3_sequence_parallel.py), `sum_partial_gradients`: `python
 # my/labs/lab3_sequence_parallel.py --only 3.6`.
+
+# %% [markdown]
+# ## Work it out
 #
+# How long do the exchanges of one GPT-3 layer take, forward and backward, on 8 ranks whose links carry 300 GB/s each way?
+# Count the exchanges, then the bytes that a rank sends: $(t-1)/t$ of a whole tensor of $2sbh$ bytes for each gather or
+# scatter.
+
+# %% jupyter={"source_hidden": true}
+sent = layer_exchanges(GPT3, Parallel(t, True))
+whole = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
+number = sum(counts(sent).values())
+worked(
+    f"Exchanges: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 forward, 4 backward, and two gathers more in backward, of the inputs that only shards were kept of.",
+    f"Each sends {t - 1}/{t} of {size_text(whole)}: {size_text(wire_bytes(sent) // number)}. Together {size_text(wire_bytes(sent))}.",
+    f"At 300 GB/s: {1000 * wire_bytes(sent) / 300e9:.1f} ms a layer. Plain tensor parallelism's four all-reduces send {size_text(wire_bytes(layer_exchanges(GPT3, Parallel(t))))}, which take {1000 * wire_bytes(layer_exchanges(GPT3, Parallel(t))) / 300e9:.1f} ms.",
+)
+
+# %% [markdown]
 # ## Questions
 #
 # **1.** How many bytes does sequence parallelism save on each rank, and why isn't it $2sbh$, as some texts say?

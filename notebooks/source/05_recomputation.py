@@ -11,7 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem_course.others import paper
 from actmem.config import ModelShape, Parallel
-from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
+from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_bytes, layer_rows
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.golden import equalities
 from actmem.formulas.flops import forward_products, layer_overhead
@@ -19,7 +19,7 @@ from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, in_the_paper
+from actmem_course.show.folded import Agreement, Fold, in_the_paper, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.recomputation import added_flops, batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
@@ -466,6 +466,23 @@ agree
 
 # %% jupyter={"source_hidden": true}
 in_the_paper("§5", "§6.1")
+
+# %% [markdown]
+# ## Work it out
+#
+# You have 12 GiB a GPU for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. Which
+# of the three modes fit: keep everything, selective, full? One byte for each of $sbh$ is 24 MiB, $5as/h$ is 80. Don't forget
+# the layer that backward is working on.
+
+# %% jupyter={"source_hidden": true}
+ranks = 8
+layer_of = {mode: layer_bytes(GPT3, Parallel(ranks, True), mode) for mode in ("none", "selective", "full")}
+factors = {"none": "(34 + 80)", "selective": "34", "full": "2"}
+gib = {mode: (GPT3.num_layers * size + (layer_of["none"] - size)) / 2**30 for mode, size in layer_of.items()}
+worked(
+    *(f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, and what backward makes again of one: {gib[mode]:.1f} GiB." for mode, size in layer_of.items()),
+    f"Keeping everything doesn't fit. Both others do; take selective: it adds {float(100 * layer_overhead(GPT3, 'selective')):.2f}% FLOPs where full adds {float(100 * layer_overhead(GPT3, 'full')):.1f}%.",
+)
 
 # %% [markdown]
 # ## Questions

@@ -22,7 +22,7 @@ from actmem.formulas.schedule import held, interleaved, one_forward_one_backward
 from actmem_course.results import PipelineResult, read
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, in_the_paper
+from actmem_course.show.folded import Agreement, Fold, in_the_paper, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.schedules import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
@@ -63,11 +63,11 @@ Reveal(
 # %% [markdown]
 # ## One forward, one backward
 #
-# A microbatch goes forward through the ranks, then back. Rank 0 sees it first and finishes it last. All that time rank 0
-# keeps what this microbatch needs for backward. If it waited, the device would idle. So it starts the next microbatches,
+# A microbatch goes forward through the ranks, then back. Rank 0 sees it first and finishes it last, and until then it keeps
+# what this microbatch needs for backward. It could wait, but then it would sit idle. So it starts the next microbatches,
 # until `p` are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
 #
-# Rank `r` gets its first microbatch `r` steps later and gets it back `r` steps sooner. So it holds `p − r` of them. Press
+# Rank `r` gets its first microbatch `r` steps later and gets it back `r` steps sooner. So it holds `p − r` microbatches. Press
 # play and watch the curves climb, each to its own height:
 
 # %%
@@ -173,8 +173,8 @@ Fold(
 )
 
 # %% [markdown]
-# What is apart is known too. Eight outputs were sent and freed, as in figure 9 below, and a freed output leaves one number, in
-# the smallest block of 512 B; two such numbers of the loss are not there yet.
+# The difference has a cause too. Eight outputs were sent and freed, as in figure 9 below, and a freed output leaves one
+# number, in the smallest block of 512 B; two such numbers of the loss are not there yet.
 #
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`: `python my/labs/lab5_pipeline.py --only
 # 5.2`.
@@ -236,10 +236,10 @@ for rank in (0, p - 1):
 # %% [markdown]
 # ## Figure 9: every rank, and the outputs that nothing reads
 #
-# Once a rank has sent its output, the next rank has the data. The sender no longer needs the bytes: backward through the
-# last operation does not read its output. But the runtime needs the output's *graph*, so plain code keeps the tensor alive,
-# bytes included. Appendix B frees those: `2sbh/t` bytes for each microbatch in flight (and `t = 1` in that formula where
-# sequence parallelism is off).
+# Once a rank has sent its output, the next rank has the data. The sender no longer needs the bytes: backward through the last
+# operation does not read its output. But the runtime needs the output's *graph*, so plain code keeps the tensor alive, bytes
+# included. Appendix B frees those: `2sbh/t` bytes for each microbatch in flight (with `t = 1` if sequence parallelism is
+# off).
 
 # %%
 MT = PAPER_MODELS["530B"]
@@ -321,8 +321,8 @@ LiveFigure(bar_chart("Where there is a pipeline its last rank keeps everything; 
 # %% [markdown]
 # ## What a rank sends
 #
-# Here is one more reason to cut a model both ways: what the first and the last rank of GPT-3, as in table 3, send in one
-# iteration, over all their layers and microbatches.
+# Why cut a model both ways? Look at what the first and the last rank of GPT-3 send in one iteration, with the layout of table
+# 3:
 
 # %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
@@ -334,7 +334,7 @@ for rank in (0, model.parallel.pipeline_parallel_size - 1):
 LiveFigure(bar_chart("Nearly all of it goes to the ranks that share a layer", sends, "sent in one iteration", beside=True))
 
 # %% [markdown]
-# Stages send each other little; the ranks that share a layer send each other much. That is why tensor parallelism stays
+# Stages send each other little. The ranks that share a layer send each other a lot. That is why tensor parallelism stays
 # within a machine, on its fast links, and pipeline stages go on different machines.
 
 # %% jupyter={"source_hidden": true}
@@ -342,6 +342,22 @@ agree
 
 # %% jupyter={"source_hidden": true}
 in_the_paper("§4.3", "Appendix B", "Appendix C")
+
+# %% [markdown]
+# ## Work it out
+#
+# You train GPT-3 with $p$ = 16 and 64 microbatches. How much of a step is idle under 1F1B, and how many layers' worth do
+# ranks 0 and 15 hold? What do three chunks a rank change?
+
+# %% jupyter={"source_hidden": true}
+p, n, m = 16, 64, 3
+idle = lambda chunks: Fraction(p - 1, n * chunks) / (1 + Fraction(p - 1, n * chunks))
+held_by = lambda rank, chunks: in_flight(with_pipeline(CUT, p, chunks), rank, n) * GPT3.num_layers // (p * chunks)
+worked(
+    f"1F1B: forward and backward of one microbatch pass {p} ranks, so {p - 1} of {n + p - 1} slots are idle: {float(idle(1)):.0%}.",
+    f"Rank 0 has {p} microbatches in flight through {GPT3.num_layers // p} layers: {held_by(0, 1)} layers' worth. Rank {p - 1} has one: {held_by(p - 1, 1)}.",
+    f"{m} chunks divide the idle slots by {m}: {float(idle(m)):.0%}. Rank 0 then holds {held_by(0, m)} layers' worth, 1 + {p - 1}/{p * m} times as much, and rank {p - 1} {held_by(p - 1, m)}.",
+)
 
 # %% [markdown]
 # ## Questions

@@ -13,7 +13,7 @@ from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND, 
 from actmem.models import PAPER_MODELS
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider, steps
-from actmem_course.show.folded import Agreement, in_the_paper
+from actmem_course.show.folded import Agreement, in_the_paper, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.text import speed_facts
@@ -250,6 +250,22 @@ agree
 
 # %% jupyter={"source_hidden": true}
 in_the_paper("Table 5", "§5 and eq. 8")
+
+# %% [markdown]
+# ## Work it out
+#
+# How many days do 1,024 A100s need to train the 175B model on 300 billion tokens at 50% MFU? An A100 does 312 TFLOP/s.
+# First estimate it with 6 FLOPs a parameter and token, then with equation 7.
+
+# %% jupyter={"source_hidden": true}
+gpt3, gpus, tokens, share = PAPER_MODELS["175B"], 1024, 300 * 10**9, 0.5
+rate = gpus * A100_FLOPS_PER_SECOND * share
+flops = eq7(gpt3.shape, 1) * tokens / gpt3.shape.seq_length
+worked(
+    f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} a second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
+    f"Equation 7 counts the products of the attention core and the output layer too: {flops:.3g} FLOPs, {flops / rate / 86400:.1f} days.",
+    "With full recomputation the same GPUs run a third more FLOPs. At the same HFU that is a third more days.",
+)
 
 # %% [markdown]
 # ## Questions

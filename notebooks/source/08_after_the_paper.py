@@ -15,9 +15,10 @@ from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, steps
-from actmem_course.show.folded import Agreement
+from actmem_course.show.folded import Agreement, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
+from actmem_course.show.style import size_text
 from actmem_course.show.today import frontier_figure, kept_today, llama_bars, others_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
@@ -106,7 +107,7 @@ for t in (2, 8, 16):
 # A head is never cut: its queries need whole keys. So with `t > k` neighbouring ranks, `t/k` of them, hold the same key and
 # value head, and the same rows of the K and V weights. Rank `r` reads head `r·k // t`.
 #
-# What of the gradients? Each rank's query heads give a part of the gradient of their key head. The gradient that goes on to
+# And the gradients? Each rank's query heads give a part of the gradient of their key head. The gradient that goes on to
 # `x` needs nothing new: f (or g) sums it over all `t` ranks anyway. But the weight that makes the head is a replica on `t/k`
 # ranks, and each has only its own part of the gradient. Those ranks must add theirs up after backward, as all ranks do with
 # the norms' weights under sequence parallelism. If you forget it, you train `t/k` different copies of one head.
@@ -146,8 +147,8 @@ LiveFigure(bar_chart("16 ranks: c = 2 keeps less than t = 16, since K has 8 head
 # %% [markdown]
 # ## What everyone keeps instead
 #
-# Write the same RMSNorm and the same gate out of torch's operators, as most models do, and autograd keeps what each
-# operator reads. In 16 bits, with the norm computed in float32:
+# Most models build the same RMSNorm and the same gate from torch's operators. Autograd then keeps what each operator reads.
+# In 16 bits, with the norm computed in float32:
 
 # %%
 from actmem.measure import record
@@ -205,9 +206,8 @@ LiveFigure(bar_chart(f"Plain operators keep {more:.0f} sbh more in Llama 3 8B, b
 # **Now write it:** [exercises 7.2 and 7.3](../labs/lab7_todays_layer.py), `rms_norm` and `swiglu`: `python
 # my/labs/lab7_todays_layer.py --only 7.2,7.3`.
 #
-# The same in Hugging Face's blocks and in ours, each read off its operators. `python labs/measure_peers.py --today` builds them
-# and counts: every formula holds to the byte at two shapes in which all sizes differ. Here they are at the size of Llama 3 8B,
-# in 16 bits:
+# Compare Hugging Face's blocks with ours. `python labs/measure_peers.py --today` builds them and counts; every formula holds
+# to the byte. At the size of Llama 3 8B, in 16 bits:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(others_bars(LLAMA))
@@ -281,8 +281,8 @@ LiveFigure(bar_chart(
 # %% [markdown]
 # ## What needs no product
 #
-# A norm's output is two operations away from its input, and so is `silu(gate) · up` from gate and up. Backward can make them
-# again without a single matrix product. That is the mode `elementwise`, and it is worth a third of the layer:
+# A norm's output is cheap to compute from its input, and so is `silu(gate) · up` from gate and up: no matrix product runs
+# again. The mode `elementwise` drops both, a third of the layer:
 
 # %% jupyter={"source_hidden": true}
 forward = sum(llama_products(LLAMA).values())
@@ -293,13 +293,13 @@ for mode in ("selective", "elementwise", "full"):
 LiveFigure(bar_chart("Elementwise frees a third of a Llama layer for no product", trade, "of the layer's bytes, and of its FLOPs", "%", beside=True))
 
 # %% [markdown]
-# What is dropped is always the input of a linear. So one function is enough for it: a linear that keeps what its input is made
-# from, and makes the input again when backward needs it, for the gradient of its weight.
+# The dropped tensor is always the input of a linear. So one function is enough: a linear that keeps what its input is
+# computed from, and computes it again when backward needs it.
 #
 # **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`: `python my/labs/lab7_todays_layer.py
 # --only 7.4`.
 #
-# The paper's own layer falls the same way. Of the `34sbh/t` that selective recomputation leaves, the two norm outputs, the
+# The same works for the paper's own layer. Of the `34sbh/t` that selective recomputation leaves, the two norm outputs, the
 # GeLU's output and the two dropout masks go: `20sbh/t`. Masks are drawn again from a seed.
 
 # %% jupyter={"source_hidden": true}
@@ -311,13 +311,14 @@ for name, model in PAPER_MODELS.items():
 # %% [markdown]
 # ## The frontier: make it again, put it elsewhere, or make it smaller
 #
-# A layer is a table of terms, and backward reads each of them once. Until then you have four choices for each: **keep** it,
-# **recompute** it from other terms, **offload** it to the host's memory, or **compress** it to eight bits. Recomputing costs
-# products. Offloading costs nothing as long as the copy hides behind the layer's own work: out while forward runs, back
-# while backward does. Compressing costs accuracy: gradients are then those of a slightly different backward pass.
+# A layer is a table of terms, and backward reads each of them once. Until then you can do one of four things with each:
+# **keep** it, **recompute** it from other terms, **offload** it to the host's memory, or **compress** it to eight bits.
+# Recomputing costs products. Offloading costs nothing as long as the copy hides behind the layer's own work: out while
+# forward runs, back while backward does. Compressing costs accuracy: gradients are then those of a slightly different
+# backward pass.
 #
 # The figure tries them all for one layer of GPT-3 on an A100. Each line joins the choices that nothing beats. Make the link
-# faster or slower: 25 GB/s is PCIe 4.0, and what the host can take for nothing grows with it.
+# faster or slower: 25 GB/s is PCIe 4.0, and a faster link lets you offload more for free.
 
 # %%
 Panel(
@@ -327,9 +328,9 @@ Panel(
 )
 
 # %% [markdown]
-# Every point runs. Give a layer a set of terms to make again, or an action for each term
-# (`src/actmem/drop.py`, `src/actmem/store.py`). What is offloaded leaves the device and comes back one tensor ahead of
-# the operation that reads it:
+# Every point is code that runs. Give a layer a set of terms to make again, or an action for each term (`src/actmem/drop.py`,
+# `src/actmem/store.py`). An offloaded tensor leaves the device, and comes back while backward still works on the one before
+# it:
 
 # %%
 from actmem.layers.transformer import TransformerLayer
@@ -364,6 +365,22 @@ LiveFigure(bar_chart("Dropped and offloaded: equal bit for bit; compressed: near
 agree
 
 # %% [markdown]
+# ## Work it out
+#
+# All 32 layers of Llama 3 8B read one sequence of 8,192 tokens on one GPU. What do they keep with a flash kernel, and
+# what with `elementwise`? What would they keep if attention still stored its scores, at $5as^2b$ a layer?
+
+# %% jupyter={"source_hidden": true}
+layers = LLAMA.num_layers
+fewer = total(llama_rows(LLAMA, recompute="elementwise"))
+scores = 5 * LLAMA.num_attention_heads * LLAMA.seq_length**2 * LLAMA.micro_batch_size
+worked(
+    f"A layer keeps {size_text(all_kept)}; {layers} of them {size_text(layers * all_kept)}.",
+    f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} a layer, {size_text(layers * fewer)} in all, and no product runs again.",
+    f"The scores would add {size_text(scores)} a layer, {scores / all_kept:.0f} times all the rest, {size_text(layers * scores)} in all. That is why nobody stores them any more.",
+)
+
+# %% [markdown]
 # ## Check your understanding
 #
 # **1.** A Llama layer with `k = a` (no grouped queries): which terms grow, and does the floor still have no `s²`?
@@ -395,7 +412,7 @@ agree
 # %% [markdown]
 # ## What people get wrong here
 #
-# - **"Selective recomputation is on, so the `5as²b` is gone."** With a flash kernel it never was there.
+# - **"Selective recomputation is on, so the `5as²b` is gone."** With a flash kernel it was never there.
 # - **Counting K and V like Q.** They have k heads, not a.
 # - **Counting silu(gate).** Only an implementation in two operations keeps it.
 #

@@ -34,7 +34,7 @@ from actmem.tape.record import recorded_run
 from actmem.tape.solver import solve, solve_rows
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, slider
-from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.today import llama_bars
@@ -181,12 +181,13 @@ found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # h is a multiple of 2a
 print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
-# Compare with the layer of chapter 2: $34sbh$ with $f = 4h$, dropout and biases. Each letter says where to look: the MLP is all
-# of the $sbf$, and the term without $h$ and $f$ holds what each token needs once: statistics and the log-sum-exp of each head.
+# Compare it with chapter 2's layer, which keeps $34sbh$ with $f = 4h$, dropout and biases. Each letter says where to look:
+# the MLP is all of the $sbf$, and the term without $h$ and $f$ holds what each token needs once: statistics and the
+# log-sum-exp of each head.
 #
-# ## What could go
+# ## What could be dropped
 #
-# The ledger knows a few wastes by their operations, shapes and dtypes.
+# The ledger recognises a few kinds of waste by their operations, shapes and dtypes.
 
 # %%
 known = findings(ledger.tensors)
@@ -235,7 +236,7 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# Never trust a smaller number without the gradients. In float64 the two layers agree to rounding.
+# Never trust a smaller number before you have compared the gradients. In float64 the two layers agree to rounding.
 
 # %% jupyter={"source_hidden": true}
 def gradients(**parts):
@@ -286,9 +287,9 @@ assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
 LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}", {"alive": bill.by_kind()}, "at the peak of one step"))
 
 # %% [markdown]
-# Can the peak be predicted too? Run the layer in tiny sizes, note what each operation of forward and backward makes and what is
-# freed after it, and solve each size as above: a *tape*. It has a fullest moment at any sizes. Here it meets the real peak of the
-# paper's layer of chapters 2 to 5 in every mode. **Predict:** which modes lower the peak of this one layer?
+# Can the peak be predicted too? Run the layer in tiny sizes. Note what each operation of forward and backward makes, and what
+# is freed after it. Solve each size as above. The result is a *tape*, and it gives the peak at any sizes. Here it equals the
+# real peak of the paper's layer (chapters 2 to 5) in every mode. **Predict:** which modes lower the peak of this one layer?
 
 # %% jupyter={"source_hidden": true}
 paper = ModelShape(seq_length=64, micro_batch_size=2, hidden_size=32, num_attention_heads=4)
@@ -315,8 +316,8 @@ for mode in RECOMPUTE_MODES:
 LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 
 # %% [markdown]
-# Full recomputation makes everything again before backward begins, so one layer alone peaks no lower: it pays when many layers
-# wait. The others make the core again only after the MLP's tensors are gone.
+# Full recomputation makes everything again before backward begins, so the peak of a single layer stays as high. It pays off
+# with many layers. The others make the core again only after the MLP's tensors are gone.
 #
 # The Llama layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
 
@@ -348,12 +349,26 @@ print(f"{yours.total_bytes:,} B;", ", ".join(f"{finding.waste}: {finding.bytes:,
 agree
 
 # %% [markdown]
+# ## Work it out
+#
+# The layer as written above keeps $8sbf + 24sbh$ bytes, and a little for each token. How many GiB is that for the 32
+# layers of Llama 3 8B at 8,192 tokens, and how many above the floor of the first figure?
+
+# %% jupyter={"source_hidden": true}
+sb, layers = llama.seq_length * llama.micro_batch_size, llama.num_layers
+written, floor = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
+worked(
+    f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. The floor is {floor / once:.0f} times.",
+    f"{layers} layers: {readable_size(layers * written)} in place of {readable_size(layers * floor)}. {readable_size(layers * (written - floor))} of a GPU hold what one could compute again without a product, or need not copy.",
+)
+
+# %% [markdown]
 # ## Questions
 #
 # <details><summary><b>1.</b> A tensor is alive but autograd did not save it. Who can hold it?</summary>
 #
-# An attribute of `ctx`, a hook's closure, a cache of a selective checkpoint, a module's attribute. Hooks see none of these. The
-# ledger lists such tensors in rows of their own, with their holder where it can be found.
+# An attribute of `ctx`, a hook's closure, a cache of a selective checkpoint, a module's attribute. Hooks see none of these.
+# The ledger lists such tensors separately, and names the holder if it can find it.
 # </details>
 #
 # <details><summary><b>2.</b> Recomputing the attention core saved little in your model. Why?</summary>

@@ -17,7 +17,7 @@ from actmem_course.bench.measure_runs import golden_result, measure_runs, step_t
 from actmem_course.others.golden import predict, read_golden
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice
-from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.measured import runs_figure
@@ -104,16 +104,17 @@ shown["left for CUDA, NCCL and the allocator"] = cluster.memory_bytes - bill.byt
 LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}", {"": shown}, "lines of the bill"))
 
 # %% [markdown]
-# The last line stands for itself: the allocator reserves more than it hands out, and no formula in sizes says how much. The
-# planner leaves 4 GiB.
+# The last line is a guess: the allocator reserves more than it hands out, and no formula says how much. The planner leaves 4
+# GiB.
 #
 # **Now write it:** [exercises 8.1 and 8.2](../labs/lab8_plan.py), `rank_state_bytes` and `largest_micro_batch_size`: what ZeRO
 # leaves of the states, and the largest microbatch that still fits: `python my/labs/lab8_plan.py --only 8.1,8.2`.
 #
 # ## Is the bill true?
 #
-# Every held line can be counted. The fullest rank of a plan runs here on tensors without memory: the real layers, every forward
-# that would be in flight, one step of Adam. Three plans of a small model; `plan … --verify` does it for large ones.
+# Every line of the bill can be counted. The cell runs the fullest rank of a plan on tensors without memory: the real layers,
+# every forward that would be in flight, one step of Adam. Three plans of a small model; `plan … --verify` does it for large
+# ones.
 
 # %%
 tiny = PlannedGPT("tiny", TINY)
@@ -125,9 +126,9 @@ for pipeline in (1, 2, 4):
     agree.add(f"{plan_text(plan)}, term by term", [(term.predicted or 0, term.measured or 0) for term in terms])
 
 # %% [markdown]
-# And GPUs that others ran? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's own CI (chapter 2),
-# whose runs are played here tensor by tensor on a model of torch's allocator. The predictions take nothing from the logs: they
-# add up what that code keeps.
+# And GPUs that others ran? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's own CI (chapter
+# 2), whose runs are simulated here, tensor by tensor, with a model of torch's allocator. No prediction uses a number from the
+# logs.
 
 # %%
 played = [golden_result(one) for one in (predict(row) for row in read_golden()) if one.peak_percent is not None]
@@ -149,12 +150,13 @@ Fold(
 )
 
 # %% [markdown]
-# The paper's own runs come out well, Llama 3's too pessimistic (plain 1F1B here, chunks there), and an eager 8B twice too
-# fast: its small operations aren't counted one by one. A time model that is right for one code is wrong for another.
+# The paper's own runs are predicted well. Llama 3's come out too slow, because the planner runs plain 1F1B and they
+# interleaved. An eager 8B comes out twice too fast, because its many small operations aren't counted. A time model that is
+# right for one code is wrong for another.
 #
 # ## What if
 #
-# What would half the GPUs do, or twice the sequence? And what did the nearest of the refused layouts lack?
+# What happens with half the GPUs, or with twice the sequence? And why were the nearest layouts refused?
 
 # %%
 print(fill(half_the_gpus(model, cluster, 512), 96))
@@ -207,7 +209,25 @@ print(fill(f"{name}: {' '.join(settings(model, chosen, 512))}", 96, break_on_hyp
 # takes, the largest microbatch that fits, and which blocks to run again if it doesn't fit, with the code to paste:
 #
 # `python -m actmem plan config.json --at s=8192,b=1 --gpus 8 --memory 80 --again mlp`
+
+# %% [markdown]
+# ## Work it out
 #
+# A model of 13 billion parameters, 8 GPUs of 80 GiB, data parallelism alone. A parameter takes 2 bytes as a weight, 4 as
+# a gradient and 12 as optimizer states. Which ZeRO stage do you need, if activations and all else take 20 GiB a GPU?
+
+# %% jupyter={"source_hidden": true}
+from actmem.formulas.states import ADAM
+
+weight, gradient, *rest = (state.bytes_per_parameter for state in next(iter(ADAM.values())))
+gpus, parameters, optimizer = 8, 13 * 10**9, sum(rest)
+stages = {0: weight + gradient + optimizer, 1: weight + gradient + optimizer / gpus, 2: weight + (gradient + optimizer) / gpus, 3: (weight + gradient + optimizer) / gpus}
+worked(
+    *(f"Stage {stage}: {size:g} bytes a parameter, {parameters * size / GIBIBYTE:.0f} GiB{'' if parameters * size / GIBIBYTE <= 60 else ', too much'}." for stage, size in stages.items()),
+    "Stage 2 is the first that leaves 20 GiB. Stage 3 would leave more, but gathers every weight again in each pass.",
+)
+
+# %% [markdown]
 # ## Questions
 #
 # <details><summary><b>1.</b> When does the planner choose full recomputation?</summary>
@@ -218,18 +238,18 @@ print(fill(f"{name}: {' '.join(settings(model, chosen, 512))}", 96, break_on_hyp
 #
 # <details><summary><b>2.</b> A plan fits with 0.2 GiB to spare beyond the allowance. Would you run it?</summary>
 #
-# Its held bytes are counted, and so is the transient of the code that this course runs. Another code's transient differs, and the
-# allocator's share differs from run to run. Take the next plan if it costs a percent, or watch the first steps.
+# Its held bytes are counted, and so is the transient of the code that this course runs. Another code has another transient,
+# and the allocator's share changes from run to run. Take the next plan if it costs a percent, or watch the first steps.
 # </details>
 #
-# **Lab 8**: with all three exercises passed, your first plan runs on an emulated rank, and its bill's lines stand beside the
-# counted ones: `python my/labs/lab8_plan.py`.
+# **Lab 8**: with all three exercises passed, your first plan runs on an emulated rank, and its bill is compared with what was
+# counted: `python my/labs/lab8_plan.py`.
 #
 # ## What people get wrong here
 #
 # - **"It fits on average."** One GPU that runs out ends the job: plan for the fullest rank, first or last.
 # - **A factor for overhead.** 1.2 times everything hides what is known behind what isn't.
-# - **Optimizing memory to the last byte.** What isn't used trains nothing: spend it on less recomputation.
+# - **Optimizing memory to the last byte.** Unused memory trains nothing. Spend it on less recomputation.
 #
 # **Sources.** 2205.05198 sections 4 to 6 and appendices B and C · Rajbhandari et al., *ZeRO*, 1910.02054 · *The Llama 3 Herd of Models*,
 # 2407.21783, table 4 · huggingface/nanotron and its published logs ·

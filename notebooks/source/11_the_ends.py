@@ -225,7 +225,8 @@ agree.add("gradients of log-probabilities and entropies, numbers that differ fro
 #
 # $$\frac{\partial \log p_y}{\partial z} = \mathrm{onehot}_y - p, \qquad \frac{\partial H}{\partial z} = -p\,(\log p + H)$$
 #
-# (`predicted = measured` below compares both with autograd's.) So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a chunk of tokens at a time: $2v$ bytes, and no float32
+# (`predicted = measured` below compares both with autograd's.) So keep the 16-bit logits, $\log\sum e^z$ and $H$, and widen a
+# chunk of tokens at a time: $2v$ bytes, and no float32
 # copy of all. If you start from $x$ instead of the logits, the same chunks keep $2h$.
 #
 # **Now write it:** [exercise 9.4](../labs/lab9_the_ends.py), `log_probs_and_entropy`: `python my/labs/lab9_the_ends.py --only

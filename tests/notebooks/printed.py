@@ -57,9 +57,9 @@ def _written(source: str) -> Iterable[str]:
 
 
 def printed_texts(notebook: NotebookNode) -> list[str]:
-    """What a notebook prints: every text that is neither a figure's alt text, nor a question, nor a wait for processes."""
+    """What a notebook prints: every text that is neither a figure's alt text, nor a question or its folded answer, nor a wait for processes."""
     shown = (output for output in outputs(notebook) if "image/png" not in output.get("data", {}))
-    return [text for output in shown if (text := printed(output).rstrip()) and not text.startswith(("Your prediction: ", "labs/"))]
+    return [text for output in shown if (text := printed(output).rstrip()) and not text.startswith(("Your prediction: ", "labs/")) and text != "Answer"]
 
 
 def figures(notebook: NotebookNode) -> int:

@@ -168,6 +168,14 @@ def test_a_chapter_has_more_figures_than_tables(notebook):
 
 
 @of_chapters
+def test_a_chapter_has_a_problem_to_work_out(path, notebook):
+    """After its figures: the problem in a few sentences, then its answer, computed and folded."""
+    before = [one for one, cell in zip(notebook.cells, notebook.cells[1:]) if cell.cell_type == "code" and "\nworked(" in f"\n{cell.source}"]
+    assert len(before) == (path.name not in (MAP, "11_the_ends.ipynb"))
+    assert all("## Work it out" in one.source for one in before)
+
+
+@of_chapters
 def test_a_chapter_says_once_what_agrees(path, notebook):
     """All comparisons of a chapter agree, in one line; only the GPUs' logs of the last chapters are apart, and drawn."""
     said = [text for text in map(printed, outputs(notebook)) if text.startswith("predicted = measured: ")]

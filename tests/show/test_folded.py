@@ -4,13 +4,19 @@ from fractions import Fraction
 
 from actmem.rows import Row
 from actmem_course.others.disagreements import disagreements
-from actmem_course.show.folded import Agreement, Fold, in_the_paper
+from actmem_course.show.folded import Agreement, Fold, in_the_paper, worked
 
 
 def test_a_fold_is_stored_as_its_line_and_shows_the_rest_as_it_is_written():
     fold = Fold("two of three", "a < b\n  c & d")
     assert repr(fold) == "two of three"
     assert fold._repr_html_().count("two of three") == 1 and "a &lt; b\n  c &amp; d" in fold._repr_html_()
+
+
+def test_a_worked_answer_wraps_and_is_stored_without_its_numbers():
+    fold = worked("2 · 3 = 6", "so 6")
+    assert repr(fold) == "Answer" and "pre-wrap" in fold._repr_html_() and "2 · 3 = 6\nso 6" in fold._repr_html_()
+    assert "pre-wrap" not in Fold("a", "table")._repr_html_()
 
 
 def test_an_agreement_counts_pairs_and_names_what_is_apart():

@@ -7,7 +7,7 @@ processes), ``compare`` (equal up to rounding, or how not), ``kept`` (bytes), ``
 
 Most exercises are cases (``case``: what an answer does; ``cases``: a file for each lab, with its table of mistakes), and a
 mistake is an edit of our own answer (``edits``) that does what the learner's does (``naming``).  ``exchanged`` has the four
-operators, and what can come of an exchange.  ``lab_checks`` has the other checks.  ``hints.md`` has the hints.
+operators, and the possible results of an exchange.  ``lab_checks`` has the other checks.  ``hints.md`` has the hints.
 """
 
 from actmem_course.judge.command import main

@@ -298,7 +298,7 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
 
 
 def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[str]:
-    """How a wrong tensor comes of the ranks' parts: of what they had before, or of the right ones."""
+    """How a wrong tensor was made from the ranks' parts: from what they had before, or from the right ones."""
     value, why, t = found.seen[rank][name].value, right.seen[rank][name].why, len(found.seen)
     if (
         t == 1

@@ -178,7 +178,7 @@ class Families:
                 for place in range(len(wrappers) + 1):
                     where = f"after {wrappers[place].name}" if place < len(wrappers) else f"before {wrappers[-1].name}"
                     yield self._edited(
-                        f"{operator.name} is called {where}, where nothing is to be exchanged",
+                        f"{operator.name} is called {where}, where there is nothing to exchange",
                         [(node, [*wrappers[:place], put, *wrappers[place:]], leaf)],
                     )
         yield from self._statements()

@@ -1,4 +1,4 @@
-"""What can come of an exchange: everything that one rank may make of every rank's part, in words; and the four operators."""
+"""The possible results of an exchange: everything that one rank may make from every rank's part, in words; and the four operators."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ def everything_made(parts: Parts) -> Iterator[Made]:
 
 
 def made_of(found: Tensor, parts: Parts, rank: int) -> list[tuple[str, Made]]:
-    """How ``found`` comes of the ranks' parts, in words, the likelier first; nothing if no operator makes it."""
+    """How ``found`` was made from the ranks' parts, in words, the likelier first; nothing if no operator makes it."""
     same, scaled = dict[str, Made](), dict[str, Made]()
     if len(parts) == 1 or found.numel() < 2 or not found.isfinite().all():
         return []

@@ -36,7 +36,7 @@ class Stuck(Exception):
 
 
 class Outdated(Exception):
-    """The file has been saved again, so nobody wants to know."""
+    """The file has been saved again, so this verdict is outdated."""
 
 
 @dataclass

@@ -10,12 +10,17 @@ from textwrap import fill
 from actmem.rows import Row, by_term
 from actmem_course.others.disagreements import disagreements
 
+WRAPPED = ' style="white-space: pre-wrap"'
+
 
 class Fold:
-    """One line; ``details``, text of any length, opens below it.  Stored as text it is the line alone."""
+    """One line; ``details``, text of any length, opens below it.  Stored as text it is the line alone.
 
-    def __init__(self, line: str, details: str):
-        self.line, self.details = line, details
+    prose: sentences, which wrap where the page ends; a table does not.
+    """
+
+    def __init__(self, line: str, details: str, prose: bool = False):
+        self.line, self.details, self._prose = line, details, prose
 
     def __repr__(self) -> str:
         return self.line
@@ -23,8 +28,13 @@ class Fold:
     def _repr_html_(self) -> str:
         return (
             f'<details class="actmem-fold"><summary>{escape(self.line)}</summary>'
-            f'<pre tabindex="0">{escape(self.details)}</pre></details>'
+            f'<pre tabindex="0"{WRAPPED * self._prose}>{escape(self.details)}</pre></details>'
         )
+
+
+def worked(*steps: str) -> Fold:
+    """The answer to a problem that a reader works out first: a line a step, folded."""
+    return Fold("Answer", "\n".join(steps), prose=True)
 
 
 class Agreement:

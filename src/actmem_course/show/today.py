@@ -222,7 +222,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     }
     free = {name: trace["y"][0] for name, trace in lines.items()}
     return chart(
-        f"Kept for no time at all: {free['recompute']:.0f} sbh; {free['or offload']:.0f} with a host<br>"
+        f"Without any more time a layer keeps {free['recompute']:.0f} sbh; {free['or offload']:.0f} with a host<br>"
         f"at {gigabytes} GB/s, {free['or compress']:.0f} if the rest is rounded to 8 bits",
         [
             of("every set of products", recompute, BLUE, marker={"color": BLUE, "size": 6, "symbol": "circle-open"}),

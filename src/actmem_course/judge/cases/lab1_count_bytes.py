@@ -79,8 +79,8 @@ MISTAKES = {
         5 * a -> 6 * a | softmax dropout mask is taken with 2 bytes an element (a mask has 1)
         10 * sbh -> 9 * sbh | one of these is left out: attention dropout mask, MLP dropout mask
         10 * sbh -> 8 * sbh | one of these is left out ({_WHOLE_ROWS}), or both dropout masks
-        10 * sbh -> 11 * sbh | one of these is taken with 2 bytes an element (a mask has 1): attention dropout mask, MLP dropout mask
-        10 * sbh -> 12 * sbh | these are taken with 2 bytes an element (a mask has 1): attention dropout mask, MLP dropout mask
+        10 * sbh -> 11 * sbh | one of these is counted with 2 bytes an element (a mask has 1): attention dropout mask, MLP dropout mask
+        10 * sbh -> 12 * sbh | these are counted with 2 bytes an element (a mask has 1): attention dropout mask, MLP dropout mask
         24 * sbh -> 22 * sbh | one of these is left out: Q, K, V, attention projection input
         24 * sbh -> 16 * sbh | one of these is left out: GeLU input, 4h→h input
     """,
@@ -90,7 +90,7 @@ MISTAKES = {
         `return 2 * s * b * h + ` -> return | x is left out: the gradients of both first weights need it
         4 * 2 * s * b * f -> 2 * 2 * s * b * f | two tensors of [s, b, f] are left out, of four: {_FOUR}
         4 * 2 * s * b * f -> 2 * s * b * f | three tensors of [s, b, f] are left out, of four: {_FOUR}
-        4 * 2 * s * b * f -> 4 * 2 * s * b * 4 * h | f is taken for 4h, but f is feed_forward_size
+        4 * 2 * s * b * f -> 4 * 2 * s * b * 4 * h | 4h is used in place of f, which is feed_forward_size
         {_ALL} -> return s * b * h + 4 * s * b * f | elements are counted, not bytes
         4 * 2 * s * b * f -> 5 * 2 * s * b * f | one tensor of [s, b, f] too many
     """,

@@ -92,10 +92,10 @@ PLACES = {
 _TARGET = "the target's logit is known only to the rank that holds it: it must be summed over the ranks, and is here this rank's own part"
 #: How the target's logit is found wrongly, with words.
 _PICKED = {
-    "(index < logits.shape[-1]) -> (index <= logits.shape[-1])": "a rank takes the first id after its own for one of its own: its last id is v/t − 1, so compare with <, not <=",
-    "(index >= 0) -> (index >= -1)": "a rank takes the last id before its own for one of its own: its first id is 0, so compare with >= 0",
-    "(index >= 0) -> (index > 0)": "no rank adds the logit of the first id of its own: compare with >=, not >",
-    "(index < logits.shape[-1]) -> (index < logits.shape[-1] - 1)": "no rank adds the logit of the last id of its own: compare with < v/t",
+    "(index < logits.shape[-1]) -> (index <= logits.shape[-1])": "a rank counts the first id after its range as its own: its last id is v/t − 1, so compare with <, not <=",
+    "(index >= 0) -> (index >= -1)": "a rank counts the last id before its range as its own: its first id is 0, so compare with >= 0",
+    "(index >= 0) -> (index > 0)": "no rank adds the logit of its first id: compare with >=, not >",
+    "(index < logits.shape[-1]) -> (index < logits.shape[-1] - 1)": "no rank adds the logit of its last id: compare with < v/t",
     "squeeze(-1) * mine -> squeeze(-1)": "ranks that do not hold the target's logit add another logit instead: they must add 0",
     "squeeze(-1) * mine -> squeeze(-1) ;; index.clamp(0, logits.shape[-1] - 1) -> (index % logits.shape[-1])": "ranks that do not hold the target's logit add another logit instead: they must add 0",
     "targets - dist.get_rank(group) * logits.shape[-1] -> targets": "the target ids are not shifted by the first id of this rank",
@@ -150,8 +150,8 @@ MISTAKES = {
         f_bar(F.linear(x, weight), group) + bias -> f(f_bar(F.linear(x, weight), group), group) + bias | the forward is right, the gradients are not: f_bar gives in backward t times this rank's own part; it should pass the gradient on unchanged, without an all-reduce
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) - bias | bias is subtracted: add it
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias | f_bar gives 1/t of the sum of the ranks' parts: f_bar's forward must all-reduce once, with SUM
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f(x, group), weight), group) + bias | the forward is right, the gradients are not: f is called before the linear, where nothing is to be exchanged
-        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f_bar(x, group), weight), group) + bias | f_bar is called before the linear, where nothing is to be exchanged
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f(x, group), weight), group) + bias | the forward is right, the gradients are not: f is called before the linear, where there is nothing to exchange
+        f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f_bar(x, group), weight), group) + bias | f_bar is called before the linear, where there is nothing to exchange
     """,
     "2.6": r"""
         gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> column_parallel_linear(x, up_weight, up_bias, group) | the gelu is missing: it belongs between the two linears
@@ -170,8 +170,8 @@ MISTAKES = {
         row_parallel_linear(y, down_weight, down_bias, group) -> f(f_bar(F.linear(y, down_weight), group), group) + down_bias | the forward is right, the gradients are not: f_bar gives in backward t times this rank's own part; it should pass the gradient on unchanged, without an all-reduce
         row_parallel_linear(y, down_weight, down_bias, group) -> F.linear(y, down_weight, down_bias) | f_bar is missing: it belongs right after the row-parallel product
         return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
-        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group)) | f_bar is called before the gelu, where nothing is to be exchanged
-        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f(column_parallel_linear(x, up_weight, up_bias, group), group)) | the forward is right, the gradients are not: f is called before the gelu, where nothing is to be exchanged
+        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group)) | f_bar is called before the gelu, where there is nothing to exchange
+        y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f(column_parallel_linear(x, up_weight, up_bias, group), group)) | the forward is right, the gradients are not: f is called before the gelu, where there is nothing to exchange
     """,
     "2.7": r"""
         core_attention(q, k, v), x -> core_attention(k, q, v), x | Q and K are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
@@ -190,7 +190,7 @@ MISTAKES = {
         row_parallel_linear(context, projection_weight, projection_bias, group) -> F.linear(context, projection_weight, projection_bias) | f_bar is missing: it belongs right after the row-parallel product
         row_parallel_linear(context, projection_weight, projection_bias, group) -> row_parallel_linear(context, projection_weight, 0 * projection_bias, group) | projection_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
         row_parallel_linear(context, projection_weight, projection_bias, group) -> f_bar(F.linear(context, projection_weight, projection_bias), group) | projection_bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        context = merge_heads(core_attention(q, k, v), x.shape[1]) -> context = f_bar(merge_heads(core_attention(q, k, v), x.shape[1]), group) | f_bar is called before the product with projection_weight, where nothing is to be exchanged
+        context = merge_heads(core_attention(q, k, v), x.shape[1]) -> context = f_bar(merge_heads(core_attention(q, k, v), x.shape[1]), group) | f_bar is called before the product with projection_weight, where there is nothing to exchange
         return row_parallel_linear(context, projection_weight, projection_bias, group) -> return x + row_parallel_linear(context, projection_weight, projection_bias, group) | x is added to the result: this is attention alone; the layer adds x afterwards
     """,
 }

@@ -144,7 +144,9 @@ def sum_partial_gradients(r: CaseRun) -> None:
 
 
 _CUT = "it is cut among the ranks and saw all tokens, so each rank's gradient is complete: leave it as it is"
-_REPLICATED = "it is replicated, and each rank's saw s/t tokens, so the gradient is the sum of the ranks' parts"
+_REPLICATED = (
+    "it is replicated, and each rank's copy saw only s/t tokens, so the gradient is the sum of the ranks' parts"
+)
 
 
 def dropout_generators(r: CaseRun) -> None:
@@ -261,9 +263,9 @@ MISTAKES = {
         return x + dropouts.block(y) -> return dropouts.block(x) + y | dropouts.block is applied to the residual x and not to the MLP's result
         y = g_bar(F.linear(context, w.projection_weight), group) -> y = g_bar(dropouts.block(F.linear(context, w.projection_weight)), group) ;; `    x = x + dropouts.block(y)` ->     x = x + y | attention's dropouts.block comes before attention's g_bar: it belongs after the bias, before x is added
         y = g_bar(F.linear(y, w.down_weight), group) -> y = g_bar(dropouts.block(F.linear(y, w.down_weight)), group) ;; return x + dropouts.block(y) -> return x + y | the MLP's dropouts.block comes before the MLP's g_bar: it belongs after the bias, before x is added
-        `    x = x + dropouts.block(y)` ->     x = x + dropouts.core(y) | dropouts.core is applied to attention's result: that is for the attention weights, dropouts.block for what is added to x
-        return x + dropouts.block(y) -> return x + dropouts.core(y) | dropouts.core is applied to the MLP's result: that is for the attention weights, dropouts.block for what is added to x
-        dropouts.core) -> dropouts.block) | dropouts.block is used for the attention weights: that is for what is added to x, dropouts.core for them
+        `    x = x + dropouts.block(y)` ->     x = x + dropouts.core(y) | dropouts.core is applied to attention's result: it is for the attention weights; use dropouts.block here
+        return x + dropouts.block(y) -> return x + dropouts.core(y) | dropouts.core is applied to the MLP's result: it is for the attention weights; use dropouts.block here
+        dropouts.core) -> dropouts.block) | dropouts.block is used for the attention weights: it is for what is added to x; use dropouts.core here
         dropouts.core -> dropouts.kore ;; dropouts.block -> dropouts.core ;; dropouts.kore -> dropouts.block | dropouts.core and dropouts.block are swapped: core is for the attention weights
         , dropouts.core) -> ) | dropouts.core is not used: it is core_attention's fourth argument
         , dropouts.core) -> ) ;; x + dropouts.block(y) -> x + y | neither of the dropouts is used
@@ -281,8 +283,8 @@ MISTAKES = {
         grad.sum((0, 1)) -> grad.chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)].sum((0, 1)) | the gradient of bias comes from this rank's tokens only, and the bias is added to all tokens
         _scattered(grad @ weight, ctx.group) -> (grad @ weight).chunk(dist.get_world_size(ctx.group))[dist.get_rank(ctx.group)] | the forward is right, the gradients are not: g gives in backward this rank's share of its own part; it should give this rank's share of the sum of the ranks' parts: g's backward must reduce-scatter once, with SUM
         _scattered(grad @ weight, ctx.group) -> _scattered(grad @ weight, ctx.group) / dist.get_world_size(ctx.group) | the forward is right, the gradients are not: the gradient of x is a mean over the ranks; it should be the sum: reduce-scatter once, with SUM
-        full = _gathered(x, ctx.group)\n -> full = torch.cat(_gathered(x, ctx.group).chunk(dist.get_world_size(ctx.group))[::-1])\n | the gradient of weight comes of x as the ranks' parts joined along dimension 0, the last rank first; it should come of the ranks' parts joined along dimension 0
-        full = _gathered(x, ctx.group)\n -> full = torch.cat([x] * dist.get_world_size(ctx.group))\n | the gradient of weight comes of x as this rank's own part t times; it should come of the ranks' parts joined along dimension 0
+        full = _gathered(x, ctx.group)\n -> full = torch.cat(_gathered(x, ctx.group).chunk(dist.get_world_size(ctx.group))[::-1])\n | the gradient of weight is computed from the ranks' parts of x joined in reverse order, the last rank first; join them along dimension 0 in the ranks' order
+        full = _gathered(x, ctx.group)\n -> full = torch.cat([x] * dist.get_world_size(ctx.group))\n | the gradient of weight is computed from this rank's own part of x, t times; it should be computed from the ranks' parts joined along dimension 0
         F.linear(_gathered(x, group), weight, bias) -> F.linear(_gathered(x, group), weight) | bias is missing: it belongs after the linear, once
     """,
     "3.7": r"""
@@ -290,10 +292,10 @@ MISTAKES = {
     """,
     "3.6": r"""
         ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> w.named() | .grad is the sum of the ranks' parts for every parameter. Those that are cut among the ranks saw all tokens, so each rank's gradient is complete: leave it as it is
-        "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> "norm2_weight", "norm2_bias") | .grad is this rank's own part: projection_bias, down_bias. They are replicated, and each rank's saw s/t tokens, so the gradient is the sum of the ranks' parts
+        "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> "norm2_weight", "norm2_bias") | .grad is this rank's own part: projection_bias, down_bias. They are replicated, and each rank's copy saw only s/t tokens, so the gradient is the sum of the ranks' parts
         "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> "projection_bias", "norm2_weight", "norm2_bias", "down_bias", "qkv_bias", "up_bias") | .grad is the sum of the ranks' parts: qkv_bias, up_bias. They are cut among the ranks and saw all tokens, so each rank's gradient is complete: leave it as it is
-        ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> ("projection_bias", "down_bias") | .grad is this rank's own part: the layer norms' weights and biases. They are replicated, and each rank's saw s/t tokens, so the gradient is the sum of the ranks' parts
-        .grad, group=group) -> .grad, group=group)\n        getattr(w, name).grad /= dist.get_world_size(group) | .grad is 1/t of the sum of the ranks' parts: each rank's part comes of other tokens, so they add up, and nothing is averaged
+        ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias") -> ("projection_bias", "down_bias") | .grad is this rank's own part: the layer norms' weights and biases. They are replicated, and each rank's copy saw only s/t tokens, so the gradient is the sum of the ranks' parts
+        .grad, group=group) -> .grad, group=group)\n        getattr(w, name).grad /= dist.get_world_size(group) | .grad is 1/t of the sum of the ranks' parts: each rank's part comes from other tokens, so add the parts up and average nothing
         .grad, group=group) -> .grad.clone(), group=group) | no .grad has changed: an all-reduce works in place, so give it the .grad itself, or copy the result back
         all_reduce(getattr(w, name).grad, group=group) -> broadcast(getattr(w, name).grad, dist.get_global_rank(group, 0), group=group) | every rank has rank 0's part: each saw different tokens, so the parts must be summed (all-reduce), not copied
         all_reduce(getattr(w, name).grad, group=group) -> reduce(getattr(w, name).grad, dist.get_global_rank(group, 0), group=group) | only rank 0 has the sum; the others update the same parameters and need it too: all-reduce, not reduce

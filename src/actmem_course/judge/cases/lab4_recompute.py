@@ -161,7 +161,7 @@ def selective_layer(r: CaseRun) -> None:
             f"it keeps {found.bytes:,} B, less than the {enough:,} B of selective recomputation: more than the core attention is dropped and recomputed"
         )
     r.see("bytes", found, "kept", ("all but the three tensors of the core attention", "", 8))
-    again = "forward and backward take {found:,} FLOPs where {enough:,} are enough: something else than the core attention is recomputed"
+    again = "forward and backward take {found:,} FLOPs where {enough:,} are enough: something other than the core attention is recomputed"
     r.see("FLOPs", flops_of(as_block(r["selective_layer"]), x, *weights), "most", again)
 
 

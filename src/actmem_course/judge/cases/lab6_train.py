@@ -128,9 +128,7 @@ _BELONGS = (
 )
 _BY_THE_WHOLE = "by max_norm / norm, with the norm of the whole, complete gradient (gradient_norm)"
 _ONCE = f"reduce_partial_gradients runs after each backward: it belongs {_BELONGS}"
-_TOO_LONG = (
-    "steps are too long, as often as there are microbatches: the loss is their mean, so divide each by their number"
-)
+_TOO_LONG = "steps are too long, as often as there are microbatches: the loss is their mean, so divide each loss by their number"
 _AS_DATA = (
     "gradients of parameters that are cut are added up over the ranks: each rank has another part of the weight, "
     "and its gradient is complete; only reduce_partial_gradients remains to be called (this is not a data-parallel group)"
@@ -155,13 +153,13 @@ MISTAKES = {
         `{_EXCHANGED}` -> {_OF_NORMS.format("")} | the ranks' norms are added up: add squares, and take the root of the sum
         `{_EXCHANGED}` -> {_OF_NORMS.format("dist.ReduceOp.MAX, ")} | this is the largest of the ranks' norms: the squares must be summed over the ranks
         square = parameter.grad.double().square().sum()\n -> square = parameter.grad.double().square().sum()\n        if model.tp.size > 1 and hasattr(parameter, "partition_dim"):\n            dist.all_reduce(square, group=model.tp.group)\n        square = square.sqrt()\n ;; `        dist.all_reduce(cut, group=model.tp.group)` ->         pass ;; return math.sqrt(cut + whole) -> return float(cut + whole) | the parameters' norms are added up: add squares, and take the root of the sum
-        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) | parameters that are cut along dimension 0 are taken for replicated ones: partition_dim is 0 there, so ask hasattr
-        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) == 0 | parameters that are cut along dimension 1 are taken for replicated ones: whatever has a partition_dim is cut
-        hasattr(parameter, "partition_dim") -> parameter.dim() > 1 | parameters are taken for cut by their shape: biases can be cut as well; whatever has a partition_dim is cut
+        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) | parameters that are cut along dimension 0 are treated as replicated: partition_dim is 0 there, so ask hasattr
+        hasattr(parameter, "partition_dim") -> getattr(parameter, "partition_dim", None) == 0 | parameters that are cut along dimension 1 are treated as replicated: whatever has a partition_dim is cut
+        hasattr(parameter, "partition_dim") -> parameter.dim() > 1 | the shape decides here which parameters are cut: biases can be cut as well; whatever has a partition_dim is cut
         return math.sqrt(cut + whole) -> return float(cut + whole) | the root is missing: this is the sum of the squares
         return math.sqrt(cut + whole) -> return math.sqrt(cut) | parameters that are replicated are left out
         return math.sqrt(cut + whole) -> return math.sqrt(cut / model.tp.size + whole) | the squares are averaged over the ranks, not summed
-        if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group) -> dist.all_reduce(cut) | a model that is not shared (model.tp.size is 1) is summed over all ranks: then exchange nothing
+        if model.tp.size > 1:\n        dist.all_reduce(cut, group=model.tp.group) -> dist.all_reduce(cut) | a model that is not shared (model.tp.size is 1) is summed over all ranks: exchange nothing in that case
         dist.all_reduce(cut, -> dist.reduce(cut, dist.get_global_rank(model.tp.group, 0), | the norm is right on rank 0 only: every rank needs it, so all-reduce
         parameter.grad.double() -> parameter.detach().double() | this is the norm of the parameters; expected that of their .grad
     """,
@@ -184,7 +182,7 @@ MISTAKES = {
         `{_REDUCE}` ->     pass ;; `{_NORM}` -> {_NORM}; {_REDUCED} | reduce_partial_gradients comes after gradient_norm: it belongs {_BELONGS}
         `{_REDUCE}` ->     pass ;; `{_STEP}` -> {_REDUCE}; optimizer.step()\n | reduce_partial_gradients comes after the scaling to max_norm: it belongs {_BELONGS}
         `{_REDUCE}` -> {_REDUCE}; {_REDUCED} | reduce_partial_gradients comes twice: it belongs {_BELONGS}
-        `{_REDUCE}` -> {_REDUCE}; [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "partial_gradient", False)] | the partial gradients are averaged over the ranks: each rank's come of other tokens, so they add up, and nothing is divided by t
+        `{_REDUCE}` -> {_REDUCE}; [p.grad.div_(model.tp.size) for p in model.parameters() if getattr(p, "partial_gradient", False)] | the partial gradients are averaged over the ranks: each rank's part comes from other tokens, so add the parts up and divide nothing by t
         `{_REDUCE}` ->     {_SUMMED.format("")} | {_AS_DATA}
         `{_REDUCE}` ->     {_SUMMED.format(", dist.ReduceOp.AVG")} | {_AS_DATA}
         `{_REDUCE}` -> {_REDUCE}; {_SUMMED.format("")} | {_AS_DATA}

@@ -17,7 +17,7 @@ from actmem_course.judge.verdict import Wrong
 
 #: So large that a wrong place for it shows.
 _EPS = 0.25
-_IN_WIDE = "the square of 300 is no float16 number any more, so compute in wide(x), in forward and in backward"
+_IN_WIDE = "the square of 300 overflows float16, so compute in wide(x), in forward and in backward"
 _NAMES = ("q_weight", "k_weight", "v_weight", "projection_weight")
 
 
@@ -33,7 +33,7 @@ def rms_norm(r: CaseRun) -> None:
     r.keeps(own, x.bfloat16(), weight.bfloat16(), what="x, and 1/rms of each token")
     if "bytes" in r.seen:
         rounded = [saved for saved in r.seen["bytes"].value.saved if saved.bytes < 4 * x[..., 0].numel()]
-        words = "1/rms is kept in 16 bits, and 8 of its bits are left: keep it as wide(x) has it"
+        words = "1/rms is kept in 16 bits, too few digits: keep it in the dtype of wide(x)"
         r.see("numbers a token in 16 bits", len(rounded), "most", words)
 
 
@@ -132,7 +132,7 @@ def sum_shared_gradients(r: CaseRun) -> None:
                         "it makes a process group: all ranks must make it together, at each call. Exchange within group: a place "
                         "for each head, with zeros for the others', and one all-reduce"
                     )
-        why = f"add up what the {share} ranks that share a key head found, each from its own query heads"
+        why = f"add up what the {share} ranks that share a key head computed, each from its own query heads"
         for name, weight in weights.items():
             if not torch.equal(weight.detach(), own[name]):
                 raise Wrong(f"{name} itself is changed; only its .grad may be")
@@ -154,7 +154,7 @@ MISTAKES = {
         * inverse * wide(weight)) -> * inverse * (1 + wide(weight))) | the result is multiplied by 1 + weight; multiply it by weight
         * inverse * wide(weight)) -> * wide(weight)) | the result lacks the factor 1/rms
         * inverse * wide(weight)) -> * inverse * inverse * wide(weight)) | the result has the factor 1/rms twice
-        inverse * (grad - normed * (grad * normed).mean(-1, keepdim=True)) -> inverse * grad | the forward is right; 1/rms is taken for a constant, but it depends on every element of x: subtract normed · mean(grad · normed)
+        inverse * (grad - normed * (grad * normed).mean(-1, keepdim=True)) -> inverse * grad | the forward is right; 1/rms is treated as a constant, but it depends on every element of x: subtract normed · mean(grad · normed)
         (grad * normed).mean(-1 -> (grad * normed).sum(-1 | the forward is right; grad · normed is added up over h; take its mean
         (grad * normed).mean(-1, keepdim=True) -> (grad * normed).sum(-1, keepdim=True) / 8 | right where h is 8, and backward is wrong where it is 12: every mean is over the last dimension, whatever its size
         (grad - normed * -> (grad + normed * | the forward is right; the part that comes through 1/rms is added; subtract it
@@ -182,11 +182,11 @@ MISTAKES = {
         return F.silu(gate) * up -> return F.silu(gate) | the result lacks the factor up
         return F.silu(gate) * up -> return F.silu(gate) * up * up | the result has the factor up twice
         grad * up * slope, grad * gate * sigmoid -> grad * gate * sigmoid, grad * up * slope | the forward is right; the gradients of gate and up are swapped: return that of the first argument first
-        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid | the forward is right; the slope of silu is taken for σ(gate): the factor gate depends on gate too
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid | the forward is right; σ(gate) is used as the slope of silu: the factor gate depends on gate too
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - gate * (1 - sigmoid)) | the forward is right; the slope of silu has a wrong sign: it is σ(1 + gate·(1 − σ))
-        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - sigmoid) | the forward is right; the slope of silu is taken for that of σ, σ(1 − σ); silu is gate · σ
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - sigmoid) | the forward is right; the slope of σ, σ(1 − σ), is used as the slope of silu; silu is gate · σ
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate * (1 - sigmoid) | the forward is right; the slope of silu lacks the part σ
-        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate | the forward is right; silu is taken for its own slope
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate | the forward is right; silu itself is used as its slope
         grad * up * slope -> grad * slope | the forward is right; the gradient of gate lacks the factor up
         grad * up * slope -> grad * up * up * slope | the forward is right; the gradient of gate has the factor up twice
         grad * up * slope -> grad | the forward is right; the gradient of gate is the one that backward was given, as it came

@@ -79,7 +79,7 @@ def check_one_forward_one_backward(b: Bench) -> None:
                 )
             if len(set(held)) == 1:
                 raise Wrong(
-                    f"{case}: every rank runs equally many forwards ahead; the nearer to the end, the fewer are needed: p − r − 1"
+                    f"{case}: every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none"
                 )
             raise Wrong(
                 f"{case}: rank {rank} holds {counted(held[rank], 'microbatch')} at once; 1F1B holds p − r, at most n: {needed}"

@@ -44,7 +44,7 @@ def check_plan_of(b: Bench) -> str:
             part = max(waited_for, key=lambda name: spent[name] - least[name])
             raise Wrong(
                 f"{job}: it fits, with {_gib(_cluster(job).usable_bytes - plan.bytes)} to spare, but a step takes {plan.seconds.total:.1f} s, {behind:.1%} longer "
-                f"than by the fastest plan; at most {MOST_BEHIND:.0%} are allowed. Most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s"
+                f"than with the fastest plan; at most {MOST_BEHIND:.0%} are allowed. Most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s"
             )
         remarks.append(
             f"{job} {plan.seconds.total:.1f} s a step, "
@@ -140,7 +140,7 @@ def _sizes(job: str, answer: Any) -> tuple[str, dict[str, int]]:
     if cluster.gpus % (t * p):
         raise Wrong(f"{job}: t · p = {t} · {p} must divide the {cluster.gpus} GPUs")
     if b > LARGEST_MICRO_BATCH:
-        raise Wrong(f"{job}: a microbatch of more than {LARGEST_MICRO_BATCH} sequences only holds more")
+        raise Wrong(f"{job}: a microbatch of more than {LARGEST_MICRO_BATCH} sequences only needs more memory")
     dp, batch = cluster.gpus // (t * p), JOBS[job]["global_batch_size"]
     if batch % (dp * b):
         raise Wrong(

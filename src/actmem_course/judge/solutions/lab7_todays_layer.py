@@ -36,7 +36,7 @@ def llama_layer_bytes(
     Tensor and sequence parallelism, a flash kernel, nothing recomputed, nothing kept twice.  Activations
     have 16 bits; the statistics of a norm (a number a token) and the log-sum-exp (a number a query and
     head) have 32.  Of t and k one divides the other; with t > k each rank holds one key and value head.
-    What 2205.05198 section 4 does for the layer of its day.
+    2205.05198 section 4 counts the layer of 2022 in the same way.
     """
     s, b, h, f, t = seq_length, micro_batch_size, hidden_size, ffn_hidden_size, tensor_parallel_size
     a, k = num_attention_heads, num_key_value_heads
@@ -62,7 +62,7 @@ def llama_layer_bytes(
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x in float32, or as it is in float64."""
+    """x in float32; float64 stays as it is."""
     return x if x.dtype is torch.float64 else x.float()
 
 
@@ -70,7 +70,7 @@ def wide(x: Tensor) -> Tensor:
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / sqrt(mean(x²) + eps) · weight, the mean over the last dimension, computed in wide(x).
 
-    Round once, at the end, or before weight multiplies as well, as Hugging Face's norm does: both pass.
+    Round once, at the end.  Rounding before weight multiplies too, as Hugging Face's norm does, also passes.
     x: [s, b, h]; weight: [h], in x's dtype.  Returns [s, b, h] in x's dtype.  Keeps x and 1/rms, one
     wide number a token: 2sbh + 4sb bytes in 16 bits, where torch's operators keep 6sbh + 4sb or more.
     2205.05198 section 4.1 counts the layer norm in the same way.

@@ -46,7 +46,7 @@ def largest_micro_batch_size(
 
     fixed_bytes: what doesn't grow with the microbatch.  bytes_per_sequence: what the stage's layers
     keep of one sequence until its backward.  sequences: of one step, on this rank; they are split
-    into whole microbatches of one size.  Exactly memory_bytes fits.  2205.05198 section 4.2.3.
+    into whole microbatches of one size.  A stage that takes exactly memory_bytes fits.  2205.05198 section 4.2.3.
     """
     fitting = 0
     for b in range(1, sequences + 1):
@@ -60,7 +60,7 @@ def largest_micro_batch_size(
 
 # 8.3
 def plan_of(job: str) -> dict:
-    """How to train one of JOBS: it fits, and a step takes at most 15% longer than by the fastest plan.
+    """How to train one of JOBS: it fits, and a step takes at most 15% longer than with the fastest plan.
 
     Returns "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage",
     "micro_batch_size", and "recompute": "none", "selective", "elementwise" (all that needs no matrix

@@ -7,7 +7,7 @@ command above judges them on four ranks (--ranks 2 for two).  For a hint, add --
 
 Letters as in 2205.05198: s tokens, b sequences, h hidden size, v words of the vocabulary.  Weights
 are as torch stores them, [v, h].  Keep tensors for backward with ctx.save_for_backward; what is held
-in any other way escapes the count.  No function may write to a tensor that it was given, main_grad apart.
+in any other way escapes the count.  No function may write to a tensor that it was given, except main_grad.
 """
 
 import torch
@@ -19,7 +19,7 @@ from torch.autograd import Function
 
 # given: the dtype to compute in
 def wide(x: Tensor) -> Tensor:
-    """x in float32, or as it is in float64."""
+    """x in float32; float64 stays as it is."""
     return x if x.dtype is torch.float64 else x.float()
 
 
@@ -29,7 +29,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
     logits: [s, b, v]; targets: [s, b], ids from 0 to v − 1.  Returns [s, b] in the dtype of wide(logits); the
     gradient has the dtype of logits.  Keeps one tensor of v elements a token, in the dtype of logits, and 32 bytes
-    a token at most, beside the ids: 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.
+    a token at most, besides the ids: 2sbv in 16 bits, where F.cross_entropy(logits.float(), …) keeps 4sbv.
     2205.05198 section 4.3 counts those 4sbv.
     """
     return _CrossEntropy.apply(logits, targets)
@@ -58,7 +58,7 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int)
     x: [s, b, h]; weight: [v, h]; targets: [s, b]; chunk need not divide s·b.  Returns [s, b] in the dtype of
     wide(x); the gradients have the dtypes of x and weight.  Keeps x, and 32 bytes a token at most.  Forward and
     backward make no tensor larger than the logits of a chunk, or than x or weight; and 4 products of s·b·v·h in
-    all, where the plain form has 3.  What 2205.05198 section 5 does to the core attention, done to the loss.
+    all, where the plain form has 3.  2205.05198 section 5 does this to the core attention.
     """
     return _LinearCrossEntropy.apply(x, weight, targets, chunk)
 
@@ -142,10 +142,10 @@ class _ParallelLinearCrossEntropy(Function):
 
 # 9.4
 def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
-    """What reinforcement learning wants of 16-bit logits: log p of the given tokens, and the entropy −Σ p log p.
+    """What reinforcement learning needs from 16-bit logits: log p of the given tokens, and the entropy −Σ p log p.
 
-    logits: [s, b, v], of which p is the softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], computed
-    in and of the dtype of wide(logits); both have a gradient, of the dtype of logits.  Widens ``chunk`` tokens at a
+    logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b],
+    computed and returned in the dtype of wide(logits); the gradient of logits has their dtype.  Widens ``chunk`` tokens at a
     time: nothing that forward or backward makes has more bytes than logits.  Keeps logits, and 32 bytes a token at
     most, where torch's operators keep 12sbv bytes and more.  2205.05198 section 4.3 counts logits of 32 bits.
     """
@@ -181,9 +181,9 @@ class _LogProbsAndEntropy(Function):
 
 # 9.5
 def embedding(ids: Tensor, weight: Tensor, main_grad: Tensor) -> Tensor:
-    """The rows of weight at ids, whose backward adds to main_grad and makes no gradient of weight's size.
+    """The rows of weight at ids; backward adds to main_grad and makes no gradient of weight's size.
 
-    ids: [s, b], from 0 to v − 1, of which many may be the same; weight: [v, h].  Returns [s, b, h].  main_grad:
+    ids: [s, b], from 0 to v − 1, with repetitions; weight: [v, h].  Returns [s, b, h].  main_grad:
     [v, h] in the dtype of wide(weight), where earlier microbatches, and the output layer if it shares the weight,
     have left their gradients.  Backward adds wide(gradient) of each token to the row of its id; weight itself gets
     no .grad.  Keeps nothing but ids; torch's backward makes [v, h] each time.  2205.05198 section 4.3.

@@ -122,6 +122,21 @@ def test_the_bill_of_an_optimizers_step_is_a_real_one(capsys, solved_once):
     assert 2 * number < moments["bytes"] == 2 * (number + 4 * math.ceil(number / 256)) < 2.04 * number
 
 
+@pytest.mark.slow
+def test_adapters_leave_weights_without_gradients(capsys):
+    sizes = {**SIZES, **ENDS}
+    at = ",".join(f"{letter}={size}" for letter, size in sizes.items()) + ",l=6"
+    _, found = planned(
+        capsys, f"{MODELS}:adapted_stack", "--at", at, "--memory", "1", "--gpus", "2", "--allowance", "0"
+    )
+    parameters = list(models_for_tapes.adapted_stack(**sizes, num_layers=6)[0].parameters())
+    every, trained = (sum(p.numel() for p in parameters if p.requires_grad >= least) for least in (False, True))
+    assert (found["num_parameters"], found["num_trained"]) == (every, trained) and 0 < trained < every
+    for way in found["all_blocks"]:
+        real = peak(models_for_tapes.adapted_stack, sizes, 6, "\n".join(way["code"]))
+        assert way["bytes"] == 2 * every + 4 * 2 * trained + real and not way["sharded"]
+
+
 def fsdp_peak(code, sizes, layers):
     """The most bytes alive in the second of two microbatches, of a rank that runs ``code``, without inputs and step counts."""
     torch.manual_seed(0)

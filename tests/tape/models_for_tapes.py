@@ -198,5 +198,25 @@ def short_stack(s, b, h, num_layers):
     return stack(s, b, h, 3 * h, 300, num_layers)
 
 
+class _Adapter(nn.Module):
+    """LoRA of rank 2 beside a frozen linear."""
+
+    def __init__(self, base):
+        super().__init__()
+        self.base, self.down = base, nn.Linear(base.in_features, 2, bias=False)
+        self.up = nn.Linear(2, base.out_features, bias=False)
+
+    def forward(self, x):
+        return self.base(x) + self.up(self.down(x))
+
+
+def adapted_stack(s, b, h, f, v, num_layers):
+    model, inputs = stack(s, b, h, f, v, num_layers)
+    model.requires_grad_(False)
+    for block in model.blocks:
+        block.mlp[0], block.mlp[2] = _Adapter(block.mlp[0]), _Adapter(block.mlp[2])
+    return model, inputs
+
+
 def odd_stack(s, b, h, f, v, num_layers):
     return Stack(h, f, v, num_layers, odd=True), {"ids": torch.randint(0, v, (b, s))}

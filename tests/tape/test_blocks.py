@@ -54,14 +54,14 @@ def test_any_number_of_blocks_is_a_real_run(name, letters, parts):
         assert told == real(factory, sizes, blocks, again, solved[part].path, part)
         assert sum(row.bytes for row in need.peak.rows) == need.peak.bytes
         model = factory(**{**sizes, "num_layers": blocks})[0]
-        ends, block, early = solved[part].num_elements(sizes)
+        ends, block, early, *frozen = solved[part].num_elements(sizes)
         assert ends + blocks * block == sum(p.numel() for p in model.parameters())
         outputs = [
             p.numel()
             for name, p in model.named_parameters()
             if name in ("output.weight", "lm_head.weight", "model.norm.weight")
         ]
-        assert early == sum(outputs)
+        assert early == sum(outputs) and frozen == [0, 0]
 
 
 @pytest.mark.nightly

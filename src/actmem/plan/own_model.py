@@ -109,8 +109,17 @@ class OwnModel:
 
     def num_elements(self) -> tuple[int, int, int]:
         """Of all weights that are trained, of those of one block, and of those after the blocks."""
-        ends, block, early = self.blocks.num_elements({**self.sizes, "b": 2})
+        ends, block, early, *_ = self.blocks.num_elements({**self.sizes, "b": 2})
         return ends + self.num_blocks * block, block, early
+
+    def num_frozen(self) -> int:
+        """Elements of all weights that aren't trained."""
+        *_, ends, block = self.blocks.num_elements({**self.sizes, "b": 2})
+        return ends + self.num_blocks * block
+
+    def may_shard(self) -> bool:
+        """Whether FSDP2 is planned: with frozen weights its first block, without a gradient of its input, differs from the others."""
+        return self.cluster.gpus > 1 and not self.num_frozen()
 
     def need(self, way: Way) -> Need:
         """Of one microbatch, on one rank."""
@@ -127,7 +136,7 @@ class OwnModel:
         else:
             sources = ("as the factory makes them", "as weights; of an earlier microbatch", "as weights, each")
         rows = [
-            Row("weights", size * number, source=sources[0]),
+            Row("weights", size * (number + self.num_frozen()), source=sources[0]),
             Row("gradients", size * number, source=sources[1]),
         ]
         if states := self.optimizer.state_bytes(number, size):
@@ -136,7 +145,7 @@ class OwnModel:
         return [*rows, buckets] if ranks > 1 and not way.sharded else rows
 
     def _held_weights(self, way: Way) -> tuple[int, int]:
-        """Weights that the optimizer of one rank steps, and bytes of an element of them."""
+        """Trained weights that one rank holds, and bytes of an element of them."""
         whole = self.num_elements()[0]
         return (-(-whole // self.cluster.gpus), 4) if way.sharded else (whole, self.blocks.element_size)
 
@@ -209,7 +218,7 @@ class OwnModel:
             for part in self.parts
             for size in range(1, min(rounds, 64) + 1)
             if rounds % size == 0
-            for sharded in ((False, True) if self.cluster.gpus > 1 else (False,))
+            for sharded in ((False, True) if self.may_shard() else (False,))
         }
         different = {replace(way, part=way.part if way.again else asked.part) for way in found if way}
         return sorted(different, key=lambda way: (self.seconds(way).total, way.again, way.part))
@@ -315,7 +324,8 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
         blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, parts)
     without_b = {letter: number for letter, number in sizes.items() if letter != "b"}
     optimizer = OPTIMIZERS[args.optimizer]
-    return OwnModel(blocks, without_b, number, cluster, batch, optimizer), Way(size, 0, args.gpus > 1)
+    model = OwnModel(blocks, without_b, number, cluster, batch, optimizer)
+    return model, Way(size, 0, model.may_shard())
 
 
 def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
@@ -333,7 +343,8 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
 
     every = replace(asked, again=model.num_blocks)
     return {
-        "num_parameters": model.num_elements()[0],
+        "num_parameters": model.num_elements()[0] + model.num_frozen(),
+        "num_trained": model.num_elements()[0],
         "blocks": {"path": model.blocks.path, "number": model.num_blocks},
         "asked": described(asked),
         "usable_bytes": model.cluster.usable_bytes,
@@ -358,6 +369,8 @@ def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
 
     sizes = " ".join(f"{letter}={size}" for letter, size in model.sizes.items())
     yield f"{found['num_parameters'] / 1e9:.2f} billion parameters, {model.num_blocks} blocks in {model.blocks.path}"
+    if found["num_trained"] < found["num_parameters"]:
+        yield f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU"
     yield sizes
     yield f"{found['asked']['text']}: {need / GIBIBYTE:.2f} GiB needed, {cluster.usable_bytes / GIBIBYTE:.2f} there"
     over = need - cluster.usable_bytes

@@ -110,9 +110,10 @@ class Need:
 
 @dataclass(frozen=True)
 class BlockModel:
-    """Tapes by (blocks that run again, blocks that keep), and elements of weights: outside the blocks, of one block, and
-    of those outside that have their gradients before any block has.
+    """Tapes by (blocks that run again, blocks that keep), and elements of trained weights: outside the blocks, of one block,
+    and of those outside that have their gradients before any block has.
 
+    frozen: elements of weights that need no gradient, beside adapters: outside the blocks, and of one block.
     path: where the blocks are, as ``model.layers``.  element_size: bytes of a weight's element.
     """
 
@@ -120,6 +121,7 @@ class BlockModel:
     path: str
     elements: tuple[Formula, Formula, Formula]
     element_size: int
+    frozen: tuple[Formula, Formula] = ((), ())
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -127,9 +129,10 @@ class BlockModel:
         return self.tapes[0, 1].letters
 
     def num_elements(self, sizes: Mapping[str, int]) -> tuple[int, ...]:
-        """Of weights: outside the blocks, of one block, and of those outside whose gradients come before any block's."""
+        """Of trained weights: outside the blocks, of one block, and of those outside whose gradients come before any block's;
+        then of frozen ones: outside the blocks, and of one block."""
         own = [sizes[letter] for letter in self.letters]
-        return tuple(value(formula, own) for formula in self.elements)
+        return tuple(value(formula, own) for formula in (*self.elements, *self.frozen))
 
     def need(self, sizes: Mapping[str, int], again: int, whole: int) -> Need:
         """The step of ``again`` blocks that run again, the first ones, and ``whole`` that keep everything."""

@@ -130,11 +130,16 @@ def solved_blocks(
     """
     rng = random.Random(0)
     sizes = draw_sizes(letters, rules, rng)
-    path, element_size, early = _blocks_of(factory, sizes, dtype, parts)
-    one, two = (_elements(factory, letters, rules, blocks, dtype) for blocks in (1, 2))
-    block = _minus(two, one)
-    first = _elements(factory, letters, rules, 1, dtype, early) if early else ()
-    elements = _minus(one, block), block, first
+    path, element_size, early, is_frozen = _blocks_of(factory, sizes, dtype, parts)
+
+    def ends_and_block(trained: bool) -> tuple[Formula, Formula]:
+        one, two = (_elements(factory, letters, rules, blocks, dtype, trained) for blocks in (1, 2))
+        block = _minus(two, one)
+        return _minus(one, block), block
+
+    first = _elements(factory, letters, rules, 1, dtype, names=early) if early else ()
+    elements = *ends_and_block(True), first
+    frozen = ends_and_block(False) if is_frozen else ((), ())
     found: dict[str, BlockModel] = {}
     tapes: dict[tuple[int, int], Tape] = {}
     known: list[Formula] = []
@@ -154,7 +159,7 @@ def solved_blocks(
                 tapes[again, whole] = tape_of(
                     factory, letters, rules, fixed, dtype, ready, may_be_one, len(letters) + 2, known
                 )
-        solved = BlockModel(dict(tapes), path, elements, element_size)
+        solved = BlockModel(dict(tapes), path, elements, element_size, frozen)
         again, whole = 2, 3
         more = {**sizes, _BLOCKS: again + whole}
         real = _peak_of_all(run_factory(factory, more, dtype, prepare=partial(prepare, again)))
@@ -218,8 +223,9 @@ def _sized_model(factory: Factory, sizes: Mapping[str, int], blocks: int, dtype:
 
 def _blocks_of(
     factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str]
-) -> tuple[str, int, frozenset[str]]:
-    """The path of the list of blocks, the bytes of a weight's element, and the weights outside with the first gradients."""
+) -> tuple[str, int, frozenset[str], bool]:
+    """The path of the list of blocks, the bytes of a weight's element, the weights outside with the first gradients, and
+    whether any weight is frozen."""
     number = 5
     model, inputs = _sized_model(factory, sizes, number, dtype)
     found = [
@@ -246,18 +252,25 @@ def _blocks_of(
             parameter.register_post_accumulate_grad_hook(lambda _, name=name: order.append(name))
     loss_of(factories.run_forward(model, inputs)).backward()
     first = next((i for i, name in enumerate(order) if name.startswith(f"{path}.")), len(order))
-    return path, element_sizes.pop(), frozenset(order[:first])
+    is_frozen = not all(p.requires_grad for p in model.parameters())
+    return path, element_sizes.pop(), frozenset(order[:first]), is_frozen
 
 
 def _elements(
-    factory: Factory, letters: Sequence[str], rules: Rules, blocks: int, dtype: str, names: Collection[str] = ()
+    factory: Factory,
+    letters: Sequence[str],
+    rules: Rules,
+    blocks: int,
+    dtype: str,
+    trained: bool = True,
+    names: Collection[str] = (),
 ) -> Formula:
-    """The elements of all weights that need gradients, or of those with these names, as a formula."""
+    """The elements of all weights that need gradients, or need none, or of those with these names, as a formula."""
 
     def rows(sizes: dict[str, int]) -> list[Row]:
         model, _ = _sized_model(factory, sizes, blocks, dtype)
-        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-        return [Row(name, p.numel()) for name, p in trained if not names or name in names]
+        some = [(name, p) for name, p in model.named_parameters() if p.requires_grad == trained]
+        return [Row(name, p.numel()) for name, p in some if not names or name in names]
 
     return solve_rows(rows, letters, rules)
 

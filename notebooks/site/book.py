@@ -152,7 +152,7 @@ def _live_link(address: str) -> str:
 def lab_title(source: str) -> str:
     """A lab's heading: what its text begins with, after the command and up to the first aside."""
     _, _, text = (ast.get_docstring(ast.parse(source)) or "").partition("\n\n")
-    found = re.match(r"(Lab \d: )?.*?(?= \(|:|\.( |$)|, (?!\d))", " ".join(text.split()))
+    found = re.match(r"(Lab \d+: )?.*?(?= \(|:|\.( |$)|, (?!\d))", " ".join(text.split()))
     return found[0] if found else text
 
 

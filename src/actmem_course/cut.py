@@ -33,7 +33,8 @@ SOLUTIONS = Path(__file__).parent / "judge" / "solutions"
 
 def lab_names() -> list[str]:
     """The labs to write, in the order of the course."""
-    return sorted(path.stem for path in SOLUTIONS.glob("lab*.py"))
+    names = (path.stem for path in SOLUTIONS.glob("lab*.py"))
+    return sorted(names, key=lambda name: int(name.partition("_")[0].removeprefix("lab")))
 
 
 def lab_source(name: str) -> str:

@@ -72,7 +72,7 @@ def _make(copies: Copies, fresh: list[str]) -> None:
         made = " (made now)" if any(name.startswith(kind) for name in new) else ""
         print(f"your copies of the {kind} are in {typed(MINE / kind)}{made}")
     if kinds == ["labs"]:
-        print(f"write in them, and have one judged: {_python()} {typed(MINE / min(copies.given))}")
+        print(f"write in them, and have one judged: {_python()} {typed(MINE / next(iter(copies.given)))}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """The course as pages: the stored notebooks, the labs and the README, by jupyter-book.
 
-Nothing is run.  Each stored picture gets the stored text as its alt text, links to labs lead to
-pages that show them, and each chapter begins with a link to its page that runs in the browser.
+Nothing is run.  Each stored picture gets the stored text as its alt text, and links to labs lead to
+pages that show them.
 """
 
 from __future__ import annotations
@@ -58,9 +58,6 @@ SENTENCE = (
     "Choose the methods of <i>Reducing Activation Recomputation in Large Transformer Models</i> and see which models drop below the "
     "line. In this course you predict each of these bytes, then measure them."
 )
-#: Where a chapter's page finds the one that runs in the browser, from the site's front page.
-LIVE = "lite/notebooks/index.html?path=notebooks/{}"
-
 
 _ICON_SCRIPT = re.compile(r'<script[^>]*/fontawesome\.js[^>]*></script>')
 
@@ -121,8 +118,6 @@ def write_sources(folder: Path) -> None:
 
 def page(notebook: NotebookNode, name: str) -> NotebookNode:
     """A chapter for its page.  Raises ValueError if one cell shows two pictures, which would share their alt text."""
-    heading, _, rest = notebook.cells[0].source.partition("\n")
-    notebook.cells[0].source = f"{heading}\n\n{_live_link('../' + LIVE.format(name))}\n{rest}"
     for cell in notebook.cells:
         if cell.cell_type == "markdown":
             cell.source = re.sub(r"(\]\(\.\./labs/\w+)\.py\)", r"\1.md)", cell.source)
@@ -143,10 +138,6 @@ def page(notebook: NotebookNode, name: str) -> NotebookNode:
             cell.metadata["mystnb"] = {"image": {"alt": alt, "classes": "actmem-picture dark-light"}}
             output.metadata.pop("image/png", None)  # its width: pages have their own
     return notebook
-
-
-def _live_link(address: str) -> str:
-    return f'<p class="actmem-live"><a href="{html.escape(address)}">Run this chapter in your browser</a> To edit its code there, with nothing to install.</p>'
 
 
 def lab_title(source: str) -> str:
@@ -171,7 +162,7 @@ def evidence() -> str:
 
 
 def front_page() -> str:
-    """One sentence, two ways to go on and the memory wall, live; then the chapters, the labs and the README."""
+    """One sentence, where to begin and the memory wall, live; then the chapters, the labs and the README."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head, section, rest = text.partition("\n## ")
     heading, *about = (part for part in head.split("\n\n") if not part.startswith("!["))
@@ -181,7 +172,7 @@ def front_page() -> str:
         "",
         f'<p class="actmem-lead">{SENTENCE}</p>',
         "",
-        f'<p class="actmem-live"><a href="notebooks/{chapters()[0].stem}.html">Read the course</a> <a href="{LIVE.format(chapters()[0].name)}">Run it in your browser</a></p>',
+        f'<p class="actmem-live"><a href="notebooks/{chapters()[0].stem}.html">Read the course</a></p>',
         "",
         f'<p>{evidence()}</p>',
         "",
@@ -189,12 +180,8 @@ def front_page() -> str:
         "",
         "## The chapters",
         "",
-        "| read | run in your browser |",
-        "|---|---|",
     ]
-    for path in chapters():
-        name = title(nbformat.read(path, as_version=4))
-        lines.append(f'| [{name}](notebooks/{path.name}) | <a href="{LIVE.format(path.name)}" aria-label="run {html.escape(name)}">run</a> |')
+    lines += [f"- [{title(nbformat.read(path, as_version=4))}](notebooks/{path.name})" for path in chapters()]
     lines += ["", "## The labs", ""]
     lines += [f"- [{lab_title(source)}](labs/{Path(name).stem}.md)" for name, source in labs().items()]
     return "\n".join(lines) + "\n\n## About\n\n" + "\n\n".join(about) + f"\n{section}{rest}"

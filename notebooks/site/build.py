@@ -1,7 +1,7 @@
 """Build the course as a static site: python -m notebooks.site.build
 
 Everything is made from the stored notebooks; no cell is run.  The first time, parts come from
-the npm registry and the package index; after that the site builds without network.
+the npm registry; after that the site builds without network.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from notebooks.site import book, cache, lite
+from notebooks.site import book, cache
 
 SITE = cache.ROOT / "build" / "site"
 #: Any server of files will do; browsers run no scripts from file:// addresses.
@@ -29,15 +29,12 @@ def build(target: Path, say: Callable[[str], None] = print) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".site-") as temporary:
         folder = Path(temporary)
-        say("the Python for the browser (fetched the first time, then kept in build/cache)")
-        lite.write_sources(folder / "lite")
+        say("what the pages load (fetched the first time, then kept in build/cache)")
         book_sources = folder / "book"
         book_sources.mkdir()
         book.write_sources(book_sources)
         say("the pages, by jupyter-book")
         book.build_pages(book_sources, folder / "site")
-        say("the notebooks that run in the browser, by JupyterLite")
-        lite.build_lite(folder / "lite", folder / "site" / "lite")
         shutil.rmtree(target, ignore_errors=True)
         (folder / "site").rename(target)
 

@@ -20,6 +20,9 @@ SOURCE = cache.ROOT / "src"
 SCRIPTS = tuple(Path(__file__).with_name(name) for name in ("live.js", "judge.js", "worker.js"))
 #: Bars and lines only: a quarter of plotly.js.
 PLOTLY = "plotly.js-basic-dist-min@4.1.1"
+#: The interpreter, without the packages that its lock file would fetch from a server of its own: pages ask for none.
+PYODIDE = "pyodide@314.0.6"
+PYTHON_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 #: What the packages of a notebook's widgets are, which no page has.
 WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
 #: What the planner's peaks are read from.
@@ -29,11 +32,14 @@ FRONT = "from actmem_course.show.memory_wall import front_door, front_door_contr
 
 
 def write_assets(folder: Path) -> None:
-    """The scripts, plotly.js and the Python of all pages.  Raises cache.SiteError if plotly.js can't be had."""
+    """The scripts, plotly.js and the Python of all pages.  Raises cache.SiteError if a part can't be had."""
     (folder / "pictures").mkdir(parents=True)
     for path in SCRIPTS:
         shutil.copy(path, folder)
     shutil.copy(cache.npm_package(PLOTLY) / "plotly-basic.min.js", folder / "plotly.min.js")
+    (folder / "pyodide").mkdir()
+    for name in PYTHON_FILES:
+        shutil.copy(cache.npm_package(PYODIDE) / name, folder / "pyodide")
     with zipfile.ZipFile(folder / "actmem.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in (*modules(), STAGE_TAPES):
             archive.writestr(zipfile.ZipInfo(str(path.relative_to(SOURCE))), path.read_bytes(), zipfile.ZIP_DEFLATED)

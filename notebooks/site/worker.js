@@ -1,9 +1,9 @@
 // The Python of a page: starts Pyodide, then answers one message after the other.
-import { loadPyodide } from "../lite/static/pyodide/pyodide.mjs";
+import { loadPyodide } from "./pyodide/pyodide.mjs";
 
 const started = (async () => {
   const archive = fetch(new URL("actmem.zip", import.meta.url)).then((response) => response.arrayBuffer());
-  const python = await loadPyodide({ indexURL: new URL("../lite/static/pyodide/", import.meta.url).href });
+  const python = await loadPyodide({ indexURL: new URL("./pyodide/", import.meta.url).href });
   python.unpackArchive(await archive, "zip", { extractDir: "/course" });
   python.runPython("import sys; sys.path.insert(0, '/course')");
   return python.pyimport("actmem_course.show.in_page");

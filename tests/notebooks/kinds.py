@@ -14,9 +14,8 @@ from notebooks.site.slices import figures
 from notebooks.source.build import NOTEBOOKS
 
 NAMES = sorted(path.name for path in NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-#: The chapters that are used in JupyterLab, and the one that is used in JupyterLite.
+#: The chapters that are used in JupyterLab.
 IN_JUPYTERLAB = ["00_start_here.ipynb", "05_recomputation.ipynb", "07_time.ipynb"]
-IN_JUPYTERLITE = "04_sequence_parallelism.ipynb"
 
 
 def stored(name):

@@ -1,7 +1,7 @@
 """The site as a reader sees it: served as files, in a Chromium that reaches nothing else.
 
 A page shows each figure with its words, changes it by the course's own Python, in the page, and leads nowhere that is
-not there; beside it, the notebook that runs in the browser prints what the stored one says, and its sliders move.
+not there.
 Built once for all tests, from the cache in build/cache if it is there.  `make test` opens the chapters that have every
 kind of control between them (kinds.py), `make test-all` every chapter in every width and theme.
 """
@@ -19,7 +19,7 @@ import sys
 import threading
 import warnings
 from pathlib import Path
-from urllib.parse import parse_qs, unquote
+from urllib.parse import unquote
 
 import nbformat
 import plotly
@@ -31,13 +31,11 @@ from actmem_course.show.in_page import IN_PAGE, run_cell
 from actmem_course.show.memory_wall import front_door
 from notebooks.site import cache, live
 from notebooks.site.book import chapters, labs
-from notebooks.site.browser import for_browser
 from notebooks.site.build import build
 from notebooks.site.cache import SiteError
 from notebooks.site.slices import figures
-from tests.notebooks.kinds import IN_JUPYTERLAB, IN_JUPYTERLITE
-from tests.notebooks.opened import LIGHT_SHARE, wait_for_kernel
-from tests.notebooks.panels import DESCRIBE, use_panel, use_predictions
+from tests.notebooks.kinds import IN_JUPYTERLAB
+from tests.notebooks.opened import LIGHT_SHARE
 from tests.notebooks.reader import WIDTHS, Files, Links, Reader
 from tests.tiers import at_night
 
@@ -111,7 +109,6 @@ def test_a_chapter_is_a_page(name, reader, shots):
             shots(page, f"page-{Path(name).stem}-{width}-{scheme}")
     formulas = page.locator("mjx-container").count()
     assert formulas or not any("$" in cell.source for cell in stored(name).cells if cell.cell_type == "markdown")
-    assert page.locator(".actmem-live a").get_attribute("href") == f"../lite/notebooks/index.html?path=notebooks/{name}"
     reader.nothing_missing()
     assert opened.complaints == []
     page.close()
@@ -155,99 +152,6 @@ def test_no_link_is_broken(site):
             target = (path.parent / unquote(link.path)).resolve() if link.path else path
             assert target.is_file(), where
             assert not link.fragment or target not in pages or link.fragment in pages[target].ids, where
-            for inside in parse_qs(link.query).get("path", []):
-                assert (site / "lite" / "files" / inside).is_file(), where
-
-
-#: For a kernel: what each cell prints and displays, in names of its own, beside those of the open notebook.
-RUN = """
-import ast, contextlib, io, json
-def run(source, variables):
-    *statements, last = ast.parse(source).body
-    shows = isinstance(last, ast.Expr)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        try:
-            exec(compile(ast.Module(statements if shows else [*statements, last], []), "cell", "exec"), variables)
-            value = eval(compile(ast.Expression(last.value), "cell", "eval"), variables) if shows else None
-            shown = "" if value is None else repr(value)
-        except Exception as error:
-            shown = f"{type(error).__name__}: {error}"
-    return printed.getvalue() + shown
-"""
-SAY = """
-names = {"__name__": "__main__"}
-print(json.dumps([run(source, names) for source in SOURCES]))
-"""
-
-
-@pytest.mark.parametrize("others", [[], at_night([name for name in NAMES if name != IN_JUPYTERLITE])], ids=["one", "all"])
-def test_chapters_run_in_the_browser(others, reader, shots):
-    """One as a reader uses it; then, in the Python that it has started, the cells of others."""
-    name = IN_JUPYTERLITE
-    opened = reader.open(f"lite/notebooks/index.html?path=notebooks/{name}")
-    wait_for_kernel(opened.page)
-    cells = opened.run_all()
-    assert not [output for cell in cells for output in cell["outputs"] if output["output_type"] == "error"]
-    assert [cell["count"] for cell in cells] == list(range(1, len(cells) + 1))
-    wanted = [cell for cell in for_browser(stored(name)).cells if cell.cell_type == "code"]
-    for cell, expected in zip(cells, wanted, strict=True):
-        assert cell["source"] == expected.source
-        assert printed(cell["outputs"]) == printed(expected.outputs), cell["source"]
-    use_predictions(opened)  # with the answers come their figures
-    panels = opened.ask(DESCRIBE)
-    assert len(panels) == sum("Panel(" in cell.source for cell in stored(name).cells if cell.cell_type == "code")
-    for number, panel in enumerate(panels):
-        use_panel(opened, number, panel, lambda box, number=number: shots(box, f"live-{Path(name).stem}-panel{number + 1}"), controls=1)
-    wrong = {}
-    for other in others:
-        cells = [cell for cell in for_browser(stored(other)).cells if cell.cell_type == "code"]
-        said = opened.ask(f"{RUN}\nSOURCES = {[cell.source for cell in cells]!r}\n{SAY}")
-        wanted = ["".join(o.get("text") or o["data"]["text/plain"] for o in cell.outputs) for cell in cells]
-        assert any(wanted) and len(said) == len(wanted)
-        wrong |= {(other, cell.source): got for cell, got, text in zip(cells, said, wanted) if got != text}
-    assert wrong == {}
-    reader.nothing_missing()
-    assert opened.complaints == []
-    opened.page.close()
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize(
-    ("name", "link", "leads_to"),
-    [
-        ("00_start_here.ipynb", "01_memory_wall.ipynb", "/lite/notebooks/index.html?path=notebooks/01_memory_wall.ipynb"),
-        ("03_tensor_parallelism.ipynb", "lab2_tensor_parallel.py", "/labs/lab2_tensor_parallel.html"),
-    ],
-)
-def test_links_of_a_live_chapter(name, link, leads_to, reader):
-    opened = reader.open(f"lite/notebooks/index.html?path=notebooks/{name}")
-    page = opened.page
-    page.wait_for_function("() => window.jupyterapp?.shell?.currentWidget?.content?.widgets?.length > 3")
-    cell = next(number for number, cell in enumerate(for_browser(stored(name)).cells) if f"{link})" in cell.source)
-    page.evaluate(SHOW_CELL, cell)
-    with reader.context.expect_page() as opening:
-        page.locator(f".jp-RenderedMarkdown a[href*='/{link}']").first.click()
-    opening.value.wait_for_load_state()
-    assert opening.value.url == reader.address + leads_to
-    opening.value.close()
-    page.close()
-
-
-SHOW_CELL = """
-async (number) => {
-  const notebook = window.jupyterapp.shell.currentWidget.content;
-  notebook.activeCellIndex = number;
-  await notebook.scrollToCell(notebook.widgets[number], "start");
-}
-"""
-
-
-def printed(outputs):
-    """All that cells say as text: streams joined, results, errors."""
-    streams = "".join("".join(output["text"]) for output in outputs if output["output_type"] == "stream")
-    results = ["".join(output["data"]["text/plain"]) for output in outputs if "data" in output]
-    return streams, results, [output["ename"] for output in outputs if output["output_type"] == "error"]
 
 
 # Live pages: a figure is changed in the page.
@@ -345,8 +249,7 @@ def test_the_front_door_by_keyboard(width, reader, shots):
     expect(plot).to_have_attribute("aria-label", front_door("530B", "tensor + sequence", "selective").alt)
     expect(page.locator(".actmem-title")).to_contain_text("530B")
     assert plot.bounding_box()["width"] <= width
-    for words in ("Read the course", "Run it in your browser"):
-        assert page.get_by_role("link", name=words).is_visible()
+    assert page.get_by_role("link", name="Read the course").is_visible()
     no_sideways(page)
     shots(page, f"front-{width}")
     reader.nothing_missing()

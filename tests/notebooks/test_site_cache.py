@@ -1,12 +1,8 @@
 """What the site takes from registries: fetched once, and one clear line if it can't be had."""
 
-import importlib.metadata
-import os
-import zipfile
-
 import pytest
 
-from notebooks.site import build, cache, runtime
+from notebooks.site import build, cache
 
 
 @pytest.fixture
@@ -49,12 +45,6 @@ def test_an_npm_that_fails_is_one_line_and_leaves_nothing(empty):
     assert cache.npm_package("some@1.0").exists()
 
 
-def test_a_pip_that_fails_is_one_line(empty, monkeypatch):
-    monkeypatch.setenv("PIP_NO_INDEX", "1")
-    with pytest.raises(cache.SiteError, match=r"^pip download failed \(no network\?\): ERROR: [^\n]*comm[^\n]*$"):
-        cache.wheels({"comm": "0.2.3"})
-
-
 def test_what_is_missing_is_said_in_one_line(monkeypatch, capsys):
     def fail(*arguments):
         raise cache.SiteError("npm is missing")
@@ -65,34 +55,3 @@ def test_what_is_missing_is_said_in_one_line(monkeypatch, capsys):
     assert capsys.readouterr() == ("", "make site: npm is missing\n")
 
 
-def test_a_wheel_can_be_cut_to_what_is_used(tmp_path):
-    whole = tmp_path / "some-1.0-py3-none-any.whl"
-    with zipfile.ZipFile(whole, "w") as archive:
-        for name in ("some/__init__.py", "some/big.py", "some-1.0.dist-info/METADATA"):
-            archive.writestr(name, name)
-    (tmp_path / "part").mkdir()
-    part = cache.cut(whole, tmp_path / "part", ("some/__init__.py",))
-    assert zipfile.ZipFile(part).namelist() == ["some/__init__.py", "some-1.0.dist-info/METADATA"]
-
-
-def test_versions_are_pyodides_own_or_those_installed_here():
-    locked = {name: {"version": "3", "depends": []} for name in ("micropip", "comm", "jedi", "rich", "six", "traitlets")}
-    locked["ipython"] = {"version": "1.2", "depends": ["six"]}
-    found = runtime.versions(locked)
-    assert found["ipython"] == "1.2" and found["six"] == "3"
-    assert {"anywidget", "ipywidgets", "psygnal", "plotly"} <= set(found)
-    assert not {"narwhals", "widgetsnbextension", "numpy", "torch"} & set(found)
-
-
-def test_the_kernel_and_pyodide_are_made_for_each_other():
-    try:
-        wheel = runtime.kernel()
-    except cache.SiteError as error:
-        if os.environ.get("CI") == "true":
-            raise
-        pytest.skip(f"NOT TESTED: {error}")
-    constants: dict = {}
-    with zipfile.ZipFile(wheel) as archive:
-        exec(archive.read("jupyterlite_pyodide_kernel/constants.py"), constants)
-    assert (cache.PYODIDE, cache.PYTHON) == (f"pyodide@{constants['PYODIDE_VERSION']}", constants["PYODIDE_PYTHON_VERSION"])
-    assert importlib.metadata.version("jupyterlite-core") == cache.KERNEL["jupyterlite-pyodide-kernel"]

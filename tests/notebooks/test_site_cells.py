@@ -1,12 +1,9 @@
-"""Which cells of a chapter a browser can run is read from the code, and what stands for the others."""
+"""Which statements of a chapter a browser can run is read from the code."""
 
 import ast
 
-import nbformat
 import pytest
 
-from notebooks.site.book import chapters
-from notebooks.site.browser import INTRODUCTION, MEASURED_TAG, for_browser
 from notebooks.site.live import SOURCE, modules
 from notebooks.site.needs import Reader, needs_machine
 
@@ -64,57 +61,3 @@ def test_what_comes_from_a_machine_is_followed(cells, measured):
     assert [[int(one.measured) for one in reader.read(cell)] for cell in cells] == measured
 
 
-def notebook(*sources):
-    cells = [nbformat.v4.new_markdown_cell("# Title")]
-    for number, source in enumerate(sources):
-        output = nbformat.v4.new_output("stream", text=f"printed {number}\n")
-        cells.append(nbformat.v4.new_code_cell(source, id=f"cell-{number}", outputs=[output]))
-    return nbformat.v4.new_notebook(cells=cells)
-
-
-def code(made):
-    return [cell.source for cell in made.cells if cell.cell_type == "code"]
-
-
-def test_a_cell_that_needs_nothing_is_left_as_it_is():
-    stored = notebook("x = 1  # with its comment\nprint(x)")
-    assert for_browser(stored).cells[2] == stored.cells[1]
-    assert for_browser(stored).cells[1].source == INTRODUCTION
-
-
-def test_imports_that_would_fail_are_left_out_by_name():
-    made = for_browser(notebook("import torch\nfrom actmem.rows import compare, total\nfrom actmem.measure import record", "total"))
-    assert code(made) == ["# Not in the browser: record, torch.\nfrom actmem.rows import compare, total", "total"]
-
-
-def test_a_measured_cell_becomes_text_with_what_it_printed():
-    made = for_browser(notebook("import torch\nprint(torch.ones(1))"))
-    (cell,) = [cell for cell in made.cells if MEASURED_TAG in cell.metadata.get("tags", [])]
-    assert cell.cell_type == "markdown" and "print(torch.ones(1))" in cell.source and "printed 0" in cell.source
-    assert code(made) == []
-
-
-def test_what_later_cells_need_of_a_measured_cell_still_runs():
-    made = for_browser(notebook("import torch\na = 1\nb = a + 1\nc = 7\nlines = []\nprint(torch.ones(b))", "print(b)", "lines = [3]\nprint(lines)"))
-    assert code(made) == ["# The part of this cell that runs in a browser; later cells use it.\na = 1\nb = a + 1", "print(b)", "lines = [3]\nprint(lines)"]
-
-
-def test_a_measured_picture_keeps_its_words():
-    stored = notebook("import torch\ntorch.ones(1)")
-    stored.cells[1].outputs = [nbformat.v4.new_output("display_data", {"image/png": "aGk=\n", "text/plain": "Bars [two]\nof them"})]
-    (cell,) = [cell for cell in for_browser(stored).cells if MEASURED_TAG in cell.metadata.get("tags", [])]
-    assert "![Bars (two) of them](data:image/png;base64,aGk=)" in cell.source
-
-
-@pytest.mark.parametrize("path", chapters(), ids=lambda path: path.stem)
-def test_every_chapter_has_cells_that_run_and_all_its_panels(path):
-    stored = nbformat.read(path, as_version=4)
-    before = nbformat.writes(stored)
-    made = for_browser(stored)
-    nbformat.validate(made)
-    assert nbformat.writes(stored) == before
-    for source in code(made):
-        ast.parse(source)
-    panels = sum("Panel(" in cell.source for cell in stored.cells if cell.cell_type == "code")
-    assert sum("Panel(" in source for source in code(made)) == panels >= 1
-    assert any(MEASURED_TAG in cell.metadata.get("tags", []) for cell in made.cells)

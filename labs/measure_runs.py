@@ -1,9 +1,10 @@
 """python labs/measure_runs.py
 
 GPU runs that others published, with the peak that each logged, beside the peak that we predict from what
-the framework's code keeps: 18 runs of a 1.1B Llama under nanotron. No constant is fitted to them. Then
-published step times beside those of the planner's time model, and predictors of memory beside each other.
---megatron: instead, the memory that NVIDIA's own CI logged
+the framework's code keeps: 18 runs of a 1.1B Llama under nanotron, and of torchtitan's table what we can
+count. No constant is fitted to them. Then published step times beside those of the planner's time model, and
+the paper's own plans beside the fastest of wider and wider searches. --calculators: what public memory
+calculators print instead, beside counted bytes. --megatron: instead, the memory that NVIDIA's own CI logged
 for Megatron-LM's functional tests, predicted tensor by tensor on a model of torch's allocator; with --here,
 those whose model the course has are run on this machine too, as one emulated rank, and counted.
 Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. No GPU needed.
@@ -15,7 +16,9 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem_course.bench.golden_here import count_here
+from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import (
+    choice_results,
     measure_runs,
     predict_rows,
     read_rows,
@@ -42,6 +45,7 @@ from actmem_course.show.golden_table import (
 from actmem_course.show.measured import runs_figure
 
 ROWS = "predict these runs of the 1.1B Llama instead: a JSON list of objects gpus, dp, tp, pp, mbz, peak_allocated_mib"
+CALCULATORS = "instead of runs: what public calculators print for table 2 and one of the runs, beside counted bytes"
 MEGATRON = "instead: the memory that NVIDIA's CI logged for Megatron-LM's tests, and what its code keeps; --rows takes a table with columns case, gpu, arguments, peak_bytes, held_bytes"
 HERE = "with --megatron: count the same models on this machine, and set them beside what the GPUs logged"
 
@@ -50,13 +54,16 @@ HERE = "with --megatron: count the same models on this machine, and set them bes
 def main() -> int:
     run = Measurement(__doc__)
     run.option("--rows", type=Path, metavar="FILE", help=ROWS)
+    run.option("--calculators", action="store_true", help=CALCULATORS)
     run.option("--megatron", action="store_true", help=MEGATRON)
     run.option("--here", action="store_true", help=HERE)
     run.page()
     with run.asked() as args:
         run.alone()
-        if args.megatron and args.html:
-            raise ConfigError("megatron", "it has no page: leave out --html")
+        if args.calculators and (args.rows or args.html):
+            raise ConfigError("calculators", "it has no rows and no page of its own: leave out --rows and --html")
+        if args.megatron and (args.calculators or args.html):
+            raise ConfigError("megatron", "it has no page, and no calculators: leave out --html and --calculators")
         if args.here and not args.megatron:
             raise ConfigError("here", "goes with --megatron")
         if args.megatron:
@@ -67,23 +74,31 @@ def main() -> int:
         return show_here(run, golden)
     if args.megatron:
         return show_megatron(run, golden)
+    if args.calculators:
+        return show_calculators(run)
 
-    judged = [result for row in rows if (result := result_of_row(row))] if args.rows else measure_runs()
+    predicted, times, choices = rows, [], []
+    if args.rows:
+        results = [result for row in rows if (result := result_of_row(row))]
+    else:
+        results, times, choices = measure_runs(), step_time_results(), choice_results()
+        predicted = [*map(with_computed, results), *map(with_computed, times), *map(asdict, choices)]
+    judged = [result for result in results if result.within_limit is not None]
     if judged:
         run.show(tables.runs_table(judged), tables.parts_table(judged))
-    if args.rows:
-        predicted = rows
-    else:
-        times = step_time_results()
-        predicted = [*map(with_computed, judged), *map(with_computed, times)]
-        run.show(tables.times_table(times), leaderboard_table(leaderboard()), slopes_table(kernel_slopes()))
+    if reserved := [result for result in results if result.printed_kind == "reserved"]:
+        run.show(tables.reserved_table(reserved))
+    if times:
+        own = [choice for choice in choices if choice.search == "its code"]
+        run.show(tables.times_table(times), tables.choices_table(own))
+        run.show(*(f"{choice.setting}: {choice.reason}" for choice in own if choice.reason))
     run.write(predicted)
     if not judged:
         run.show(f"{len(predicted)} runs predicted, none with a peak to compare with")
         return 0
     run.draw(lambda: runs_figure(judged))
     good = [result for result in judged if result.within_limit]
-    worst = max(abs(result.difference_percent) for result in judged)
+    worst = max(abs(result.difference_percent or 0) for result in judged)
     limit = judged[0].limit_percent
     run.show(f"{len(good)} of {len(judged)} runs within {limit}% of what they logged; worst {worst:.3f}%")
     return 0 if len(good) == len(judged) else 1
@@ -139,6 +154,22 @@ def golden_json(result: GoldenResult) -> dict:
         "why_not": result.why_not,
         "lines": dict(result.played.memory.peak_lines) if result.played else {},
     }
+
+
+def show_calculators(run: Measurement) -> int:
+    """The table of calculators, how many rows each has right, a leaderboard, and the file if one is asked for."""
+    rows, sequences = measure_calculators(), sequence_results()
+    for results, what in ((rows, "one layer of the 22B model"), (sequences, "one more sequence, counted by GPUs")):
+        run.show(tables.calculators_table(results, f"Public calculators: {what}"))
+    for name, (source, why) in {result.calculator: (result.source, result.why) for result in rows}.items():
+        own = [result for result in rows if result.calculator == name]
+        right = sum(result.difference_bytes == 0 for result in own)
+        run.show(f"{name}: {right} of {len(own)} rows to the byte; {why} ({source})")
+    for result in sequences:
+        run.show(f"{result.calculator}: {result.difference_percent:+.2f}%; {result.why}")
+    run.show(leaderboard_table(leaderboard()), slopes_table(kernel_slopes()))
+    run.write([asdict(r) | {"difference_bytes": r.difference_bytes} for r in rows + sequences])
+    return 0
 
 
 def with_computed(result) -> dict:

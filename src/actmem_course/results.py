@@ -264,27 +264,34 @@ class SocketCount:
 class RunResult:
     """One run: its settings in words, the printed peak and the predicted one, in MiB.
 
-    framework: "nanotron" or "Megatron-LM".  printed_mib: the allocated bytes that the run logged.
+    framework: "nanotron", "torchtitan" or "Megatron-LM".  printed_mib: what the run logged; printed_kind: "allocated", or
+    "reserved" where the allocator's own share is in it.  predicted_mib: None where we don't predict.
     moment: when the rank holds most, by prediction.  parts_bytes: the prediction by part.  limit_percent: how far apart
-    the two may be.
+    the two may be; None where the printed number isn't what we predict.  note: why there is no prediction.
     """
 
     framework: str
     setting: str
     printed_mib: float
-    predicted_mib: float
-    limit_percent: float
+    printed_kind: str
+    predicted_mib: float | None
     moment: str = ""
     parts_bytes: dict[str, int] | None = None
+    limit_percent: float | None = None
+    note: str = ""
 
     @property
-    def difference_percent(self) -> float:
-        """Predicted minus printed, in percent of the printed number."""
+    def difference_percent(self) -> float | None:
+        """Predicted minus printed, in percent of the printed number; None without a prediction."""
+        if self.predicted_mib is None:
+            return None
         return 100 * (self.predicted_mib / self.printed_mib - 1)
 
     @property
-    def within_limit(self) -> bool:
-        """Whether the difference is within the limit."""
+    def within_limit(self) -> bool | None:
+        """Whether the difference is within the limit; None where there is none."""
+        if self.limit_percent is None or self.difference_percent is None:
+            return None
         return abs(self.difference_percent) <= self.limit_percent
 
 
@@ -309,6 +316,50 @@ class PredictorLine:
     mean_percent: float
     worst_percent: float
     by: str
+
+
+@dataclass(frozen=True)
+class ChoiceResult:
+    """A published layout beside the fastest of one search, by predicted time.
+
+    place: among ``fitting`` plans that fit, fastest first.  behind_percent: how much longer it takes than the first.
+    hidden_seconds: of the first, exchanges that must run beside computing.  reason: why it doesn't stand, if it doesn't.
+    """
+
+    source: str
+    setting: str
+    search: str
+    published_plan: str
+    published_seconds: float
+    best_plan: str
+    best_seconds: float
+    place: int
+    fitting: int
+    behind_percent: float
+    hidden_seconds: float
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class CalculatorResult:
+    """What one public calculator prints beside the bytes that were counted.  source: its file; why: why it is off, if it is."""
+
+    calculator: str
+    source: str
+    row: str
+    printed_bytes: int
+    counted_bytes: int
+    why: str
+
+    @property
+    def difference_bytes(self) -> int:
+        """Printed minus counted."""
+        return self.printed_bytes - self.counted_bytes
+
+    @property
+    def difference_percent(self) -> float:
+        """The same in percent of the counted bytes."""
+        return 100 * self.difference_bytes / self.counted_bytes
 
 
 @dataclass(frozen=True)

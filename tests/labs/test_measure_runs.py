@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
 from actmem_course.bench.predictors import kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
-from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS
+from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
+from actmem_course.others.published_choices import SEARCHES
 from tests.labs.in_process import lab_refusal, shown_in_80_columns
 
 SCRIPT = "measure_runs.py"
@@ -15,11 +17,14 @@ SCRIPT = "measure_runs.py"
 
 def test_all_runs_as_a_table_json_and_a_page(tmp_path):
     path, page = tmp_path / "runs.json", tmp_path / "runs.html"
-    shown = shown_in_80_columns(SCRIPT, "--json", path, "--html", page)
-    assert "SimuMax" in shown and shown.count("785,928") == 2 and shown.count("186,880") == 3
+    shown_in_80_columns(SCRIPT, "--json", path, "--html", page)
     results = json.loads(path.read_text(encoding="utf-8"))
     nanotron = [result for result in results if result.get("framework") == "nanotron"]
+    titan = [result for result in results if result.get("framework") == "torchtitan"]
     times = [result for result in results if "source" in result]
+    choices = [result for result in results if "behind_percent" in result]
+    assert len(choices) >= len(PAPER_MODELS) * len(SEARCHES) + len(LLAMA3_RUNS) + 8
+    assert len(titan) == len(TITAN_RUNS) and all(result["note"] for result in titan)
     assert len(times) >= 2 * len(PAPER_MODELS) + len(LLAMA3_RUNS)
     assert len(nanotron) == len(NANOTRON_RUNS) == 18
     assert all(abs(result["difference_percent"]) < 0.1 and result["within_limit"] for result in nanotron)
@@ -37,6 +42,18 @@ def test_rows_of_ones_own_come_back_with_a_prediction(tmp_path):
     found = json.loads(out.read_text())
     assert [{k: v for k, v in one.items() if k != "predicted_mib"} for one in found] == given
     assert abs(found[0]["predicted_mib"] / 22941.07 - 1) < 0.001 and found[1]["predicted_mib"] > 0
+
+
+def test_public_calculators_beside_counted_bytes(tmp_path):
+    out = tmp_path / "out.json"
+    shown = shown_in_80_columns(SCRIPT, "--calculators", "--json", out)
+    found = json.loads(out.read_text(encoding="utf-8"))
+    for name in {one["calculator"] for one in found} - {"ours"}:
+        own = [one for one in found if one["calculator"] == name and one["row"] in {row.name for row in TABLE2}]
+        assert len(own) == len(TABLE2)
+        right = sum(one["printed_bytes"] == one["counted_bytes"] for one in own)
+        assert f"{name}: {right} of {len(TABLE2)} rows to the byte" in shown
+    assert "SimuMax" in shown and shown.count("785,928") == 2 and shown.count("186,880") == 3
 
 
 def test_two_kernels_are_counted_as_an_a100_logged_them():

@@ -71,6 +71,15 @@ MODEL_ERROR = 0.1
 #: src/graph/tuning.cc: ring, Simple).
 RING_SECONDS, NODE_STEP_SECONDS, NETWORK_STEP_SECONDS = 8.4e-6, 3.4e-6, 14e-6
 
+#: Share of a link's rate that carries data: "protocol overhead (~20%)", NCCL's author in NVIDIA/nccl-tests issue 212.
+LINK_SHARE = 0.8
+
+#: Plans whose times are nearer than this can't be told apart: of the paper's eight own times seven are that near.
+MODEL_ERROR = 0.1
+
+#: What an exchange takes before its first byte arrives: an assumption, of the order that NCCL shows within a node.
+LATENCY_SECONDS = 20e-6
+
 #: What stays free on each GPU: CUDA's context, NCCL, and what the allocator reserves beyond what is allocated.  In 36
 #: public nanotron runs the last of these is 0.15 to 2.8 GiB.
 ALLOWANCE_BYTES = 4 * GIBIBYTE

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from actmem.config import ConfigError, check_size, shown
+from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
+from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill
 from actmem.plan.search import find_plans
@@ -24,8 +26,11 @@ from actmem_course.others.published import (
     NANOTRON_SEQ_LENGTH,
     TITAN_RUNS,
     NanotronRun,
+    TitanRun,
 )
-from actmem_course.results import RunResult, StepTimeResult
+from actmem_course.others.published_choices import published_choices
+from actmem_course.others.titan import titan_bill
+from actmem_course.results import ChoiceResult, RunResult, StepTimeResult
 
 MIB = 2**20
 #: How far apart a nanotron run's printed and predicted peak may be.
@@ -49,10 +54,11 @@ def nanotron_result(run: NanotronRun) -> RunResult:
         "nanotron",
         f"{run.gpus} GPUs dp {run.dp} tp {run.tp} pp {run.pp} mbz {run.mbz}",
         run.peak_allocated_mib,
+        "allocated",
         bill.bytes / MIB,
-        LIMIT_PERCENT,
         bill.moment,
         bill.by_part(),
+        LIMIT_PERCENT,
     )
 
 
@@ -63,14 +69,50 @@ def golden_result(result: GoldenResult) -> RunResult:
         "Megatron-LM",
         f"{result.row.case.split('/')[-1]}, {result.row.gpu}",
         result.row.peak_bytes / MIB,
+        "allocated",
         result.predicted_peak_bytes / MIB,
-        LIMITS[result.row.kind],
+        limit_percent=LIMITS[result.row.kind],
+    )
+
+
+def titan_result(run: TitanRun) -> RunResult:
+    """One torchtitan run: what we count at the loss's backward beside what its allocator reserved; no limit."""
+    sizes = [f"DP {run.data_parallel_size}"]
+    for name, size in (
+        ("CP", run.context_parallel_size),
+        ("TP", run.tensor_parallel_size),
+        ("PP", run.pipeline_parallel_size),
+    ):
+        sizes += [f"{name} {size}"] if size > 1 else []
+    what = f"{run.model.removeprefix('llama3-')}, {' '.join(sizes)}, s {run.seq_length}, {run.recompute}"
+    setting = what + (f", {run.changed}" if run.changed else "")
+    layout = Layout(
+        run.data_parallel_size,
+        run.tensor_parallel_size,
+        run.pipeline_parallel_size,
+        run.local_batch_size,
+        context_parallel_size=run.context_parallel_size,
+        sequence_parallel=run.tensor_parallel_size > 1,
+        zero_stage=3,
+    )
+    printed = run.reserved_gib * 2**10
+    if run.recompute == "selective" and run.changed:
+        return RunResult(
+            "torchtitan", setting, printed, "reserved", None, note="the compiler decides what a block keeps"
+        )
+    try:
+        bill = titan_bill(LLAMA_MODELS[run.model], layout, run.seq_length, run.recompute)
+    except ConfigError as error:
+        return RunResult("torchtitan", setting, printed, "reserved", None, note=error.rule)
+    note = "counted at the loss's backward"
+    return RunResult(
+        "torchtitan", setting, printed, "reserved", bill.bytes / MIB, bill.moment, bill.by_part(), note=note
     )
 
 
 def measure_runs() -> list[RunResult]:
     """All published runs."""
-    return [nanotron_result(run) for run in NANOTRON_RUNS]
+    return [*map(nanotron_result, NANOTRON_RUNS), *map(titan_result, TITAN_RUNS)]
 
 
 def step_time_results() -> list[StepTimeResult]:
@@ -101,11 +143,9 @@ def step_time_results() -> list[StepTimeResult]:
         setting = f"405B, {run.gpus} GPUs, CP {c}, s {run.seq_length}, 1F1B"
         results.append(StepTimeResult("2407.21783 table 4", setting, "TFLOP/s", run.tflops, rate))
     whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "zero_stage": 3}
-    for titan in TITAN_RUNS:
-        model, batch = (
-            planned_model_of("llama3-8b").with_sequence(titan.seq_length),
-            titan.gpus * titan.local_batch_size,
-        )
+    for titan in (run for run in TITAN_RUNS if run.recompute == "selective" and not run.changed):
+        model = planned_model_of(titan.model).with_sequence(titan.seq_length)
+        batch = titan.data_parallel_size * titan.local_batch_size
         seconds = predicted_seconds(model, titan.gpus, "h100", batch, "elementwise", **whole)
         rate = titan.seq_length * batch / seconds / titan.gpus
         setting = f"8B, {titan.gpus} GPUs, FSDP, elementwise for selective"
@@ -122,6 +162,27 @@ def predicted_seconds(
     if not found.plans:
         raise ConfigError("sizes", f"{model.name} has no plan on {gpus} GPUs with {sizes}")
     return found.plans[0].seconds.total
+
+
+def choice_results() -> list[ChoiceResult]:
+    """Published layouts beside the fastest plans that their code could run."""
+    return [
+        ChoiceResult(
+            choice.source,
+            choice.setting,
+            choice.search,
+            plan_text(choice.plan),
+            choice.plan.seconds.total,
+            plan_text(choice.best),
+            choice.best.seconds.total,
+            choice.place,
+            choice.fitting,
+            100 * choice.behind,
+            choice.best.seconds.hidden,
+            choice.reason,
+        )
+        for choice in published_choices()
+    ]
 
 
 def read_rows(path: Path) -> list[dict]:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from actmem.measure.whole_step import watch_step
 from actmem.torch_private import fake_tensors
+from actmem_course.bench.measure_calculators import sequence_results
 from actmem_course.bench.measure_runs import measure_runs
 from actmem_course.others.golden import LIMITS, predict, read_golden
 from actmem_course.results import KernelSlope, PredictorLine
@@ -69,7 +70,7 @@ def _linear(into: int, out: int) -> nn.Linear:
 
 def leaderboard() -> list[PredictorLine]:
     """Predictors on rows that GPUs logged, the least mean error first."""
-    nanotron = [r.difference_percent for r in measure_runs()]
+    nanotron = [r.difference_percent for r in measure_runs() if r.framework == "nanotron"]
     golden = [predict(row) for row in read_golden()]
     kinds = {
         f"Megatron-LM, {kind}": [r.peak_percent for r in golden if r.row.kind == kind and r.peak_percent is not None]
@@ -79,6 +80,10 @@ def leaderboard() -> list[PredictorLine]:
         _line("ours", "1.1B Llama under nanotron", nanotron, "Hugging Face's logs"),
         *(_line("ours", what, off, "NVIDIA's CI") for what, off in kinds.items()),
         _line("SimuMax", "Llama 3, DeepSeek on B200s", _SIMUMAX, "SimuMax, its own rows"),
+        *(
+            _line(r.calculator, "one more sequence, nanotron", [r.difference_percent], "Hugging Face's logs")
+            for r in sequence_results()
+        ),
     ]
     return sorted(lines, key=lambda line: line.mean_percent)
 

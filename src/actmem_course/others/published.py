@@ -55,16 +55,42 @@ NANOTRON_RUNS = tuple(
 
 @dataclass(frozen=True)
 class TitanRun:
-    """One line of torchtitan's tables: Llama 3 8B, FSDP, eager in 16 bits, selective recomputation; tokens/s of each GPU."""
+    """One line of torchtitan's tables: peak memory that the allocator reserved, in GiB, the most of all ranks.
 
+    recompute: "selective", "full".  changed: "" for eager 16-bit training, else what else was on.
+    pipeline_parallel_size above 1: the file doesn't say which rank it is.
+    """
+
+    model: str
     gpus: int
     local_batch_size: int
     seq_length: int
+    recompute: str
+    changed: str
+    reserved_gib: float
     tokens_per_second: float
+    data_parallel_size: int
+    context_parallel_size: int = 1
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
 
-#: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: H100s with 96 GB; s is its default.
-TITAN_RUNS = (TitanRun(8, 2, 8192, 5762), TitanRun(128, 2, 8192, 5605))
+_ALL = "compile, Float8"
+#: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: H100s with 96 GB; s is its default where none is given.
+TITAN_RUNS = (
+    TitanRun("llama3-8b", 8, 2, 8192, "selective", "", 82.4, 5762, 8),
+    TitanRun("llama3-8b", 8, 2, 8192, "selective", "compile", 77.0, 6667, 8),
+    TitanRun("llama3-8b", 8, 2, 8192, "selective", _ALL, 76.8, 8532, 8),
+    TitanRun("llama3-8b", 128, 2, 8192, "selective", "", 67.0, 5605, 128),
+    TitanRun("llama3-8b", 128, 2, 8192, "selective", "compile", 62.0, 6514, 128),
+    TitanRun("llama3-8b", 128, 2, 8192, "selective", _ALL, 61.8, 8380, 128),
+    TitanRun("llama3-8b", 8, 1, 32768, "full", _ALL, 83.9, 3890, 8),
+    TitanRun("llama3-8b", 8, 1, 65536, "full", _ALL, 84.2, 2540, 4, 2),
+    TitanRun("llama3-8b", 8, 1, 131072, "full", _ALL, 84.0, 1071, 2, 4),
+    TitanRun("llama3-8b", 8, 1, 262144, "full", _ALL, 84.5, 548, 1, 8),
+    TitanRun("llama3-70b", 256, 16, 8192, "full", _ALL, 71.9, 829, 32, 1, 8),
+    TitanRun("llama3-405b", 512, 32, 8192, "full", "compile, Float8, async TP", 82.5, 100, 8, 1, 8, 8),
+)
 
 
 @dataclass(frozen=True)

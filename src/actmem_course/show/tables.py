@@ -16,6 +16,8 @@ from rich.text import Text
 from actmem.rows import Row
 from actmem_course.others.disagreements import Disagreement
 from actmem_course.results import (
+    CalculatorResult,
+    ChoiceResult,
     ExchangeCount,
     Number,
     OtherLine,
@@ -284,8 +286,23 @@ def runs_table(results: Sequence[RunResult]) -> Table:
     """A run a line: its setting, the printed peak, the predicted one, the difference in MiB and percent."""
     made = table("Peak of one GPU, MiB", "run", ">printed", ">predicted", ">diff.", ">%")
     for r in results:
+        if r.predicted_mib is None:
+            made.add_row(r.setting, f"{r.printed_mib:,.2f}", "-", "", "")
+            continue
         numbers = (f"{r.printed_mib:,.2f}", f"{r.predicted_mib:,.2f}", f"{r.predicted_mib - r.printed_mib:+,.2f}")
         made.add_row(r.setting, *numbers, f"{r.difference_percent:+.3f}", style=_style(r.within_limit))
+    return made
+
+
+def reserved_table(results: Sequence[RunResult]) -> Table:
+    """Runs that logged what their allocator reserved, in GiB: printed, what we count of it, and why no more."""
+    title = "torchtitan: GiB that the allocator reserved, and what we count of them"
+    made = table(title, "~run", ">printed", ">counted", ">share")
+    for r in results:
+        counted = ("-", "")
+        if r.predicted_mib is not None:
+            counted = (f"{r.predicted_mib / _MIB_IN_GIB:.1f}", f"{100 * r.predicted_mib / r.printed_mib:.0f}%")
+        made.add_row(f"{r.setting}: {r.note}", f"{r.printed_mib / _MIB_IN_GIB:.1f}", *counted)
     return made
 
 
@@ -299,10 +316,32 @@ def times_table(results: Sequence[StepTimeResult]) -> Table:
     return made
 
 
+def choices_table(results: Sequence[ChoiceResult]) -> Table:
+    """Published layouts beside the fastest of one search, by predicted time."""
+    title = "Published layouts: place, and how much longer a step takes than by the fastest plan"
+    made = table(title, "published", "~the fastest that its code could run", ">place", ">%", ">s hidden")
+    for r in results:
+        best = "the same" if r.best_plan == r.published_plan else r.best_plan
+        made.add_row(r.setting, best, str(r.place), f"{r.behind_percent:.1f}", f"{r.hidden_seconds:.1f}")
+    return made
+
+
+def calculators_table(results: Sequence[CalculatorResult], title: str) -> Table:
+    """What public calculators print beside counted bytes: a block of rows for each calculator."""
+    made = table(title, "bytes of one rank", ">printed", ">counted", ">difference")
+    last = ""
+    for r in results:
+        if r.calculator != last:
+            made.add_row(r.calculator, style="bold")
+        last = r.calculator
+        made.add_row(f"  {r.row}", f"{r.printed_bytes:,}", f"{r.counted_bytes:,}", f"{r.difference_bytes:+,}")
+    return made
+
+
 def parts_table(results: Sequence[RunResult]) -> Table:
     """What the predicted peak of each run is made of, in MiB, and when it is reached."""
     made = table("What the predicted peak is made of, MiB", "part", ">least", ">most", ">share of the peak")
-    shown = [(r.predicted_mib, r.parts_bytes or {}) for r in results]
+    shown = [(r.predicted_mib, r.parts_bytes or {}) for r in results if r.predicted_mib is not None]
     for part in dict.fromkeys(part for r in results for part in r.parts_bytes or {}):
         sizes = [of_run.get(part, 0) / 2**20 for _, of_run in shown]
         shares = [100 * size / peak for size, (peak, _) in zip(sizes, shown)]

@@ -1,0 +1,148 @@
+"""Layouts that others published beside the planner's fastest, among those that their code could run.
+
+A published layout stands if it is one of the first five or no further behind than times are right.  One that doesn't has
+a reason, with what it would be without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from copy import copy
+from dataclasses import dataclass, replace
+
+from actmem.config import check_choice
+from actmem.models import PAPER_MODELS
+from actmem.plan.layout import ZERO_STAGES, Layout
+from actmem.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
+from actmem.plan.search import Plan, find_plans
+from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
+from actmem_course.others.paper import A100_BYTES
+from actmem_course.others.published import LLAMA3_RUNS, TITAN_RUNS, Llama3Run, TitanRun
+
+#: What the paper's code could choose: its recomputation modes (2205.05198) and its ZeRO stages.  And what came later.
+PAPER_MODES = ("none", "selective", "full")
+SEARCHES = {"its code": (PAPER_MODES, (0,)), "all that is planned": ((*PAPER_MODES, "elementwise"), ZERO_STAGES)}
+_H100_96 = 96 * 10**9
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A published layout: its place among the plans that fit, fastest first, and the first of them.
+
+    search: what those may use.  reason: why it doesn't stand, where it doesn't.
+    """
+
+    source: str
+    setting: str
+    search: str
+    plan: Plan
+    best: Plan
+    place: int
+    fitting: int
+    reason: str = ""
+
+    @property
+    def behind(self) -> float:
+        """How much longer it takes than the first: 0.05 is 5%."""
+        return self.plan.seconds.total / self.best.seconds.total - 1
+
+    @property
+    def stands(self) -> bool:
+        """Whether it is one of the first five, or as near to the first as times are right."""
+        return self.place <= 5 or self.behind <= MODEL_ERROR
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What is searched: the model, its GPUs and batch, what its code may choose, and the published sizes by their names."""
+
+    model: PlannedModel
+    cluster: Cluster
+    batch: int
+    modes: Collection[str]
+    stages: Collection[int]
+    sizes: dict[str, int | bool]
+    windows: bool = True
+
+    def choice(self, source: str, setting: str, search: str = "its code") -> Choice:
+        model = self.model.with_modes(list(self.modes))
+        plans = find_plans(model, self.cluster, self.batch, 10**6, windows=self.windows).plans
+        able = [plan for plan in plans if plan.layout.zero_stage in self.stages]
+        place, plan = next((i, each) for i, each in enumerate(able, 1) if self._is_published(each.layout))
+        return Choice(source, setting, search, plan, able[0], place, len(able))
+
+    def _is_published(self, layout: Layout) -> bool:
+        return all(getattr(layout, name) == size for name, size in self.sizes.items())
+
+
+def paper_choice(model: str, search: str = "its code") -> Choice:
+    """One of the paper's models on its own GPUs.  Raises ConfigError on another name."""
+    check_choice("model", model, PAPER_MODELS)
+    paper, (modes, stages) = PAPER_MODELS[model], SEARCHES[search]
+    own, cluster = paper.parallel, Cluster(paper.num_devices, A100_BYTES, device=DEVICES["a100"])
+    sizes: dict[str, int | bool] = {
+        "tensor_parallel_size": own.tensor_parallel_size,
+        "pipeline_parallel_size": own.pipeline_parallel_size,
+        "num_model_chunks": own.num_model_chunks,
+        "micro_batch_size": paper.shape.micro_batch_size,
+        "sequence_parallel": True,
+    }
+    gpt = PlannedGPT(model, paper.shape)
+    asked = _Asked(gpt, cluster, paper.global_batch_size, modes, stages, sizes)
+    return asked.choice("2205.05198 table 3", model, search)
+
+
+def llama3_choice(run: Llama3Run, num_layers: int | None = None) -> Choice:
+    """A line of the Llama 3 report's table 4.  num_layers: of another model than its own, whose 126 no chunks divide."""
+    model = planned_model_of("llama3-405b").with_sequence(run.seq_length)
+    if num_layers:
+        model = copy(model)
+        model.shape = model.shape.with_sizes(num_layers=num_layers)
+    sizes: dict[str, int | bool] = {
+        "tensor_parallel_size": 8,
+        "pipeline_parallel_size": 16,
+        "context_parallel_size": run.context_parallel_size,
+        "data_parallel_size": run.data_parallel_size,
+    }
+    batch = run.data_parallel_size * run.batch_per_data_rank
+    asked = _Asked(model, Cluster(run.gpus, 80 * GIBIBYTE), batch, model.recompute_modes, ZERO_STAGES, sizes)
+    return asked.choice("2407.21783 table 4", f"405B, {run.gpus} GPUs, s {run.seq_length}")
+
+
+def titan_choice(run: TitanRun) -> Choice:
+    """A line of torchtitan's tables, among layouts that recompute as it does, of all microbatches."""
+    pipeline = run.pipeline_parallel_size > 1
+    sizes: dict[str, int | bool] = {
+        "tensor_parallel_size": run.tensor_parallel_size,
+        "pipeline_parallel_size": run.pipeline_parallel_size,
+        "context_parallel_size": run.context_parallel_size,
+        "data_parallel_size": run.data_parallel_size,
+    }
+    # A pipeline's microbatches aren't in the table, and its gradients are reduced once a step, as in stage 1.
+    sizes |= {} if pipeline else {"micro_batch_size": run.local_batch_size}
+    modes = ["full"] if run.recompute == "full" else ["elementwise"]
+    batch = run.data_parallel_size * run.local_batch_size
+    model = planned_model_of(run.model).with_sequence(run.seq_length)
+    asked = _Asked(model, Cluster(run.gpus, _H100_96), batch, modes, (1,) if pipeline else (3,), sizes, windows=False)
+    return asked.choice("torchtitan", f"{run.model[7:].upper()}, {run.gpus} GPUs, s {run.seq_length}")
+
+
+def published_choices() -> Iterator[Choice]:
+    """All of them; the paper's also among everything that is planned."""
+    for search in SEARCHES:
+        yield from (paper_choice(name, search) for name in PAPER_MODELS)
+    for run in LLAMA3_RUNS:
+        choice, even = llama3_choice(run), llama3_choice(run, 128)
+        text = "chunks of 126 layers, the end ones a layer short, aren't planned: with 128 layers"
+        yield _with_reason(choice, f"{text} place {even.place}, {even.behind:.1%} behind")
+    layouts = {(run.model, run.gpus, run.seq_length): run for run in reversed(TITAN_RUNS)}
+    for titan in reversed(layouts.values()):
+        choice = titan_choice(titan)
+        waits = choice.plan.seconds.tensor
+        rest = (choice.plan.seconds.total - waits) / choice.best.seconds.total - 1
+        text = f"waits {waits:.1f} s for exchanges that its asynchronous tensor parallelism hides"
+        yield _with_reason(choice, f"{text}: without them {rest:.1%} behind")
+
+
+def _with_reason(choice: Choice, reason: str) -> Choice:
+    return choice if choice.stands else replace(choice, reason=reason)

@@ -2,7 +2,7 @@
 
 Lab 10: keep less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
 
-Read notebooks/02_counting_bytes.ipynb and notebooks/11_the_ends.ipynb and notebooks/05_recomputation.ipynb first; each exercise names its section.
+Read notebooks/12_adapters.ipynb and notebooks/11_the_ends.ipynb and notebooks/05_recomputation.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 10.1.
@@ -38,7 +38,7 @@ def mlp(x: Tensor, up: Tensor, down: Tensor) -> Tensor:
     return F.linear(F.gelu(F.linear(x, up)), down)
 
 
-# 10.1: read “One rule”
+# 10.1: read “A frozen weight”
 def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     """F.linear(x, codes * scale), for a weight that is stored in 8 bits and doesn't train.
 
@@ -50,7 +50,7 @@ def frozen_linear(x: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
     raise NotImplementedError
 
 
-# 10.2: read “One rule”
+# 10.2: read “An adapter”
 def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -> Tensor:
     """F.linear(x, weight) + alpha/r · F.linear(F.linear(x, a), b), where only a and b train.
 

@@ -308,3 +308,4 @@ agree
 #
 # Which way does your code compute the loss? Count it: `python -m actmem record` on your own model shows what its loss keeps, and the bill
 # of a step what lives at the peak. **Lab 9** writes the functions of this chapter: `python my/labs/lab9_the_ends.py`.
+# [Chapter 12](12_adapters.ipynb) freezes the weights, and asks what is kept then.

@@ -19,6 +19,7 @@ from actmem.models import PAPER_MODELS, TINY, model_shape
 from actmem_course import show
 from actmem_course.bench.measure_runs import golden_result, measure_runs
 from actmem_course.others.golden import HereResult, predict, read_golden
+from actmem_course.show.adapters import adapter_bars
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
@@ -115,6 +116,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     table4_bars: [()],
     days_bars: [(20,), (1000,)],
     loss_bars: [(LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=131072), 1, "full"), (LLAMA_MODELS["llama3-8b"], 8)],
+    adapter_bars: [(LLAMA_MODELS["llama3-8b"], "q and v", 16), (LLAMA_MODELS["llama3-8b"], "all linears", 256, "float32", True)],
     stage_work: [(LLAMA_MODELS["llama3-8b"], 8), (LLAMA_MODELS["llama3-8b"], 16, True)],
     kept_today: [(LLAMA_MODELS["llama3-8b"], CUT)],
     others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],

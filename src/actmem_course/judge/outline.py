@@ -174,9 +174,9 @@ ALL_LABS = (
         Exercise("9.4", "log_probs_and_entropy", "cases.lab9_the_ends", "Reinforcement learning"),
         Exercise("9.5", "embedding", "cases.lab9_the_ends", "The other end"),
     ), "rewards:lab9_reward"),
-    Lab("lab10_keep_less", "Lab 10: keep less", "02_counting_bytes", (
-        Exercise("10.1", "frozen_linear", "cases.lab10_keep_less", "One rule"),
-        Exercise("10.2", "lora_linear", "cases.lab10_keep_less", "One rule"),
+    Lab("lab10_keep_less", "Lab 10: keep less", "12_adapters", (
+        Exercise("10.1", "frozen_linear", "cases.lab10_keep_less", "A frozen weight"),
+        Exercise("10.2", "lora_linear", "cases.lab10_keep_less", "An adapter"),
         Exercise("10.3", "tiled_mlp", "cases.lab10_keep_less", "A chunk at a time", chapter="11_the_ends"),
         Exercise("10.4", "offloading_checkpoint", "cases.lab10_keep_less", "How a checkpoint function works, in four steps", chapter="05_recomputation"),
     ), "rewards:lab10_reward", one_process=True),

@@ -1,0 +1,403 @@
+# %% [markdown]
+# # 12 · Adapters
+#
+# LoRA trains half a percent of the weights. The optimizer's states are gone, and still training runs out of memory. What do
+# all those frozen layers keep?
+
+# %%
+import warnings
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import Function
+from torch.utils.checkpoint import checkpoint
+
+from actmem.formulas.llama_terms import llama_rows
+from actmem.formulas.states import ADAM
+from actmem.layers.llama import attend
+from actmem.layers.llama_parts import rms_norm, rotary_tables, rotate, swiglu
+from actmem.llama_shape import LlamaShape, llama_shape
+from actmem.measure import count_collectives, emulated_rank, record
+from actmem.parallel.conjugates import g
+from actmem.parallel.groups import tensor_parallel
+from actmem.parallel.linear import column_parallel
+from actmem.rows import total
+from actmem_course.show.adapters import ADAPTERS, ALL_LINEARS, UNDER_AUTOCAST, PLACES, IN_16_BITS
+from actmem_course.show.adapters import adapter_bars, adapter_parameters, adapter_rows, linear_sizes, lora_rows
+from actmem_course.show.bar_chart import bar_chart
+from actmem_course.show.controls import choice, steps
+from actmem_course.show.folded import Agreement, worked
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
+from actmem_course.show.style import size_text
+from actmem_course.show.text import kept_text
+from actmem_course.show.widgets import Panel, Prediction, Reveal
+
+agree = Agreement()
+LLAMA = llama_shape("llama3-8b")
+full = total(llama_rows(LLAMA))
+
+question = Prediction(
+    "The figure has adapters of rank 16 on q and v only. Put them on all seven linears of each layer of Llama 3 8B. How many percent "
+    "of full training's activation bytes do the layers keep then?",
+    answer=100 * total(lora_rows(LLAMA)) / full,
+    unit="%",
+    because="An adapter's A reads the input of its linear, so every input is kept again. On top comes A·x, which is narrow.",
+    line=GuessLine(LLAMA.num_layers * full / 100),
+)
+Reveal(
+    question,
+    Panel(
+        lambda where, r, adapters, dropout: adapter_bars(LLAMA, where, r, adapters, dropout == "yes"),
+        where=choice("adapters on", list(PLACES), "q and v"),
+        r=steps("r", "rank", (4, 8, 16, 32, 64, 128, 256), 16),
+        adapters=choice("adapters compute in", list(ADAPTERS), IN_16_BITS),
+        dropout=choice("adapters' dropout", ["no", "yes"], "no"),
+    ),
+    where="all linears",
+)
+
+# %% [markdown]
+# *25 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb), [04 Sequence
+# parallelism](04_sequence_parallelism.ipynb) and [05 Recomputation](05_recomputation.ipynb). **You will** see what a frozen
+# weight keeps, what an adapter brings back, what peft and bitsandbytes keep, and what to do about it.
+#
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $r$ rank of an adapter, $t$ ranks.
+
+# %% [markdown]
+# ## A frozen weight
+#
+# A tensor is kept if and only if a gradient reads it. A linear $y = Wx$ has two gradients:
+#
+# $$dx = W^\top dy, \qquad dW = dy\, x^\top$$
+#
+# Only $dW$ reads $x$. Freeze $W$, and nobody does. $dx$ reads the weight, which is there anyway. So a frozen linear keeps **nothing**:
+
+# %%
+torch.manual_seed(0)
+s, b, h, o = 24, 2, 64, 96
+x = torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True)
+trains = nn.Linear(h, o, bias=False, dtype=torch.bfloat16)
+frozen = nn.Linear(h, o, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+frozen.load_state_dict(trains.state_dict())
+with record(frozen) as ledger:
+    y = frozen(x)
+print(kept_text(ledger.saved))
+
+# %% jupyter={"source_hidden": true}
+def counted(module, x):
+    """Bytes that a module keeps."""
+    with record(module) as ledger:
+        y = module(x)
+    del y
+    return ledger.total_bytes
+
+
+agree.add("a frozen linear", [(0, ledger.total_bytes)])
+agree.add("the same, if its weight trains: 2sbh", [(2 * s * b * h, counted(trains, x))])
+(ours,), (torchs,) = (torch.autograd.grad(linear(x).sum(), x) for linear in (frozen, trains))
+agree.add("the gradient of x, equal in bits", [(True, torch.equal(ours, torchs))])
+
+# %% [markdown]
+# QLoRA stores frozen weights in 4 or 8 bits, and widens them for each product. Now plain operators keep *the weight*:
+# `F.linear(x, codes * scale)` holds what it widened until backward, $2oh$ bytes a linear, in all a 16-bit copy of the
+# model. So drop it after forward, and widen it again in backward.
+#
+# **Now write it:** [exercise 10.1](../labs/lab10_keep_less.py), `frozen_linear`: `python my/labs/lab10_keep_less.py --only 10.1`.
+#
+# bitsandbytes has such a function, and for a year it put $x$ into `ctx`, though nothing read it
+# ([bitsandbytes#1270](https://github.com/bitsandbytes-foundation/bitsandbytes/pull/1270), July 2024: "the bug that caused a
+# lot of memory issues with QLoRA"). Here it is. A saved-tensor hook can't see an attribute of `ctx`; a ledger of what is alive can:
+
+# %%
+class KeepsX(Function):
+    @staticmethod
+    def forward(ctx, x, codes, scale):
+        ctx.x, ctx.codes, ctx.scale = x, codes, scale  # nothing reads ctx.x
+        return F.linear(x, codes * scale)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad @ (ctx.codes * ctx.scale), None, None
+
+
+class Careless(nn.Module):
+    def forward(self, x):
+        return KeepsX.apply(2 * x, codes, scale)
+
+
+codes, scale = torch.randint(-127, 128, (o, h), dtype=torch.int8), torch.full((o, 1), 2**-10, dtype=torch.bfloat16)
+# %% jupyter={"source_hidden": true}
+with record(nn.ParameterList()) as ledger:
+    y = F.linear(x, codes * scale)
+agree.add("8 bits, plain operators: the widened weight, 2oh", [(2 * o * h, ledger.total_bytes)])
+agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
+
+# %% [markdown]
+# `Linear8bitLt` of version 0.50.2 still does it: on a CPU our ledger counted $2sbh$ for it, and nothing for `Linear4bit`. On a
+# GPU it holds its input as well; that we only read in its code, on paper.
+#
+# ## An adapter
+#
+# LoRA adds a narrow path beside the frozen weight. $A$ has $r$ rows, $B$ has $r$ columns, and only they train:
+#
+# $$y = Wx + \tfrac{\alpha}{r} B(Ax), \qquad dB = \tfrac{\alpha}{r}\, dy\, (Ax)^\top, \qquad dA = \tfrac{\alpha}{r}\, B^\top dy\, x^\top$$
+#
+# $dB$ reads $Ax$: $2sbr$ bytes. And $dA$ reads $x$: the $2sbh$ that freezing had saved are back. An adapter's weights are
+# narrow, but its input is as wide as ever. So a linear with an adapter keeps **$2sbh + 2sbr$**.
+#
+# **Now write it:** [exercise 10.2](../labs/lab10_keep_less.py), `lora_linear`: `python my/labs/lab10_keep_less.py --only 10.2`.
+#
+# Here is one as peft 0.21 computes it. By default peft makes $A$ and $B$ float32, so `x.to(...)` is a copy:
+
+# %%
+class Adapted(nn.Module):
+    def __init__(self, inputs, outputs, rank, adapters=IN_16_BITS, dropout=False):
+        super().__init__()
+        dtype = torch.bfloat16 if adapters == IN_16_BITS else torch.float32
+        self.base = nn.Linear(inputs, outputs, bias=False, dtype=torch.bfloat16).requires_grad_(False)
+        self.a = nn.Linear(inputs, rank, bias=False, dtype=dtype)
+        self.b = nn.Linear(rank, outputs, bias=False, dtype=dtype)
+        self.dropout = nn.Dropout(0.1) if dropout else nn.Identity()
+
+    def forward(self, x):
+        y = self.base(x)
+        return (y + 2.0 * self.b(self.a(self.dropout(x.to(self.a.weight.dtype))))).to(y.dtype)
+
+
+# %% jupyter={"source_hidden": true}
+r = 8
+FORMS = [(adapters, dropout) for adapters in ADAPTERS for dropout in (False, True)]
+
+
+def in_each_form(predict, make, x):
+    """Pairs; on a CPU dropout's mask is as wide as what it falls on."""
+    for form in FORMS:
+        with torch.autocast("cpu", torch.bfloat16, enabled=form[0] == UNDER_AUTOCAST):
+            yield total(predict(*form, 2 if form[0] == IN_16_BITS else 4)), counted(make(form), x)
+
+
+agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s * b, (h, o), r, *form), lambda form: Adapted(h, o, r, *form), x))
+
+# %% [markdown]
+# The rule holds in all six forms of the figure. Three things make an adapter keep more:
+#
+# - **float32.** $A$ reads a float32 copy of $x$: $4sbh$. Under autocast the product casts it back, and keeps that copy: $2sbh$.
+# - **Dropout.** Its gradient reads a mask: $sbh$ more on a GPU. (A CPU's mask is as wide as $x$.)
+# - **Nothing is shared.** q, k and v read one tensor, $2sbh$ for all three. But each adapter makes its own copy, and draws its own mask.
+#
+# peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Try that in the figure at the top: LoRA now keeps
+# far more than full training. AgileRL leaves the copies out, and its peak on an A100 fell by a fifth and more
+# ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
+
+# %% [markdown]
+# ## A whole frozen layer
+#
+# Freeze a whole layer. What must it keep, so that a gradient can pass through to the adapters below? Ask what $dx$ reads:
+#
+# - two **RMSNorms** read their input and a number a token: $4sbh + 8sb$
+# - **attention** reads Q, K, V, its output and the log-sum-exp: $4sbh + 4sbkd + 4asb$
+# - **SwiGLU** reads gate and up: $4sbf$
+# - seven **linears** read their weights: nothing
+#
+# That is chapter 8's `elementwise` set, term by term. In Llama 3 8B it is two thirds of the layer. Adapters bring the last
+# third back.
+
+# %% jupyter={"source_hidden": true}
+TINY = LlamaShape(24, 1, 64, 4, 2, 160)
+
+
+class Layer(nn.Module):
+    """Adapters at places beside frozen weights; without places all weights train."""
+
+    def __init__(self, places=None, form=(IN_16_BITS, False)):
+        super().__init__()
+        trains = places is None
+        self.norms = nn.Parameter(torch.ones(2, TINY.hidden_size, dtype=torch.bfloat16), trains)
+        self.linears = nn.ModuleDict()
+        for name, sizes in linear_sizes(TINY).items():
+            plain = nn.Linear(*sizes, bias=False, dtype=torch.bfloat16).requires_grad_(trains)
+            self.linears[name] = Adapted(*sizes, r, *form) if name in (places or ()) else plain
+        for name, table in zip(("cos", "sin"), rotary_tables(TINY.seq_length, TINY.d)):
+            self.register_buffer(name, table)
+
+    def forward(self, x):
+        heads = {name: self.linears[name](y).unflatten(-1, (-1, TINY.d)) for y in [rms_norm(x, self.norms[0])] for name in "qkv"}
+        q, k = (rotate(heads[name], self.cos, self.sin).permute(1, 2, 0, 3) for name in "qk")
+        x = x + self.linears["o"](attend(q, k, heads["v"].permute(1, 2, 0, 3)))
+        y = rms_norm(x, self.norms[1])
+        return x + self.linears["down"](swiglu(self.linears["gate"](y), self.linears["up"](y)))
+
+
+def layer_input(needs_gradient=True):
+    return torch.randn(TINY.seq_length, 1, TINY.hidden_size, dtype=torch.bfloat16, requires_grad=needs_gradient)
+
+
+agree.add("a layer whose weights all train", [(total(llama_rows(TINY)), counted(Layer(), layer_input()))])
+agree.add("a frozen layer", [(total(lora_rows(TINY, ())), counted(Layer(()), layer_input()))])
+for where, places in PLACES.items():
+    pairs = in_each_form(lambda *form: lora_rows(TINY, places, r, *form), lambda form: Layer(places, form), layer_input())
+    agree.add(f"a frozen layer with adapters on {where}, in six forms", pairs)
+
+# %% [markdown]
+# ## Where gradients begin
+#
+# Backward goes down to the first tensor that trains, and no further. Layers below the first adapter keep **nothing**. And if the
+# embedding is frozen, the first layer's input needs no gradient: its first norm keeps nothing either, $2sbh + 4sb$ less.
+#
+# Here is a trap. Reentrant checkpointing runs a layer without autograd, and its output gets a gradient only if one of
+# its *inputs* needs one. Weights don't count. Behind a frozen embedding no input does, so **no adapter trains**. torch
+# only warns. It happened to many ([FastChat#581](https://github.com/lm-sys/FastChat/issues/581), 2023;
+# [open-unlearning#178](https://github.com/locuslab/open-unlearning/issues/178), 2026). There are two cures:
+
+# %%
+def adapter_gradients(run, needs_gradient=False):
+    """Of a layer with adapters, behind a frozen embedding; needs_gradient: what enable_input_require_grads() does."""
+    warnings.simplefilter("ignore")  # torch's: "None of the inputs have requires_grad=True. Gradients will be None"
+    torch.manual_seed(1)
+    layer, x = Layer(ALL_LINEARS), layer_input(needs_gradient)
+    y = run(layer, x)
+    if y.requires_grad:
+        y.sum().backward()
+    return [p.grad for p in layer.parameters() if p.requires_grad]
+
+
+ways = {
+    "reentrant": adapter_gradients(partial(checkpoint, use_reentrant=True)),
+    "not reentrant": adapter_gradients(partial(checkpoint, use_reentrant=False)),
+    "reentrant, the embedding's output made to need a gradient": adapter_gradients(partial(checkpoint, use_reentrant=True), True),
+}
+
+# %% jupyter={"source_hidden": true}
+first, later = (counted(Layer(ALL_LINEARS), layer_input(needs)) for needs in (False, True))
+tokens = TINY.seq_length
+agree.add("frozen layers below the first adapter", [(0, counted(nn.Sequential(Layer(()), Layer(())), layer_input(False)))])
+agree.add("what the first layer keeps less: 2sbh + 4sb", [(2 * tokens * TINY.hidden_size + 4 * tokens, later - first)])
+wanted, (lost, *cured) = adapter_gradients(lambda layer, x: layer(x)), ways.values()
+agree.add("adapters' weights without a gradient, reentrant", [(len(wanted), lost.count(None))], "weights")
+agree.add("gradients with either cure and without checkpointing, equal in bits", [(True, torch.equal(one, other)) for found in cured for one, other in zip(found, wanted, strict=True)])
+print("; ".join(f"{way}: {sum(grad is not None for grad in found)} of {len(found)} gradients" for way, found in ways.items()))
+
+# %% [markdown]
+# `use_reentrant=False` is the better cure. With `model.enable_input_require_grads()` backward computes the gradient of the
+# embedding's output too, for nobody.
+#
+# ## Under sequence parallelism
+#
+# A column-parallel linear gathers $x$ from all ranks (chapter 4). The frozen weight's gradient would have read it; now $A$'s does. So
+# autograd keeps the *gathered* $x$, $2sbh$ on every rank, which section 4.2.2 of the paper avoids. Its cure works again: put $A$
+# into the function that keeps the shard, and gathers again in backward. Megatron-Bridge got it in 2026
+# ([Megatron-Bridge#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581)). For an adapter there is a cheaper one: multiply
+# by $A$ *before* the gather. Then backward reads the shard alone, and what is gathered is $Ax$, which is narrow:
+
+# %%
+def beside(form, x, tp, weight, a, b):
+    """A frozen column-parallel weight and an adapter.  x: [s/t, b, h]; weight: [o/t, h]; a: [r, h]; b: [o/t, r]."""
+    if form == "gather once, keep it":
+        full = g(x, tp)
+        y, low = F.linear(full, weight), F.linear(full, a)
+    elif form == "keep the shard, gather again":
+        y, low = column_parallel(x, tp, weight, a)
+    else:
+        (y,), low = column_parallel(x, tp, weight), g(F.linear(x, a), tp)
+    return y + F.linear(low, b)
+
+
+# %% jupyter={"source_hidden": true}
+SHAPE, ranks, rank = llama_shape("llama3-70b"), 8, 16
+width, rows = SHAPE.hidden_size, (SHAPE.query_size + 2 * SHAPE.key_value_size) // ranks
+whole, low = 2 * SHAPE.seq_length * width, 2 * SHAPE.seq_length * rank
+predicted = {  # kept, exchanged
+    "gather once, keep it": (whole + low, 2 * whole),
+    "keep the shard, gather again": (whole // ranks + low, 3 * whole),
+    "gather A·x": (whole // ranks + low, 2 * whole + 2 * low),
+}
+sizes = {"exchanged": {}, "kept": {}}
+for form, expected in predicted.items():
+    with emulated_rank(ranks), count_collectives() as seen:
+        weights = nn.ParameterList(nn.Parameter(torch.zeros(*size, dtype=torch.bfloat16), rank in size) for size in ((rows, width), (rank, width), (rows, rank)))
+        x = torch.zeros(SHAPE.seq_length // ranks, 1, width, dtype=torch.bfloat16, requires_grad=True)
+        with record(weights) as ledger:
+            y = beside(form, x, tensor_parallel(sequence_parallel=True), *weights)
+        y.sum().backward()
+    sizes["exchanged"][form], sizes["kept"][form] = sum(one.payload_bytes for one in seen.collectives), ledger.total_bytes
+    agree.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (sizes["kept"][form], sizes["exchanged"][form])))
+LiveFigure(bar_chart("Gather A·x: it keeps the shard, and gathers x once", sizes, "QKV of Llama 3 70B with one adapter, one rank of eight", beside=True))
+
+# %% [markdown]
+# In each form a rank finds a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
+#
+# ## What LoRA does save
+#
+# States. A weight that trains takes 18 bytes with its gradient, its float32 copy and two moments; a frozen one takes 2. QLoRA
+# stores the linears in 4 bits and the scales in 8, together 0.516 bytes a weight (2305.14314; on paper here). Llama 3 8B, one
+# sequence of 8,192 tokens, without the loss:
+
+# %% jupyter={"source_hidden": true}
+layers, trained_bytes = LLAMA.num_layers, sum(state.bytes_per_parameter for state in ADAM["float32 gradients"])
+linears = layers * (LLAMA.attention_weights + LLAMA.mlp_weights)
+others = 2 * LLAMA.vocab_size * LLAMA.hidden_size + (2 * layers + 1) * LLAMA.hidden_size
+adapters = layers * adapter_parameters(LLAMA, ALL_LINEARS, 16)
+four_bits = 1 / 2 + 1 / 64 + 4 / (64 * 256)
+lora, again = layers * total(lora_rows(LLAMA)), layers * 2 * LLAMA.seq_length * LLAMA.hidden_size
+weights = {"full training": 2 * (linears + others), "LoRA": 2 * (linears + others + adapters), "QLoRA": int(four_bits * linears) + 2 * (others + adapters)}
+weights["QLoRA, layers recomputed"] = weights["QLoRA"]
+states = {bar: (trained_bytes - 2) * (linears + others if bar == "full training" else adapters) for bar in weights}
+activations = {"full training": layers * full, "LoRA": lora, "QLoRA": lora, "QLoRA, layers recomputed": again}
+left = {bar: weights[bar] + states[bar] + activations[bar] for bar in weights}
+LiveFigure(bar_chart(
+    f"QLoRA: {size_text(left['QLoRA'])}, of which {100 * lora / left['QLoRA']:.0f}% are activations",
+    {"weights": weights, "gradients and states": states, "activations": activations}, "Llama 3 8B on one GPU, 8,192 tokens",
+))
+
+# %% [markdown]
+# What is left *is* activations, so what you know about recomputing them matters more now, not less.
+
+# %% [markdown]
+# ## Work it out
+#
+# You fine-tune Llama 3 8B with peft's defaults under autocast: rank 16, all linears, and dropout. One sequence of 8,192 tokens. What do the
+# 32 layers keep? What without dropout? What with 16-bit adapters, and what with those on q and v only?
+
+# %% jupyter={"source_hidden": true}
+cases = {"autocast and dropout": (ALL_LINEARS, UNDER_AUTOCAST, True), "dropout 0": (ALL_LINEARS, UNDER_AUTOCAST, False), "16 bits too": (ALL_LINEARS, IN_16_BITS, False), "on q and v only": (PLACES["q and v"], IN_16_BITS, False)}
+found = {what: layers * total(lora_rows(LLAMA, places, 16, *form)) for what, (places, *form) in cases.items()}
+worked(
+    *(f"{what}: {size_text(size)}, {100 * size / (layers * full):.0f}% of full training's {size_text(layers * full)}." for what, size in found.items()),
+    "Dropout and float32 cost more than the adapters themselves: each of seven adapters keeps its own copy of an input, and a mask.",
+)
+
+# %% [markdown]
+# Every number that this chapter compared, byte by byte:
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary><b>1.</b> Does a smaller rank save activations?</summary>
+#
+# Hardly. The rank is only in $2sbr$. Move the slider in the figure at the top: from 256 to 4 almost nothing happens.
+# </details>
+#
+# <details><summary><b>2.</b> You train only $B$, and freeze $A$ as well. What does the linear keep?</summary>
+#
+# $2sbr$. $dB$ reads $Ax$, and nobody reads $x$. That is the idea of LoRA-FA (2308.03303).
+# </details>
+#
+# ## What people get wrong here
+#
+# - **"Half a percent trains, so half a percent is kept."** Bytes are kept for whoever reads them, and an adapter reads its whole input.
+# - **"4-bit weights shrink activations."** $x$ has 16 bits, whatever the weight has.
+# - **"Frozen layers are free."** Below the first adapter they are. Above it a gradient passes through norms, attention and SwiGLU.
+#
+# **Sources.** Hu et al., *LoRA*, 2106.09685 · Dettmers et al., *QLoRA*, 2305.14314 · 2205.05198 section 4.2.2 · peft 0.21.2 and
+# bitsandbytes 0.50.2, counted on a CPU by `record` (`pytest tests/show/test_adapters.py`, where peft is installed).
+#
+# ## Now fit your model
+#
+# `python -m actmem record` on your own model with its adapters shows each copy and mask, and who asked for it. `python -m actmem plan`
+# bills frozen weights without states. **Lab 10** writes the functions of this chapter: `python my/labs/lab10_keep_less.py`.

@@ -6,7 +6,7 @@ import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
-from actmem_course.bench.predictors import kernel_slopes, leaderboard
+from actmem_course.bench.predictors import b200_errors, kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from actmem_course.others.published_choices import SEARCHES
@@ -59,6 +59,12 @@ def test_public_calculators_beside_counted_bytes(tmp_path):
 def test_two_kernels_are_counted_as_an_a100_logged_them():
     for slope in kernel_slopes():
         assert slope.counted == slope.by_formula and abs(slope.logged - slope.by_formula) < 0.1
+
+
+def test_llama_on_b200s_is_predicted_two_hundred_times_nearer_than_by_its_own_simulator():
+    ours, simumax = b200_errors()
+    assert len(ours) == len(simumax) == 15 and max(map(abs, ours)) < 0.0014
+    assert sum(map(abs, ours)) * 200 < sum(map(abs, simumax))
 
 
 def test_the_leaderboard_begins_with_the_least_error():

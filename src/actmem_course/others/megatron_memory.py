@@ -50,7 +50,9 @@ class MegatronRun:
     segments; "small workspaces": a torch that knows no larger ones for Blackwell, from before May 2026; "batches kept":
     code from 5e4fc931ba (2026-05-21) to bf32f4415e (2026-07-06), where tensor-parallel rank 0 moved the very batch to
     the GPU that RerunDataIterator keeps until the step ends; "deterministic": unpermute adds by index_add, which keeps its
-    source; "weighted after": code of April 2025, which weights the experts' outputs, not what goes into their last product.
+    source; "weight gradients kept": Transformer Engine from 2.3, which returns one empty tensor for all weights of a
+    shape and never frees it; "weighted after": code of April 2025, which weights the experts' outputs, not what goes
+    into their last product.
     overlap-moe-expert-parallel-comm and use-transformer-engine-op-fuser are taken as if they were off.
     Raises ConfigError that names the argument which this module doesn't model, or which is no size.
     """
@@ -111,6 +113,10 @@ class MegatronRun:
         # unpermute adds by index_add, which keeps its source, if deterministic and after 56818f9e50 (2025-10-16).
         self.index_add = "deterministic" in environment
         self.overlap_grad_reduce = flag("overlap-grad-reduce")
+        self.exchanged_heads = given.get("cp-comm-type") == "a2a"
+        self.fused_rope = self.transformer_engine and not flag("no-rope-fusion")
+        self.fused_gradients = "weight gradients kept" in environment and not flag("no-gradient-accumulation-fusion")
+        self.fused_loss = flag("cross-entropy-loss-fusion") and given.get("cross-entropy-fusion-impl") == "te"
         deferred = flag("defer-embedding-wgrad-compute")
         self.deferred = number("wgrad-deferral-limit", self.microbatches) if deferred else 0
         self.flush_overlap = flag("overlap-p2p-communication-warmup-flush")
@@ -336,14 +342,20 @@ class Trace:
         else:
             output: list[MemoryBlock] = []
             for microbatch in range(run.microbatches):
-                # set_input_tensor replaces the last input; the last output's graph keeps it through this forward.
+                # set_input_tensor replaces the last input; the last output's graph keeps it through this forward, and
+                # the schedule's variable input_tensor_grad its gradient until this backward has given another.  So
+                # one of the two blocks outlives the forward.  By the code the gradient's; the sizes at rest fit 28
+                # rows if it is the input's, else 23.  Why is open; bytes at the peak of one microbatch are the same.
                 old = self._inputs.pop(0, ())
                 saved = self._forward(0, scalars, () if microbatch else old)
                 if microbatch:
-                    self.free(*old)
+                    self.free(*old[1:])
                 self.free(*output)
                 output = [self.take("loss", 4) for _ in range(2)]  # the loss, and what it is divided by
-                if pair := self._backward(saved):
+                pair = self._backward(saved)
+                if microbatch:
+                    self.free(*old[:1])
+                if pair:
                     self._inputs[0] = pair
                     if microbatch < run.deferred:  # what waits for its weight gradient holds the graph's leaf
                         self._deferred += map(self.memory.hold, pair)
@@ -403,7 +415,7 @@ class Trace:
         batch = self._batch() if last or run.has_embedding else []
         hidden, embedding = (self.memory.hold(received), list[MemoryBlock]()) if received else self._embed()
         if run.rotary:
-            self._keep_once("rotary table", 4 * run.s * run.d)
+            self._keep_once("rotary table", 4 * run.s // run.cp * run.d)
         saved = _Chunk(received, embedding)
         for number in range(run.chunks[chunk]):
             self._at = chunk, number
@@ -483,7 +495,7 @@ class Trace:
         def backward(gradient: MemoryBlock) -> MemoryBlock:
             scratch = [self.take("transient", size) for size in first]
             before = self.take("transient", num_bytes)
-            scratch += [self.take("transient", then)] if then else []
+            scratch += self._weight_gradient(then, "row") if then else []
             self.free(*scratch, *kept, gradient)
             return before
 
@@ -508,6 +520,13 @@ class Trace:
     def _engine(self, which: str = "") -> None:
         self._keep_once("Transformer Engine's workspace", self.run.engine_workspace_bytes, which)
 
+    def _weight_gradient(self, size: int, which: str) -> list[MemoryBlock]:
+        """What autograd gets: the weight's gradient, or where the product adds to the main one, an empty tensor a shape."""
+        if not self.run.fused_gradients:
+            return [self.take("transient", size)]
+        self._keep_once("Transformer Engine's empty weight gradients", size, f"{size} {which}")
+        return []
+
     def _norm_linear(self, x: MemoryBlock, line: str, size: int) -> MemoryBlock:
         """A norm and the linear layer behind it, output of ``size`` bytes: one module in Transformer Engine."""
         run, take, free = self.run, self.take, self.free
@@ -527,7 +546,7 @@ class Trace:
             gathered = self._gathered()
             scratch = [take("transient", run.whole_bytes)]
             scratch += [take("transient", run.residual_bytes)] if run.sequence_parallel else []
-            scratch.append(take("transient", size // run.tokens * run.h))
+            scratch += self._weight_gradient(size // run.tokens * run.h, "column")
             free(norm[0], *gathered)
             before = take("transient", run.residual_bytes)
             free(*scratch, *norm[1:], gradient)
@@ -641,8 +660,8 @@ class Trace:
             for size, rows in ((q, heads), (k, groups)):
                 new += [take(line, size), *self._statistics(run.tokens * rows)]
         for size in (q, k) if run.rotary else ():
-            tables = [take("rotary cos and sin", 2 * run.s * d) for _ in range(2)]
-            turned = [take("transient", size) for _ in range(2)]
+            tables = [take("rotary cos and sin", 2 * run.s * d) for _ in range(0 if run.fused_rope else 2)]
+            turned = [take("transient", size) for _ in range(0 if run.fused_rope else 2)]
             new += [take(line, size), *tables]
             free(*turned)
         if new and run.transformer_engine:  # V is copied, so the packed tensor goes; the norm keeps contiguous copies
@@ -732,7 +751,8 @@ class Trace:
                 self.free(*copies)
         kept = [*packed, take("log-sum-exp", 4 * run.tokens * heads)]
         output = take("attention outputs", out)
-        if run.attention == "flash" and run.b > 1:  # the projection wants [s, b]
+        # The projection wants [s, b], and context parallelism by all-to-all its own tokens' heads.
+        if (run.attention == "flash" and run.b > 1) or (run.cp > 1 and run.exchanged_heads):
             kept.append(output)
             output = take("attention outputs", out)
         self._step(kept, sum(sizes), sizes)
@@ -748,6 +768,12 @@ class Trace:
             self._shared_buffer("buffer for the gathered input", 2 * n * run.h)
         self._cublas("forward")
         elements = n * run.v // run.t
+        if run.fused_loss:
+            kept = [take("logits, 16 bits", 2 * elements), take("loss", 8 * n), take("loss", 4 * n)]
+            sums = [take("loss", 12 * n), *([take("loss", 12 * n * run.t)] if run.t > 1 else [])]
+            free(*sums)
+            scalars.append(take("loss", 8))
+            return norm, kept
         blocks = {"logits": take("logits, 16 bits", 2 * elements)}
         for step in _CROSS_ENTROPY.split():
             name, _, size = step.partition(":")
@@ -793,7 +819,10 @@ class Trace:
         n, h, t = run.tokens, run.h, run.t
         gradients = [take("loss", 4 * n), take("loss", 4 * n)]
         positions, update = take("loss", 8 * n), take("loss", 4 * n)
-        logits = take("logits, 16 bits", 2 * n * run.v // t)
+        if run.fused_loss:  # its forward wrote the gradient over the logits
+            logits, *loss = loss
+        else:
+            logits = take("logits, 16 bits", 2 * n * run.v // t)
         free(positions, update, *loss, *gradients)
         whole = take("transient", 2 * n * h)
         self._cublas("backward")

@@ -169,7 +169,6 @@ ENTER = {
     "formulas.first_stage.stage_rows": "num_microbatches?",
     "formulas.microbatches.capacity": "num_microbatches?",
     "formulas.microbatches.recomputed_share": "capacity0 in_flight num_microbatches",
-    "formulas.communication.sequence_over_tensor": "tensor_parallel_size",
     "formulas.communication.pipeline_sends": "num_microbatches",
     "formulas.communication.iteration_exchanges": "num_microbatches",
     "formulas.flops.forward_products": "global_batch_size",

@@ -8,8 +8,8 @@ whole and divided as the bill divides it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from rich import box
@@ -29,7 +29,7 @@ from actmem.measure.parts import measure_part_peak, measure_parts, measure_state
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedLlama, PlannedModel
-from actmem.plan.rank_bill import rank_bill, share, stage_layers
+from actmem.plan.rank_bill import Bill, rank_bill, share, stage_layers
 from actmem.plan.search import Plan
 from actmem.rows import Comparison, Match, Row, compare, total
 
@@ -46,26 +46,34 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
 
     Raises ConfigError on a model that this library can't run.
     """
-    layout, rank = plan.layout, plan.pipeline_rank
-    _check_runs(model, plan)
-    whole = plan.whole_microbatches if rank == 0 else 0
-    bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, whole, device_type="cpu")
+    whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
+    bill = _bill(model, plan, whole)
     predicted = [row for part in COUNTED_PARTS for row in bill.parts[part]]
 
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
     window = set(moving_window(actions, whole)) if whole else set()
     steps = [(action.kind, action.chunk, action.microbatch) for action in actions]
-    with emulated_rank(layout.tensor_parallel_size * layout.context_parallel_size):
-        measured, states = _counted(model, plan, *_ranks(plan), chunks, steps, window)
-    return compare(predicted, measured + states)
+    with _emulated(plan) as ranks:
+        parts = [_part(model, plan, *ranks, layers, plan.recompute) for layers in chunks]
+        whole_parts = [_part(model, plan, *ranks, layers, "none") for layers in chunks] if window else []
+        return compare(predicted, measure_parts(parts, whole_parts, steps, window) + _states(parts, plan))
 
 
-def _ranks(plan: Plan) -> tuple[TensorParallel, ContextParallel]:
+def _bill(model: PlannedModel, plan: Plan, whole: int = 0) -> Bill:
+    """What is to be verified.  Raises ConfigError on what this library can't run."""
+    _check_runs(model, plan)
+    return rank_bill(
+        model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole, device_type="cpu"
+    )
+
+
+@contextmanager
+def _emulated(plan: Plan) -> Iterator[tuple[TensorParallel, ContextParallel]]:
     """The emulated rank's groups.  A single tensor-parallel rank has no sequence to share."""
-    layout = plan.layout
-    sequence_parallel = layout.sequence_parallel and layout.tensor_parallel_size > 1
-    return layer_groups(layout.context_parallel_size, sequence_parallel=sequence_parallel)
+    t, c = plan.layout.tensor_parallel_size, plan.layout.context_parallel_size
+    with emulated_rank(t * c):
+        yield layer_groups(c, sequence_parallel=plan.layout.sequence_parallel and t > 1)
 
 
 def _check_runs(model: PlannedModel, plan: Plan) -> None:
@@ -74,21 +82,6 @@ def _check_runs(model: PlannedModel, plan: Plan) -> None:
         raise ConfigError("verify", f"only adamw's step is run here, not that of {model.optimizer}")
     if isinstance(model, PlannedLlama) and model.tied_embeddings:
         raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
-
-
-def _counted(
-    model: PlannedModel,
-    plan: Plan,
-    tp: TensorParallel,
-    context: ContextParallel,
-    chunks: list[range],
-    steps: list[tuple],
-    window: set,
-) -> tuple[list[Row], list[Row]]:
-    """Rows of what autograd keeps, and of this rank's share of the states, on the emulated rank."""
-    parts = [_part(model, plan, tp, context, layers, plan.recompute) for layers in chunks]
-    whole_parts = [_part(model, plan, tp, context, layers, "none") for layers in chunks] if window else []
-    return measure_parts(parts, whole_parts, steps, window), _states(parts, plan)
 
 
 def _part(
@@ -102,33 +95,18 @@ def _part(
     return LlamaStage(shape, model.num_layers, vocab_size, layers, tp, recompute, routing, context, dtype=dtype)
 
 
-@dataclass(frozen=True)
-class CountedPeak:
-    """Bytes beyond what is held, at the peak of the next backward pass: as the bill has them, and counted."""
-
-    predicted_bytes: int
-    counted_bytes: int
-
-    @property
-    def exact(self) -> bool:
-        """Whether the two are equal."""
-        return self.predicted_bytes == self.counted_bytes
-
-
-def count_peak(model: PlannedModel, plan: Plan) -> CountedPeak:
+def count_peak(model: PlannedModel, plan: Plan) -> Match:
     """The transient of the plan's fullest rank: the bill's, and counted in the next backward pass of an emulated rank.
 
     Of a microbatch that recomputes as the plan says.  Raises ConfigError on a plan that this library can't run.
     """
-    _check_runs(model, plan)
-    layout, rank, chunks = plan.layout, plan.pipeline_rank, chunks_of(model, plan)
-    bill = rank_bill(model, layout, plan.recompute, plan.num_microbatches, rank, device_type="cpu")
+    predicted = total(_bill(model, plan).parts["transient"])
     # The fullest moment ends warm-up, so backward begins with the last chunk.
-    layers = chunks[-1]
-    with emulated_rank(layout.tensor_parallel_size * layout.context_parallel_size):
+    layers = chunks_of(model, plan)[-1]
+    with _emulated(plan) as ranks:
         # What a backward pass makes doesn't depend on the microbatches that wait.
-        kept, peak = measure_part_peak(_part(model, plan, *_ranks(plan), layers, plan.recompute))
-    return CountedPeak(total(bill.parts["transient"]), peak - kept)
+        kept, peak = measure_part_peak(_part(model, plan, *ranks, layers, plan.recompute))
+    return Match("transient", predicted, peak - kept)
 
 
 def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
@@ -183,10 +161,13 @@ def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bo
     verdict = f"{len(comparison.matched)} of {len(matches)} lines equal what is counted, to the byte"
     console.print(verdict if comparison.exact else f"[bold red]{verdict}", highlight=False)
     peak = count_peak(model, plan)
-    text = _peak_text(peak)
-    console.print(text if peak.exact else f"[bold red]{text}", highlight=False)
+    text = (
+        f"Beyond that, at the peak of the next backward pass: bill {peak.predicted:,} B, "
+        f"counted {peak.measured:,} B, difference {peak.difference:,}"
+    )
+    console.print(f"[bold red]{text}" if peak.difference else text, highlight=False)
     console.print(NOT_RUN, highlight=False)
-    return comparison.exact and peak.exact
+    return comparison.exact and not peak.difference
 
 
 def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
@@ -201,10 +182,3 @@ def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
         cells = (f"{match.predicted or 0:,}", f"{match.measured or 0:,}", f"{match.difference:,}")
         table.add_row(match.term, *cells, style="bold red" if match.difference else "")
     return table
-
-
-def _peak_text(peak: CountedPeak) -> str:
-    return (
-        f"Beyond that, at the peak of the next backward pass: bill {peak.predicted_bytes:,} B, "
-        f"counted {peak.counted_bytes:,} B, difference {peak.counted_bytes - peak.predicted_bytes:,}"
-    )

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fractions import Fraction
 
 from actmem.config import ModelShape, Parallel, check_choice, check_divides, check_layer, check_size
 from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
@@ -121,16 +120,6 @@ def layer_exchanges(
             each("all-gather", "backward", "inputs of QKV and h→4h, gathered again", 0 if keep_gathered_input else 2),
         ]
     return [row for row in rows if row.count]
-
-
-def sequence_over_tensor(
-    shape: ModelShape, tensor_parallel_size: int, recompute: Recompute | str = "none", keep_gathered_input: bool = False
-) -> Fraction:
-    """Wire bytes of a layer with sequence parallelism over those without: 1 only for the plain form."""
-    t = check_size("tensor_parallel_size", tensor_parallel_size)
-    with_it = layer_exchanges(shape, Parallel(t, True), recompute, keep_gathered_input=keep_gathered_input)
-    without = layer_exchanges(shape, Parallel(t), recompute)
-    return Fraction(wire_bytes(with_it), wire_bytes(without)) if without else Fraction(1)
 
 
 def ends_exchanges(

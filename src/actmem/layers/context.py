@@ -266,7 +266,3 @@ def _flash_backward(
         lengths, no_state = (q.shape[2], k.shape[2]), q.new_empty(2, dtype=torch.uint64)  # no dropout: not read
         return flash_backward(grad, q, k, v, out, lse, None, None, *lengths, 0.0, is_causal, no_state, no_state)
     return flash_on_cpu_backward(grad, q, k, v, out, lse, 0.0, is_causal)
-
-
-#: The autograd Functions here, for tools that time or name them.
-FUNCTIONS = {"to_heads": _ToHeads, "to_tokens": _ToTokens, "attend_part": _PartAttention}

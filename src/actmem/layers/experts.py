@@ -64,14 +64,15 @@ class ExpertMLP(ParallelModule):
         self.routed_tokens = sum(plan.by_expert)
         order = terms("dispatch order", _sorted_by_expert, chosen)
         own_weights = terms("dispatched weights", self.to_experts, weights, order, plan)
-        gate, up = terms(("gate", "up"), lambda x, order: expert_columns(x, order, plan, self.gate, self.up), x, order)
-        y = terms("down input", weighted_swiglu, gate, up, own_weights)
-        y = expert_rows(y, order, plan, self.down, x.shape)
+        columns = lambda x, order: _ExpertColumns.apply(x, order, plan, self.gate, self.up)  # noqa: E731
+        gate, up = terms(("gate", "up"), columns, x, order)
+        y = terms("down input", _WeightedSwiGLU.apply, gate, up, own_weights)
+        y = _ExpertRows.apply(y, order, plan, self.down, x.shape)
         return y if self.shared is None else y + self.shared(x, terms)
 
     def to_experts(self, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
         """The weights, which add up to 1 for each token, to the ranks of their experts."""
-        return to_experts(normalised_weights(weights) if self.sigmoid else weights, order, plan)
+        return _ToExperts.apply(_NormalisedWeights.apply(weights) if self.sigmoid else weights, order, plan)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Each token's experts ``[s, b, κ]`` and their weights; of a sigmoid router not yet divided by their sum."""
@@ -82,7 +83,8 @@ class ExpertMLP(ParallelModule):
             first = torch.arange(x.shape[0] * x.shape[1], device=x.device) * (self.taken * (self.routing == "even"))
             chosen = (first[:, None] + torch.arange(self.taken, device=x.device)) % self.num_experts
             chosen = chosen.view(*x.shape[:2], self.taken)
-        return chosen, (sigmoid_weights if self.sigmoid else routing_weights)(scores, chosen)
+        top = _ChosenScores.apply(scores, chosen)
+        return chosen, top.sigmoid() if self.sigmoid else top.softmax(-1)
 
     def _plan(self, chosen: Tensor) -> Dispatch:
         if self.routing == "learned":
@@ -170,36 +172,6 @@ def _regrouped(rows: Tensor, blocks: list[tuple[int, ...]]) -> Tensor:
     return torch.cat([part for turn in zip(*grouped) for part in turn])
 
 
-def chosen_scores(scores: Tensor, chosen: Tensor) -> Tensor:
-    """The chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps the choice; torch.gather keeps all scores as well."""
-    return _ChosenScores.apply(scores, chosen)
-
-
-def routing_weights(scores: Tensor, chosen: Tensor) -> Tensor:
-    """Softmax over the chosen experts' scores alone, ``[s, b, κ]`` in float32.  Keeps its result and the choice."""
-    return chosen_scores(scores, chosen).softmax(-1)
-
-
-def to_experts(weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
-    """The pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.  Keeps the order."""
-    return _ToExperts.apply(weights, order, plan)
-
-
-def expert_columns(x: Tensor, order: Tensor, plan: Dispatch, *weights: Tensor) -> tuple[Tensor, ...]:
-    """Dispatch, then the experts' products ``[E/t, f, h]``: ``[R, f]`` for each.  Keeps ``x`` as given and the order."""
-    return _ExpertColumns.apply(x, order, plan, *weights)
-
-
-def weighted_swiglu(gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
-    """weight · silu(gate) · up.  Keeps the three."""
-    return _WeightedSwiGLU.apply(gate, up, weight)
-
-
-def expert_rows(y: Tensor, order: Tensor, plan: Dispatch, weight: Tensor, shape: torch.Size) -> Tensor:
-    """The down products ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
-    return _ExpertRows.apply(y, order, plan, weight, shape)
-
-
 def _summed(partial: Tensor, tp: TensorParallel) -> Tensor:
     """Without sequence parallelism each rank has what its own experts found: the ranks add up."""
     return partial if tp.sequence_parallel else all_reduce(partial, tp, in_place=True)
@@ -216,6 +188,8 @@ def _weight_gradients(grads: Tensor, rows: Tensor, plan: Dispatch) -> Tensor:
 
 
 class _ChosenScores(Function):
+    """The chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps the choice; torch.gather keeps all scores as well."""
+
     @staticmethod
     def forward(ctx, scores: Tensor, chosen: Tensor) -> Tensor:
         ctx.save_for_backward(chosen)
@@ -232,6 +206,8 @@ class _ChosenScores(Function):
 
 
 class _ToExperts(Function):
+    """The pairs' weights ``[s, b, κ]`` to the pairs' experts, ``[R, 1]``.  Keeps the order."""
+
     @staticmethod
     def forward(ctx, weights: Tensor, order: Tensor, plan: Dispatch) -> Tensor:
         ctx.plan, ctx.shape = plan, weights.shape
@@ -246,6 +222,8 @@ class _ToExperts(Function):
 
 
 class _ExpertColumns(Function):
+    """Dispatch, then the experts' products ``[E/t, f, h]``: ``[R, f]`` for each.  Keeps ``x`` as given and the order."""
+
     @staticmethod
     def forward(ctx, x: Tensor, order: Tensor, plan: Dispatch, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.plan, ctx.shape, ctx.dtype = plan, x.shape, x.dtype
@@ -285,6 +263,8 @@ def _for_each_pair(x: Tensor, order: Tensor) -> Tensor:
 
 
 class _WeightedSwiGLU(Function):
+    """weight · silu(gate) · up.  Keeps the three."""
+
     @staticmethod
     def forward(ctx, gate: Tensor, up: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(gate, up, weight)
@@ -301,6 +281,8 @@ class _WeightedSwiGLU(Function):
 
 
 class _ExpertRows(Function):
+    """The down products ``[E/t, h, f]``, the way back, and each token's sum: ``shape``.  Keeps ``y`` and the order."""
+
     @staticmethod
     def forward(ctx, y: Tensor, order: Tensor, plan: Dispatch, weight: Tensor, shape: torch.Size) -> Tensor:
         ctx.plan, ctx.shape = plan, shape
@@ -320,17 +302,9 @@ class _ExpertRows(Function):
         return grad_y, None, None, None if y is None else _weight_gradients(arrived, y, plan), None
 
 
-def sigmoid_weights(scores: Tensor, chosen: Tensor) -> Tensor:
-    """Sigmoids of the chosen experts' scores, ``[s, b, κ]`` in float32.  Keeps its result and the choice."""
-    return chosen_scores(scores, chosen).sigmoid()
-
-
-def normalised_weights(weights: Tensor) -> Tensor:
-    """Each token's weights divided by their sum.  Keeps its input, which ``sigmoid_weights`` keeps too."""
-    return _NormalisedWeights.apply(weights)
-
-
 class _NormalisedWeights(Function):
+    """Each token's weights divided by their sum.  Keeps its input, which the sigmoid keeps too."""
+
     @staticmethod
     def forward(ctx, weights: Tensor) -> Tensor:
         ctx.save_for_backward(weights)
@@ -342,13 +316,3 @@ class _NormalisedWeights(Function):
         (weights,) = ctx.saved_tensors
         whole = weights.sum(-1, keepdim=True)
         return (grad - (grad * weights).sum(-1, keepdim=True) / whole) / whole
-
-
-#: The autograd Functions here, for tools that time or name them.
-FUNCTIONS = {
-    "chosen_scores": _ChosenScores,
-    "to_experts": _ToExperts,
-    "expert_columns": _ExpertColumns,
-    "weighted_swiglu": _WeightedSwiGLU,
-    "expert_rows": _ExpertRows,
-}

@@ -142,7 +142,3 @@ class _UnevenAttention(Function):
         grad, *wide = _widened(ctx.width, grad, q, k, v, context)
         grads = flash_on_cpu_backward(grad, *wide, log_sum_exp, 0.0, True, scale=ctx.scale)
         return tuple(grad[..., : x.shape[-1]] for grad, x in zip(grads, (q, k, v)))
-
-
-#: The autograd Functions here, for tools that time or name them.
-FUNCTIONS = {"attend_uneven": _UnevenAttention}

@@ -179,7 +179,3 @@ class ReplicatedLinear(ParallelModule):
 
     def forward(self, x: Tensor) -> Tensor:
         return product(x, self.weight)
-
-
-#: The autograd Functions here, for tools that time or name them.
-FUNCTIONS = {"rms_norm": _RMSNorm, "rotate": _Rotate, "swiglu": _SwiGLU, "product": _Product}

@@ -17,14 +17,14 @@ from torch.utils.checkpoint import checkpoint
 from actmem.formulas.llama_terms import llama_rows
 from actmem.formulas.states import ADAM
 from actmem.layers.llama import attend
-from actmem.layers.llama_parts import rms_norm, rotary_tables, rotate, swiglu
+from actmem.layers.llama_parts import rms_norm, swiglu
 from actmem.llama_shape import LlamaShape, llama_shape
 from actmem.measure import count_collectives, emulated_rank, record
 from actmem.parallel.conjugates import g
 from actmem.parallel.groups import tensor_parallel
 from actmem.parallel.linear import column_parallel
 from actmem.rows import total
-from actmem_course.show.adapters import ADAPTERS, ALL_LINEARS, UNDER_AUTOCAST, PLACES, IN_16_BITS
+from actmem_course.show.adapters import ADAPTERS, ALL_LINEARS, IN_16_BITS, PLACES, UNDER_AUTOCAST
 from actmem_course.show.adapters import adapter_bars, adapter_parameters, adapter_rows, linear_sizes, lora_rows
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, steps
@@ -129,6 +129,7 @@ class Careless(nn.Module):
 
 
 codes, scale = torch.randint(-127, 128, (o, h), dtype=torch.int8), torch.full((o, 1), 2**-10, dtype=torch.bfloat16)
+
 # %% jupyter={"source_hidden": true}
 with record(nn.ParameterList()) as ledger:
     y = F.linear(x, codes * scale)
@@ -191,8 +192,7 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 # peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Try that in the figure at the top: LoRA now keeps
 # far more than full training. AgileRL leaves the copies out, and its peak on an A100 fell by a fifth and more
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
-
-# %% [markdown]
+#
 # ## A whole frozen layer
 #
 # Freeze a whole layer. What must it keep, so that a gradient can pass through to the adapters below? Ask what $dx$ reads:
@@ -210,7 +210,7 @@ TINY = LlamaShape(24, 1, 64, 4, 2, 160)
 
 
 class Layer(nn.Module):
-    """Adapters at places beside frozen weights; without places all weights train."""
+    """Adapters at places beside frozen weights; without places all weights train.  Not rotated by position: that keeps nothing."""
 
     def __init__(self, places=None, form=(IN_16_BITS, False)):
         super().__init__()
@@ -220,13 +220,10 @@ class Layer(nn.Module):
         for name, sizes in linear_sizes(TINY).items():
             plain = nn.Linear(*sizes, bias=False, dtype=torch.bfloat16).requires_grad_(trains)
             self.linears[name] = Adapted(*sizes, r, *form) if name in (places or ()) else plain
-        for name, table in zip(("cos", "sin"), rotary_tables(TINY.seq_length, TINY.d)):
-            self.register_buffer(name, table)
 
     def forward(self, x):
-        heads = {name: self.linears[name](y).unflatten(-1, (-1, TINY.d)) for y in [rms_norm(x, self.norms[0])] for name in "qkv"}
-        q, k = (rotate(heads[name], self.cos, self.sin).permute(1, 2, 0, 3) for name in "qk")
-        x = x + self.linears["o"](attend(q, k, heads["v"].permute(1, 2, 0, 3)))
+        y = rms_norm(x, self.norms[0])
+        x = x + self.linears["o"](attend(*(self.linears[name](y).unflatten(-1, (-1, TINY.d)).permute(1, 2, 0, 3) for name in "qkv")))
         y = rms_norm(x, self.norms[1])
         return x + self.linears["down"](swiglu(self.linears["gate"](y), self.linears["up"](y)))
 
@@ -267,7 +264,7 @@ def adapter_gradients(run, needs_gradient=False):
 ways = {
     "reentrant": adapter_gradients(partial(checkpoint, use_reentrant=True)),
     "not reentrant": adapter_gradients(partial(checkpoint, use_reentrant=False)),
-    "reentrant, the embedding's output made to need a gradient": adapter_gradients(partial(checkpoint, use_reentrant=True), True),
+    "reentrant, with input gradients": adapter_gradients(partial(checkpoint, use_reentrant=True), True),
 }
 
 # %% jupyter={"source_hidden": true}
@@ -278,7 +275,7 @@ agree.add("what the first layer keeps less: 2sbh + 4sb", [(2 * tokens * TINY.hid
 wanted, (lost, *cured) = adapter_gradients(lambda layer, x: layer(x)), ways.values()
 agree.add("adapters' weights without a gradient, reentrant", [(len(wanted), lost.count(None))], "weights")
 agree.add("gradients with either cure and without checkpointing, equal in bits", [(True, torch.equal(one, other)) for found in cured for one, other in zip(found, wanted, strict=True)])
-print("; ".join(f"{way}: {sum(grad is not None for grad in found)} of {len(found)} gradients" for way, found in ways.items()))
+print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()))
 
 # %% [markdown]
 # `use_reentrant=False` is the better cure. With `model.enable_input_require_grads()` backward computes the gradient of the
@@ -314,7 +311,7 @@ predicted = {  # kept, exchanged
     "keep the shard, gather again": (whole // ranks + low, 3 * whole),
     "gather A·x": (whole // ranks + low, 2 * whole + 2 * low),
 }
-sizes = {"exchanged": {}, "kept": {}}
+sizes = {"exchanged": {}, "kept": {}}  # in MiB
 for form, expected in predicted.items():
     with emulated_rank(ranks), count_collectives() as seen:
         weights = nn.ParameterList(nn.Parameter(torch.zeros(*size, dtype=torch.bfloat16), rank in size) for size in ((rows, width), (rank, width), (rows, rank)))
@@ -322,9 +319,10 @@ for form, expected in predicted.items():
         with record(weights) as ledger:
             y = beside(form, x, tensor_parallel(sequence_parallel=True), *weights)
         y.sum().backward()
-    sizes["exchanged"][form], sizes["kept"][form] = sum(one.payload_bytes for one in seen.collectives), ledger.total_bytes
-    agree.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (sizes["kept"][form], sizes["exchanged"][form])))
-LiveFigure(bar_chart("Gather A·x: it keeps the shard, and gathers x once", sizes, "QKV of Llama 3 70B with one adapter, one rank of eight", beside=True))
+    sent = sum(one.payload_bytes for one in seen.collectives)
+    sizes["exchanged"][form], sizes["kept"][form] = sent / 2**20, ledger.total_bytes / 2**20
+    agree.add(f"one of {ranks} ranks, {form}: kept, exchanged", zip(expected, (ledger.total_bytes, sent)))
+LiveFigure(bar_chart("Gather A·x: it keeps the shard, and gathers x once", sizes, "QKV of Llama 3 70B with one adapter, one rank of eight", "MiB", beside=True))
 
 # %% [markdown]
 # In each form a rank finds a part of $A$'s gradient. Add the parts up after backward, as for the norms (exercise 3.6).
@@ -332,41 +330,39 @@ LiveFigure(bar_chart("Gather A·x: it keeps the shard, and gathers x once", size
 # ## What LoRA does save
 #
 # States. A weight that trains takes 18 bytes with its gradient, its float32 copy and two moments; a frozen one takes 2. QLoRA
-# stores the linears in 4 bits and the scales in 8, together 0.516 bytes a weight (2305.14314; on paper here). Llama 3 8B, one
-# sequence of 8,192 tokens, without the loss:
+# stores the linears in 4 bits and the scales in 8, together 0.516 bytes a weight (2305.14314; on paper here). What is left *is*
+# activations, so what you know about recomputing them matters more now, not less. Llama 3 8B, without the loss:
 
 # %% jupyter={"source_hidden": true}
-layers, trained_bytes = LLAMA.num_layers, sum(state.bytes_per_parameter for state in ADAM["float32 gradients"])
+layers, states = LLAMA.num_layers, sum(state.bytes_per_parameter for state in ADAM["float32 gradients"]) - 2
 linears = layers * (LLAMA.attention_weights + LLAMA.mlp_weights)
 others = 2 * LLAMA.vocab_size * LLAMA.hidden_size + (2 * layers + 1) * LLAMA.hidden_size
 adapters = layers * adapter_parameters(LLAMA, ALL_LINEARS, 16)
-four_bits = 1 / 2 + 1 / 64 + 4 / (64 * 256)
-lora, again = layers * total(lora_rows(LLAMA)), layers * 2 * LLAMA.seq_length * LLAMA.hidden_size
-weights = {"full training": 2 * (linears + others), "LoRA": 2 * (linears + others + adapters), "QLoRA": int(four_bits * linears) + 2 * (others + adapters)}
-weights["QLoRA, layers recomputed"] = weights["QLoRA"]
-states = {bar: (trained_bytes - 2) * (linears + others if bar == "full training" else adapters) for bar in weights}
-activations = {"full training": layers * full, "LoRA": lora, "QLoRA": lora, "QLoRA, layers recomputed": again}
-left = {bar: weights[bar] + states[bar] + activations[bar] for bar in weights}
-LiveFigure(bar_chart(
-    f"QLoRA: {size_text(left['QLoRA'])}, of which {100 * lora / left['QLoRA']:.0f}% are activations",
-    {"weights": weights, "gradients and states": states, "activations": activations}, "Llama 3 8B on one GPU, 8,192 tokens",
-))
-
-# %% [markdown]
-# What is left *is* activations, so what you know about recomputing them matters more now, not less.
+four_bits = int((1 / 2 + 1 / 64 + 4 / (64 * 256)) * linears) + 2 * (others + adapters)
+lora, inputs = total(lora_rows(LLAMA)), layers * 2 * LLAMA.seq_length * LLAMA.hidden_size
+bars = {
+    "full training": (2 * (linears + others), states * (linears + others), layers * full),
+    "LoRA": (2 * (linears + others + adapters), states * adapters, layers * lora),
+    "QLoRA": (four_bits, states * adapters, layers * lora),
+    "QLoRA, layers recomputed": (four_bits, states * adapters, inputs + lora),
+}
+parts = zip(("weights", "gradients and states", "activations"), zip(*bars.values()))
+title = f"QLoRA: {size_text(sum(bars['QLoRA']))}, of which {100 * layers * lora / sum(bars['QLoRA']):.0f}% are activations"
+LiveFigure(bar_chart(title, {part: dict(zip(bars, sizes)) for part, sizes in parts}, "Llama 3 8B on one GPU, 8,192 tokens"))
 
 # %% [markdown]
 # ## Work it out
 #
-# You fine-tune Llama 3 8B with peft's defaults under autocast: rank 16, all linears, and dropout. One sequence of 8,192 tokens. What do the
-# 32 layers keep? What without dropout? What with 16-bit adapters, and what with those on q and v only?
+# QLoRA of the same model on one GPU of 80 GiB, with one sequence of 32,768 tokens, and the loss of 16-bit logits: $6v + 4h + 8$ bytes a
+# token (chapter 11). Does it fit? Does a smaller rank help?
 
 # %% jupyter={"source_hidden": true}
-cases = {"autocast and dropout": (ALL_LINEARS, UNDER_AUTOCAST, True), "dropout 0": (ALL_LINEARS, UNDER_AUTOCAST, False), "16 bits too": (ALL_LINEARS, IN_16_BITS, False), "on q and v only": (PLACES["q and v"], IN_16_BITS, False)}
-found = {what: layers * total(lora_rows(LLAMA, places, 16, *form)) for what, (places, *form) in cases.items()}
+loss = 4 * LLAMA.seq_length * (6 * LLAMA.vocab_size + 4 * LLAMA.hidden_size + 8)
+held, kept, recomputed = four_bits + states * adapters, 4 * layers * lora, 4 * (inputs + lora)
 worked(
-    *(f"{what}: {size_text(size)}, {100 * size / (layers * full):.0f}% of full training's {size_text(layers * full)}." for what, size in found.items()),
-    "Dropout and float32 cost more than the adapters themselves: each of seven adapters keeps its own copy of an input, and a mask.",
+    f"Weights and states take {size_text(held)}, the layers {size_text(kept)}, four times those of the figure: too much. The rank is in {size_text(kept - 4 * layers * total(lora_rows(LLAMA, rank=0)))} of it only.",
+    f"Recomputed layers keep their inputs, and one layer is whole at a time: {size_text(recomputed)}.",
+    f"The loss takes {size_text(loss)}, once the layers have run: {size_text(held + 4 * inputs + loss)} at its peak. It fits.",
 )
 
 # %% [markdown]

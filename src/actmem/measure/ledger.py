@@ -259,28 +259,13 @@ def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
     tracker = OperationTracker(module)
     origins = Origins(tracker)
     recording = _Recording(ledger, tracker, origins)
-    outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
-
-    def pack(tensor: Tensor) -> object:
-        recording.note(tensor)
-        if outer_pack is not None:
-            return outer_pack(tensor)
-        # An output that is saved itself would hold the graph that holds it: a leak.
-        return tensor.detach() if tensor.requires_grad else tensor
-
-    hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
     with ExitStack() as stack:
         stack.enter_context(noting_states(origins.note_state, (recompute, "generator_states")))
         NAME_READERS.append(recording.name)
         stack.callback(NAME_READERS.remove, recording.name)
         stack.enter_context(tracker)
         stack.enter_context(origins)
-        stack.enter_context(
-            replaced(
-                torch.autograd.graph, "disable_saved_tensors_hooks", taken_off(hooks, pack, recording.note_hooks_off)
-            )
-        )
-        stack.enter_context(hooks)
+        stack.enter_context(noting_saved(recording.note, recording.note_hooks_off))
         stack.enter_context(replaced(saved_tensors_hooks, "__enter__", _noting_packed(recording)))
         yield ledger
         if recording.hooks_were_off:
@@ -289,10 +274,24 @@ def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
         recording.finish(_locals_above())
 
 
-def taken_off(
-    hooks: saved_tensors_hooks, pack: Callable, note: Callable[[], object] = lambda: None
-) -> Callable[[Callable], Callable]:
-    """Call ``note`` and take ``hooks`` off while ``torch.func.grad`` and its like run, which refuse all hooks."""
+@contextmanager
+def noting_saved(
+    note: Callable[[Tensor], object], note_hooks_off: Callable[[], object] = lambda: None
+) -> Iterator[None]:
+    """In the block, ``note`` gets each tensor that autograd saves; hooks of outside the block pack as before.
+
+    ``torch.func.grad`` and its like refuse all hooks: they run without, after ``note_hooks_off()``.
+    """
+    outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
+
+    def pack(tensor: Tensor) -> object:
+        note(tensor)
+        if outer_pack is not None:
+            return outer_pack(tensor)
+        # An output that is saved itself would hold the graph that holds it: a leak.
+        return tensor.detach() if tensor.requires_grad else tensor
+
+    hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
 
     def make(disable):
         @contextmanager
@@ -302,7 +301,7 @@ def taken_off(
                 with disable(message):
                     yield
                 return
-            note()
+            note_hooks_off()
             hooks.__exit__()
             try:
                 with disable(message):  # that of a record around this one takes off its own
@@ -312,7 +311,8 @@ def taken_off(
 
         return disabled
 
-    return make
+    with replaced(torch.autograd.graph, "disable_saved_tensors_hooks", make), hooks:
+        yield
 
 
 def _noting_packed(recording: _Recording) -> Callable[[Callable], Callable]:

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
 
 from actmem import recompute
 from actmem.config import ConfigError, shown
 from actmem.measure.census import arguments_of
 from actmem.measure.comms import KIND_OF_NAME
-from actmem.measure.ledger import SavedTensor, taken_off
+from actmem.measure.ledger import SavedTensor, noting_saved
 from actmem.measure.ledger_tables import bill_html, bill_text
 from actmem.measure.origins import Classifier, Origin, Origins
 from actmem.measure.savers import OperationTracker
@@ -35,7 +34,6 @@ from actmem.measure.tools import (
     storages_of,
     tensors_in,
 )
-from actmem.torch_private import top_saved_tensors_hooks
 
 #: What a storage can be at the peak, in the order in which a bill lists it.
 BILL_KINDS = (
@@ -125,16 +123,6 @@ def watch_step(
     """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
     bill, tracker = StepBill(), OperationTracker(model)
     lives = Lives(tracker)
-    outer_pack, outer_unpack = top_saved_tensors_hooks() or (None, None)
-
-    def pack(tensor: Tensor) -> object:
-        lives.paused = True
-        lives.saved(tensor)
-        lives.paused = False
-        if outer_pack is not None:
-            return outer_pack(tensor)
-        return tensor.detach() if tensor.requires_grad else tensor
-
     _note_what_exists(lives, model, optimizer, batch)
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
@@ -152,9 +140,7 @@ def watch_step(
         stack.enter_context(_resizes_noted(lives))
         stack.enter_context(tracker)
         stack.enter_context(lives)
-        hooks = saved_tensors_hooks(pack, outer_unpack or (lambda tensor: tensor))
-        stack.enter_context(replaced(torch.autograd.graph, "disable_saved_tensors_hooks", taken_off(hooks, pack)))
-        stack.enter_context(hooks)
+        stack.enter_context(noting_saved(lives.saved))
         lives.enter("forward")
         lives.count()
         yield bill
@@ -282,11 +268,13 @@ class Lives(Origins):
                     life.label = kind, name, op
 
     def saved(self, tensor: Tensor) -> None:
+        self.paused = True
         for part in plain_tensors(tensor):
             life = self._life_of.get(storage) if (storage := storage_of(part)) is not None else None
             if life is not None and life.saved is None:
                 op, argument, _ = self._tracker.saver_of(part)
                 life.saved = self._tracker.module, op, argument
+        self.paused = False
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         life = self._life_of.get(storage)

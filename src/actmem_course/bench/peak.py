@@ -8,13 +8,11 @@ inside itself is not seen.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 
-from actmem.measure.tools import plain_tensors, storages_of
-from actmem.torch_private import TorchDispatchMode, tree_leaves
+from actmem.measure.census import LiveStorages
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,9 @@ def _on_cuda(module: nn.Module, leaf: Tensor) -> Memory:
 
 
 def _on_cpu(module: nn.Module, leaf: Tensor) -> Memory:
-    with _LiveStorages(storages_of(leaf, *module.parameters(), *module.buffers())) as live:
+    live = LiveStorages([leaf, *module.parameters(), *module.buffers()])
+    live.peak_bytes = 0
+    with live:
         _run(module, leaf)
     return Memory(live.peak_bytes)
 
@@ -75,23 +75,3 @@ def _on_cpu(module: nn.Module, leaf: Tensor) -> Memory:
 def _run(module: nn.Module, leaf: Tensor) -> None:
     output = module(leaf.clone())
     output.backward(output.detach())
-
-
-class _LiveStorages(TorchDispatchMode):
-    """Notes the storage of every result, and after every operation adds up those still alive."""
-
-    def __init__(self, ignored: WeakSet[torch.UntypedStorage]):
-        super().__init__()
-        self._ignored = ignored
-        self._live: WeakSet[torch.UntypedStorage] = WeakSet()
-        self.peak_bytes = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        for tensor in tree_leaves(result):
-            for part in plain_tensors(tensor) if isinstance(tensor, Tensor) else ():
-                storage = part.untyped_storage()
-                if storage not in self._ignored:
-                    self._live.add(storage)
-        self.peak_bytes = max(self.peak_bytes, sum(storage.nbytes() for storage in self._live))
-        return result

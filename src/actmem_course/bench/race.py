@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass
 from math import comb
 from statistics import median, quantiles
 from typing import Any
@@ -164,11 +164,6 @@ class Spread:
         """Half the width of the interval: the number after ±."""
         return (self.high - self.low) / 2
 
-    def times(self, factor: float) -> Spread:
-        """Of the same samples, each multiplied by a positive factor."""
-        scaled = {name: factor * value for name, value in asdict(self).items() if name != "count"}
-        return replace(self, **scaled)
-
 
 def spread(samples: Sequence[float]) -> Spread:
     """The spread of at least one sample."""
@@ -245,12 +240,8 @@ class Race:
 
     def over(self, name: Hashable, base: Hashable, part: str = "seconds", factor: float = 1) -> Overhead:
         """One candidate's time over another's, times ``factor``, as an overhead."""
-        ratio = self.ratio(name, base, part).times(factor)
+        ratio = spread([factor * one for one in ratios(self._seconds(name, part), self._seconds(base, part))])
         return Overhead(ratio.median - 1, ratio.low - 1, ratio.high - 1, is_real(ratio, self.noise), self.noise)
-
-    def ratio(self, name: Hashable, base: Hashable, part: str = "seconds") -> Spread:
-        """Seconds of one candidate over another's, compared round by round."""
-        return spread(ratios(self._seconds(name, part), self._seconds(base, part)))
 
     def _seconds(self, name: Hashable, part: str) -> list[float]:
         return [getattr(sample, part) for sample in self.samples[name]]
@@ -340,12 +331,6 @@ def hold(runner: Runner) -> Held:
         if saved.op == "dropout" and not saved.argument
     )
     return Held(ledger.total_bytes, wide, memory.peak_bytes, memory.allocated_bytes, memory.requested_bytes, finite)
-
-
-def progress_line(text: str, ranks: Ranks) -> None:
-    """Overwrite the last line on rank 0's screen; does nothing if stderr is a file."""
-    if ranks.rank == 0 and sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 
 #: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.

@@ -9,6 +9,7 @@ import argparse
 import json
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,8 +19,6 @@ from rich.console import Console, RenderableType
 
 from actmem.config import ConfigError
 from actmem_course.arguments import ELEMENT_SIZES, LabParser, add_json_argument
-from actmem_course.bench.race import progress_line
-from actmem_course.bench.timing import clock_name
 from actmem_course.files import check_files, replacing, write_text
 from actmem_course.process import lab_console
 from actmem_course.ranks import Ranks, ranks
@@ -103,13 +102,16 @@ class Measurement:
             yield line.update
 
     def progress(self, text: str = "") -> None:
-        """The line of a race; empty, it is over."""
-        progress_line(text, self._here)
+        """Overwrite the last line on rank 0's screen; does nothing if stderr is a file."""
+        if self._here.rank == 0 and sys.stderr.isatty():
+            print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
     @property
     def clock(self) -> str:
         """How times are taken, in words."""
-        return clock_name(self.args, self.args.device)
+        if self.args.device == "cuda":
+            return "CUDA events"
+        return "processor time" if self.args.cpu_time else "wall clock"
 
     def show(self, *parts: RenderableType, **look) -> None:
         """Print tables and sentences, on rank 0."""

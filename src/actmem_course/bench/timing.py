@@ -104,10 +104,3 @@ def setting(shape, ranks, dtype: str) -> str:
     a, b, h, s = shape.letters()
     how = f"emulated rank 0 of {ranks.size}" if ranks.emulated else f"{ranks.size} rank{'s' * (ranks.size > 1)}"
     return f"s={s} b={b} h={h} a={a}, {dtype}\n{how} on {device_name(ranks.device)}, torch {version('torch')}"
-
-
-def clock_name(args: argparse.Namespace, device: str) -> str:
-    """How times are taken, in words."""
-    if device == "cuda":
-        return "CUDA events"
-    return "processor time" if args.cpu_time else "wall clock"

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from actmem.config import check_choice
 from actmem.models import PAPER_MODELS
-from actmem.plan.layout import ZERO_STAGES, Layout
+from actmem.plan.layout import ZERO_STAGES
 from actmem.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
@@ -52,27 +52,27 @@ class Choice:
         return self.place <= 5 or self.behind <= MODEL_ERROR
 
 
-@dataclass(frozen=True)
-class _Asked:
-    """What is searched: the model, its GPUs and batch, what its code may choose, and the published sizes by their names."""
-
-    model: PlannedModel
-    cluster: Cluster
-    batch: int
-    modes: Collection[str]
-    stages: Collection[int]
-    sizes: dict[str, int | bool]
-    windows: bool = True
-
-    def choice(self, source: str, setting: str, search: str = "its code") -> Choice:
-        model = self.model.with_modes(list(self.modes))
-        plans = find_plans(model, self.cluster, self.batch, 10**6, windows=self.windows).plans
-        able = [plan for plan in plans if plan.layout.zero_stage in self.stages]
-        place, plan = next((i, each) for i, each in enumerate(able, 1) if self._is_published(each.layout))
-        return Choice(source, setting, search, plan, able[0], place, len(able))
-
-    def _is_published(self, layout: Layout) -> bool:
-        return all(getattr(layout, name) == size for name, size in self.sizes.items())
+def _choice(
+    source: str,
+    setting: str,
+    model: PlannedModel,
+    cluster: Cluster,
+    batch: int,
+    modes: Collection[str],
+    stages: Collection[int],
+    sizes: dict[str, int | bool],
+    search: str = "its code",
+    windows: bool = True,
+) -> Choice:
+    """The layout with these sizes among plans for the model, its GPUs and batch.  modes, stages: what its code may choose."""
+    plans = find_plans(model.with_modes(list(modes)), cluster, batch, 10**6, windows=windows).plans
+    able = [plan for plan in plans if plan.layout.zero_stage in stages]
+    place, plan = next(
+        (i, plan)
+        for i, plan in enumerate(able, 1)
+        if all(getattr(plan.layout, name) == size for name, size in sizes.items())
+    )
+    return Choice(source, setting, search, plan, able[0], place, len(able))
 
 
 def paper_choice(model: str, search: str = "its code") -> Choice:
@@ -88,8 +88,8 @@ def paper_choice(model: str, search: str = "its code") -> Choice:
         "sequence_parallel": True,
     }
     gpt = PlannedGPT(model, paper.shape)
-    asked = _Asked(gpt, cluster, paper.global_batch_size, modes, stages, sizes)
-    return asked.choice("2205.05198 table 3", model, search)
+    batch = paper.global_batch_size
+    return _choice("2205.05198 table 3", model, gpt, cluster, batch, modes, stages, sizes, search)
 
 
 def llama3_choice(run: Llama3Run, num_layers: int | None = None) -> Choice:
@@ -105,8 +105,8 @@ def llama3_choice(run: Llama3Run, num_layers: int | None = None) -> Choice:
         "data_parallel_size": run.data_parallel_size,
     }
     batch = run.data_parallel_size * run.batch_per_data_rank
-    asked = _Asked(model, Cluster(run.gpus, 80 * GIBIBYTE), batch, model.recompute_modes, ZERO_STAGES, sizes)
-    return asked.choice("2407.21783 table 4", f"405B, {run.gpus} GPUs, s {run.seq_length}")
+    setting, cluster = f"405B, {run.gpus} GPUs, s {run.seq_length}", Cluster(run.gpus, 80 * GIBIBYTE)
+    return _choice("2407.21783 table 4", setting, model, cluster, batch, model.recompute_modes, ZERO_STAGES, sizes)
 
 
 def titan_choice(run: TitanRun) -> Choice:
@@ -123,8 +123,10 @@ def titan_choice(run: TitanRun) -> Choice:
     modes = ["full"] if run.recompute == "full" else ["elementwise"]
     batch = run.data_parallel_size * run.local_batch_size
     model = planned_model_of(run.model).with_sequence(run.seq_length)
-    asked = _Asked(model, Cluster(run.gpus, _H100_96), batch, modes, (1,) if pipeline else (3,), sizes, windows=False)
-    return asked.choice("torchtitan", f"{run.model[7:].upper()}, {run.gpus} GPUs, s {run.seq_length}")
+    setting = f"{run.model[7:].upper()}, {run.gpus} GPUs, s {run.seq_length}"
+    stages = (1,) if pipeline else (3,)
+    cluster = Cluster(run.gpus, _H100_96)
+    return _choice("torchtitan", setting, model, cluster, batch, modes, stages, sizes, windows=False)
 
 
 def published_choices() -> Iterator[Choice]:

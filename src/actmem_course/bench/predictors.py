@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from statistics import mean
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import actmem_course.others
 from actmem.measure.whole_step import watch_step
 from actmem.torch_private import fake_tensors
 from actmem_course.bench.measure_calculators import sequence_results
 from actmem_course.bench.measure_runs import measure_runs
+from actmem_course.others import table_rows
 from actmem_course.others.golden import LIMITS, predict, read_golden
 from actmem_course.others.megatron_memory import MegatronRun, Trace
 from actmem_course.results import KernelSlope, PredictorLine
 
 #: Llama 3 70B and 405B, cut to 12 and 4 layers, under Megatron-LM on 8 B200s: rank 7's logged peak, and by how much SimuMax's
 #: own prediction misses the fullest rank: MooreThreads/SimuMax docs/b200/b200_release_v1.2_summary.json.
-_B200 = Path(actmem_course.others.__file__).with_name("b200.tsv")
+_B200 = "b200.tsv"
 #: What its launcher gives all of them: simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh; the tokenizer adds a word.
 _B200_ARGUMENTS = """ffn-hidden-size={f} hidden-size={h} num-attention-heads={a} num-layers={layers} seq-length={s}
     tensor-model-parallel-size={t} pipeline-model-parallel-size={p} context-parallel-size={cp} cp-comm-type=a2a
@@ -84,7 +82,7 @@ def _linear(into: int, out: int) -> nn.Linear:
 def b200_errors() -> tuple[list[float], list[float]]:
     """Ours and SimuMax's, of each layout in ``b200.tsv``: predicted minus logged, percent of the logged peak."""
     ours, theirs = [], []
-    for row in csv.DictReader(_B200.read_text(encoding="utf-8").splitlines(), delimiter="\t"):
+    for row in table_rows(_B200):
         h, t, p, cp = (int(row[name]) for name in ("h", "t", "p", "cp"))
         arguments = _B200_ARGUMENTS.format(**row, groups=h // 1024, batch=4 * (8 // (t * p * cp)))
         peak = Trace(MegatronRun(arguments, "gb200", environment=_B200_ENVIRONMENT)).play().peaks[-1]

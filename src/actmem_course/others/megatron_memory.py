@@ -12,15 +12,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from actmem.config import ConfigError
+from actmem_course.others import table_rows
 from actmem_course.others.allocator import KIB, MEBIBYTE, CachingAllocator, MemoryBlock
 
 #: Each line of a bill: what it is, and the file (below megatron/core where no other is named) and function.
-SOURCES = dict(
-    row.split("\t") for row in Path(__file__).with_name("megatron_lines.tsv").read_text("utf-8").splitlines()[1:]
-)
+SOURCES = {row["line"]: row["read from"] for row in table_rows("megatron_lines.tsv")}
 #: Arguments that stop a prediction, and why.
 NOT_MODELLED = {
     "mtp-num-layers": "layers that predict further tokens",

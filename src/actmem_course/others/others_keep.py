@@ -7,11 +7,13 @@ by ``measure_peers --today`` except those that say "on paper".  On CPUs; transfo
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from actmem.config import ConfigError, check_divides, check_size
 from actmem.llama_shape import LlamaShape
+from actmem_course.others import table_rows
 
 
 @dataclass(frozen=True)
@@ -79,148 +81,25 @@ def _sum(coefficients: Mapping[str, int], shape: LlamaShape) -> int:
     return sum(count * products[product] for product, count in coefficients.items())
 
 
-_NORM = (
-    "each RMSNorm keeps its float32 input and x̂ (6sbh), where its input (2sbh) is enough; silu(gate) and its product with "
-    "up lie beside gate and up: fuse both"
-)
-_FLOAT32 = "x̂ lies beside each norm's input, and silu(gate) beside gate and up: fuse both; nothing is upcast in 32 bits"
-_SCORES = "eager attention keeps the softmax's weights and a copy of K and V for each query head: a flash kernel keeps neither"
-_EXPERTS = (
-    "keeps each expert's tokens, its output and all E probabilities: dispatch again in backward, and multiply by the "
-    "routing weight before the down product"
-)
-
-OTHERS = (
-    OtherLayer(
-        "Hugging Face Llama, sdpa", "bfloat16", {"sbh": 20, "sbkd": 4, "sbf": 8, "asb": 4, "sb": 8, "sd": 4}, _NORM
-    ),
-    OtherLayer(
-        "Hugging Face Llama, sdpa",
-        "float32",
-        {"sbh": 32, "sbkd": 8, "sbf": 16, "asb": 4, "sb": 8, "sd": 8},
-        _FLOAT32,
-    ),
-    OtherLayer("Hugging Face Llama, eager", "bfloat16", {"sbh": 24, "sbf": 8, "as²b": 6, "sb": 8, "sd": 4}, _SCORES),
-    OtherLayer("Hugging Face Llama, eager", "float32", {"sbh": 40, "sbf": 16, "as²b": 4, "sb": 8, "sd": 8}, _SCORES),
-    OtherLayer(
-        "Hugging Face GPT-2, eager",
-        "bfloat16",
-        {"sbh": 60, "as²b": 6, "sb": 8},
-        "gelu_new's four operations keep 32sbh: F.gelu(approximate='tanh') keeps 8; masks of 2 bytes: 1 on a GPU",
-        dropout=True,
-    ),
-    OtherLayer(
-        "Hugging Face GPT-2, sdpa",
-        "bfloat16",
-        {"sbh": 66, "as²b": 12, "sb": 8},
-        "with dropout sdpa falls back to its math form on a CPU, and keeps more than eager: turn dropout off",
-        dropout=True,
-    ),
-    OtherLayer(
-        "Hugging Face GPT-2, sdpa",
-        "bfloat16",
-        {"sbh": 56, "asb": 4, "sb": 8},
-        "no scores without dropout; gelu_new keeps 32sbh as before",
-    ),
-    OtherLayer(
-        "Hugging Face Mixtral's experts, eager",
-        "bfloat16",
-        {"sbh": 2, "sbκh": 6, "sbκf": 8, "sbE": 4, "sbκ": 32, "sb": 4},
-        _EXPERTS,
-    ),
-    OtherLayer(
-        "Hugging Face Mixtral's experts, grouped_mm",
-        "bfloat16",
-        {"sbh": 2, "sbκh": 4, "sbκf": 8, "sbE": 4, "sbκ": 40, "sb": 4, "E": 4},
-        _EXPERTS,
-    ),
-    OtherLayer(
-        "ours",
-        "bfloat16",
-        {"sbh": 12, "sbkd": 4, "sbf": 6, "asb": 4, "sb": 8},
-        "nothing twice, nothing in a wider type",
-    ),
-    OtherLayer(
-        "ours, elementwise",
-        "bfloat16",
-        {"sbh": 8, "sbkd": 4, "sbf": 4, "asb": 4, "sb": 8},
-        "what needs no matrix product is made again",
-    ),
-    OtherLayer(
-        "ours, experts", "bfloat16", {"sbh": 2, "sbκf": 6, "sbκ": 24}, "tokens are dispatched again in backward"
-    ),
-)
+def _terms(text: str) -> dict[str, int]:
+    """``4sbh + 8sb``: bytes of each product of sizes."""
+    return {product: int(count) for count, product in re.findall(r"(\d+)(\S+)", text)}
 
 
-def _megatron(modules: tuple[str, ...], divided: dict[str, int], states: int, why: str) -> OtherLayer:
-    name = f"megatron-core, TP + SP, {' + '.join(modules) or 'nothing'} run again"
-    # Each checkpoint holds a generator state; the core's also the mask's kind, one int32.
-    constant = 5056 * states + (4 if modules else 0)
-    return OtherLayer(name, "bfloat16", {}, why, True, divided, True, constant, modules)
+def _layers(kind: str) -> tuple[OtherLayer, ...]:
+    """Rows of ``others_keep.tsv``; one without a why has that of the row before."""
+    found, why = [], ""
+    for row in table_rows("others_keep.tsv"):
+        why = row["why"] or why
+        modules = tuple(row["modules"].split())
+        # Each of megatron-core's checkpoints holds a generator state; the core's also the mask's kind, one int32.
+        constant = 5056 * int(row["states"] or 0) + (4 if modules else 0)
+        layer = OtherLayer(
+            row["name"], row["dtype"], _terms(row["bytes"]), why, bool(row["dropout"]), _terms(row["divided by t"]),
+            bool(row["sequence parallel"]), constant, modules, float(row["budget"] or 1),
+        )  # fmt: skip
+        found += [layer] * (row["kind"] == kind)
+    return tuple(found)
 
 
-_TITAN = "torchtitan's style"
-_COMPOSITE = "nn.RMSNorm is several operations on a CPU (8sbh + 4sb each; one kernel on a GPU, 2sbh + 4sb); silu(gate) lies beside gate and up"
-
-FRAMEWORKS = (
-    OtherLayer(
-        f"{_TITAN}, DTensor, TP",
-        "bfloat16",
-        {"sbh": 20, "sb": 8},
-        f"{_COMPOSITE}; tensor parallelism leaves norms and their outputs whole on each rank: cut the sequence too",
-        divided={"sbh": 4, "sbkd": 4, "sbf": 8, "asb": 4},
-    ),
-    OtherLayer(
-        f"{_TITAN}, DTensor, TP + SP",
-        "bfloat16",
-        {"sbh": 4},
-        f"{_COMPOSITE}; both gathered norm outputs stay whole: keep the shard and gather again in backward",
-        divided={"sbh": 20, "sbkd": 4, "sbf": 8, "asb": 4, "sb": 8},
-        sequence_parallel=True,
-    ),
-    _megatron(
-        (),
-        {"sbh": 36, "as²b": 6, "sb": 8},
-        0,
-        "the paper's 34sbh + 5as²b, and masks of 2 bytes (1 on a GPU); its buffer for gathered inputs belongs to the process",
-    ),
-    _megatron(
-        ("core_attn",),
-        {"sbh": 36, "sb": 8},
-        1,
-        "drops the scores: 6as²b, 5 of them on a GPU; no matrix product but theirs",
-    ),
-    _megatron(
-        ("core_attn", "layernorm"),
-        {"sbh": 32},
-        3,
-        "layernorm drops both norms' outputs and statistics, 4sbh + 8sb, at no matrix product",
-    ),
-    _megatron(
-        ("core_attn", "layernorm", "mlp"),
-        {"sbh": 16},
-        4,
-        "mlp drops the GeLU's input and output, 16sbh, and runs both products again, 16sbh² FLOPs: rebuild the output "
-        "from the input (8sbh), which takes none",
-    ),
-    OtherLayer(
-        f"{_TITAN}, torch.compile",
-        "bfloat16",
-        {"sbh": 12, "sbkd": 4, "sbf": 6, "asb": 4, "sb": 8},
-        "the compiler's partitioner keeps nothing twice and nothing upcast; it keeps what fused norms and gates could rebuild",
-    ),
-    OtherLayer(
-        f"{_TITAN}, torch.compile, memory budget 0",
-        "bfloat16",
-        {"sbh": 10, "sbkd": 4, "asb": 4},
-        "the least that torch's activation memory budget keeps: inputs of layer and second norm, Q, K, V and the attention's "
-        "output; gate and up come from their products again",
-        budget=0,
-    ),
-    OtherLayer(
-        "Liger's RMSNorm, SwiGLU and RoPE in Hugging Face's Llama (on paper)",
-        "bfloat16",
-        {"sbh": 12, "sbkd": 4, "sbf": 6, "asb": 4, "sb": 8, "sd": 4},
-        "each op saves its inputs and one float32 statistic a token; norm outputs and silu(gate) · up remain as inputs of products",
-    ),
-)
+OTHERS, FRAMEWORKS = _layers("layer"), _layers("framework")

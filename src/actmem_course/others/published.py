@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import json
+import re
 from dataclasses import dataclass
+from typing import TypeVar
 
 from actmem.llama_shape import LlamaShape
+from actmem_course.others import table_rows
+
+_Run = TypeVar("_Run")
+
+
+def _runs(kind: type[_Run], file: str) -> tuple[_Run, ...]:
+    """A run a row; what is no number is text."""
+    number = re.compile(r"\d+(\.\d+)?")
+    return tuple(
+        kind(**{name: json.loads(value) if number.fullmatch(value) else value for name, value in row.items()})
+        for row in table_rows(file)
+    )
 
 
 @dataclass(frozen=True)
@@ -28,29 +43,7 @@ NANOTRON_MODEL = LlamaShape(
 NANOTRON_GLOBAL_BATCH = 1024
 
 #: Data sets nanotron/old_bench and nanotron/bench_cluster, llama-1B/…/log_metrics.csv: 18 rows drawn at random.
-NANOTRON_RUNS = tuple(
-    NanotronRun(*row)
-    for row in (
-        (16, 16, 1, 1, 1, 15785.37),
-        (8, 2, 1, 4, 4, 39056.83),
-        (16, 2, 1, 8, 2, 22834.67),
-        (16, 2, 1, 8, 4, 42485.19),
-        (16, 1, 1, 16, 2, 22941.07),
-        (8, 4, 2, 1, 8, 43650.72),
-        (64, 32, 2, 1, 8, 42258.96),
-        (8, 1, 2, 4, 4, 22492.98),
-        (16, 1, 2, 8, 2, 13251.43),
-        (8, 2, 4, 1, 8, 25808.34),
-        (64, 16, 4, 1, 2, 7519.63),
-        (64, 16, 4, 1, 16, 46946.91),
-        (8, 1, 4, 2, 8, 25707.36),
-        (16, 1, 4, 4, 4, 13109.32),
-        (16, 1, 4, 4, 16, 47092.10),
-        (8, 1, 8, 1, 32, 60095.72),
-        (16, 1, 8, 2, 8, 16549.94),
-        (64, 1, 8, 8, 16, 34839.89),
-    )
-)
+NANOTRON_RUNS = _runs(NanotronRun, "nanotron_runs.tsv")
 
 
 @dataclass(frozen=True)
@@ -70,27 +63,13 @@ class TitanRun:
     reserved_gib: float
     tokens_per_second: float
     data_parallel_size: int
-    context_parallel_size: int = 1
-    tensor_parallel_size: int = 1
-    pipeline_parallel_size: int = 1
+    context_parallel_size: int
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
 
 
-_ALL = "compile, Float8"
 #: pytorch/torchtitan, benchmarks/llama3_h100_202412_torchtitan.md: H100s with 96 GB; s is its default where none is given.
-TITAN_RUNS = (
-    TitanRun("llama3-8b", 8, 2, 8192, "selective", "", 82.4, 5762, 8),
-    TitanRun("llama3-8b", 8, 2, 8192, "selective", "compile", 77.0, 6667, 8),
-    TitanRun("llama3-8b", 8, 2, 8192, "selective", _ALL, 76.8, 8532, 8),
-    TitanRun("llama3-8b", 128, 2, 8192, "selective", "", 67.0, 5605, 128),
-    TitanRun("llama3-8b", 128, 2, 8192, "selective", "compile", 62.0, 6514, 128),
-    TitanRun("llama3-8b", 128, 2, 8192, "selective", _ALL, 61.8, 8380, 128),
-    TitanRun("llama3-8b", 8, 1, 32768, "full", _ALL, 83.9, 3890, 8),
-    TitanRun("llama3-8b", 8, 1, 65536, "full", _ALL, 84.2, 2540, 4, 2),
-    TitanRun("llama3-8b", 8, 1, 131072, "full", _ALL, 84.0, 1071, 2, 4),
-    TitanRun("llama3-8b", 8, 1, 262144, "full", _ALL, 84.5, 548, 1, 8),
-    TitanRun("llama3-70b", 256, 16, 8192, "full", _ALL, 71.9, 829, 32, 1, 8),
-    TitanRun("llama3-405b", 512, 32, 8192, "full", "compile, Float8, async TP", 82.5, 100, 8, 1, 8, 8),
-)
+TITAN_RUNS = _runs(TitanRun, "titan_runs.tsv")
 
 
 @dataclass(frozen=True)

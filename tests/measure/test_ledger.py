@@ -252,7 +252,7 @@ def test_census_sees_what_hooks_cannot():
             return Hidden.apply(x)
 
     ledger = ledger_of(Hiding(), torch.ones(7, requires_grad=True))
-    assert ledger.saved_bytes == 0
+    assert not ledger.saved
     (hidden,) = ledger.unsaved  # what hooks don't see, the ledger finds another way
     assert (hidden.bytes, hidden.kind, hidden.held_by) == (28, UNSAVED, "an attribute of ctx of Hidden")
     assert f"{hidden.kind}, held by an attribute of ctx of Hidden" in str(ledger)

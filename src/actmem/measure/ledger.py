@@ -110,13 +110,8 @@ class Ledger:
         return [f"{module or 'root'}: {op} {argument}".rstrip() for _, _, _, module, op, argument, _ in views]
 
     @property
-    def saved_bytes(self) -> int:
-        """Bytes of all storages that autograd keeps, without weights and buffers."""
-        return sum(tensor.bytes for tensor in self.saved)
-
-    @property
     def total_bytes(self) -> int:
-        """``saved_bytes`` and what else stays alive until backward, without ``host_bytes``."""
+        """Bytes of ``saved`` and ``unsaved``, without weights, buffers and ``host_bytes``."""
         return sum(tensor.bytes for tensor in self.tensors) - self.host_bytes
 
     @property

@@ -150,13 +150,10 @@ def _measured(
         if options.fake and any(_is_compiled(module) for module in model.modules()):
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
         notes = [] if model.training else [_EVAL_MODE]
-        weights = sum(p.numel() * p.element_size() for p in model.parameters())
+        weights = _weight_bytes(model)
         # Before forward: after it FSDP's root is whole until backward.
         optimizer = _optimizer(options.optimizer, model) if options.step else None
-        with record(model) as ledger:
-            output = factories.run_forward(model, inputs)
-        del output
-        bill = None
+        ledger, bill = _recorded(model, inputs), None
         if options.step:
             try:
                 step(model, inputs, loss, optimizer)
@@ -173,6 +170,17 @@ def _measured(
                 rule = f"the training step raised {factories.one_line(error)}"
                 return ledger, None, weights, notes, ConfigError("step", rule)
     return ledger, bill, weights, notes, None
+
+
+def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:
+    with record(model) as ledger:
+        output = factories.run_forward(model, inputs)
+    del output
+    return ledger
+
+
+def _weight_bytes(model: torch.nn.Module) -> int:
+    return sum(p.numel() * p.element_size() for p in model.parameters())
 
 
 def _is_compiled(module: torch.nn.Module) -> bool:
@@ -205,10 +213,7 @@ def _solved(factory: Any, letters: list[str], sizes: dict[str, int], options: ar
     def kept(point: dict[str, int]) -> list[Row]:
         with factories.tensors_for(options.fake):
             wanted = {**sizes, **{names[letter]: size for letter, size in point.items()}}
-            model, inputs = factories.built_model(factory, wanted, options.dtype)
-            with record(model) as ledger:
-                output = factories.run_forward(model, inputs)
-        del output
+            ledger = _recorded(*factories.built_model(factory, wanted, options.dtype))
         return [Row(row.term, row.bytes) for row in ledger.rows()]
 
     formula = solve_rows(kept, letters, {letter: (size, ()) for letter, size in smallest.items()})
@@ -273,10 +278,7 @@ def _fake_notes(
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:
     """What stays for backward, and the weights."""
     model, inputs = factories.built_model(factory, sizes, dtype)
-    with record(model) as ledger:
-        output = factories.run_forward(model, inputs)
-    del output
-    return ledger.total_bytes, sum(p.numel() * p.element_size() for p in model.parameters())
+    return _recorded(model, inputs).total_bytes, _weight_bytes(model)
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:

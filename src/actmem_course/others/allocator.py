@@ -99,11 +99,6 @@ class CachingAllocator:
                 block = self._join(block, block.after)
             self._insert(block)
 
-    def empty_cache(self) -> None:
-        """Give segments back that are free as a whole, as torch.cuda.empty_cache does."""
-        for small, free in self._free.items():
-            self._free[small] = [item for item in free if item[2].before or item[2].after]
-
     def _new_segment(self, size: int, small: bool) -> MemoryBlock:
         if small:
             whole = _SMALL_SEGMENT

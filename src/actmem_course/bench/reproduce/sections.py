@@ -10,7 +10,7 @@ import torch
 
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.formulas.first_stage import bytes_by_rank, eq5, eq6, interleave_factor, section43_extras, stage_output_rows
-from actmem.formulas.flops import A100_FLOPS_PER_SECOND, eq7, eq8, hardware_flops, text_selective, utilisation
+from actmem.formulas.flops import eq7, eq8, hardware_flops, text_selective
 from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state_rows
 from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
@@ -26,7 +26,7 @@ from actmem_course.bench.reproduce.paper_stage import (
 )
 from actmem_course.others import paper
 from actmem_course.others.disagreements import disagreements
-from actmem_course.others.table5 import data_parallel_530b_mfu_percent
+from actmem_course.others.table5 import data_parallel_530b_mfu_percent, percent_of_peak
 from actmem_course.ranks import Ranks
 from actmem_course.results import PaperEntry, Table2Result
 
@@ -247,18 +247,13 @@ def table4(name: str, results: Results) -> list[PaperEntry]:
     return entries
 
 
-def _percent(model_name: str, flops: int, seconds: float) -> float:
-    """Share of the A100s' highest rate."""
-    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
-
-
 def table5_jobs(name: str) -> list[Job]:
     return [count_job(name, "none")]
 
 
 def table5_entries(name: str, results: Results) -> list[PaperEntry]:
     """Gain, MFU and HFU as printed and from the printed times; MFU also from counted FLOPs."""
-    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(_percent, name)
+    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(percent_of_peak, name)
     full, both = time.full_recompute_seconds, time.seconds
     flops, hardware = (equation(model.shape, model.global_batch_size) for equation in (eq7, eq8))
     counted = sum(results[count_job(name, "none")].values())
@@ -284,7 +279,7 @@ def flops_jobs(name: str) -> list[Job]:
 
 def flops_entries(name: str, results: Results) -> list[PaperEntry]:
     """FLOPs of one iteration in every mode, then the MFU and HFU that they give."""
-    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(_percent, name)
+    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(percent_of_peak, name)
     sizes = model.shape, model.global_batch_size
     printed = {"none": eq7(*sizes), "selective": eq8(*sizes), "paper-selective": eq8(*sizes)}
     entry = partial(PaperEntry, "flops", name)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from actmem_course.cut import lab_source
+from tests.labs.faults import TORCHRUN
 from tests.patience import SECONDS
 
 #: So that a test waits for seconds where a learner would for half a minute.
@@ -38,11 +39,8 @@ def learner_file(folder, name, seconds=None, **bodies):
 
 def start(path, *arguments, torchrun=False, **environment):
     """Run a file by itself, or by torchrun with two ranks, to its end."""
-    launcher = [sys.executable]
-    if torchrun:
-        launcher += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     return subprocess.run(
-        [*launcher, str(path), *arguments],
+        [*(TORCHRUN if torchrun else [sys.executable]), str(path), *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,

@@ -11,7 +11,7 @@ from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import Bench, unchanged
 from actmem_course.pieces import core_attention, merge_heads, split_heads
 
-#: Divisible by 2 and 4 ranks, so that a rank's part can be split into all heads by mistake, and be told.
+#: Divisible by 2 and 4 ranks, so that splitting a rank's part into all heads, a mistake, runs and can be named.
 HEAD_SIZE = 4
 
 

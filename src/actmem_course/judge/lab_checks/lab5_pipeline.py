@@ -237,7 +237,7 @@ def check_microbatches_to_keep(b: Bench) -> None:
             )
         if most > places:
             raise Wrong(
-                f"{case}: {sorted(found)} are {most} at once; a place becomes free only after the backward of the microbatch that holds it"
+                f"{case}: {sorted(found)} need {most} places at once; a place becomes free only after the backward of the microbatch that holds it"
             )
         flight = min(p - rank, n)
         best = sum(i % flight < places for i in range(n))
@@ -247,7 +247,7 @@ def check_microbatches_to_keep(b: Bench) -> None:
                     f"{case}: {sorted(found)} never give up their places; a microbatch's backward frees its place for the next one: {best} can keep everything"
                 )
             raise Wrong(
-                f"{case}: {sorted(found)} are {len(found)}, and {best} can keep everything: take a place whenever one is free"
+                f"{case}: {sorted(found)} keeps {len(found)}, and {best} can keep everything: take a place whenever one is free"
             )
 
 

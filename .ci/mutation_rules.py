@@ -169,7 +169,6 @@ ALWAYS = (
     ("formulas/schedule.py", "interleaved", "off by one"),
     ("formulas/schedule.py", "one_forward_one_backward", "off by one"),
     ("formulas/activations.py", "layer_rows", "divisor dropped"),
-    ("measure/ledger.py", "record.pack", "boundary moved"),
     ("parallel/vocab.py", "_Lookup.forward", "factor dropped"),
 )
 

@@ -25,8 +25,8 @@ PYODIDE = "pyodide@314.0.6"
 PYTHON_FILES = ("pyodide.mjs", "pyodide.asm.mjs", "pyodide.asm.wasm", "python_stdlib.zip", "pyodide-lock.json")
 #: What the packages of a notebook's widgets are, which no page has.
 WIDGETS = {"ipywidgets", "anywidget", "traitlets", "IPython"}
-#: What the planner's peaks are read from.
-STAGE_TAPES = SOURCE / "actmem" / "tape" / "stage_tapes.json"
+#: What the planner's peaks are read from, and the tables about others.
+DATA = (SOURCE / "actmem" / "tape" / "stage_tapes.json", *sorted((SOURCE / "actmem_course" / "others").glob("*.tsv")))
 #: The front page's figure.
 FRONT = "from actmem_course.show.memory_wall import front_door, front_door_controls\nPanel(front_door, **front_door_controls())"
 
@@ -41,7 +41,7 @@ def write_assets(folder: Path) -> None:
     for name in PYTHON_FILES:
         shutil.copy(cache.npm_package(PYODIDE) / name, folder / "pyodide")
     with zipfile.ZipFile(folder / "actmem.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in (*modules(), STAGE_TAPES):
+        for path in (*modules(), *DATA):
             archive.writestr(zipfile.ZipInfo(str(path.relative_to(SOURCE))), path.read_bytes(), zipfile.ZIP_DEFLATED)
 
 

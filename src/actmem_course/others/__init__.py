@@ -1,10 +1,11 @@
 """What others printed, published and do: facts to compare with, and the arithmetic that reads them."""
 
 import csv
-from pathlib import Path
+from importlib import resources
 
 
 def table_rows(file: str) -> list[dict[str, str]]:
     """The rows of a tab-separated file of this folder, by the names in its first line."""
-    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    # Also from an archive: a page loads the package from a zip file.
+    text = resources.files(__name__).joinpath(file).read_text(encoding="utf-8")
     return list(csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE))

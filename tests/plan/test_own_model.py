@@ -3,7 +3,6 @@
 import json
 import math
 import textwrap
-from copy import copy
 from pathlib import Path
 
 import pytest
@@ -193,8 +192,7 @@ def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
     assert 80 < found["asked"]["bytes"] / 2**30 < 81
     assert [way["text"].partition(" of ")[0] for way in found["ways"]] == ["b 1, mlp", "b 1, 2", "b 1, self_attn"]
     for name in ("llama3-8b", "qwen3-32b"):
-        small = copy(planned_model_of(name))
-        small.shape = small.shape.with_sizes(num_layers=2)
+        small = planned_model_of(name).with_sizes(num_layers=2)
         config = transformers.AutoConfig.for_model(**hugging_face_config(small))
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)

@@ -4,12 +4,9 @@ from typing import Any
 
 import pytest
 
-from actmem.config import ConfigError, Parallel
-from actmem.formulas.communication import wire_bytes
-from actmem.formulas.llama_terms import context_exchanges
-from actmem.llama_shape import llama_shape
+from actmem.config import ConfigError
 from actmem.plan.layout import Layout
-from actmem.plan.planned_models import CONTEXT_EXCHANGE, PLANNED_MODELS, PlannedLlama, planned_model_of
+from actmem.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
 from actmem.rows import by_term, total
 from tests.shapes import decoder
 
@@ -17,7 +14,7 @@ LLAMA: Any = planned_model_of("llama3-8b")
 
 
 def layer_rows(shape, layout, seq_length, recompute="none"):
-    return PlannedLlama("one", shape.with_sizes(seq_length=seq_length)).layer_rows(layout, recompute)
+    return PlannedLlama("one", shape.with_sizes(seq_length=seq_length)).rows(layout, recompute)
 
 
 @pytest.mark.parametrize(
@@ -78,25 +75,13 @@ def test_context_parallelism_divides_everything():
     assert one == 4 * four
 
 
-@pytest.mark.parametrize("recompute", PlannedLlama.recompute_modes)
-def test_context_parallel_ranks_send_what_the_layers_formula_says(recompute):
-    model, layout, shape = (
-        planned_model_of("llama3-70b"),
-        Layout(1, 8, context_parallel_size=4),
-        llama_shape("llama3-70b"),
-    )
-    planned = [each for each in model.layer_exchanges(layout, recompute) if each.where.startswith(CONTEXT_EXCHANGE)]
-    shape = shape.with_sizes(seq_length=model.seq_length)
-    assert wire_bytes(planned) == wire_bytes(context_exchanges(shape, Parallel(8, True), 4, recompute=recompute)) > 0
-
-
 def test_query_and_key_norms_keep_their_inputs():
     qwen = planned_model_of("qwen3-32b")
-    rows = by_term(qwen.layer_rows(Layout(), "none"))
+    rows = by_term(qwen.rows(Layout(), "none"))
     assert rows["Q before its norm"] == rows["Q"] == 2 * 4096 * 64 * 128
     assert rows["K before its norm"] == rows["K"]
     assert rows["Q norm statistics"] + rows["K norm statistics"] == 4 * 4096 * (64 + 8)
-    assert "Q" not in by_term(qwen.layer_rows(Layout(), "elementwise"))
+    assert "Q" not in by_term(qwen.rows(Layout(), "elementwise"))
 
 
 def test_an_unknown_mode_is_refused():
@@ -108,7 +93,7 @@ def test_an_unknown_mode_is_refused():
 def test_modes_go_from_the_least_recomputed_to_the_most(name):
     model = planned_model_of(name)
     layout = Layout(tensor_parallel_size=8)
-    sizes = [total(model.layer_rows(layout, mode)) for mode in model.recompute_modes]
+    sizes = [total(model.rows(layout, mode)) for mode in model.recompute_modes]
     work = [model.added_work(layout, mode) for mode in model.recompute_modes]
     assert sizes == sorted(sizes, reverse=True) and len(set(sizes)) == len(sizes)
     assert [each.product_flops for each in work] == sorted(each.product_flops for each in work)

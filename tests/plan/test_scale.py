@@ -38,7 +38,7 @@ def test_the_fullest_rank_of_a_trillion_parameters_emulated(gpus, batch):
 
 @pytest.mark.parametrize(("recompute", "rank"), [("full", 31), ("elementwise", 0)])
 def test_a_million_tokens_on_an_emulated_rank(recompute, rank):
-    model = planned_model_of("llama3-8b").with_sequence(MILLION)
+    model = planned_model_of("llama3-8b").with_sizes(seq_length=MILLION)
     no_time = StepSeconds(0, 0, 0, 0, 0, 0, 0)
     plan = Plan(Layout(4, 8, 32, zero_stage=2), recompute, 0, 1.0, 16, rank, 0, no_time)
     comparison = verify_plan(model, plan)

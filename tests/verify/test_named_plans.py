@@ -4,8 +4,6 @@ A rank's bytes depend on the model's depth only by how many layers it holds, so 
 layers here; sizes of the layer, of the vocabulary and of the sequence are its own.
 """
 
-from copy import copy
-
 import pytest
 
 from actmem.config import ConfigError
@@ -13,6 +11,7 @@ from actmem.plan.layout import ZERO_STAGES, Layout
 from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
+from actmem.rows import total
 from actmem.verify import count_peak, verify_plan
 from tests.tiers import sampled
 
@@ -26,10 +25,7 @@ PLANS_OF_EACH = 3
 
 
 def of_few_layers(name):
-    model = planned_model_of(name)
-    few = copy(model)
-    few.shape = model.shape.with_sizes(num_layers=LAYERS)
-    return few
+    return planned_model_of(name).with_sizes(num_layers=LAYERS)
 
 
 def nth(values, number):
@@ -89,7 +85,6 @@ def test_the_plans_cover_every_axis():
 @pytest.mark.parametrize("name", PLANNED_MODELS)
 def test_an_axis_that_a_model_lacks_is_one_line(name):
     model = planned_model_of(name)
-    assert bool(model.missing_axis("context_parallel_size")) is not model.context_parallel
     if not model.context_parallel:
         with pytest.raises(ConfigError, match=f"context_parallel_size: {model.name}"):
             find_plans(model, Cluster(64, 80 * GIBIBYTE), 64, 1, {"context_parallel_size": 2})
@@ -113,8 +108,6 @@ def test_only_experts_have_a_routing(name):
         return
     worst = model.with_routing("one-sided")
     layout = Layout(tensor_parallel_size=4)
-    assert sum(row.bytes for row in worst.layer_rows(layout, "none")) > sum(
-        row.bytes for row in model.layer_rows(layout, "none")
-    )
+    assert total(worst.rows(layout, "none")) > total(model.rows(layout, "none"))
     with pytest.raises(ConfigError, match="routing: must be one of even, one-sided"):
         model.with_routing("learned")

@@ -93,7 +93,7 @@ def test_the_transient_of_experts_is_what_is_counted(name, routing, ranks, recom
         tp = tensor_parallel(sequence_parallel=sequence_parallel)
         part = LlamaStage(shape, 4, shape.vocab_size, range(1, 2), tp, recompute, routing, dtype=torch.bfloat16)
         kept, peak = measure_part_peak(part)
-    assert total(model.layer_rows(layout, recompute)) == kept
+    assert total(model.rows(layout, recompute)) == kept
     assert total(made(model, layout, recompute, False, False, 1)) == peak - kept
 
 

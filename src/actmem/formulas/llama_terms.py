@@ -23,8 +23,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from actmem.config import ELEMENT_BYTES, ConfigError, Parallel, check_choice, check_divides, check_size
-from actmem.formulas.communication import Exchange
+from actmem.config import ELEMENT_BYTES, ConfigError, ModelShape, Parallel, check_choice, check_divides, check_size
+from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.llama_shape import (
     LatentHeads,
     LlamaShape,
@@ -33,7 +33,7 @@ from actmem.llama_shape import (
     own_context_shape,
     ulysses_layer_terms,
 )
-from actmem.recipes import LayerTerms, Mode
+from actmem.recipes import LayerTerms, Mode, Recompute
 from actmem.rows import Row, on_device
 
 
@@ -286,6 +286,38 @@ def context_rows(
     return on_device(rows, _terms(shape, context_kind), recompute, element_size)
 
 
+#: What ``where`` begins with in exchanges among the ranks that share experts, and among context-parallel ranks.
+EXPERT_EXCHANGE, CONTEXT_EXCHANGE = "tokens of experts", "K and V"
+
+
+def llama_exchanges(shape: LlamaShape, parallel: Parallel, recompute: str = "none") -> list[Exchange]:
+    """Exchanges of one microbatch in one layer among the t ranks, in 16 bits.  shape: with this rank's part of the sequence.
+
+    Those of the paper's layer.  With experts, all-to-alls of their tokens are in place of the MLP's exchanges; where
+    every rank has every token, there is one more sum.
+    """
+    s, b, h, t = shape.seq_length, shape.micro_batch_size, shape.hidden_size, parallel.tensor_parallel_size
+    rows = layer_exchanges(ModelShape(s, b, h, shape.num_attention_heads, vocab_size=1), parallel, recompute)
+    if not shape.num_experts or t == 1:
+        return rows
+    pairs = s * b // parallel.sequence_parts * (shape.experts_per_token or 0)
+    if not parallel.sequence_parallel:
+        return [*rows, Exchange("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
+    region = Recompute.of(recompute).region
+    again, weighed_again = int(region == "layer"), int(region != "none")
+    all_to_alls = [
+        ("rows", 2 * h * pairs, {"forward": 2, "recompute": again, "backward": 3}),
+        ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": weighed_again, "backward": 1}),
+    ]
+    of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
+    return of_attention + [
+        Exchange("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
+        for what, size, counts in all_to_alls
+        for phase, count in counts.items()
+        if count
+    ]
+
+
 def context_exchanges(
     shape: LlamaShape,
     parallel: Parallel = Parallel(),
@@ -322,8 +354,12 @@ def context_exchanges(
     elif again & {"attention"}:
         gathers["recompute"] = 2
     return [
-        *(Exchange("all-gather", phase, "K and V", c, c * key, count) for phase, count in gathers.items() if count),
-        Exchange("reduce-scatter", "backward", "K and V, gradients", c, c * key, 2),
+        *(
+            Exchange("all-gather", phase, CONTEXT_EXCHANGE, c, c * key, count)
+            for phase, count in gathers.items()
+            if count
+        ),
+        Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", c, c * key, 2),
     ]
 
 

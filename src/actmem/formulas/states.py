@@ -20,7 +20,6 @@ class State:
     term: str
     bytes_per_parameter: int
     reason: str
-    is_gradient: bool = False
     parameters: int = 1
 
     def bytes_of(self, count: int) -> int:
@@ -35,27 +34,21 @@ _MASTER = (
     State("Adam second moment", 4, "running mean of its square, float32"),
 )
 
+_GRADIENTS = State("gradients", 2, "16-bit, as backward makes them")
+
 #: What mixed-precision Adam keeps for one parameter.  The paper does not say which.  18 bytes is
 #: Megatron's with gradients added up in float32, and ours with ``actmem.main_grad``; 20 is its
 #: form with 16-bit gradients, which are copied to float32 for the step (its guide on the
 #: distributed optimizer); 16 is the count of 1910.02054, which leaves that copy out.
 ADAM = {
-    "float32 gradients": (
-        _WEIGHTS,
-        State("gradients", 4, "microbatches are added up in float32", is_gradient=True),
-        *_MASTER,
-    ),
+    "float32 gradients": (_WEIGHTS, State("gradients", 4, "microbatches are added up in float32"), *_MASTER),
     "16-bit gradients": (
         _WEIGHTS,
-        State("gradients", 2, "16-bit, as backward makes them", is_gradient=True),
-        State("float32 gradients", 4, "a copy for the optimizer's step", is_gradient=True),
+        _GRADIENTS,
+        State("float32 gradients", 4, "a copy for the optimizer's step"),
         *_MASTER,
     ),
-    "16-bit gradients, no copy": (
-        _WEIGHTS,
-        State("gradients", 2, "16-bit, as backward makes them", is_gradient=True),
-        *_MASTER,
-    ),
+    "16-bit gradients, no copy": (_WEIGHTS, _GRADIENTS, *_MASTER),
 }
 
 #: What other optimizers keep instead of Adam's two moments, by the name that ``plan --optimizer`` takes.

@@ -50,6 +50,11 @@ class Layout:
         """The axes that one layer sees: t, and whether the sequence is cut too."""
         return Parallel(self.tensor_parallel_size, self.sequence_parallel)
 
+    @property
+    def shared(self) -> str:
+        """What the tensor-parallel ranks share, as the names of stored tapes say it."""
+        return "alone" if self.tensor_parallel_size == 1 else "sequence" if self.sequence_parallel else "tensor"
+
     @cached_property
     def stage_axes(self) -> Layout:
         """What a stage's activations depend on: this layout without data-parallel ranks."""

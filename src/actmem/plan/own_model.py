@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,7 +33,7 @@ from actmem.plan.step_time import (
 from actmem.rows import Row, total
 from actmem.tape.blocks import BlockModel, Need, recompute_code
 
-_LARGEST_MICROBATCH = 2**14
+_LARGEST_MICROBATCH, _LARGEST_SEQUENCE = 2**14, 2**24
 _COLUMNS = 80
 _HUGGING_FACE = "hugging-face"
 #: Parts of a block of Hugging Face's decoders that may run again.
@@ -202,13 +203,9 @@ class OwnModel:
 
     def fewest_again(self, way: Way) -> Way | None:
         """The way with as few blocks again as fit, or None."""
-        low, high = way.again, self.num_blocks
-        if not self.fits(replace(way, again=high)):
-            return None
-        while low < high:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self.fits(replace(way, again=middle)) else (middle + 1, high)
-        return replace(way, again=low)
+        counts = range(way.again, self.num_blocks + 1)
+        place = bisect_left(counts, True, key=lambda again: self.fits(replace(way, again=again)))
+        return replace(way, again=counts[place]) if place < len(counts) else None
 
     def ways(self, asked: Way) -> list[Way]:
         """Those that fit, fastest first: each microbatch that divides the batch, sharded or not, with as few blocks again as fit."""
@@ -226,20 +223,15 @@ class OwnModel:
     def largest(self, letter: str, way: Way) -> int:
         """The largest b or s that fits this way, 0 if none does."""
 
-        def fits(size: int) -> bool:
+        def too_large(size: int) -> bool:
             if letter == "b":
-                return self.fits(replace(way, micro_batch_size=size))
-            return replace(self, sizes={**self.sizes, letter: size}).fits(way)
+                return not self.fits(replace(way, micro_batch_size=size))
+            return not replace(self, sizes={**self.sizes, letter: size}).fits(way)
 
-        low, high = 0, 1
-        while high <= _LARGEST_MICROBATCH * (1 if letter == "b" else 1024) and fits(
-            max(high, 2 if letter == "s" else 1)
-        ):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        # No tape has runs of one token.
+        sizes = range(1, _LARGEST_MICROBATCH + 1) if letter == "b" else range(2, _LARGEST_SEQUENCE + 1)
+        place = bisect_left(sizes, True, key=too_large)
+        return sizes[place - 1] if place else 0
 
     def code(self, way: Way, dtype: str) -> list[str]:
         """What to paste."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -15,8 +14,8 @@ from actmem.config import ConfigError, check_choice, check_size, shown
 from actmem.formulas.states import OTHER_MOMENTS
 from actmem.plan.plan_report import Request, as_object, check_memory_of_one_layer, print_plans
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.search import Found, Plan, find_plans
-from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
+from actmem.plan.search import Plan, find_plans
+from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
 
 #: Options that fix one axis, and the size of Layout that each fixes.
 _AXES = {
@@ -52,13 +51,6 @@ def make_parser() -> Parser:
         metavar="N",
         help="sequences of one step (default: what the model's paper states)",
     )
-    parser.add_argument(
-        "--product-share",
-        type=float,
-        default=PRODUCT_SHARE,
-        metavar="X",
-        help=f"share of the peak rate that matrix products reach (default: {PRODUCT_SHARE})",
-    )
     parser.add_argument("--top", type=int, default=5, metavar="N", help="how many plans to show (default: 5)")
     for option, size in _AXES.items():
         parser.add_argument(option, type=int, metavar="N", help=f"only layouts with this {size}")
@@ -80,7 +72,6 @@ def make_parser() -> Parser:
         help="run the fastest plan's fullest rank, emulated, and compare each line of its bill",
     )
     parser.add_json("everything")
-    parser.add_argument("--html", nargs="?", const="-", metavar="FILE", help="the same as a page")
     return parser
 
 
@@ -107,7 +98,7 @@ def add_cluster_options(parser: Parser) -> None:
         parser.add_argument(option, type=float, metavar=unit, help=f"{what}, instead of the device's")
 
 
-def cluster_of(args: argparse.Namespace, product_share: float = PRODUCT_SHARE) -> Cluster:
+def cluster_of(args: argparse.Namespace) -> Cluster:
     """The GPUs that the options describe.  Raises ConfigError on anything impossible."""
     check_choice("device", args.device, DEVICES)
     for name in ("memory", "allowance"):
@@ -123,20 +114,19 @@ def cluster_of(args: argparse.Namespace, product_share: float = PRODUCT_SHARE) -
     name = " ".join([args.device, *(["with other rates"] if rates else [])])
     device = replace(DEVICES[args.device], name=name, **rates)
     memory, allowance = round(args.memory * GIBIBYTE), round(args.allowance * GIBIBYTE)
-    return Cluster(args.gpus, memory, args.per_node, device, allowance, product_share)
+    return Cluster(args.gpus, memory, args.per_node, device, allowance)
 
 
 def request_of(args: argparse.Namespace) -> Request:
     """What the arguments ask for.  Raises ConfigError on anything impossible."""
-    model = planned_model_of(args.model)
-    cluster = cluster_of(args, args.product_share)
+    model, cluster = planned_model_of(args.model), cluster_of(args)
     batch = model.global_batch_size if args.global_batch is None else args.global_batch
     if batch is None:
         raise ConfigError("global_batch", f"must be given: {model.name}'s paper states none")
     check_size("global_batch", batch)
     check_size("top", args.top, largest=10_000)
     if args.seq_length is not None:
-        model = model.with_sequence(args.seq_length)
+        model = model.with_sizes(seq_length=args.seq_length)
     if args.routing:
         model = model.with_routing(args.routing)
     if args.recompute:
@@ -144,22 +134,12 @@ def request_of(args: argparse.Namespace) -> Request:
     return Request(model.with_optimizer(args.optimizer), cluster, batch)
 
 
-def _no_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
-    raise ConfigError("verify", "start it as python -m actmem plan")
-
-
-def _screen() -> Console:
-    console = Console(soft_wrap=False)
-    console.width = max(_COLUMNS, console.width)
-    return console
-
-
 def main(
-    argv: Sequence[str] | None = None, verify: Callable[[Console, PlannedModel, Plan], bool] = _no_verification
+    argv: Sequence[str] | None = None, verify: Callable[[Console, PlannedModel, Plan], bool] = lambda *_: False
 ) -> int:
     """Exit code 0 if a plan fits, 1 if none does or ``verify`` finds a difference, 2 on an impossible request.
 
-    verify: prints a plan's bill beside what is counted, and returns whether they agree.
+    verify: prints a plan's bill beside what is counted, and returns whether they agree; it needs torch.
     """
 
     def run(args: argparse.Namespace) -> int:
@@ -170,21 +150,14 @@ def main(
             check_size(size, value, least=0 if size == "zero_stage" else 1)
         check_memory_of_one_layer(request.model, request.cluster)
         found = find_plans(request.model, request.cluster, request.global_batch_size, args.top, fixed)
-        _write(args, request, found)
+        screen = Console(soft_wrap=False)
+        screen.width = max(_COLUMNS, screen.width)
+        if args.json:
+            write(args.json, json.dumps(as_object(request, found), ensure_ascii=False, indent=1) + "\n")
+        if args.json != "-":
+            print_plans(screen, request, found)
         if args.verify and found.plans:
-            return 0 if verify(_screen(), request.model, found.plans[0]) else 1
+            return 0 if verify(screen, request.model, found.plans[0]) else 1
         return 0 if found.plans else 1
 
     return make_parser().run(argv, run)
-
-
-def _write(args: argparse.Namespace, request: Request, found: Found) -> None:
-    to_screen = "-" not in (args.json, args.html)
-    if args.json:
-        write(args.json, json.dumps(as_object(request, found), ensure_ascii=False, indent=1) + "\n")
-    if args.html:
-        page = Console(record=True, width=_COLUMNS, file=io.StringIO())
-        print_plans(page, request, found)
-        write(args.html, page.export_html(clear=False))
-    if to_screen:
-        print_plans(_screen(), request, found)

@@ -5,17 +5,17 @@ Among it why layouts were refused, what the nearest would need, and what half th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
 from actmem.config import ConfigError
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel
-from actmem.plan.rank_bill import Bill, rank_bill
+from actmem.plan.rank_bill import Bill, rank_bill, refusal
 from actmem.plan.search import Found, Plan, Refused, bill_of, divisors, find_plans
 from actmem.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
-from actmem.plan.step_time import CONTEXT_BYTES, GIBIBYTE, GROUP_BYTES, MODEL_ERROR, Cluster, gib_or_mib
+from actmem.plan.step_time import CONTEXT_BYTES, GIBIBYTE, GROUP_BYTES, MODEL_ERROR, PRODUCT_SHARE, Cluster, gib_or_mib
 from actmem.rows import Row, total
 
 if TYPE_CHECKING:  # a page has the plan's words and not rich
@@ -34,7 +34,7 @@ SECONDS_SOURCES = {
     "hidden": "not in the sum: exchanges beside computing, if it hides them as assumed",
 }
 #: Characters of a line's name that leave room for its bytes.
-_LONGEST_TERM = 48
+_LONGEST_LINE = 50
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def as_object(request: Request, found: Found) -> dict:
             "memory_bytes": cluster.memory_bytes,
             "allowance_bytes": cluster.allowance_bytes,
             "device": cluster.device.name,
-            "product_share": cluster.product_share,
+            "product_share": PRODUCT_SHARE,
         },
         "counted": found.counted,
         "fitting": found.fitting,
@@ -117,20 +117,17 @@ def _plan_object(request: Request, plan: Plan) -> dict:
     }
 
 
+def _lines(rows: Iterable[Row]) -> list[dict]:
+    return [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in rows]
+
+
 def _bill_object(bill: Bill, layout: Layout, cluster: Cluster) -> dict:
-    lines = [
-        {"part": part, "term": row.term, "bytes": row.bytes, "source": row.source, "extra": row.extra}
-        for part, rows in bill.parts.items()
-        for row in rows
-    ]
     return {
         "moment": bill.moment,
         "bytes": bill.bytes,
-        "lines": lines,
+        "lines": [{"part": part, **line} for part, rows in bill.parts.items() for line in _lines(rows)],
         "allowance_bytes": cluster.allowance_bytes,
-        "allowance_lines": [
-            {"term": row.term, "bytes": row.bytes, "source": row.source} for row in allowance_rows(layout, cluster)
-        ],
+        "allowance_lines": _lines(allowance_rows(layout, cluster)),
         "free_bytes": cluster.usable_bytes - bill.bytes,
     }
 
@@ -150,7 +147,15 @@ def print_plans(console: Console, request: Request, found: Found) -> None:
     if found.plans:
         console.print(plans_table(request, found.plans))
         console.print(ranking_text(found), highlight=False)
-        _print_chosen(console, request, found.plans[0])
+        chosen = found.plans[0]
+        console.print(f"\n[bold]The fastest:[/] {plan_text(chosen)}", highlight=False)
+        console.print(bill_table(bill_of(model, chosen), chosen.layout, cluster))
+        console.print(seconds_table(chosen))
+        console.print(f"[bold]Settings.[/] {whose_bill(request)}", highlight=False)
+        for name, settings in FRAMEWORK_SETTINGS.items():
+            lines = settings(model, chosen, request.global_batch_size)
+            console.print(f"[bold]{name}[/]")
+            console.print("\n".join(lines), highlight=False, markup=False)
     if found.nearest:
         console.print("\n[bold]Nearest of those that do not fit[/]")
         for refused in found.nearest[:3]:
@@ -162,18 +167,6 @@ def print_plans(console: Console, request: Request, found: Found) -> None:
     console.print("\n[bold]What it would take[/]")
     for line in what_ifs(request, found):
         console.print(f"- {line}", highlight=False)
-
-
-def _print_chosen(console: Console, request: Request, plan: Plan) -> None:
-    console.print(f"\n[bold]The fastest:[/] {plan_text(plan)}", highlight=False)
-    console.print(bill_table(bill_of(request.model, plan), plan.layout, request.cluster))
-    console.print(seconds_table(plan))
-    console.print(f"[bold]Settings.[/] {whose_bill(request)}", highlight=False)
-    for name, settings in FRAMEWORK_SETTINGS.items():
-        console.print(f"[bold]{name}[/]")
-        console.print(
-            "\n".join(settings(request.model, plan, request.global_batch_size)), highlight=False, markup=False
-        )
 
 
 def whose_bill(request: Request) -> str:
@@ -248,20 +241,17 @@ def allowance_rows(layout: Layout, cluster: Cluster) -> list[Row]:
 def bill_table(bill: Bill, layout: Layout, cluster: Cluster) -> Table:
     """A bill, line by line, and what stays free."""
     table = _table(f"The bill of the fullest rank: {bill.moment}", "line", "bytes", "GiB")
+
+    def add(name: str, size: int, rows: Iterable[Row] = ()) -> None:
+        for line, number, style in ((name, size, "bold"), *((f"  {row.term}", row.bytes, "dim") for row in rows)):
+            table.add_row(line[:_LONGEST_LINE], f"{number:,}", f"{number / GIBIBYTE:.2f}", style=style)
+
     for part, rows in bill.parts.items():
-        if not rows:
-            continue
-        size = sum(row.bytes for row in rows)
-        table.add_row(f"[bold]{part}[/]", f"[bold]{size:,}[/]", f"[bold]{size / GIBIBYTE:.2f}[/]")
-        for row in rows:
-            table.add_row(f"  {row.term[:_LONGEST_TERM]}", f"{row.bytes:,}", f"{row.bytes / GIBIBYTE:.2f}", style="dim")
-    table.add_row("[bold]together[/]", f"[bold]{bill.bytes:,}[/]", f"[bold]{bill.bytes / GIBIBYTE:.2f}[/]")
-    size = cluster.allowance_bytes
-    table.add_row("[bold]allowance[/]", f"[bold]{size:,}[/]", f"[bold]{size / GIBIBYTE:.2f}[/]")
-    for row in allowance_rows(layout, cluster):
-        table.add_row(f"  {row.term}", f"{row.bytes:,}", f"{row.bytes / GIBIBYTE:.2f}", style="dim")
-    free = cluster.usable_bytes - bill.bytes
-    table.add_row("free", f"{free:,}", f"{free / GIBIBYTE:.2f}")
+        if rows:
+            add(part, total(rows), rows)
+    add("together", bill.bytes)
+    add("allowance", cluster.allowance_bytes, allowance_rows(layout, cluster))
+    add("free", cluster.usable_bytes - bill.bytes)
     return table
 
 
@@ -311,14 +301,13 @@ def check_memory_of_one_layer(model: PlannedModel, cluster: Cluster) -> None:
 
     Divided among all GPUs of a node, or as many of them as can share the layer.
     """
-    least = None
-    for t in reversed(divisors(cluster.per_node, min(cluster.per_node, cluster.gpus))):
-        layout = Layout(tensor_parallel_size=t, sequence_parallel=t > 1)
-        if not model.refusal(layout):
-            kept = total(model.layer_rows(layout, "none"))
-            least = 2 * model.layer_parameters(layout) + kept
-            break
-    if least is not None and least > cluster.usable_bytes:
+    ranks = reversed(divisors(cluster.per_node, min(cluster.per_node, cluster.gpus)))
+    layouts = (Layout(tensor_parallel_size=t, sequence_parallel=t > 1) for t in ranks)
+    layout = next((layout for layout in layouts if not refusal(model, layout)), None)
+    if layout is None:
+        return
+    least = 2 * model.layer_parameters(layout) + total(model.rows(layout, "none"))
+    if least > cluster.usable_bytes:
         needed = f"one layer of {model.name} with one sequence of {model.seq_length:,} needs {least / GIBIBYTE:.1f} GiB"
         raise ConfigError("memory", f"{needed}, and {cluster.usable_bytes / GIBIBYTE:g} GiB are left for the model")
 
@@ -326,9 +315,8 @@ def check_memory_of_one_layer(model: PlannedModel, cluster: Cluster) -> None:
 def nearest_that_fits(model: PlannedModel, cluster: Cluster, global_batch_size: int, found: Found) -> str:
     """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 times the GPUs that fits."""
     least = found.nearest[0]
-    needed = (
-        f"with {(least.bytes + cluster.allowance_bytes) / GIBIBYTE:.1f} GiB a GPU {layout_text(least.layout)} would fit"
-    )
+    memory = (least.bytes + cluster.allowance_bytes) / GIBIBYTE
+    needed = f"with {memory:.1f} GiB a GPU {layout_text(least.layout)} would fit"
     for factor in (2, 4, 8, 16):
         try:
             more = replace(cluster, gpus=factor * cluster.gpus)
@@ -342,29 +330,25 @@ def nearest_that_fits(model: PlannedModel, cluster: Cluster, global_batch_size: 
 
 def half_the_gpus(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> str:
     """What half the GPUs would do."""
-    fewer = cluster.gpus // 2
     if cluster.gpus % 2:
         return "half the GPUs: their number is odd"
-    return _outcome(
-        "half the GPUs", f"half the GPUs ({fewer})", lambda: (model, replace(cluster, gpus=fewer)), global_batch_size
-    )
+    fewer = cluster.gpus // 2
+    return _outcome(f"half the GPUs ({fewer})", lambda: (model, replace(cluster, gpus=fewer)), global_batch_size)
 
 
 def twice_the_sequence(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> str:
     """What sequences of twice the length would take."""
     length = 2 * model.seq_length
     what = f"twice the sequence ({length:,})"
-    return _outcome(what, what, lambda: (model.with_sequence(length), cluster), global_batch_size)
+    return _outcome(what, lambda: (model.with_sizes(seq_length=length), cluster), global_batch_size)
 
 
-def _outcome(
-    refused: str, what: str, changed: Callable[[], tuple[PlannedModel, Cluster]], global_batch_size: int
-) -> str:
+def _outcome(what: str, changed: Callable[[], tuple[PlannedModel, Cluster]], global_batch_size: int) -> str:
     try:
         model, cluster = changed()
         found = find_plans(model, cluster, global_batch_size, keep=1)
     except ConfigError as error:
-        return f"{refused}: {error}"
+        return f"{what}: {error}"
     if found.plans:
         best = found.plans[0]
         return f"{what}: fits, {best.seconds.total:.2f} s a step by {plan_text(best)}"

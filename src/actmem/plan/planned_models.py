@@ -10,7 +10,8 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Any
 
 from actmem.config import (
     ConfigError,
@@ -26,19 +27,15 @@ from actmem.formulas.activations import layer_extra_rows, layer_rows
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
-from actmem.formulas.llama_terms import FLOAT32, forced_routed_tokens, llama_rows
+from actmem.formulas.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
 from actmem.formulas.states import State, parameter_counts, states_with
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
-from actmem.recipes import PAPER_LAYER, Recompute
+from actmem.recipes import PAPER_LAYER
 from actmem.rows import Row
 from actmem.tape.stage_tapes import StagePart, stage_part
 
-#: What ``where`` begins with in exchanges among context-parallel ranks.
-CONTEXT_EXCHANGE = "K and V"
-#: The same among the ranks that share experts.
-EXPERT_EXCHANGE = "tokens of experts"
 #: The loss reads 16-bit logits and passes over its float32 copy four times: made, shifted, exp, divided.
 _LOSS_BYTES = 2 + 4 + 3 * 8
 
@@ -54,18 +51,13 @@ class RankWork:
     moved_bytes: int
 
 
-def _shared_by(layout: Layout) -> str:
-    """What the tensor-parallel ranks share, as tapes say it."""
-    return "alone" if layout.tensor_parallel_size == 1 else "sequence" if layout.sequence_parallel else "tensor"
-
-
 class PlannedModel(ABC):
     """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
 
     shape: its micro_batch_size is not used.  recompute_modes: names from the least recomputed to the most, each slower
     and smaller than the one before; they run to the last tensor that backward reads.  routing: of experts, "even" or
-    "one-sided"; empty without them.  position_vectors, norm_vectors: of h elements, in the embedding and in the final norm.
-    global_batch_size: sequences of a step, if the model's paper states them.
+    "one-sided"; empty without them.  norm_vectors: of h elements, in the final norm.  global_batch_size: sequences of a
+    step, if the model's paper states them.
     """
 
     shape: ModelShape | LlamaShape
@@ -73,25 +65,18 @@ class PlannedModel(ABC):
     context_parallel: bool
     norm_vectors: int
     tied_embeddings: bool
-    position_vectors = 0
+    learned_positions = False
     routing = ""
     global_batch_size: int | None = None
     optimizer = "adamw"
+
+    def __init__(self, name: str, shape: ModelShape | LlamaShape):
+        self.name, self.shape = name, shape
 
     @property
     def states(self) -> tuple[State, ...]:
         """What is kept of each parameter: weights, gradients, and what the optimizer keeps."""
         return states_with(self.optimizer)
-
-    def with_optimizer(self, optimizer: str) -> PlannedModel:
-        """The same model under another optimizer (``formulas.states.states_with``)."""
-        states_with(optimizer)
-        other = copy(self)
-        other.optimizer = optimizer
-        return other
-
-    def __init__(self, name: str, shape: ModelShape | LlamaShape):
-        self.name, self.shape = name, shape
 
     @property
     def num_layers(self) -> int:
@@ -103,13 +88,25 @@ class PlannedModel(ABC):
         """Tokens of a sequence."""
         return self.shape.seq_length
 
+    def _with(self, **changed: Any) -> PlannedModel:
+        other = copy(self)
+        vars(other).update(changed)
+        return other
+
+    def with_sizes(self, **sizes: int) -> PlannedModel:
+        """The same model with other sizes of its shape.  Raises ConfigError on a bad one."""
+        return self._with(shape=self.shape.with_sizes(**sizes))
+
+    def with_optimizer(self, optimizer: str) -> PlannedModel:
+        """The same model under another optimizer (``formulas.states.states_with``)."""
+        states_with(optimizer)
+        return self._with(optimizer=optimizer)
+
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
         """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
         for mode in modes:
             check_choice("recompute", mode, self.recompute_modes)
-        fewer = copy(self)
-        fewer.recompute_modes = tuple(mode for mode in self.recompute_modes if mode in modes)
-        return fewer
+        return self._with(recompute_modes=tuple(mode for mode in self.recompute_modes if mode in modes))
 
     def with_routing(self, routing: str) -> PlannedModel:
         """The same model whose router sends "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
@@ -119,54 +116,41 @@ class PlannedModel(ABC):
         if not self.routing:
             raise ConfigError("routing", f"{self.name} has no experts")
         check_choice("routing", routing, ("even", "one-sided"))
-        other = copy(self)
-        other.routing = routing
-        return other
-
-    def with_sequence(self, seq_length: int) -> PlannedModel:
-        """The same model for sequences of another length.  Raises ConfigError on a bad one."""
-        longer = copy(self)
-        longer.shape = self.shape.with_sizes(seq_length=seq_length)
-        return longer
-
-    def missing_axis(self, name: str) -> str:
-        """Why no layout of this model has more than one rank on that axis of Layout; empty if some may."""
-        if name == "context_parallel_size" and not self.context_parallel:
-            return f"{self.name}'s layer has no context parallelism"
-        return ""
-
-    def refusal(self, layout: Layout) -> str:
-        """Why t or context ranks can't share a layer; empty if they can."""
-        try:
-            self.check(layout)
-        except ConfigError as error:
-            return str(error)
-        return ""
+        return self._with(routing=routing)
 
     @abstractmethod
     def check(self, layout: Layout) -> None:
         """Raise ConfigError if t or context ranks can't share a layer."""
 
     @abstractmethod
-    def layer_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
-        """What one layer keeps of one microbatch."""
+    def rows(self, layout: Layout, what: str, device_type: str = "cuda") -> list[Row]:
+        """What is kept of one microbatch by one layer under the mode ``what``, by the embedding ("first"), or by the final
+        norm, the output layer and the loss, with the logits ("last")."""
 
     @abstractmethod
-    def first_rows(self, layout: Layout) -> list[Row]:
-        """What the embedding keeps of one microbatch."""
-
-    @abstractmethod
-    def last_rows(self, layout: Layout, device_type: str = "cuda") -> list[Row]:
-        """What the final norm, the output layer and the loss keep of one microbatch; the logits are among them."""
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+        """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
 
     @abstractmethod
     def layer_parameters(self, layout: Layout) -> int:
         """Elements of one layer."""
 
+    @abstractmethod
+    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+        """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
+
+    @abstractmethod
+    def moved_bytes(self, layout: Layout) -> int:
+        """Bytes that one layer's forward pass reads and writes, each operation alone."""
+
+    @abstractmethod
+    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        """Those of what recomputation runs again."""
+
     def end_parameters(self, layout: Layout, first: bool, last: bool) -> int:
         """Elements of the embedding, if ``first``, and of the final norm and output layer, if ``last``."""
         tables = int(first or last) if self.tied_embeddings else first + last
-        vectors = first * self.position_vectors + last * self.norm_vectors
+        vectors = first * self.learned_positions * self.seq_length + last * self.norm_vectors
         return self.shape.hidden_size * (tables * self.own_vocabulary(layout) + vectors)
 
     @property
@@ -180,21 +164,10 @@ class PlannedModel(ABC):
         t = layout.tensor_parallel_size
         return padded_vocab_size(self.shape.vocab_size, t, multiple=1) // t
 
-    @abstractmethod
-    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
-        """Exchanges of one layer among tensor- and context-parallel ranks, forward and backward."""
-
-    @abstractmethod
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
-        """The tape of one layer ("layer none", or another mode) or of the ends ("first", "last", "whole") on one rank."""
-
     def parts(
         self, layout: Layout, recompute: str, first: bool, last: bool, device_type: str = "cuda"
     ) -> tuple[StagePart, StagePart | None]:
-        """The tapes of a stage: of a layer, and of the ends that it has.
-
-        first, last: whether the stage has the model's ends.  A random-number state counts as held to the end.
-        """
+        """The tapes of a stage: of a layer, and of the model's ends that it has."""
         ends = "whole" if first and last else "first" if first else "last" if last else ""
         layer = self.part(layout, f"layer {recompute}", device_type)
         return layer, self.part(layout, ends, device_type) if ends else None
@@ -209,20 +182,9 @@ class PlannedModel(ABC):
         return RankWork(mode.backward_flops - none.backward_flops, self.moved_again_bytes(layout, recompute))
 
     def last_work(self, layout: Layout) -> RankWork:
-        """The output layer's forward pass."""
-        return RankWork(self.part(layout, "last").forward_flops, self.moved_in_end_bytes(layout))
-
-    @abstractmethod
-    def moved_bytes(self, layout: Layout) -> int:
-        """Bytes that one layer's forward pass reads and writes, each operation alone."""
-
-    @abstractmethod
-    def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
-        """Those of what recomputation runs again."""
-
-    def moved_in_end_bytes(self, layout: Layout) -> int:
-        """Those of the loss, forward."""
-        return _LOSS_BYTES * self.tokens(layout) * self.own_vocabulary(layout)
+        """The output layer's forward pass, and the loss's."""
+        moved = _LOSS_BYTES * self.tokens(layout) * self.own_vocabulary(layout)
+        return RankWork(self.part(layout, "last").forward_flops, moved)
 
     def model_flops(self, global_batch_size: int) -> int:
         """FLOPs of one step of the whole model without recomputation."""
@@ -248,17 +210,11 @@ class PlannedGPT(PlannedModel):
 
     shape: ModelShape
     recompute_modes: Sequence[str] = ("none", "selective", "elementwise", "full")
-    context_parallel = False
-    norm_vectors, tied_embeddings = 2, True
+    context_parallel, learned_positions, tied_embeddings, norm_vectors = False, True, True, 2
 
     def __init__(self, name: str, shape: ModelShape):
         super().__init__(name, shape)
-        paper = PAPER_MODELS.get(name)
-        self.global_batch_size = paper.global_batch_size if paper else None
-
-    @property
-    def position_vectors(self) -> int:  # type: ignore[override]
-        return self.seq_length
+        self.global_batch_size = PAPER_MODELS[name].global_batch_size if name in PAPER_MODELS else None
 
     def _one_layer(self, layout: Layout) -> tuple[ModelShape, Parallel]:
         """The shape with one layer, and t with sequence parallelism: what one layer's formulas take."""
@@ -270,28 +226,27 @@ class PlannedGPT(PlannedModel):
         check_layer(*self._one_layer(layout))
         check_vocab_size(self.shape.vocab_size, layout.tensor_parallel_size)
 
-    def layer_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
-        shape, parallel = self._one_layer(layout)
-        rows = layer_rows(shape, parallel, recompute)
+    def rows(self, layout: Layout, what: str, device_type: str = "cuda") -> list[Row]:
+        sizes = self._one_layer(layout)
+        if what == "first":
+            return embedding_rows(*sizes)
+        if what == "last":
+            return output_rows(*sizes, device_type=device_type)
         # The model makes one causal mask for all layers.
-        extras = layer_extra_rows(shape, parallel, recompute, device_type=device_type)
-        return rows + [row for row in extras if row.term != "causal mask"]
-
-    def first_rows(self, layout: Layout) -> list[Row]:
-        return embedding_rows(*self._one_layer(layout))
-
-    def last_rows(self, layout: Layout, device_type: str = "cuda") -> list[Row]:
-        return output_rows(*self._one_layer(layout), 2, device_type)
-
-    def layer_parameters(self, layout: Layout) -> int:
-        shape, parallel = self._one_layer(layout)
-        return sum(parameter_counts(shape, parallel).values()) - self.end_parameters(layout, True, True)
+        extras = layer_extra_rows(*sizes, what, device_type=device_type)
+        return layer_rows(*sizes, what) + [row for row in extras if row.term != "causal mask"]
 
     def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
         a, _, h, s = self.shape.letters()
         t = layout.tensor_parallel_size
-        name = f"{what} {_shared_by(layout)}{' cuda' if device_type == 'cuda' else ''}"
+        name = f"{what} {layout.shared}{' cuda' if device_type == 'cuda' else ''}"
         return stage_part("gpt", name, (s, layout.micro_batch_size, a // t, h // a, self.own_vocabulary(layout), t))
+
+    def layer_parameters(self, layout: Layout) -> int:
+        return sum(parameter_counts(*self._one_layer(layout)).values()) - self.end_parameters(layout, True, True)
+
+    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+        return layer_exchanges(*self._one_layer(layout), recompute)
 
     def moved_bytes(self, layout: Layout) -> int:
         return sum(operation.bytes for operation in forward_operations(*self._one_layer(layout)))
@@ -307,18 +262,13 @@ class PlannedGPT(PlannedModel):
         again = [o for o in operations if (o.name in products if o.product else others is None or o.name in others)]
         return sum(o.bytes for o in again if o.name != operations[-1].name)
 
-    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
-        shape, parallel = self._one_layer(layout)
-        return layer_exchanges(shape, parallel, recompute)
-
 
 class PlannedLlama(PlannedModel):
     """Llama and its kin: RMSNorm, rotary positions, grouped-query attention, gated MLPs or experts, no biases."""
 
     shape: LlamaShape
     recompute_modes: Sequence[str] = ("none", "elementwise", "full")
-    context_parallel = True
-    norm_vectors = 1
+    context_parallel, norm_vectors = True, 1
 
     def __init__(self, name: str, shape: LlamaShape):
         super().__init__(name, shape)
@@ -326,33 +276,51 @@ class PlannedLlama(PlannedModel):
         self.global_batch_size = _BATCHES.get(name)
 
     def check(self, layout: Layout) -> None:
-        self.layer_shape(layout)
+        self._layer_shape(layout)
 
-    def layer_shape(self, layout: Layout) -> LlamaShape:
+    def _whole_shape(self, layout: Layout) -> LlamaShape:
+        return self.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
+
+    def _layer_shape(self, layout: Layout) -> LlamaShape:
         """One layer as a context-parallel rank sees it: its part of the sequence.
 
         Raises ConfigError if the ranks can't share the layer, or the sequence in two chunks each (``layers.context``).
         """
-        shape = self.shape.with_sizes(micro_batch_size=layout.micro_batch_size)
-        return own_context_shape(shape, layout.within_layer, layout.context_parallel_size)
+        return own_context_shape(self._whole_shape(layout), layout.within_layer, layout.context_parallel_size)
 
-    def layer_rows(self, layout: Layout, recompute: str, device_type: str = "cuda") -> list[Row]:
-        check_choice("recompute", recompute, ("none", "elementwise", "full"))
-        return llama_rows(self.layer_shape(layout), layout.within_layer, recompute, routed_tokens=self._routed(layout))
-
-    def first_rows(self, layout: Layout) -> list[Row]:
-        return [Row("token ids", 4 * self.tokens(layout), 1, "embedding")]
-
-    def last_rows(self, layout: Layout, device_type: str = "cuda") -> list[Row]:
+    def rows(self, layout: Layout, what: str, device_type: str = "cuda") -> list[Row]:
         tokens, t = self.tokens(layout), layout.tensor_parallel_size
         whole, hidden = layout.within_layer.sequence_parts, 2 * self.hidden_elements(layout)
-        return [
-            Row("final RMSNorm input", hidden, whole, "residual stream"),
-            Row("final RMSNorm statistic", 4 * tokens // whole, whole, "1/rms of each token"),
-            Row("output layer input", hidden, whole, "weight gradient"),
-            Row("logits (float32)", 4 * tokens * self.own_vocabulary(layout), t, "cross entropy"),
-            Row("target ids", 4 * tokens, 1, "cross entropy"),
-        ]
+        if what == "first":
+            return [Row("token ids", 4 * tokens, 1, "embedding")]
+        if what == "last":
+            return [
+                Row("final RMSNorm input", hidden, whole, "residual stream"),
+                Row("final RMSNorm statistic", 4 * tokens // whole, whole, "1/rms of each token"),
+                Row("output layer input", hidden, whole, "weight gradient"),
+                Row("logits (float32)", 4 * tokens * self.own_vocabulary(layout), t, "cross entropy"),
+                Row("target ids", 4 * tokens, 1, "cross entropy"),
+            ]
+        check_choice("recompute", what, ("none", "elementwise", "full"))
+        return llama_rows(self._layer_shape(layout), layout.within_layer, what, routed_tokens=self._routed(layout))
+
+    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
+        d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
+        if what == "whole" and d.tied_embeddings:
+            raise ConfigError("plan", f"no stage of {self.name} with tied embeddings has been recorded")
+        sizes = (
+            *(self.seq_length // c, layout.micro_batch_size, d.hidden_size, d.num_attention_heads // t),
+            *(self._key_value_size(layout) // d.d, d.d, d.ffn_hidden_size // (1 if d.num_experts else t)),
+            *(self.own_vocabulary(layout), t, c),
+        )
+        name = f"{what} {layout.shared}"
+        if not what.startswith("layer"):
+            return stage_part("llama", name, sizes)
+        name += f"{' context' * (c > 1)}{' qk' * d.qk_norm}"
+        if not d.num_experts:
+            return stage_part("llama", name, sizes)
+        counts = d.num_experts // t, d.experts_per_token or 0, self._routed(layout) or 0
+        return stage_part("experts", f"{name} experts", (*sizes, *counts))
 
     def layer_parameters(self, layout: Layout) -> int:
         d, t = self.shape, layout.tensor_parallel_size
@@ -362,25 +330,10 @@ class PlannedLlama(PlannedModel):
             return shared + d.num_experts * d.hidden_size + d.num_experts // t * d.mlp_weights
         return shared + d.mlp_weights // t
 
-    def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
-        d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
-        if what == "whole" and d.tied_embeddings:
-            raise ConfigError("plan", f"no stage of {self.name} with tied embeddings has been recorded")
-        experts = d.num_experts is not None
-        sizes = (
-            *(self.seq_length // c, layout.micro_batch_size, d.hidden_size, d.num_attention_heads // t),
-            *(self._key_value_size(layout) // d.d, d.d, d.ffn_hidden_size // (1 if experts else t)),
-            *(self.own_vocabulary(layout), t, c),
-        )
-        name = f"{what} {_shared_by(layout)}"
-        if not what.startswith("layer"):
-            return stage_part("llama", name, sizes)
-        name += f"{' context' * (c > 1)}{' qk' * d.qk_norm}"
-        if not experts:
-            return stage_part("llama", name, sizes)
-        routed = self._routed(layout) or 0
-        counts = (d.num_experts or 0) // t, d.experts_per_token or 0, routed
-        return stage_part("experts", f"{name} experts", (*sizes, *counts))
+    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
+        parallel, shape = layout.within_layer, self._whole_shape(layout)
+        among_context = context_exchanges(shape, parallel, layout.context_parallel_size, recompute=recompute)
+        return llama_exchanges(self._layer_shape(layout), parallel, recompute) + among_context
 
     def _key_value_size(self, layout: Layout) -> int:
         """Elements of one rank's keys for one token: kd/t, but at least one head."""
@@ -390,7 +343,7 @@ class PlannedLlama(PlannedModel):
         """Pairs of a token and an expert on rank 0, which takes most (R); None without experts."""
         if not self.routing:
             return None
-        return forced_routed_tokens(self.layer_shape(layout), layout.within_layer, self.routing, 0)
+        return forced_routed_tokens(self._layer_shape(layout), layout.within_layer, self.routing, 0)
 
     def _mlp_rows(self, layout: Layout) -> int:
         """Elements of gate, as of up: of this rank's columns for every token, or of its experts for the tokens that they take."""
@@ -412,59 +365,17 @@ class PlannedLlama(PlannedModel):
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
     def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
+        if recompute != "elementwise":
+            return self.moved_bytes(layout) if recompute == "full" else 0
         d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
-        if recompute == "none":
-            return 0
-        if Recompute.of(recompute).region == "terms":
-            heads = tokens * (d.query_size // t + self._key_value_size(layout)) if d.qk_norm else 0
-            return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)
-        return self.moved_bytes(layout)
+        heads = tokens * (d.query_size // t + self._key_value_size(layout)) if d.qk_norm else 0
+        return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)
 
-    def moved_in_end_bytes(self, layout: Layout) -> int:
-        """With the output layer's."""
+    def last_work(self, layout: Layout) -> RankWork:
+        """With the bytes that the output layer moves."""
+        work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
-        return super().moved_in_end_bytes(layout) + 2 * (tokens * (h + own) + h * own)
-
-    def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
-        again, mode = (2, "full") if Recompute.of(recompute).region == "layer" else (1, "none")
-        cp, d = layout.context_parallel_size, self.shape
-        shape = ModelShape(
-            self.seq_length // cp, layout.micro_batch_size, d.hidden_size, d.num_attention_heads, vocab_size=1
-        )
-        rows = layer_exchanges(shape, layout.within_layer, mode)
-        if d.num_experts and layout.tensor_parallel_size > 1:
-            rows = self._with_experts(rows, layout, recompute)
-        if cp > 1:
-            size = 2 * 2 * self.seq_length * layout.micro_batch_size * self._key_value_size(layout)
-            rows += [
-                Exchange("all-gather", "forward", f"{CONTEXT_EXCHANGE}, gathered", cp, size, again),
-                Exchange("all-gather", "backward", f"{CONTEXT_EXCHANGE}, gathered again", cp, size),
-                Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", cp, size),
-            ]
-        return rows
-
-    def _with_experts(self, rows: list[Exchange], layout: Layout, recompute: str) -> list[Exchange]:
-        """With the experts' all-to-alls in place of the MLP's exchanges; where every rank has every token, with one more sum."""
-        d, t = self.shape, layout.tensor_parallel_size
-        pairs = self.hidden_elements(layout) // self.shape.hidden_size * (d.experts_per_token or 0)
-        if not layout.sequence_parallel:
-            return [*rows, Exchange("all-reduce", "backward", f"{EXPERT_EXCHANGE}, weights", t, FLOAT32 * pairs)]
-        region = Recompute.of(recompute).region
-        kinds = [
-            (
-                "rows",
-                2 * self.shape.hidden_size * pairs,
-                {"forward": 2, "recompute": int(region == "layer"), "backward": 3},
-            ),
-            ("weights", FLOAT32 * pairs, {"forward": 1, "recompute": int(region != "none"), "backward": 1}),
-        ]
-        of_attention = [replace(each, where=each.where.replace(" and MLP", ""), count=1) for each in rows]
-        return of_attention + [
-            Exchange("all-to-all", phase, f"{EXPERT_EXCHANGE}, {what}", t, size, count)
-            for what, size, counts in kinds
-            for phase, count in counts.items()
-            if count
-        ]
+        return RankWork(work.product_flops, work.moved_bytes + 2 * (tokens * (h + own) + h * own))
 
 
 #: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's

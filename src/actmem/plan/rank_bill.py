@@ -13,7 +13,6 @@ from functools import lru_cache
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
-from actmem.formulas.states import ADAM, State
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel
 from actmem.rows import Row, total
@@ -34,11 +33,6 @@ class Bill:
     def bytes(self) -> int:
         """All rows together."""
         return sum(total(rows) for rows in self.parts.values())
-
-    @property
-    def rows(self) -> list[Row]:
-        """All rows, in order."""
-        return [row for rows in self.parts.values() for row in rows]
 
     def by_part(self) -> dict[str, int]:
         """Bytes of each part, without the empty ones."""
@@ -66,6 +60,21 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
     return tuple(layers)
 
 
+@lru_cache(maxsize=2**12)
+def _refusal(model: PlannedModel, layer_axes: Layout, p: int, m: int) -> str:
+    try:
+        model.check(layer_axes)
+        stage_layers(model.num_layers, p, m)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def refusal(model: PlannedModel, layout: Layout) -> str:
+    """Why ranks can't share the model as the layout says; empty if they can."""
+    return _refusal(model, layout.layer_axes, layout.pipeline_parallel_size, layout.num_model_chunks)
+
+
 # What layouts share is computed once for the axes that a layer sees, because a search asks for thousands of layouts.
 
 
@@ -76,20 +85,10 @@ def _parameters(model: PlannedModel, layer_axes: Layout, first: bool, last: bool
 
 
 @lru_cache(maxsize=2**12)
-def _kept(model: PlannedModel, layer_axes: Layout, what: str, device_type: str) -> tuple[Sequence[Row], int]:
-    """Rows of what one microbatch keeps, and their bytes.  what: "first", "last", or a layer's recomputation."""
-    if what == "first":
-        rows = model.first_rows(layer_axes)
-    elif what == "last":
-        rows = model.last_rows(layer_axes, device_type)
-    else:
-        rows = model.layer_rows(layer_axes, what, device_type)
+def kept(model: PlannedModel, layer_axes: Layout, what: str, device_type: str = "cuda") -> tuple[Sequence[Row], int]:
+    """Rows of what one microbatch keeps, and their bytes.  what: see ``PlannedModel.rows``."""
+    rows = model.rows(layer_axes, what, device_type)
     return rows, total(rows)
-
-
-def kept_by_layer(model: PlannedModel, layout: Layout, recompute: str) -> int:
-    """Bytes that one layer keeps of one microbatch."""
-    return _kept(model, layout.layer_axes, recompute, "cuda")[1]
 
 
 def rank_parameters(model: PlannedModel, layout: Layout, pipeline_rank: int) -> tuple[int, int, int]:
@@ -105,23 +104,18 @@ def share(elements: int, layout: Layout, divided: bool) -> int:
     return -(-elements // (layout.data_parallel_size * layout.context_parallel_size)) if divided else elements
 
 
-def state_bytes(elements: int, layout: Layout, state: State) -> int:
-    """Bytes of weights, gradients or optimizer states on one rank: what ZeRO's stages 1, 2, 3 divide."""
-    from_stage = 3 if state is ADAM["float32 gradients"][0] else 2 if state.is_gradient else 1
-    return state.bytes_of(share(elements, layout, layout.zero_stage >= from_stage))
-
-
 def static_lines(model: PlannedModel, layout: Layout, pipeline_rank: int) -> list[tuple[str, str, int, str]]:
     """Weights, gradients, optimizer states and communication buffers: what doesn't depend on recomputation.
 
     Part, term, bytes and source of each line.
     """
     elements, of_layer, ends = rank_parameters(model, layout, pipeline_rank)
-    parts = ("weights", "gradients", *("optimizer states",) * (len(model.states) - 2))
-    lines = [
-        (part, state.term, state_bytes(elements, layout, state), f"{state.bytes_per_parameter} B each: {state.reason}")
-        for part, state in zip(parts, model.states)
-    ]
+    lines = []
+    for i, state in enumerate(model.states):
+        # Optimizer states are divided from ZeRO's stage 1 on, weights only in stage 3.
+        part, from_stage = (("weights", 3), ("gradients", 2), ("optimizer states", 1))[min(i, 2)]
+        size = state.bytes_of(share(elements, layout, layout.zero_stage >= from_stage))
+        lines.append((part, state.term, size, f"{state.bytes_per_parameter} B each: {state.reason}"))
     buffers = []
     if layout.pipeline_parallel_size > 1:
         buffers.append(("pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"))
@@ -142,45 +136,37 @@ def flights(num_layers: int, p: int, m: int, num_microbatches: int, pipeline_ran
     return flight, layers // m, embeddings_in_flight(parallel, num_microbatches)
 
 
-def _kept_lines(
+#: What forward passes keep: part, how often, of what, and the rows of one with their bytes.
+_KeptLine = tuple[str, int, str, tuple[Sequence[Row], int]]
+#: The backward pass that follows, as ``transient_bytes`` and ``transient_rows`` take it.
+_Backward = tuple[StagePart, StagePart | None, bool, bool, int]
+
+
+def _fullest_moment(
     model: PlannedModel,
     layout: Layout,
     recompute: str,
     num_microbatches: int,
     pipeline_rank: int,
-    whole_microbatches: int,
-    device_type: str,
-) -> list[tuple[str, int, str, tuple[Sequence[Row], int]]]:
-    """What forward passes keep: part, how often, of what, and the rows of one with their bytes."""
+    whole_microbatches: int = 0,
+    device_type: str = "cuda",
+) -> tuple[list[_KeptLine], _Backward]:
+    """What a rank keeps when it keeps most, and the backward pass that comes then."""
     p, m, axes = layout.pipeline_parallel_size, layout.num_model_chunks, layout.layer_axes
-    flight, layers, first = flights(model.num_layers, p, m, num_microbatches, pipeline_rank)
-    again = flight - whole_microbatches
+    flight, layers, embeddings = flights(model.num_layers, p, m, num_microbatches, pipeline_rank)
+    first, last, again = pipeline_rank == 0, pipeline_rank == p - 1, flight - whole_microbatches
     what = f"{again} microbatches × {layers} layers"
-    lines = [("activations", again * layers, what, _kept(model, axes, recompute, device_type))]
+    lines = [("activations", again * layers, what, kept(model, axes, recompute, device_type))]
     if whole_microbatches:
         what = f"{whole_microbatches} microbatches × {layers} layers, all kept"
-        lines.append(("activations", whole_microbatches * layers, what, _kept(model, axes, "none", device_type)))
-    if pipeline_rank == 0:
-        lines.append(("activations", first, f"{first} microbatches", _kept(model, axes, "first", device_type)))
-    if pipeline_rank == p - 1:
-        lines.append(("logits and loss", 1, "", _kept(model, axes, "last", device_type)))
-    return lines
-
-
-def _next_backward(
-    model: PlannedModel,
-    layout: Layout,
-    recompute: str,
-    num_microbatches: int,
-    pipeline_rank: int,
-    device_type: str,
-) -> tuple[StagePart, StagePart | None, bool, bool, int]:
-    """The backward pass that follows the fullest moment, as ``transient_bytes`` and ``transient_rows`` take it."""
-    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+        lines.append(("activations", whole_microbatches * layers, what, kept(model, axes, "none", device_type)))
+    if first:
+        lines.append(("activations", embeddings, f"{embeddings} microbatches", kept(model, axes, "first", device_type)))
+    if last:
+        lines.append(("logits and loss", 1, "", kept(model, axes, "last", device_type)))
     # With several chunks the next backward is that of the last one, which has no embedding.
-    first, last = pipeline_rank == 0 and m == 1, pipeline_rank == p - 1
-    layers = flights(model.num_layers, p, m, num_microbatches, pipeline_rank)[1]
-    return *model.parts(layout.layer_axes, recompute, first, last, device_type), first, last, layers
+    first = first and m == 1
+    return lines, (*model.parts(axes, recompute, first, last, device_type), first, last, layers)
 
 
 @lru_cache(maxsize=2**10)
@@ -188,8 +174,7 @@ def held_bytes(
     model: PlannedModel, stage_axes: Layout, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
     """The bytes of ``rank_bill`` without ``static_lines``."""
-    lines = _kept_lines(model, stage_axes, recompute, num_microbatches, pipeline_rank, 0, "cuda")
-    backward = _next_backward(model, stage_axes, recompute, num_microbatches, pipeline_rank, "cuda")
+    lines, backward = _fullest_moment(model, stage_axes, recompute, num_microbatches, pipeline_rank)
     return sum(count * size for _, count, _, (_, size) in lines) + transient_bytes(*backward)
 
 
@@ -206,16 +191,16 @@ def rank_bill(
 
     whole_microbatches: of the chunk-microbatches in flight, those that keep everything (appendix C).
     """
-    p = layout.pipeline_parallel_size
+    p, sizes = layout.pipeline_parallel_size, (model, layout, recompute, num_microbatches, pipeline_rank)
     names = ("weights", "gradients", "optimizer states", "activations", "logits and loss", "communication buffers")
     parts: dict[str, list[Row]] = {name: [] for name in names}
     for part, term, size, source in static_lines(model, layout, pipeline_rank):
         parts[part].append(Row(term, size, source=source))
-    sizes = (model, layout, recompute, num_microbatches, pipeline_rank)
-    for part, count, what, (rows, _) in _kept_lines(*sizes, whole_microbatches, device_type):
+    lines, backward = _fullest_moment(*sizes, whole_microbatches, device_type)
+    for part, count, what, (rows, _) in lines:
         for row in rows:
             source = f"{row.source}, {what}" if what else row.source
             parts[part].append(Row(row.term, count * row.bytes, row.split_by, source, row.extra))
-    parts["transient"] = transient_rows(*_next_backward(*sizes, device_type))
+    parts["transient"] = transient_rows(*backward)
     flight = flights(model.num_layers, p, layout.num_model_chunks, num_microbatches, pipeline_rank)[0]
     return Bill(f"pipeline rank {pipeline_rank} of {p}, {flight} microbatches in flight", parts)

@@ -19,9 +19,10 @@ from actmem.plan.rank_bill import (
     Bill,
     flights,
     held_bytes,
-    kept_by_layer,
+    kept,
     rank_bill,
     rank_parameters,
+    refusal,
     share,
     stage_layers,
     static_lines,
@@ -59,12 +60,6 @@ def layouts(
 
     fixed: sizes by their names in Layout; only layouts that have them.
     """
-    for layout in _all_layouts(model, cluster, global_batch_size):
-        if all(getattr(layout, name) == size for name, size in fixed.items()):
-            yield layout
-
-
-def _all_layouts(model: PlannedModel, cluster: Cluster, global_batch_size: int) -> Iterator[Layout]:
     contexts = [1]
     while model.context_parallel and model.seq_length >= 2 * contexts[-1] * LEAST_CONTEXT_TOKENS:
         contexts.append(2 * contexts[-1])
@@ -81,8 +76,9 @@ def _all_layouts(model: PlannedModel, cluster: Cluster, global_batch_size: int) 
             for m, sp, b in product(chunks, sequential, divisors(global_batch_size // dp, LARGEST_MICRO_BATCH)):
                 if m > 1 and (global_batch_size // dp // b) % p:
                     continue
-                for zero in stages:
-                    yield Layout(dp, t, p, b, m, cp, sp, zero)
+                for layout in (Layout(dp, t, p, b, m, cp, sp, zero) for zero in stages):
+                    if all(getattr(layout, name) == size for name, size in fixed.items()):
+                        yield layout
 
 
 @dataclass(frozen=True)
@@ -105,10 +101,9 @@ class Plan:
     @property
     def order(self) -> tuple:
         """Sorts plans: by time, then bytes, then sizes, so that equals come out in one order."""
-        layout = self.layout
-        sizes = (layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks)
-        rest = (layout.context_parallel_size, layout.micro_batch_size, layout.zero_stage)
-        return (self.seconds.total, self.bytes, sizes, rest, not layout.sequence_parallel)
+        one = self.layout
+        sizes = (one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks, one.context_parallel_size)
+        return self.seconds.total, self.bytes, *sizes, one.micro_batch_size, one.zero_stage, not one.sequence_parallel
 
 
 @dataclass(frozen=True)
@@ -155,9 +150,8 @@ def find_plans(
     Deterministic.  Raises ConfigError if no layout has the given GPUs and batch, or on an axis that the model lacks.
     """
     check_size("global_batch_size", global_batch_size)
-    for name, size in fixed.items():
-        if size > 1 and (reason := model.missing_axis(name)):
-            raise ConfigError(name, reason)
+    if fixed.get("context_parallel_size", 1) > 1 and not model.context_parallel:
+        raise ConfigError("context_parallel_size", f"{model.name}'s layer has no context parallelism")
     return _Search(model, cluster, global_batch_size, windows).run(keep, fixed)
 
 
@@ -166,15 +160,13 @@ class _Search:
         self.model, self.cluster, self.batch, self.windows = model, cluster, global_batch_size, windows
         self.counted = 0
         self.unfit: dict[str, int] = {}
-        self._refusal = cache(model.refusal)
         self._times = cache(self._layer_seconds)
 
     def run(self, keep: int, fixed: Mapping[str, int]) -> Found:
         plans: list[Plan] = []
         nearest: list[Refused] = []
         for layout in layouts(self.model, self.cluster, self.batch, fixed):
-            reason = self._refusal(layout.layer_axes) or self._cannot_spread(layout)
-            if reason:
+            if reason := refusal(self.model, layout):
                 self.unfit[reason] = self.unfit.get(reason, 0) + 1
                 continue
             outcome = self._best(layout)
@@ -191,17 +183,6 @@ class _Search:
         )
         least = min(near, key=lambda plan: (plan.seconds.hidden, *plan.order), default=None)
         return Found(best, close, self.counted, len(plans), self.unfit, len(near), least)
-
-    def _cannot_spread(self, layout: Layout) -> str:
-        """Why pipeline ranks can't share the layers; empty if they can."""
-        try:
-            self._spread(layout)
-        except ConfigError as error:
-            return str(error)
-        return ""
-
-    def _spread(self, layout: Layout) -> tuple[int, ...]:
-        return stage_layers(self.model.num_layers, layout.pipeline_parallel_size, layout.num_model_chunks)
 
     def _layer_seconds(self, layout: Layout, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
         """One layer: forward, recomputation, exchanges; and the output layer's forward."""
@@ -240,7 +221,8 @@ class _Search:
 
     def _whole(self, layout: Layout, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
         """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
-        more = kept_by_layer(self.model, layout, "none") - kept_by_layer(self.model, layout, recompute)
+        everything, least = (kept(self.model, layout.layer_axes, mode)[1] for mode in ("none", recompute))
+        more = everything - least
         if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
             return 0, float(recompute != "none")
         flight, layers, _ = flights(self.model.num_layers, layout.pipeline_parallel_size, 1, n, 0)
@@ -251,7 +233,7 @@ class _Search:
     def _seconds(self, layout: Layout, recompute: str, n: int, recomputed: float) -> StepSeconds:
         forward, again, traffic, head = self._times(layout.layer_axes, recompute)
         p, m = layout.pipeline_parallel_size, layout.num_model_chunks
-        per_rank = self._spread(layout)
+        per_rank = stage_layers(self.model.num_layers, p, m)
         # The slowest stage sets the pace: the one with most layers, or the last with its output layer.
         most = max(per_rank)
         loads = [(most, 0.0), (per_rank[-1], head)] if p > 1 else [(most, head)]

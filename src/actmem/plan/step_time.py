@@ -1,7 +1,7 @@
 """How long one step takes by counts and by the rates that data sheets state, and which part is an assumption.
 
 Counts: FLOPs of matrix products, bytes that operations move, bytes that ranks send, how often they
-send, the schedule's bubble.  Assumptions: products reach ``Cluster.product_share`` of the peak rate;
+send, the schedule's bubble.  Assumptions: products reach ``PRODUCT_SHARE`` of the peak rate;
 every operation, a product too, moves its operands at memory bandwidth and overlaps nothing; links
 run at ``LINK_SHARE`` of their rate after a ring's latency, one exchange at a time; backward takes twice forward; what
 the text below calls hidden costs only what doesn't fit behind one layer's computation.
@@ -12,12 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actmem.config import ConfigError, check_size, shown
-from actmem.formulas.communication import Exchange
+from actmem.config import ConfigError, check_size
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
+from actmem.formulas.llama_terms import CONTEXT_EXCHANGE, EXPERT_EXCHANGE
 from actmem.formulas.states import State
 from actmem.plan.layout import Layout
-from actmem.plan.planned_models import CONTEXT_EXCHANGE, EXPERT_EXCHANGE, PlannedModel, RankWork
+from actmem.plan.planned_models import PlannedModel, RankWork
 
 GIBIBYTE = 2**30
 
@@ -71,15 +71,6 @@ MODEL_ERROR = 0.1
 #: src/graph/tuning.cc: ring, Simple).
 RING_SECONDS, NODE_STEP_SECONDS, NETWORK_STEP_SECONDS = 8.4e-6, 3.4e-6, 14e-6
 
-#: Share of a link's rate that carries data: "protocol overhead (~20%)", NCCL's author in NVIDIA/nccl-tests issue 212.
-LINK_SHARE = 0.8
-
-#: Plans whose times are nearer than this can't be told apart: of the paper's eight own times seven are that near.
-MODEL_ERROR = 0.1
-
-#: What an exchange takes before its first byte arrives: an assumption, of the order that NCCL shows within a node.
-LATENCY_SECONDS = 20e-6
-
 #: What stays free on each GPU: CUDA's context, NCCL, and what the allocator reserves beyond what is allocated.  In 36
 #: public nanotron runs the last of these is 0.15 to 2.8 GiB.
 ALLOWANCE_BYTES = 4 * GIBIBYTE
@@ -96,15 +87,12 @@ class Cluster:
     per_node: int = 8
     device: Device = DEVICES["h100"]
     allowance_bytes: int = ALLOWANCE_BYTES
-    product_share: float = PRODUCT_SHARE
 
     def __post_init__(self) -> None:
         check_size("gpus", self.gpus, largest=2**20)
         check_size("per_node", self.per_node, largest=2**10)
         if self.gpus > self.per_node and self.gpus % self.per_node:
             raise ConfigError("gpus", f"{self.gpus} must be divisible by per_node = {self.per_node}")
-        if not 0 < self.product_share <= 1:
-            raise ConfigError("product_share", f"must be above 0 and at most 1, got {shown(self.product_share)}")
         if self.memory_bytes <= self.allowance_bytes:
             sizes = f"{self.memory_bytes / GIBIBYTE:g} GiB with {self.allowance_bytes / GIBIBYTE:g} GiB left free"
             raise ConfigError("memory", f"{sizes} leaves nothing for the model")
@@ -157,18 +145,8 @@ class StepSeconds:
 def work_seconds(work: RankWork, cluster: Cluster) -> float:
     """Products at their share of the peak, and all operands at memory bandwidth."""
     device = cluster.device
-    products = work.product_flops / (device.flops_per_second * cluster.product_share)
+    products = work.product_flops / (device.flops_per_second * PRODUCT_SHARE)
     return products + work.moved_bytes / device.memory_bytes_per_second
-
-
-def exposed(exchanges: Iterable[Exchange]) -> list[Exchange]:
-    """The exchanges of a layer during which a tensor-parallel rank computes nothing.
-
-    Forward's and recomputation's, and of backward's those outside the column-parallel products: an
-    all-gather (ḡ), the experts' and those among context-parallel ranks.  The others run beside a product (2205.05198 section 4.2.2).
-    """
-    waiting = ("ḡ", CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
-    return [each for each in exchanges if each.phase != "backward" or each.where.startswith(waiting)]
 
 
 @dataclass
@@ -181,22 +159,27 @@ class Traffic:
     beside: float = 0.0
 
 
+#: What ``where`` begins with in backward's exchanges that no product hides: what ḡ gathers, the experts' and the context's.
+#: The others run beside the column-parallel products (2205.05198 section 4.2.2).
+_WAITED_FOR = ("ḡ", CONTEXT_EXCHANGE, EXPERT_EXCHANGE)
+
+
 def layer_traffic(model: PlannedModel, layout: Layout, recompute: str, cluster: Cluster) -> dict[bool, Traffic]:
     """Exchanges of one layer among tensor and context ranks, by whether they stay inside a node."""
     t, cp = layout.tensor_parallel_size, layout.context_parallel_size
-    exchanges, traffic = model.layer_exchanges(layout, recompute), {True: Traffic(), False: Traffic()}
-    waiting = exposed(exchanges)
-    for exchange in exchanges:
-        group = (cp, t) if exchange.where.startswith(CONTEXT_EXCHANGE) else (t, 1)
-        rings = exchange.count * (2 if exchange.kind == "all-reduce" else 1)
+    traffic = {True: Traffic(), False: Traffic()}
+    for exchange in model.layer_exchanges(layout, recompute):
+        in_pairs = exchange.where.startswith(CONTEXT_EXCHANGE)  # V follows K at once, so both have one latency
+        group = (cp, t) if in_pairs else (t, 1)
+        rings = exchange.count // 2 if in_pairs else exchange.count * (2 if exchange.kind == "all-reduce" else 1)
         seconds = exchange.wire_bytes / cluster.link(*group) + cluster.latency(*group) * rings
         place = traffic[cluster.inside_node(*group)]
-        if exchange not in waiting:
-            place.beside += seconds
-        elif exchange.phase == "forward":
+        if exchange.phase == "forward":
             place.forward += seconds
-        else:
+        elif exchange.phase == "recompute" or exchange.where.startswith(_WAITED_FOR):
             place.backward += seconds
+        else:
+            place.beside += seconds
     return traffic
 
 

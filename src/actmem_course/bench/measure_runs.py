@@ -133,7 +133,7 @@ def step_time_results() -> list[StepTimeResult]:
             )
             results.append(StepTimeResult("2205.05198 table 5", f"{name}, {mode}", "s", printed, seconds))
     for run in LLAMA3_RUNS:
-        model = planned_model_of("llama3-405b").with_sequence(run.seq_length)
+        model = planned_model_of("llama3-405b").with_sizes(seq_length=run.seq_length)
         batch, c = run.data_parallel_size * run.batch_per_data_rank, run.context_parallel_size
         cut = {"tensor_parallel_size": 8, "pipeline_parallel_size": 16, "context_parallel_size": c, "zero_stage": 1}
         seconds = predicted_seconds(
@@ -144,7 +144,7 @@ def step_time_results() -> list[StepTimeResult]:
         results.append(StepTimeResult("2407.21783 table 4", setting, "TFLOP/s", run.tflops, rate))
     whole = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "context_parallel_size": 1, "zero_stage": 3}
     for titan in (run for run in TITAN_RUNS if run.recompute == "selective" and not run.changed):
-        model = planned_model_of(titan.model).with_sequence(titan.seq_length)
+        model = planned_model_of(titan.model).with_sizes(seq_length=titan.seq_length)
         batch = titan.data_parallel_size * titan.local_batch_size
         seconds = predicted_seconds(model, titan.gpus, "h100", batch, "elementwise", **whole)
         rate = titan.seq_length * batch / seconds / titan.gpus

@@ -7,7 +7,6 @@ a reason, with what it would be without it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from copy import copy
 from dataclasses import dataclass, replace
 
 from actmem.config import check_choice
@@ -94,10 +93,9 @@ def paper_choice(model: str, search: str = "its code") -> Choice:
 
 def llama3_choice(run: Llama3Run, num_layers: int | None = None) -> Choice:
     """A line of the Llama 3 report's table 4.  num_layers: of another model than its own, whose 126 no chunks divide."""
-    model = planned_model_of("llama3-405b").with_sequence(run.seq_length)
+    model = planned_model_of("llama3-405b").with_sizes(seq_length=run.seq_length)
     if num_layers:
-        model = copy(model)
-        model.shape = model.shape.with_sizes(num_layers=num_layers)
+        model = model.with_sizes(num_layers=num_layers)
     sizes: dict[str, int | bool] = {
         "tensor_parallel_size": 8,
         "pipeline_parallel_size": 16,
@@ -122,7 +120,7 @@ def titan_choice(run: TitanRun) -> Choice:
     sizes |= {} if pipeline else {"micro_batch_size": run.local_batch_size}
     modes = ["full"] if run.recompute == "full" else ["elementwise"]
     batch = run.data_parallel_size * run.local_batch_size
-    model = planned_model_of(run.model).with_sequence(run.seq_length)
+    model = planned_model_of(run.model).with_sizes(seq_length=run.seq_length)
     setting = f"{run.model[7:].upper()}, {run.gpus} GPUs, s {run.seq_length}"
     stages = (1,) if pipeline else (3,)
     cluster = Cluster(run.gpus, _H100_96)

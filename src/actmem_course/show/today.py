@@ -314,7 +314,7 @@ def first_aid(name: str, memory: int) -> Drawing:
     model = planned_model_of(name)
     plans = {}
     for words, (sizes, mode) in {"": ({}, "none"), **_AID}.items():
-        if any(model.missing_axis(axis) for axis, size in sizes.items() if size > 1):
+        if "context_parallel_size" in sizes and not model.context_parallel:
             continue
         # With room for everything, so that also what does not fit has its seconds.
         roomy = Cluster(64, 100 * memory * GIBIBYTE)

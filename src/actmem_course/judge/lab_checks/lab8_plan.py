@@ -11,10 +11,9 @@ from dataclasses import asdict
 from functools import cache
 from typing import Any
 
-from actmem.config import ConfigError
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.rank_bill import rank_bill, stage_layers
+from actmem.plan.rank_bill import rank_bill, refusal
 from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem.verify import COUNTED_PARTS, verify_plan
@@ -68,12 +67,7 @@ def judged_plan(job: str, answer: Any) -> Plan:
 def _cannot_share(model: PlannedModel, sizes: Mapping[str, int]) -> str:
     """Why ranks can't share the model's layers or heads as the sizes say; empty if they can."""
     t, p, b = (sizes[name] for name in ("tensor_parallel_size", "pipeline_parallel_size", "micro_batch_size"))
-    layout = Layout(1, t, p, b, sequence_parallel=bool(sizes["sequence_parallel"]))
-    try:
-        stage_layers(model.num_layers, layout.pipeline_parallel_size, layout.num_model_chunks)
-    except ConfigError as error:
-        return str(error)
-    return model.refusal(layout)
+    return refusal(model, Layout(1, t, p, b, sequence_parallel=bool(sizes["sequence_parallel"])))
 
 
 @cache

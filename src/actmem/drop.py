@@ -48,9 +48,9 @@ class Terms:
     """The named tensors of one forward pass of one layer.
 
     dropped: names that backward rebuilds.  stored: names whose tensors go to a store.  With neither,
-    ``terms(name, function, *sources)`` is ``function(*sources)`` and nothing else happens, unless a ledger reads the
-    names.  Otherwise use it as a context around the forward pass.  Keeps what the layer's operations save, without the
-    dropped names, and the inputs that their recipes read; of stored names what their stores keep.
+    ``terms(name, function, *sources)`` is ``function(*sources)``, and a ledger may read the names.  Otherwise use it as a
+    context around the forward pass.  Keeps what the layer's operations save, without the dropped names, and the inputs
+    that their recipes read; of stored names what their stores keep.
     """
 
     def __init__(self, dropped: Iterable[str] = (), stored: Mapping[str, Store] | None = None):
@@ -205,18 +205,21 @@ class Terms:
 
     def read(self, slot: Slot) -> Tensor:
         """The tensor of a slot whose name is dropped (rules 3 and 4)."""
-        if slot.name not in self._rebuilt:
-            self._rebuild(self.recipes[slot.name])
-        if slot.index is None:
-            tensor = slot.view.on(self._rebuilt[slot.name][0], self._view_of(slot.name))
-        else:
-            tensor = self._rebuilt[slot.name][slot.index]
+        tensor = self._made(slot.name, slot.view, slot.index)
         slot.was_read = True
         self._forget(self.recipes[slot.name])
         if graph_is_retained() and all(other.was_read for other in self.alive(slot.name)):
             for other in self.alive(slot.name):
                 other.was_read = False  # for the next backward pass
         return tensor
+
+    def _made(self, name: str, view: TensorView, index: int | None = None) -> Tensor:
+        """What the recipe of that name makes, made now unless it is there: under this view, or the by-product ``index``."""
+        recipe = self.recipes[name]
+        if name not in self._rebuilt:
+            self._rebuild(recipe)
+        made = self._rebuilt[name]
+        return made[index] if index is not None else view.on(made[0], recipe.views[recipe.names.index(name)])
 
     def _rebuild(self, recipe: RepeatableCall) -> None:
         sources = [self._value(source) if isinstance(source, RecipeSource) else source for source in recipe.sources]
@@ -251,17 +254,11 @@ class Terms:
         for read in self.alive(source.name):
             if read.tensor is not None:
                 return source.view.on(read.tensor, read.view)
-        if source.name not in self._rebuilt:
-            if slot := self.kept(source.name):
-                return source.view.on(slot.kept[0].tensors()[0], slot.view)
-            self._rebuild(self.recipes[source.name])
-        tensor = source.view.on(self._rebuilt[source.name][0], self._view_of(source.name))
+        if source.name not in self._rebuilt and (slot := self.kept(source.name)):
+            return source.view.on(slot.kept[0].tensors()[0], slot.view)
+        tensor = self._made(source.name, source.view)
         self._forget(self.recipes[source.name])
         return tensor
-
-    def _view_of(self, name: str) -> TensorView:
-        recipe = self.recipes[name]
-        return recipe.views[recipe.names.index(name)]
 
     def _forget(self, recipe: RepeatableCall) -> None:
         """Free what the recipe made and no empty slot waits for (rule 4)."""

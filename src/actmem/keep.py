@@ -1,4 +1,4 @@
-"""Keep tensors for backward in a node of their own, before the operation that will read them."""
+"""What operators of our own ask of autograd: keep tensors in a node of their own, stay eager, differentiate once."""
 
 from __future__ import annotations
 
@@ -22,6 +22,21 @@ def stays_eager(function: Callable) -> Callable:
     def run(*args, **kwargs):
         # The compiler takes the first branch, cuts its graph there and comes back after the call.
         return eager(*args, **kwargs) if torch.compiler.is_compiling() else function(*args, **kwargs)
+
+    return run
+
+
+def differentiates_once(backward: Callable) -> Callable:
+    """Refuse second derivatives: a ``backward`` of plain operations would leave its exchanges out of them.
+
+    torch's ``once_differentiable`` gives wrong ones in silence where ``torch.autograd.grad`` names its inputs.
+    """
+
+    @functools.wraps(backward)
+    def run(ctx, *grads):
+        if torch.is_grad_enabled():
+            raise RuntimeError(f"{type(ctx).__name__} has no second derivative (create_graph=True)")
+        return backward(ctx, *grads)
 
     return run
 

@@ -11,6 +11,7 @@ from actmem.parallel.collectives import (
     all_gather,
     all_reduce,
     reduce_scatter,
+    start_all_reduce,
     start_reduce_scatter,
     torch_reduce_scatter,
 )
@@ -42,29 +43,18 @@ def test_the_module_can_be_loaded_again():
     importlib.reload(importlib.import_module("actmem.parallel.collectives"))  # an operator is defined once a process
 
 
-def waited_for_twice():
-    pending = start_reduce_scatter(torch.ones(4, 3), tensor_parallel())
-    return pending.wait() is pending.wait()
-
-
-def test_waiting_twice_adds_up_once(pools):
-    assert all(pools[2].run(waited_for_twice))
-
-
-def outside_a_graph():
-    x, tp = torch.ones(4, 3, requires_grad=True), tensor_parallel()
-    return [one(x, tp).requires_grad for one in (reduce_scatter, all_gather, all_reduce)]
-
-
-def test_no_result_is_part_of_a_graph(pools):
-    assert pools[2].run(outside_a_graph) == [[False] * 3] * 2
-
-
-def uneven():
+def small_cases():
+    tp, x = tensor_parallel(), torch.ones(4, 3, requires_grad=True)
+    pending = start_reduce_scatter(x, tp)
+    assert pending.wait() is pending.wait()  # it adds up once
+    assert not any(one(x, tp).requires_grad for one in (reduce_scatter, all_gather, all_reduce))
     with pytest.raises(ValueError, match=r"dimension 0 of \(3, 2\) must be divisible by the 2 ranks"):
-        reduce_scatter(torch.ones(3, 2), tensor_parallel())
-    return True
+        reduce_scatter(torch.ones(3, 2), tp)
+    kept, given = torch.ones(3, 2), torch.ones(3, 2)
+    result = start_all_reduce(given, tp, in_place=True).wait()
+    start_all_reduce(kept, tp).wait()
+    assert result.data_ptr() == given.data_ptr() and given[0, 0] == 2 and kept[0, 0] == 1
 
 
-def test_uneven_parts_are_refused(pools):
-    assert all(pools[2].run(uneven))
+def test_results_are_added_up_once_outside_any_graph_and_in_place_only_if_asked(pools):
+    pools[2].run(small_cases)

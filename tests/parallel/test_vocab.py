@@ -130,10 +130,7 @@ def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token():
     with record(weight) as ledger:
         losses = LinearCrossEntropy(TensorParallel(), 4)(x, weight.weight, torch.zeros(7, 3, dtype=torch.long))
     assert ledger.total_bytes == 21 * (2 * 8 + 4 + 4)
-    (grad,) = torch.autograd.grad(losses.sum(), x)
-    with pytest.raises(RuntimeError, match="no second derivative"):
-        losses = LinearCrossEntropy(TensorParallel())(x, weight.weight, torch.zeros(7, 3, dtype=torch.long))
-        torch.autograd.grad(losses.sum(), x, create_graph=True)
+    del losses
 
 
 def test_chunks_below_one_are_refused():

@@ -26,9 +26,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from actmem.config import ConfigError, check_choice
+from actmem.keep import differentiates_once
 from actmem.llama_shape import CONTEXT_KINDS
 from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
@@ -202,7 +202,7 @@ class _PartAttention(Function):
         return result
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         context: ContextParallel = ctx.context
         q, k, v, result, sums = ctx.saved_tensors

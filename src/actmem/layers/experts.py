@@ -23,9 +23,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from actmem.drop import KEEP_ALL, Terms
+from actmem.keep import differentiates_once
 from actmem.layers.llama_parts import GatedMLP, ReplicatedLinear
 from actmem.llama_shape import LlamaShape
 from actmem.parallel.collectives import all_gather, all_reduce, all_to_all
@@ -198,7 +198,7 @@ class _ChosenScores(Function):
         return top if top.dtype is torch.float64 else top.float()
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         (chosen,) = ctx.saved_tensors
         shape, dtype = ctx.scores
@@ -215,7 +215,7 @@ class _ToExperts(Function):
         return plan.to_experts(weights.reshape(-1, 1), order).clone()
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         (order,) = ctx.saved_tensors
         return _summed(ctx.plan.from_experts(grad, order).view(ctx.shape), ctx.plan.tp), None, None
@@ -233,7 +233,7 @@ class _ExpertColumns(Function):
         return tuple(_products(arrived, weight, plan) for weight in weights)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, *grads: Tensor):
         plan: Dispatch = ctx.plan
         x, order, *weights = ctx.saved_tensors
@@ -271,7 +271,7 @@ class _WeightedSwiGLU(Function):
         return F.silu(gate).mul_(up).mul_(weight)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         gate, up, weight = ctx.saved_tensors
         silu = F.silu(gate)
@@ -293,7 +293,7 @@ class _ExpertRows(Function):
         return _summed(pairs.view(tokens, -1, shape[-1]).sum(1).view(shape), plan.tp)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         plan: Dispatch = ctx.plan
         y, order, weight = ctx.saved_tensors
@@ -311,7 +311,7 @@ class _NormalisedWeights(Function):
         return weights / weights.sum(-1, keepdim=True)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         (weights,) = ctx.saved_tensors
         whole = weights.sum(-1, keepdim=True)

@@ -21,23 +21,20 @@ from actmem.store import HostMemory
 class GPT(ParallelModule):
     """Embedding, layers, final layer norm, output layer and loss; or a range of the layers.
 
-    layers: numbers of the layers held here, default all.  The part with layer 0 also
-    holds the embedding, the part with the last layer the final norm and the output layer, which
-    shares the word embedding; where the two are apart, each holds a copy (see
-    ``actmem.pipeline``).  Parameters have the same names in every part.
+    layers: numbers of the layers held here, default all.  The part with layer 0 also holds the embedding, the part
+    with the last layer the final norm and the output layer, which shares the word embedding; where the two are apart,
+    each holds a copy (see ``actmem.pipeline``).  Parameters have the same names in every part.
 
-    ``forward(x)`` takes token ids ``[b, s]`` on the first part and activations on the others,
-    and gives logits ``[s, b, v/t]`` on the last and activations on the others; activations are
-    ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  ``loss(logits, targets)`` is the
-    last step.  Sequences may be shorter than s; t must divide their length under sequence parallelism.
-    Beyond its layers it keeps what 2205.05198 section 4.3 lists: the embedding's dropout
-    mask, and on the last part the final norm's input, the output layer's input, the logits; and what the paper leaves
-    out: token and target ids, the final norm's statistics (``formulas.first_stage``).
+    ``forward(x)`` takes token ids ``[b, s]`` on the first part and activations on the others, and gives logits
+    ``[s, b, v/t]`` on the last and activations on the others.  ``loss(logits, targets)`` is the last step.  Sequences
+    may be shorter than s; t must divide their length under sequence parallelism.  Keeps beyond its layers what
+    2205.05198 section 4.3 lists, and what the paper leaves out: token and target ids, the final norm's statistics
+    (``formulas.first_stage``).
 
-    recompute and host: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then every t, every pipeline and every
-    dtype starts from one model, drawn shard by shard (see ``parallel.weights``).  data_parallel_rank: changes
-    the dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the vocabulary (see
-    ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
+    recompute and host: as for ``TransformerLayer``.  seed: of weights and dropout.  Give all ranks the same: then every
+    t, every pipeline and every dtype starts from one model (see ``parallel.weights``).  data_parallel_rank: changes the
+    dropout and no weight.  torch's default generator plays no part.  Raises ConfigError if t does not divide the
+    vocabulary (see ``config.padded_vocab_size``) or can't share a layer, or on a longer sequence.
     """
 
     def __init__(
@@ -70,8 +67,7 @@ class GPT(ParallelModule):
         if self.is_first:
             sizes = shape.seq_length, shape.hidden_size
             self.positions = own_weight(tp, child_seed(seed, "positions"), *sizes, **factory)
-            block_stream = streams.sharded if tp.sequence_parallel else streams.replicated
-            self.embedding_dropout = DropoutMask(p, block_stream)
+            self.embedding_dropout = DropoutMask(p, streams.between_blocks)
         modes = {"recompute": recompute, "host": host or HostMemory(), "p": p, "streams": streams, **factory}
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}

@@ -18,12 +18,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from actmem.drop import KEEP_ALL, Terms
+from actmem.keep import differentiates_once
 from actmem.layers.llama_parts import ReplicatedLinear, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem.llama_shape import LlamaShape
-from actmem.parallel.conjugates import f, g
+from actmem.parallel.conjugates import enter
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
@@ -81,7 +81,6 @@ class LatentAttention(ParallelModule):
     def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
         """K ``[b, a/t, s, n + r]``, of which all heads have the same r elements, and V ``[b, a/t, s, v]``."""
         k, v = self.kv_up(normed)
-        enter = g if self.tp.sequence_parallel else f
         shared = enter(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
         return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
 
@@ -136,7 +135,7 @@ class _UnevenAttention(Function):
         return context
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         q, k, v, context, log_sum_exp = ctx.saved_tensors
         grad, *wide = _widened(ctx.width, grad, q, k, v, context)

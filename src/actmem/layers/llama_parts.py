@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from actmem.drop import KEEP_ALL, Terms
-from actmem.parallel.conjugates import f_bar, g_bar
+from actmem.keep import differentiates_once
+from actmem.parallel.conjugates import leave
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import autocast_dtype, column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gradient, own_weight
@@ -58,7 +58,7 @@ class _RMSNorm(Function):
         return (wide * inverse).mul_(_wide(weight)).to(x.dtype)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         x, weight, inverse = ctx.saved_tensors
         normed = _wide(x) * inverse
@@ -92,7 +92,7 @@ class _Rotate(Function):
         return _turn(x, cos, sin)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         cos, sin = ctx.saved_tensors
         return _turn(grad, cos, -sin), None, None
@@ -135,7 +135,7 @@ class _SwiGLU(Function):
         return F.silu(gate).mul_(up)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         gate, up = ctx.saved_tensors
         return torch.ops.aten.silu_backward(grad * up, gate), F.silu(gate).mul_(grad)
@@ -143,7 +143,6 @@ class _SwiGLU(Function):
 
 def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
     """``[s, b, in/t]`` to ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  Keeps ``x`` as given."""
-    leave = g_bar if tp.sequence_parallel else f_bar
     return leave(product(x, weight), tp)
 
 
@@ -160,7 +159,7 @@ class _Product(Function):
         return F.linear(x, weight)
 
     @staticmethod
-    @once_differentiable
+    @differentiates_once
     def backward(ctx, grad: Tensor):
         x, weight = (None if saved is None else saved.to(grad.dtype) for saved in ctx.saved_tensors)
         grad_x = None if weight is None else grad @ weight

@@ -53,13 +53,12 @@ class MLP(nn.Module):
 class TransformerLayer(nn.Module):
     """x + dropout(attention(norm(x))), then the same with the MLP.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism; sequences may be shorter than s.
     recompute: a mode's name, a recipes.Recompute, a set of terms to drop, or an action for each term.  host: of terms
-    that are offloaded; None makes one, and a model gives all its layers the same.  Keeps what
-    formulas.activations.layer_rows lists, and layer_extra_rows beside it.  seed: of the weights and
-    of the dropout streams, if none are given; None takes the next number of torch's default CPU generator, which then must be in
-    the same state on all t ranks.  Sequences may be shorter than s.  Raises ConfigError if t ranks
-    can't share the layer, or on a longer sequence.  torch.compile works; dropout and what is
+    that are offloaded; None makes one, and a model gives all its layers the same.  seed: of the weights, and of the
+    dropout streams if none are given; None draws one from torch's default CPU generator, which must then be in the same
+    state on all t ranks.  Keeps what formulas.activations.layer_rows lists, and layer_extra_rows beside it.  Raises
+    ConfigError if t ranks can't share the layer, or on a longer sequence.  torch.compile works; dropout and what is
     recomputed stay eager.
     """
 
@@ -84,16 +83,14 @@ class TransformerLayer(nn.Module):
         seed = fresh_seed() if seed is None else seed
         device = factory.get("device") or "cpu"
         self.streams = streams or DropoutStreams(child_seed(seed, "dropout"), tp, device)
-        # After f_bar every rank holds the same tokens; after g_bar each holds its own.
-        block_stream = self.streams.sharded if tp.sequence_parallel else self.streams.replicated
         self.norm1 = ParallelLayerNorm(shape.hidden_size, tp, **factory)
         self.attention = SelfAttention(
             shape, tp, p, self.streams, self.recompute, seed=child_seed(seed, "attention"), **factory
         )
-        self.attention_dropout = DropoutMask(p, block_stream)
+        self.attention_dropout = DropoutMask(p, self.streams.between_blocks)
         self.norm2 = ParallelLayerNorm(shape.hidden_size, tp, **factory)
         self.mlp = MLP(shape, tp, seed=child_seed(seed, "mlp"), **factory)
-        self.mlp_dropout = DropoutMask(p, block_stream)
+        self.mlp_dropout = DropoutMask(p, self.streams.between_blocks)
         self.seq_length, self.ranks_of_sequence = shape.seq_length, tp.sequence_parts
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:

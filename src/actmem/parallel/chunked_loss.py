@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import check_size
+from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
 from actmem.parallel.groups import TensorParallel
-from actmem.parallel.vocab import check_ids, in_vocabulary, own_rows
+from actmem.parallel.vocab import checked_copy, own_rows
 
 
 class LinearCrossEntropy(nn.Module):
@@ -21,7 +22,7 @@ class LinearCrossEntropy(nn.Module):
     the target is ``ignore_index``.  Keeps x, 2sbh bytes in 16 bits, a 4-byte copy of the targets and a number a token;
     backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3.  Exchanges 3sb numbers in forward, and
     in backward x's gradient.  Raises ConfigError on a chunk below 1 or any other target outside 0 … v − 1 (on a GPU: a
-    device-side assertion), RuntimeError if asked for second derivatives.
+    device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 
@@ -30,10 +31,7 @@ class LinearCrossEntropy(nn.Module):
         self.tp, self.chunk, self.ignore_index = tp, check_size("chunk", chunk), ignore_index
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        vocab_size, counted = weight.shape[0] * self.tp.size, targets != self.ignore_index
-        rule = f"from 0 to {vocab_size - 1}, or ignore_index = {self.ignore_index}"
-        check_ids("targets", targets, in_vocabulary(targets, vocab_size) | ~counted, rule)
-        ids = targets.to(torch.int32, copy=True)
+        ids = checked_copy("targets", targets, weight.shape[0] * self.tp.size, self.ignore_index)
         return _LinearCrossEntropy.apply(x, weight, ids, self.tp, self.chunk, self.ignore_index)
 
 
@@ -60,9 +58,8 @@ class _LinearCrossEntropy(Function):
         return (normaliser - target).view(targets.shape) * (targets != ignored)
 
     @staticmethod
+    @differentiates_once
     def backward(ctx, grad: Tensor):
-        if torch.is_grad_enabled():  # the logits are made again without a graph
-            raise RuntimeError("LinearCrossEntropy has no second derivative (create_graph=True)")
         x, weight, targets, normaliser = ctx.saved_tensors
         grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=normaliser.dtype)
         grad = grad * (targets != ctx.ignored)

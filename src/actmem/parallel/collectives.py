@@ -22,34 +22,22 @@ torch_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.redu
 
 
 class Pending:
-    """A collective in progress.  ``wait()`` returns its result; on CUDA only the stream waits."""
+    """A collective in progress.  ``wait()`` returns its result; on CUDA only the stream waits.
 
-    def __init__(self, result: Tensor, work: dist.Work | None):
-        self._result, self._work = result, work
+    parts: how many ranks' parts of the result arrive one after the other in ``result``, to be added up.
+    """
+
+    def __init__(self, result: Tensor, work: dist.Work | None = None, parts: int = 1):
+        self._result, self._work, self._parts = result, work, parts
 
     def wait(self) -> Tensor:
-        """The result, complete once the current stream reaches this point."""
+        """The result, complete once the current stream reaches this point.  More calls give it again."""
         if self._work is not None:
             self._work.wait()
             self._work = None
+        if self._parts > 1:
+            self._result, self._parts = wait_for(self._result).unflatten(0, (self._parts, -1)).sum(0), 1
         return self._result
-
-
-class PartsUnderWay:
-    """A reduce-scatter under way: the ranks' parts of this rank's sum.  ``wait()`` adds them up."""
-
-    def __init__(self, parts: Tensor, ranks: int):
-        self._parts: Tensor | None = parts  # until the sum is there
-        self._ranks = ranks
-        self._sum: Tensor | None = None
-
-    def wait(self) -> Tensor:
-        """The sum: ``[s/t, …]``; computed once, however often ``wait`` is called."""
-        if self._parts is not None:
-            parts = wait_for(self._parts)
-            self._parts, self._sum = None, parts.unflatten(0, (self._ranks, -1)).sum(0)
-        assert self._sum is not None
-        return self._sum
 
 
 def _send_parts(x: Tensor, ranks: int, group_name: str) -> Tensor:
@@ -61,7 +49,7 @@ if not hasattr(torch.ops.actmem, "reduce_scatter"):  # once a process, also when
     library.impl("actmem::reduce_scatter", "default", _send_parts)
 
 
-def start_exchange(x: Tensor, group: dist.ProcessGroup | None) -> PartsUnderWay:
+def start_exchange(x: Tensor, group: dist.ProcessGroup | None) -> Pending:
     """Begin a reduce-scatter along dimension 0 of ``x``, which is contiguous and on a CPU, where gloo has none.
 
     torch's over gloo is an all-reduce of the whole tensor that discards the other ranks' parts: twice the bytes, and
@@ -71,7 +59,7 @@ def start_exchange(x: Tensor, group: dist.ProcessGroup | None) -> PartsUnderWay:
     """
     assert group is not None
     ranks = dist.get_world_size(group)
-    return PartsUnderWay(torch.ops.actmem.reduce_scatter(x, ranks, group.group_name), ranks)
+    return Pending(torch.ops.actmem.reduce_scatter(x, ranks, group.group_name), parts=ranks)
 
 
 def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Pending:
@@ -80,7 +68,7 @@ def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -
     in_place: write the sum into ``x``, which saves a copy if nobody else reads ``x``.
     """
     if tp.size == 1:
-        return Pending(x, None)
+        return Pending(x)
     result = x.detach().contiguous() if in_place else x.detach().clone(memory_format=torch.contiguous_format)
     return Pending(result, dist.all_reduce(result, group=tp.group, async_op=True))
 
@@ -97,15 +85,15 @@ def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
 def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
     """Start to join the ranks' shards along dimension 0: ``[s/t, …]`` in, ``[s, …]`` out."""
     if tp.size == 1:
-        return Pending(x, None)
+        return Pending(x)
     result = x.new_empty((x.shape[0] * tp.size, *x.shape[1:]))
     return Pending(result, torch_all_gather(result, x.detach().contiguous(), group=tp.group, async_op=True))
 
 
-def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending | PartsUnderWay:
+def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
     """Start to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out."""
     if tp.size == 1:
-        return Pending(x, None)
+        return Pending(x)
     if x.shape[0] % tp.size:
         raise ValueError(f"dimension 0 of {tuple(x.shape)} must be divisible by the {tp.size} ranks")
     if x.device.type == "cpu" and dist.get_backend(tp.group) == "gloo":

@@ -8,8 +8,7 @@
 
 Each pair is conjugate: the backward of one is the forward of the other. The code says it that way: every ``backward``
 below calls its conjugate. None of the four keeps a tensor for backward.
-``linear`` calls f, f_bar and g_bar; in place of g and a linear it has one function, which keeps the shard and gathers
-again in backward.
+In place of g and a linear, ``linear`` has one function, which keeps the shard and gathers again in backward.
 """
 
 from __future__ import annotations
@@ -39,6 +38,16 @@ def g(x: Tensor, tp: TensorParallel) -> Tensor:
 def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     """Sum and scatter the sequence: ``[s, b, h]`` partial over t in, ``[s/t, b, h]`` out; keeps 0 bytes."""
     return _GBar.apply(x, tp)
+
+
+def enter(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Enter a tensor-parallel block: g under sequence parallelism, else f."""
+    return g(x, tp) if tp.sequence_parallel else f(x, tp)
+
+
+def leave(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Leave it: ḡ under sequence parallelism, else f̄."""
+    return g_bar(x, tp) if tp.sequence_parallel else f_bar(x, tp)
 
 
 class _F(Function):

@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import ConfigError, check_divides
+from actmem.keep import differentiates_once
 from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_gather, all_reduce, start_all_gather, start_all_reduce, start_reduce_scatter
-from actmem.parallel.conjugates import f, f_bar, g, g_bar
+from actmem.parallel.conjugates import enter, leave
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, Part, mark_partial_gradient, own_weight, part_of
 
@@ -25,11 +26,10 @@ from actmem.parallel.weights import ParallelModule, Part, mark_partial_gradient,
 class ColumnParallelLinear(ParallelModule):
     """Y = XA + bias with A cut by columns: this rank computes ``out_features / t`` columns of Y.
 
-    In: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.
-    Out: ``[s, b, out/t]``.  Keeps its input as given, e·sb·in bytes or 1/t of that, and nothing if
-    the weight is frozen; the plain form (``keep_gathered_input``) keeps the gathered input,
-    e·sb·in.  seed: see ``weights.draw_normal``.  Raises ConfigError if t does not divide
-    ``out_features``.  Source: 2205.05198 section 4.2, figures 4 to 6.
+    In: ``[s, b, in]`` replicated, or ``[s/t, b, in]`` under sequence parallelism.  Out: ``[s, b, out/t]``.  Keeps its
+    input as given, e·sb·in bytes or 1/t of that, and nothing if the weight is frozen; the plain form
+    (``keep_gathered_input``) keeps the gathered input, e·sb·in.  seed: see ``weights.draw_normal``.  Raises ConfigError
+    if t does not divide ``out_features``.  Source: 2205.05198 section 4.2, figures 4 to 6.
     """
 
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int | None = None, **factory):
@@ -53,7 +53,7 @@ def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tenso
     # Under autocast the linear would convert its input itself, but only after the gather.
     x = x.to(autocast_dtype(x))
     if tp.keep_gathered_input:
-        full = (g if tp.sequence_parallel else f)(x, tp)
+        full = enter(x, tp)
         return tuple(F.linear(full, weight, bias) for weight in weights)
     return _GatherInBackward.apply(x, tp, bias, *weights)
 
@@ -69,10 +69,9 @@ def autocast_dtype(x: Tensor) -> torch.dtype:
 class RowParallelLinear(ParallelModule):
     """Y = XA + bias with A cut by rows: each rank computes a partial sum of Y, and the ranks add up.
 
-    In: ``[s, b, in/t]``.  Out: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence
-    parallelism.  The bias is added once, after the sum.  Keeps its input, e·sb·in/t bytes, and
-    nothing if the weight is frozen.  seed: see ``weights.draw_normal``.  Raises ConfigError if t
-    does not divide ``in_features``.  Source: 2205.05198 section 4.2, figures 4 to 6.
+    In: ``[s, b, in/t]``.  Out: ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  The bias is added
+    once, after the sum.  Keeps its input, e·sb·in/t bytes, and nothing if the weight is frozen.  seed and errors: as
+    above.  Source: 2205.05198 section 4.2, figures 4 to 6.
     """
 
     def __init__(self, in_features: int, out_features: int, tp: TensorParallel, *, seed: int | None = None, **factory):
@@ -83,7 +82,6 @@ class RowParallelLinear(ParallelModule):
         self.bias = mark_partial_gradient(nn.Parameter(torch.zeros(out_features, **factory)), tp)
 
     def forward(self, x: Tensor) -> Tensor:
-        leave = g_bar if self.tp.sequence_parallel else f_bar
         partial = F.linear(x, self.weight)  # [s, b, out] partial over t
         return leave(partial, self.tp) + self.bias
 
@@ -91,15 +89,12 @@ class RowParallelLinear(ParallelModule):
 class _GatherInBackward(Function):
     """f or g, and the linears after it, as one operation that keeps its input as given.
 
-    Only the weights' gradients need the gathered input, so under sequence parallelism each rank
-    keeps its shard and gathers again in backward.  Each of backward's two exchanges overlaps
-    matrix products that don't depend on it: the gather overlaps the gradient of the input, and
-    the reduction of that gradient overlaps the gradients of the weights.
+    Only the weights' gradients need the gathered input, so under sequence parallelism each rank keeps its shard and
+    gathers again in backward.  Each of backward's two exchanges overlaps matrix products that don't depend on it: the
+    gather overlaps the gradient of the input, and the reduction of that gradient overlaps the gradients of the weights.
 
-    On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first
-    here, but the GPU may take the two streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1
-    is set before CUDA starts.  Every gather allocates its result; the caching allocator makes that
-    cheap, and no buffer is shared between layers.
+    On CUDA an exchange overlaps a product only if its kernel starts first.  It is launched first here, but the GPU may
+    take the two streams in any order unless CUDA_DEVICE_MAX_CONNECTIONS=1 is set before CUDA starts.
     """
 
     @staticmethod
@@ -111,18 +106,11 @@ class _GatherInBackward(Function):
         return tuple(F.linear(full, weight, bias) for weight in weights)
 
     @staticmethod
+    @differentiates_once
     def backward(ctx, *grads: Tensor):
         tp: TensorParallel = ctx.tp
         needs_x, _, needs_bias, *needs_weights = ctx.needs_input_grad
         x, *weights = ctx.saved_tensors
-        # Under autocast the products ran in another dtype than the weights have.
-        weights = [weight.to(grads[0].dtype) for weight in weights]
-        if torch.is_grad_enabled():  # create_graph=True: the same by operators that have a backward themselves
-            enter, leave = (g, g_bar) if tp.sequence_parallel else (f, f_bar)
-            grad_x = leave(_input_gradient(grads, weights), tp) if needs_x else None
-            full = enter(x, tp) if x is not None else None
-            grad_weights = _weight_gradients(grads, full, needs_weights)
-            return grad_x, None, grads[0].flatten(0, -2).sum(0) if needs_bias else None, *grad_weights
         gather = start_all_gather(x, tp) if tp.sequence_parallel and any(needs_weights) else None
 
         partial = _input_gradient(grads, weights) if needs_x else None  # [s, b, in] partial over t
@@ -132,25 +120,22 @@ class _GatherInBackward(Function):
             reduction = start_reduce_scatter(partial, tp)
         elif partial is not None:
             reduction = start_all_reduce(partial, tp, in_place=True)
-        grad_weights = _weight_gradients(grads, full, needs_weights)
-        grad_bias = grads[0].flatten(0, -2).sum(0) if needs_bias else None
+        # An input that is a view is laid out in order once, for all weights.
+        rows = full.flatten(0, -2) if any(needs_weights) else None
+        grads = tuple(grad.flatten(0, -2) for grad in grads)
+        grad_weights = [grad.t() @ rows if need else None for grad, need in zip(grads, needs_weights)]
+        grad_bias = grads[0].sum(0) if needs_bias else None
         return reduction.wait() if reduction else None, None, grad_bias, *grad_weights
 
 
 def _input_gradient(grads: Sequence[Tensor], weights: Sequence[Tensor]) -> Tensor:
     """The sum over the products, added up in one tensor."""
-    if torch.is_grad_enabled():
-        return torch.stack([grad @ weight for grad, weight in zip(grads, weights)]).sum(0)
+    # Under autocast the products ran in another dtype than the weights have.
+    weights = [weight.to(grads[0].dtype) for weight in weights]
     total = grads[0] @ weights[0]
     for grad, weight in zip(grads[1:], weights[1:]):
         total.flatten(0, -2).addmm_(grad.flatten(0, -2), weight)
     return total
-
-
-def _weight_gradients(grads: Sequence[Tensor], full: Tensor | None, needed: Sequence[bool]) -> list[Tensor | None]:
-    # An input that is a view is laid out in order once, for all weights.
-    rows = None if full is None else full.flatten(0, -2)
-    return [grad.flatten(0, -2).t() @ rows if need and rows is not None else None for grad, need in zip(grads, needed)]
 
 
 @torch.no_grad()

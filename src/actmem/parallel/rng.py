@@ -23,8 +23,9 @@ class DropoutStreams:
     """Two random-number generators on one device, both seeded from ``seed``.
 
     replicated: draws the same numbers on all ranks of the group, if ``seed`` is the same there.
-    sharded: draws different numbers on each rank.  data_parallel_rank: which copy of the model this is; the copies read
-    different samples, so each draws numbers of its own.
+    sharded: draws different numbers on each rank.  between_blocks: the one for what lies between a layer's blocks, where
+    f_bar leaves the same tokens on all ranks and g_bar each rank's own.  data_parallel_rank: which copy of the model this
+    is; the copies read different samples, so each draws numbers of its own.
     """
 
     #: Between the seeds of neighbouring ranks' sharded streams; the replicated one uses the seed itself.
@@ -34,23 +35,21 @@ class DropoutStreams:
         self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
     ):
         seed = child_seed(seed, "data parallel", data_parallel_rank) if data_parallel_rank else seed
-        self.replicated = torch.Generator(device)
-        self.sharded = torch.Generator(device)
-        self.replicated.manual_seed(seed)
-        self.sharded.manual_seed(seed + self.RANK_STRIDE * (tp.rank + 1))
+        self.replicated = torch.Generator(device).manual_seed(seed)
+        self.sharded = torch.Generator(device).manual_seed(seed + self.RANK_STRIDE * (tp.rank + 1))
+        self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
 
 
 class DropoutMask(nn.Module):
     """Draws a dropout mask and keeps it for backward; ``Mask.drop`` applies it later.
 
-    Drawing and dropping are separate steps so that a layer can draw the mask before the matrix
-    product whose output it drops.  A checkpoint has then seen everything that backward reads
-    before that product, and its second run can stop there.
+    A layer draws the mask before the matrix product whose output it drops: a checkpoint has then seen everything
+    that backward reads, and its second run can stop before that product.
 
-    In: a tensor of the mask's shape (only shape and device are read), and a name for the mask in
-    ``terms``, which may drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.  p is rounded to 1/65536, and the scale
-    with it: on a CPU one 64-bit draw then makes four decisions, several times faster than a draw
-    for each.  Raises ConfigError unless 0 <= p < 1.
+    In: a tensor of the mask's shape (only shape and device are read), and a name for the mask in ``terms``, which may
+    drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.
+    p is rounded to 1/65536, and the scale with it: on a CPU one 64-bit draw then makes four decisions, several times
+    faster than a draw for each.  Raises ConfigError unless 0 <= p < 1.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):

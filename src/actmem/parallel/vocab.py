@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.config import ConfigError, check_vocab_size
+from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
-from actmem.parallel.conjugates import f_bar, g_bar
+from actmem.parallel.conjugates import leave
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, own_weight
 from actmem.torch_private import assert_async
@@ -35,10 +36,7 @@ class VocabParallelEmbedding(ParallelModule):
         self.weight = own_weight(tp, seed, rows, hidden_size, dim=0, **factory)
 
     def forward(self, ids: Tensor) -> Tensor:
-        vocab_size = self.weight.shape[0] * self.tp.size
-        check_ids("token ids", ids, in_vocabulary(ids, vocab_size), f"from 0 to {vocab_size - 1}")
-        leave = g_bar if self.tp.sequence_parallel else f_bar
-        own_copy = ids.to(torch.int32, copy=True)  # a view of the batch would keep the whole batch
+        own_copy = checked_copy("token ids", ids, self.weight.shape[0] * self.tp.size)
         return leave(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
 
 
@@ -67,18 +65,20 @@ def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Te
     return rows.clamp_(0, num_rows - 1), mine
 
 
-def in_vocabulary(ids: Tensor, vocab_size: int) -> Tensor:
-    """Which ids are from 0 to v − 1: bools of their shape."""
-    return (ids >= 0) & (ids < vocab_size)
+def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignored: int | None = None) -> Tensor:
+    """A copy of the ids in 4 bytes each: a view of the batch would keep the whole batch.
 
-
-def check_ids(argument: str, ids: Tensor, valid: Tensor, rule: str) -> None:
-    """Raise ConfigError unless all of ``valid`` is True; nothing waits for a GPU or reads a fake tensor."""
+    Raises ConfigError unless each is from 0 to v − 1 or ``ignored``; nothing waits for a GPU or reads a fake tensor.
+    """
+    valid, rule = (ids >= 0) & (ids < vocab_size), f"from 0 to {vocab_size - 1}"
+    if ignored is not None:
+        valid, rule = valid | (ids == ignored), f"{rule}, or ignore_index = {ignored}"
     try:
         assert_async(valid.all(), f"{argument}: must be {rule}")
     except RuntimeError:  # on a CPU, where looking at the values is free
         wrong = ids[~valid].flatten()[0].item()
         raise ConfigError(argument, f"must be {rule}, got {wrong}") from None
+    return ids.to(torch.int32, copy=True)
 
 
 class VocabParallelCrossEntropy(nn.Module):
@@ -89,8 +89,7 @@ class VocabParallelCrossEntropy(nn.Module):
     mean, as in torch; the mean of no positions is nan.  Works in float32 (float64 for float64
     logits) and keeps one tensor of the logits' size, 4sbv/t bytes, and a 4-byte copy of the
     targets.  Exchanges 3sb numbers.  Raises ConfigError on any other target outside 0 … v − 1 (on
-    a GPU: a device-side assertion), RuntimeError if asked for second derivatives.
-    Source: 2205.05198 section 4.3.
+    a GPU: a device-side assertion).  Source: 2205.05198 section 4.3.
     """
 
     def __init__(self, tp: TensorParallel, ignore_index: int = -100):
@@ -98,10 +97,8 @@ class VocabParallelCrossEntropy(nn.Module):
         self.tp, self.ignore_index = tp, ignore_index
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        vocab_size, ignored = logits.shape[-1] * self.tp.size, targets == self.ignore_index
-        rule = f"from 0 to {vocab_size - 1}, or ignore_index = {self.ignore_index}"
-        check_ids("targets", targets, in_vocabulary(targets, vocab_size) | ignored, rule)
-        return _CrossEntropy.apply(logits, targets.to(torch.int32, copy=True), self.tp, self.ignore_index)
+        ids = checked_copy("targets", targets, logits.shape[-1] * self.tp.size, self.ignore_index)
+        return _CrossEntropy.apply(logits, ids, self.tp, self.ignore_index)
 
 
 class _CrossEntropy(Function):
@@ -123,9 +120,8 @@ class _CrossEntropy(Function):
         return torch.where(counted, losses, 0).sum() / counted.sum()
 
     @staticmethod
+    @differentiates_once
     def backward(ctx, grad: Tensor):
-        if torch.is_grad_enabled():  # the softmax is kept without the graph that made it
-            raise RuntimeError("VocabParallelCrossEntropy has no second derivative (create_graph=True)")
         softmax, targets = ctx.saved_tensors
         counted = targets != ctx.ignore_index
         grad = torch.where(counted, grad / counted.sum(), 0)  # [s, b]

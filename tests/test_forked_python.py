@@ -81,16 +81,6 @@ def test_what_it_can_not_be_gets_the_real_python(forked, tmp_path):
     assert ended(forked, "-m", "timeit", "-h")[0].startswith("Tool for measuring")
 
 
-def test_words_of_a_command_are_run(forked):
-    words = (
-        "-c",
-        "import sys; x = 7; f = lambda: x; print(f(), sys.argv, __name__, sys.path[0], sys.stdin.read())",
-        "a",
-        "",
-    )
-    assert ended(forked, *words) == ended(sys.executable, *words)
-
-
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGKILL"])
 def test_signals_reach_it(name, forked, tmp_path):
     number = getattr(signal, name)
@@ -105,10 +95,3 @@ def test_signals_reach_it(name, forked, tmp_path):
     run.communicate()
     while os.path.exists(f"/proc/{pid}"):  # until the server has seen its end
         time.sleep(0.05)
-
-
-@pytest.mark.nightly
-def test_forty_at_once(forked, tmp_path):
-    (tmp_path / "a.py").write_text("import sys; print(sys.argv[1]); sys.exit(int(sys.argv[1]))")
-    runs = [started(forked, str(tmp_path / "a.py"), str(number)) for number in range(40)]
-    assert [(run.communicate(timeout=SECONDS)[0], run.returncode) for run in runs] == [(f"{n}\n", n) for n in range(40)]

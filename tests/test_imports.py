@@ -17,34 +17,13 @@ import actmem
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
-PREDICTION = {
-    f"actmem.{part}"
-    for part in (
-        "attention_kernels",
-        "command_line",
-        "config",
-        "rows",
-        "recipes",
-        "llama_shape",
-        "models",
-        "formulas",
-        "plan",
-    )
-}
-MEASUREMENT = {
-    f"actmem.{part}"
-    for part in (
-        "keep",
-        "main_grad",
-        "parallel",
-        "layers",
-        "measure",
-        "recompute",
-        "drop",
-        "store",
-        "torch_private",
-    )
-}
+
+def rooms(package, names):
+    return {f"{package}.{name}" for name in names.split()}
+
+
+PREDICTION = rooms("actmem", "attention_kernels command_line config rows recipes llama_shape models formulas plan")
+MEASUREMENT = rooms("actmem", "keep main_grad parallel layers measure recompute drop store torch_private")
 #: Records, and solves what it has seen; prediction reads the result, and nothing of it but that.
 TAPE = {"actmem.tape"}
 TAPE_READERS = {"actmem.tape.blocks", "actmem.tape.evaluate", "actmem.tape.stage_tapes"}
@@ -57,28 +36,11 @@ COMMANDS = {"actmem.__main__"}
 #: What the course draws with, and facts about others: in a page there is neither torch nor numpy.
 SCREEN = {"actmem_course.others", "actmem_course.results", "actmem_course.show"}
 #: Where both sides meet.
-COURSE = {
-    f"actmem_course.{part}"
-    for part in (
-        "arguments",
-        "console",
-        "copies",
-        "cut",
-        "files",
-        "guard",
-        "keep_pictures",
-        "launch",
-        "make_copies",
-        "pieces",
-        "process",
-        "rank_store",
-        "ranks",
-        "standard_library",
-        "start",
-        "bench",
-        "judge",
-    )
-}
+COURSE = rooms(
+    "actmem_course",
+    "arguments console copies cut files guard keep_pictures launch make_copies pieces process rank_store "
+    "ranks standard_library start bench judge",
+)
 
 RECORDING = {f"actmem.tape.{name}" for name in ("record", "solver", "model_tape", "tape_command", "stages")}
 

@@ -23,7 +23,7 @@ from actmem.formulas.schedule import (
     peak_in_flight,
     torch_microbatches_per_round,
 )
-from actmem_course.others.timeline import Span, bubble_of, draw, memory_curve, timeline, validate
+from actmem_course.others.timeline import bubble_of, draw, memory_curve, timeline, validate
 
 TIMES = [(1, 2), (1, 1), (2, 1), (3, 7)]
 
@@ -123,11 +123,6 @@ def test_bubble_of_interleaved(sizes, times):
     assert bubble_of(timeline(interleaved(p, m, n), *times)) == Fraction(p - 1, n * m)
 
 
-def test_bubble_is_that_of_the_idlest_rank():
-    spans = [Span(0, 0, 4, Action("F", 0, 0, 0)), Span(1, 4, 5, Action("F", 1, 0, 0))]
-    assert bubble_of(spans) == 4
-
-
 @given(interleaved_sizes(), st.sampled_from(TIMES))
 def test_timeline_keeps_every_rule(sizes, times):
     p, m, n = sizes
@@ -204,12 +199,6 @@ def test_drawing():
         "rank 0 | F0 F1 ·  ·  B0 -- F2 B1 -- ·  B2 --\n"
         "rank 1 | ·  F0 B0 -- F1 B1 -- F2 B2 -- ·  ·"
     )  # fmt: skip
-
-
-def test_drawing_names_chunks():
-    first, second = draw(timeline(interleaved(2, 2, 2), 1, 1)).splitlines()
-    assert first == "rank 0 | F0a F1a F0b F1b ·   B0b ·   B1b B0a B1a"
-    assert second == "rank 1 | ·   F0a F1a F0b B0b F1b B1b B0a B1a ·"
 
 
 @given(interleaved_sizes())

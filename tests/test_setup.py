@@ -274,11 +274,6 @@ def test_tests_run_after_lint_and_only_if_it_passes(workshop):
     assert workshop.calls()[-4:-1] == LINT and "-m pytest" in workshop.calls()[-1]
 
 
-def test_course_does_not_give_its_token_away(workshop):
-    workshop.make("course", f"PYTHON={workshop.python()}")
-    assert "token" not in workshop.calls()[-1] and "password" not in workshop.calls()[-1]
-
-
 def test_measure_begins_with_setup_and_starts_the_lab_under_torchrun(workshop):
     done = workshop.make("measure", "--dry-run")
     setup, run = done.stdout.index("pip install"), done.stdout.index("torchrun --standalone --nproc-per-node 2")

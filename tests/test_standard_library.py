@@ -33,9 +33,3 @@ def test_too_little_text(tmp_path, num_bytes):
         ConfigError, match=rf"{num_bytes:,} bytes of text are asked for, .* has 4: is Python installed without"
     ):
         standard_library(num_bytes, folder=tmp_path)
-
-
-@pytest.mark.parametrize("num_bytes", [0, -1, 2.5])
-def test_size_is_checked(num_bytes):
-    with pytest.raises(ConfigError, match="num_bytes"):
-        standard_library(num_bytes)

@@ -201,17 +201,6 @@ def test_the_cpu_kernel_lines_its_causal_mask_up_with_the_first_key():
     assert (first - right[:4]).abs().max() < 1e-14 < 1e-3 < (last - right[8:]).abs().max()
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_a_mask_of_its_own_would_be_kept(dtype):
-    """Quadratic in s: the reason why each chunk makes two calls without one."""
-    q, k, v = (torch.randn(1, 2, length, 8, dtype=dtype, requires_grad=True) for length in (4, 12, 12))
-    mask = torch.arange(12) <= torch.arange(8, 12)[:, None]
-    shapes = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: shapes.append((x.shape, x.dtype)) or x, lambda x: x):
-        torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
-    assert ((4, 12), dtype) in shapes
-
-
 @pytest.mark.parametrize(
     ("make", "rule"),
     [

@@ -299,16 +299,6 @@ def test_the_two_floors():
     assert saved == 4 * a * s * b  # with a flash kernel the core's recomputation saves the log-sum-exp
 
 
-def test_norms_over_heads_add_bytes_that_elementwise_does_not_keep_twice():
-    s, b, a, k, d, e = 12, 3, 8, 2, 6, 2
-    without = NORMALISED.with_sizes(qk_norm=False)
-    added = e * s * b * (a + k) * d + 4 * s * b * (a + k)
-    assert total(llama_rows(NORMALISED)) - total(llama_rows(without)) == added
-    more = total(llama_rows(NORMALISED, recompute="elementwise")) - total(llama_rows(without, recompute="elementwise"))
-    assert more == 4 * s * b * (a + k)  # Q and K go, those before the norms stay
-    assert total(llama_rows(NORMALISED, recompute="full")) == e * s * b * 32
-
-
 @pytest.mark.parametrize(
     ("make", "rule"),
     [

@@ -8,7 +8,6 @@ import torch
 
 from actmem.config import ModelShape
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.comms import count_collectives
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
@@ -103,33 +102,3 @@ def test_replicated_tensors_are_dropped_alike_and_shards_are_not(pools):
     assert torch.equal(y0, y1) and torch.equal(block0, block1) and not torch.equal(scores0, scores1)
     (_, block0, scores0), (_, block1, scores1) = pools[2].run(output_with_dropout, "tensor+sequence")
     assert not torch.equal(block0, block1) and not torch.equal(scores0, scores1)
-
-
-def collectives(form, recompute):
-    tp = tensor_parallel(**FORMS[form])
-    layer, x, _, _ = layer_and_input(tp, recompute, p=0.1)
-    with count_collectives() as seen:
-        y = layer(x)
-        y.sum().backward()
-    full_bytes = 12 * 3 * 24 * 8
-    assert {c.payload_bytes for c in seen.collectives} == {full_bytes}
-    return dict(seen.counts)
-
-
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize(
-    ("form", "recompute", "expected"),
-    [
-        ("tensor", "none", {"all-reduce": 4}),
-        ("tensor", "selective", {"all-reduce": 4}),
-        # The second run of the layer repeats f_bar after attention; the one after the MLP is not read.
-        ("tensor", "full", {"all-reduce": 5}),
-        ("tensor", "paper-full", {"all-reduce": 6}),
-        # 4 + 4, and the input of two column-parallel linears gathered again.
-        ("tensor+sequence", "none", {"all-gather": 4 + 2, "reduce-scatter": 4}),
-        ("tensor+sequence", "selective", {"all-gather": 4 + 2, "reduce-scatter": 4}),
-        ("tensor+sequence, gathered input kept", "none", {"all-gather": 4, "reduce-scatter": 4}),
-    ],
-)
-def test_collectives_of_one_layer(pools, size, form, recompute, expected):
-    assert pools[size].run(collectives, form, recompute) == [expected] * size

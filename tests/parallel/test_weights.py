@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from actmem.config import ModelShape
@@ -15,7 +14,7 @@ from actmem.parallel import weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.vocab import VocabParallelEmbedding
-from actmem.parallel.weights import child_seed, draw_normal, fresh_seed
+from actmem.parallel.weights import child_seed, fresh_seed
 
 SHAPE = ModelShape(16, 2, 48, 24, num_layers=3, vocab_size=120)
 
@@ -116,15 +115,6 @@ def test_seeds():
     assert len(seeds) == 5
     fresh = [fresh_seed() for _ in range(64)]
     assert len(set(fresh)) == 64 and max(fresh) > 2**56  # all below it: once in 2**448
-
-
-def test_a_replicated_parameter_is_the_same_on_every_rank():
-    drawn = []
-    for rank in (0, 1):
-        parameter = nn.Parameter(torch.empty(6, 5))
-        draw_normal(parameter, TensorParallel(size=2, rank=rank), 9)
-        drawn.append(parameter.detach())
-    assert torch.equal(*drawn)
 
 
 def marks(module):

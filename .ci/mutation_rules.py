@@ -162,8 +162,8 @@ RULES: dict[str, tuple[Rule, int]] = {
 ALWAYS = (
     ("parallel/conjugates.py", "_GBar.backward", "collective dropped"),
     ("parallel/linear.py", "reduce_partial_gradients", "collective dropped"),
-    ("parallel/linear.py", "RowParallelLinear.forward", "twins swapped"),
-    ("layers/transformer.py", "TransformerLayer.__init__", "twins swapped"),
+    ("parallel/conjugates.py", "leave_block", "twins swapped"),
+    ("parallel/rng.py", "DropoutStreams.__init__", "twins swapped"),
     ("layers/attention.py", "CoreAttention.forward", "step skipped"),
     ("layers/attention.py", "causal_mask", "step skipped"),
     ("formulas/schedule.py", "interleaved", "off by one"),

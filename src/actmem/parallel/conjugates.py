@@ -40,12 +40,12 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     return _GBar.apply(x, tp)
 
 
-def enter(x: Tensor, tp: TensorParallel) -> Tensor:
+def enter_block(x: Tensor, tp: TensorParallel) -> Tensor:
     """Enter a tensor-parallel block: g under sequence parallelism, else f."""
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
 
-def leave(x: Tensor, tp: TensorParallel) -> Tensor:
+def leave_block(x: Tensor, tp: TensorParallel) -> Tensor:
     """Leave it: ḡ under sequence parallelism, else f̄."""
     return g_bar(x, tp) if tp.sequence_parallel else f_bar(x, tp)
 

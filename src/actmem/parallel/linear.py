@@ -18,7 +18,7 @@ from actmem.config import ConfigError, check_divides
 from actmem.keep import differentiates_once
 from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_gather, all_reduce, start_all_gather, start_all_reduce, start_reduce_scatter
-from actmem.parallel.conjugates import enter, leave
+from actmem.parallel.conjugates import enter_block, leave_block
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, Part, mark_partial_gradient, own_weight, part_of
 
@@ -53,7 +53,7 @@ def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tenso
     # Under autocast the linear would convert its input itself, but only after the gather.
     x = x.to(autocast_dtype(x))
     if tp.keep_gathered_input:
-        full = enter(x, tp)
+        full = enter_block(x, tp)
         return tuple(F.linear(full, weight, bias) for weight in weights)
     return _GatherInBackward.apply(x, tp, bias, *weights)
 
@@ -83,7 +83,7 @@ class RowParallelLinear(ParallelModule):
 
     def forward(self, x: Tensor) -> Tensor:
         partial = F.linear(x, self.weight)  # [s, b, out] partial over t
-        return leave(partial, self.tp) + self.bias
+        return leave_block(partial, self.tp) + self.bias
 
 
 class _GatherInBackward(Function):
@@ -121,7 +121,7 @@ class _GatherInBackward(Function):
         elif partial is not None:
             reduction = start_all_reduce(partial, tp, in_place=True)
         # An input that is a view is laid out in order once, for all weights.
-        rows = full.flatten(0, -2) if any(needs_weights) else None
+        rows: Any = full.flatten(0, -2) if any(needs_weights) else None
         grads = tuple(grad.flatten(0, -2) for grad in grads)
         grad_weights = [grad.t() @ rows if need else None for grad, need in zip(grads, needs_weights)]
         grad_bias = grads[0].sum(0) if needs_bias else None

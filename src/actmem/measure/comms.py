@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from torch import Tensor
@@ -45,9 +46,10 @@ KIND_OF_NAME = {name: kind for kind, names in _OPERATORS.items() for name in nam
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "actmem")
 
 
+@cache
 def kind_of(operator: Any) -> str:
     """The kind of collective that an operator of torch's dispatcher is; "" if it is none."""
-    namespace, name = operator.name().split(".")[0].split("::")
+    namespace, _, name = operator.name().split(".")[0].partition("::")
     return KIND_OF_NAME.get(name, "") if namespace in _NAMESPACES else ""
 
 

@@ -149,11 +149,11 @@ def built_model(
 ) -> tuple[nn.Module, Any]:
     """The factory's model, with its gradients on, and inputs, in the sizes, the dtype and on the device asked for.
 
-    A size that the factory takes as a keyword goes to it.  The other two that a model's inputs show, seq_length
-    and batch_size, cut or repeat the inputs.  Raises ConfigError on anything else, and if the factory fails.
+    Each size goes to the factory.  Raises ConfigError if it doesn't take one, on anything that it must not return, and if
+    it fails.
     """
-    taken, left = _keywords(factory, sizes)
-    there = {"device": device} if device != "cpu" and keyword_of(factory, "device") else {}
+    taken = {keyword_of(factory, size): value for size, value in sizes.items()}
+    there = {"device": device} if device != "cpu" and takes(factory, "device") else {}
     before = torch.get_default_dtype()
     try:
         if dtype:
@@ -168,17 +168,17 @@ def built_model(
         got = f"a tuple of {len(made)}" if isinstance(made, tuple) else f"a {type(made).__name__}"
         raise ConfigError("target", f"the factory must return (model, inputs), and returned {got}")
     model, inputs = made
-    for name, size in left.items():
-        inputs = _resized(inputs, name, size)
+    to: dict[str, Any] = {"device": device} if device != "cpu" else {}
     if dtype:
-        model.to(DTYPES[dtype])
-        inputs = _mapped(
-            inputs,
-            lambda t: t.detach().to(DTYPES[dtype]).requires_grad_(t.requires_grad) if t.is_floating_point() else t,
-        )
-    if device != "cpu":
-        model.to(device)
-        inputs = _mapped(inputs, lambda t: t.detach().to(device).requires_grad_(t.requires_grad))
+        to["dtype"] = DTYPES[dtype]
+    if to:
+        model.to(**to)
+
+        def moved(tensor: Tensor) -> Tensor:
+            new = tensor.detach().to(**to) if tensor.is_floating_point() else tensor.detach().to(device)
+            return new.requires_grad_(tensor.requires_grad)
+
+        inputs = _mapped(inputs, moved)
     return model, inputs
 
 
@@ -251,44 +251,19 @@ def one_line(error: BaseException) -> str:
 
 
 def keyword_of(factory: Callable[..., Any], size: str) -> str:
-    """What the factory calls a size; "" if it doesn't take it."""
+    """What the factory calls a size.  Raises ConfigError if it doesn't take it."""
+    names = SIZE_NAMES.get(size, (size,))
     try:
-        parameters = inspect.signature(factory).parameters
-    except (TypeError, ValueError):
-        return ""
-    return next((name for name in SIZE_NAMES.get(size, (size,)) if name in parameters), "")
+        return next(name for name in names if name in inspect.signature(factory).parameters)
+    except (TypeError, ValueError, StopIteration):
+        raise ConfigError(size, f"the factory takes none of {', '.join(names)}") from None
 
 
-def _keywords(factory: Callable[..., Any], sizes: Mapping[str, int]) -> tuple[dict[str, int], dict[str, int]]:
-    taken, left = {}, {}
-    for size, value in sizes.items():
-        if name := keyword_of(factory, size):
-            taken[name] = value
-        elif size in ("seq_length", "batch_size"):
-            left[size] = value
-        else:
-            raise ConfigError(size, f"the factory takes none of {', '.join(SIZE_NAMES.get(size, (size,)))}")
-    return taken, left
-
-
-def _resized(inputs: Any, name: str, size: int) -> Any:
-    """Inputs with another length or batch size, read off the token ids ``[b, s]`` among them."""
-    found: list[Tensor] = []
-    _mapped(inputs, lambda t: found.append(t) or t)  # type: ignore[func-returns-value]
-    ids = next((t for t in found if t.dim() == 2 and not t.is_floating_point() and t.dtype is not torch.bool), None)
-    if ids is None:
-        raise ConfigError(name, f"the factory takes no {name}, and no input is token ids [b, s]")
-    dimension = 1 if name == "seq_length" else 0
-    old = ids.shape[dimension]
-
-    def resize(t: Tensor) -> Tensor:
-        for d in range(t.dim()):
-            if t.shape[d] == old and (d == dimension or (name == "seq_length" and d >= t.dim() - 2)):
-                index = torch.arange(size, device=t.device) % old
-                t = t.index_select(d, index)
-        return t
-
-    return _mapped(inputs, resize)
+def takes(factory: Callable[..., Any], size: str) -> bool:
+    """True if the factory takes the size."""
+    with contextlib.suppress(ConfigError):
+        return bool(keyword_of(factory, size))
+    return False
 
 
 def _mapped(value: Any, function: Callable[[Tensor], Tensor]) -> Any:

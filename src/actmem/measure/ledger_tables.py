@@ -1,4 +1,4 @@
-"""A ledger and a step's bill as text, as a table in a notebook, and as one page that needs no server and no network."""
+"""A ledger's and a bill's rows, and how they look: as text, as a table in a notebook, and as one page that needs no server."""
 
 from __future__ import annotations
 
@@ -7,8 +7,60 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
-from types import SimpleNamespace
 from typing import Any
+
+UNSAVED = "alive but not saved by autograd"
+#: In the order in which tables list them.
+STORAGE_KINDS = (
+    "activation", "input", "cast weight", "constant", "generator state", UNSAVED, "weight", "gathered weight",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class SavedTensor:
+    """One stored tensor: what it is and who saved it first.
+
+    module: name of the innermost module that was running; "" for the root.
+    op: the torch function, or the autograd Function, that saved it.
+    argument: which input of ``op`` the tensor is ("0", "1", …, or a keyword); "" for a tensor
+    that ``op`` made itself.
+    dtype: a torch.dtype, or its name in a row of a file.
+    bytes: this tensor's share of its storage; the shares of one storage add up to its size.
+    line: file and line of the call.
+    kind: one of ``STORAGE_KINDS``.
+    held_by: what keeps it, if autograd doesn't and it could be found out.
+    made_by: the operation below autograd that made it; "" if it was there before.
+    term: the name that one of this library's layers gave it (``drop.Terms``); "" for others.
+    device: the type of the device that holds it.
+    """
+
+    module: str
+    op: str
+    argument: str
+    shape: tuple[int, ...]
+    dtype: Any
+    bytes: int
+    line: str
+    kind: str = "activation"
+    held_by: str = ""
+    made_by: str = ""
+    term: str = ""
+    device: str = "cpu"
+
+    @property
+    def name(self) -> str:
+        """Module, operation and argument."""
+        return f"{self.module or 'root'}: {self.op} {self.argument}".rstrip()
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, as in a file."""
+        return {**vars(self), "shape": list(self.shape), "dtype": str(self.dtype).removeprefix("torch.")}
+
+
+def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SavedTensor]:
+    """The other way round."""
+    return [SavedTensor(**{**row, "shape": tuple(row["shape"])}) for row in rows]
+
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -18,20 +70,17 @@ class Folded:
     """Equal rows of repeated modules.  row: the first of them.  module: with ranges for the numbers.  bytes: of all."""
 
     module: str
-    row: Any
+    row: SavedTensor
     count: int
     bytes: int
 
 
-def fold(rows: Iterable[Any]) -> list[Folded]:
-    """Rows that differ only in the numbers of their module's name as one, the largest first.
-
-    Each row has module, op, argument, shape, dtype, bytes and kind.
-    """
-    groups: dict[tuple, list] = {}
+def fold(rows: Iterable[SavedTensor]) -> list[Folded]:
+    """Rows that differ only in the numbers of their module's name as one, the largest first."""
+    groups: dict[tuple, list[SavedTensor]] = {}
     for row in rows:
         pattern = _NUMBER.sub("*", row.module)
-        key = (pattern, row.op, row.argument, tuple(row.shape), str(row.dtype), row.bytes, row.kind)
+        key = (pattern, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind)
         groups.setdefault(key, []).append(row)
     folded = [
         Folded(folded_name([row.module for row in group]), group[0], len(group), sum(row.bytes for row in group))
@@ -77,7 +126,7 @@ def lines_of(folded: Iterable[Folded]) -> list[tuple[str, ...]]:
             f"{one.row.op} {one.row.argument}".rstrip(),
             "×".join(map(str, one.row.shape)) or "scalar",
             str(one.row.dtype).removeprefix("torch."),
-            one.row.kind + (f", held by {one.row.held_by}" if getattr(one.row, "held_by", "") else ""),
+            one.row.kind + (f", held by {one.row.held_by}" if one.row.held_by else ""),
         )
         for one in folded
     ]
@@ -109,7 +158,7 @@ def ledger_text(ledger: Any) -> str:
     return "\n".join([head, *([rows_text(ledger.tensors)] if ledger.tensors else [])])
 
 
-def rows_text(rows: Iterable[Any]) -> str:
+def rows_text(rows: Iterable[SavedTensor]) -> str:
     """A table of the largest rows, folded."""
     folded = fold(rows)
     text = aligned(HEADINGS, lines_of(folded[:_SHOWN]))
@@ -119,15 +168,16 @@ def rows_text(rows: Iterable[Any]) -> str:
 def ledger_html(ledger: Any) -> str:
     """The same as an HTML table."""
     folded = fold(ledger.tensors)
-    left = "text-align:left;padding:0 .8em 0 0"
-    head = "".join(f'<th style="{left}">{escape(heading)}</th>' for heading in HEADINGS)
-    body = "".join(
-        "<tr>" + "".join(f'<td style="{left}">{escape(cell)}</td>' for cell in line) + "</tr>"
-        for line in lines_of(folded[:_SHOWN])
-    )
     total = f"<p><b>{ledger.total_bytes:,} B</b> ({readable_size(ledger.total_bytes)}) stay for backward</p>"
-    rest = f"<p>… and {len(folded) - _SHOWN} smaller rows</p>" if len(folded) > _SHOWN else ""
-    return f"{total}<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+    table = html_table(HEADINGS, lines_of(folded[:_SHOWN]), ' style="text-align:left;padding:0 .8em 0 0"')
+    return total + table + (f"<p>… and {len(folded) - _SHOWN} smaller rows</p>" if len(folded) > _SHOWN else "")
+
+
+def html_table(headings: Sequence[str], lines: Iterable[Sequence[str]], style: str = "") -> str:
+    """A table in HTML; style: an attribute of each cell."""
+    head = "".join(f"<th{style}>{escape(heading)}</th>" for heading in headings)
+    body = "".join("<tr>" + "".join(f"<td{style}>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def bill_text(bill: Any) -> str:
@@ -198,42 +248,22 @@ def page(result: dict[str, Any]) -> str:
     ]
     if result.get("findings"):
         lines = [[f"{f['bytes']:,}", f["waste"], f["text"]] for f in result["findings"]]
-        parts.append("<h2>What could go</h2>" + _table(("bytes", "waste", "change"), lines))
-    parts.append("<h2>Rows</h2>" + _rows(result["rows"]))
-    parts.append("<h2>By operation</h2>" + _table(("bytes", "operation"), _by_operation(result["rows"])))
+        parts += ["<h2>What could go</h2>", _wide(("bytes", "waste", "change"), lines)]
+    parts += ["<h2>Rows</h2>", _rows(result["rows"])]
     if "peak" in result:
-        parts.append(
-            f"<h2>One step: {result['peak_bytes']:,} bytes at the peak</h2>"
-            + '<div id="curve"></div><div id="bill"></div>'
-        )
-        parts.append(_rows(result["peak"]))
-    body = "".join(parts)
+        parts.append(f"<h2>One step: {result['peak_bytes']:,} bytes at the peak</h2>")
+        parts += ['<div id="curve"></div><div id="bill"></div>', _rows(result["peak"])]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
-        f"<title>What stays for backward</title><style>{_STYLE}</style></head><body>{body}"
+        f"<title>What stays for backward</title><style>{_STYLE}</style></head><body>{''.join(parts)}"
         f'<script type="application/json" id="data">{data}</script><script>{_SCRIPT}</script></body></html>'
     )
 
 
-def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SimpleNamespace]:
-    """Rows of ``record --json``, as ``fold`` reads them."""
-    return [SimpleNamespace(**{"argument": "", "held_by": "", **row, "shape": tuple(row["shape"])}) for row in rows]
-
-
 def _rows(rows: Iterable[dict[str, Any]]) -> str:
     folded = fold(rows_of_file(rows))
-    lines = [[*cells, one.row.line] for one, cells in zip(folded, lines_of(folded))]
-    return _table((*HEADINGS, "line"), lines)
+    return _wide((*HEADINGS, "line"), [(*cells, one.row.line) for one, cells in zip(folded, lines_of(folded))])
 
 
-def _by_operation(rows: list[dict[str, Any]]) -> list[list[str]]:
-    sums: dict[str, int] = {}
-    for row in rows:
-        sums[row["op"]] = sums.get(row["op"], 0) + row["bytes"]
-    return [[f"{size:,}", op] for op, size in sorted(sums.items(), key=lambda item: -item[1])]
-
-
-def _table(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
-    head = "".join(f"<th>{escape(heading)}</th>" for heading in headings)
-    body = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in line) + "</tr>" for line in lines)
-    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+def _wide(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
+    return f'<div class="scroll">{html_table(headings, lines)}</div>'

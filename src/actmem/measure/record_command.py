@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from actmem.config import ConfigError, check_size
 from actmem.measure import factories
 from actmem.measure.diagnosis import findings
 from actmem.measure.emulate import gpu_of_this_build
-from actmem.measure.ledger import Ledger, SavedTensor, record
+from actmem.measure.ledger import Ledger, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, page, readable_size, rows_of_file, rows_text
 from actmem.measure.snapshot import is_snapshot, read_snapshot, write_snapshot
 from actmem.measure.whole_step import StepBill, step
@@ -46,88 +46,90 @@ def _parser() -> Parser:
         "List what a model keeps for backward. The factory returns (model, inputs): a tuple of positional or a dict of"
     )
     parser = Parser("record", f"{what} keyword arguments.")
-    parser.add_argument("target", nargs="?", help="pkg.module:factory or file.py:factory")
-    parser.add_argument("--fake", action="store_true", help="fake tensors: any size, no memory")
-    parser.add_argument("--dtype", choices=tuple(factories.DTYPES), default="", help="of weights and floating inputs")
-    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
-    parser.add_argument(
-        "--capability",
-        default="9.0",
-        metavar="X.Y",
-        help="with --fake --device cuda: whose kernels (default: 9.0, an H100's)",
-    )
+    add = parser.add_argument
+    add("target", help="pkg.module:factory or file.py:factory, or a memory snapshot")
+    add("--fake", action="store_true", help="fake tensors: any size, no memory")
+    add("--dtype", choices=tuple(factories.DTYPES), default="", help="of weights and floating inputs")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    kernels = "with --fake --device cuda: whose kernels (default: 9.0, an H100's)"
+    add("--capability", default="9.0", metavar="X.Y", help=kernels)
     for size in factories.SIZE_NAMES:
-        parser.add_argument(
-            f"--{size.replace('_', '-')}", type=int, dest=size, help="goes to the factory, if it takes it"
-        )
-    parser.add_argument(
-        "--step", action="store_true", help="run a training step too (after one to warm up), and bill its peak"
-    )
-    parser.add_argument("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
-    parser.add_argument("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
-    parser.add_argument("--solve", metavar="s,b,h", help="find the formula in these sizes, which the factory must take")
+        add(f"--{size.replace('_', '-')}", type=int, dest=size, help="goes to the factory, which must take it")
+    add("--step", action="store_true", help="run a training step too (after one to warm up), and bill its peak")
+    add("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
+    add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
+    add("--solve", metavar="s,b,h", help="find the formula in these sizes, which the factory must take")
     parser.add_json("the result")
-    parser.add_argument(
-        "--snapshot",
-        metavar="FILE",
-        help="with --step: every allocation, for https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto",
-    )
-    parser.add_argument("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
+    viewers = "https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto"
+    add("--snapshot", metavar="FILE", help=f"with --step: every allocation, for {viewers}")
+    add("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
-    if options.target is None and options.json not in (None, "-"):  # "--json target"
-        options.target, options.json = options.json, "-"
-    if not options.target:
-        raise ConfigError("target", "must be pkg.module:factory or file.py:factory")
-    if options.device == "cuda" and torch.version.cuda is None:
-        if torch.version.hip is None:
-            raise ConfigError("device", CPU_BUILD)
-        if not torch.cuda.is_available():
-            raise ConfigError(
-                "device", "this torch is for AMD's GPUs, and there is none here; --fake needs a build for CUDA"
-            )
-    if options.device == "cuda" and not torch.cuda.is_available():
-        if not options.fake:
-            raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
-        if options.step:
-            raise ConfigError("step", "backward does not run on CUDA tensors without a GPU")
+    _check_device(options)
     if options.snapshot and not options.step:
         raise ConfigError("snapshot", "needs --step")
     if is_snapshot(options.target):
-        return _shown(read_snapshot(options.target), options)
+        result = read_snapshot(options.target)
+        head = f"peak {result['peak_bytes']:,} B, {result['total_bytes']:,} B at the end"
+        return _write(result, options, "\n".join([head, rows_text(rows_of_file(result["peak"]))]))
     factory = factories.load_factory(options.target)
     sizes = {name: value for name in factories.SIZE_NAMES if (value := getattr(options, name)) is not None}
     for name, value in sizes.items():
         check_size(name.replace("_", "-"), value)
     if options.solve:
         solved = _solved(factory, [letter.strip() for letter in options.solve.split(",")], sizes, options)
-        if options.json:
-            write(options.json, json.dumps(solved, ensure_ascii=False) + "\n")
-        if options.json != "-":
-            print("\n".join([f"{solved['formula']} bytes", *solved["notes"]]))
-        return 0
-    ledger, bill, weights, notes, failure = _measured(factory, sizes, options)
-    notes += _fake_notes(factory, sizes, options, ledger, weights) if options.fake else []
-    result = as_dict(
-        ledger, bill, {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
-    )
-    _shown(result, options, _text(ledger, bill, notes))
+        return _write(solved, options, "\n".join([f"{solved['formula']} bytes", *solved["notes"]]))
+    loss = factories.load_factory(options.loss) if options.loss else None
+    bill, failure = None, None
+    with factories.tensors_for(options.fake, options.device, _gpu(options)):
+        model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
+        if options.fake and any(_is_compiled(module) for module in model.modules()):
+            raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
+        notes, weights = [] if model.training else [_EVAL_MODE], _weight_bytes(model)
+        # Before forward: after it FSDP's root is whole until backward.
+        optimizer = _optimizer(options.optimizer, model) if options.step else None
+        ledger = _recorded(model, inputs)
+        if options.step:
+            try:
+                bill = _second_step(model, inputs, loss, optimizer, options)
+            except ConfigError as error:
+                failure = error
+            except Exception as error:
+                failure = ConfigError("step", f"the training step raised {factories.one_line(error)}")
+    if options.fake:
+        notes.append(_fake_note(factory, sizes, options, ledger, weights))
+    more = {"target": options.target, "torch": torch.__version__, "fake": options.fake, "notes": notes}
+    result = as_dict(ledger, bill, more)
+    _write(result, options, _text(ledger, bill, result))
     if failure is not None:  # the ledger is written: it took as long as the step
         raise failure
     return 0
 
 
-def _shown(result: dict[str, Any], options: argparse.Namespace, text: str = "") -> int:
-    """Write the result as was asked for; without ``text``, a snapshot's peak is shown."""
-    if options.html:
+def _check_device(options: argparse.Namespace) -> None:
+    if options.device == "cpu" or torch.cuda.is_available():
+        return
+    if torch.version.hip is not None:
+        rule = "this torch is for AMD's GPUs, and there is none here; --fake needs a build for CUDA"
+        raise ConfigError("device", rule)
+    if torch.version.cuda is None:
+        raise ConfigError("device", CPU_BUILD)
+    if not options.fake:
+        raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
+    if options.step:
+        raise ConfigError("step", "backward does not run on CUDA tensors without a GPU")
+
+
+def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> int:
+    """Write the result as was asked for."""
+    if options.html and "rows" in result:
         write(_of_this_rank(options.html), page(result))
     if options.json:
-        write(_of_this_rank(options.json), json.dumps(result) + "\n")
+        write(_of_this_rank(options.json), json.dumps(result, ensure_ascii=False) + "\n")
     if options.json != "-":
-        head = f"peak {result.get('peak_bytes', 0):,} B, {result['total_bytes']:,} B at the end"
-        print(text or "\n".join([head, rows_text(rows_of_file(result["peak"]))]))
+        print(text)
     return 0
 
 
@@ -139,37 +141,21 @@ def _of_this_rank(file: str) -> str:
     return str(path.with_stem(f"{path.stem}-rank{dist.get_rank()}"))
 
 
-def _measured(
-    factory: Any, sizes: dict[str, int], options: argparse.Namespace
-) -> tuple[Ledger, StepBill | None, int, list[str], ConfigError | None]:
-    """The ledger, the step's bill, bytes of the weights, notes, and what went wrong in the step."""
-    gpu = _gpu(options)
-    loss = factories.load_factory(options.loss) if options.loss else None
-    with factories.tensors_for(options.fake, options.device, gpu):
-        model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
-        if options.fake and any(_is_compiled(module) for module in model.modules()):
-            raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
-        notes = [] if model.training else [_EVAL_MODE]
-        weights = _weight_bytes(model)
-        # Before forward: after it FSDP's root is whole until backward.
-        optimizer = _optimizer(options.optimizer, model) if options.step else None
-        ledger, bill = _recorded(model, inputs), None
-        if options.step:
-            try:
-                step(model, inputs, loss, optimizer)
-                if optimizer is not None:
-                    optimizer.zero_grad()
-                on_gpu = options.snapshot and options.device == "cuda" and not options.fake
-                with memory_snapshot(_of_this_rank(options.snapshot)) if on_gpu else nullcontext():
-                    bill = step(model, inputs, loss, optimizer)
-                if options.snapshot and not on_gpu:
-                    write_snapshot(bill, _of_this_rank(options.snapshot))
-            except ConfigError as error:
-                return ledger, None, weights, notes, error
-            except Exception as error:
-                rule = f"the training step raised {factories.one_line(error)}"
-                return ledger, None, weights, notes, ConfigError("step", rule)
-    return ledger, bill, weights, notes, None
+def _second_step(
+    model: torch.nn.Module, inputs: Any, loss: Any, optimizer: Any, options: argparse.Namespace
+) -> StepBill:
+    step(model, inputs, loss, optimizer)
+    if optimizer is not None:
+        optimizer.zero_grad()
+    if not options.snapshot:
+        return step(model, inputs, loss, optimizer)
+    file = _of_this_rank(options.snapshot)
+    if options.device == "cuda" and not options.fake:
+        with memory_snapshot(file):
+            return step(model, inputs, loss, optimizer)
+    bill = step(model, inputs, loss, optimizer)
+    write_snapshot(bill, file)
+    return bill
 
 
 def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:
@@ -202,13 +188,8 @@ def _solved(factory: Any, letters: list[str], sizes: dict[str, int], options: ar
         if letter not in names or letters.count(letter) > 1:
             raise ConfigError("solve", f"must be different letters of {', '.join(names)}, got {','.join(letters)}")
         size = names[letter]
-        keyword = factories.keyword_of(factory, size)
-        if not keyword and letter not in "sb":
-            raise ConfigError("solve", f"the factory takes none of {', '.join(factories.SIZE_NAMES[size])}")
-        default = inspect.signature(factory).parameters[keyword].default if keyword else None
-        smallest[letter] = sizes.get(size, default if isinstance(default, int) else 1 if letter in "sb" else 0)
-        if smallest[letter] < 1:
-            raise ConfigError("solve", f"give the smallest {letter} by --{size.replace('_', '-')}")
+        default = inspect.signature(factory).parameters[factories.keyword_of(factory, size)].default
+        smallest[letter] = sizes.get(size, default if isinstance(default, int) else 1)
 
     def kept(point: dict[str, int]) -> list[Row]:
         with factories.tensors_for(options.fake):
@@ -253,26 +234,24 @@ def _optimizer(name: str, model: torch.nn.Module) -> torch.optim.Optimizer | Non
     return torch.optim.AdamW(trained) if name == "adamw" else torch.optim.SGD(trained, lr=1e-3)
 
 
-def _fake_notes(
-    factory: Any, sizes: dict[str, int], options: argparse.Namespace, ledger: Ledger, weights: int
-) -> list[str]:
+def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace, ledger: Ledger, weights: int) -> str:
     """Whether real tensors give the same bytes, where they are small enough to try, or else at small sizes."""
-    where, bytes_told = "", ledger.total_bytes
-    if options.device == "cpu" and weights + bytes_told > _CHECKED_BYTES:
-        taken = {name: size for name, size in _SMALL.items() if name in sizes or factories.keyword_of(factory, name)}
-        sizes = {**sizes, **taken}
-        where = f" at {', '.join(f'{name}={size}' for name, size in taken.items())}"
+    where, told = "", ledger.total_bytes
+    if options.device == "cpu" and weights + told > _CHECKED_BYTES:
+        small = {name: size for name, size in _SMALL.items() if factories.takes(factory, name)}
+        sizes = {**sizes, **small}
+        where = f" at {', '.join(f'{name}={size}' for name, size in small.items())}"
         with factories.tensors_for(True):
-            bytes_told, weights = _kept_bytes(factory, sizes, options.dtype)
-    if options.device != "cpu" or weights + bytes_told > _CHECKED_BYTES:
-        return ["fake tensors only: too large to check against real ones here; try small sizes once"]
+            told, weights = _kept_bytes(factory, sizes, options.dtype)
+    if options.device != "cpu" or weights + told > _CHECKED_BYTES:
+        return "fake tensors only: too large to check against real ones here; try small sizes once"
     real, _ = _kept_bytes(factory, sizes, options.dtype)
-    if real == bytes_told:
-        return [f"checked{where}: real tensors keep the same bytes"]
-    return [
-        f"on real tensors the model takes another path{where}: {real:,} B instead of {bytes_told:,} B; "
+    if real == told:
+        return f"checked{where}: real tensors keep the same bytes"
+    return (
+        f"on real tensors the model takes another path{where}: {real:,} B instead of {told:,} B; "
         "give it what it looks up in its inputs (position_ids, an attention mask)"
-    ]
+    )
 
 
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:
@@ -283,33 +262,20 @@ def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, i
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:
     """The result as plain values, for JSON: ``rows`` add up to ``total_bytes`` and ``host_bytes``, ``peak`` to ``peak_bytes``."""
-    result: dict[str, Any] = {
-        **more,
-        "total_bytes": ledger.total_bytes,
-        "host_bytes": ledger.host_bytes,
-        "by_kind": ledger.by_kind(),
-    }
-    result["rows"] = [row_dict(row) for row in ledger.tensors]
+    result = {**more, "total_bytes": ledger.total_bytes, "host_bytes": ledger.host_bytes, "by_kind": ledger.by_kind()}
+    result["rows"] = [row.as_dict() for row in ledger.tensors]
     result["findings"] = [{"waste": f.waste, "bytes": f.bytes, "text": f.text} for f in findings(ledger.tensors)]
     if bill is not None:
-        result |= {"peak_bytes": bill.peak_bytes, "peak": [row_dict(row) for row in bill.peak]}
+        result |= {"peak_bytes": bill.peak_bytes, "peak": [row.as_dict() for row in bill.peak]}
         result |= {"curve": bill.curve, "phases": bill.phases}
     return result
 
 
-def row_dict(row: SavedTensor) -> dict[str, Any]:
-    """One row as plain values."""
-    fields: dict[str, Any] = {"module": row.module, "op": row.op, "argument": row.argument, "shape": list(row.shape)}
-    fields |= {"dtype": str(row.dtype).removeprefix("torch."), "bytes": row.bytes, "kind": row.kind}
-    return fields | {"line": row.line, "held_by": row.held_by, "device": row.device}
-
-
-def _text(ledger: Ledger, bill: StepBill | None, notes: list[str]) -> str:
+def _text(ledger: Ledger, bill: StepBill | None, result: dict[str, Any]) -> str:
     parts = [ledger_text(ledger)]
-    found = findings(ledger.tensors)
-    if found:
-        lines = [f"- {f.waste}: {f.bytes:,} B ({readable_size(f.bytes)}). {f.text}" for f in found]
+    if wastes := result["findings"]:
+        lines = [f"- {f['waste']}: {f['bytes']:,} B ({readable_size(f['bytes'])}). {f['text']}" for f in wastes]
         parts.append("\n".join(["What could go:", *lines]))
     if bill is not None:
         parts.append(bill_text(bill))
-    return "\n\n".join(parts + notes)
+    return "\n\n".join(parts + result["notes"])

@@ -24,7 +24,7 @@ from torch.autograd.function import FunctionCtx
 from torch.overrides import TorchFunctionMode
 
 from actmem.keep import FUNCTIONS
-from actmem.measure.tools import inner_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
+from actmem.measure.tools import plain_tensors, replaced, storage_of, storages_in, storages_of, tensors_in
 
 #: Frames in these folders are no line of the user's.
 _NOT_THEIRS = tuple(os.path.dirname(file) + os.sep for file in (torch.__file__, __file__))
@@ -34,9 +34,10 @@ UNKNOWN = "unknown"
 class OperationTracker(TorchFunctionMode):
     """Follows the torch functions and the modules that run.
 
-    ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` are what outermost modules were given and returned, as storages and as
-    tensors.  ``functions_ran`` and ``checkpoint_ran`` are True once an autograd Function, or one of torch's
-    checkpoints, ran: both can hold tensors out of sight of hooks.
+    ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` those of what outermost
+    modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.  ``functions_ran`` and
+    ``checkpoint_ran`` are True once an autograd Function, or one of torch's checkpoints, ran: both can hold tensors out
+    of sight of hooks.
     """
 
     def __init__(self, module: nn.Module):
@@ -79,9 +80,8 @@ class OperationTracker(TorchFunctionMode):
         return super().__exit__(*error)
 
     def _enter_module(self, module, args) -> None:
-        if torch.compiler.is_compiling():
-            return
-        self._running.append((id(module), self._names.get(id(module), type(module).__name__)))
+        if not torch.compiler.is_compiling():
+            self._running.append((id(module), self._names.get(id(module), type(module).__name__)))
 
     def _leave_module(self, module, args, *rest) -> None:
         if torch.compiler.is_compiling():
@@ -91,20 +91,23 @@ class OperationTracker(TorchFunctionMode):
         while self._running and self._running.pop()[0] != id(module):
             pass
         if not self._running:
-            for tensor in tensors_in((args, kwargs)):
-                self.inputs.update(storages_in(tensor))
-                self.input_tensors.append(weakref.ref(tensor))
-            for tensor in tensors_in(output):
-                self.outputs.update(storages_in(tensor))
-                self.output_tensors.append(weakref.ref(tensor))
+            for value, storages, tensors in (
+                ((args, kwargs), self.inputs, self.input_tensors),
+                (output, self.outputs, self.output_tensors),
+            ):
+                storages.update(storages_in(value))
+                tensors.extend(map(weakref.ref, tensors_in(value)))
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if torch.compiler.is_compiling():  # the compiler reads this function too, and must not stumble
             return func(*args, **kwargs)
-        self._operations.append((func, args, kwargs, sys._getframe(1)))
+        return self._running_as(func, args, kwargs, func)
+
+    def _running_as(self, name: Any, args: tuple, kwargs: dict, function: Callable) -> Any:
+        self._operations.append((name, args, kwargs, sys._getframe(2)))
         try:
-            return func(*args, **kwargs)
+            return function(*args, **kwargs)
         finally:
             self._operations.pop()
 
@@ -114,17 +117,13 @@ class OperationTracker(TorchFunctionMode):
         def run(cls, *args, **kwargs):
             self.functions_ran = True
             self.checkpoint_ran |= cls.__module__ == torch.utils.checkpoint.__name__
-            self._operations.append((cls, args, kwargs, sys._getframe(1)))
-            try:
-                return apply.__get__(None, cls)(*args, **kwargs)
-            finally:
-                self._operations.pop()
+            return self._running_as(cls, args, kwargs, apply.__get__(None, cls))
 
         return classmethod(run)
 
     def _note_handed_over(self, save_for_backward: Callable) -> Callable:
         def note(ctx, *tensors):
-            self._handed_over = type(ctx).__name__.removesuffix("Backward"), WeakSet(storages_in(tensors))
+            self._handed_over = type(ctx).__name__.removesuffix("Backward"), storages_of(*tensors)
             return save_for_backward(ctx, *tensors)
 
         return note
@@ -142,10 +141,12 @@ class OperationTracker(TorchFunctionMode):
             return getattr(func, "__name__", UNKNOWN), says or _argument_of(tensor, args, kwargs), line_of(frame)
         name, handed_over = self._handed_over
         line = line_of(sys._getframe(1))
-        if storage_of(tensor) not in handed_over and _in_checkpoint(sys._getframe(1)):
+        if storage_of(tensor) in handed_over:
+            return name, UNKNOWN, line
+        if _in_checkpoint(sys._getframe(1)):
             self.checkpoint_ran = True
             return "checkpoint", "", line
-        return (name, UNKNOWN, line) if storage_of(tensor) in handed_over else (UNKNOWN, "", line)
+        return UNKNOWN, "", line
 
 
 def kept_as(op: str, argument: str) -> str:
@@ -171,19 +172,23 @@ def line_of(frame: FrameType | None) -> str:
     return ""
 
 
+def view_of(tensor: Tensor) -> tuple:
+    """What tells different views of one storage apart; a transposed one is not different."""
+    try:
+        return tensor.storage_offset(), tuple(sorted(zip(tensor.stride(), tensor.shape)))
+    except (RuntimeError, NotImplementedError):  # a strided nested tensor has no single shape
+        return (0, ())
+
+
 def _argument_of(tensor: Tensor, args: tuple, kwargs: dict) -> str:
     """Which argument ``tensor`` is: the same view of the same storage, or else the same storage; "" if none is."""
-    storage = storage_of(tensor)
-    if storage is None:
-        return ""
-    first = ""
-    for name, value in _named(args, kwargs):
-        if isinstance(value, Tensor):
-            for part in inner_tensors(value):
-                if storage_of(part) is storage:
-                    if _view(part) == _view(tensor):
-                        return name
-                    first = first or name
+    storage, first = storage_of(tensor), ""
+    for name, value in _named(args, kwargs) if storage is not None else ():
+        for part in plain_tensors(value) if isinstance(value, Tensor) else ():
+            if storage_of(part) is storage:
+                if view_of(part) == view_of(tensor):
+                    return name
+                first = first or name
     return first
 
 
@@ -192,10 +197,3 @@ def _named(args: tuple, kwargs: dict) -> Iterator[tuple[str, Any]]:
         # A list of tensors, as ``cat`` takes it, is one argument.
         yield from ((str(i), one) for one in (value if isinstance(value, (list, tuple)) else (value,)))
     yield from kwargs.items()
-
-
-def _view(tensor: Tensor) -> tuple:
-    try:
-        return tensor.storage_offset(), tensor.shape, tensor.stride()
-    except (RuntimeError, NotImplementedError):  # a strided nested tensor has no single shape
-        return (id(tensor),)

@@ -13,11 +13,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from actmem.torch_private import TorchDispatchMode, is_traceable_wrapper_subclass
+from actmem import recompute
+from actmem.torch_private import TorchDispatchMode, is_traceable_wrapper_subclass, no_dispatch_modes
 
 #: How deep ``tensors_in`` looks into objects that are no containers: a key-value cache is three deep.
 _DEEPEST = 6
 _NEVER_INSIDE = (nn.Module, ModuleType, FunctionType, type, str, bytes, int, float, torch.Generator)
+#: The tensors that a sparse one consists of.
+_SPARSE_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), ("crow_indices", "col_indices", "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), ("ccol_indices", "row_indices", "values")),
+}
 
 
 def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[Tensor]:
@@ -29,48 +36,44 @@ def tensors_in(value: object, depth: int = _DEEPEST) -> Iterator[Tensor]:
 
 
 def _inside(value: object, depth: int, seen: set[int]) -> Iterator[Tensor]:
+    if id(value) in seen:
+        return
     if isinstance(value, Tensor):
-        if id(value) not in seen:
-            seen.add(id(value))
-            yield value
-        return
-    if depth < 0 or value is None or isinstance(value, _NEVER_INSIDE) or id(value) in seen:
-        return
-    seen.add(id(value))
-    if isinstance(value, Mapping):
-        inner: list = list(value.values())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        inner = list(value)
-    else:
-        inner = list(getattr(value, "__dict__", {}).values())
-    for one in inner:
-        yield from _inside(one, depth - 1, seen)
+        seen.add(id(value))
+        yield value
+    elif depth >= 0 and value is not None and not isinstance(value, _NEVER_INSIDE):
+        seen.add(id(value))
+        inner: Any = value
+        if isinstance(value, Mapping):
+            inner = value.values()
+        elif not isinstance(value, (list, tuple, set, frozenset)):
+            inner = getattr(value, "__dict__", {}).values()
+        for one in list(inner):
+            yield from _inside(one, depth - 1, seen)
 
 
-def plain_tensors(tensor: Tensor) -> Iterator[Tensor]:
-    """The tensors that hold the data: ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor wraps."""
-    if is_traceable_wrapper_subclass(tensor):
-        names, _ = tensor.__tensor_flatten__()
-        for name in names:
-            inner = getattr(tensor, name)
-            if isinstance(inner, Tensor):  # DTensor lists its device mesh as well
-                yield from plain_tensors(inner)
-    elif tensor.layout is torch.sparse_coo:
-        yield from (tensor._indices(), tensor._values())
-    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values().detach())
-    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values().detach())
-    else:
-        yield tensor
+def plain_tensors(tensor: Tensor) -> list[Tensor]:
+    """The tensors that hold the data: ``tensor`` itself, the parts of a sparse one, or what a wrapper such as DTensor wraps.
+
+    None if it can't be looked into.
+    """
+    try:
+        if is_traceable_wrapper_subclass(tensor):
+            inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+            # DTensor lists its device mesh as well.
+            return [part for one in inner if isinstance(one, Tensor) for part in plain_tensors(one)]
+        if tensor.layout in _SPARSE_PARTS:
+            with no_dispatch_modes():
+                return [getattr(tensor, name)().detach() for name in _SPARSE_PARTS[tensor.layout]]
+    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
+        return []
+    return [tensor]
 
 
 def storages_in(value: object) -> list[torch.UntypedStorage]:
     """The storages of all tensors in ``value``; those that have none of their own are left out."""
-    found: list[torch.UntypedStorage] = []
-    for tensor in tensors_in(value):
-        found.extend(storage for storage in map(storage_of, inner_tensors(tensor)) if storage is not None)
-    return found
+    parts = [part for tensor in tensors_in(value) for part in plain_tensors(tensor)]
+    return [storage for storage in map(storage_of, parts) if storage is not None]
 
 
 def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
@@ -100,27 +103,25 @@ def shape_of(tensor: Tensor) -> tuple[int, ...]:
 def replaced(owner: object, name: str, make: Callable[[Callable], object]) -> Iterator[None]:
     """Replace ``owner.name`` by ``make(original)`` while the block runs.
 
-    owner: a module or a class; a static method stays one.
+    owner: a module or a class; a static method stays one, and what a class inherits is inherited again.
     """
-    original = vars(owner)[name]
-    if isinstance(original, staticmethod):
-        function: Any = make(original.__func__)
-        new: object = staticmethod(function)
-    else:
-        new = make(original)
-    setattr(owner, name, new)
+    own = vars(owner).get(name)
+    original: Any = own or getattr(owner, name)
+    is_static = isinstance(original, staticmethod)
+    new: Any = make(original.__func__ if is_static else original)
+    setattr(owner, name, staticmethod(new) if is_static else new)
     try:
         yield
     finally:
-        setattr(owner, name, original)
+        if own is None:
+            delattr(owner, name)
+        else:
+            setattr(owner, name, own)
 
 
 @contextmanager
-def noting_states(note: Callable[[Tensor], object], *others: tuple[object, str]) -> Iterator[None]:
-    """In the block, ``note`` gets each state of a generator, which no operation makes.
-
-    others: functions besides torch's that return states, as owner and name.
-    """
+def noting_states(note: Callable[[Tensor], object]) -> Iterator[None]:
+    """In the block, ``note`` gets each state of a generator, which no operation makes: torch's and ``recompute``'s."""
 
     def make(get_state):
         def noting(*args, **kwargs):
@@ -132,7 +133,8 @@ def noting_states(note: Callable[[Tensor], object], *others: tuple[object, str])
         return noting
 
     with ExitStack() as stack:
-        for owner, name in ((torch, "get_rng_state"), (torch.random, "get_rng_state"), *others):
+        places = (torch, "get_rng_state"), (torch.random, "get_rng_state"), (recompute, "generator_states")
+        for owner, name in places:
             stack.enter_context(replaced(owner, name, make))
         yield
 
@@ -165,11 +167,3 @@ class QuietDispatchMode(TorchDispatchMode):
     @classmethod
     def ignore_compile_internals(cls) -> bool:
         return True
-
-
-def inner_tensors(tensor: Tensor) -> list[Tensor]:
-    """``plain_tensors``, or none where the tensor can't be looked into."""
-    try:
-        return list(plain_tensors(tensor))
-    except (RuntimeError, NotImplementedError, TypeError, AttributeError):
-        return []

@@ -16,24 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from actmem import recompute
 from actmem.config import ConfigError, shown
 from actmem.measure.census import arguments_of
 from actmem.measure.comms import KIND_OF_NAME
-from actmem.measure.ledger import SavedTensor, noting_saved
-from actmem.measure.ledger_tables import bill_html, bill_text
-from actmem.measure.origins import Classifier, Origin, Origins
+from actmem.measure.ledger import sums_of
+from actmem.measure.ledger_tables import SavedTensor, bill_html, bill_text
+from actmem.measure.origins import Origin, Origins
 from actmem.measure.savers import OperationTracker
-from actmem.measure.tools import (
-    noting_states,
-    plain_tensors,
-    replaced,
-    shape_of,
-    storage_of,
-    storages_in,
-    storages_of,
-    tensors_in,
-)
+from actmem.measure.tools import plain_tensors, replaced, shape_of, storage_of, tensors_in
 
 #: What a storage can be at the peak, in the order in which a bill lists it.
 BILL_KINDS = (
@@ -60,8 +50,7 @@ class StepBill:
 
     def by_kind(self) -> dict[str, int]:
         """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
-        sums = {kind: sum(row.bytes for row in self.peak if row.kind == kind) for kind in BILL_KINDS}
-        return {kind: size for kind, size in sums.items() if size}
+        return sums_of(self.peak, BILL_KINDS)
 
     @property
     def peak_phase(self) -> str:
@@ -121,9 +110,9 @@ def watch_step(
     model: nn.Module, optimizer: torch.optim.Optimizer | None = None, batch: Any = None
 ) -> Iterator[StepBill]:
     """Watch whatever the block does, pipelines and several microbatches too; the bill is complete when it ends."""
-    bill, tracker = StepBill(), OperationTracker(model)
-    lives = Lives(tracker)
-    _note_what_exists(lives, model, optimizer, batch)
+    bill, lives = StepBill(), Lives()
+    origins = Origins(OperationTracker(model), lives.begin, lives.after)
+    lives.note_what_exists(model, optimizer, batch)
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and parameter.is_leaf:
@@ -135,78 +124,25 @@ def watch_step(
         if optimizer is not None:
             stack.callback(optimizer.register_step_pre_hook(lambda *_: lives.enter("optimizer")).remove)
         for function in ("backward", "grad"):
-            stack.enter_context(replaced(torch.autograd, function, _in_backward(lives)))
-        stack.enter_context(noting_states(lives.note_state, (recompute, "generator_states")))
-        stack.enter_context(_resizes_noted(lives))
-        stack.enter_context(tracker)
-        stack.enter_context(lives)
-        stack.enter_context(noting_saved(lives.saved))
+            stack.enter_context(replaced(torch.autograd, function, lives.during("backward")))
+        stack.enter_context(replaced(torch.UntypedStorage, "resize_", lives.resizing))
+        stack.enter_context(origins.watching())
         lives.enter("forward")
         lives.count()
         yield bill
-    _note_what_exists(lives, model, optimizer, None)
-    classifier = Classifier(tracker, lives, storages_of(*model.parameters(), *model.buffers()), storages_of())
-    lives.classify(classifier)
+    lives.note_what_exists(model, optimizer, None)
+    lives.classify(origins)
     bill.curve = lives.curve
     bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
     bill.peak_bytes = max(lives.curve)
     bill.peak_at = lives.curve.index(bill.peak_bytes)
-    bill.lives = lives.lines()
+    bill.lives = [(life.line(), life.sizes, life.died) for life in lives.lives]
     at_peak = [
         replace(row, bytes=size)
         for (row, *_), life in zip(bill.lives, lives.lives)
         if (size := life.bytes_at(bill.peak_at))
     ]
     bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
-
-
-def _note_what_exists(lives: Lives, model: nn.Module, optimizer: Any, batch: Any) -> None:
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    for name, parameter in model.named_parameters():
-        lives.known(parameter, "weight", name, "parameter")
-        lives.known(parameter.grad, "gradient", name, "gradient")
-        lives.known(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
-    for name, buffer in model.named_buffers():
-        lives.known(buffer, "buffer", name, "buffer")
-    if optimizer is not None:
-        for number, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-            name = names.get(id(parameter), f"parameter {number} of the optimizer")
-            lives.known(parameter, "optimizer state", name, "copy of the weight")
-            for key, state in optimizer.state.get(parameter, {}).items():
-                lives.known(state, "optimizer state", name, str(key))
-    lives.known(batch, "input", "", "input")
-
-
-def _in_backward(lives: Lives) -> Callable[[Callable], Callable]:
-    def make(original):
-        def run(*args, **kwargs):
-            before = lives.phase
-            lives.enter("backward")
-            try:
-                return original(*args, **kwargs)
-            finally:
-                lives.enter(before)
-
-        return run
-
-    return make
-
-
-@contextmanager
-def _resizes_noted(lives: Lives) -> Iterator[None]:
-    """Storages that are resized below all operations, as FSDP and pipeline stages do."""
-    original = torch.UntypedStorage.resize_
-
-    def resize(storage, size):
-        result = original(storage, size)
-        lives.resized(storage)
-        return result
-
-    torch.UntypedStorage.resize_ = resize  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        del torch.UntypedStorage.resize_
 
 
 @dataclass
@@ -219,24 +155,27 @@ class Life:
     sizes: list[tuple[int, int]]
     died: int | None = None
     label: tuple[str, str, str] | None = None  # kind, name, operation
-    saved: tuple[str, str, str] | None = None  # module, operation, argument
     kind: str = ""
-    reference: Any = None
+    is_output: bool = False
 
     def bytes_at(self, moment: int) -> int:
         if moment < self.born or (self.died is not None and moment >= self.died):
             return 0
         return next(size for start, size in reversed(self.sizes) if start <= moment)
 
+    def line(self) -> SavedTensor:
+        """Its line on the bill; the bytes are the first."""
+        kind, module, op, argument = _named(self)
+        return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
-class Lives(Origins):
-    """Notes every storage's birth and death, and the live bytes after every operation.
+
+class Lives:
+    """Every storage's birth and death, and the live bytes after every operation.
 
     A moment is a place in ``curve``.  What is born or dies between two counts is there, or not, at the next one.
     """
 
-    def __init__(self, tracker: OperationTracker):
-        super().__init__(tracker)
+    def __init__(self) -> None:
         self.lives: list[Life] = []
         self.live_bytes = 0
         self.curve: list[int] = []
@@ -249,32 +188,40 @@ class Lives(Origins):
             self.phase = phase
             self.phases.append((phase, len(self.curve)))
 
+    @contextmanager
+    def during(self, phase: str) -> Iterator[None]:
+        """The phase of the block, or of each call of a function that this decorates."""
+        before = self.phase
+        self.enter(phase)
+        try:
+            yield
+        finally:
+            self.enter(before)
+
     def count(self) -> None:
         """Note the bytes that are alive now: a new moment."""
         self.curve.append(self.live_bytes)
 
-    def known(self, value: object, kind: str, name: str, op: str) -> None:
-        """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
-        for tensor in tensors_in(value):
-            for part in plain_tensors(tensor):
-                storage = storage_of(part)
-                if storage is None:
-                    continue
-                life = self._life_of.get(storage)
-                if life is None:
-                    origin = Origin(False, op, name, shape_of(part), part.dtype)
-                    life = self._begin(storage, origin)
-                if life.label is None:
-                    life.label = kind, name, op
+    def after(self, storages: list[torch.UntypedStorage]) -> None:
+        """An operation on these has ended."""
+        for storage in storages:
+            self.resized(storage)
+        self.count()
 
-    def saved(self, tensor: Tensor) -> None:
-        self.paused = True
-        for part in plain_tensors(tensor):
-            life = self._life_of.get(storage) if (storage := storage_of(part)) is not None else None
-            if life is not None and life.saved is None:
-                op, argument, _ = self._tracker.saver_of(part)
-                life.saved = self._tracker.module, op, argument
-        self.paused = False
+    def begin(self, storage: torch.UntypedStorage, origin: Origin) -> None:
+        """A storage is seen first."""
+        if storage in self._life_of:
+            return
+        size, moment = storage.nbytes(), len(self.curve)
+        life = Life(origin, self.phase, moment, [(moment, size)])
+        weakref.finalize(storage, self._end, life).atexit = False
+        self._life_of[storage] = life
+        self.lives.append(life)
+        self.live_bytes += size
+
+    def _end(self, life: Life) -> None:
+        life.died = len(self.curve)
+        self.live_bytes -= life.sizes[-1][1]
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         life = self._life_of.get(storage)
@@ -282,55 +229,53 @@ class Lives(Origins):
             self.live_bytes += size - life.sizes[-1][1]
             life.sizes.append((len(self.curve), size))
 
-    def classify(self, classifier: Classifier) -> None:
+    def resizing(self, resize: Callable) -> Callable:
+        """Storages can be resized below all operations, as FSDP and pipeline stages do."""
+
+        def run(storage, size):
+            result = resize(storage, size)
+            self.resized(storage)
+            return result
+
+        return run
+
+    def known(self, value: object, kind: str, name: str, op: str) -> None:
+        """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
+        for part in (part for tensor in tensors_in(value) for part in plain_tensors(tensor)):
+            if (storage := storage_of(part)) is not None:
+                self.begin(storage, Origin(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
+                life = self._life_of[storage]
+                life.label = life.label or (kind, name, op)
+
+    def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
+        """Weights, gradients, buffers, states and inputs."""
+        names = {id(parameter): name for name, parameter in model.named_parameters()}
+        for name, parameter in model.named_parameters():
+            self.known(parameter, "weight", name, "parameter")
+            self.known(parameter.grad, "gradient", name, "gradient")
+            self.known(getattr(parameter, "main_grad", None), "main gradient", name, "main gradient")
+        for name, buffer in model.named_buffers():
+            self.known(buffer, "buffer", name, "buffer")
+        groups = optimizer.param_groups if optimizer is not None else ()
+        for number, parameter in enumerate(p for group in groups for p in group["params"]):
+            name = names.get(id(parameter), f"parameter {number} of the optimizer")
+            self.known(parameter, "optimizer state", name, "copy of the weight")
+            for key, state in optimizer.state.get(parameter, {}).items() if optimizer is not None else ():
+                self.known(state, "optimizer state", name, str(key))
+        self.known(batch, "input", "", "input")
+
+    def classify(self, origins: Origins) -> None:
         """Kinds of what is alive, which only a look at its storage tells."""
         for storage, life in list(self._life_of.items()):
-            if life.origin.gathered or life.origin.made and (life.origin.copied_from or life.origin.constant):
-                life.kind = classifier.kind_of(storage, life.origin.dtype, life.origin.operation)
-
-    def lines(self) -> list[tuple[SavedTensor, list[tuple[int, int]], int | None]]:
-        """Every storage that there was, as ``StepBill.lives`` has it; the bytes of a line are the first."""
-        outputs = {id(storage) for storage in self._tracker.outputs}
-        lines = []
-        for life in self.lives:
-            storage, origin = life.reference(), life.origin
-            kind, module, op, argument = _named(life, storage is not None and id(storage) in outputs)
-            row = SavedTensor(module, op, argument, origin.shape, origin.dtype, life.sizes[0][1], "", kind)
-            lines.append((row, life.sizes, life.died))
-        return lines
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if not self.paused:
-            for storage in storages_in([args, kwargs]):
-                if storage not in self._life_of:  # from before the step
-                    self._begin(storage, self.found.get(storage) or Origin(False, "", "", (), torch.uint8))
-                self.resized(storage)
-            for storage in storages_in(result):
-                self.resized(storage)
-            self.count()
-        return result
-
-    def _add(self, storage: torch.UntypedStorage, result: Tensor, origin: Origin) -> None:
-        super()._add(storage, result, origin)
-        if storage not in self._life_of:
-            self._begin(storage, origin)
-
-    def _begin(self, storage: torch.UntypedStorage, origin: Origin) -> Life:
-        size, moment = storage.nbytes(), len(self.curve)
-        life = Life(origin, self.phase, moment, [(moment, size)])
-        life.reference = weakref.ref(storage, lambda _: self._end(life))
-        self._life_of[storage] = life
-        self.lives.append(life)
-        self.live_bytes += size
-        return life
-
-    def _end(self, life: Life) -> None:
-        life.died = len(self.curve)
-        self.live_bytes -= life.sizes[-1][1]
+            origin = life.origin
+            life.is_output = storage in origins.tracker.outputs
+            if storage in origins.found and (
+                origin.gathered or origin.made and (origin.copied_from or origin.constant)
+            ):
+                life.kind = origins.kind_of(storage, origin.dtype, origin.operation)
 
 
-def _named(life: Life, is_output: bool) -> tuple[str, str, str, str]:
+def _named(life: Life) -> tuple[str, str, str, str]:
     """Kind, module, operation and argument of one line of the bill."""
     origin = life.origin
     if life.label is not None:
@@ -340,12 +285,13 @@ def _named(life: Life, is_output: bool) -> tuple[str, str, str, str]:
         return life.kind, origin.module, origin.operation, ""
     if origin.operation == "generator state":
         return "generator state", origin.module, origin.operation, ""
-    if life.saved is not None:
+    if origin.saved:
+        first = next(iter(origin.saved.values()))
         kind = "recomputed activation" if life.phase == "backward" else life.kind or "activation"
-        return kind, *life.saved
+        return kind, first.module, first.op, first.argument
     if not origin.made:
         return "from before", origin.module, origin.operation, ""
-    if is_output:
+    if life.is_output:
         return "output", origin.module, origin.operation, ""
     if origin.operation in KIND_OF_NAME:
         return "communication buffer", origin.module, KIND_OF_NAME[origin.operation], ""

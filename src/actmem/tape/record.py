@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
-from actmem import recompute
 from actmem.main_grad import gradient_of
 from actmem.measure.comms import kind_of
 from actmem.measure.tools import noting_states, plain_tensors, storage_of, storages_in, tensors_in
@@ -183,7 +182,7 @@ def recorded_run(module: nn.Module, run: Callable[[Recorder], object], existing:
     gc.disable()  # or what cycles hold would go at any moment
     try:
         recorder = Recorder(existing)
-        with recorder, recorder.naming(module), noting_states(recorder.note_state, (recompute, "generator_states")):
+        with recorder, recorder.naming(module), noting_states(recorder.note_state):
             run(recorder)
         return list(recorder.events)
     finally:

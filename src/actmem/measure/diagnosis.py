@@ -18,10 +18,10 @@ from typing import Any
 
 from actmem.command_line import Parser
 from actmem.config import ConfigError
-from actmem.measure.ledger_tables import HEADINGS, aligned, fold, lines_of, rows_of_file
+from actmem.measure.ledger_tables import HEADINGS, SavedTensor, aligned, fold, lines_of, rows_of_file
 from actmem.measure.snapshot import is_snapshot, read_snapshot, seen_text
 
-Rows = list[Any]
+Rows = list[SavedTensor]
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Finding:
     text: str
 
 
-def findings(rows: Iterable[Any]) -> list[Finding]:
+def findings(rows: Iterable[SavedTensor]) -> list[Finding]:
     """All wastes found in a ledger's ``tensors``, the largest first; a row can be in two of them."""
     rows = [row for row in rows if row.bytes]
     found = []
@@ -57,11 +57,11 @@ def _by_module(rows: Rows) -> list[Rows]:
     return list(groups.values())
 
 
-def _is(row: Any, *dtypes: str) -> bool:
+def _is(row: SavedTensor, *dtypes: str) -> bool:
     return str(row.dtype).endswith(dtypes)
 
 
-def _each(keeps: Callable[[Any], bool]) -> Callable[[Rows], Rows]:
+def _each(keeps: Callable[[SavedTensor], bool]) -> Callable[[Rows], Rows]:
     """A rule that looks at one row at a time."""
     return lambda rows: [row for row in rows if keeps(row)]
 
@@ -163,7 +163,7 @@ def _read(path: str) -> dict[str, Any]:
         return read_snapshot(path)
     try:
         result = json.loads(Path(path).read_text(encoding="utf-8"))
-        _ = [_key(row) for row in rows_of_file([*result["rows"], *result.get("peak", ())])]  # all fields are there
+        rows_of_file([*result["rows"], *result.get("peak", ())])  # all fields are there
         return result
     except OSError as error:
         raise ConfigError(path, error.strerror or "can't be read") from error
@@ -171,61 +171,54 @@ def _read(path: str) -> dict[str, Any]:
         raise ConfigError(path, "is no file of `python -m actmem record … --json FILE`") from error
 
 
-def _key(row: Any) -> tuple:
+def _key(row: SavedTensor) -> tuple:
     return row.module, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind
 
 
-def changes(before: list[Any], after: list[Any]) -> dict[str, list[Any]]:
-    """Rows that went, came and stayed: equal in module, operation, argument, shape, dtype, bytes and kind.
+def _without(rows: Rows, others: Rows) -> Rows:
+    """The rows that have no equal among ``others``, each of which takes one."""
+    left = Counter(map(_key, others))
+    rest = []
+    for row in rows:
+        left[_key(row)] -= 1
+        if left[_key(row)] < 0:
+            rest.append(row)
+    return rest
 
-    A tensor that another operation saves now (first a layer norm, then a checkpoint) went and came.
+
+def diff_text(before: Rows, after: Rows) -> str:
+    """What went, came and stayed, each with its bytes; of what stayed, why it is still there, tensor by tensor.
+
+    Rows are equal in module, operation, argument, shape, dtype, bytes and kind.  A tensor that another operation saves
+    now (first a layer norm, then a checkpoint) went and came.
     """
-    counts = Counter(_key(row) for row in after)
-    went: list[Any] = []
-    stayed: list[Any] = []
-    for row in before:
-        (stayed if counts[_key(row)] else went).append(row)
-        counts[_key(row)] -= 1 if counts[_key(row)] else 0
-    left = Counter(_key(row) for row in before)
-    came = []
-    for row in after:
-        if left[_key(row)]:
-            left[_key(row)] -= 1
-        else:
-            came.append(row)
-    return {"went": went, "came": came, "stayed": stayed}
-
-
-def diff_text(before: list[Any], after: list[Any]) -> str:
-    """The three lists, each with its bytes; of what stayed, why it is still there, tensor by tensor."""
-    sizes = [sum(row.bytes for row in rows) for rows in (before, after)]
+    sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
-    lists = changes(before, after)
-    for name in ("went", "came"):
-        rows = lists[name]
+    went, came = _without(before, after), _without(after, before)
+    for name, rows in (("went", went), ("came", came)):
         parts.append(_head(name, rows) + (f"\n{_table(rows)}" if rows else ""))
-    stayed = lists["stayed"]
+    stayed = _without(before, went)
     parts.append(_head("stayed", stayed) + _in_inputs(stayed))
     if stayed:
         on = "recomputation is on, and these are still there because" if runs_again(after) else "still there because"
         parts[-1] += f": {on}"
-    by_reason: dict[str, list[Any]] = {}
+    by_reason: dict[str, Rows] = {}
     for row in stayed:
         by_reason.setdefault(reason_of(row), []).append(row)
-    for reason, rows in sorted(by_reason.items(), key=lambda item: -sum(row.bytes for row in item[1])):
+    for reason, rows in sorted(by_reason.items(), key=lambda item: -_size(item[1])):
         parts[-1] += f"\n… {reason}: {_size(rows):,} B\n{_table(rows)}"
     return "\n\n".join(parts)
 
 
-def _head(name: str, rows: list[Any]) -> str:
+def _head(name: str, rows: Rows) -> str:
     return f"{name}: {len(rows)} tensors, {_size(rows):,} B"
 
 
-def _table(rows: list[Any]) -> str:
+def _table(rows: Rows) -> str:
     return aligned(HEADINGS, lines_of(fold(rows)))
 
 
-def _in_inputs(rows: list[Any]) -> str:
+def _in_inputs(rows: Rows) -> str:
     """The bytes in the paper's unit, where an input ``[s, b, h]`` is among the rows: bytes for each of its elements."""
     shape = next((row.shape for row in rows if row.kind == "input" and len(row.shape) == 3), None)
     if shape is None or not prod(shape):
@@ -261,8 +254,8 @@ _OF_KIND = {
 }
 
 
-def reason_of(row: Any) -> str:
-    """One clause on why ``row``, a SavedTensor or a line of a record's file, is kept for backward."""
+def reason_of(row: SavedTensor) -> str:
+    """One clause on why ``row`` is kept for backward."""
     if row.kind in _OF_KIND:
         return _OF_KIND[row.kind]
     if row.held_by:
@@ -273,6 +266,6 @@ def reason_of(row: Any) -> str:
     return next((reason for names, reason in _REASONS if row.op in names), f"{row.op or 'an operation'} saves it")
 
 
-def runs_again(rows: Iterable[Any]) -> bool:
+def runs_again(rows: Iterable[SavedTensor]) -> bool:
     """True if one of ``rows`` is there for a second run: recomputation is on."""
     return any(reason_of(row) in (_OF_KIND["generator state"], _SECOND_RUN, _REASONS[-1][1]) for row in rows)

@@ -29,7 +29,7 @@ from actmem.drop import NAME_READERS
 from actmem.measure.ledger_tables import STORAGE_KINDS, UNSAVED, SavedTensor, ledger_html, ledger_text
 from actmem.measure.origins import Origin, Origins, graph_nodes
 from actmem.measure.savers import UNKNOWN, OperationTracker
-from actmem.measure.tools import plain_tensors, settled, shape_of, storage_of, storages_in
+from actmem.measure.tools import settled, shape_of, storage_of, storages_in, stored_parts
 from actmem.rows import Row
 
 _WEIGHTS = ("weight", "gathered weight")
@@ -196,18 +196,10 @@ def _unsaved(origins: Origins, variables: Iterable[object]) -> Iterator[tuple[to
 def _held_anyway(origins: Origins) -> Iterator[tuple[torch.UntypedStorage, Tensor, str]]:
     """Inputs and outputs of outermost modules that a ctx or a checkpoint holds although autograd did not save them."""
     tracker = origins.tracker
-    theirs = [
-        tensor for reference in tracker.input_tensors + tracker.output_tensors if (tensor := reference()) is not None
-    ]
-    parts = [
-        (storage, part)
-        for tensor in theirs
-        for part in plain_tensors(tensor)
-        if (storage := storage_of(part)) is not None
-    ]
+    theirs = [reference() for reference in tracker.input_tensors + tracker.output_tensors]
     wanted = {
         id(storage): (storage, part)
-        for storage, part in parts
+        for storage, part in stored_parts(theirs)
         if storage not in origins.saved and storage not in tracker.weights
     }
     if wanted and tracker.functions_ran:

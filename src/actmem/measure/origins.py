@@ -27,12 +27,12 @@ from actmem.measure.savers import OperationTracker, kept_as, view_of
 from actmem.measure.tools import (
     QuietDispatchMode,
     noting_states,
-    plain_tensors,
     replaced,
     shape_of,
     storage_of,
     storages_in,
     storages_of,
+    stored_parts,
     tensors_in,
 )
 from actmem.torch_private import top_saved_tensors_hooks
@@ -137,18 +137,16 @@ class Origins(QuietDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        storages = storages_in((args, kwargs))
-        for storage in storages:
+        sources = []
+        for storage, part in stored_parts((args, kwargs)):
+            sources.append(storage)
             if storage not in self.found:
-                self._add(storage, None, Origin(made=False))
-        sources = list(storages)
+                self._add(storage, part, Origin(made=False))
         # Some write into their argument and return nothing.
-        for tensor in tensors_in(kwargs.get("out") if result is None else result, 1):
-            for part in plain_tensors(tensor):
-                if (storage := storage_of(part)) is not None:
-                    storages.append(storage)
-                    self._note(storage, part, func, args, kwargs, sources)
-        self._after(storages)
+        made = stored_parts(kwargs.get("out") if result is None else result, 1)
+        for storage, part in made:
+            self._note(storage, part, func, args, kwargs, sources)
+        self._after([*sources, *(storage for storage, _ in made)])
         return result
 
     def _note_state(self, state: Tensor) -> None:
@@ -157,10 +155,9 @@ class Origins(QuietDispatchMode):
             self.tracker.checkpoint_ran = True
             self._add(storage, state, Origin(True, "generator state", self.tracker.inside))
 
-    def _add(self, storage: torch.UntypedStorage, tensor: Tensor | None, origin: Origin) -> Origin:
-        if tensor is not None:
-            origin.module, origin.shape = self.tracker.module, shape_of(tensor)
-            origin.dtype, origin.device = tensor.dtype, tensor.device.type
+    def _add(self, storage: torch.UntypedStorage, tensor: Tensor, origin: Origin) -> Origin:
+        origin.module, origin.shape = self.tracker.module, shape_of(tensor)
+        origin.dtype, origin.device = tensor.dtype, tensor.device.type
         self.found[storage] = origin
         self._on_found(storage, origin)
         return origin
@@ -310,13 +307,12 @@ class Origins(QuietDispatchMode):
     def _note_saved(self, tensor: Tensor, saver: tuple[str, str, str] | None = None, held_by: str = "") -> None:
         """Note that autograd saves a tensor.  saver: operation, argument and line, if it isn't the operation that runs."""
         is_weight = isinstance(tensor, nn.Parameter) or isinstance(getattr(tensor, "_base", None), nn.Parameter)
-        for part in plain_tensors(tensor):
-            storage = storage_of(part)
-            if storage is None or storage in self.tracker.weights:
+        for storage, part in stored_parts(tensor):
+            if storage in self.tracker.weights:
                 continue
             if is_weight:
                 self._seen_weights.add(storage)
-            origin = self.found.get(storage) or self._add(storage, None, Origin(made=False))
+            origin = self.found.get(storage) or self._add(storage, part, Origin(made=False))
             views, view = self.saved.setdefault(storage, origin.saved), view_of(part)
             if view not in views:
                 op, argument, line = saver or self.tracker.saver_of(part)

@@ -70,10 +70,15 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
     return [tensor]
 
 
+def stored_parts(value: object, depth: int = _DEEPEST) -> list[tuple[torch.UntypedStorage, Tensor]]:
+    """The plain tensors in ``value``, each with its storage; those that have none of their own are left out."""
+    parts = [part for tensor in tensors_in(value, depth) for part in plain_tensors(tensor)]
+    return [(storage, part) for part in parts if (storage := storage_of(part)) is not None]
+
+
 def storages_in(value: object) -> list[torch.UntypedStorage]:
-    """The storages of all tensors in ``value``; those that have none of their own are left out."""
-    parts = [part for tensor in tensors_in(value) for part in plain_tensors(tensor)]
-    return [storage for storage in map(storage_of, parts) if storage is not None]
+    """The storages of all tensors in ``value``."""
+    return [storage for storage, _ in stored_parts(value)]
 
 
 def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:

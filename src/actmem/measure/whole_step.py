@@ -23,7 +23,7 @@ from actmem.measure.ledger import sums_of
 from actmem.measure.ledger_tables import SavedTensor, bill_html, bill_text
 from actmem.measure.origins import Origin, Origins
 from actmem.measure.savers import OperationTracker
-from actmem.measure.tools import plain_tensors, replaced, shape_of, storage_of, tensors_in
+from actmem.measure.tools import replaced, shape_of, stored_parts, tensors_in
 
 #: What a storage can be at the peak, in the order in which a bill lists it.
 BILL_KINDS = (
@@ -241,11 +241,10 @@ class Lives:
 
     def known(self, value: object, kind: str, name: str, op: str) -> None:
         """All storages of ``value``, alive from now on at the latest, are ``kind``, called ``name``."""
-        for part in (part for tensor in tensors_in(value) for part in plain_tensors(tensor)):
-            if (storage := storage_of(part)) is not None:
-                self.begin(storage, Origin(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
-                life = self._life_of[storage]
-                life.label = life.label or (kind, name, op)
+        for storage, part in stored_parts(value):
+            self.begin(storage, Origin(False, op, module=name, shape=shape_of(part), dtype=part.dtype))
+            life = self._life_of[storage]
+            life.label = life.label or (kind, name, op)
 
     def note_what_exists(self, model: nn.Module, optimizer: torch.optim.Optimizer | None, batch: Any) -> None:
         """Weights, gradients, buffers, states and inputs."""

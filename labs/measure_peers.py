@@ -17,7 +17,6 @@ import torch
 from actmem_course.arguments import add_shape_arguments
 from actmem_course.bench.measure_others import measure_others
 from actmem_course.bench.measure_peers import (
-    COMPILED,
     LITERAL,
     NOTES,
     OURS,
@@ -35,7 +34,6 @@ from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
 from actmem_course.show import tables
 
-COMPILE = "our layer under torch.compile too (a minute more, and a C++ compiler on CPUs)"
 TODAY = "instead: bytes of Hugging Face's blocks and of ours, each by a formula"
 
 
@@ -47,7 +45,6 @@ def main() -> int:
     add_timing_arguments(run.parser)
     run.several("peer", tuple(PEERS))
     run.several("recompute", PEER_MODES, "MODE")
-    run.option("--compile", action="store_true", help=COMPILE)
     run.option("--no-sequence-parallel", action="store_true", help="tensor parallelism without sequence parallelism")
     run.option("--today", action="store_true", help=TODAY)
     with run.asked() as args:
@@ -63,7 +60,7 @@ def main() -> int:
     with run.ranks(real_tensors=True) as here:
         lines = measure_peers(
             shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
-            peers=[COMPILED] * args.compile + run.chosen("peer"), modes=run.chosen("recompute"),
+            peers=run.chosen("peer"), modes=run.chosen("recompute"),
             sequence_parallel=not args.no_sequence_parallel, on_progress=run.progress,
         )  # fmt: skip
         # Every rank counts: an exchange is part of it.
@@ -84,7 +81,7 @@ def main() -> int:
         if units:
             run.show(tables.elementwise_line(lines, OURS, *units))
         ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
-        run.show(*(f"{name}: {NOTES[name]}." for name in (*PEERS, LITERAL, COMPILED) if name in ran))
+        run.show(*(f"{name}: {NOTES[name]}." for name in (*PEERS, LITERAL) if name in ran))
         run.show(*tables.missing_lines(lines), markup=False)
         if here.device == "cpu" and here.size > 1 and not here.emulated:
             run.show(f"{OURS}: {OVER_GLOO}.")

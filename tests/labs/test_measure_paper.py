@@ -40,10 +40,7 @@ def test_everything_for_one_model(tmp_path):
 
     *_, verdict, last = shown.splitlines()
     assert verdict == f"{len(measured)} of {len(measured)} measured numbers equal their formulas exactly"
-    gibibytes = re.fullmatch(
-        r"measured in \d+\.\d seconds by \d process(?:es)?, at most (\d\.\d\d) GiB of memory", last
-    )
-    assert float(gibibytes[1]) < 2
+    assert re.fullmatch(r"measured in \d+\.\d seconds", last)
 
 
 @pytest.mark.nightly

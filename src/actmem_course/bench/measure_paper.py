@@ -1,15 +1,16 @@
-"""Every table and figure of the paper: what must be measured for it, its entries, and how they are printed."""
+"""Every table and figure of the paper: its entries, and how they are printed."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing import get_context
 
 from rich.console import Group, RenderableType
 
 from actmem.models import PAPER_MODELS
 from actmem_course.bench.reproduce import sections as paper_sections
-from actmem_course.bench.reproduce.jobs import Job, Results, Usage, run_jobs
 from actmem_course.bench.reproduce.paper_stage import num_microbatches
 from actmem_course.others import paper
 from actmem_course.others.disagreements import disagreements
@@ -56,11 +57,10 @@ class Shown:
 
 @dataclass(frozen=True)
 class Section:
-    """entries, jobs: of one model; what must be measured for it.  models: which of those asked for.  empty: printed if none."""
+    """entries: of one model.  models: which of those asked for.  empty: printed if none."""
 
-    entries: Callable[[str, Results], list[PaperEntry]]
+    entries: Callable[[str], list[PaperEntry]]
     shown: tuple[Callable[[Sequence[PaperEntry]], list[RenderableType]], ...]
-    jobs: Callable[[str], list[Job]] = lambda name: []
     models: Callable[[Models], Models] = lambda models: models
     empty: str = ""
 
@@ -107,7 +107,6 @@ SECTIONS = {
                 "The figure prints no numbers and names no optimizer: taken here is Megatron's Adam, 18 bytes a parameter.",
             ),
         ),
-        paper_sections.figure1_jobs,
     ),
     "table2": Section(
         paper_sections.table2,
@@ -118,7 +117,6 @@ SECTIONS = {
                 "labs/measure_table2.py lists it with the reasons.",
             ),
         ),
-        paper_sections.table2_jobs,
     ),
     "table3": Section(
         paper_sections.table3,
@@ -128,7 +126,6 @@ SECTIONS = {
                 exact_table, _SIZES,
             ),
         ),
-        paper_sections.table3_jobs,
     ),
     "figure7": Section(
         paper_sections.figure7,
@@ -141,7 +138,6 @@ SECTIONS = {
             ),
             Shown("\nFigure 7: the same in percent of the first line (paper: under 20, 10)", percent_table, _NAMES, unit="%"),
         ),
-        paper_sections.figure7_jobs,
     ),
     "table4": Section(
         paper_sections.table4,
@@ -158,7 +154,6 @@ SECTIONS = {
                 "For 2240 GPUs the paper gives both, but only one time.",
             ),
         ),
-        paper_sections.table5_jobs,
     ),
     "flops": Section(
         paper_sections.flops_entries,
@@ -171,12 +166,10 @@ SECTIONS = {
             ),
             Shown("\nThe utilisation that each gives, from table 5's times", percent_table, _NAMES, unit="%"),
         ),
-        paper_sections.flops_jobs,
     ),
     "figure9": Section(
         paper_sections.figure9,
         (_figure9,),
-        paper_sections.figure9_jobs,
         figure9_models,
         "Figure 9 is about pipeline ranks, and the 22B model has one stage.",
     ),
@@ -191,25 +184,32 @@ def parts_of(section: str, entries: Sequence[PaperEntry]) -> list[RenderableType
     return [part for shown in SECTIONS[section].shown for part in shown(entries)]
 
 
-def _jobs(section: str, models: Models) -> Iterator[Job]:
-    for name in SECTIONS[section].models(models):
-        yield from SECTIONS[section].jobs(name)
-
-
-def jobs_of(sections: Sequence[str], models: Models) -> list[Job]:
-    """Each different measurement that the sections need, once."""
-    return list(dict.fromkeys(job for section in sections for job in _jobs(section, models)))
-
-
-def entries_of(section: str, models: Models, results: Results) -> list[PaperEntry]:
-    """A section's entries from the results of its jobs."""
-    chosen = SECTIONS[section]
-    return [entry for name in chosen.models(models) for entry in chosen.entries(name, results)]
-
-
 def measure_paper(
-    sections: Sequence[str], models: Models, processes: int = 1, on_done: Callable[[Job], None] = lambda job: None
-) -> tuple[dict[str, list[PaperEntry]], Usage]:
-    """The entries of each section, and what measuring took.  Every rank is emulated: one process is enough."""
-    results, usage = run_jobs(jobs_of(sections, models), processes, on_done)
-    return {section: entries_of(section, models, results) for section in sections}, usage
+    sections: Sequence[str], models: Models, processes: int = 1, on_model: Callable[[], None] = lambda: None
+) -> dict[str, list[PaperEntry]]:
+    """The entries of each section.  Every rank is emulated: one process is enough, and no model needs more than one.
+
+    on_model: called as the models are done, in their order, one without a name (``disagreements``) last.
+    """
+    chosen = {section: SECTIONS[section].models(models) for section in sections}
+    wanted = {name: own for name in (*models, "") if (own := [s for s in sections if name in chosen[s]])}
+    found: dict[str, list[PaperEntry]] = {section: [] for section in sections}
+    for entries in _in_processes(wanted, min(processes, len(wanted))):
+        for entry in entries:
+            found[entry.section].append(entry)
+        on_model()
+    return found
+
+
+def _in_processes(wanted: Mapping[str, Sequence[str]], processes: int) -> Iterator[list[PaperEntry]]:
+    if processes < 2:
+        yield from map(_entries_of, wanted, wanted.values())
+        return
+    # A forked process would inherit torch's threads in the middle of their work.
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        yield from pool.map(_entries_of, wanted, wanted.values())
+
+
+def _entries_of(name: str, sections: Sequence[str]) -> list[PaperEntry]:
+    """All of one model: its sections share what is measured for them."""
+    return [entry for section in sections for entry in SECTIONS[section].entries(name)]

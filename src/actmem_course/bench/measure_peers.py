@@ -25,7 +25,6 @@ from actmem_course.results import PeerLine
 
 OURS = "ours"
 LITERAL = "ours, literal"
-COMPILED = "ours, compiled"
 PEER_MODES = ("none", "selective", "elementwise", "full")
 #: Peer → module of actmem_course.bench.peers and its function.
 PEERS = {
@@ -35,7 +34,6 @@ PEERS = {
 }
 #: Appended to a peer's name: it ran with our reduce-scatter.
 SAME_EXCHANGE = ", our exchange"
-_MODULES = {**PEERS, COMPILED: ("compiled", "compiled_layer")}
 
 NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
@@ -46,7 +44,6 @@ NOTES = {
     "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes are compared "
     "per sequence",
     LITERAL: "runs again all that the paper runs again",
-    COMPILED: "torch.compile on the regions between exchanges; it chooses by itself what is kept, so the bytes differ",
 }
 #: Printed if ranks exchange over gloo.
 OVER_GLOO = (
@@ -75,7 +72,7 @@ def build(
         recompute = Recompute.of(mode).to_the_end if name == LITERAL else Recompute.of(mode)
         layer = TransformerLayer(shape, tp, recompute=recompute, p=p, device=device, dtype=dtype)
         return _WithMask(layer, causal_mask(shape.seq_length, device))
-    module, function = _MODULES[name]
+    module, function = PEERS[name]
     make = getattr(importlib.import_module(f"actmem_course.bench.peers.{module}"), function)
     return make(shape, tp, mode, p=p, device=device, dtype=dtype)
 

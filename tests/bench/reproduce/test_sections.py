@@ -9,40 +9,51 @@ from actmem.formulas.flops import eq7, eq8, hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row
-from actmem_course.bench.measure_paper import SECTIONS, entries_of, jobs_of, measure_paper, parts_of
-from actmem_course.bench.reproduce.jobs import Job
-from actmem_course.bench.reproduce.paper_stage import (
-    STAGE_CONFIGURATIONS,
-    PaperStage,
-    count_iteration,
-    count_parameters,
-    measure_paper_stage,
-)
-from actmem_course.bench.reproduce.sections import measure_layer_of
+from actmem_course.bench.measure_paper import SECTIONS, measure_paper, parts_of
+from actmem_course.bench.reproduce import sections as paper_sections
+from actmem_course.bench.reproduce.paper_stage import STAGE_CONFIGURATIONS
 from actmem_course.others import paper
 from actmem_course.results import PaperEntry, Table2Result, plain
 
 MODELS = tuple(PAPER_MODELS)
 
 
-def by_formula(job):
-    """What a job would give if every measurement agreed."""
-    name = job.arguments[0]
-    if job.function is measure_paper_stage:
-        return name.rows() + name.extra_rows()
-    model = PAPER_MODELS[name]
-    if job.function is count_parameters:
-        return num_parameters(model.shape), sum(parameter_counts(model.shape, model.parallel).values())
-    if job.function is count_iteration:
-        return {"aten.mm": hardware_flops(model.shape, model.global_batch_size, job.arguments[1])}
-    assert job.function is measure_layer_of
-    sizes = [closed_form(c, model.shape, 8) for c in TABLE2]
-    return [Table2Result(c.name, c.formula(), 8, 0, size, 5, size + 5, 0, True, "") for c, size in zip(TABLE2, sizes)]
+def measured_by_formula(change=lambda what, result: result):
+    """In place of each measurement what it would give if it agreed, changed."""
+
+    def stage(stage):
+        return change("stage", stage.rows() + stage.extra_rows())
+
+    def parameters(name):
+        model = PAPER_MODELS[name]
+        return change(
+            "parameters", (num_parameters(model.shape), sum(parameter_counts(model.shape, model.parallel).values()))
+        )
+
+    def iteration(name, recompute):
+        model = PAPER_MODELS[name]
+        return change("FLOPs", {"aten.mm": hardware_flops(model.shape, model.global_batch_size, recompute)})
+
+    def layer(name):
+        sizes = [closed_form(c, PAPER_MODELS[name].shape, 8) for c in TABLE2]
+        rows = zip(TABLE2, sizes)
+        return change(
+            "layer", [Table2Result(c.name, c.formula(), 8, 0, size, 5, size + 5, 0, True, "") for c, size in rows]
+        )
+
+    return {
+        "measure_paper_stage": stage,
+        "count_parameters": parameters,
+        "count_iteration": iteration,
+        "measure_layer_of": layer,
+    }
 
 
-def entries_by_formula(section, models=MODELS, change=lambda job, result: result):
-    results = {job: change(job, by_formula(job)) for job in jobs_of([section], models)}
-    return entries_of(section, models, results)
+def entries_by_formula(section, models=MODELS, **change):
+    with pytest.MonkeyPatch.context() as patch:
+        for name, function in measured_by_formula(**change).items():
+            patch.setattr(paper_sections, name, function)
+        return measure_paper([section], models)[section]
 
 
 @pytest.mark.parametrize("section", SECTIONS)
@@ -63,13 +74,13 @@ def test_every_model_every_number_exact_and_plain_in_json(section):
 @pytest.mark.parametrize(
     ("section", "change"),
     [
-        ("figure1", lambda job, result: [*result, Row("more", 1)] if job.function is measure_paper_stage else result),
-        ("table2", lambda job, result: [*result[:5], Table2Result("full", "2", 8, 0, 9, 5, 15, 1, False, "more")]),
-        ("table3", lambda job, result: (result[0], result[1] + 1)),
-        ("figure7", lambda job, result: [Row(row.term + "?", row.bytes) for row in result]),
-        ("table5", lambda job, result: {"aten.mm": result["aten.mm"] + 10**12}),
-        ("flops", lambda job, result: {"aten.mm": result["aten.mm"] - 1}),
-        ("figure9", lambda job, result: result[1:]),
+        ("figure1", lambda what, result: [*result, Row("more", 1)] if what == "stage" else result),
+        ("table2", lambda what, result: [*result[:5], Table2Result("full", "2", 8, 0, 9, 5, 15, 1, False, "more")]),
+        ("table3", lambda what, result: (result[0], result[1] + 1)),
+        ("figure7", lambda what, result: [Row(row.term + "?", row.bytes) for row in result]),
+        ("table5", lambda what, result: {"aten.mm": result["aten.mm"] + 10**12}),
+        ("flops", lambda what, result: {"aten.mm": result["aten.mm"] - 1}),
+        ("figure9", lambda what, result: result[1:]),
     ],
 )
 def test_a_wrong_measurement_is_seen(section, change):
@@ -135,26 +146,14 @@ def test_an_empty_section_says_why(section):
     assert "22B model" in str(line)
 
 
-def test_measurements_are_shared_between_sections():
-    jobs = jobs_of(list(SECTIONS), MODELS)
-    assert len(jobs) == len(set(jobs))
-    assert len(jobs) < sum(len(jobs_of([name], MODELS)) for name in SECTIONS)
-    assert (
-        jobs.count(
-            Job(
-                measure_paper_stage,
-                (PaperStage("530B", "tensor+sequence+selective"),),
-                "530B, first stage, tensor+sequence+selective",
-            )
-        )
-        == 1
-    )
-
-
-def test_without_measurements_nothing_is_run():
-    entries, usage = measure_paper(["table4", "disagreements"], MODELS)
-    assert list(entries) == ["table4", "disagreements"] and usage.seconds < 1
-    assert all(e.measured is None and e.exact is None and e.difference is None for of in entries.values() for e in of)
+@pytest.mark.parametrize("processes", [1, 2])
+def test_models_in_their_order_by_one_process_or_two(processes):
+    done = []
+    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"], processes, lambda: done.append(1))
+    assert list(entries) == ["disagreements", "table4", "table3"] and len(done) == 3
+    assert list(dict.fromkeys(e.model for e in entries["table3"])) == ["22B", "175B"]
+    assert all(e.exact is not False for of in entries.values() for e in of)
+    assert not any(e.exact or e.difference for name in ("disagreements", "table4") for e in entries[name])
 
 
 def test_differences():

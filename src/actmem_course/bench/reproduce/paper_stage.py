@@ -109,6 +109,7 @@ def schedule(model_name: str) -> Schedule:
     return one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
 
 
+@cache
 def measure_paper_stage(stage: PaperStage) -> list[Row]:
     """Rows of what the rank keeps at its fullest, by the ledger, in bfloat16 on an emulated rank of t."""
     actions = [(action.kind, action.chunk, action.microbatch) for action in stage.actions()]
@@ -134,6 +135,7 @@ def count_flops(shape: ModelShape, recompute: str = "none") -> dict[str, int]:
     return {str(operator): count for operator, count in counter.get_flop_counts()["Global"].items()}
 
 
+@cache
 def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
     """The same for a whole iteration of a paper model: all of its equal microbatches."""
     model = PAPER_MODELS[model_name]
@@ -142,6 +144,7 @@ def count_iteration(model_name: str, recompute: str) -> dict[str, int]:
     return {operator: times * count for operator, count in count_flops(model.shape, recompute).items()}
 
 
+@cache
 def count_parameters(model_name: str) -> tuple[int, int]:
     """Parameters of the whole model, and of its first pipeline rank's share, both by building the GPT."""
     model = PAPER_MODELS[model_name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -16,7 +16,6 @@ from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
 from actmem.rows import compare, total
 from actmem_course.bench.measure_table2 import measure_table2
-from actmem_course.bench.reproduce.jobs import Job, Results
 from actmem_course.bench.reproduce.paper_stage import (
     STAGE_CONFIGURATIONS,
     PaperStage,
@@ -39,6 +38,7 @@ _ADAM = "float32 gradients"
 _FIGURE7_PRINTED = {_BOTH: paper.FIGURE7_BOTH_PERCENT_BELOW, "full": paper.FIGURE7_FULL_PERCENT}
 
 
+@cache
 def measure_layer_of(name: str) -> list[Table2Result]:
     """Table 2 for one layer of a paper model, on one emulated rank of its t."""
     model = PAPER_MODELS[name]
@@ -47,31 +47,20 @@ def measure_layer_of(name: str) -> list[Table2Result]:
         return measure_table2(model.shape, Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
 
 
-def table2_jobs(name: str) -> list[Job]:
-    return [Job(measure_layer_of, (name,), f"{name}, table 2")]
-
-
-def table2(name: str, results: Results) -> list[PaperEntry]:
+def table2(name: str) -> list[PaperEntry]:
     """Bytes of one layer on one rank: the row's own formula, the sum of named tensors, the ledger."""
     shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
-    (job,) = table2_jobs(name)
     return [
         PaperEntry(
             "table2", name, row.name, "bytes", closed_form(row, shape, t), found.predicted_bytes, found.extra_bytes,
             found.measured_bytes, found.disagreement, note=f"sbh({row.formula()})",
         )
-        for row, found in zip(TABLE2, results[job])
+        for row, found in zip(TABLE2, measure_layer_of(name))
     ]  # fmt: skip
 
 
-def stage_job(stage: PaperStage) -> Job:
-    """The job whose result is the rows that the rank keeps."""
-    rank = f"rank {stage.pipeline_rank}" if stage.pipeline_rank else "first stage"
-    return Job(measure_paper_stage, (stage,), f"{stage.model_name}, {rank}, {stage.configuration_name}")
-
-
-def _stage_entry(section: str, quantity: str, stage: PaperStage, results: Results, **more) -> PaperEntry:
-    predicted, extra, measured = stage.rows(), stage.extra_rows(), results[stage_job(stage)]
+def _stage_entry(section: str, quantity: str, stage: PaperStage, **more) -> PaperEntry:
+    predicted, extra, measured = stage.rows(), stage.extra_rows(), measure_paper_stage(stage)
     comparison = compare(predicted + extra, measured)
     return PaperEntry(
         section, stage.model_name, quantity, "bytes", ours_formula=total(predicted), extra=total(extra), measured=total(measured),
@@ -79,13 +68,9 @@ def _stage_entry(section: str, quantity: str, stage: PaperStage, results: Result
     )  # fmt: skip
 
 
-def figure1_jobs(name: str) -> list[Job]:
-    return [parameters_job(name), *(stage_job(PaperStage(name, which)) for which in (_BASELINE, _BOTH))]
-
-
-def figure1(name: str, results: Results) -> list[PaperEntry]:
+def figure1(name: str) -> list[PaperEntry]:
     """Everything on a GPU of the first stage: states, activations before and after, the two sums."""
-    model, (_, counted) = PAPER_MODELS[name], results[parameters_job(name)]
+    model, (_, counted) = PAPER_MODELS[name], count_parameters(name)
     predicted = total(state_rows(model.shape, model.parallel, adam=_ADAM))
     measured = counted * sum(state.bytes_per_parameter for state in ADAM[_ADAM])
     quantity = "parameters, optimizer"
@@ -94,62 +79,58 @@ def figure1(name: str, results: Results) -> list[PaperEntry]:
         stage = PaperStage(name, configuration)
         together = predicted + total(stage.rows())
         fits = "fits" if together <= paper.A100_BYTES else "does not fit"
-        activations = _stage_entry("figure1", f"activations, {label}", stage, results)
+        activations = _stage_entry("figure1", f"activations, {label}", stage)
         entries += [
             activations,
             PaperEntry(
                 "figure1", name, f"all, {label}", "bytes", ours_formula=together, extra=activations.extra,
-                measured=measured + total(results[stage_job(stage)]), disagreement=activations.disagreement,
+                measured=measured + total(measure_paper_stage(stage)), disagreement=activations.disagreement,
                 note=f"{together / 2**30:.1f} GiB, {fits}",
             ),
         ]  # fmt: skip
     return entries
 
 
-def figure7_jobs(name: str) -> list[Job]:
-    return [stage_job(PaperStage(name, configuration)) for configuration in STAGE_CONFIGURATIONS]
-
-
-def figure7(name: str, results: Results) -> list[PaperEntry]:
+def figure7(name: str) -> list[PaperEntry]:
     """First-stage bytes in five configurations, then each in percent of the tensor-parallel one."""
-    entries = [_first_stage(PaperStage(name, configuration), results) for configuration in STAGE_CONFIGURATIONS]
+    entries = [_first_stage(PaperStage(name, configuration)) for configuration in STAGE_CONFIGURATIONS]
     for configuration in STAGE_CONFIGURATIONS:
         if configuration != _BASELINE:
-            entries += _shares(name, configuration, results)
+            entries += _shares(name, configuration)
     return entries
 
 
-def _first_stage(stage: PaperStage, results: Results) -> PaperEntry:
+def _first_stage(stage: PaperStage) -> PaperEntry:
     """paper: equation 5 or 6 with the interleave factor and section 4.3's extras, exactly as printed."""
     parallel, shape = stage.parallel, stage.model.shape
     t, p, m = parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
     equation = {"tensor+sequence": ("eq. 5", eq5), _BOTH: ("eq. 6", eq6)}.get(stage.configuration_name)
     if equation is None:
-        return _stage_entry("figure7", stage.configuration_name, stage, results)
+        return _stage_entry("figure7", stage.configuration_name, stage)
     label, layers = equation
     factor = interleave_factor(p, m)
     printed = layers(shape, t) * factor + section43_extras(shape, t, p)  # whole, as p·m divides L
     by = f"{label} × {float(factor):.3f} + §4.3" if m > 1 else f"{label} + §4.3"
-    return _stage_entry("figure7", stage.configuration_name, stage, results, paper=int(printed), note=by)
+    return _stage_entry("figure7", stage.configuration_name, stage, paper=int(printed), note=by)
 
 
-def _shares(name: str, configuration: str, results: Results) -> list[PaperEntry]:
+def _shares(name: str, configuration: str) -> list[PaperEntry]:
     printed = _FIGURE7_PRINTED.get(configuration)
     rows = {row.name: row for row in TABLE2}
     shape, t = PAPER_MODELS[name].shape, PAPER_MODELS[name].parallel.tensor_parallel_size
     layer = Fraction(closed_form(rows[configuration], shape, t), closed_form(rows[_BASELINE], shape, t))
     this, base = PaperStage(name, configuration), PaperStage(name, _BASELINE)
     stage = Fraction(total(this.rows()), total(base.rows()))
-    counted = Fraction(_paper_bytes(this, results), _paper_bytes(base, results))
+    counted = Fraction(_paper_bytes(this), _paper_bytes(base))
     return [
         PaperEntry("figure7", name, f"{configuration}, one layer", "%", printed, 100 * layer),
         PaperEntry("figure7", name, f"{configuration}, first stage", "%", printed, 100 * stage, measured=100 * counted),
     ]
 
 
-def _paper_bytes(stage: PaperStage, results: Results) -> int:
+def _paper_bytes(stage: PaperStage) -> int:
     """Measured bytes without those that the paper leaves out."""
-    return total(results[stage_job(stage)]) - total(stage.extra_rows())
+    return total(measure_paper_stage(stage)) - total(stage.extra_rows())
 
 
 def _measured_ranks(name: str) -> list[int]:
@@ -157,11 +138,7 @@ def _measured_ranks(name: str) -> list[int]:
     return [0, 1, PAPER_MODELS[name].parallel.pipeline_parallel_size - 1]
 
 
-def figure9_jobs(name: str) -> list[Job]:
-    return [stage_job(PaperStage(name, _BOTH, rank)) for rank in _measured_ranks(name)]
-
-
-def figure9(name: str, results: Results) -> list[PaperEntry]:
+def figure9(name: str) -> list[PaperEntry]:
     """Bytes on every pipeline rank with both methods, and what outputs would add that are not freed."""
     first, entries = PaperStage(name, _BOTH), []
     shape, parallel, n = first.model.shape, first.parallel, first.num_microbatches
@@ -170,7 +147,7 @@ def figure9(name: str, results: Results) -> list[PaperEntry]:
         quantity = f"rank {rank}"
         if rank in _measured_ranks(name):
             entries.append(
-                _stage_entry("figure9", quantity, PaperStage(name, _BOTH, rank), results, pipeline_rank=rank)
+                _stage_entry("figure9", quantity, PaperStage(name, _BOTH, rank), pipeline_rank=rank)
             )
         else:
             entries.append(PaperEntry("figure9", name, quantity, "bytes", ours_formula=size, pipeline_rank=rank))
@@ -209,23 +186,9 @@ _WAYS = (
 )
 
 
-def parameters_job(name: str) -> Job:
-    """The job whose result is (parameters of the whole model, parameters on pipeline rank 0)."""
-    return Job(count_parameters, (name,), f"{name}, parameters")
-
-
-def count_job(name: str, recompute: str) -> Job:
-    """The job whose result is the counted FLOPs of an iteration, by operator."""
-    return Job(count_iteration, (name, recompute), f"{name}, FLOPs, {recompute}")
-
-
-def table3_jobs(name: str) -> list[Job]:
-    return [parameters_job(name)]
-
-
-def table3(name: str, results: Results) -> list[PaperEntry]:
+def table3(name: str) -> list[PaperEntry]:
     """Devices, and parameters of the GPT that these sizes give."""
-    model, (whole, first_rank) = PAPER_MODELS[name], results[parameters_job(name)]
+    model, (whole, first_rank) = PAPER_MODELS[name], count_parameters(name)
     predicted, named = num_parameters(model.shape), _NAMED_PARAMETERS[name]
     per_rank = sum(parameter_counts(model.shape, model.parallel).values())
     entry = partial(PaperEntry, "table3", name)
@@ -236,7 +199,7 @@ def table3(name: str, results: Results) -> list[PaperEntry]:
     ]
 
 
-def table4(name: str, results: Results) -> list[PaperEntry]:
+def table4(name: str) -> list[PaperEntry]:
     """Overhead of one 22B layer in percent: as printed, and from the printed milliseconds."""
     base = paper.TABLE4["baseline, no recompute"]
     entries = []
@@ -247,16 +210,12 @@ def table4(name: str, results: Results) -> list[PaperEntry]:
     return entries
 
 
-def table5_jobs(name: str) -> list[Job]:
-    return [count_job(name, "none")]
-
-
-def table5_entries(name: str, results: Results) -> list[PaperEntry]:
+def table5_entries(name: str) -> list[PaperEntry]:
     """Gain, MFU and HFU as printed and from the printed times; MFU also from counted FLOPs."""
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(percent_of_peak, name)
     full, both = time.full_recompute_seconds, time.seconds
     flops, hardware = (equation(model.shape, model.global_batch_size) for equation in (eq7, eq8))
-    counted = sum(results[count_job(name, "none")].values())
+    counted = sum(count_iteration(name, "none").values())
     entry = partial(PaperEntry, "table5", name)
     without = "MFU with full recomputation"
     entries = [
@@ -273,11 +232,7 @@ def table5_entries(name: str, results: Results) -> list[PaperEntry]:
     return entries
 
 
-def flops_jobs(name: str) -> list[Job]:
-    return [count_job(name, way.recompute) for way in _WAYS]
-
-
-def flops_entries(name: str, results: Results) -> list[PaperEntry]:
+def flops_entries(name: str) -> list[PaperEntry]:
     """FLOPs of one iteration in every mode, then the MFU and HFU that they give."""
     model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(percent_of_peak, name)
     sizes = model.shape, model.global_batch_size
@@ -287,7 +242,7 @@ def flops_entries(name: str, results: Results) -> list[PaperEntry]:
     for way in _WAYS:
         by_text = way.recompute == "paper-selective"
         predicted = text_selective(*sizes) if by_text else hardware_flops(*sizes, way.recompute)
-        operators = results[count_job(name, way.recompute)]
+        operators = count_iteration(name, way.recompute)
         counted = sum(operators.values())
         note = ", ".join(f"{operator} {count:,}" for operator, count in operators.items())
         counts.append(entry(way.flops, "FLOPs", printed.get(way.recompute), predicted, measured=counted, note=note))
@@ -300,7 +255,7 @@ def flops_entries(name: str, results: Results) -> list[PaperEntry]:
     return [*counts, uses[0], by_eq8, *uses[1:]]
 
 
-def disagreement_entries(name: str, results: Results) -> list[PaperEntry]:
+def disagreement_entries(name: str) -> list[PaperEntry]:
     """Every number of ours in others.disagreements, with what the paper says there; not about one model."""
     return [
         PaperEntry("disagreements", value.label, found.where, value.unit, found.printed, value.value, note=found.why)

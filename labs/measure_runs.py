@@ -11,7 +11,6 @@ Exit code 0 if every run is within its limit, 1 if any is not, 2 on wrong use. N
 """
 
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 from actmem.config import ConfigError
@@ -29,6 +28,7 @@ from actmem_course.bench.predictors import kernel_slopes, leaderboard
 from actmem_course.bench.runner import Measurement
 from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, HereResult, experiments, predict, read_golden
 from actmem_course.process import lab
+from actmem_course.results import plain
 from actmem_course.show import tables
 from actmem_course.show.golden_table import (
     experiments_table,
@@ -82,7 +82,7 @@ def main() -> int:
         results = [result for row in rows if (result := result_of_row(row))]
     else:
         results, times, choices = measure_runs(), step_time_results(), choice_results()
-        predicted = [*map(with_computed, results), *map(with_computed, times), *map(asdict, choices)]
+        predicted = [*results, *times, *choices]
     judged = [result for result in results if result.within_limit is not None]
     if judged:
         run.show(tables.runs_table(judged), tables.parts_table(judged))
@@ -136,24 +136,13 @@ def show_here(run: Measurement, results: list[GoldenResult]) -> int:
 def here_json(one: HereResult) -> dict:
     """A row with its counted bytes, line by line."""
     row = one.golden.row
-    names = "logged_bytes counted_bytes open_bytes counted on_gpu layer_bytes megatron_core"
-    return {"case": row.case, "gpu": row.gpu, **{name: getattr(one, name) for name in names.split()}}
+    return {"case": row.case, "gpu": row.gpu, **plain(one)}
 
 
 def golden_json(result: GoldenResult) -> dict:
     """A row with its prediction, and the lines of its peak."""
-    row = result.row
-    return {
-        "case": row.case,
-        "gpu": row.gpu,
-        "peak_bytes": row.peak_bytes,
-        "held_bytes": row.held_bytes,
-        "predicted_peak_bytes": result.predicted_peak_bytes,
-        "predicted_held_bytes": result.predicted_held_bytes,
-        "kept_apart": row.kept_apart,
-        "why_not": result.why_not,
-        "lines": dict(result.played.memory.peak_lines) if result.played else {},
-    }
+    row = {name: getattr(result.row, name) for name in ("case", "gpu", "peak_bytes", "held_bytes", "kept_apart")}
+    return {**row, **plain(result), "lines": result.played.memory.peak_lines if result.played else {}}
 
 
 def show_calculators(run: Measurement) -> int:
@@ -168,14 +157,8 @@ def show_calculators(run: Measurement) -> int:
     for result in sequences:
         run.show(f"{result.calculator}: {result.difference_percent:+.2f}%; {result.why}")
     run.show(leaderboard_table(leaderboard()), slopes_table(kernel_slopes()))
-    run.write([asdict(r) | {"difference_bytes": r.difference_bytes} for r in rows + sequences])
+    run.write(rows + sequences)
     return 0
-
-
-def with_computed(result) -> dict:
-    """All fields and the computed ones."""
-    names = [name for name in ("difference_percent", "within_limit") if hasattr(result, name)]
-    return {**asdict(result), **{name: getattr(result, name) for name in names}}
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ import sys
 
 from actmem_course.arguments import add_shape_arguments, shape_from
 from actmem_course.bench.layer_table import LayerTable, run_layer_table
-from actmem_course.bench.measure_table2 import check_memory, check_table2, extras_of_table2, measure_table2
 from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
 
@@ -18,20 +17,7 @@ from actmem_course.process import lab
 def main() -> int:
     run = Measurement(__doc__)
     add_shape_arguments(run.parser)
-    # What today's layer asks the arguments for, table 2 has none of.
-    check, check_room, measure = map(without_arguments, (check_table2, check_memory, measure_table2))
-    return run_layer_table(run, LayerTable(shape_from, title, check, check_room, measure, extras_of_table2))
-
-
-def without_arguments(function):
-    """The same function, called with the lab's arguments first."""
-    return lambda args, *others: function(*others)
-
-
-def title(args, shape) -> str:
-    """Says what is measured, with the sizes."""
-    a, b, h, s = shape.letters()
-    return f"Table 2 measured: s={s} b={b} h={h} a={a}"
+    return run_layer_table(run, lambda args: LayerTable(shape_from(args)))
 
 
 if __name__ == "__main__":

@@ -9,20 +9,11 @@ Exit code 0 if all agree to the byte, 1 if any does not, 2 on wrong use.
 
 import sys
 
-import torch
-
 from actmem.config import ConfigError
 from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
 from actmem_course.arguments import noting_smaller
-from actmem_course.bench.layer_table import LayerTable, run_layer_table
-from actmem_course.bench.measure_today import (
-    check_kernel,
-    check_room,
-    check_today,
-    extras_of_today,
-    measure_today,
-)
+from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, run_layer_table, today_configurations
 from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
 
@@ -67,49 +58,22 @@ def main() -> int:
         default="gather",
         help="how they see its keys and values: gathered, and again in backward (default); gathered and kept; all-to-all",
     )
-    return run_layer_table(run, LayerTable(shape_from, title, check, check_memory, measure, extras_of_today))
+    return run_layer_table(run, table_from)
 
 
-def check(args, shape, ranks):
-    """Whether the ranks can share the sequence and the layer."""
-    if args.paper_layer and args.context != 1:
-        raise ConfigError("context_parallel_size", "the paper's layer has none: leave out --paper-layer, or this")
-    check_today(shape, ranks, args.context, args.context_kind)
-    if not args.paper_layer and args.device == "cuda":
-        check_kernel(shape, getattr(torch, args.dtype), args.context, args.context_kind)
-
-
-def check_memory(args, shape, element_size, ranks_here, memory_bytes):
-    """Whether real tensors fit, each rank with its part of the sequence."""
-    check_room(shape, element_size, ranks_here, memory_bytes, args.context, args.context_kind)
-
-
-def measure(args, shape, ranks, dtype, on_configuration):
-    """Measure with the routing and the context parallelism that the arguments name."""
-    return measure_today(shape, ranks, dtype, on_configuration, args.routing, args.context, args.context_kind)
-
-
-def shape_from(args):
-    """The layer that the arguments name.  Raises ConfigError on sizes that do not fit together."""
+def table_from(args) -> LayerTable:
+    """The layer that the arguments name, and its sharing.  Raises ConfigError on sizes that do not fit together."""
     given = {name: getattr(args, name) for name in SIZES if getattr(args, name) is not None}
     if args.paper_layer:
-        for name in ONLY_TODAY:
-            if name in given:
-                raise ConfigError(name, "the paper's layer has none: leave out --paper-layer, or this")
-        return noting_smaller(model_shape(args.model or "tiny").with_sizes(**given))
-    return noting_smaller(llama_shape(args.model or "tiny-llama").with_sizes(**given))
-
-
-def title(args, shape) -> str:
-    """Says what is measured, with the sizes."""
-    letters = {"seq_length": "s", "micro_batch_size": "b", "hidden_size": "h", "num_attention_heads": "a",
-               "num_key_value_heads": "k", "ffn_hidden_size": "f", "num_experts": "E", "experts_per_token": "κ"}  # fmt: skip
-    sizes = " ".join(
-        f"{letter}={getattr(shape, name)}" for name, letter in letters.items() if getattr(shape, name, None)
-    )
-    options = f", {args.routing} routing" if getattr(shape, "num_experts", None) else ""
-    options += f", c={args.context}" if args.context > 1 else ""
-    return f"{'The paper' if args.paper_layer else 'Today'}'s layer: {sizes}{options}"
+        other = [name for name in ONLY_TODAY if name in given] + ["context_parallel_size"] * (args.context != 1)
+        if other:
+            raise ConfigError(other[0], "the paper's layer has none: leave out --paper-layer, or this")
+        shape = noting_smaller(model_shape(args.model or "tiny").with_sizes(**given))
+        return LayerTable(shape, "The paper's layer", today_configurations())
+    llama = noting_smaller(llama_shape(args.model or "tiny-llama").with_sizes(**given))
+    word = CONTEXT_WORDS[args.context_kind] if args.context != 1 else ""
+    lines = today_configurations(word)
+    return LayerTable(llama, "Today's layer", lines, args.routing, args.context, args.context_kind)
 
 
 if __name__ == "__main__":

@@ -397,12 +397,12 @@ Panel(memory_ladder, seq_length=slider("s", "tokens", 512, 8192, 512, 2048), ten
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.ranks import Ranks
-from actmem_course.bench.measure_table2 import measure_table2
+from actmem_course.bench.layer_table import LayerTable
 
 found = []
 for name in PAPER_MODELS:
     with emulated_rank(8):
-        found += measure_table2(model_shape(name), Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
+        found += LayerTable(model_shape(name)).measure(Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
 agree.add("layers of four models, six ways, as one rank of eight", [(r.predicted_bytes + r.extra_bytes, r.measured_bytes) for r in found])
 what, by_formula, logged = equalities()[1]
 agree.add(f"logged on A100s: {what}", [(by_formula, logged)])

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from typing import TYPE_CHECKING, Any, TypeVar, get_args, get_type_hints
 
@@ -36,15 +36,16 @@ def _made(hint: Any, value: Any) -> Any:
 
 
 def plain(result: object) -> object:
-    """A result as JSON can hold it, for ``json.dumps(…, default=plain)``."""
+    """A result as JSON can hold it, for ``json.dumps(…, default=plain)``: its fields and what follows from them.
+
+    Without fields that aren't in its ``repr``.
+    """
     if isinstance(result, Fraction):
         return result.numerator if result.denominator == 1 else float(result)
-    if isinstance(result, PaperEntry):
-        computed = {name: getattr(result, name) for name in ("difference", "difference_from_paper", "exact")}
-        return {**asdict(result), **computed}
-    if is_dataclass(result) and not isinstance(result, type):
-        return asdict(result)
-    raise TypeError(f"{type(result).__name__} is no result")
+    if not is_dataclass(result) or isinstance(result, type):
+        raise TypeError(f"{type(result).__name__} is no result")
+    computed = [name for name, value in vars(type(result)).items() if isinstance(value, property)]
+    return {name: getattr(result, name) for name in [f.name for f in fields(result) if f.repr] + computed}
 
 
 @dataclass(frozen=True)
@@ -158,13 +159,7 @@ class PaperEntry:
     @property
     def difference(self) -> Number | None:
         """Measured minus predicted; None where nothing was measured."""
-        return None if self.measured is None else self.measured - self.predicted - self.extra
-
-    @property
-    def predicted(self) -> Number:
-        """ours_formula, of an entry that has one."""
-        assert self.ours_formula is not None
-        return self.ours_formula
+        return None if self.measured is None else self.measured - (self.ours_formula or 0) - self.extra
 
     @property
     def printed(self) -> Number | None:
@@ -316,28 +311,6 @@ class PredictorLine:
     mean_percent: float
     worst_percent: float
     by: str
-
-
-@dataclass(frozen=True)
-class ChoiceResult:
-    """A published layout beside the fastest of one search, by predicted time.
-
-    place: among ``fitting`` plans that fit, fastest first.  behind_percent: how much longer it takes than the first.
-    hidden_seconds: of the first, exchanges that must run beside computing.  reason: why it doesn't stand, if it doesn't.
-    """
-
-    source: str
-    setting: str
-    search: str
-    published_plan: str
-    published_seconds: float
-    best_plan: str
-    best_seconds: float
-    place: int
-    fitting: int
-    behind_percent: float
-    hidden_seconds: float
-    reason: str = ""
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import pytest
 from actmem.config import ConfigError, ModelShape
 from actmem.llama_shape import TINY_LLAMA
 from actmem_course import launch
-from actmem_course.bench.measure_today import CONFIGURATIONS, check_room
+from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, today_configurations
 from tests.labs.in_process import shown_in_80_columns
 from tests.tiers import at_night
 
@@ -21,7 +21,7 @@ NAMES = {
 
 def test_under_torchrun():
     results = launch.results(SCRIPT, processes=2)
-    assert {c.name for c in CONFIGURATIONS} == NAMES and len(results) == 2 * len(NAMES)
+    assert {c.name for c in today_configurations()} == NAMES and len(results) == 2 * len(NAMES)
     for result in results:
         assert result["measured_bytes"] == result["predicted_bytes"] + result["extra_bytes"] > 0
         assert result["tensor_parallel_size"] == (2 if "tensor" in result["configuration"] else 1)
@@ -50,16 +50,11 @@ def test_emulated(options, tmp_path):
     assert results.keys() == NAMES and all(result["difference_bytes"] == 0 for result in results.values())
 
 
-WORDS = {"gather": "context", "gather-plain": "context, plain", "ulysses": "ulysses"}
-
-
 def with_context(kind):
     """The names of the configurations with a word for the sharing of the sequence, before the recomputation's."""
-    names = {}
-    for configuration in CONFIGURATIONS:
-        words = (configuration.sharing, WORDS[kind], configuration.recompute.replace("none", ""))
-        names["+".join(word for word in words if word)] = 2 if configuration.sharing else 1
-    return names
+    lines = zip(today_configurations(), today_configurations(CONTEXT_WORDS[kind]))
+    assert all(set(one.name.split("+")) - {"none"} < {*other.name.split("+")} for one, other in lines)
+    return {one.name: 2 if one.tensor_parallel else 1 for one in today_configurations(CONTEXT_WORDS[kind])}
 
 
 def test_context_parallel_under_torchrun():
@@ -89,21 +84,19 @@ def test_context_parallel_emulated(options, tmp_path):
 
 
 def test_room_counts_the_scores_that_the_papers_layer_needs_for_a_moment():
-    shape = ModelShape(4096, 1, 64, 8, vocab_size=1)
-    scores = 8 * 4096**2
+    table, scores = LayerTable(ModelShape(4096, 1, 64, 8, vocab_size=1)), 8 * 4096**2
     kept = 34 * 4096 * 64 + 5 * scores + 2 * 12 * 64**2
-    check_room(shape, 2, 1, kept + 4 * scores)
+    table.check_room(2, 1, kept + 4 * scores)
     with pytest.raises(ConfigError, match="^model shape: 1 ranks need about 1.1 GiB"):
-        check_room(shape, 2, 1, kept + 4 * scores - 1)
+        table.check_room(2, 1, kept + 4 * scores - 1)
 
 
 def test_room_of_todays_layer_is_what_it_keeps_and_its_weights():
     s, b, h, a, k, f = 64, 2, 128, 8, 4, 352
     kept = 12 * s * b * h + 4 * s * b * k * 16 + 6 * s * b * f + 4 * a * s * b + 8 * s * b
     weights = 2 * h * (2 * (a + k) * 16 + 3 * f + 2)
-    check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights))
-    with pytest.raises(ConfigError, match="^model shape: 3 ranks need"):
-        check_room(TINY_LLAMA, 2, 3, 3 * (kept + weights) - 1)
-    check_room(TINY_LLAMA, 2, 2, 2 * (kept // 2 + weights), 2)  # two ranks with half of the sequence each
-    with pytest.raises(ConfigError, match="^model shape: 2 ranks need"):
-        check_room(TINY_LLAMA, 2, 2, 2 * (kept // 2 + weights) - 1, 2)
+    for c in (1, 2):  # of which each has its part of a sequence
+        table = LayerTable(TINY_LLAMA, configurations=today_configurations(), context=c)
+        table.check_room(2, 2, 2 * (kept // c + weights))
+        with pytest.raises(ConfigError, match="^model shape: 2 ranks need"):
+            table.check_room(2, 2, 2 * (kept // c + weights) - 1)

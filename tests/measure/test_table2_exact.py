@@ -13,7 +13,7 @@ from actmem.measure.parts import layer_input, layer_rows_of, measure_layer
 from actmem.models import PAPER_MODELS, TINY
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import compare, total
-from actmem_course.bench.measure_table2 import measure_table2
+from actmem_course.bench.layer_table import LayerTable
 from actmem_course.ranks import Ranks
 from tests.shapes import shapes
 from tests.tiers import ALL
@@ -23,7 +23,7 @@ DTYPES = [torch.bfloat16, torch.float32]
 
 def on_ranks(dtype):
     ranks = Ranks(torch.distributed.get_rank(), torch.distributed.get_world_size(), "cpu", emulated=False)
-    return measure_table2(TINY, ranks, dtype)
+    return LayerTable(TINY).measure(ranks, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -37,7 +37,7 @@ def test_real_ranks(pools, size, dtype):
 @pytest.mark.parametrize("model", PAPER_MODELS)
 def test_paper_models_emulated(model):
     with emulated_rank(8):
-        results = measure_table2(PAPER_MODELS[model].shape, Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
+        results = LayerTable(PAPER_MODELS[model].shape).measure(Ranks(0, 8, "cpu", emulated=True), torch.bfloat16)
     assert [r.disagreement for r in results if not r.exact] == []
 
 

@@ -32,7 +32,7 @@ def test_llama_3_stands_where_chunks_divide_the_layers(run):
 def test_full_recomputation_is_needless_and_a_wider_search_finds_no_slower_plan(name, choices):
     code, wider = (choice for choice in choices if choice.setting == name)
     assert code.plan.recompute == "selective" and code.best.recompute in ("none", "selective")
-    assert (code.search, wider.search) == (CODE, ALL) and 0 <= code.behind <= wider.behind
+    assert (code.search, wider.search) == (CODE, ALL) and 0 <= code.behind_percent <= wider.behind_percent
 
 
 def test_an_unknown_model():

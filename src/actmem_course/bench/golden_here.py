@@ -46,7 +46,7 @@ def count_here(results: Sequence[GoldenResult]) -> list[HereResult]:
         on_gpu = Counter[str]()
         for line, size in result.active_lines.items():
             on_gpu[line if line in WHY_APART else LAYERS_AND_HEAD] += size
-        found.append(HereResult(result, counted, dict(on_gpu), layers, theirs and run.chunks[0] * theirs))
+        found.append(HereResult(result, run, counted, dict(on_gpu), layers, theirs and run.chunks[0] * theirs))
     return found
 
 

@@ -10,8 +10,8 @@ from actmem.config import padded_vocab_size
 from actmem.formulas.activations import TABLE2
 from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
+from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.measure_runs import MIB, predict_nanotron
-from actmem_course.bench.measure_table2 import measure_table2
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.published import NANOTRON_MODEL, NANOTRON_RUNS, NANOTRON_SEQ_LENGTH, NanotronRun
 from actmem_course.ranks import Ranks
@@ -26,7 +26,7 @@ def measure_calculators() -> list[CalculatorResult]:
     paper = PAPER_MODELS["22B"]
     t = paper.parallel.tensor_parallel_size
     with emulated_rank(t):
-        rows = measure_table2(paper.shape, Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
+        rows = LayerTable(paper.shape).measure(Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
     return [
         CalculatorResult(
             calculator.name,

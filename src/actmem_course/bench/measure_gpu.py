@@ -15,9 +15,9 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
+from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.measure_peers import PEERS, measure_peers
 from actmem_course.bench.measure_speed import BASELINE, group_of, measure_speed
-from actmem_course.bench.measure_table2 import measure_table2
 from actmem_course.bench.race import Work, race_of
 from actmem_course.bench.session import Session
 from actmem_course.others.paper import TABLE4
@@ -72,7 +72,7 @@ def run_plan(plan: GpuPlan, session: Session) -> dict:
         entries.append(entry)
         name = f"{case.model} at s = {case.shape.seq_length}"
         for row in TABLE2:
-            one = partial(measure_table2, case.shape, *place, configurations=[row])
+            one = partial(LayerTable(case.shape, configurations=(row,)).measure, *place)
             entry["table2"] += session.job(f"{name}, table 2, {row.name}", one, [])
         entry["speed"] = session.job(f"{name}, speed", partial(measure_speed, case.shape, *place, rounds=rounds), [])
         entry["gemm_share"] = gemm_share(case.shape, entry["speed"], session)

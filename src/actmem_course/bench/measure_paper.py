@@ -76,17 +76,21 @@ def _figure9(entries: Sequence[PaperEntry]) -> list[RenderableType]:
     for name in dict.fromkeys(entry.model for entry in entries):
         own = [entry for entry in entries if entry.model == name]
         ranks = [entry for entry in own if entry.quantity.startswith("rank")]
-        outputs = dict(enumerate(int(entry.predicted) for entry in own if entry.quantity.startswith("outputs of")))
+        outputs = dict(
+            enumerate(int(entry.ours_formula or 0) for entry in own if entry.quantity.startswith("outputs of"))
+        )
         last = len(ranks) - 1
         shown = [ranks[rank] for rank in sorted({0, 1, 2, last // 2, last - 1, last} & set(range(len(ranks))))]
         title = "Figure 9: bytes on pipeline ranks with both methods; outputs: more if not freed"
         parts.append(ranks_table(title, shown, outputs, _SIZES))
-        steps = {one.predicted - other.predicted for one, other in zip(ranks[1:last], ranks[2:last])}
+        steps = {
+            (one.ours_formula or 0) - (other.ours_formula or 0) for one, other in zip(ranks[1:last], ranks[2:last])
+        }
         if len(steps) == 1:
             parts.append(f"Between rank 1 and rank {last - 1} the bytes fall by {steps.pop():,} a rank.")
         (saved,) = [entry for entry in own if entry.unit == "GiB"]
         printed = "" if saved.paper is None else f'; the paper: {saved.paper:g} "GB"'
-        parts.append(f"Freeing outputs saves {float(saved.predicted):.2f} GiB on rank 0{printed}.")
+        parts.append(f"Freeing outputs saves {float(saved.ours_formula or 0):.2f} GiB on rank 0{printed}.")
     return parts
 
 

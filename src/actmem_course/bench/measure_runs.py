@@ -10,7 +10,6 @@ from actmem.config import ConfigError, check_size, shown
 from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
-from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill
 from actmem.plan.search import find_plans
@@ -28,9 +27,9 @@ from actmem_course.others.published import (
     NanotronRun,
     TitanRun,
 )
-from actmem_course.others.published_choices import published_choices
+from actmem_course.others.published_choices import Choice, published_choices
 from actmem_course.others.titan import titan_bill
-from actmem_course.results import ChoiceResult, RunResult, StepTimeResult
+from actmem_course.results import RunResult, StepTimeResult
 
 MIB = 2**20
 #: How far apart a nanotron run's printed and predicted peak may be.
@@ -164,25 +163,9 @@ def predicted_seconds(
     return found.plans[0].seconds.total
 
 
-def choice_results() -> list[ChoiceResult]:
+def choice_results() -> list[Choice]:
     """Published layouts beside the fastest plans that their code could run."""
-    return [
-        ChoiceResult(
-            choice.source,
-            choice.setting,
-            choice.search,
-            plan_text(choice.plan),
-            choice.plan.seconds.total,
-            plan_text(choice.best),
-            choice.best.seconds.total,
-            choice.place,
-            choice.fitting,
-            100 * choice.behind,
-            choice.best.seconds.hidden,
-            choice.reason,
-        )
-        for choice in published_choices()
-    ]
+    return list(published_choices())
 
 
 def read_rows(path: Path) -> list[dict]:

@@ -11,7 +11,7 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -23,6 +23,7 @@ import actmem
 from actmem_course.bench.timing import device_name, memory_bytes
 from actmem_course.files import write_text
 from actmem_course.ranks import Ranks
+from actmem_course.results import plain
 
 _Result = TypeVar("_Result")
 _Other = TypeVar("_Other")
@@ -93,16 +94,11 @@ class Session:
         """Put all results so far into the file, or leave the old file as it is."""
         if self.path is not None:
             self.results["seconds"] = round(time.monotonic() - self._started, 1)
-            write_text(self.path, json.dumps(self.results, default=_as_json, indent=1) + "\n")
+            write_text(self.path, json.dumps(self.results, default=plain, indent=1) + "\n")
 
     def _skip(self, name: str, reason: str) -> None:
         self.results["skipped"].append({"job": name, "reason": reason})
         self.say(f"{name}: skipped, {reason}")
-
-
-def _as_json(result) -> dict:
-    """A result's fields, and whether it is exact if that follows from them."""
-    return asdict(result) | ({"exact": result.exact} if hasattr(result, "exact") else {})
 
 
 def machine(device: str) -> dict:

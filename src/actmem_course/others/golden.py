@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, cached_property
 from hashlib import sha256
 from itertools import combinations
@@ -120,8 +120,8 @@ class GoldenRow:
 class GoldenResult:
     """A row with its run played; ``why_not`` in place of both where the run isn't modelled."""
 
-    row: GoldenRow
-    played: Trace | None
+    row: GoldenRow = field(repr=False)
+    played: Trace | None = field(repr=False)
     why_not: str = ""
 
     @property
@@ -285,17 +285,12 @@ class HereResult:
     megatron_core: bytes that its layers keep here, None where it isn't installed; layer_bytes: those of ours.
     """
 
-    golden: GoldenResult
+    golden: GoldenResult = field(repr=False)
+    run: MegatronRun = field(repr=False)
     counted: dict[str, int]
     on_gpu: dict[str, int]
     layer_bytes: int
     megatron_core: int | None
-
-    @property
-    def run(self) -> MegatronRun:
-        """The run as it was played."""
-        assert self.golden.played
-        return self.golden.played.run
 
     @property
     def logged_bytes(self) -> int:

@@ -7,11 +7,12 @@ a reason, with what it would be without it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from actmem.config import check_choice
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import ZERO_STAGES
+from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
@@ -34,21 +35,42 @@ class Choice:
     source: str
     setting: str
     search: str
-    plan: Plan
-    best: Plan
+    plan: Plan = field(repr=False)
+    best: Plan = field(repr=False)
     place: int
     fitting: int
     reason: str = ""
 
     @property
-    def behind(self) -> float:
-        """How much longer it takes than the first: 0.05 is 5%."""
-        return self.plan.seconds.total / self.best.seconds.total - 1
+    def published_plan(self) -> str:
+        return plan_text(self.plan)
+
+    @property
+    def best_plan(self) -> str:
+        return plan_text(self.best)
+
+    @property
+    def published_seconds(self) -> float:
+        return self.plan.seconds.total
+
+    @property
+    def best_seconds(self) -> float:
+        return self.best.seconds.total
+
+    @property
+    def behind_percent(self) -> float:
+        """How much longer it takes than the first, by predicted time."""
+        return 100 * (self.published_seconds / self.best_seconds - 1)
+
+    @property
+    def hidden_seconds(self) -> float:
+        """Of the first: exchanges that must run beside computing."""
+        return self.best.seconds.hidden
 
     @property
     def stands(self) -> bool:
         """Whether it is one of the first five, or as near to the first as times are right."""
-        return self.place <= 5 or self.behind <= MODEL_ERROR
+        return self.place <= 5 or self.behind_percent <= 100 * MODEL_ERROR
 
 
 def _choice(
@@ -134,7 +156,7 @@ def published_choices() -> Iterator[Choice]:
     for run in LLAMA3_RUNS:
         choice, even = llama3_choice(run), llama3_choice(run, 128)
         text = "chunks of 126 layers, the end ones a layer short, aren't planned: with 128 layers"
-        yield _with_reason(choice, f"{text} place {even.place}, {even.behind:.1%} behind")
+        yield _with_reason(choice, f"{text} place {even.place}, {even.behind_percent:.1f}% behind")
     layouts = {(run.model, run.gpus, run.seq_length): run for run in reversed(TITAN_RUNS)}
     for titan in reversed(layouts.values()):
         choice = titan_choice(titan)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.console import Group
@@ -17,7 +18,6 @@ from actmem.rows import Row
 from actmem_course.others.disagreements import Disagreement
 from actmem_course.results import (
     CalculatorResult,
-    ChoiceResult,
     ExchangeCount,
     Number,
     OtherLine,
@@ -34,6 +34,9 @@ from actmem_course.results import (
 )
 from actmem_course.show.style import milliseconds, size_text
 from actmem_course.show.text import overhead_text
+
+if TYPE_CHECKING:  # the planner is not loaded to show a table
+    from actmem_course.others.published_choices import Choice
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 _MIB_IN_GIB = 1024
@@ -316,7 +319,7 @@ def times_table(results: Sequence[StepTimeResult]) -> Table:
     return made
 
 
-def choices_table(results: Sequence[ChoiceResult]) -> Table:
+def choices_table(results: Sequence[Choice]) -> Table:
     """Published layouts beside the fastest of one search, by predicted time."""
     title = "Published layouts: place, and how much longer a step takes than by the fastest plan"
     made = table(title, "published", "~the fastest that its code could run", ">place", ">%", ">s hidden")

@@ -15,7 +15,7 @@ from actmem.formulas.states import ADAM, num_parameters, parameter_counts, state
 from actmem.measure.emulate import emulated_rank
 from actmem.models import PAPER_MODELS
 from actmem.rows import compare, total
-from actmem_course.bench.measure_table2 import measure_table2
+from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.reproduce.paper_stage import (
     STAGE_CONFIGURATIONS,
     PaperStage,
@@ -44,7 +44,7 @@ def measure_layer_of(name: str) -> list[Table2Result]:
     model = PAPER_MODELS[name]
     t = model.parallel.tensor_parallel_size
     with emulated_rank(t):
-        return measure_table2(model.shape, Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
+        return LayerTable(model.shape).measure(Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
 
 
 def table2(name: str) -> list[PaperEntry]:
@@ -146,9 +146,7 @@ def figure9(name: str) -> list[PaperEntry]:
     for rank, size in enumerate(bytes_by_rank(shape, parallel, "selective", n)):
         quantity = f"rank {rank}"
         if rank in _measured_ranks(name):
-            entries.append(
-                _stage_entry("figure9", quantity, PaperStage(name, _BOTH, rank), pipeline_rank=rank)
-            )
+            entries.append(_stage_entry("figure9", quantity, PaperStage(name, _BOTH, rank), pipeline_rank=rank))
         else:
             entries.append(PaperEntry("figure9", name, quantity, "bytes", ours_formula=size, pipeline_rank=rank))
         freed = outputs[rank]

@@ -2,7 +2,7 @@
 
 Lab 10: keep less (frozen weights, adapters, an MLP in tiles, a checkpoint on the host).
 
-Read notebooks/12_adapters.ipynb and notebooks/11_the_ends.ipynb and notebooks/05_recomputation.ipynb first; each exercise names its section.
+Read notebooks/12_adapters.ipynb and notebooks/13_long_sequences.ipynb first; each exercise names its section.
 
 Write the functions below in your own copy of this file, which make labs puts into my/labs.  The
 command above judges them.  For a hint, add --hint 10.1.
@@ -63,7 +63,7 @@ def lora_linear(x: Tensor, weight: Tensor, a: Tensor, b: Tensor, alpha: float) -
     raise NotImplementedError
 
 
-# 10.3: read “A chunk at a time”
+# 10.3: read “The MLP in tiles”
 def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     """mlp(x, up, down), for ``tile`` positions of the sequence at a time.
 
@@ -76,7 +76,7 @@ def tiled_mlp(x: Tensor, up: Tensor, down: Tensor, tile: int) -> Tensor:
     raise NotImplementedError
 
 
-# 10.4: read “How a checkpoint function works, in four steps”
+# 10.4: read “Checkpoints on the host”
 def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
     """function(x), run again in backward from an x that was on the host in between.
 

@@ -74,6 +74,7 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
 # | [11 The ends](11_the_ends.ipynb) | the loss at its peak, in chunks, with a shared vocabulary; log-probabilities; the embedding | 30 | [9](../labs/lab9_the_ends.py) |
 # | [12 Adapters](12_adapters.ipynb) | what frozen weights keep, LoRA and QLoRA, where gradients begin, adapters under sequence parallelism | 25 | [10](../labs/lab10_keep_less.py) |
+# | [13 Long sequences](13_long_sequences.ipynb) | a million tokens on one GPU, one bottleneck after the other; a state a chunk; eight bits; reserved and allocated | 35 | [10](../labs/lab10_keep_less.py) |
 #
 # In a lab you write the functions of its chapter; a judge runs them on real processes and says in a sentence what is wrong.
 # `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.

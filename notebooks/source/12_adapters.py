@@ -397,3 +397,4 @@ agree
 #
 # `python -m actmem record` on your own model with its adapters shows each copy and mask, and who asked for it. `python -m actmem plan`
 # bills frozen weights without states. **Lab 10** writes the functions of this chapter: `python my/labs/lab10_keep_less.py`.
+# [Chapter 13](13_long_sequences.ipynb) makes the sequence long.

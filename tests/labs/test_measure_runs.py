@@ -6,7 +6,7 @@ import pytest
 
 from actmem.formulas.activations import TABLE2
 from actmem.models import PAPER_MODELS
-from actmem_course.bench.predictors import b200_errors, kernel_slopes, leaderboard
+from actmem_course.bench.predictors import b200_errors, b200_reserved, kernel_slopes, leaderboard
 from actmem_course.others.golden import GOLDEN, LAYERS_AND_HEAD
 from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS, TITAN_RUNS
 from actmem_course.others.published_choices import SEARCHES
@@ -65,6 +65,14 @@ def test_llama_on_b200s_is_predicted_two_hundred_times_nearer_than_by_its_own_si
     ours, simumax = b200_errors()
     assert len(ours) == len(simumax) == 15 and max(map(abs, ours)) < 0.0014
     assert sum(map(abs, ours)) * 200 < sum(map(abs, simumax))
+
+
+def test_what_an_allocator_reserves_is_predicted_within_four_percent_on_b200s():
+    layouts = b200_reserved()
+    assert len(layouts) == 15 and all(ours > logged for logged, _, ours in layouts)
+    assert max(abs(ours / reserved - 1) for _, reserved, ours in layouts) < 0.037
+    explained = sum(ours - peak for peak, _, ours in layouts) / sum(reserved - peak for peak, reserved, _ in layouts)
+    assert 0.65 < explained < 0.67  # the rest: streams of their own
 
 
 def test_the_leaderboard_begins_with_the_least_error():

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from actmem_course.others.allocator import MEBIBYTE, UNSPLIT, CachingAllocator
+from actmem_course.others.allocator import MEBIBYTE, UNSPLIT, CachingAllocator, blocks_of
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,20 @@ def test_whatever_is_taken_and_given_back_blocks_never_overlap(expandable):
             memory.free(live.pop(chance.randrange(len(live))))
         else:
             live.append(memory.take("x", chance.choice([100, 70_000, MEBIBYTE, 3 * MEBIBYTE, 11 * MEBIBYTE + 5])))
-        assert memory.allocated == sum(block.size for block in live) == sum(memory.lines.values())
+        assert memory.allocated == sum(block.size for block in live) == sum(memory.lines.values()) <= memory.reserved
     places = sorted((block.address, block.size) for block in live)
     assert all(a + size <= b for (a, size), (b, _) in zip(places, places[1:], strict=False))
     memory.free(*live)
     assert memory.allocated == 0 and not +memory.lines
+    assert len(memory.segments) == 2 or not expandable
+    assert all(not block.holders for first in memory.segments for block in blocks_of(first))
+
+
+def test_what_is_freed_is_reserved_and_an_expandable_segment_grows_by_what_is_missing():
+    plain, expandable = CachingAllocator(), CachingAllocator(expandable=True)
+    for memory in (plain, expandable):
+        for size in (30, 50):
+            memory.free(memory.take("x", size * MEBIBYTE))
+    assert plain.reserved == 80 * MEBIBYTE  # 50 don't fit in 30
+    assert expandable.reserved == 60 * MEBIBYTE  # pages of 20 MiB: two, and one more
+    assert [expandable.take("x", 45 * MEBIBYTE).size, expandable.reserved] == [45 * MEBIBYTE, 60 * MEBIBYTE]

@@ -23,7 +23,9 @@ from actmem_course.show.adapters import adapter_bars
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.ends import loss_bars, stage_work
 from actmem_course.show.layer import NO_ANSWER, keep_controls, keep_game, kept_by, layer_bars, layer_drawing, operations
+from actmem_course.show.long_sequences import eight_bit_bars, long_bars
 from actmem_course.show.measured import here_figure, runs_figure
+from actmem_course.show.memory_map import BATCH_ORDERS, SEGMENTS, memory_map, reserved_lines
 from actmem_course.show.memory_wall import METHODS, PARALLELISM, RECOMPUTATION, crossover_lines, front_door, memory_wall
 from actmem_course.show.recomputation import (
     added_flops,
@@ -117,6 +119,10 @@ DRAWN: dict[Callable, list[tuple]] = {
     days_bars: [(20,), (1000,)],
     loss_bars: [(LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=131072), 1, "full"), (LLAMA_MODELS["llama3-8b"], 8)],
     adapter_bars: [(LLAMA_MODELS["llama3-8b"], "q and v", 16), (LLAMA_MODELS["llama3-8b"], "all linears", 256, "float32", True)],
+    long_bars: [(LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=2**k),) for k in (13, 17, 20)],
+    eight_bit_bars: [(LLAMA_MODELS["llama3-8b"],), (LLAMA_MODELS["llama3-8b"].with_sizes(seq_length=131072),)],
+    memory_map: [(moment, segments) for moment in (1, 6, 15) for segments in SEGMENTS],
+    reserved_lines: [(order,) for order in BATCH_ORDERS],
     stage_work: [(LLAMA_MODELS["llama3-8b"], 8), (LLAMA_MODELS["llama3-8b"], 16, True)],
     kept_today: [(LLAMA_MODELS["llama3-8b"], CUT)],
     others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from statistics import mean
 
 import torch
@@ -18,8 +18,8 @@ from actmem_course.others.golden import LIMITS, predict, read_golden
 from actmem_course.others.megatron_memory import MegatronRun, Trace
 from actmem_course.results import KernelSlope, PredictorLine
 
-#: Llama 3 70B and 405B, cut to 12 and 4 layers, under Megatron-LM on 8 B200s: rank 7's logged peak, and by how much SimuMax's
-#: own prediction misses the fullest rank: MooreThreads/SimuMax docs/b200/b200_release_v1.2_summary.json.
+#: Llama 3 70B and 405B, cut to 12 and 4 layers, under Megatron-LM on 8 B200s: rank 7's logged peak and what its allocator
+#: reserved, and by how much SimuMax's own prediction misses the fullest rank: MooreThreads/SimuMax docs/b200/b200_release_v1.2_summary.json.
 _B200 = "b200.tsv"
 #: What its launcher gives all of them: simu_tools/megatron_scripts/scripts/run_pretrain_llama3.sh; the tokenizer adds a word.
 _B200_ARGUMENTS = """ffn-hidden-size={f} hidden-size={h} num-attention-heads={a} num-layers={layers} seq-length={s}
@@ -79,16 +79,29 @@ def _linear(into: int, out: int) -> nn.Linear:
     return nn.Linear(into, out, bias=False, dtype=torch.bfloat16)
 
 
-def b200_errors() -> tuple[list[float], list[float]]:
-    """Ours and SimuMax's, of each layout in ``b200.tsv``: predicted minus logged, percent of the logged peak."""
-    ours, theirs = [], []
+def _b200_runs() -> Iterator[tuple[dict[str, str], Trace]]:
+    """Each layout in ``b200.tsv``, and its fullest rank's run played on the allocator."""
     for row in table_rows(_B200):
         h, t, p, cp = (int(row[name]) for name in ("h", "t", "p", "cp"))
         arguments = _B200_ARGUMENTS.format(**row, groups=h // 1024, batch=4 * (8 // (t * p * cp)))
-        peak = Trace(MegatronRun(arguments, "gb200", environment=_B200_ENVIRONMENT)).play().peaks[-1]
-        ours.append(100 * (peak / 2**20 / float(row["peak_mib"]) - 1))
+        yield row, Trace(MegatronRun(arguments, "gb200", environment=_B200_ENVIRONMENT)).play()
+
+
+def b200_errors() -> tuple[list[float], list[float]]:
+    """Ours and SimuMax's, of each layout in ``b200.tsv``: predicted minus logged, percent of the logged peak."""
+    ours, theirs = [], []
+    for row, trace in _b200_runs():
+        ours.append(100 * (trace.peaks[-1] / 2**20 / float(row["peak_mib"]) - 1))
         theirs.append(float(row["simumax_percent"]))
     return ours, theirs
+
+
+def b200_reserved() -> list[tuple[float, int, int]]:
+    """Of each layout in ``b200.tsv``, in MiB: the logged peak, what was reserved for it, and what our allocator reserves."""
+    return [
+        (float(row["peak_mib"]), int(row["reserved_mib"]), trace.memory.reserved // 2**20)
+        for row, trace in _b200_runs()
+    ]
 
 
 def leaderboard() -> list[PredictorLine]:

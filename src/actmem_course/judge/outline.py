@@ -177,8 +177,8 @@ ALL_LABS = (
     Lab("lab10_keep_less", "Lab 10: keep less", "12_adapters", (
         Exercise("10.1", "frozen_linear", "cases.lab10_keep_less", "A frozen weight"),
         Exercise("10.2", "lora_linear", "cases.lab10_keep_less", "An adapter"),
-        Exercise("10.3", "tiled_mlp", "cases.lab10_keep_less", "A chunk at a time", chapter="11_the_ends"),
-        Exercise("10.4", "offloading_checkpoint", "cases.lab10_keep_less", "How a checkpoint function works, in four steps", chapter="05_recomputation"),
+        Exercise("10.3", "tiled_mlp", "cases.lab10_keep_less", "The MLP in tiles", chapter="13_long_sequences"),
+        Exercise("10.4", "offloading_checkpoint", "cases.lab10_keep_less", "Checkpoints on the host", chapter="13_long_sequences"),
     ), "rewards:lab10_reward", one_process=True),
 )  # fmt: skip
 

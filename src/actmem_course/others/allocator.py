@@ -12,11 +12,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 KIB, MEBIBYTE = 2**10, 2**20
 _ROUND, _SMALL = 512, MEBIBYTE
 _SMALL_SEGMENT, _LARGE_SEGMENT, _LARGE_MINIMUM, _ROUND_LARGE = 2 * MEBIBYTE, 20 * MEBIBYTE, 10 * MEBIBYTE, 2 * MEBIBYTE
+#: Between the addresses of two expandable segments.
+_APART = 2**50
 #: The line of a bill that holds what blocks have beyond their tensors.
 UNSPLIT = "unsplit remainders of the allocator's blocks"
 
@@ -40,16 +43,27 @@ class MemoryBlock:
     line: str = ""
 
 
+def blocks_of(first: MemoryBlock) -> Iterator[MemoryBlock]:
+    """All blocks of a segment in their order."""
+    block: MemoryBlock | None = first
+    while block:
+        yield block
+        block = block.after
+
+
 @dataclass
 class CachingAllocator:
     """Blocks taken and given back; ``expandable``: PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.
 
     allocated, peak: bytes of blocks in use, now and at most.  lines: the bytes of each line now; peak_lines: then.
+    segments: the first block of each; an expandable one grows instead of having a second beside it.  None is given back to the
+    GPU: torch does that only when it would run out of memory.
     """
 
     expandable: bool = False
     allocated: int = 0
     peak: int = 0
+    segments: list[MemoryBlock] = field(default_factory=list)
     lines: Counter = field(default_factory=Counter)
     peak_lines: Counter = field(default_factory=Counter)
     _free: dict[bool, list[tuple[int, int, MemoryBlock]]] = field(default_factory=lambda: {True: [], False: []})
@@ -61,7 +75,7 @@ class CachingAllocator:
         small = size <= _SMALL
         free = self._free[small]
         place = bisect_left(free, (size, -1))
-        block = free.pop(place)[2] if place < len(free) else self._new_segment(size, small)
+        block = free.pop(place)[2] if place < len(free) else self._more(size, small)
         rest = block.size - size
         if rest >= _ROUND if small or self.expandable else rest > _SMALL:
             beyond = MemoryBlock(block.address + size, rest, small, block, block.after)
@@ -99,16 +113,36 @@ class CachingAllocator:
                 block = self._join(block, block.after)
             self._insert(block)
 
-    def _new_segment(self, size: int, small: bool) -> MemoryBlock:
-        if small:
+    @property
+    def reserved(self) -> int:
+        """Bytes of all segments: what the GPU has given."""
+        return sum(block.size for first in self.segments for block in blocks_of(first))
+
+    def _more(self, size: int, small: bool) -> MemoryBlock:
+        own = [first for first in self.segments if first.small == small]
+        if self.expandable and own:
+            return self._grown(own[0], size)
+        if self.expandable:
+            whole = rounded(size, _SMALL_SEGMENT if small else _LARGE_SEGMENT)
+        elif small:
             whole = _SMALL_SEGMENT
         elif size < _LARGE_MINIMUM:
             whole = _LARGE_SEGMENT
         else:
             whole = rounded(size, _ROUND_LARGE)
         block = MemoryBlock(self._end, whole, small)
-        self._end += whole + _ROUND_LARGE
+        self.segments.append(block)
+        self._end += _APART if self.expandable else whole + _ROUND_LARGE
         return block
+
+    def _grown(self, first: MemoryBlock, size: int) -> MemoryBlock:
+        """Whole pages more at the end of an expandable segment; a free block there is the beginning of what is wanted."""
+        *_, last = blocks_of(first)
+        had = 0 if last.holders else last.size
+        pages = rounded(size - had, _SMALL_SEGMENT if first.small else _LARGE_SEGMENT)
+        block = MemoryBlock(last.address + last.size, pages, first.small, last)
+        last.after = block
+        return self._join(last, block) if had else block
 
     def _join(self, left: MemoryBlock, right: MemoryBlock) -> MemoryBlock:
         free = self._free[left.small]

@@ -1,0 +1,489 @@
+# %% [markdown]
+# # 13 · Long sequences
+#
+# Everything that this course counts grows with the tokens. What must go, in which order, so that a sequence of a million
+# tokens fits?
+
+# %%
+from itertools import product
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.autograd import Function
+
+from actmem.config import Parallel
+from actmem.formulas.communication import counts
+from actmem.formulas.llama_terms import context_exchanges, context_rows, llama_rows
+from actmem.layers.context import layer_groups
+from actmem.layers.llama import LlamaLayer, attend
+from actmem.layers.llama_parts import GatedMLP, rms_norm, swiglu
+from actmem.llama_shape import LlamaShape, llama_layer_terms, llama_shape
+from actmem.measure import count_collectives, emulated_rank, layer_rows_of, record, watch_step
+from actmem.parallel.groups import TensorParallel
+from actmem.recompute import checkpoint
+from actmem.rows import total
+from actmem.store import HostMemory
+from actmem.torch_private import fake_tensors
+from actmem_course.bench.predictors import b200_reserved
+from actmem_course.show.controls import choice, play, steps
+from actmem_course.show.folded import Agreement, worked
+from actmem_course.show.long_sequences import TILE, eight_bit_bars, eight_bit_rows
+from actmem_course.show.long_sequences import long_bars, long_steps, mlp_peak_bytes
+from actmem_course.show.marks import GuessLine
+from actmem_course.show.memory_map import EVENTS_PLAYED, BATCH_ORDERS, SEGMENTS, memory_map, reserved_lines
+from actmem_course.show.style import size_text
+from actmem_course.show.widgets import Panel, Prediction, Reveal
+
+agree = Agreement()
+LLAMA = llama_shape("llama3-8b")
+
+question = Prediction(
+    "The figure shows one sequence of 65,536 tokens through Llama 3 8B, beside the weights. Each bar adds a step to those above "
+    "it. At 1,048,576 tokens, how much does one GPU hold with the first four?",
+    answer=long_steps(LLAMA.with_sizes(seq_length=2**20))[3].bytes / 2**30,
+    unit="GiB",
+    because="Nothing is left of the layers' inputs but three, and nothing grows with the layers: it is one layer at work that counts.",
+    line=GuessLine(2**30),
+)
+Reveal(
+    question,
+    Panel(
+        lambda s, c: long_bars(LLAMA.with_sizes(seq_length=s), c),
+        s=steps("s", "tokens", [2**k for k in range(13, 21)], 65536),
+        c=steps("c", "GPUs that share the sequence in the last bar", (2, 4, 8), 8),
+    ),
+    s=2**20,
+)
+
+# %% [markdown]
+# *35 minutes.* **You need:** [05 Recomputation](05_recomputation.ipynb), [08 After the paper](08_after_the_paper.ipynb) and [11 The
+# ends](11_the_ends.ipynb). **You will** run an MLP in tiles, put checkpoints on the host, keep a state a chunk, and see what
+# eight bits save and why an allocator reserves more than it gives.
+#
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $f$ width of the MLP, $L$ layers, $a$ heads of size $d$, $c$ ranks or
+# tokens of a chunk.
+#
+# ## One bottleneck after the other
+#
+# If all layers are recomputed, each keeps its input, and two moments are full: the loss, and the backward pass of a layer's
+# MLP, when its attention has run again. The figure takes the fuller one. Recomputing leaves the loss on top, so chapter 11's chunks come next. Then the layers'
+# inputs and one layer at work are left. Each step below removes what is largest *then*; in another order it would help little.
+# accelerate's users saw it: with checkpoints on the host a short sequence's peak didn't move
+# ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
+#
+# Bytes grow with $s$, the work of attention with $s^2$. So the prices, as shares of a step, *fall*: move the slider.
+#
+# ## The MLP in tiles
+#
+# An MLP reads one token at a time, like the loss. So run it on some tokens, drop what it made, and make it again in
+# backward. Here the checkpoint function of chapter 5 does it:
+
+# %%
+def in_tiles(mlp, x, tile):
+    return torch.cat([checkpoint(mlp, rows) for rows in x.split(tile)])
+
+
+# %% jupyter={"source_hidden": true}
+def gated(h, f, dtype=torch.bfloat16):
+    return GatedMLP(h, f, TensorParallel(), seed=1, dtype=dtype)
+
+
+def kept(module, run, *inputs):
+    """Bytes that ``run`` of this module keeps."""
+    with record(module) as ledger:
+        y = run(*inputs)
+    del y
+    return ledger.total_bytes
+
+
+def peak(tokens, tile=None):
+    """Bytes alive at the peak of an MLP of Llama's sizes, beside its weights."""
+    with fake_tensors():
+        mlp = gated(LLAMA.hidden_size, LLAMA.ffn_hidden_size)
+        x = torch.zeros(tokens, 1, LLAMA.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        upstream = torch.zeros_like(x)
+        with watch_step(mlp, batch=(x, upstream)) as bill:
+            (in_tiles(mlp, x, tile) if tile else mlp(x)).backward(upstream)
+    return bill.peak_bytes - 6 * LLAMA.hidden_size * LLAMA.ffn_hidden_size
+
+
+s, b, h, f, tile = 48, 1, 64, 160, 8
+mlp, x = gated(h, f), torch.randn(s, b, h, dtype=torch.bfloat16, requires_grad=True)
+agree.add("an MLP keeps 2sbh + 6sbf", [(2 * s * b * h + 6 * s * b * f, kept(mlp, mlp, x))])
+agree.add("in tiles 2sbh, whatever the tile", [(2 * s * b * h, kept(mlp, lambda x: in_tiles(mlp, x, size), x)) for size in (1, 7, 8, s)])
+for tokens, (size, gradients_there) in product((65536, 131072), ((None, 1), (TILE, 3))):
+    wanted = mlp_peak_bytes(tokens, LLAMA.hidden_size, LLAMA.ffn_hidden_size, size) + 2 * gradients_there * LLAMA.hidden_size * LLAMA.ffn_hidden_size
+    agree.add(f"{tokens:,} tokens at the peak, {'in tiles' if size else 'whole'}, and {gradients_there} of 3 weights' gradients", [(wanted, peak(tokens, size))])
+
+wide = gated(h, f, torch.float64)
+x = torch.randn(s, b, h, dtype=torch.float64, requires_grad=True)
+leaves = [x, *wide.parameters()]
+found = [torch.autograd.grad(run(x).square().sum(), leaves) for run in (wide, lambda x: in_tiles(wide, x, tile))]
+apart = [int((one - other).abs().gt(1e-12 * other.abs().max()).sum()) for one, other in zip(*found)]
+agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
+
+# %% [markdown]
+# An MLP keeps $2sbh + 6sbf$; in tiles it keeps its input alone. At the peak of its backward the whole MLP takes $6h + 10f$ bytes a
+# token. In tiles $10f$ is there for one tile only, and a long sequence takes $10h$: a quarter for Llama 3 8B. The price is three more products for each
+# tile. Autograd adds the tiles' weight gradients up in 16 bits, and each sum rounds; a function of your own can do it in float32.
+#
+# **Now write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`: `python my/labs/lab10_keep_less.py --only 10.3`.
+#
+# ## Checkpoints on the host
+#
+# Recomputed layers keep $2sbhL$, each its input, which backward reads in the opposite order. So an input may leave the device
+# when its layer has run, and come back while backward works on the layer after it. Chapter 8's actions say it, term by term:
+
+# %%
+terms = llama_layer_terms(LLAMA)
+on_the_host = {term: "recompute" for term in (*(recipe.term for recipe in terms.recipes), *terms.statistics)}
+on_the_host[terms.input] = "offload"
+
+# %% jupyter={"source_hidden": true}
+class Stack(nn.Module):
+    def __init__(self, shape, layers, recompute, host=None):
+        super().__init__()
+        host = host or HostMemory(ahead=1)  # one input may be on its way
+        self.layers = nn.ModuleList(LlamaLayer(shape, recompute=recompute, host=host, seed=i, dtype=torch.bfloat16) for i in range(layers))
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+
+TINY = LlamaShape(24, 1, 64, 4, 2, 160)
+
+
+def tiny_input():
+    return torch.randn(24, 1, 64, dtype=torch.bfloat16, generator=torch.Generator().manual_seed(3)).requires_grad_()
+
+
+def gradients(model):
+    x = tiny_input()
+    model(x).square().sum().backward()
+    return [x.grad, *(p.grad for p in model.parameters())]
+
+
+one_input = 2 * TINY.seq_length * TINY.hidden_size
+for layers in (3, 6):
+    stayed = layer_rows_of(Stack(TINY, layers, "full"), tiny_input())
+    left = layer_rows_of(Stack(TINY, layers, on_the_host), tiny_input())
+    host = total(row for row in left if row.term.endswith(", on the host"))
+    agree.add(f"{layers} recomputed layers: on the device", [(layers * one_input, total(stayed))])
+    agree.add(f"{layers} with inputs on the host: on the device, on the host", [(0, total(left) - host), (layers * one_input, host)])
+
+memory, coming = HostMemory(ahead=1), []
+stack = Stack(TINY, 6, on_the_host, memory)
+for layer in stack.layers:
+    layer.register_full_backward_pre_hook(lambda *_: coming.append(len(memory.arriving)))
+found = gradients(stack)
+agree.add("inputs on their way back when a layer's backward begins", [(1, count) for count in coming[1:]], "inputs")
+agree.add("gradients with inputs on the host, equal in bits", [(True, torch.equal(*pair)) for pair in zip(found, gradients(Stack(TINY, 6, "full")))])
+agree.add("freed for 8 layers, h = 1,024, 8,192 tokens, as transformers#48444 measured on an H100", [(2 * 8 * 8192 * 1024, 128 * 2**20)])
+
+# %% [markdown]
+# Nothing of them is left on the device but two: the input that is being read, and the next, on its way. The host holds
+# $2sbhL$. transformers can do it since September 2026, and measured on an H100 just this:
+# [#48444](https://github.com/huggingface/transformers/pull/48444). The price is the link: the copy must not take longer than a
+# layer. One layer copies $2sbh$ bytes and multiplies for $s^2$, so it hides better the longer the sequence is.
+#
+# **Now write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`: `python my/labs/lab10_keep_less.py --only
+# 10.4`.
+#
+# ## More GPUs for one sequence
+#
+# What is left belongs to one layer: attention's half. It can't run in tiles as the MLP does, since a query reads all keys before
+# it. Context parallelism (chapter 8) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs too. Under
+# **gather** the ranks exchange K and V, under **Ulysses** tokens for heads. **Ring** attention sends K and V around instead of
+# gathering them: the same bytes are kept and sent, but no rank ever has K and V whole.
+
+# %% jupyter={"source_hidden": true}
+million = LLAMA.with_sizes(seq_length=2**20)
+for kind in ("gather", "ulysses"):
+    with emulated_rank(8), count_collectives() as seen:
+        tensor, context = layer_groups(8, kind)
+        layer = LlamaLayer(million, tensor, context=context, dtype=torch.bfloat16)
+        x = torch.zeros(2**20 // 8, 1, LLAMA.hidden_size, dtype=torch.bfloat16, requires_grad=True)
+        rows = layer_rows_of(layer, x)
+        seen.collectives.clear()
+        layer(x).sum().backward()
+    agree.add_rows(f"1,048,576 tokens, one of 8 ranks, {kind}", context_rows(million, Parallel(), 8, kind), rows)
+    expected = counts(context_exchanges(million, Parallel(), 8, kind))
+    agree.add(f"exchanges of a layer, {kind}", [(sum(expected.values()), len(seen.collectives))], "exchanges")
+
+# %% [markdown]
+# ## A state instead of keys
+#
+# Gated DeltaNet, Mamba and other recurrent layers keep no keys. They carry a state, a matrix $d \times d$ a head:
+#
+# $$S_t = S_{t-1} + k_t v_t^\top, \qquad o_t = S_t^\top q_t$$
+#
+# Generating text needs $S$ alone. But training? $dq_t$ reads $S_t$, so autograd through a loop over tokens keeps a state *a token*:
+# $4shd$ bytes in float32, where flash attention keeps some $8sh$. With $d$ = 128 that is 64 times as much. For
+# such a loop mlx-lm's users measured 8 MB a token and layer
+# ([mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870)). The cure is this chapter's: keep the state once in $c$ tokens, and
+# make the others again, all at once as two products:
+
+# %%
+class Chunked(Function):
+    @staticmethod
+    def forward(ctx, q, k, v, c):  # [a, s, d] each
+        state, states, out = q.new_zeros(len(q), q.shape[2], q.shape[2]), [], []
+        for qc, kc, vc in zip(q.split(c, 1), k.split(c, 1), v.split(c, 1)):
+            states.append(state)
+            out.append(qc @ state + (qc @ kc.mT).tril() @ vc)
+            state = state + kc.mT @ vc
+        ctx.c = c
+        ctx.save_for_backward(q, k, v, torch.stack(states))
+        return torch.cat(out, 1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        q, k, v, states = ctx.saved_tensors
+        found, later = [], torch.zeros_like(states[0])  # the gradient of the state after a chunk
+        parts = zip(*(x.split(ctx.c, 1) for x in (q, k, v, grad)), states)
+        for qc, kc, vc, gc, state in reversed(list(parts)):
+            scores, grad_scores = (qc @ kc.mT).tril(), (gc @ vc.mT).tril()
+            grad_q = grad_scores @ kc + gc @ state.mT
+            grad_k = grad_scores.mT @ qc + vc @ later.mT
+            found.append((grad_q, grad_k, scores.mT @ gc + kc @ later))
+            later = later + qc.mT @ gc
+        return *(torch.cat(parts, 1) for parts in zip(*reversed(found))), None
+
+
+# %% jupyter={"source_hidden": true}
+def by_token(q, k, v):
+    state, out = torch.zeros(a, d, d, dtype=q.dtype), []
+    for t in range(q.shape[1]):
+        state = state + k[:, t, :, None] * v[:, t, None, :]
+        out.append(q[:, t, None] @ state)
+    return torch.cat(out, 1)
+
+
+a, s, d, c = 4, 48, 16, 8
+
+
+class Mixing(nn.Module):
+    def __init__(self, way):
+        super().__init__()
+        self.way = way
+
+    def forward(self, *heads):
+        return self.way(*heads)
+
+
+def kept_by(way):
+    return kept(mixing := Mixing(way), mixing, *heads)
+
+
+heads = [torch.randn(a, s, d, requires_grad=True) for _ in "qkv"]
+agree.add("a state a token: 12sh + 4shd", [(12 * s * a * d + 4 * s * a * d * d, kept_by(by_token))])
+for c in (8, 16):
+    agree.add(f"a state in {c} tokens: 12sh + 4shd/c", [(12 * s * a * d + 4 * s * a * d * d // c, kept_by(lambda *x: Chunked.apply(*x, c)))])
+heads = [torch.randn(a, s, d, dtype=torch.float64, requires_grad=True) for _ in "qkv"]
+ways = (lambda q, k, v: (q @ k.mT).tril() @ v, by_token, lambda *x: Chunked.apply(*x, 8))
+quadratic, *others = [torch.autograd.grad(way(*heads).square().sum(), heads) for way in ways]
+apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in others for one, two in zip(found, quadratic)]
+agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
+
+# %% [markdown]
+# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/c$. With $c = d$ that is $10sh$: no more than attention, and
+# its work grows with $s$, not with $s^2$. Kernels go on: Mamba's makes all states again in backward, and keeps none of them (on paper here).
+#
+# ## Eight bits, honestly
+#
+# FP8 makes products faster. Many expect half the memory as well, and find more than before
+# ([TransformerEngine#1261](https://github.com/NVIDIA/TransformerEngine/issues/1261),
+# [#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). Ask what a linear keeps. Its three products read
+#
+# $$y = x W^\top, \qquad dx = dy\, W, \qquad dW = dy^\top x$$
+#
+# $W$ and $x$ once along their rows and once along their columns. Hopper's FP8 products take one orientation only, and block
+# scales go along one axis. So each tensor is needed in 8 bits *twice*:
+#
+# - **$x$ in both orientations** takes $2 \cdot sbh$ bytes: what 16 bits take. Nothing is saved. Transformer Engine keeps only the one
+#   that $dW$ reads: its maintainers say so in #1764, on paper here.
+# - **$W$ in both**, beside the 16-bit weight that the optimizer updates: 2 bytes a parameter *more*.
+# - **A 16-bit copy lives anyway**, if somebody else reads it: flash attention's backward reads its output, which is the
+#   projection's input. There 8 bits come on top.
+
+# %%
+def narrow(x):
+    scale = x.abs().amax().float() / 448  # the largest number of this dtype
+    return (x / scale).to(torch.float8_e4m3fn), scale
+
+
+def widened(codes, scale, dtype=torch.bfloat16):
+    return (codes.float() * scale).to(dtype)
+
+
+class Linear8(Function):
+    @staticmethod
+    def forward(ctx, x, weight, orientations):
+        (x8, x_scale), (w8, w_scale) = narrow(x), narrow(weight)
+        turned = [x8.flatten(0, -2).t().contiguous()][: orientations - 1]
+        ctx.save_for_backward(x8, x_scale, w8, w_scale, w8.t().contiguous(), *turned)
+        return F.linear(widened(x8, x_scale), widened(w8, w_scale))
+
+    @staticmethod
+    def backward(ctx, grad):
+        x8, x_scale, _, w_scale, w8_turned, *_ = ctx.saved_tensors
+        x = widened(x8, x_scale)
+        return grad @ widened(w8_turned, w_scale).t(), grad.flatten(0, -2).t() @ x.flatten(0, -2), None
+
+
+# %% jupyter={"source_hidden": true}
+class Layer8(nn.Module):
+    """A Llama layer whose four linears compute in 8 bits; not rotated by position: that keeps nothing."""
+
+    def __init__(self, orientations):
+        super().__init__()
+        h, f, self.orientations = TINY.hidden_size, TINY.ffn_hidden_size, orientations
+        sizes = {"qkv": (TINY.query_size + 2 * TINY.key_value_size, h), "o": (h, TINY.query_size), "gate_up": (2 * f, h), "down": (h, f)}
+        self.norms = nn.Parameter(torch.ones(2, h, dtype=torch.bfloat16))
+        self.weights = nn.ParameterDict({name: nn.Parameter(0.1 * torch.randn(size, dtype=torch.bfloat16)) for name, size in sizes.items()})
+
+    def linear(self, name, x):
+        return Linear8.apply(x, self.weights[name], self.orientations)
+
+    def forward(self, x):
+        q, k, v = self.linear("qkv", rms_norm(x, self.norms[0])).split([TINY.query_size, TINY.key_value_size, TINY.key_value_size], -1)
+        x = x + self.linear("o", attend(*(part.unflatten(-1, (-1, TINY.d)).permute(1, 2, 0, 3) for part in (q, k, v))))
+        return x + self.linear("down", swiglu(*self.linear("gate_up", rms_norm(x, self.norms[1])).chunk(2, -1)))
+
+
+torch.manual_seed(0)
+for orientations in (1, 2):
+    layer = Layer8(orientations)
+    agree.add(f"a layer with linears in 8 bits, inputs in {('one orientation', 'both')[orientations - 1]}", [(total(eight_bit_rows(TINY, orientations)), kept(layer, layer, tiny_input()))])
+
+x, weight = (torch.randn(size, dtype=torch.bfloat16, requires_grad=True) for size in ((96, 64), (32, 64)))
+rounded = [widened(*narrow(tensor.detach())).requires_grad_() for tensor in (x, weight)]
+upstream = torch.randn(96, 32, dtype=torch.bfloat16)
+in_8, reference, in_16 = (
+    torch.autograd.grad(run(*leaves), leaves, upstream)
+    for run, leaves in ((lambda x, w: Linear8.apply(x, w, 1), (x, weight)), (F.linear, rounded), (F.linear, (x, weight)))
+)
+agree.add("gradients in 8 bits, and of a 16-bit linear of the rounded tensors, equal in bits", [(True, torch.equal(*pair)) for pair in zip(in_8, reference)])
+off = max(((one - other).norm() / other.norm()).item() for one, other in zip(in_8, in_16))
+print(f"gradients in 8 bits are up to {100 * off:.1f}% off those in 16; the same as those of the rounded tensors, bit for bit")
+
+# %% jupyter={"source_hidden": true}
+Panel(
+    lambda s: eight_bit_bars(LLAMA.with_sizes(seq_length=s)),
+    s=steps("s", "tokens of a microbatch", [2**k for k in range(12, 18)], 8192),
+)
+
+# %% [markdown]
+# A layer saves $h + f$ bytes a token, and takes 2 bytes a weight: with short microbatches FP8 takes more. If all layers are
+# recomputed it saves hardly anything at all: only one layer is whole at a time, but the copies of the weights are there for
+# all.
+#
+# DeepSeek-V3 (2412.19437, section 3.3; on paper here) goes after each copy: of an input one orientation stays, with a scale for
+# each 128 elements, and is turned in backward; the projection's input has 12 bits, and attention's backward reads the same;
+# SwiGLU's inputs have 8 bits, and its output is made again.
+#
+# ## Why is reserved above allocated?
+#
+# A formula counts tensors, the GPU counts what its allocator *reserved*. torch takes **segments** from the GPU and cuts them
+# into **blocks** of multiples of 512 bytes. Small tensors share segments of 2 MiB, those below 10 MiB segments of 20 MiB, and a larger
+# one gets a segment of its own size. A freed block stays reserved, for the next tensor that fits. Longer batches don't
+# fit:
+
+# %% jupyter={"source_hidden": true}
+Panel(
+    lambda moment, segments: memory_map(moment, segments),
+    moment=play("", "events", EVENTS_PLAYED, 15),
+    segments=choice("segments", list(SEGMENTS), SEGMENTS[0]),
+)
+
+# %% [markdown]
+# Boxes are blocks, with their MiB; white ones are free. **Expandable segments** map pages of 2 or 20 MiB one after another to one
+# range of addresses. What was freed joins, and a longer batch needs only what is missing. Here are eight batches on the tape of
+# a real layer (chapter 10), 32 times:
+
+# %% jupyter={"source_hidden": true}
+Panel(reserved_lines, order=choice("batches", list(BATCH_ORDERS), "shortest first"))
+
+# %% [markdown]
+# So run the longest batch first, or pad, or set `PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True`. Does it hold for real runs?
+# SimuMax logged both numbers for 15 layouts of Llama 3 on B200s. The same allocator, fed by our prediction of each tensor:
+
+# %% jupyter={"source_hidden": true}
+logged = b200_reserved()
+furthest = max(abs(ours / reserved - 1) for _, reserved, ours in logged)
+share = sum(ours - allocated for allocated, _, ours in logged) / sum(reserved - allocated for allocated, reserved, _ in logged)
+print(f"{len(logged)} layouts: reserved, predicted within {100 * furthest:.1f}%; {100 * share:.0f}% of what is reserved above allocated is explained")
+
+# %% [markdown]
+# The rest we can't see from outside: a stream of its own, as NCCL has, has blocks of its own, and ranks of one layout differ. For
+# QLoRA of Llama 3 8B torchtune's users saw 16.39 GiB fall to 10.83 with expandable segments
+# ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185)). They don't say how long their batches were, so that pair
+# we quote, and don't predict.
+#
+# ## Work it out
+#
+# LoRA of Llama 3 8B with 16-bit weights, on one GPU of 80 GiB with a host of 256 GiB: which of the four steps does a sequence of
+# 262,144 tokens need? Does the copy hide, at 50 GB/s and $4 \cdot 10^{14}$ FLOPs a second? And how many GPUs does a million tokens take?
+
+# %% jupyter={"source_hidden": true}
+from actmem.formulas.llama_terms import llama_products
+
+quarter = LLAMA.with_sizes(seq_length=2**18)
+left = 80 * 2**30 - 2 * (32 * (LLAMA.attention_weights + LLAMA.mlp_weights) + 2 * LLAMA.vocab_size * LLAMA.hidden_size)
+needed = next(step for step in long_steps(quarter) if step.bytes <= left)
+copied, flops = 2 * 2**18 * LLAMA.hidden_size, sum(llama_products(quarter).values())
+ranks = next(c for c in (2, 4, 8) if long_steps(million, c)[-1].bytes <= left)
+worked(
+    f"The weights leave {size_text(left)}. After each step the peak is {', '.join(size_text(step.bytes) for step in long_steps(quarter)[:4])}: it fits with “{needed.name}”.",
+    f"A layer's input takes {1000 * copied / 50e9:.0f} ms on the link, and its forward {1000 * flops / 4e14:,.0f} ms: hidden. The host holds {size_text(32 * copied)}.",
+    f"A million tokens take {size_text(long_steps(million)[3].bytes)} on one GPU: too much. {ranks} GPUs share them, {size_text(long_steps(million, ranks)[-1].bytes)} on each.",
+)
+
+# %% [markdown]
+# Every number that this chapter compared, byte by byte:
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary><b>1.</b> Why tiles of the MLP, if the whole layer is recomputed anyway?</summary>
+#
+# Recomputing drops what a layer keeps *between* forward and backward. When its turn comes, the second run makes all of it again, and
+# at that moment the MLP of one layer is whole: $6h + 10f$ bytes a token.
+# </details>
+#
+# <details><summary><b>2.</b> Why not offload everything, rather than recompute?</summary>
+#
+# A layer keeps 16 times its input. The link would have to carry that in the time of one forward pass; the input alone
+# hides.
+# </details>
+#
+# <details><summary><b>3.</b> <code>nvidia-smi</code> shows 23 GiB, your formula 17. Who is wrong?</summary>
+#
+# Neither. Compare the formula with `torch.cuda.max_memory_allocated()`; the rest is cached, and fragmented if the lengths of batches
+# change.
+# </details>
+#
+# ## What people get wrong here
+#
+# - **"FP8 halves activations."** It can halve what linears read. Norms, attention and SwiGLU keep their 16 bits, and the weights' copies come on top.
+# - **"Recurrent layers keep one state."** When they generate. In training they keep one a token, if nobody chunks them.
+# - **"A smaller batch frees memory."** What was reserved stays so, until the allocator runs out.
+#
+# **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Mini-sequence Transformer*, 2407.15892 · *Ulysses*, 2309.14509 · *Ring
+# Attention*, 2310.01889 · Gated DeltaNet, 2412.06464 · asked for in
+# [Megatron-LM#3644](https://github.com/NVIDIA/Megatron-LM/issues/3644),
+# [pytorch#158657](https://github.com/pytorch/pytorch/issues/158657),
+# [TRL#6846](https://github.com/huggingface/trl/pull/6846) · `src/actmem_course/others/allocator.py`,
+# `src/actmem/store.py`.
+#
+# ## Now fit your model
+#
+# `python -m actmem record` on your own model at a long sequence names what is largest *now*; take the step that removes it, and record
+# again. Exercises 10.3 and 10.4 of **Lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`. This is the last chapter; go
+# back to [10 Plan a model](10_plan_a_model.ipynb) with what you know now.

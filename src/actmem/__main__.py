@@ -14,9 +14,8 @@ def _plan(argv: list[str]) -> int:
     if of_others or any(":" in word or word.endswith(".json") for word in argv[:1]):
         from actmem.plan.own_model import main as run_own
         from actmem.tape.model_tape import solved_target
-        from actmem.tape.tape_command import parsed_sizes
 
-        return run_own(argv, parsed_sizes, solved_target)
+        return run_own(argv, solved_target)
     from actmem.plan.plan_command import main as run
 
     def verify(console, model, plan):  # only this needs torch

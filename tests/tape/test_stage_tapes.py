@@ -1,13 +1,14 @@
 """The stored tapes of the planner's models say what a stage recorded afresh does, at sizes drawn at random."""
 
 import random
+from fractions import Fraction
 
 import pytest
 
-from actmem.tape.evaluate import BACKWARD, FORWARD, read_events, sizes_of
+from actmem.tape.evaluate import Formula, Tape, packed, sizes_of, unpacked, with_sizes
 from actmem.tape.solver import draw_sizes
 from actmem.tape.stage_tapes import StagePart, families, stage_part, stage_part_of
-from actmem.tape.stages import as_on_gpus, families_to_record
+from actmem.tape.stages import as_on_gpus, families_to_record, gpt_events, totals
 
 #: One of each kind; the others at night.
 SAMPLE = {
@@ -43,14 +44,24 @@ def test_a_stored_tape_is_what_runs(family, name):
         events = events_of(name.removesuffix(" cuda"), sizes)
         if name.endswith(" cuda"):
             events = as_on_gpus(events)
-        flops = read_events(events).flops
         stored = stage_part(family, name, tuple(sizes[letter] for letter in families()[family]["letters"]))
-        fresh = stage_part_of(
-            events, {size: size for event in events for size in sizes_of(event)}, (flops[FORWARD], flops[BACKWARD])
-        )
+        fresh = stage_part_of(events, {size: size for event in events for size in sizes_of(event)})
         assert numbers(stored) == numbers(fresh)
 
 
 def test_every_part_is_stored():
     names = {(family, name) for family in families() for name in families_to_record()[family][0]}
     assert {(family, name.removesuffix(" cuda")) for family, name in STORED} == names
+
+
+def test_totals_say_what_the_whole_tape_says():
+    def record(sizes):
+        return gpt_events("layer none tensor", sizes)
+
+    events = record({"s": 24, "b": 2, "a": 2, "d": 4, "v": 5, "t": 3})
+    values = sorted({size for event in events for size in sizes_of(event)})
+    numbered = [with_sizes(event, map(values.index, sizes_of(event))) for event in events]
+    formulas: list[Formula] = [((Fraction(size), ()),) for size in values]
+    whole = Tape((), formulas, {(): numbered})
+    assert numbers(stage_part_of(*totals(whole).values({}))) == numbers(stage_part_of(*whole.values({})))
+    assert unpacked(packed({"it": totals(whole)}), "it") == totals(whole)

@@ -7,12 +7,13 @@ of the three checks the others.  Every byte count is an exact integer.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, check_size
 from actmem.formulas.activations import STATISTICS_REASON, eq4, layer_bytes, layer_extra_rows, layer_rows
 from actmem.recipes import Recompute
-from actmem.rows import Row
+from actmem.rows import Row, extra_rows, paper_rows
 
 EMBEDDING_TERM = "embedding dropout mask"
 HEAD_TERMS = ("final layer-norm input", "output layer input", "logits (float32)")
@@ -171,21 +172,13 @@ def stage_rows(
     element_size: int = 2,
     microbatches_per_round: int | None = None,
 ) -> list[Row]:
-    """The paper's terms on one rank: the rows of its layers, then those of the model's ends.
+    """The paper's rows of one rank at its peak, all microbatches in flight together.
 
-    Pipeline rank 0 has the embedding's dropout mask, sbh/t for each microbatch in flight in the
-    first chunk.  Rank p − 1 has the final layer norm's input and the output layer's, 2sbh/t each
-    in 16 bits, and the logits, 4sbv/t (8sbv/t where activations are float64): for one
-    microbatch, because the last stage runs its backward immediately.  Raises ConfigError if L is
+    The last rank has the logits of one microbatch: the last stage runs its backward immediately.  Raises ConfigError if L is
     not divisible by p·m, v by t, or n by p if the schedule is interleaved.  Sections 4.2.3 and 4.3.
     """
-    n, g = num_microbatches, microbatches_per_round
-    layers = _layers_held(shape, parallel, pipeline_rank, n, g)
-    rows = [
-        Row(row.term, row.bytes * layers, row.split_by, f"{row.source}, {layers} layer-microbatches")
-        for row in layer_rows(shape, parallel, recompute, element_size)
-    ]
-    return rows + [row for row in _end_rows(shape, parallel, pipeline_rank, n, element_size, "cpu", g) if not row.extra]
+    g = microbatches_per_round
+    return paper_rows(_all_rows(shape, parallel, pipeline_rank, recompute, num_microbatches, element_size, "cpu", g))
 
 
 def stage_extra_rows(
@@ -205,32 +198,31 @@ def stage_extra_rows(
     statistics.
     """
     n, g = num_microbatches, microbatches_per_round
-    layers = _layers_held(shape, parallel, pipeline_rank, n, g)
-    rows = [
-        Row(row.term, row.bytes * layers, row.split_by, row.source, row.extra)
-        for row in layer_extra_rows(shape, parallel, recompute, element_size, device_type)
-        if row.term != "causal mask"
-    ]
-    ends = _end_rows(shape, parallel, pipeline_rank, n, element_size, device_type, g)
-    return rows + [row for row in ends if row.extra]
+    return extra_rows(_all_rows(shape, parallel, pipeline_rank, recompute, n, element_size, device_type, g))
 
 
-def _end_rows(
+def _all_rows(
     shape: ModelShape,
     parallel: Parallel,
     pipeline_rank: int,
+    recompute: Recompute | str,
     num_microbatches: int | None,
     element_size: int,
     device_type: str,
     microbatches_per_round: int | None,
 ) -> list[Row]:
-    """All that the ends of the model on this rank keep."""
+    n, g = num_microbatches, microbatches_per_round
+    layers = _layers_held(shape, parallel, pipeline_rank, n, g)
+    of_layer = layer_rows(shape, parallel, recompute, element_size)
+    of_layer += layer_extra_rows(shape, parallel, recompute, element_size, device_type)
+    rows = [
+        replace(row, bytes=row.bytes * layers, source=f"{row.source}, {layers} layer-microbatches")
+        for row in of_layer
+        if row.term != "causal mask"
+    ]
     _check_ranks(shape, parallel)
-    rows = []
     if pipeline_rank == 0:
-        rows += embedding_rows(
-            shape, parallel, embeddings_in_flight(parallel, num_microbatches, microbatches_per_round)
-        )
+        rows += embedding_rows(shape, parallel, embeddings_in_flight(parallel, n, g))
     if pipeline_rank == parallel.pipeline_parallel_size - 1:
         rows += output_rows(shape, parallel, element_size, device_type)
     return rows

@@ -13,18 +13,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import NamedTuple
 
 from actmem.config import ModelShape, Parallel, check_layer, check_size
 from actmem.recipes import PAPER_LAYER, Recompute
 
 
-@dataclass(frozen=True)
-class Product:
+class Product(NamedTuple):
     """FLOPs of one kind of matrix product over the whole model, in one forward pass."""
 
     term: str
     flops: int
-    source: str
 
 
 def layer_products(shape: ModelShape) -> dict[str, int]:
@@ -41,35 +40,22 @@ def layer_products(shape: ModelShape) -> dict[str, int]:
     }
 
 
-#: The same in the paper's letters, for B sequences.
-_SOURCES = ("6Bsh²", "2Bs²h", "2Bs²h", "2Bsh²", "8Bsh²", "8Bsh²")
-
-
 def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]:
     """The products of one forward pass over B sequences, in order.  Appendix A."""
     B = check_size("global_batch_size", global_batch_size)
-    whole_batch = shape.with_sizes(micro_batch_size=B)
-    layers = [
-        Product(term, flops * shape.num_layers, f"{source} a layer")
-        for (term, flops), source in zip(layer_products(whole_batch).items(), _SOURCES)
-    ]
-    return [*layers, Product("logits", 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size, "2Bshv")]
-
-
-def recomputed_products(shape: ModelShape, global_batch_size: int, recompute: Recompute | str) -> list[Product]:
-    """The products that a mode recomputes in backward.  Section 5.
-
-    Backward does not read the output of a region's last product, so the modes that stop early
-    leave that product out; the text of the paper counts it.
-    """
-    again = PAPER_LAYER.products_again(recompute)
-    return [product for product in forward_products(shape, global_batch_size) if product.term in again]
+    layer = layer_products(shape.with_sizes(micro_batch_size=B))
+    logits = Product("logits", 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size)
+    return [*(Product(term, flops * shape.num_layers) for term, flops in layer.items()), logits]
 
 
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
-    """FLOPs that the devices run in one iteration: forward, twice that in backward, recomputation."""
-    forward = sum(product.flops for product in forward_products(shape, global_batch_size))
-    return 3 * forward + sum(product.flops for product in recomputed_products(shape, global_batch_size, recompute))
+    """FLOPs that the devices run in one iteration: forward, twice that in backward, recomputation (section 5).
+
+    Backward does not read the output of a region's last product, so the modes that stop early leave that product
+    out; the text of the paper counts it.
+    """
+    again = PAPER_LAYER.products_again(recompute)
+    return sum((3 + (term in again)) * flops for term, flops in forward_products(shape, global_batch_size))
 
 
 def eq7(shape: ModelShape, global_batch_size: int) -> int:

@@ -32,6 +32,7 @@ from actmem.plan.step_time import (
 )
 from actmem.rows import Row, total
 from actmem.tape.blocks import BlockModel, Need, recompute_code
+from actmem.tape.evaluate import parsed_sizes
 
 _LARGEST_MICROBATCH, _LARGEST_SEQUENCE = 2**14, 2**24
 _COLUMNS = 80
@@ -270,7 +271,7 @@ def _parser() -> Parser:
     return parser
 
 
-def main(argv: Sequence[str], parsed_sizes: Callable[[str], dict[str, int]], solved: Solved) -> int:
+def main(argv: Sequence[str], solved: Solved) -> int:
     """Exit code 0 if the model fits as asked, 1 if not, 2 on an impossible request.
 
     solved: of the target, the sizes asked for, rules of letters, the dtype and parts of a block: their tapes, all sizes, and the

@@ -85,7 +85,9 @@ def _parameters(model: PlannedModel, layer_axes: Layout, first: bool, last: bool
 
 
 @lru_cache(maxsize=2**12)
-def kept(model: PlannedModel, layer_axes: Layout, what: str, device_type: str = "cuda") -> tuple[Sequence[Row], int]:
+def kept_rows(
+    model: PlannedModel, layer_axes: Layout, what: str, device_type: str = "cuda"
+) -> tuple[Sequence[Row], int]:
     """Rows of what one microbatch keeps, and their bytes.  what: see ``PlannedModel.rows``."""
     rows = model.rows(layer_axes, what, device_type)
     return rows, total(rows)
@@ -156,14 +158,16 @@ def _fullest_moment(
     flight, layers, embeddings = flights(model.num_layers, p, m, num_microbatches, pipeline_rank)
     first, last, again = pipeline_rank == 0, pipeline_rank == p - 1, flight - whole_microbatches
     what = f"{again} microbatches × {layers} layers"
-    lines = [("activations", again * layers, what, kept(model, axes, recompute, device_type))]
+    lines = [("activations", again * layers, what, kept_rows(model, axes, recompute, device_type))]
     if whole_microbatches:
         what = f"{whole_microbatches} microbatches × {layers} layers, all kept"
-        lines.append(("activations", whole_microbatches * layers, what, kept(model, axes, "none", device_type)))
+        lines.append(("activations", whole_microbatches * layers, what, kept_rows(model, axes, "none", device_type)))
     if first:
-        lines.append(("activations", embeddings, f"{embeddings} microbatches", kept(model, axes, "first", device_type)))
+        lines.append(
+            ("activations", embeddings, f"{embeddings} microbatches", kept_rows(model, axes, "first", device_type))
+        )
     if last:
-        lines.append(("logits and loss", 1, "", kept(model, axes, "last", device_type)))
+        lines.append(("logits and loss", 1, "", kept_rows(model, axes, "last", device_type)))
     # With several chunks the next backward is that of the last one, which has no embedding.
     first = first and m == 1
     return lines, (*model.parts(axes, recompute, first, last, device_type), first, last, layers)

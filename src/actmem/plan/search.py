@@ -19,7 +19,7 @@ from actmem.plan.rank_bill import (
     Bill,
     flights,
     held_bytes,
-    kept,
+    kept_rows,
     rank_bill,
     rank_parameters,
     refusal,
@@ -221,7 +221,7 @@ class _Search:
 
     def _whole(self, layout: Layout, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
         """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
-        everything, least = (kept(self.model, layout.layer_axes, mode)[1] for mode in ("none", recompute))
+        everything, least = (kept_rows(self.model, layout.layer_axes, mode)[1] for mode in ("none", recompute))
         more = everything - least
         if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
             return 0, float(recompute != "none")

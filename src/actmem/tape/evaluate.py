@@ -6,6 +6,7 @@ A formula is a sum of monomials, each an exact coefficient and a power of every 
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -105,6 +106,17 @@ def value(formula: Formula, sizes: Sequence[int]) -> int:
     return int(total)
 
 
+def parsed_sizes(text: str) -> dict[str, int]:
+    """Sizes of a text such as ``s=200,b=3``."""
+    sizes: dict[str, int] = {}
+    for part in text.split(","):
+        letter, equals, number = (x.strip() for x in part.partition("="))
+        if not equals or not re.fullmatch(r"\d{1,15}", number) or letter in sizes:
+            raise ConfigError("at", f"must be sizes as s=200,b=3, each once, got {part.strip()!r}")
+        sizes[letter] = int(number)
+    return sizes
+
+
 def added(formulas: Iterable[Formula]) -> Formula:
     """The sum of formulas over the same letters."""
     sums: dict[tuple[int, ...], Fraction] = {}
@@ -169,7 +181,7 @@ class Tape:
             few = f"at most {MOST_ONES} of {', '.join(MAY_BE_ONE)} may be 1"
             raise ConfigError("at", f"{few}: other sizes of 1 weren't recorded, and can run otherwise")
         chosen, values = self.values(sizes)
-        return in_bytes(chosen, values)
+        return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in chosen]
 
     def values(self, sizes: Mapping[str, int]) -> tuple[list[Event], dict[int, int]]:
         """The events for these sizes, which aren't checked, and the value of each formula that they use."""
@@ -185,44 +197,56 @@ class Tape:
 
     def to_json(self) -> str:
         """The tape as text; ``from_json`` reads it."""
-        words: dict[str, int] = {}
-        variants = {",".join(ones): [_packed(e, words) for e in events] for ones, events in self.variants.items()}
-        packed = {
-            "letters": self.letters,
-            "formulas": packed_formulas(self.formulas),
-            "words": list(words),
-            "events": variants,
-        }
-        return json.dumps(packed, ensure_ascii=False, separators=(",", ":"))
+        return json.dumps(packed({"": self}), ensure_ascii=False, separators=(",", ":"))
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Tape:
         """Raises ConfigError on anything but a tape."""
         try:
-            packed = json.loads(text)
-            formulas = unpacked_formulas(packed["formulas"])
-            variants = {
-                tuple(ones.split(",")) if ones else (): [_unpacked(e, packed["words"]) for e in events]
-                for ones, events in packed["events"].items()
-            }
-            return cls(tuple(packed["letters"]), formulas, {(): variants.pop(()), **variants})
+            return unpacked(json.loads(text), "")
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             raise ConfigError("tape", f"this is no tape: {type(error).__name__}: {error}") from error
 
 
-def packed_formulas(formulas: Iterable[Formula]) -> list:
-    """Formulas as JSON has them."""
-    return [[[str(c), *powers] for c, powers in formula] for formula in formulas]
+def packed(tapes: Mapping[str, Tape]) -> dict:
+    """Tapes over the same letters as JSON has them, by name, with their formulas and words once for all."""
+    formulas: dict[Formula, int] = {}
+    words: dict[str, int] = {}
+
+    def fields(event: Event) -> list:
+        values = vars(event).values()
+        return [
+            EVENT_KINDS.index(type(event)),
+            *(words.setdefault(x, len(words)) if isinstance(x, str) else x for x in values),
+        ]
+
+    events_of = {}
+    for name, tape in tapes.items():
+        numbers = [formulas.setdefault(formula, len(formulas)) for formula in tape.formulas]
+        events_of[name] = {
+            ",".join(ones): [fields(with_sizes(event, [numbers[i] for i in sizes_of(event)])) for event in events]
+            for ones, events in tape.variants.items()
+        }
+    lists = [[[str(c), *powers] for c, powers in formula] for formula in formulas]
+    letters = next(iter(tapes.values())).letters
+    return {"letters": letters, "formulas": lists, "words": list(words), "tapes": events_of}
 
 
-def unpacked_formulas(packed: list) -> list[Formula]:
-    """What ``packed_formulas`` made them from."""
-    return [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in packed]
+def unpacked(tapes: Mapping, name: str) -> Tape:
+    """One of the tapes that ``packed`` wrote."""
+    words = tapes["words"]
 
+    def event(fields: list) -> Event:
+        kind = EVENT_KINDS[fields[0]]
+        types = zip(kind.__annotations__.values(), fields[1:], strict=True)
+        return kind(*(words[x] if t == "str" else tuple(x) if t != "int" else x for t, x in types))
 
-def in_bytes(events: Iterable[Event], values: Mapping[int, int]) -> list[Event]:
-    """Events whose sizes are numbers of ``values``, with these values."""
-    return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in events]
+    formulas = [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in tapes["formulas"]]
+    variants = {
+        tuple(ones.split(",")) if ones else (): [event(fields) for fields in events]
+        for ones, events in tapes["tapes"][name].items()
+    }
+    return Tape(tuple(tapes["letters"]), formulas, {(): variants.pop(()), **variants})
 
 
 def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
@@ -234,36 +258,25 @@ def with_sizes(event: Event, sizes: Iterable[int]) -> Event:
     return type(event)(**{**vars(event), **named}) if named else event
 
 
-def _packed(event: Event, words: dict[str, int]) -> list:
-    fields = vars(event).values()
-    return [
-        EVENT_KINDS.index(type(event)),
-        *(words.setdefault(x, len(words)) if isinstance(x, str) else x for x in fields),
-    ]
+def moments(
+    events: Iterable[Event], values: Mapping[int, int] | None = None
+) -> Iterator[tuple[Event, int, dict[int, Make]]]:
+    """Each event, the bytes alive after it, and what is alive by its number (one dict for all).
 
-
-def _unpacked(packed: list, words: list[str]) -> Event:
-    kind = EVENT_KINDS[packed[0]]
-    types = kind.__annotations__.values()
-    return kind(
-        *(words[x] if t == "str" else tuple(x) if t != "int" else x for x, t in zip(packed[1:], types, strict=True))
-    )
-
-
-def moments(events: Iterable[Event]) -> Iterator[tuple[Event, int, dict[int, Make]]]:
-    """Each event, the bytes alive after it, and what is alive by its number (one dict for all)."""
+    values: of the numbers that are sizes in the events; None if they are bytes.
+    """
     alive: dict[int, Make] = {}
     live = 0
     for event in events:
         if isinstance(event, Make):
             alive[event.number] = event
-            live += event.bytes
+            live += event.bytes if values is None else values[event.bytes]
         elif isinstance(event, (Free, Resize)) and event.number in alive:
             made = alive.pop(event.number)
-            live -= made.bytes
+            live -= made.bytes if values is None else values[made.bytes]
             if isinstance(event, Resize):
                 alive[event.number] = Make(made.number, event.bytes, made.name)
-                live += event.bytes
+                live += event.bytes if values is None else values[event.bytes]
         yield event, live, alive
 
 

@@ -3,13 +3,13 @@
 Backward begins with the end, runs the layers from the last to the first, and ends with the embedding.  While the
 last layer runs, those before it still have all that they kept, and when the embedding runs, none has anything.  So the
 fullest moment is one before the hole, one of a single layer, or one after the hole, less what all layers have freed.
-``tape.stages`` records the tapes.
+``tape.stages`` records the tapes; of what runs they have the FLOPs of each pass as one event.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, lru_cache
 from importlib import resources
@@ -17,26 +17,11 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem.rows import Row, by_term, merge
-from actmem.tape.evaluate import (
-    BACKWARD,
-    Event,
-    Formula,
-    Free,
-    Make,
-    Mark,
-    Resize,
-    Tape,
-    in_bytes,
-    moments,
-    packed_formulas,
-    unpacked_formulas,
-    value,
-)
+from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, unpacked
 
 #: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
 LAYERS = "layers"
 FILE = Path(__file__).with_name("stage_tapes.json")
-_MARKS = {"<": BACKWARD, "^": LAYERS}
 _GIVEN = "gradient of the stage's output"
 
 
@@ -59,10 +44,10 @@ class StageMoment:
         """What backward has made and not freed by then, in bytes by name."""
         kept: set[int] = set()
         alive: dict[int, Make] = {}
-        for event, _, alive in moments(in_bytes(self.events[: self.place + 1], self.values)):
+        for event, _, alive in moments(self.events[: self.place + 1], self.values):
             if event == Mark(BACKWARD):
                 kept = set(alive)
-        rows = [Row(made.name, made.bytes) for number, made in alive.items() if number not in kept]
+        rows = [Row(made.name, self.values[made.bytes]) for number, made in alive.items() if number not in kept]
         return by_term([*rows, *([Row(_GIVEN, self.stays)] if self.stays else [])])
 
 
@@ -85,38 +70,38 @@ class StagePart:
     backward_flops: int
 
 
-def stage_part_of(events: Sequence[Event], values: Mapping[int, int], flops: tuple[int, int] = (0, 0)) -> StagePart:
-    """What the events of a part add up to.  values: the bytes of each number that is a size in them."""
-    live = kept = gradient = 0
+def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePart:
+    """What the events of a part add up to.  values: of each number that is a size in them."""
+    kept = gradient = 0
     through = -1  # the number of the gradient that comes through the hole
-    alive: dict[int, int] = {}
-    phase = ""
+    phase, flops = "forward", {"forward": 0, "backward": 0}
     most: dict[str, tuple[int, int, int]] = {}  # bytes of the fullest moment, its place, and what stays beside it
-    for place, event in enumerate(events):
+
+    def note(name: str, live: int, place: int, stays: int) -> None:
+        if name not in most or live + stays > most[name][0]:
+            most[name] = live + stays, place, stays
+
+    for place, (event, live, alive) in enumerate(moments(events, values)):
         if isinstance(event, Make):
-            alive[event.number] = size = values[event.bytes]
-            live += size
             if phase == "hole":
-                through, gradient, phase = event.number, size, "after"
-            elif phase:
-                if phase not in most or live > most[phase][0]:
-                    most[phase] = live, place, 0
-                stays = gradient if phase == "after" and through not in alive else 0
-                if phase == "after" and ("held" not in most or live + stays > most["held"][0]):
-                    most["held"] = live + stays, place, stays
-        elif isinstance(event, Free):
-            live -= alive.pop(event.number)
-        elif isinstance(event, Resize):
-            live += values[event.bytes] - alive[event.number]
-            alive[event.number] = values[event.bytes]
+                through, gradient, phase = event.number, values[event.bytes], "after"
+            elif phase != "forward":
+                note(phase, live, place, 0)
+                if phase == "after":
+                    note("held", live, place, 0 if through in alive else gradient)
+        elif isinstance(event, Run):
+            flops["forward" if phase == "forward" else "backward"] += values[event.flops]
         elif isinstance(event, Mark) and event.name == BACKWARD:
             kept, phase = live, "before"
         elif isinstance(event, Mark) and event.name == LAYERS:
-            most["at"], phase = (live, place, 0), "hole"
+            note("at", live, place, 0)
+            phase = "hole"
     found = dict.fromkeys(("before", "at", "after", "held"), StageMoment(0))
     for name, (size, place, stays) in most.items():
         found[name] = StageMoment(size - kept, place, stays, events, values)
-    return StagePart(kept, gradient_bytes=gradient, forward_flops=flops[0], backward_flops=flops[1], **found)
+    return StagePart(
+        kept, gradient_bytes=gradient, forward_flops=flops["forward"], backward_flops=flops["backward"], **found
+    )
 
 
 def _moments(
@@ -155,75 +140,21 @@ def transient_rows(layer: StagePart, ends: StagePart | None, first: bool, last: 
 
 @cache
 def families() -> dict[str, dict]:
-    """The stored tapes as the file has them, by the kind of model; see ``packed``."""
+    """The stored tapes as the file has them (``evaluate.packed``), by the kind of model."""
     # A page has them in an archive.
-    text = resources.files("actmem.tape").joinpath(FILE.name).read_text(encoding="utf-8")
-    stored = json.loads(text)
-    return {name: {**family, "formulas": unpacked_formulas(family["formulas"])} for name, family in stored.items()}
+    return json.loads(resources.files("actmem.tape").joinpath(FILE.name).read_text(encoding="utf-8"))
 
 
 @cache
 def stored_tape(family: str, name: str) -> Tape:
-    """The tape of that name, without FLOPs.  Raises ConfigError if there is none."""
-    stored = families()[family]
-    if name not in stored["tapes"]:
+    """The tape of that name.  Raises ConfigError if there is none."""
+    if name not in families()[family]["tapes"]:
         raise ConfigError("tape", f"there is none for {name}")
-    variants = {tuple(ones): _events(text, stored["words"]) for ones, text in stored["tapes"][name].items()}
-    return Tape(tuple(stored["letters"]), stored["formulas"], variants)
+    return unpacked(families()[family], name)
 
 
 @lru_cache(maxsize=2**14)
 def stage_part(family: str, name: str, sizes: tuple[int, ...]) -> StagePart:
     """A part at these sizes, in the order of the family's letters."""
     tape = stored_tape(family, name)
-    forward, backward = (value(tape.formulas[i], sizes) for i in families()[family]["flops"][name])
-    return stage_part_of(*tape.values(dict(zip(tape.letters, sizes))), (forward, backward))
-
-
-def packed(tapes: Mapping[str, Tape], flops: Mapping[str, tuple[Formula, Formula]]) -> dict:
-    """What ``families`` reads, of tapes of the same letters: of each its events by the letters that are 1, and its FLOPs."""
-    formulas: dict[Formula, int] = {}
-    words: dict[str, int] = {}
-    texts: dict[str, dict[str, str]] = {}
-    for name, tape in tapes.items():
-        numbers = [formulas.setdefault(formula, len(formulas)) for formula in tape.formulas]
-        texts[name] = {"".join(ones): _text(events, numbers, words) for ones, events in tape.variants.items()}
-    pairs = {name: [formulas.setdefault(f, len(formulas)) for f in pair] for name, pair in flops.items()}
-    letters, lists = next(iter(tapes.values())).letters, packed_formulas(formulas)
-    return {"letters": letters, "formulas": lists, "words": list(words), "tapes": texts, "flops": pairs}
-
-
-def _events(text: str, words: list[str]) -> list[Event]:
-    """What ``_text`` wrote."""
-    events: list[Event] = []
-    made = 0
-    for token in text.split():
-        if token in _MARKS:
-            events.append(Mark(_MARKS[token]))
-        elif token[0] == "-":
-            events.append(Free(int(token[1:])))
-        elif "=" in token:
-            size, number = map(int, token.split("="))
-            events.append(Resize(number, size))
-        else:
-            size, word = map(int, token.split("."))
-            events.append(Make(made, size, words[word]))
-            made += 1
-    return events
-
-
-def _text(events: Iterable[Event], numbers: list[int], words: dict[str, int]) -> str:
-    marks = {name: sign for sign, name in _MARKS.items()}
-    tokens: list[str] = []
-    renumbered: dict[int, int] = {}
-    for event in events:
-        if isinstance(event, Make):
-            renumbered[event.number] = len(renumbered)
-            tokens.append(f"{numbers[event.bytes]}.{words.setdefault(event.name, len(words))}")
-        elif isinstance(event, Free):
-            tokens.append(f"-{renumbered[event.number]}")
-        elif isinstance(event, Resize):
-            tokens.append(f"{numbers[event.bytes]}={renumbered[event.number]}")
-        elif isinstance(event, Mark) and event.name in marks:
-            tokens.append(marks[event.name])
-    return " ".join(tokens)
+    return stage_part_of(*tape.values(dict(zip(tape.letters, sizes))))

@@ -26,10 +26,10 @@ from actmem.llama_shape import LlamaShape
 from actmem.main_grad import use_main_gradients
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import layer_input
-from actmem.tape.evaluate import BACKWARD, Event, Formula, Free, Make, Mark, Resize, Run, Tape, added
+from actmem.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, Run, Tape, added, packed
 from actmem.tape.record import GENERATOR_STATE, Recorder, record_step
 from actmem.tape.solver import Rules, solve
-from actmem.tape.stage_tapes import FILE, LAYERS, packed
+from actmem.tape.stage_tapes import FILE, LAYERS
 
 #: a, k, f and v are those of one rank; s is the rank's part among c, before sequence parallelism cuts it.
 GPT_LETTERS, GPT_RULES = ("s", "b", "a", "d", "v", "t"), {"s": (4, ("t",)), "d": (2, ())}
@@ -38,6 +38,7 @@ LETTER_RULES: Rules = {"s": (4, ("t",)), "a": (1, ("k",)), "d": (2, ())}
 STAGE_KINDS = {"first": (True, False), "last": (False, True), "whole": (True, True)}
 #: What the tensor-parallel ranks share, by the words in a tape's name.
 SHARED = {"alone": False, "tensor": False, "sequence": True}
+_MARKS = Mark(BACKWARD), Mark(LAYERS)
 #: Enough to tell the powers that a layer's sizes can have; the tests record others.
 _RUNS = 8
 
@@ -230,15 +231,18 @@ def families_to_record() -> dict[str, tuple[list[str], Callable, tuple[str, ...]
     }
 
 
-def stage_flops_of(tape: Tape) -> tuple[Formula, Formula]:
-    """The FLOPs of forward and of backward, as one formula each."""
-    events = tape.variants[()]
-    begins = events.index(Mark(BACKWARD))
-    forward, backward = (
-        added(tape.formulas[event.flops] for event in some if isinstance(event, Run))
-        for some in (events[:begins], events[begins:])
-    )
-    return forward, backward
+def totals(tape: Tape) -> Tape:
+    """The tape with the FLOPs of each pass as one event at its end, in place of all that runs."""
+    formulas = list(tape.formulas)
+    variants: dict[tuple[str, ...], list[Event]] = {}
+    for ones, events in tape.variants.items():
+        begins = events.index(Mark(BACKWARD))
+        variants[ones] = []
+        for some in (events[:begins], events[begins:]):
+            variants[ones] += [event for event in some if event in _MARKS or isinstance(event, (Make, Free, Resize))]
+            variants[ones].append(Run("products", "", len(formulas), (), ()))
+            formulas.append(added(tape.formulas[event.flops] for event in some if isinstance(event, Run)))
+    return Tape(tape.letters, formulas, variants)
 
 
 def record_family(family: str) -> dict:
@@ -246,21 +250,12 @@ def record_family(family: str) -> dict:
     names, events, letters, rules = families_to_record()[family]
     tapes: dict[str, Tape] = {}
     for name in names:
-        known: dict[tuple, list[Event]] = {}
-
-        def run(sizes: dict[str, int], name=name, known=known) -> list[Event]:
-            key = tuple(sizes.values())
-            if key not in known:
-                known[key] = events(name, sizes)
-            return known[key]
-
-        tapes[name] = solve(run, letters, rules, may_be_one=("b", "k"), num_runs=_RUNS)
-        if family == "gpt":
-            tapes[f"{name} cuda"] = solve(
-                lambda sizes: as_on_gpus(run(sizes)), letters, rules, may_be_one=("b", "k"), num_runs=_RUNS
-            )  # noqa: B023
-        print(name, len(tapes[name].variants[()]), [*tapes[name].variants], flush=True)
-    return packed(tapes, {name: stage_flops_of(tape) for name, tape in tapes.items()})
+        for device, seen in (("", list), (" cuda", as_on_gpus))[: 2 if family == "gpt" else 1]:
+            run = lambda sizes, name=name, seen=seen: seen(events(name, sizes))  # noqa: E731
+            tape = solve(run, letters, rules, may_be_one=("b", "k"), num_runs=_RUNS)
+            tapes[f"{name}{device}"] = totals(tape)
+            print(f"{name}{device}", len(tape.variants[()]), [*tape.variants], flush=True)
+    return packed(tapes)
 
 
 def main() -> int:

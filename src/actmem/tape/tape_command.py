@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from dataclasses import asdict
 from pathlib import Path
 
 from actmem.command_line import Parser, write
 from actmem.config import ConfigError
-from actmem.tape.evaluate import Reading, Tape
+from actmem.tape.evaluate import Reading, Tape, parsed_sizes
 
 _HELP = """
 To solve: python -m actmem tape my_model.py:factory --letters s,b,h,a,f,v --out FILE
@@ -60,17 +59,6 @@ def _solve(options: argparse.Namespace) -> int:
         f"{options.out}: {len(tape.variants[()])} events, {len(tape.formulas)} formulas in {', '.join(letters)}{ones}"
     )
     return 0
-
-
-def parsed_sizes(text: str) -> dict[str, int]:
-    """Sizes of a text such as ``s=200,b=3``."""
-    sizes: dict[str, int] = {}
-    for part in text.split(","):
-        letter, equals, number = (x.strip() for x in part.partition("="))
-        if not equals or not re.fullmatch(r"\d{1,15}", number) or letter in sizes:
-            raise ConfigError("at", f"must be sizes as s=200,b=3, each once, got {part.strip()!r}")
-        sizes[letter] = int(number)
-    return sizes
 
 
 def _read(options: argparse.Namespace) -> int:

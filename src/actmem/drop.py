@@ -1,26 +1,22 @@
 """Drop any set of a layer's tensors and rebuild each in backward by its own recipe.
 
-``checkpoint`` forgets all that a region saves; here a layer names its tensors one by one, and says
-how each is made.  How it works, in six rules:
+``recompute.checkpoint`` takes any code, forgets all that it saves, and runs all of it again in order.  Here a layer names
+its tensors one by one and says how each is made, so that each is made again by itself.  How it works, in six rules:
 
-1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function
-   and notes the recipe: the name, the function, and the names of the sources.
-2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other
-   tensor goes to ``keep`` under its name, so an outer ledger, checkpoint or offloading hook sees it.
-3. The first slot of a name that backward opens is rebuilt: the recipe runs on its sources, which are
-   kept, or rebuilt before, or rebuilt now through as many recipes as it takes.
-4. A rebuilt tensor lives until the last slot of its name is read; each slot holds it for as long as
-   autograd holds the slot.  So a product runs once, however many tensors it serves.  If the graph
-   is retained, every slot is empty again after it is read, as in ``recompute``.
-5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe
-   then reads it back.
+1. A layer makes each tensor through ``terms(name, function, *sources)``.  That runs the function and notes the recipe:
+   the name, the function, and the names of the sources.
+2. When autograd saves a tensor whose name is dropped, the graph gets an empty slot.  Any other tensor goes to ``keep``
+   under its name, so an outer ledger, checkpoint or offloading hook sees it.
+3. The first slot of a name that backward opens is rebuilt: the recipe runs on its sources, which are kept, or rebuilt
+   before, or rebuilt now through as many recipes as it takes.
+4. A rebuilt tensor lives until the last slot of its name is read; each slot holds it for as long as autograd holds the
+   slot.  So a product runs once, however many tensors it serves.  If the graph is retained, every slot is empty again
+   after it is read, as in ``recompute``.
+5. A name can also be stored: its storage goes to a ``store``, which keeps it elsewhere or smaller; its recipe then reads
+   it back.
 6. Nothing needs a state of a random-number generator: a mask's recipe knows its seed.
 
-Gradients equal those without recomputation bit for bit: recipes run the functions of the forward
-pass on the same values.
-
-Why a second engine beside ``recompute.checkpoint``: that takes any code, runs all of it again in order
-and needs the generators' states; here the layer must name its tensors, and each is made again by itself.
+Gradients equal those without recomputation bit for bit: recipes run the forward pass's functions on the same values.
 """
 
 from __future__ import annotations
@@ -174,8 +170,8 @@ class Terms:
 
     def _keep_inputs(self) -> None:
         """Keep the inputs that recipes read and no operation saved, for as long as a slot may ask for them."""
-        for name, slots in list(self.slots.items()):
-            for needed in self._inputs_of(name) if name in self.dropped else ():
+        for name in self.dropped & self.slots.keys():
+            for needed in self._inputs_of(name):
                 if needed in self.stored:
                     self._store(self._inputs[needed].detach(), needed)
                     continue
@@ -183,7 +179,7 @@ class Terms:
                 source.name = needed
                 source.kept.append(keep(self._inputs[needed].detach(), name=needed))
                 self.slots.setdefault(needed, []).append(weakref.ref(source))
-                for slot in filter(None, (reference() for reference in slots)):
+                for slot in self.alive(name):
                     slot.holds.append(source)
 
     def _inputs_of(self, name: str) -> set[str]:
@@ -192,12 +188,12 @@ class Terms:
             return set()
         if name not in self.recipes:
             return {name} & self._inputs.keys()
-        sources = [source.name for source in self.recipes[name].sources if isinstance(source, RecipeSource)]
-        return {needed for source in sources for needed in self._inputs_of(source)}
+        sources = (source for source in self.recipes[name].sources if isinstance(source, RecipeSource))
+        return {needed for source in sources for needed in self._inputs_of(source.name)}
 
     def alive(self, name: str) -> list[Slot]:
         """The slots of that name which the graph still holds."""
-        return [slot for slot in (reference() for reference in self.slots.get(name, ())) if slot is not None]
+        return [slot for reference in self.slots.get(name, ()) if (slot := reference()) is not None]
 
     def kept(self, name: str) -> Slot | None:
         """A slot of that name that has its tensor, if there is one."""

@@ -13,9 +13,6 @@ from actmem.recipes import LayerTerms, Recipe
 #: kept; or all-to-alls from tokens to heads and back.
 CONTEXT_KINDS = ("gather", "gather-plain", "ulysses")
 
-_MAY_BE_NONE = ("head_size", "num_experts", "experts_per_token", "num_shared_experts")
-_YES_OR_NO = ("qk_norm", "sigmoid_router", "tied_embeddings")
-
 
 @dataclass(frozen=True)
 class LatentHeads:
@@ -69,11 +66,12 @@ class LlamaShape:
     tied_embeddings: bool = False
 
     def __post_init__(self) -> None:
-        for name in _YES_OR_NO:
-            check_choice(name, getattr(self, name), (False, True))
-        for name in self.__dataclass_fields__.keys() - {*_YES_OR_NO, "latent"}:
-            if name not in _MAY_BE_NONE or getattr(self, name) is not None:
-                check_size(name, getattr(self, name))
+        for name, field in self.__dataclass_fields__.items():
+            value = getattr(self, name)
+            if isinstance(field.default, bool):
+                check_choice(name, value, (False, True))
+            elif name != "latent" and (value is not None or field.default is not None):
+                check_size(name, value)
         if (self.num_experts is None) != (self.experts_per_token is None):
             raise ConfigError("experts_per_token", "goes with num_experts: give both or none")
         if (self.experts_per_token or 0) > (self.num_experts or 0):
@@ -152,7 +150,8 @@ def _decoder(h: int, f: int, a: int, k: int, layers: int, vocab_size: int = 1282
 
 
 _QWEN3: dict[str, Any] = {"vocab_size": 151936, "head_size": 128, "qk_norm": True}
-_DEEPSEEK = LatentHeads(query_rank=1536, key_value_rank=512, nope_head_size=128, rope_head_size=64, value_head_size=128)
+_DEEPSEEK: dict[str, Any] = {"vocab_size": 129280, "latent": LatentHeads(1536, 512, 128, 64, 128)}
+_256_EXPERTS = {"num_experts": 256, "experts_per_token": 8, "num_shared_experts": 1, "sigmoid_router": True}
 #: Each model with sequences of 8,192 tokens.  Sources: each model's published config.json
 #: (meta-llama/Meta-Llama-3-8B and -70B, meta-llama/Llama-3.1-405B, Qwen/Qwen3-32B and Qwen3-30B-A3B,
 #: mistralai/Mixtral-8x7B-v0.1, deepseek-ai/DeepSeek-V3), 2407.21783 table 3 and 2412.19437 section 4.2.
@@ -164,20 +163,8 @@ LLAMA_MODELS = {
     "qwen3-30b-a3b": _decoder(2048, 768, 32, 4, 48, **_QWEN3, num_experts=128, experts_per_token=8),
     "mixtral-8x7b": _decoder(4096, 14336, 32, 8, 32, 32000, num_experts=8, experts_per_token=2),
     # Its 58 layers with experts, and the first three, which have one MLP.
-    "deepseek-v3": _decoder(
-        7168,
-        2048,
-        128,
-        128,
-        58,
-        129280,
-        num_experts=256,
-        experts_per_token=8,
-        num_shared_experts=1,
-        sigmoid_router=True,
-        latent=_DEEPSEEK,
-    ),
-    "deepseek-v3-dense": _decoder(7168, 18432, 128, 128, 3, 129280, latent=_DEEPSEEK),
+    "deepseek-v3": _decoder(7168, 2048, 128, 128, 58, **_DEEPSEEK, **_256_EXPERTS),
+    "deepseek-v3-dense": _decoder(7168, 18432, 128, 128, 3, **_DEEPSEEK),
 }
 #: Small enough for two processes on a laptop; all sizes differ.
 TINY_LLAMA = LlamaShape(64, 2, 128, 8, 4, 352)
@@ -219,18 +206,15 @@ def own_context_shape(
     c = check_size("context_parallel_size", context_parallel_size, LARGEST_PARALLEL_SIZE)
     if c > 1 and shape.latent:
         raise ConfigError("context_parallel_size", f"must be 1, got {c}: no latent attention here shares a sequence")
-    if context_kind == "ulysses":
-        heads, of = shape.num_key_value_heads, c * parallel.tensor_parallel_size
-        if c > 1 and heads % of:
-            rule = "must be divisible by tensor_parallel_size · context_parallel_size"
-            raise ConfigError("num_key_value_heads", f"{heads} {rule} = {of} under ulysses")
-        own = check_divides("seq_length", shape.seq_length, "context_parallel_size", c)
-    else:
-        if c > 1 and shape.seq_length % (2 * c):
-            rule = f"{shape.seq_length} must be divisible by 2 · context_parallel_size = {2 * c}"
-            raise ConfigError("seq_length", f"{rule}: each rank holds two chunks")
-        own = shape.seq_length // c
-    shape = shape.with_sizes(seq_length=own)
+    if c > 1 and context_kind == "ulysses":
+        ranks = parallel.tensor_parallel_size * c
+        check_divides(
+            "num_key_value_heads", shape.num_key_value_heads, "tensor_parallel_size · context_parallel_size", ranks
+        )
+        check_divides("seq_length", shape.seq_length, "context_parallel_size", c)
+    elif c > 1:
+        check_divides("seq_length", shape.seq_length, "2 · context_parallel_size", 2 * c)
+    shape = shape.with_sizes(seq_length=shape.seq_length // c)
     check_llama_ranks(shape, parallel)
     return shape
 
@@ -242,11 +226,7 @@ def own_context_shape(
 _QKV = ("QKV projection",)
 _SCORES = ("QKᵀ", "attention over V")
 
-_ROTATED = (
-    Recipe("Q", ("QKV projection input",), _QKV),
-    Recipe("K", ("QKV projection input",), _QKV),
-    Recipe("V", ("QKV projection input",), _QKV),
-)
+_ROTATED = tuple(Recipe(term, ("QKV projection input",), _QKV) for term in "QKV")
 #: *elementwise* drops Q and K, which are a norm and a rotation away from what the product made.
 _NORMALISED = (
     Recipe("Q before its norm", ("QKV projection input",), _QKV),

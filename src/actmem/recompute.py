@@ -2,17 +2,16 @@
 
 How it works, in five rules:
 
-1. Forward runs normally and builds its graph, but each tensor that autograd wants to save is
-   replaced by an empty slot.  Only the inputs and the random-number states are kept.
-2. When backward first opens a slot, the function runs again from the kept inputs and
-   random-number states, and the tensors that it saves fill the slots, in the same order.
-3. The second run stops as soon as the last slot is filled.  The rest (often the region's last
-   matrix product) computes only the output, which backward does not read.
-   ``stop_early=False`` runs the region to its end, as the paper's cost counts it.
-4. A slot holds its tensor for as long as the graph holds the slot: autograd frees both when the
-   node that saved the tensor is done, as without recomputation.  A node may read it any number of
-   times.  If the graph is retained, each read empties the slot, and the next one runs the
-   function again: otherwise a retained graph would keep everything after all.
+1. Forward runs normally and builds its graph, but each tensor that autograd wants to save is replaced by an empty slot.
+   Only the inputs and the random-number states are kept.
+2. When backward first opens a slot, the function runs again from the kept inputs and random-number states, and the
+   tensors that it saves fill the slots, in the same order.
+3. The second run stops as soon as the last slot is filled.  The rest (often the region's last matrix product) computes
+   only the output, which backward does not read.  ``stop_early=False`` runs the region to its end, as the paper's cost
+   counts it.
+4. A slot holds its tensor for as long as the graph holds the slot: autograd frees both when the node that saved the
+   tensor is done, as without recomputation.  A node may read it any number of times.  If the graph is retained, each
+   read empties the slot, and the next one runs the function again: otherwise it would keep everything after all.
 5. After the second run, the random-number generators are back in the state they had before it.
 
 Gradients equal those without recomputation bit for bit, because backward uses the first graph.
@@ -22,7 +21,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 
 import torch
 from torch import Tensor
@@ -113,12 +112,6 @@ class _Region:
         return slot
 
     def run_again(self) -> None:
-        with ExitStack() as stack:
-            for observe in _observers:
-                stack.enter_context(observe(self.function))
-            self._fill_slots()
-
-    def _fill_slots(self) -> None:
         tensors = self.kept.tensors()
         inputs, states = tensors[: len(self.requires_grad)], tensors[len(self.requires_grad) :]
         starts = [x.detach().requires_grad_(needs) for x, needs in zip(inputs, self.requires_grad)]
@@ -126,11 +119,11 @@ class _Region:
 
         def fill(tensor: Tensor) -> None:
             nonlocal count
-            if count == len(self.saved) or self.saved[count] != (tensor.shape, tensor.dtype):
-                raise RuntimeError(
-                    f"the second run of {self.name} saved {tuple(tensor.shape)} {tensor.dtype} "
-                    f"as tensor {count + 1}; the first run saved {self._slot_text(count)}"
-                )
+            expected = self.saved[count] if count < len(self.saved) else None
+            if expected != (tensor.shape, tensor.dtype):
+                first = f"{tuple(expected[0])} {expected[1]}" if expected else "no more"
+                second = f"{tuple(tensor.shape)} {tensor.dtype} as tensor {count + 1}"
+                raise RuntimeError(f"the second run of {self.name} saved {second}; the first run saved {first}")
             slot = self.slots[count]()
             if slot is not None:  # else its node is done
                 slot.tensor = tensor.detach()
@@ -139,23 +132,17 @@ class _Region:
                 raise _AllSlotsFilled
 
         with ExitStack() as stack:
+            for observe in _observers:
+                stack.enter_context(observe(self.function))
             stack.enter_context(_generators_at(self.generators, states))
             for arguments in self.autocast:
                 stack.enter_context(torch.autocast(**arguments))
             stack.enter_context(torch.enable_grad())
             stack.enter_context(saved_tensors_hooks(fill, never_read))
-            try:
-                self.function(*starts)
-            except _AllSlotsFilled:
-                pass
+            stack.enter_context(suppress(_AllSlotsFilled))
+            self.function(*starts)
         if count != len(self.saved):
             raise RuntimeError(f"the second run of {self.name} saved {count} tensors, the first {len(self.saved)}")
-
-    def _slot_text(self, index: int) -> str:
-        if index == len(self.saved):
-            return "no more"
-        shape, dtype = self.saved[index]
-        return f"{tuple(shape)} {dtype}"
 
 
 def never_read(_: object) -> Tensor:

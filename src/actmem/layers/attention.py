@@ -33,10 +33,9 @@ def _as_scores(hidden: Tensor, dtype: torch.dtype) -> Tensor:
 class CoreAttention(nn.Module):
     """The region that selective recomputation drops: QKᵀ, softmax, dropout, attention over V.
 
-    In: q, k, v ``[b·a/t, s, h/a]`` and a mask ``[s, s]`` from ``causal_mask``, of bool or of q's
-    dtype (bool costs one pass over ``[s, s]`` more in every run).  Out: ``[b·a/t, s, h/a]``.
-    Keeps, in 16 bits, 6sbh/t (Q, K, V) and 5as²b/t (softmax output, dropout mask, dropout
-    output).  Source: 2205.05198 section 4.1 and figure 3.
+    In: q, k, v ``[b·a/t, s, h/a]`` and a mask ``[s, s]`` from ``causal_mask``, of bool or of q's dtype (bool costs one
+    pass over ``[s, s]`` more in every run).  Out: ``[b·a/t, s, h/a]``.  Keeps, in 16 bits, 6sbh/t (Q, K, V) and 5as²b/t
+    (softmax output, dropout mask, dropout output).  Source: 2205.05198 section 4.1 and figure 3.
     """
 
     def __init__(self, head_size: int, p: float, generator: torch.Generator):
@@ -62,10 +61,9 @@ class CoreAttention(nn.Module):
 class SelfAttention(nn.Module):
     """Q, K, V projection by columns (whole heads to each rank), core attention, projection by rows.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the
-    QKV weight are ordered head by head, ``[a, 3, h/a]``, so that cutting them into t equal
-    blocks gives each rank the Q, K and V of the same heads.  seed: see ``weights.draw_normal``.
-    Raises ConfigError if t does not divide a.
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  The rows of the QKV weight are ordered head
+    by head, ``[a, 3, h/a]``, so that cutting them into t equal blocks gives each rank the Q, K and V of the same heads.
+    seed: see ``weights.draw_normal``.  Raises ConfigError if t does not divide a.
     """
 
     def __init__(
@@ -86,14 +84,13 @@ class SelfAttention(nn.Module):
         self.qkv = ColumnParallelLinear(h, 3 * h, tp, seed=child_seed(seed, "qkv"), **factory)
         # The ranks hold different heads, so their dropout masks must differ.
         self.core = CoreAttention(shape.head_size, p, streams.sharded)
-        self.generator = streams.sharded
         self.projection = RowParallelLinear(h, h, tp, seed=child_seed(seed, "projection"), **factory)
 
     def forward(self, x: Tensor, mask: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         q, k, v = terms(("Q", "K", "V"), self.heads, x)
         if self.recompute.region == "core":
-            stop_early = self.recompute.stop_early
-            context = checkpoint(self.core, q, k, v, mask, generators=[self.generator], stop_early=stop_early)
+            generators = [self.core.dropout_mask.generator]
+            context = checkpoint(self.core, q, k, v, mask, generators=generators, stop_early=self.recompute.stop_early)
         else:
             context = self.core(q, k, v, mask, terms)
         b = x.shape[1]

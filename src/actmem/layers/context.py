@@ -67,15 +67,10 @@ class ContextParallel:
         c = self.size
         return [(rank,) if self.is_ulysses else (rank, 2 * c - 1 - rank) for rank in range(c)]
 
-    @property
-    def own_chunks(self) -> tuple[int, ...]:
-        """Those of this rank."""
-        return self.chunks[self.ranks.rank]
-
     def own_tokens(self, x: Tensor) -> Tensor:
         """This rank's tokens ``[s/c, …]`` of a whole sequence ``[s, …]``."""
         parts = x.chunk(sum(map(len, self.chunks)))
-        return torch.cat([parts[chunk] for chunk in self.own_chunks])
+        return torch.cat([parts[chunk] for chunk in self.chunks[self.ranks.rank]])
 
     def in_order(self, gathered: Tensor) -> Tensor:
         """Tokens ``[s, …]`` as an all-gather leaves them, rank by rank, in the order of the sequence."""
@@ -83,8 +78,8 @@ class ContextParallel:
         parts = gathered.chunk(len(held))
         return torch.cat([parts[held.index(chunk)] for chunk in range(len(held))])
 
-    def by_rank(self, x: Tensor) -> Tensor:
-        """The other way: tokens in the order of the sequence as a reduce-scatter reads them."""
+    def _by_rank(self, x: Tensor) -> Tensor:
+        """The other way."""
         parts = x.chunk(sum(map(len, self.chunks)))
         return torch.cat([parts[chunk] for chunks in self.chunks for chunk in chunks])
 
@@ -94,7 +89,7 @@ class ContextParallel:
 
     def scattered(self, x: Tensor) -> Tensor:
         """The sum over the ranks of ``[s, …]``, and of it this rank's ``[s/c, …]``.  Not differentiable."""
-        return reduce_scatter(self.by_rank(x), self.ranks)
+        return reduce_scatter(self._by_rank(x), self.ranks)
 
     def enter_query(self, x: Tensor) -> Tensor:
         """``[s/c, b, heads, d]`` to the queries that this rank attends with.  Keeps nothing."""
@@ -223,9 +218,9 @@ class _PartAttention(Function):
 
 def _calls(context: ContextParallel, length: int) -> list[tuple[slice, list[tuple[slice, bool]]]]:
     """For each chunk of this rank's queries: where they lie, and of each call the keys and whether its mask is causal."""
-    each = length // len(context.own_chunks)
-    found = []
-    for place, chunk in enumerate(context.own_chunks):
+    own_chunks = context.chunks[context.ranks.rank]
+    each, found = length // len(own_chunks), []
+    for place, chunk in enumerate(own_chunks):
         before, own = slice(0, chunk * each), slice(chunk * each, (chunk + 1) * each)
         found.append((slice(place * each, (place + 1) * each), [(before, False)] * (chunk > 0) + [(own, True)]))
     return found

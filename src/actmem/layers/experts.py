@@ -115,18 +115,15 @@ class Dispatch:
         every = all_gather(own[None], tp) if tp.sequence_parallel else own[None]
         return Dispatch(tp, tuple(tuple(counts) for counts in every.tolist()))
 
-    @property
-    def _first(self) -> int:
-        return self.tp.rank * self._held
-
-    @property
-    def _held(self) -> int:
-        return len(self.counts[0]) // self.tp.size
+    def _of_rank(self, rank: int) -> slice:
+        """Where a rank's experts stand among all."""
+        held = len(self.counts[0]) // self.tp.size
+        return slice(rank * held, (rank + 1) * held)
 
     @property
     def received(self) -> list[tuple[int, ...]]:
         """Pairs for this rank's experts, by sender."""
-        return [counts[self._first : self._first + self._held] for counts in self.counts]
+        return [counts[self._of_rank(self.tp.rank)] for counts in self.counts]
 
     @property
     def by_expert(self) -> list[int]:
@@ -140,8 +137,7 @@ class Dispatch:
         """
         pairs = pairs[order]
         if not self.tp.sequence_parallel:
-            before = sum(self.counts[0][: self._first])
-            return pairs[before : before + sum(self.by_expert)]
+            return pairs[self._before : self._before + sum(self.by_expert)]
         arrived = all_to_all(pairs, self.tp, [sum(part) for part in self.received], self._sent)
         return _regrouped(arrived, self.received)
 
@@ -151,9 +147,9 @@ class Dispatch:
             senders = list(zip(*self.received))  # by expert, then by sender
             rows = all_to_all(_regrouped(rows, senders), self.tp, self._sent, [sum(part) for part in self.received])
         else:
-            before = sum(self.counts[0][: self._first])
-            after = len(order) - before - len(rows)
-            rows = torch.cat([rows.new_zeros(before, *rows.shape[1:]), rows, rows.new_zeros(after, *rows.shape[1:])])
+            after = len(order) - self._before - len(rows)
+            before, rest = (rows.new_zeros(pairs, *rows.shape[1:]) for pairs in (self._before, after))
+            rows = torch.cat([before, rows, rest])
         back = torch.empty_like(rows)
         back[order] = rows
         return back
@@ -161,8 +157,12 @@ class Dispatch:
     @property
     def _sent(self) -> list[int]:
         """Pairs that this rank sends to each rank."""
-        own = self.counts[self.tp.rank]
-        return [sum(own[rank * self._held : (rank + 1) * self._held]) for rank in range(self.tp.size)]
+        return [sum(self.counts[self.tp.rank][self._of_rank(rank)]) for rank in range(self.tp.size)]
+
+    @property
+    def _before(self) -> int:
+        """Pairs of the experts before this rank's, where no rank sends any."""
+        return sum(self.counts[0][: self._of_rank(self.tp.rank).start])
 
 
 def _regrouped(rows: Tensor, blocks: list[tuple[int, ...]]) -> Tensor:

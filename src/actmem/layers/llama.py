@@ -5,6 +5,8 @@ Reads like the paper's ``transformer.py``: the same exchanges around the same tw
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -125,8 +127,10 @@ class GroupedQueryAttention(ParallelModule):
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         if self.qk_norm:
             q, k, v = terms(("Q before its norm", "K before its norm", "V"), self.heads, x)
-            q = terms("Q", self.turned, terms("Q after its norm", self.q_norm, q, also="Q norm statistics"))
-            k = terms("K", self.turned_key, terms("K after its norm", self.k_norm, k, also="K norm statistics"))
+            q = terms("Q after its norm", self.q_norm, q, also="Q norm statistics")
+            q = terms("Q", self.turned, q, self.context.enter_query)
+            k = terms("K after its norm", self.k_norm, k, also="K norm statistics")
+            k = terms("K", self.turned, k, self.context.enter_key)
         else:
             q, k, v = terms(("Q", "K", "V"), self.turned_heads, x)
         if self.context.is_ulysses:
@@ -142,22 +146,14 @@ class GroupedQueryAttention(ParallelModule):
         q, k, v = (part.view(*part.shape[:2], -1, self.head_size) for part in parts)
         return q, k, self.context.enter_key(v).permute(1, 2, 0, 3)
 
-    def turned(self, q: Tensor) -> Tensor:
+    def turned(self, x: Tensor, enter: Callable[[Tensor], Tensor]) -> Tensor:
         """``[s/c, b, heads, d]``, rotated by position, as attention reads it: a view ``[b, heads, s, d]`` of a tensor of its own."""
-        return self.context.enter_query(self.rotated(q)).permute(1, 2, 0, 3)
-
-    def turned_key(self, k: Tensor) -> Tensor:
-        """The same of keys."""
-        return self.context.enter_key(self.rotated(k)).permute(1, 2, 0, 3)
-
-    def rotated(self, x: Tensor) -> Tensor:
-        """``[s/c, b, heads, d]``, each token's pairs turned by its position."""
-        return rotate(x, self.cos[: len(x)], self.sin[: len(x)])  # type: ignore[index]
+        return enter(rotate(x, self.cos[: len(x)], self.sin[: len(x)])).permute(1, 2, 0, 3)  # type: ignore[index]
 
     def turned_heads(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Q ``[b, a/t, s, d]`` and K, V ``[b, k/t, s, d]``."""
         q, k, v = self.heads(x)
-        return self.turned(q), self.turned_key(k), v
+        return self.turned(q, self.context.enter_query), self.turned(k, self.context.enter_key), v
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Causal attention to ``[s/c, b, heads·d]``; among context-parallel ranks that of this rank's tokens."""
@@ -208,13 +204,7 @@ class LlamaStage(ParallelModule):
         self.is_first, self.is_last = layers.start == 0, layers.stop == num_layers
         if self.is_first:
             self.words = VocabParallelEmbedding(vocab_size, shape.hidden_size, tp, seed=1, **factory)
-        options = {
-            "recompute": recompute,
-            "host": host or HostMemory(),
-            "routing": routing,
-            "context": context,
-            **factory,
-        }
+        options = dict(recompute=recompute, host=host or HostMemory(), routing=routing, context=context, **factory)
         self.layers = nn.ModuleList(LlamaLayer(shape, tp, seed=i, **options) for i in layers)
         if self.is_last:
             self.final_norm = RMSNorm(shape.hidden_size, tp, **factory)

@@ -23,14 +23,7 @@ from actmem_course.others import paper
 
 SOURCE = Path(__file__).resolve().parents[1] / "src"
 
-GOOD = {
-    "seq_length": 6,
-    "micro_batch_size": 2,
-    "hidden_size": 12,
-    "num_attention_heads": 3,
-    "num_layers": 4,
-    "vocab_size": 10,
-}
+GOOD = dict(seq_length=6, micro_batch_size=2, hidden_size=12, num_attention_heads=3, num_layers=4, vocab_size=10)
 
 
 @pytest.mark.parametrize("name", GOOD)

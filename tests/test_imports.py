@@ -8,7 +8,7 @@ import ast
 import re
 import subprocess
 import sys
-from graphlib import CycleError, TopologicalSorter
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -170,13 +170,6 @@ def test_imports_inside_functions_are_not_made_on_load():
     assert imports_of(source, "actmem_course.x") == {"json", "csv", "plotly"}
 
 
-def test_names_are_compared_whole():
-    assert among({"torch", "torch.nn", "torchvision", "actmem.models"}, {"torch", "actmem.model"}) == [
-        "torch",
-        "torch.nn",
-    ]
-
-
 @pytest.mark.parametrize("path", [path for path in FILES if part_of(path) in NEVER], ids=module_of)
 def test_arrows(path):
     assert among(imports_in(path), NEVER[part_of(path)]) == []
@@ -192,20 +185,6 @@ def test_no_file_imports_itself_by_way_of_others():
     inside = [path for path in FILES if module_of(path) != "actmem"]
     graph = import_graph({module_of(path): imports_in(path) for path in inside})
     TopologicalSorter(graph).prepare()  # raises CycleError, which names the circle
-
-
-@pytest.mark.parametrize(
-    "names_by_module",
-    [
-        {"a.b": {"a.c.f"}, "a.c": {"a.b"}},
-        {"a.b": {"a.c.*"}, "a.c.d": {"a.b.f"}},
-        {"a": {"a.b.f"}, "a.b": {"a.c"}, "a.c": {"a.f"}},
-        {"a.b": {"*"}, "a.c": {"a.b"}},
-    ],
-)
-def test_a_circle_is_found(names_by_module):
-    with pytest.raises(CycleError):
-        TopologicalSorter(import_graph(names_by_module)).prepare()
 
 
 def test_the_front_door_loads_nothing_until_a_name_is_asked_for():

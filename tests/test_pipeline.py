@@ -44,20 +44,16 @@ def dense_step(microbatches):
     return dense, tokens, targets, torch.stack(losses)
 
 
-def largest_error(cut, recompute, free_outputs):
+def pipeline_of(cut, **options):
     p, t, chunks, microbatches = cut
-    dense, tokens, targets, dense_losses = dense_step(microbatches)
-    pipeline = Pipeline(
-        SHAPE,
-        make_mesh("cpu", p, t),
-        num_microbatches=microbatches,
-        num_model_chunks=chunks,
-        sequence_parallel=True,
-        recompute=recompute,
-        free_outputs=free_outputs,
-        p=0.0,
-        dtype=torch.float64,
-    )
+    sizes = {"num_microbatches": microbatches, "num_model_chunks": chunks}
+    return Pipeline(SHAPE, make_mesh("cpu", p, t), **sizes, **options)
+
+
+def largest_error(cut, recompute, free_outputs):
+    dense, tokens, targets, dense_losses = dense_step(cut[-1])
+    modes = {"sequence_parallel": True, "recompute": recompute, "free_outputs": free_outputs}
+    pipeline = pipeline_of(cut, **modes, p=0.0, dtype=torch.float64)
     for part in pipeline.parts:
         load_dense(part, dense.state_dict(), pipeline.tp, strict=False)
     losses = pipeline.step(tokens, targets)
@@ -86,20 +82,10 @@ def test_freed_outputs_and_recomputation_change_nothing(pools, recompute):
 
 
 def watched(cut, free_outputs, recompute="none"):
-    p, t, chunks, microbatches = cut
     watcher = InFlight()
-    pipeline = Pipeline(
-        SHAPE,
-        make_mesh("cpu", p, t),
-        num_microbatches=microbatches,
-        num_model_chunks=chunks,
-        sequence_parallel=True,
-        free_outputs=free_outputs,
-        recompute=recompute,
-        watcher=watcher,
-        dtype=torch.bfloat16,
-    )
-    tokens = torch.randint(0, 20, (microbatches * 2, 8))
+    modes = {"sequence_parallel": True, "recompute": recompute, "free_outputs": free_outputs}
+    pipeline = pipeline_of(cut, **modes, watcher=watcher, dtype=torch.bfloat16)
+    tokens = torch.randint(0, 20, (cut[-1] * 2, 8))
     pipeline.step(tokens, tokens)
     return watcher.samples, watcher.peak_rows()
 
@@ -141,15 +127,7 @@ def test_interleaved_holds_every_output_until_the_step_ends_or_torch_frees_them(
 
 def outputs_noted_after_steps(cut, free_outputs):
     """How many outputs the stages of this rank remember after one step, and after five, with nobody watching."""
-    p, t, chunks, microbatches = cut
-    pipeline = Pipeline(
-        SHAPE,
-        make_mesh("cpu", p, t),
-        num_microbatches=microbatches,
-        num_model_chunks=chunks,
-        free_outputs=free_outputs,
-    )
-    tokens = torch.randint(0, 20, (microbatches * 2, 8))
+    pipeline, tokens = pipeline_of(cut, free_outputs=free_outputs), torch.randint(0, 20, (cut[-1] * 2, 8))
     counts = []
     for _ in range(5):
         pipeline.step(tokens, tokens)
@@ -163,10 +141,8 @@ def test_stages_forget_outputs_that_are_gone(pools, cut, free_outputs):
 
 
 def ends_of_the_embedding(cut):
-    p, t, chunks, microbatches = cut
     torch.manual_seed(3)
-    pipeline = Pipeline(SHAPE, make_mesh("cpu", p, t), num_microbatches=microbatches, num_model_chunks=chunks)
-    return [part.words.weight.detach() for part in pipeline.parts if part.is_first or part.is_last]
+    return [part.words.weight.detach() for part in pipeline_of(cut).parts if part.is_first or part.is_last]
 
 
 @pytest.mark.parametrize("cut", [cut for cut in CUTS if cut[0] > 1], ids=str)

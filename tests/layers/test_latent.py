@@ -9,8 +9,6 @@ from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import (
     latent_head_rows,
     latent_products,
-    llama_products,
-    llama_recomputed_flops,
     llama_rows,
 )
 from actmem.layers.latent import attend_uneven
@@ -18,13 +16,10 @@ from actmem.layers.llama import LlamaLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
 from actmem.measure import record
 from actmem.parallel.groups import TensorParallel
-from actmem.recipes import Recompute
 from actmem.rows import total
 
 SHAPE = LlamaShape(12, 3, 32, 8, 8, 40, latent=LatentHeads(20, 14, 6, 4, 8))
 EXPERTS = SHAPE.with_sizes(num_experts=8, experts_per_token=3, num_shared_experts=1, sigmoid_router=True)
-#: The heads' keys and values are made again from the latent.
-FROM_LATENT = {"K", "V"}
 
 
 def test_closed_form():
@@ -40,23 +35,6 @@ def test_closed_form():
         # Elementwise drops the latents' norms' outputs as well.
         kept = 4 * s * b * h + 2 * s * b * (q + c) + 2 * s * b * f
         assert total(llama_rows(SHAPE, Parallel(t, True), "elementwise")) == (latents + heads + rest - kept) // t
-
-
-def test_keeping_the_latent_in_place_of_keys_and_values():
-    shape = llama_shape("deepseek-v3")
-    assert shape.latent
-    tokens = shape.seq_length * shape.micro_batch_size
-    from_latent, all_heads = Recompute.of(FROM_LATENT), Recompute.of(FROM_LATENT | {"Q"})
-    freed = total(llama_rows(shape)) - total(llama_rows(shape, recompute=from_latent))
-    assert freed == 2 * tokens * 128 * (192 + 128) == 81_920 * tokens
-    assert round(100 * freed / total(llama_rows(shape))) == 24
-    assert 2 * (shape.latent.key_value_rank + shape.latent.rope_head_size) == 1_152  # what inference caches
-    assert llama_recomputed_flops(shape, from_latent) == 2 * tokens * 512 * 128 * (128 + 128)
-    added = llama_recomputed_flops(shape, from_latent) / (3 * sum(llama_products(shape).values()))
-    assert f"{added:.1%}" == "0.6%"
-    assert llama_recomputed_flops(shape, all_heads) == sum(
-        latent_products(shape)[f"{name} up-projection"] for name in ("Q", "KV")
-    )
 
 
 class Attention(nn.Module):

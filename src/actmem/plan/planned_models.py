@@ -32,7 +32,7 @@ from actmem.formulas.states import State, parameter_counts, states_with
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
-from actmem.recipes import PAPER_LAYER
+from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
 from actmem.tape.stage_tapes import StagePart, stage_part
 
@@ -365,8 +365,9 @@ class PlannedLlama(PlannedModel):
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
     def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
-        if recompute != "elementwise":
-            return self.moved_bytes(layout) if recompute == "full" else 0
+        region = Recompute.of(recompute).region
+        if region != "terms":
+            return self.moved_bytes(layout) if region == "layer" else 0
         d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
         heads = tokens * (d.query_size // t + self._key_value_size(layout)) if d.qk_norm else 0
         return 2 * (2 * 2 * self.hidden_elements(layout) + 3 * self._mlp_rows(layout) + 2 * 2 * heads)

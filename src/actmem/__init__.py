@@ -25,25 +25,21 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-#: Name → the module that defines it; of a package, nothing.
+#: The modules in which the names are; tape and plan are packages themselves.
 _HOMES = {
-    "ModelShape": "config",
-    "LlamaShape": "llama_shape",
-    "Parallel": "config",
-    "layer_rows": "formulas.activations",
-    "tensor_parallel": "parallel.groups",
-    "TransformerLayer": "layers.transformer",
-    "GPT": "layers.gpt",
-    "LlamaLayer": "layers.llama",
-    "checkpoint": "recompute",
-    "record": "measure.ledger",
-    "census": "measure.census",
-    "step": "measure.whole_step",
-    "watch_step": "measure.whole_step",
-    "emulated_rank": "measure.emulate",
-    "compare": "rows",
-    "tape": "",
-    "plan": "",
+    "config": ("ModelShape", "Parallel"),
+    "llama_shape": ("LlamaShape",),
+    "formulas.activations": ("layer_rows",),
+    "parallel.groups": ("tensor_parallel",),
+    "layers.transformer": ("TransformerLayer",),
+    "layers.gpt": ("GPT",),
+    "layers.llama": ("LlamaLayer",),
+    "recompute": ("checkpoint",),
+    "measure.ledger": ("record",),
+    "measure.census": ("census",),
+    "measure.whole_step": ("step", "watch_step"),
+    "measure.emulate": ("emulated_rank",),
+    "rows": ("compare",),
 }
 
 __all__ = [
@@ -68,9 +64,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in __all__:
         raise AttributeError(f"module 'actmem' has no attribute {name!r}")
-    home = _HOMES[name]
+    home = next((home for home, names in _HOMES.items() if name in names), None)
     return getattr(import_module(f"actmem.{home}"), name) if home else import_module(f"actmem.{name}")
 
 

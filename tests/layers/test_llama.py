@@ -79,11 +79,11 @@ def plain_heads(y, weights, shape):
 def plain_latent_heads(y, weights, shape):
     a, sizes = shape.num_attention_heads, shape.latent
     of = {name.removeprefix("attention."): weight for name, weight in weights.items()}
-    q = norm(y @ of["q_down.weight"].t(), of["q_latent_norm.weight"]) @ of["q_up.queries"].t()
+    q = norm(y @ of["q_down.weight"].t(), of["q_latent_norm.weight"]) @ of["q_up"].t()
     q = q.unflatten(-1, (a, -1))
     latent, shared = (y @ of["kv_down.weight"].t()).split([sizes.key_value_rank, sizes.rope_head_size], -1)
     latent = norm(latent, of["kv_latent_norm.weight"])
-    key, value = ((latent @ of[f"kv_up.{name}"].t()).unflatten(-1, (a, -1)) for name in ("keys", "values"))
+    key, value = ((latent @ of[f"{name}_up"].t()).unflatten(-1, (a, -1)) for name in "kv")
     n = sizes.nope_head_size
     q = torch.cat([q[..., :n], turn(q[..., n:])], -1)
     return q, torch.cat([key, turn(shared[:, :, None]).repeat(1, 1, a, 1)], -1), value

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 
 from actmem.drop import KEEP_ALL, Terms
@@ -43,18 +43,19 @@ class LatentAttention(ParallelModule):
         assert shape.latent
         h, heads, sizes, self.tp = shape.hidden_size, shape.num_attention_heads, shape.latent, tp
         self.rank, self.nope = sizes.key_value_rank, sizes.nope_head_size
-        widths = {"keys": sizes.nope_head_size, "values": sizes.value_head_size}
-
-        def seeded(name: str) -> dict:
-            return {"seed": child_seed(seed, name), **factory}
-
-        self.q_down = ReplicatedLinear(h, sizes.query_rank, tp, **seeded("q_down"))
+        self.heads = heads // tp.size
+        self.q_down = ReplicatedLinear(h, sizes.query_rank, tp, seed=child_seed(seed, "q_down"), **factory)
         self.q_latent_norm = RMSNorm(sizes.query_rank, tp, **factory)
-        self.q_up = UpProjection(sizes.query_rank, heads, {"queries": shape.d}, tp, **seeded("q_up"))
-        self.kv_down = ReplicatedLinear(h, self.rank + sizes.rope_head_size, tp, **seeded("kv_down"))
+        width = self.rank + sizes.rope_head_size
+        self.kv_down = ReplicatedLinear(h, width, tp, seed=child_seed(seed, "kv_down"), **factory)
         self.kv_latent_norm = RMSNorm(self.rank, tp, **factory)
-        self.kv_up = UpProjection(self.rank, heads, widths, tp, **seeded("kv_up"))
-        own = heads // tp.size * sizes.value_head_size
+
+        def cut(name: str, width: int, rank: int) -> nn.Parameter:
+            return own_weight(tp, child_seed(seed, name), self.heads * width, rank, dim=0, **factory)
+
+        self.q_up = cut("q_up", shape.d, sizes.query_rank)
+        self.k_up, self.v_up = cut("k_up", self.nope, self.rank), cut("v_up", sizes.value_head_size, self.rank)
+        own = self.heads * sizes.value_head_size
         self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
         for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, sizes.rope_head_size)):
             self.register_buffer(name, table.to(factory.get("device")), persistent=False)
@@ -69,9 +70,14 @@ class LatentAttention(ParallelModule):
         y = terms("attention projection input", attend_uneven, q, k, v, also="log-sum-exp")
         return terms("attention output", lambda y: row_parallel(y, self.projection, self.tp), y)
 
+    def up(self, latent: Tensor, *weights: Tensor) -> list[Tensor]:
+        """From a latent to heads, ``[s, b, a/t, width]`` for each weight."""
+        parts = column_parallel(latent, self.tp, *weights)
+        return [part.view(*part.shape[:2], self.heads, -1) for part in parts]
+
     def queries(self, latent: Tensor) -> Tensor:
         """``[b, a/t, s, n + r]``, the last r elements turned by position."""
-        (q,) = self.q_up(latent)
+        (q,) = self.up(latent, self.q_up)
         return self.joined(q[..., : self.nope], q[..., self.nope :])
 
     def normed(self, latent: Tensor) -> Tensor:
@@ -80,7 +86,7 @@ class LatentAttention(ParallelModule):
 
     def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
         """K ``[b, a/t, s, n + r]``, of which all heads have the same r elements, and V ``[b, a/t, s, v]``."""
-        k, v = self.kv_up(normed)
+        k, v = self.up(normed, self.k_up, self.v_up)
         shared = enter_block(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
         return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
 
@@ -89,21 +95,6 @@ class LatentAttention(ParallelModule):
         cos, sin = self.cos[: len(plain)], self.sin[: len(plain)]  # type: ignore[index]
         turned = rotate(turned, cos, sin).expand(*plain.shape[:3], -1)
         return torch.cat([plain, turned], dim=-1).permute(1, 2, 0, 3)
-
-
-class UpProjection(ParallelModule):
-    """From a latent to heads, ``[s, b, a/t, width]`` for each of the names.  Keeps its input as given."""
-
-    def __init__(self, rank: int, heads: int, widths: dict[str, int], tp: TensorParallel, *, seed: int, **factory):
-        super().__init__()
-        self.tp, self.heads = tp, heads // tp.size
-        for name, width in widths.items():
-            weight = own_weight(tp, child_seed(seed, name), self.heads * width, rank, dim=0, **factory)
-            self.register_parameter(name, weight)
-
-    def forward(self, latent: Tensor) -> list[Tensor]:
-        parts = column_parallel(latent, self.tp, *self.parameters())
-        return [part.view(*part.shape[:2], self.heads, -1) for part in parts]
 
 
 def attend_uneven(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 
 from actmem.llama_shape import llama_shape
-from actmem.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, in_bytes
+from actmem.tape.evaluate import BACKWARD, Event, Free, Make, Mark, Resize, sizes_of, with_sizes
 from actmem.tape.stage_tapes import stored_tape
 from actmem_course.others.allocator import MEBIBYTE, CachingAllocator, MemoryBlock, blocks_of
 from actmem_course.show.marks import EMPTY, RANK_FILLS, Axis, Box, Drawing, boxes, chart, diagram, line
@@ -71,7 +71,8 @@ def llama_layer_events(tokens: int) -> list[Event]:
     d = llama_shape("llama3-8b")
     sizes = {"s": tokens, "b": 1, "h": d.hidden_size, "a": d.num_attention_heads, "k": d.num_key_value_heads, "d": d.d}
     sizes |= {"f": d.ffn_hidden_size, "v": d.vocab_size, "t": 1, "c": 1}
-    return in_bytes(*stored_tape("llama", "layer none alone").values(sizes))
+    events, values = stored_tape("llama", "layer none alone").values(sizes)
+    return [with_sizes(event, [values[i] for i in sizes_of(event)]) for event in events]
 
 
 def play_layers(memory: CachingAllocator, events: Sequence[Event], layers: int) -> None:

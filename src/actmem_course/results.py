@@ -124,17 +124,6 @@ class PipelineResult:
 
 
 @dataclass(frozen=True)
-class ModeCost:
-    """One mode's training.  kept_bytes: of one microbatch on this rank; formula_bytes: predicted; losses: by step."""
-
-    name: str
-    formula_bytes: int
-    kept_bytes: int
-    step_seconds: float
-    losses: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class PaperEntry:
     """One number of the paper beside ours.
 

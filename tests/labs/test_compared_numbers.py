@@ -12,7 +12,6 @@ from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
 from actmem_course.judge.kept import kept
-from actmem_course.judge.lab_checks.ratios import measured
 from actmem_course.judge.solutions import lab1_count_bytes as lab1
 from actmem_course.judge.solutions.lab5_pipeline import how_many_fit
 from actmem_course.judge.solutions.lab8_plan import rank_state_bytes
@@ -22,7 +21,7 @@ from actmem_course.judge.workbench import Bench
 
 def test_a_rank_keeps_what_is_measured():
     for s, b, h, a, t, sp, recompute in cases1.RANKS:
-        counted = sum(measured(ModelShape(s, b, h, a), t, sp, recompute).values())
+        counted = sum(cases1.measured(ModelShape(s, b, h, a), t, sp, recompute).values())
         assert lab1.rank_bytes(s, b, h, a, t, sp, recompute) == counted
 
 
@@ -37,7 +36,7 @@ def test_the_gated_mlp_keeps_what_is_measured():
 def test_the_core_keeps_more_from_there_on():
     for h, a in cases1.CROSSOVERS:
         for s, more in ((lab1.crossover_seq_length(h, a), True), (lab1.crossover_seq_length(h, a) - 1, False)):
-            rows = measured(ModelShape(s, 1, h, a))
+            rows = cases1.measured(ModelShape(s, 1, h, a))
             core = sum(size for term, size in rows.items() if term in CORE_ATTENTION_TERMS)
             assert (core > sum(rows.values()) - core) == more
 

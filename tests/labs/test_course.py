@@ -133,6 +133,6 @@ def test_a_hint_needs_no_torch(tmp_path):
 
 def test_a_reward_says_how_noisy_its_times_are():
     times = {"yours": Cost(8, 1, 8, 2.0, 0.25), "ours": Cost(8, 1, 8, 1.0, 0.5)}
-    reward = BarsReward("a block", (time_measure(times["yours"], times["ours"]),))
+    reward = BarsReward("a block", (time_measure(times),))
     assert reward.lines() == ["Times are those of the fastest round; a median one took up to 50% longer."]
     assert BarsReward("bytes", (Measure("kept", "B", {"yours": 8}),)).lines() == []

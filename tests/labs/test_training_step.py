@@ -5,9 +5,8 @@ import torch
 
 from actmem.formulas.activations import TABLE2
 from actmem.parallel.linear import shard
-from actmem_course.judge.cases.lab6_train import random_microbatches
+from actmem_course.judge.cases.lab6_train import mode_named, random_microbatches, small_shape
 from actmem_course.judge.compare import close
-from actmem_course.judge.lab_checks.lab6_train import mode_named, small_shape
 from actmem_course.judge.solutions.lab6_train import make_model, training_step
 from actmem_course.judge.virtual import VirtualRanks
 from actmem_course.judge.workbench import Bench

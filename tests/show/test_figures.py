@@ -138,7 +138,6 @@ LONGEST: dict[Callable, int] = {front_door: 50}
 #: Drawn by tests of their own, from what was measured; the last four are what others are made of.
 ELSEWHERE = {
     "speed_figure",
-    "training_figure",
     "measured_chart",
     "chart",
     "diagram",

@@ -1,39 +1,96 @@
-"""Every planted mistake comes out as wrong, with the right diagnosis."""
+"""Every mistake that a table states is named by its own sentence, and what breaks a rule of the judge's by the rule's."""
 
+import linecache
 import re
+from functools import cache
 
 import pytest
 
 from actmem_course.judge.judging import Judge
-from actmem_course.judge.naming import stated_edits
-from actmem_course.judge.outline import load_lab
+from actmem_course.judge.naming import made_edits, source_of, stated_edits
+from actmem_course.judge.outline import ALL_LABS, load_lab, solution_module
 from actmem_course.judge.solutions import lab5_pipeline as lab5
-from tests.labs.judged import judged, judged_names
+from tests.labs.judged import judged
 from tests.tiers import at_night
-from tests.wrong_answers.edits import EDITS, edited, lab_of
+from tests.wrong_answers.edits import EDITS
+
+EXERCISES = {exercise.number: exercise for lab in ALL_LABS for exercise in lab.exercises}
+ROWS = [(number, row) for number, exercise in EXERCISES.items() for row in range(len(stated_edits(exercise)))]
 
 
-def sizes_of(lab):
-    """On how many ranks a mistake is judged: by day on the first."""
-    return (1,) if load_lab(lab).one_process else (4, 2)
+@cache
+def source(number):
+    return source_of(solution_module(EXERCISES[number].lab))
 
 
-EDIT_CASES = [
-    (which, size) if size != 2 else at_night((which, size))
-    for which, edit in enumerate(EDITS)
-    for size in sizes_of(lab_of(edit[0]))
+def verdict_of(number, text, size=4):
+    """The verdict on a file with this text, all of whose other functions are right."""
+    exercise = EXERCISES[number]
+    lab, file = load_lab(exercise.lab), f"/{exercise.lab}_edited.py"
+    linecache.cache[file] = (len(text), None, text.splitlines(True), file)
+    names = {"__file__": file, "__name__": "learner"}
+    exec(compile(text, file, "exec"), names)
+    judge = Judge(lab, [dict(names) for _ in range(1 if lab.one_process else max(size, lab.fewest_virtual))])
+    judge.passed = {other.function for other in lab.exercises} - {exercise.function}
+    return judge.judge(exercise)
+
+
+# An edit of the whole training takes a second or two: one in three by day.
+@pytest.mark.parametrize(("number", "row"), [at_night(r) if r[0] == "6.4" and r[1] % 3 else r for r in ROWS])
+def test_named_by_its_sentence(number, row):
+    edit = stated_edits(EXERCISES[number])[row]
+    verdict = verdict_of(number, edit.source)
+    assert (verdict.status, verdict.diagnosis) == ("wrong", edit.words)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("number", "row"), ROWS)
+def test_no_stated_mistake_passes_on_two_ranks(number, row):
+    assert verdict_of(number, stated_edits(EXERCISES[number])[row].source, 2).status == "wrong"
+
+
+@pytest.mark.parametrize("size", [4, at_night(2)])
+@pytest.mark.parametrize("which", range(len(EDITS)))
+def test_what_breaks_a_rule_is_named(which, size):
+    number, words, *pieces = EDITS[which]
+    text = source(number)
+    for before, after in zip(pieces[::2], pieces[1::2]):
+        assert before in text, f"{number}: our solution no longer has {before!r}"
+        text = text.replace(before, after)
+    verdict = verdict_of(number, text, size)
+    assert verdict.status == "wrong" and re.search(words, verdict.diagnosis), verdict
+
+
+IN_GROUPS = [
+    number
+    for number, exercise in EXERCISES.items()
+    if exercise.takes_group and re.search(rf"def {exercise.function}\([^)]*\bgroup\b", source(number))
 ]
 
 
-def check(verdict, diagnosis):
-    assert verdict.status == "wrong", verdict
-    assert re.search(diagnosis, verdict.diagnosis), verdict.diagnosis
+@pytest.mark.parametrize("number", IN_GROUPS)
+def test_whoever_takes_all_ranks_for_the_group_is_told(number):
+    exercise = EXERCISES[number]
+    of_all = r"\1    group = dist.group.WORLD\n"
+    text, count = re.subn(
+        rf'(def {exercise.function}\(.*?\n    """.*?"""\n)', of_all, source(number), count=1, flags=re.DOTALL
+    )
+    verdict = verdict_of(number, text)
+    assert count == 1 and verdict.status == "wrong"
+    assert re.search("outside group: pass group=group|right with group=WORLD, but not on a group of", verdict.diagnosis)
 
 
-@pytest.mark.parametrize(("which", "size"), EDIT_CASES, ids=lambda value: str(value))
-def test_edit_named(which, size):
-    number = EDITS[which][0]
-    check(judged_names(lab_of(number), number, edited(which), size), EDITS[which][1])
+@pytest.mark.parametrize("number", EXERCISES)
+def test_no_two_rows_have_one_edit(number):
+    edits = stated_edits(EXERCISES[number])
+    assert len({edit.source for edit in edits}) == len(edits)
+
+
+def test_syntax_names_what_nobody_states():
+    words = {edit.words for edit in made_edits(EXERCISES["3.4"])}
+    assert len(words) > 150
+    for said in ("merge_heads comes before the product with qkv_weight", "qkv_weight and up_weight are swapped"):
+        assert any(said in one for one in words), said
 
 
 def test_one_number_that_is_the_same_by_chance_names_nothing():
@@ -43,10 +100,6 @@ def test_one_number_that_is_the_same_by_chance_names_nothing():
 
     verdict = judged("lab5_pipeline", "5.4", how_many_fit)
     assert verdict.diagnosis.endswith("30 B or 10 B each: the result is 4; expected 3")
-
-
-def test_none_comes_twice():
-    assert len({(number, *pieces) for number, _, *pieces in EDITS}) == len(EDITS)
 
 
 def test_what_uses_a_function_that_is_wrong_in_one_of_its_exercises_is_blocked_by_that_one():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import reduce
 from typing import Any
 
@@ -50,8 +50,10 @@ def check_plain_tensor(what: str, found: Any) -> Tensor:
 
 def another_kind(expected: str, found: object) -> Wrong:
     """What to raise where another kind of thing comes back."""
-    missing = ": is a return missing?" if found is None else ""
-    return Wrong(f"expected {expected}, got {type(found).__name__}{missing}")
+    advice = (
+        ": is a return missing?" if found is None else ": put list(…) around it" if isinstance(found, Iterator) else ""
+    )
+    return Wrong(f"expected {expected}, got {type(found).__name__}{advice}")
 
 
 def check_whole_number(what: str, value: Any) -> int:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import re
 import traceback
-from collections.abc import Callable, Container, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 
-from actmem_course.judge.naming import Naming, check_case, stated_edits
+from actmem_course.judge.naming import Naming, check_case
 from actmem_course.judge.outline import Exercise, Lab, solutions_of
 from actmem_course.judge.verdict import (
     BLOCKED,
@@ -82,28 +81,18 @@ class Judge:
         return second
 
     def _once(self, exercise: Exercise) -> Verdict:
-        if exercise.is_case:
-            return self._by_case(exercise)
-
-        def job(rank: VirtualRank) -> Outcome | None:
-            b = Bench(self.spaces[rank.number], rank, self.ranks.device, self._progress)
-            return outcome_of(exercise, b)
-
-        return verdict_of(exercise, self.ranks.run(job, self.spaces[0].get("__file__", "")))
-
-    def _by_case(self, exercise: Exercise) -> Verdict:
         """The case with the learner's functions, beside the case with ours."""
-        naming = Naming(exercise, self.ranks if exercise.takes_group else self.one, self._progress)
+        naming = Naming(
+            exercise, self.ranks if exercise.takes_group or exercise.all_ranks else self.one, self._progress
+        )
+        remark = ""
         for group, name in naming.groups().items():
             found = naming.run(self.spaces, group)
             self._restore()
             outcomes = [self._outcome(exercise, rank, error) for rank, error in enumerate(found.errors)]
             faults = [outcome for outcome in outcomes if outcome and outcome.status != PASSED]
             if not any(outcome.everywhere or outcome.status == OPEN for outcome in faults):
-                diagnosis = naming.diagnosis(found, naming.ours(group), group)
-                if not diagnosis and faults and not name:
-                    diagnosis, _ = naming.edit_like(found, (), group, stated_edits(exercise))
-                if diagnosis:
+                if diagnosis := naming.diagnosis(found, group):
                     faults = [Outcome(0, WRONG, diagnosis, everywhere=True)]
             if faults:
                 verdict = verdict_of(exercise, faults if faults[0].everywhere else outcomes)
@@ -112,7 +101,8 @@ class Judge:
                 return verdict
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
-        return Verdict(exercise.number, exercise.function, PASSED, naming.remark(self.spaces))
+            remark = remark or found.remark
+        return Verdict(exercise.number, exercise.function, PASSED, remark or naming.remark(self.spaces))
 
     def _outcome(self, exercise: Exercise, rank: int, error: BaseException | None) -> Outcome | None:
         """What an error that ended a run means; None if another rank's did."""
@@ -133,11 +123,8 @@ class Judge:
                 space.update(names_before)
 
 
-def verdict_of(exercise: Exercise, found: list) -> Verdict:
-    """One verdict of what each rank found: an Outcome, None if it stopped because another did, or an exception."""
-    for error in found:
-        if isinstance(error, BaseException):
-            raise error
+def verdict_of(exercise: Exercise, found: Sequence[Outcome | None]) -> Verdict:
+    """One verdict of what each rank found; None if it stopped because another did."""
     outcomes = [outcome for outcome in found if outcome is not None]
     worst = max(outcomes, key=lambda outcome: _RANKING.index(outcome.status), default=None)
     if worst is None or worst.status == PASSED and len(outcomes) < len(found):
@@ -164,12 +151,17 @@ class Outcome:
 
 
 def outcome_of(exercise: Exercise, b: Bench) -> Outcome | None:
-    """This rank's finding; None if it stopped because another rank did."""
-    check = partial(check_case, exercise) if exercise.is_case else exercise.check
+    """This rank's finding, where ranks are processes; None if it stopped because another rank did."""
     try:
-        remark = check(b)
-        if exercise.takes_group:
-            _check_subgroups(check, b)
+        remark = check_case(exercise, b)
+        for other in b.subgroups() if exercise.takes_group else ():
+            try:
+                check_case(exercise, other)
+            except (OutOfStep, OtherGroup):
+                raise
+            except Exception as error:
+                found = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {_short(str(error), 120)}"
+                raise Wrong(on_another_group(other.group_name, found)) from None
         return Outcome(b.rank, PASSED, remark or "")
     except (Exception, SystemExit, PeerStopped) as error:
         return outcome_of_error(exercise, b.functions, b.rank, error)
@@ -186,18 +178,6 @@ def outcome_of_error(exercise: Exercise, functions: dict, rank: int, error: Base
     if isinstance(error, (Exception, SystemExit)):
         return _from_error(exercise, functions, rank, error)
     raise error
-
-
-def _check_subgroups(check: Callable, b: Bench) -> None:
-    """Raise Wrong unless what is right on all ranks is right on groups that are not all ranks in their order."""
-    for other in b.subgroups():
-        try:
-            check(other)
-        except (OutOfStep, OtherGroup):
-            raise
-        except Exception as error:
-            found = str(error) if isinstance(error, Wrong) else f"{type(error).__name__}: {_short(str(error), 120)}"
-            raise Wrong(on_another_group(other.group_name, found)) from None
 
 
 def on_another_group(name: str, found: str) -> str:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Iterable, Sequence
-from functools import cache, partial
+from dataclasses import replace
+from functools import cache
 from itertools import chain
 from types import ModuleType
 from typing import Any
 
 from actmem_course.judge.case import NUMBERS, CaseRun, Happened, Noted, Unlike, alike, described, differences
 from actmem_course.judge.edits import Edit, Families, pairs_of, stated
-from actmem_course.judge.kept import KeptBytes
 from actmem_course.judge.outline import Exercise, cases_of, solution_module
 from actmem_course.judge.verdict import PeerStopped, Wrong
 from actmem_course.judge.virtual import VirtualRank, VirtualRanks
@@ -22,20 +22,22 @@ from actmem_course.judge.workbench import Bench, names_of_subgroups
 SEARCH_SECONDS = 3.0
 
 
-def check_case(exercise: Exercise, b: Bench) -> None:
-    """One rank's check of a case, for ranks that are processes.  Raises Wrong."""
-    ours = CaseRun(b.with_functions(vars(solution_module(exercise.lab))))
-    exercise.check(ours)
+def check_case(exercise: Exercise, b: Bench) -> str | None:
+    """One rank's check, for ranks that are processes; a remark, or None.  Raises Wrong."""
     run = CaseRun(b)
-    exercise.check(run)
-    found, right = (Happened([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
-    for name, seen in ours.seen.items():
-        if seen.how in ("total", "pattern"):  # what one rank alone can't judge
-            for outcome, one in ((found, run), (right, ours)):
-                for own, value in zip(outcome.seen, b.gather(one.seen[name].value)):
-                    own[name] = type(seen)(name, seen.how, value, seen.why)
-    if wrong := differences(found, right):
-        raise Wrong(described(found, right, wrong)[0])
+    remark = exercise.check(run)
+    if run.seen:
+        ours = CaseRun(b.with_functions(vars(solution_module(exercise.lab))))
+        exercise.check(ours)
+        found, right = (Happened([dict(one.seen) for _ in range(b.size)], []) for one in (run, ours))
+        for name, seen in ours.seen.items():
+            if seen.how in ("total", "pattern"):  # what one rank alone can't judge
+                for outcome, one in ((found, run), (right, ours)):
+                    for own, value in zip(outcome.seen, b.gather(one.seen[name].value)):
+                        own[name] = replace(seen, value=value)
+        if wrong := differences(found, right):
+            raise Wrong(described(found, right, wrong)[0])
+    return remark
 
 
 class Naming:
@@ -64,94 +66,90 @@ class Naming:
         return _OURS[key]
 
     def remark(self, spaces: list[dict]) -> str:
-        """What to say of a right answer."""
+        """What to say of a right answer, where that takes another run."""
         remark = getattr(cases_of(self.exercise.lab), "REMARKS", {}).get(self.exercise.number)
-        if remark is None:
-            return ""
+        return self.run(spaces, -1, check=remark).remark if remark else ""
 
-        def job(rank: VirtualRank) -> str:
-            return remark(CaseRun(Bench(spaces[rank.number], rank, self.ranks.device, self.progress)))
+    def run(
+        self,
+        spaces: list[dict],
+        group: int,
+        like: Happened | None = None,
+        check: Callable[[CaseRun], Any] | None = None,
+    ) -> Happened:
+        """The case, or ``check``, on every rank of a group.
 
-        found = self.ranks.run(job, spaces[0].get("__file__", ""))
-        return next((said for said in found if isinstance(said, str)), "")
-
-    def run(self, spaces: list[dict], group: int, like: Happened | None = None) -> Happened:
-        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something else."""
+        like: what it is compared with; the run ends where it does something else.
+        """
         runs: list[CaseRun | None] = [None] * self.ranks.size
+        check = check or self.exercise.check
 
-        def job(rank: VirtualRank) -> None:
+        def job(rank: VirtualRank) -> Any:
             b = Bench(spaces[rank.number], rank, self.ranks.device, self.progress)
             if group >= 0:
                 b = list(b.subgroups())[group]
             run = runs[rank.number] = CaseRun(b, like.seen[rank.number] if like else None)
-            self.exercise.check(run)
+            return check(run)
 
         said = self.ranks.run(job, spaces[0].get("__file__", ""))
         errors = [one if isinstance(one, BaseException) else None for one in said]
-        return Happened([run.seen if run else {} for run in runs], errors)
+        remark = next((one for one in said if isinstance(one, str)), "")
+        return Happened([run.seen if run else {} for run in runs], errors, remark)
 
-    def diagnosis(self, found: Happened, right: Happened, group: int) -> str:
-        """What is wrong with the numbers, the bytes or the exchanges; "" if nothing is."""
+    def diagnosis(self, found: Happened, group: int) -> str:
+        """What is wrong with the numbers, the bytes or the exchanges, or which edit fails in the same way; "" if nothing is known."""
+        right = self.ours(group) if any(found.seen) else found  # what only raises has nothing to compare
         wrong = differences(found, right)
+        rows, source, partly = stated_edits(self.exercise), source_of(self.module), ""
         if not wrong:
-            return ""
-        first = next(iter(wrong))
+            return self.edit_like(found, (), group, rows)[0] if any(found.errors) and group < 0 else ""
         said, explained = described(found, right, wrong)
-        if right.seen[0][first].how not in NUMBERS:
-            return self.edit_that_costs_the_same(found, list(wrong), group) or said
-        rows, partly = stated_edits(self.exercise), ""
-        missing = pairs_of([edit for edit in rows if "missing" in edit.words], source_of(self.module))
-        pairs = pairs_of(rows, source_of(self.module))
-        for edits in (lambda: chain(rows, missing), lambda: chain(made_edits(self.exercise), pairs))[: 1 + (group < 0)]:
-            whole, part = self.edit_like(found, list(wrong), group, edits())
-            partly = partly or part
+        if right.seen[0][next(iter(wrong))].how not in NUMBERS:
+            whole, part = self.edit_like(found, list(wrong), group, rows)
+            return whole or part or said
+        missing = pairs_of([edit for edit in rows if "missing" in edit.words], source)
+        for edits in (chain(rows, missing), chain(made_edits(self.exercise), pairs_of(rows, source)))[
+            : 1 + (group < 0)
+        ]:
+            whole, part = self.edit_like(found, list(wrong), group, edits)
             if whole or explained:
                 return whole or said
+            partly = partly or part
         return partly or said
 
     def edit_like(self, found: Happened, wrong: Sequence[str], group: int, edits: Iterable[Edit]) -> tuple[str, str]:
         """The words of the first edit that does all that the learner's does; and if none does, all up to what is wrong first.
 
-        One whole number may be the same by chance, so of these two must be.
+        Where the numbers are right, all that is wrong costs the same.  One whole number may be the same by chance, so of these
+        two must be.
         """
-        first = wrong[0] if wrong else ""
         partly, start, rows = "", time.process_time(), stated_edits(self.exercise)
+        costs = bool(wrong) and self.ours(group).seen[0][wrong[0]].how not in NUMBERS
+        wrong = wrong if costs else wrong[:2]
         for edit in edits:
             if edit not in rows and time.process_time() - start > SEARCH_SECONDS:
                 break
-            if self._begins_otherwise(edit, found, group):
-                continue
-            names = edit.names(self.module.__file__ or "")
+            names = None if self._begins_otherwise(edit, found, group) else edit.names(self.module.__file__ or "")
             if names is None:
                 continue
             outcome = self.run([names] * self.ranks.size, group, found)
             self._remember(edit, outcome, group)
             self.progress()
-            if _same(outcome, found):
-                return _with_forward(edit, first), ""
-            alike_there = [name for name in wrong[:2] if _alike_everywhere(outcome, found, name)]
-            if (
-                not partly
-                and first in alike_there
-                and (len(alike_there) == 2 or not isinstance(found.value(first)[0], int))
-            ):
-                partly = _with_forward(edit, first)
+            there = [
+                all(name in a and alike(a[name], b.get(name)) for a, b in zip(outcome.seen, found.seen))
+                for name in wrong
+            ]
+            words = _with_forward(edit, wrong[0] if wrong else "")
+            if costs:  # right numbers may be rounded otherwise
+                whole = set(differences(outcome, self.ours(group))) == set(wrong) and all(there)
+                whole = whole and _same(outcome, found, ("any",))
+            else:
+                whole = _same(outcome, found)
+            if whole:
+                return words, ""
+            if any(there[:1]) and (costs or there == [True, True] or not isinstance(found.value(wrong[0])[0], int)):
+                partly = partly or words
         return "", partly
-
-    def edit_that_costs_the_same(self, found: Happened, wrong: Sequence[str], group: int) -> str:
-        """The words of the stated edit whose numbers are the learner's, and all costs; or else the cost that is wrong first."""
-        partly = ""
-        for edit in stated_edits(self.exercise):
-            names = edit.names(self.module.__file__ or "")
-            if names is None or self._begins_otherwise(edit, found, group):
-                continue
-            outcome = self.run([names] * self.ranks.size, group, found)
-            self._remember(edit, outcome, group)
-            alike_there = [all(map(partial(_costs_alike, name), outcome.seen, found.seen)) for name in wrong]
-            if all(alike_there) and set(differences(outcome, self.ours(group))) == set(wrong):
-                return edit.words
-            partly = partly or edit.words * alike_there[0]
-        return partly
 
     def _begins_otherwise(self, edit: Edit, found: Happened, group: int) -> bool:
         """Whether an earlier run of the edit saw another first number."""
@@ -174,8 +172,8 @@ def _first_number(own: dict[str, Noted]) -> Noted | None:
     return next((seen for seen in own.values() if seen.how in NUMBERS and seen.how != "pattern"), None)
 
 
-def _same(one: Happened, other: Happened) -> bool:
-    """Whether two runs did the same on every rank, whatever is right."""
+def _same(one: Happened, other: Happened, hows: Sequence[str] = NUMBERS) -> bool:
+    """Whether two runs did the same on every rank, whatever is right.  hows: in what is compared so."""
     if any(isinstance(error, Unlike) for error in one.errors):
         return False
     if list(map(_signature, one.errors)) != list(map(_signature, other.errors)):
@@ -183,21 +181,10 @@ def _same(one: Happened, other: Happened) -> bool:
     for a, b in zip(one.seen, other.seen):
         for name in a.keys() | b.keys():
             how = (a.get(name) or b[name]).how
-            if how in NUMBERS and how != "pattern" and not alike(a.get(name), b.get(name)):
+            if how in hows and how != "pattern" and not alike(a.get(name), b.get(name)):
                 return False
     patterns = [name for name, seen in one.seen[0].items() if seen.how == "pattern"]
     return not any(name in differences(one, other) for name in patterns)
-
-
-def _alike_everywhere(one: Happened, other: Happened, name: str) -> bool:
-    return all(name in a and alike(a[name], b.get(name)) for a, b in zip(one.seen, other.seen))
-
-
-def _costs_alike(name: str, one: dict[str, Noted], other: dict[str, Noted]) -> bool:
-    if name not in one or name not in other:
-        return False
-    a, b = one[name].value, other[name].value
-    return a.as_much() == b.as_much() if isinstance(a, KeptBytes) else a == b
 
 
 def _signature(error: BaseException | None) -> tuple[str, str]:

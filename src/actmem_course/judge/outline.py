@@ -1,6 +1,6 @@
-"""The labs and their exercises: number, function, check, and the section of the chapter to read for it; our solutions.
+"""The labs and their exercises: number, function, and the section of the chapter to read for it; our solutions.
 
-Loads no torch: a check is named here and loaded by the ranks.
+Loads no torch: cases and rewards are loaded by the ranks.
 """
 
 from __future__ import annotations
@@ -16,14 +16,6 @@ from types import ModuleType
 from actmem.config import ConfigError
 
 
-def _named(place: str) -> Callable:
-    """The function that ``place`` names: "cases.lab3_sequence_parallel:g", or in lab_checks "lab5_pipeline:check_interleaved"."""
-    module, _, function = place.partition(":")
-    if module.startswith("cases."):
-        return getattr(cases_of(module.removeprefix("cases.")), function)
-    return getattr(importlib.import_module(f"actmem_course.judge.lab_checks.{module}"), function)
-
-
 @cache
 def _hints() -> dict[str, tuple[str, ...]]:
     """The hints of ``hints.md`` by exercise: each is an item of the list below its heading."""
@@ -37,17 +29,18 @@ def _hints() -> dict[str, tuple[str, ...]]:
 class Exercise:
     """One function to write, and how it is judged.
 
-    judged_by: where its check is, or the file of its case, which has the function's name if none is given.  section: of the chapter to
-    read, and chapter the chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed a process group,
-    and is judged on several.
+    case: its name in the lab's file of cases, if that isn't the function's.  section: of the chapter to read, and chapter the
+    chapter, if it isn't the lab's.  seconds: a rank that works on it for longer is taken to be stuck.  takes_group: it is handed
+    a process group, and is judged on several.  all_ranks: so it is on all ranks, though on one group only.
     """
 
     number: str
     function: str
-    judged_by: str
-    section: str = ""
+    section: str
+    case: str = ""
     seconds: int = 30
     takes_group: bool = False
+    all_ranks: bool = False
     chapter: str = ""
 
     @property
@@ -56,41 +49,35 @@ class Exercise:
         return _hints()[self.number]
 
     @property
-    def check(self) -> Callable:
-        """Called with a Bench, or a CaseRun if it is a case; raises Wrong, or returns a remark or None."""
-        return _named(self.judged_by if ":" in self.judged_by else f"{self.judged_by}:{self.function}")
-
-    @property
-    def is_case(self) -> bool:
-        """Whether its check is a case, which says what it sees; mistakes are then edits of our own answer."""
-        return self.judged_by.startswith("cases.")
-
-    @property
     def lab(self) -> str:
-        """The lab's name, of a case."""
-        return self.judged_by.removeprefix("cases.").partition(":")[0]
+        """The lab's name."""
+        return next(lab.name for lab in ALL_LABS if self in lab.exercises)
+
+    @property
+    def check(self) -> Callable:
+        """Called with a CaseRun: says what it sees, and raises Wrong where that needs no comparison; a remark, or None."""
+        return getattr(cases_of(self.lab), self.case or self.function)
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A lab: its exercises in order, and what is measured once all are passed.
+    """A lab: its exercises in order.
 
-    measured_by: where its reward is.  one_process: it needs no ranks.  fewest_virtual: it is judged on no fewer virtual
-    ranks, because a mistake is none on fewer.
+    one_process: it needs no ranks.  fewest_virtual: it is judged on no fewer virtual ranks, because a mistake is none on fewer.
     """
 
     name: str
     title: str
     chapter: str
     exercises: tuple[Exercise, ...]
-    measured_by: str
     one_process: bool = False
     fewest_virtual: int = 1
 
     @property
     def reward(self) -> Callable:
-        """Called with a Bench on every rank, returns a Reward (see ``reward``)."""
-        return _named(self.measured_by)
+        """What is measured once all exercises are passed: called with a Bench on every rank, returns a BarsReward."""
+        rewards = importlib.import_module("actmem_course.judge.rewards")
+        return getattr(rewards, f"{self.name.partition('_')[0]}_reward")
 
     def chapter_of(self, exercise: Exercise) -> str:
         """The chapter that explains an exercise."""
@@ -109,77 +96,77 @@ class Lab:
 
 ALL_LABS = (
     Lab("lab1_count_bytes", "Lab 1: count bytes", "02_counting_bytes", (
-        Exercise("1.1", "layer_bytes", "ratios:check_layer_bytes", "One rule"),
-        Exercise("1.2", "rank_bytes", "cases.lab1_count_bytes", "The sum"),
-        Exercise("1.3", "gated_mlp_bytes", "cases.lab1_count_bytes", "On your own module"),
-        Exercise("1.4", "crossover_seq_length", "cases.lab1_count_bytes", "Where attention takes over"),
-    ), "ratios:lab1_reward", one_process=True),
+        Exercise("1.1", "layer_bytes", "One rule"),
+        Exercise("1.2", "rank_bytes", "The sum"),
+        Exercise("1.3", "gated_mlp_bytes", "On your own module"),
+        Exercise("1.4", "crossover_seq_length", "Where attention takes over"),
+    ), one_process=True),
     Lab("lab2_tensor_parallel", "Lab 2: tensor parallelism", "03_tensor_parallelism", (
-        Exercise("2.1", "f", "cases.lab2_tensor_parallel", "f and f̄", takes_group=True),
-        Exercise("2.2", "f_bar", "cases.lab2_tensor_parallel", "f and f̄", takes_group=True),
-        Exercise("2.3", "column_parallel_linear", "cases.lab2_tensor_parallel", "Columns, then rows", takes_group=True),
-        Exercise("2.4", "row_parallel_linear", "cases.lab2_tensor_parallel", "Columns, then rows", takes_group=True),
-        Exercise("2.5", "split_attention", "lab2_heads:check_split_attention", "Attention: whole heads", takes_group=True),
-        Exercise("2.6", "mlp", "cases.lab2_tensor_parallel", "Columns, then rows", takes_group=True),
-        Exercise("2.7", "attention", "cases.lab2_tensor_parallel", "Attention: whole heads", takes_group=True),
-        Exercise("2.8", "vocab_parallel_cross_entropy", "cases.lab2_tensor_parallel", "What divides and what does not", takes_group=True),
-    ), "rewards:lab2_reward"),
+        Exercise("2.1", "f", "f and f̄", takes_group=True),
+        Exercise("2.2", "f_bar", "f and f̄", takes_group=True),
+        Exercise("2.3", "column_parallel_linear", "Columns, then rows", takes_group=True),
+        Exercise("2.4", "row_parallel_linear", "Columns, then rows", takes_group=True),
+        Exercise("2.5", "split_attention", "Attention: whole heads", takes_group=True),
+        Exercise("2.6", "mlp", "Columns, then rows", takes_group=True),
+        Exercise("2.7", "attention", "Attention: whole heads", takes_group=True),
+        Exercise("2.8", "vocab_parallel_cross_entropy", "What divides and what does not", takes_group=True),
+    )),
     Lab("lab3_sequence_parallel", "Lab 3: sequence parallelism", "04_sequence_parallelism", (
-        Exercise("3.1", "g", "cases.lab3_sequence_parallel", "An all-reduce, taken apart", takes_group=True),
-        Exercise("3.2", "g_bar", "cases.lab3_sequence_parallel", "An all-reduce, taken apart", takes_group=True),
-        Exercise("3.3", "gathering_linear", "cases.lab3_sequence_parallel", "What plain autograd keeps", takes_group=True),
-        Exercise("3.4", "layer", "cases.lab3_sequence_parallel", "The ranks, before and after", takes_group=True),
-        Exercise("3.5", "shard_keeping_linear", "cases.lab3_sequence_parallel", "What plain autograd keeps", takes_group=True),
-        Exercise("3.6", "sum_partial_gradients", "cases.lab3_sequence_parallel", "Partial gradients", takes_group=True),
-        Exercise("3.7", "dropout_generators", "cases.lab3_sequence_parallel", "Between the blocks, tokens are independent", takes_group=True),
-    ), "rewards:lab3_reward"),
+        Exercise("3.1", "g", "An all-reduce, taken apart", takes_group=True),
+        Exercise("3.2", "g_bar", "An all-reduce, taken apart", takes_group=True),
+        Exercise("3.3", "gathering_linear", "What plain autograd keeps", takes_group=True),
+        Exercise("3.4", "layer", "The ranks, before and after", takes_group=True),
+        Exercise("3.5", "shard_keeping_linear", "What plain autograd keeps", takes_group=True),
+        Exercise("3.6", "sum_partial_gradients", "Partial gradients", takes_group=True),
+        Exercise("3.7", "dropout_generators", "Between the blocks, tokens are independent", takes_group=True),
+    )),
     Lab("lab4_recompute", "Lab 4: recomputation", "05_recomputation", (
-        Exercise("4.1", "checkpoint", "cases.lab4_recompute", "How a checkpoint function works, in four steps"),
-        Exercise("4.2", "checkpoint", "cases.lab4_recompute:checkpoint_of_dropout", "How a checkpoint function works, in four steps"),
-        Exercise("4.3", "selective_layer", "cases.lab4_recompute", "The lopsided trade"),
-        Exercise("4.4", "full_layer", "cases.lab4_recompute", "The lopsided trade"),
-        Exercise("4.5", "checkpoint_stopping_early", "cases.lab4_recompute", "Measured: three numbers for one overhead"),
-    ), "rewards:lab4_reward", one_process=True),
+        Exercise("4.1", "checkpoint", "How a checkpoint function works, in four steps"),
+        Exercise("4.2", "checkpoint", "How a checkpoint function works, in four steps", case="checkpoint_of_dropout"),
+        Exercise("4.3", "selective_layer", "The lopsided trade"),
+        Exercise("4.4", "full_layer", "The lopsided trade"),
+        Exercise("4.5", "checkpoint_stopping_early", "Measured: three numbers for one overhead"),
+    ), one_process=True),
     Lab("lab5_pipeline", "Lab 5: the pipeline", "06_pipeline", (
-        Exercise("5.1", "one_forward_one_backward", "lab5_pipeline:check_one_forward_one_backward", "One forward, one backward"),
-        Exercise("5.2", "interleaved", "lab5_pipeline:check_interleaved", "Interleaving: less idle time, more bytes"),
-        Exercise("5.3", "free_output", "lab5_pipeline:check_free_output", "Figure 9: every rank, and the outputs that nothing reads"),
-        Exercise("5.4", "how_many_fit", "cases.lab5_pipeline", "Appendix C: recompute only what does not fit"),
-        Exercise("5.5", "microbatches_to_keep", "lab5_pipeline:check_microbatches_to_keep", "Appendix C: recompute only what does not fit"),
-    ), "lab5_pipeline:lab5_reward", one_process=True),
+        Exercise("5.1", "one_forward_one_backward", "One forward, one backward"),
+        Exercise("5.2", "interleaved", "Interleaving: less idle time, more bytes"),
+        Exercise("5.3", "free_output", "Figure 9: every rank, and the outputs that nothing reads"),
+        Exercise("5.4", "how_many_fit", "Appendix C: recompute only what does not fit"),
+        Exercise("5.5", "microbatches_to_keep", "Appendix C: recompute only what does not fit"),
+    ), one_process=True),
     Lab("lab6_train", "Lab 6: train under every mode", "03_tensor_parallelism", (
-        Exercise("6.1", "batch", "lab6_train:check_batch", "Real processes: the same numbers as one GPU"),
-        Exercise("6.2", "make_model", "lab6_train:check_make_model", "Real processes: the same numbers as one GPU", takes_group=True),
-        Exercise("6.3", "gradient_norm", "cases.lab6_train", "What divides and what does not", takes_group=True),
-        Exercise("6.4", "training_step", "cases.lab6_train", "Real processes: the same numbers as one GPU", takes_group=True),
-        Exercise("6.5", "train", "lab6_train:check_train", "Real processes: the same numbers as one GPU"),
-    ), "lab6_reward:lab6_reward"),
+        Exercise("6.1", "batch", "Real processes: the same numbers as one GPU", all_ranks=True),
+        Exercise("6.2", "make_model", "Real processes: the same numbers as one GPU", takes_group=True),
+        Exercise("6.3", "gradient_norm", "What divides and what does not", takes_group=True),
+        Exercise("6.4", "training_step", "Real processes: the same numbers as one GPU", takes_group=True),
+        Exercise("6.5", "train", "Real processes: the same numbers as one GPU", all_ranks=True),
+    )),
     Lab("lab7_todays_layer", "Lab 7: today's layer", "08_after_the_paper", (
-        Exercise("7.1", "llama_layer_bytes", "ratios:check_llama_layer_bytes", "The layer changed"),
-        Exercise("7.2", "rms_norm", "cases.lab7_todays_layer", "What everyone keeps instead"),
-        Exercise("7.3", "swiglu", "cases.lab7_todays_layer", "What everyone keeps instead"),
-        Exercise("7.4", "recipe_linear", "cases.lab7_todays_layer", "What needs no product"),
-        Exercise("7.5", "split_grouped_heads", "cases.lab7_todays_layer", "More ranks than key heads", takes_group=True),
-        Exercise("7.6", "sum_shared_gradients", "cases.lab7_todays_layer", "More ranks than key heads", takes_group=True),
-    ), "rewards:lab7_reward", fewest_virtual=4),  # on two, the ranks that share a head are all of them
+        Exercise("7.1", "llama_layer_bytes", "The layer changed"),
+        Exercise("7.2", "rms_norm", "What everyone keeps instead"),
+        Exercise("7.3", "swiglu", "What everyone keeps instead"),
+        Exercise("7.4", "recipe_linear", "What needs no product"),
+        Exercise("7.5", "split_grouped_heads", "More ranks than key heads", takes_group=True),
+        Exercise("7.6", "sum_shared_gradients", "More ranks than key heads", takes_group=True),
+    ), fewest_virtual=4),  # on two, the ranks that share a head are all of them
     Lab("lab8_plan", "Lab 8: plan a model", "10_plan_a_model", (
-        Exercise("8.1", "rank_state_bytes", "cases.lab8_plan", "The bill, line by line"),
-        Exercise("8.2", "largest_micro_batch_size", "cases.lab8_plan", "The bill, line by line"),
-        Exercise("8.3", "plan_of", "lab8_plan:check_plan_of", "What if", seconds=45),
-    ), "lab8_plan:lab8_reward", one_process=True),
+        Exercise("8.1", "rank_state_bytes", "The bill, line by line"),
+        Exercise("8.2", "largest_micro_batch_size", "The bill, line by line"),
+        Exercise("8.3", "plan_of", "What if", seconds=45),
+    ), one_process=True),
     Lab("lab9_the_ends", "Lab 9: the ends of the model", "11_the_ends", (
-        Exercise("9.1", "cross_entropy", "cases.lab9_the_ends", "What the loss keeps"),
-        Exercise("9.2", "linear_cross_entropy", "cases.lab9_the_ends", "A chunk at a time"),
-        Exercise("9.3", "parallel_linear_cross_entropy", "cases.lab9_the_ends", "The last stage", takes_group=True),
-        Exercise("9.4", "log_probs_and_entropy", "cases.lab9_the_ends", "Reinforcement learning"),
-        Exercise("9.5", "embedding", "cases.lab9_the_ends", "The other end"),
-    ), "rewards:lab9_reward"),
+        Exercise("9.1", "cross_entropy", "What the loss keeps"),
+        Exercise("9.2", "linear_cross_entropy", "A chunk at a time"),
+        Exercise("9.3", "parallel_linear_cross_entropy", "The last stage", takes_group=True),
+        Exercise("9.4", "log_probs_and_entropy", "Reinforcement learning"),
+        Exercise("9.5", "embedding", "The other end"),
+    )),
     Lab("lab10_keep_less", "Lab 10: keep less", "12_adapters", (
-        Exercise("10.1", "frozen_linear", "cases.lab10_keep_less", "A frozen weight"),
-        Exercise("10.2", "lora_linear", "cases.lab10_keep_less", "An adapter"),
-        Exercise("10.3", "tiled_mlp", "cases.lab10_keep_less", "The MLP in tiles", chapter="13_long_sequences"),
-        Exercise("10.4", "offloading_checkpoint", "cases.lab10_keep_less", "Checkpoints on the host", chapter="13_long_sequences"),
-    ), "rewards:lab10_reward", one_process=True),
+        Exercise("10.1", "frozen_linear", "A frozen weight"),
+        Exercise("10.2", "lora_linear", "An adapter"),
+        Exercise("10.3", "tiled_mlp", "The MLP in tiles", chapter="13_long_sequences"),
+        Exercise("10.4", "offloading_checkpoint", "Checkpoints on the host", chapter="13_long_sequences"),
+    ), one_process=True),
 )  # fmt: skip
 
 

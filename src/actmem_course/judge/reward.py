@@ -1,10 +1,9 @@
-"""What a lab measures once it is solved: the form of all rewards, and the one that is bars."""
+"""What a lab measures once it is solved: the form of all rewards, and what they count and time."""
 
 from __future__ import annotations
 
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,33 +26,6 @@ BAR_WIDTH = 30
 
 
 @dataclass(frozen=True)
-class Reward(ABC):
-    """A table and a few lines below it.  what: in a line, what was measured."""
-
-    what: str
-
-    def show(self, console: Console) -> None:
-        """In the terminal."""
-        console.print()
-        console.print(Text(self.what, style="bold"))
-        console.print(self.table(console.width))
-        for line in self.lines():
-            console.print(Text(line))
-
-    @abstractmethod
-    def table(self, width: int) -> Table:
-        """The numbers, for a terminal of so many columns."""
-
-    @abstractmethod
-    def lines(self) -> list[str]:
-        """What the numbers say, in sentences."""
-
-    @abstractmethod
-    def write_html(self, path: Path) -> None:
-        """The same as a page of its own."""
-
-
-@dataclass(frozen=True)
 class Measure:
     """One quantity.  unit: ``B``, ``ms``, or nothing for a number.  values: by side, see SIDES.
 
@@ -67,14 +39,27 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class BarsReward(Reward):
-    """Each quantity as bars: the formula's, the learner's, ours.  one_scale: bars of one unit can be compared."""
+class BarsReward:
+    """Each quantity as bars: the formula's, the learner's, ours; below them a remark.
 
+    what: in a line, what was measured.  one_scale: bars of one unit can be compared.
+    """
+
+    what: str
     measures: tuple[Measure, ...]
     remark: str = ""
     one_scale: bool = False
 
+    def show(self, console: Console) -> None:
+        """In the terminal."""
+        console.print()
+        console.print(Text(self.what, style="bold"))
+        console.print(self.table(console.width))
+        for line in self.lines():
+            console.print(Text(line))
+
     def table(self, width: int) -> Table:
+        """The numbers, for a terminal of so many columns."""
         lines = list(self._lines())
         names, sides, _, _, texts = zip(*lines)
         others = (max(map(len, column)) + 1 for column in (names, sides, texts))
@@ -89,6 +74,7 @@ class BarsReward(Reward):
         return table
 
     def lines(self) -> list[str]:
+        """What the numbers say, in sentences."""
         noise = max((measure.noise for measure in self.measures), default=0.0)
         said = f"Times are those of the fastest round; a median one took up to {noise:.0%} longer."
         return [self.remark] * bool(self.remark) + [said] * (noise > 0)
@@ -105,6 +91,7 @@ class BarsReward(Reward):
                 yield "" if i else measure.name, side, value, top, text
 
     def write_html(self, path: Path) -> None:
+        """The same as a page of its own."""
         from plotly.subplots import make_subplots  # only to draw
 
         titles = [f"{m.name}, {m.unit}" if m.unit else m.name for m in self.measures]
@@ -135,6 +122,8 @@ def bar(value: float, top: float, style: str, width: int = BAR_WIDTH) -> Text:
     return Text("━" * max(1, round(width * value / top)) if value else "", style=style)
 
 
+#: What a reward measures: a function of x and weights.
+Piece = tuple[Callable[..., Tensor], Tensor, Sequence[Tensor]]
 _SECONDS, _FEWEST_ROUNDS, _MOST_ROUNDS = 4.0, 3, 15
 
 
@@ -215,21 +204,35 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def compared(yours: Cost, ours: Cost, formula_bytes: int, exchanges: Sequence[Exchange]) -> tuple[Measure, ...]:
-    """The measures of a block, on this rank.  exchanges: those that the formula has for it."""
-    payload = sum(exchange.payload_bytes * exchange.count for exchange in exchanges)
-    measures = [Measure("kept for backward", "B", {"formula": formula_bytes, "yours": yours.bytes, "ours": ours.bytes})]
+def each_compared(
+    b: Bench,
+    yours: Mapping[str, Piece],
+    ours: Mapping[str, Piece],
+    formulas: Iterable[int],
+    others: Sequence[Tensor] = (),
+) -> list[Measure]:
+    """What each piece keeps, and how long it takes.  formulas: the bytes of each, in the order of the pieces."""
+    measures = []
+    for (name, (function, x, weights)), formula in zip(yours.items(), formulas):
+        found = costs(b, {"yours": function, "ours": ours[name][0]}, x, weights, others)
+        kept_bytes = {side: cost.bytes for side, cost in found.items()}
+        measures += [Measure(f"kept, {name}", "B", {"formula": formula, **kept_bytes}), time_measure(found)]
+    return measures
+
+
+def compared(found: Mapping[str, Cost], formula_bytes: int, exchanges: Sequence[Exchange]) -> tuple[Measure, ...]:
+    """The measures of a block, on this rank, of the costs of "yours" and "ours".  exchanges: those that the formula has for it."""
+    payload, number = sum(e.payload_bytes * e.count for e in exchanges), sum(e.count for e in exchanges)
+    sides = {side: found[side] for side in ("yours", "ours")}
+    measures = [Measure("kept for backward", "B", {"formula": formula_bytes} | {s: c.bytes for s, c in sides.items()})]
     if exchanges:
-        number = sum(exchange.count for exchange in exchanges)
-        exchanged = {"formula": payload, "yours": yours.exchanged_bytes, "ours": ours.exchanged_bytes}
-        measures.append(Measure("exchanged", "B", exchanged))
-        measures.append(
-            Measure("collectives", "", {"formula": number, "yours": yours.collectives, "ours": ours.collectives})
-        )
-    return (*measures, time_measure(yours, ours))
+        sent = {"formula": payload} | {side: cost.exchanged_bytes for side, cost in sides.items()}
+        often = {"formula": number} | {side: cost.collectives for side, cost in sides.items()}
+        measures += [Measure("exchanged", "B", sent), Measure("collectives", "", often)]
+    return (*measures, time_measure(sides))
 
 
-def time_measure(yours: Cost, ours: Cost) -> Measure:
+def time_measure(found: Mapping[str, Cost]) -> Measure:
     """How long a forward and a backward took."""
-    times = {"yours": yours.milliseconds, "ours": ours.milliseconds}
-    return Measure("forward + backward", "ms", times, max(yours.noise, ours.noise))
+    times = {side: cost.milliseconds for side, cost in found.items()}
+    return Measure("forward + backward", "ms", times, max(cost.noise for cost in found.values()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 #: Not written, and waiting for another exercise; ended by another exercise, or in a file that can't be loaded.
@@ -26,6 +27,13 @@ class Verdict:
 
 class Wrong(Exception):
     """Raised by a check: the learner's code does something else than asked.  The message is the diagnosis."""
+
+
+def refuse(faults: Iterable[tuple[object, str]]) -> None:
+    """Raise Wrong with the first sentence whose condition holds."""
+    for holds, words in faults:
+        if holds:
+            raise Wrong(words)
 
 
 class OutOfStep(Wrong):

@@ -9,21 +9,17 @@ from statistics import median
 from typing import Any
 
 from actmem_course.others.golden import HereResult
-from actmem_course.results import ModeCost, RunResult, SpeedLine
+from actmem_course.results import RunResult, SpeedLine
 from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
 from actmem_course.show.style import (
-    BLACK,
     BLUE,
     GREEN,
     INK,
     ORANGE,
-    PURPLE,
     SKY,
     VERMILION,
     Fill,
-    axis_unit,
     milliseconds,
-    size_text,
 )
 from actmem_course.show.text import overhead_text
 
@@ -34,8 +30,6 @@ _PARTS = {
 }
 _MIB_IN_GIB = 1024
 _KEPT, _TIME = Fill(BLUE, "", "#FFFFFF"), Fill(SKY, "-")
-#: Curves cover each other: each is thinner than those below it, and dashed differently.
-_CURVES = ((BLACK, "solid"), (SKY, "solid"), (VERMILION, "solid"), (GREEN, "dash"), (PURPLE, "dot"), (BLUE, "dashdot"))
 
 
 def write_page(drawing: Drawing, path: Path) -> None:
@@ -182,57 +176,3 @@ def here_figure(results: Sequence[HereResult]) -> Drawing:
         xaxis=scale("GB beyond what is held at rest", 0, 1.08 * max(logged)),
         yaxis={"autorange": "reversed"},
     )  # fmt: skip
-
-
-def training_figure(modes: Sequence[ModeCost], setting: str, spread: float, note: str = "") -> Drawing:
-    """Lab 6's training: what each mode keeps, how long a step takes, how the loss falls; the first mode on top.
-
-    setting: what was trained where, in one line.
-    spread: the largest difference between two modes' losses of one step.  note: how it was measured.
-    """
-    names = [mode.name for mode in modes]
-    unit, unit_name = axis_unit(max(mode.kept_bytes for mode in modes))
-    said = [f"{m.name}<br>kept {m.kept_bytes:,} B<br>formula {m.formula_bytes:,} B" for m in modes]
-    ticks = {"symbol": "line-ns", "size": 22, "line": {"color": VERMILION, "width": 3}}
-    beside, below = {"xaxis": "x2", "yaxis": "y2"}, {"xaxis": "x3", "yaxis": "y3"}
-    under = [setting, f"Between the modes' losses of one step at most {spread:.1e}.", *note.splitlines()]
-    rows = {"domain": [0.6, 1], "range": [len(modes) - 0.5, -0.5]}
-    each = (f"{m.name} keeps {m.kept_bytes:,} B and takes {milliseconds(m.step_seconds)} ms a step" for m in modes)
-    return measured_chart(
-        training_finding(modes),
-        "<br>".join(under),
-        [
-            bars(
-                "kept", names, [mode.kept_bytes / unit for mode in modes], _KEPT, text=[size_text(mode.kept_bytes) for mode in modes],
-                where="auto", showlegend=False, hovertext=said, hoverinfo="text",
-            ),
-            points("bytes by formula", [mode.formula_bytes / unit for mode in modes], names, INK, marker=ticks),
-            bars(
-                "a step", names, [1000 * mode.step_seconds for mode in modes], _TIME, "%{y}: %{x:.3~g} ms",
-                [f"{milliseconds(mode.step_seconds)} ms" for mode in modes], "auto", showlegend=False, **beside,
-            ),
-            *(
-                line(
-                    mode.name, range(1, len(mode.losses) + 1), mode.losses, colour, mode.name + ", step %{x}: %{y:.4f}", dash,
-                    2 * (len(modes) - i), **below,
-                )
-                for i, (mode, (colour, dash)) in enumerate(zip(modes, _CURVES))
-            ),
-        ],
-        f"{training_finding(modes)}. {'; '.join(each)}.",
-        height=860,
-        margin={"t": 140, "b": 150},
-        xaxis=scale(f"{unit_name} kept of one microbatch", domain=[0, 0.48]),
-        yaxis=rows,
-        xaxis2=scale("milliseconds of one step", domain=[0.54, 1], anchor="y2"),
-        yaxis2={**rows, "anchor": "x2", "showticklabels": False},
-        xaxis3=scale("step", domain=[0, 1], anchor="y3"),
-        yaxis3=scale("loss, nats per token", domain=[0, 0.44], anchor="x3"),
-    )  # fmt: skip
-
-
-def training_finding(modes: Sequence[ModeCost]) -> str:
-    """The figure's title: how far apart the bytes are, although the curves are the same."""
-    most, least = (choose(modes, key=lambda mode: mode.kept_bytes) for choose in (max, min))
-    ratio = most.kept_bytes / least.kept_bytes
-    return f"{len(modes)} modes, one loss curve; {most.name} keeps {ratio:.1f} times the bytes of {least.name}"

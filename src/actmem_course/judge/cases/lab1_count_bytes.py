@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+from actmem.config import ModelShape
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.parts import measure_layer
+from actmem.parallel.groups import tensor_parallel
+from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.terms import Pairs, check_terms, checked_terms, explain_ratio
 
 #: s, b, h, a, t, sequence_parallel, recompute.
 RANKS = (
@@ -14,6 +20,41 @@ RANKS = (
 GATED = ((5, 3, 8, 14), (7, 2, 10, 22))
 #: h, a.
 CROSSOVERS = ((12288, 96), (20, 4), (1600, 25), (1536, 16))  # a rest of 4/10, none, 2/10, 8/10
+
+
+#: s, b, h, a that share no factor, so that every wrong power of one of them shows.
+_SHAPES = (ModelShape(11, 3, 35, 5), ModelShape(7, 2, 39, 13), ModelShape(17, 5, 22, 2))
+
+
+def measured(
+    shape: ModelShape, tensor_parallel_size: int = 1, sequence_parallel: bool = False, recompute: str = "none"
+) -> dict[str, int]:
+    """Bytes of the paper's terms that our layer keeps on one rank, counted in an emulated run."""
+    with emulated_rank(tensor_parallel_size):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+        rows = by_term(measure_layer(shape, tp, recompute))
+    return {term: size for term, size in rows.items() if term in LAYER_TERMS}
+
+
+def layer_bytes(r: CaseRun) -> None:
+    sizes = [dict(zip("abhs", shape.letters())) for shape in _SHAPES]
+    found = [checked_terms(r["layer_bytes"](z["s"], z["b"], z["h"], z["a"]), LAYER_TERMS) for z in sizes]
+
+    def fault(term: str, pairs: Pairs) -> str:
+        letters = "abs" if "softmax" in term else "bhs"
+        return f"{term} {explain_ratio(pairs, sizes, letters)}{_reason(term, *pairs[0])}"
+
+    check_terms(found, [measured(shape) for shape in _SHAPES], fault)
+
+
+def _reason(term: str, found: int, true: int) -> str:
+    if "mask" in term and found == 2 * true:
+        return " (a mask takes 1 byte an element, not 2)"
+    if "mask" not in term and found * 2 == true:
+        return " (2 bytes an element)"
+    if term in ("GeLU input", "4h→h input") and found * 4 == true:
+        return " (it is 4h wide)"
+    return ""
 
 
 def rank_bytes(r: CaseRun) -> None:

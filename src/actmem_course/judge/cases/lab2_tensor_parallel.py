@@ -1,14 +1,16 @@
-"""Lab 2: on what each answer is judged, and the mistakes that are edits of ours.
-
-2.5 keeps a check of its own: any assignment of whole heads to ranks is right.
-"""
+"""Lab 2: on what each answer is judged, and the mistakes that are edits of ours."""
 
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.exchanged import F_BAR_OPERATOR, F_OPERATOR, size_of
+from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.workbench import unchanged
+from actmem_course.pieces import core_attention, merge_heads, split_heads
 
 NO_TENSOR = "its backward needs no tensor of forward's"
 
@@ -39,6 +41,24 @@ def row_parallel_linear(r: CaseRun) -> None:
     given = {"x": r.each(4, 3, 5), "weight": r.each(6, 5), "bias": r.same(6)}
     r.passes(r["row_parallel_linear"], given, r.group, upstream=r.same(4, 3, 6))
     r.keeps(lambda x, w, c: r["row_parallel_linear"](x, w, c, r.group), *given.values(), what="x")
+
+
+def split_attention(r: CaseRun) -> None:
+    """Any assignment of whole heads to ranks is right, so what counts is the sum over the ranks."""
+    here = 2
+    heads = here * r.t
+    h = 4 * heads  # so that splitting a rank's part into all heads, a mistake, runs
+    qkv, projection, x = r.same(3 * h, h), r.same(h, h), r.same(5, 2, h)
+    with unchanged(qkv_weight=qkv, projection_weight=projection), r.b.watching():
+        result = r["split_attention"](qkv, projection, heads, r.group)
+    if not isinstance(result, (tuple, list)) or [isinstance(part, Tensor) for part in result] != [True, True]:
+        raise Wrong("expected two tensors: this rank's qkv_weight and its projection_weight")
+    own_qkv, own_projection = (part.detach() for part in result)
+    r.see("the shape of this rank's qkv_weight", list(own_qkv.shape), "equal")
+    r.see("the shape of this rank's projection_weight", list(own_projection.shape), "equal")
+    if (own_qkv.shape, own_projection.shape) == ((3 * h // r.t, h), (h, h // r.t)):
+        context = merge_heads(core_attention(*split_heads(F.linear(x, own_qkv), here)), x.shape[1])
+        r.see("attention with this rank's parts", F.linear(context, own_projection), "total")
 
 
 def mlp(r: CaseRun) -> None:
@@ -152,6 +172,16 @@ MISTAKES = {
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) / dist.get_world_size(group) + bias | f_bar gives 1/t of the sum of the ranks' parts: f_bar's forward must all-reduce once, with SUM
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f(x, group), weight), group) + bias | the forward is right, the gradients are not: f is called before the linear, where there is nothing to exchange
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(f_bar(x, group), weight), group) + bias | f_bar is called before the linear, where there is nothing to exchange
+    """,
+    "2.5": r"""
+        mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t)[rank] | the 3h rows are cut into t blocks, so rank 0 gets the first rows and not its heads: each rank needs Q, K and V of the same heads, so cut each of the three
+        mine.reshape(3 * h // t, h) -> qkv_weight.chunk(t, dim=1)[rank] | the QKV weight is cut along its input features: heads are its output features, dimension 0 of [out, in]
+        projection_weight.chunk(t, dim=1) -> projection_weight.chunk(t) | the projection is cut along its output features: heads are its input features, dimension 1 of [out, in]
+        projection_weight.chunk(t, dim=1) -> projection_weight.t().chunk(t, dim=1) | the projection part is cut from projection_weight's transpose: take columns of projection_weight as it is
+        mine.reshape(3 * h // t, h) -> mine.view(3, num_attention_heads // t, -1, h).transpose(0, 1).reshape(3 * h // t, h) | the QKV part has the right rows in another order: expected all rows of Q first, then K, then V
+        projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t, dim=1)[t - 1 - rank] | a rank has the QKV rows of some heads and the projection's columns of others: take those of the same heads
+        dist.get_rank(group)\n    h = -> 0\n    h = | every rank takes the same heads, those of rank 0: which heads are a rank's follows from dist.get_rank(group)
+        view(3, t, h // t, h)[:, rank] -> view(3, h // t, t, h)[:, :, rank] ;; projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | heads are cut apart: each rank has every t-th row, and needs whole heads
     """,
     "2.6": r"""
         gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> column_parallel_linear(x, up_weight, up_bias, group) | the gelu is missing: it belongs between the two linears

@@ -1,8 +1,23 @@
-"""Lab 5: for which budgets 5.4 is judged, and the mistakes that are edits of ours."""
+"""Lab 5: on what each answer is judged, and the mistakes that are edits of ours."""
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Iterator, Mapping
+from typing import Any
+from weakref import ref
+
+import torch
+import torch.nn.functional as F
+
+from actmem.config import ConfigError
+from actmem.formulas import schedule
+from actmem.formulas.schedule import Action, Schedule, peak_in_flight
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.compare import another_kind
+from actmem_course.judge.verdict import Wrong, refuse
+from actmem_course.judge.workbench import Bench
+from actmem_course.others.timeline import timeline, validate
 
 #: Budget, in flight, bytes in full and recomputed.
 BUDGETS = (
@@ -10,6 +25,131 @@ BUDGETS = (
     (85, 3, 40, 7), (100, 4, 10, 10), (30, 4, 10, 10),
     (2**62 + 39, 4, 2**60 + 10, 10),  # one byte too few for four, which a float can't tell
 )  # fmt: skip
+
+
+def _run_on_paper(r: CaseRun, p: int, n: int, chunks: int = 1) -> tuple[str, Schedule]:
+    """In words, and every rank's list as actions.  Raises Wrong if an entry is none, or the ranks can't run them."""
+    case = f"{counted(p, 'rank')}, {counted(chunks, 'chunk')}, {counted(n, 'microbatch')}".replace("1 chunk, ", "")
+    ranks = on_paper(r.b, p, n, chunks)
+    r.see(f"{case}: the order", ranks, "any")
+    swapped = chunks > 1 and all(a.chunk < n and a.microbatch < chunks for actions in ranks for a in actions)
+    if swapped and any(a.chunk >= chunks for actions in ranks for a in actions):
+        raise Wrong(f'{case}: in ("F", c, i) the chunk comes before the microbatch; here they are swapped')
+    try:
+        validate(ranks, n, chunks)
+    except ConfigError as error:
+        raise Wrong(f"{case}: {error.rule}") from None
+    return case, ranks
+
+
+def on_paper(b: Bench, p: int, n: int, chunks: int = 1) -> Schedule:
+    """Every rank's list as actions.  Raises Wrong if an entry is none."""
+    orders = [
+        b["one_forward_one_backward"](p, k, n) if chunks == 1 else b["interleaved"](p, k, chunks, n) for k in range(p)
+    ]
+    form, size = ('("F", i) or ("B", i)', 2) if chunks == 1 else ('("F", c, i) or ("B", c, i)', 3)
+    for rank, order in enumerate(orders):
+        if not isinstance(order, (list, tuple)):
+            raise another_kind("a list", order)
+        for entry in order:
+            if not isinstance(entry, (tuple, list)) or len(entry) != size or entry[0] not in ("F", "B"):
+                raise Wrong(f"rank {rank}: each entry must be {form}, not {entry!r}")
+    return [[Action(e[0], rank, e[1] if size == 3 else 0, e[-1]) for e in order] for rank, order in enumerate(orders)]
+
+
+def counted(number: int, noun: str) -> str:
+    """1 rank, 2 ranks, 2 microbatches."""
+    return f"{number} {noun}" + ("" if number == 1 else "es" if noun.endswith("ch") else "s")
+
+
+def one_forward_one_backward(r: CaseRun) -> None:
+    for p, n in ((1, 3), (2, 4), (4, 8), (4, 4), (4, 2), (3, 7)):
+        _see_costs(r, *_run_on_paper(r, p, n))
+
+
+def interleaved(r: CaseRun) -> None:
+    for p, m, n in ((2, 2, 4), (4, 2, 8), (4, 3, 4), (3, 2, 9)):
+        _see_costs(r, *_run_on_paper(r, p, n, m))
+
+
+def _see_costs(r: CaseRun, case: str, ranks: Schedule) -> None:
+    """Every order is right that takes no longer than ours, and holds no more."""
+    end = max(span.end for span in timeline(ranks))
+    r.see(f"{case}: units of time", end, "most", case + ": takes {found} units of time where {enough} are possible")
+    for rank, held in enumerate(peak_in_flight(ranks)):
+        words = f"{case}: rank {rank} holds {{found}} microbatches at once, where {{enough}} are enough"
+        r.see(f"{case}: held by rank {rank}", held, "most", words)
+
+
+def free_output(r: CaseRun) -> None:
+    x, weight, upstream = r.same(6, 8), r.same(8, 8), r.same(6, 8)
+    leaf = x.clone().requires_grad_()
+    output = leaf + F.linear(torch.tanh(leaf), weight)
+    storage, graph = output.untyped_storage(), output.grad_fn
+    size, first = storage.nbytes(), ref(storage)
+    del storage
+    r["free_output"](output)
+    left = output.untyped_storage().nbytes()
+    if first() is not None and left != 0:
+        left = size  # the tensor has another storage now, and something still holds the first
+    as_it_is = "empty the tensor's storage and leave the tensor itself as it is"
+    r.see_tensor("the stage's input", leaf, "bits", "free only the output")
+    r.see(
+        "the output's shape",
+        list(output.shape),
+        "equal",
+        f"backward compares the gradient's shape with it, so {as_it_is}",
+    )
+    r.see("the output's dtype", str(output.dtype).removeprefix("torch."), "equal", as_it_is)
+    refuse((
+        (output.grad_fn is not graph, "the output has lost its graph: free its memory, and leave the tensor as it is"),
+        (left == size, f"its {size} B are still there: a tensor's memory is its storage (untyped_storage), and something else may hold the tensor"),
+        # A single element, expanded to all, is as good.
+        (left > output.element_size(), f"{left} of its {size} B are still there"),
+    ))  # fmt: skip
+    output.backward(upstream)
+    r.see_tensor(
+        "the gradient of the stage's input", leaf.grad, why="free only the output's memory, not what backward reads"
+    )
+
+
+def microbatches_to_keep(r: CaseRun) -> None:
+    for p, rank, n, places in (
+        (4, 0, 9, 2),
+        (4, 1, 9, 1),
+        (4, 3, 5, 1),
+        (4, 0, 9, 4),
+        (3, 0, 7, 0),
+        (4, 0, 2, 1),
+        (5, 1, 13, 3),
+    ):
+        case = f"p={p} rank={rank} microbatches={n} places={places}"
+        found = _microbatches(r["microbatches_to_keep"](p, rank, n, places), n, case)
+        r.see(f"{case}: kept", found, "any")
+        held, most = 0, 0
+        for action in schedule.one_forward_one_backward(p, n)[rank]:
+            held += (action.microbatch in found) * (1 if action.kind == "F" else -1)
+            most = max(most, held)
+        words = f"{case}: {sorted(found)} need {{found}} places at once; a place becomes free only after the backward of the microbatch that holds it"
+        r.see(f"{case}: places", max(most, places), "most", words)
+        words = f"{case}: {sorted(found)} leaves {{found}} of {n} to recompute, where {{enough}} are enough: take a place whenever one is free"
+        r.see(f"{case}: recomputed", n - len(found), "most", words)
+
+
+def _microbatches(found: Any, n: int, case: str) -> list[int]:
+    """What the learner's function returned as a list: a set, a range or numpy's array will do.  Raises Wrong if it is none."""
+    asked = f"{case}: expected a list of different microbatches from 0 to {n - 1}, got "
+    if isinstance(found, Iterator):
+        raise Wrong(f"{asked}a {type(found).__name__}: put list(…) around it")
+    try:
+        if isinstance(found, (str, Mapping)) or any(isinstance(i, bool) for i in found):
+            raise TypeError
+        numbers = [operator.index(i) for i in found]
+    except TypeError:
+        raise Wrong(f"{asked}{found!r}") from None
+    if not all(0 <= i < n for i in numbers) or len(set(numbers)) < len(numbers):
+        raise Wrong(f"{asked}{found!r}")
+    return numbers
 
 
 def how_many_fit(r: CaseRun) -> None:
@@ -28,7 +168,49 @@ _EXACTLY = (
     "those that keep everything take exactly the budget, and that does not exceed it: compare with <=, not with <"
 )
 _NONE_FITS = "not even recomputing all fits, so the result must be -1"
+_AHEAD, _LAST = (
+    "min(pipeline_parallel_size - rank - 1, num_microbatches)",
+    "range(num_microbatches - ahead, num_microbatches)",
+)
+_FEW = "start backwards as soon as the first gradient comes back: 1F1B holds p − r microbatches on rank r, at most n"
+_PASSES = "(chunk, first + i) for first in range(0, n, p) for chunk in range(m) for i in range(p)"
+_IN_TURN = "p microbatches go through one chunk, then the same p through the next chunk"
+_PLACES = "a microbatch's backward frees its place for the next one"
 MISTAKES = {
+    "5.1": f"""
+        {_AHEAD} -> num_microbatches | every rank runs all forwards first and holds all microbatches: {_FEW}
+        pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - rank, | every rank runs one forward too many ahead: rank r runs p − r − 1, so that its first backward comes right after the next forward
+        pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - 1, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
+        pipeline_parallel_size - rank - 1, -> pipeline_parallel_size, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
+        {_AHEAD} -> min(rank, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1
+        {_AHEAD} -> 0 | no rank runs a forward ahead, so each waits for the backward of every microbatch: rank r runs p − r − 1 before its first backward
+        {_LAST} -> reversed({_LAST}) | the last backwards run in reverse: backwards come in the order of the microbatches
+        {_LAST} -> () | the last backwards are missing: as many are left as forwards ran ahead
+    """,
+    "5.2": f"""
+        {_PASSES} -> (chunk, i) for chunk in range(m) for i in range(n) ;; min(2 * (p - rank - 1) + (m - 1) * p, n * m) -> n * m | all microbatches go through one chunk before any goes through the next, forwards first: {_IN_TURN}
+        {_PASSES} -> (chunk, i) for chunk in range(m) for i in range(n) | all microbatches go through one chunk before any goes through the next: {_IN_TURN}
+        {_PASSES} -> (chunk, i) for i in range(n) for chunk in range(m) | each microbatch goes through all chunks before the next one: {_IN_TURN}
+        m - 1 - chunk, i) for chunk, i in passes -> m - 1 - chunk, i) for i in range(n) for chunk in range(m) | the backwards take each microbatch through all chunks before the next one: {_IN_TURN}, from the last chunk to the first
+        ("B", m - 1 - chunk, i) -> ("B", chunk, i) | backwards begin with the last chunk: they run in the reverse order of chunks
+        2 * (p - rank - 1) + (m - 1) * p -> (m - 1) * p | a rank runs (m − 1)p forwards before its first backward, and lacks 2(p − r − 1): the first gradient is as many steps away
+        2 * (p - rank - 1) + (m - 1) * p -> 2 * (p - rank - 1) | a rank runs 2(p − r − 1) forwards before its first backward, and lacks (m − 1)p: a microbatch goes through all chunks first
+        2 * (p - rank - 1) + (m - 1) * p -> p - rank - 1 | a rank runs p − r − 1 forwards before its first backward, as without chunks: it needs 2(p − r − 1) + (m − 1)p
+        2 * (p - rank - 1) + (m - 1) * p -> m * p | every rank runs equally many forwards ahead; rank r needs 2(p − r − 1) + (m − 1)p
+        min(2 * (p - rank - 1) + (m - 1) * p, n * m) -> n * m | every rank runs all forwards first: it needs 2(p − r − 1) + (m − 1)p of them before its first backward
+        min(2 * (p - rank - 1) + (m - 1) * p, n * m) -> min(2 * (p - rank - 1) + (m - 1) * p + 1, n * m) | a rank runs one forward too many ahead: 2(p − r − 1) + (m − 1)p
+        backwards[n * m - ahead :] -> backwards[n * m - ahead :][::-1] | the last backwards run in reverse: they go on in the order of the others
+    """,
+    "5.3": """
+        output.untyped_storage().resize_(0) -> output.data = torch.empty(1, dtype=output.dtype) | the output has another shape now: backward compares the gradient's shape with it and refuses. Empty the tensor's storage and leave the tensor itself as it is
+    """,
+    "5.5": f"""
+        taken.discard(i) -> pass | the microbatches never give up their places: {_PLACES}
+        elif len(taken) < places: -> else: | all microbatches are kept, however few places there are
+        len(taken) < places -> i % pipeline_parallel_size < places | a rank r holds p − r microbatches at once, not p: take a place whenever one is free
+        len(taken) < places -> len(taken) < max(places, 1) | where there are no places, no microbatch can keep everything
+        len(taken) < places -> len(taken) <= places | one place too many is taken
+    """,
     "5.4": f"""
         `{_SAVES}` ->  | recomputing saves nothing there, and full_bytes − recomputed_bytes is 0: as recomputing all fits, all in flight can keep everything
         {_FIT} -> budget_bytes // full_bytes) | budget // full_bytes leaves no room for what the recomputed ones keep

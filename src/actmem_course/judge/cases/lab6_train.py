@@ -1,23 +1,168 @@
-"""Lab 6: on what a gradient's norm and a training step are judged, and the mistakes that are edits of ours.
-
-The others keep checks of their own: many batches (6.1), ways to draw the same weights (6.2) and loops (6.5) are right.
-"""
+"""Lab 6: on what each answer is judged, and the mistakes that are edits of ours."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import get_ident
+
 import torch
 from torch import Tensor
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from actmem.config import ModelShape
+from actmem.formulas.activations import TABLE2, Configuration
 from actmem.layers.gpt import GPT
+from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, grad_of
-from actmem_course.judge.lab_checks.lab6_train import mode_named, small_shape
-from actmem_course.judge.solutions.lab6_train import make_model
-from actmem_course.judge.verdict import Wrong
+from actmem_course.judge.kept import Keeping
+from actmem_course.judge.solutions import lab6_train as ours
+from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, MAX_NORM, NUM_MICROBATCHES
+from actmem_course.judge.verdict import Wrong, refuse
 from actmem_course.judge.workbench import Bench
+from actmem_course.standard_library import standard_library
+
+
+def batch(r: CaseRun) -> None:
+    """Many batches are right, so what counts is how targets lie beside tokens, and which batches are the same."""
+    s, size = 9, 4
+    # Every token occurs once, so that a piece's place in the text is known, and neighbours are no neighbours as numbers.
+    text = torch.stack((torch.arange(200), torch.arange(200) + 1000), 1).flatten().to(r.device)
+    place, drawn = {token: i for i, token in enumerate(text.tolist())}, {}
+    for name, step in {**{f"step {step}": step for step in range(7)}, "step 0 again": 0}.items():
+        rows, following = (part.tolist() for part in _windows(r, text, step, s, size))
+        starts = [place.get(row[0], 0) for row in rows]
+        for k, (start, row) in enumerate(zip(starts, rows)):
+            if row != text[start : start + s].tolist():
+                raise Wrong(f"row {k} of tokens is not a piece of text: expected {s} consecutive tokens")
+        ahead = {place.get(t, -1) - start - i for start, row in zip(starts, following) for i, t in enumerate(row)}
+        r.see(
+            "by how many tokens targets are ahead",
+            sorted(ahead),
+            "equal",
+            "the target of a token is the one that follows it",
+        )
+        drawn[name] = starts
+    r.see("batches", drawn, "pattern", _batches_fault)
+    for name, starts in drawn.items():
+        r.see(f"different rows of {name}", len(set(starts)), "equal", "choose a different piece for each")
+    for length in (s + size, 2 * s, 2 * s + 1):
+        text = torch.arange(length, device=r.device)  # with room for few pieces: whoever runs over its end does so here
+        case = f"a text of {length} tokens: "
+        over = f"{case}a piece runs over its end; the last one starts at len(text) - seq_length - 1"
+        for step in range(20):
+            try:
+                tokens, targets = _windows(r, text, step, s, size, case)
+            except (IndexError, RuntimeError) as error:
+                raise Wrong(f"{over} ({type(error).__name__})") from None
+            if not torch.equal(targets, tokens + 1):
+                raise Wrong(over)
+
+
+def _batches_fault(one: tuple[str, int], other: tuple[str, int], same: bool) -> tuple[float, str]:
+    """What it means that two batches are the same, or are not; the gravest first."""
+    (name, rank), (other_name, other_rank) = one, other
+    if same:
+        return (
+            2,
+            f"{name.removesuffix(' again')} and {other_name} have the same batch: choose different pieces each step",
+        )
+    if name == other_name:
+        return 0, (
+            "ranks have different batches: a tensor-parallel group shares one model and works on one batch; "
+            "different data for each rank is data parallelism"
+        )
+    return 1 - (rank != other_rank) / 2, (
+        "the same step gives another batch the second time: choose the pieces by step alone, or runs cannot be compared"
+    )
+
+
+def _windows(r: CaseRun, text: Tensor, step: int, s: int, size: int, case: str = "") -> tuple[Tensor, Tensor]:
+    # Another state of the default generator on every rank and at every call: what draws from it shows.
+    torch.manual_seed(7919 * r.rank + int(torch.randint(10**6, ())))
+    with r.b.watching():
+        result = r["batch"](text, step, s, size)
+    pair = isinstance(result, (tuple, list)) and len(result) == 2 and all(isinstance(part, Tensor) for part in result)
+    if not pair:
+        raise Wrong("expected two tensors, tokens and targets" + (": is a return missing?" if result is None else ""))
+    for name, part in zip(("tokens", "targets"), result):
+        refuse((
+            (part.shape != (size, s), f"{case}{name} has shape {list(part.shape)}; expected {[size, s]}: [batch_size, seq_length]"),
+            (part.dtype != text.dtype, f"{name} has dtype {part.dtype}; expected {text.dtype}, as in text"),
+        ))  # fmt: skip
+    return result[0], result[1]
+
+
+def small_shape(b: Bench) -> ModelShape:
+    """A model that trains in no time; bytes are its tokens."""
+    heads = 2 * b.size
+    return ModelShape(4 * b.size, 2, 4 * heads, heads, num_layers=1, vocab_size=256)
+
+
+def mode_named(name: str) -> Configuration:
+    """The row of table 2 of that name."""
+    return next(mode for mode in TABLE2 if mode.name == name)
+
+
+def make_model(r: CaseRun) -> None:
+    """Any weights are right that are the same in every mode, so they are compared with those of the first."""
+    shape, first = small_shape(r.b), dict[str, Tensor]()
+    for mode, p in [(TABLE2[0], 0.0), *((mode, 0.1) for mode in TABLE2)]:
+        torch.manual_seed(r.rank)  # ranks of a real run do not start alike
+        with r.b.watching():
+            model = r["make_model"](shape, mode, r.group, dropout=p, dtype=torch.float64, device=r.device)
+        if not isinstance(model, GPT):
+            raise another_kind("a GPT", model)
+        case = f"mode {mode.name!r}, dropout={p}: "
+        of_group = "pass it to tensor_parallel(group, sequence_parallel=…)"
+        r.see(f"{case}model.tp.size", model.tp.size, "equal", "only modes with tensor parallelism share the model")
+        r.see(f"{case}model.tp.sequence_parallel", model.tp.sequence_parallel, "equal", of_group)
+        dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+        r.see(f"{case}the parameters' dtype", ", ".join(sorted(dtypes)), "equal", "pass **factory to GPT")
+        own = {name: (x.detach().cpu(), getattr(x, "partition_dim", None)) for name, x in model.named_parameters()}
+        everyone = r.b.gather({name: part for name, (part, _) in own.items()})
+        for name, (part, dim) in own.items():
+            parts = [weights[name] for weights in everyone]
+            if not mode.tensor_parallel or dim is None:
+                whole, fault = part, any(not torch.equal(part, other) for other in parts)
+                r.see(
+                    f"{case}whether {name} differs between the ranks",
+                    fault,
+                    "equal",
+                    "pass seed=SEED to GPT, the same on all ranks",
+                )
+            else:
+                whole, fault = (
+                    torch.cat(parts, dim),
+                    len(parts) > 1 and torch.equal(*parts[:2]) and bool((part != part.flatten()[0]).any()),
+                )
+                r.see(
+                    f"{case}whether the ranks' parts of {name} are equal",
+                    fault,
+                    "equal",
+                    "each rank draws its own: GPT(…, tp, seed=SEED)",
+                )
+            unlike = not torch.equal(whole, first.setdefault(name, whole))
+            r.see(
+                f"{case}whether {name} is another than in mode {TABLE2[0].name!r}",
+                unlike,
+                "equal",
+                "pass seed=SEED to GPT in every mode",
+            )
+        tokens = torch.zeros(shape.micro_batch_size, shape.seq_length, dtype=torch.int64, device=r.device)
+        with r.b.watching(), Keeping([*model.parameters(), *model.buffers()]) as keeping:
+            loss = model.loss(model(tokens), tokens)
+            kept = keeping.kept().bytes
+        del loss
+        r.see(f"{case}bytes that the model keeps", kept, "equal", "pass recompute=mode.recompute and p=dropout to GPT")
+
 
 _RATE = 0.5
 #: Norms of the gradient: far above any, and far below.
@@ -82,7 +227,7 @@ def training_step(r: CaseRun) -> None:
 def _steps(r: CaseRun, name: str, max_norm: float, count: int = 1) -> None:
     """By how much the parameters move in each step, in units of the rate and of a small limit, and the result."""
     mode = mode_named(name)
-    model = make_model(small_shape(r.b), mode, r.group, dtype=torch.float64, device=r.device)
+    model = ours.make_model(small_shape(r.b), mode, r.group, dtype=torch.float64, device=r.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=_RATE)
     unit = _RATE * min(1.0, max_norm)
     for number in range(1, count + 1):
@@ -111,6 +256,154 @@ def random_microbatches(b: Bench, seed: int) -> list[tuple[Tensor, Tensor]]:
     sizes = (2, 3, shape.micro_batch_size, shape.seq_length)
     tokens, targets = torch.randint(shape.vocab_size, sizes, generator=generator).to(b.device)
     return list(zip(tokens, targets))
+
+
+_NUM_STEPS = 5
+#: The order of sums differs between modes, in float64.
+_TOLERANCE = 1e-9
+
+
+@dataclass
+class Seen:
+    """What torch ran while a learner trained: the tokens of each forward pass, by step, and the optimizers.
+
+    norms: of the gradients on this rank, as each optimizer.step() found them.
+    """
+
+    models: set[GPT] = field(default_factory=set)
+    optimizers: list[torch.optim.Optimizer] = field(default_factory=list)
+    tokens: list[list[Tensor]] = field(default_factory=lambda: [[]])
+    norms: list[float] = field(default_factory=list)
+
+
+@contextmanager
+def _looking() -> Iterator[Seen]:
+    """Look on through torch's own hooks, so that it does not matter which function does what.
+
+    The hooks are the process's, and each rank looks at what its own thread runs.
+    """
+    seen, thread = Seen(), get_ident()
+
+    def forward(module, inputs):
+        if get_ident() == thread and isinstance(module, GPT) and inputs:
+            seen.models.add(module)
+            seen.tokens[-1].append(inputs[0].detach().clone())
+
+    def step(optimizer, args, kwargs):
+        if get_ident() != thread:
+            return
+        seen.optimizers.append(optimizer)
+        gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+        seen.norms.append(math.sqrt(sum(gradient.square().sum().item() for gradient in gradients)))
+        seen.tokens.append([])
+
+    hooks = register_module_forward_pre_hook(forward), register_optimizer_step_pre_hook(step)
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def train(r: CaseRun) -> str:
+    """Many loops are right, so each is judged by itself, and the modes by each other; a remark has the losses."""
+    shape, text, curves = small_shape(r.b), standard_library(20_000, r.device), {}
+    for mode in TABLE2:
+        r.b.progress(f"mode {mode.name}")
+        with r.b.watching(), _looking() as seen:
+            losses = r["train"](shape, mode, text, _NUM_STEPS, r.group, dtype=torch.float64, device=r.device)
+        if not isinstance(losses, list):
+            raise another_kind("a list of floats", losses)
+        refuse(
+            (not isinstance(loss, float), f"expected a list of floats, got one with {type(loss).__name__}")
+            for loss in losses
+        )
+        refuse((
+            (len(losses) != _NUM_STEPS, f"expected {_NUM_STEPS} losses, one per step, got {len(losses)}"),
+            (any(other != losses for other in r.b.gather(losses)), f"mode {mode.name!r}: ranks have different losses"),
+        ))  # fmt: skip
+        for model in seen.models:
+            refuse(_faults_of_model(model, mode, r.t))
+        refuse(_faults_of_steps(seen, shape.micro_batch_size))
+        if not any(model.tp.size > 1 for model in seen.models):
+            refuse(_faults_of_norms(seen.norms))
+        curves[mode.name] = losses
+    first = curves[TABLE2[0].name]
+    for name, losses in curves.items():
+        for step, pair in enumerate(zip(first, losses)):
+            if not math.isclose(*pair, rel_tol=_TOLERANCE):
+                why = "the updates differ" if step else "the models or the batches differ"
+                raise Wrong(
+                    f"the losses of mode {name!r} differ from those of mode {TABLE2[0].name!r} from step {step + 1} on, so {why}"
+                )
+    if not first[-1] < first[0]:
+        raise Wrong(f"the loss does not fall: {first[0]:.4f} at first, {first[-1]:.4f} after {_NUM_STEPS} steps")
+    return f"loss {first[0]:.4f} → {first[-1]:.4f} in {_NUM_STEPS} steps, the same in all {len(curves)} modes"
+
+
+def _faults_of_model(model: GPT, mode: Configuration, t: int) -> Iterator[tuple[object, str]]:
+    """Curves are equal, of course, if every mode trains the same model."""
+    dtypes = {str(parameter.dtype).removeprefix("torch.") for parameter in model.parameters()}
+    yield (
+        dtypes != {"float64"},
+        f"the trained model is in {', '.join(sorted(dtypes))}, although dtype=float64 was given: pass **factory to make_model",
+    )
+    yield (
+        model.embedding_dropout.num_dropped,
+        "the model trains with dropout, which differs from mode to mode: leave make_model's dropout at 0",
+    )
+    recompute = {layer.recompute.name for layer in model.modules() if isinstance(layer, TransformerLayer)}
+    found, asked = (model.tp.size > 1, recompute), (mode.tensor_parallel and t > 1, {mode.recompute})
+    another = found != asked or model.tp.sequence_parallel != mode.sequence_parallel
+    yield another, f"mode {mode.name!r}: the trained model is in another mode: pass mode to make_model"
+
+
+def _faults_of_steps(seen: Seen, size: int) -> Iterator[tuple[object, str]]:
+    yield (
+        len(seen.models) > 1,
+        f"{len(seen.models)} models are made in one training: make it once, before the first step",
+    )
+    count = len(seen.optimizers)
+    yield count != _NUM_STEPS, f"optimizer.step() is called {count} times in {_NUM_STEPS} steps"
+    forgets = "a new optimizer in every step forgets AdamW's averages: make it once, before the first step"
+    yield len(set(map(id, seen.optimizers))) > 1, forgets
+    optimizer = seen.optimizers[0]
+    kind = type(optimizer).__name__
+    yield not isinstance(optimizer, torch.optim.AdamW), f"the optimizer is {kind}; expected torch.optim.AdamW"
+    usual = {**torch.optim.AdamW([torch.zeros(1)]).defaults, "lr": LEARNING_RATE}
+    for group in optimizer.param_groups:
+        lr = group["lr"]
+        yield lr != LEARNING_RATE, f"the learning rate is {lr}; expected lr=LEARNING_RATE ({LEARNING_RATE})"
+        for name in ("weight_decay", "betas", "eps", "amsgrad", "maximize"):
+            words = f"{name} is {group[name]}; expected AdamW's own, {usual[name]}: give it the learning rate only"
+            yield group[name] != usual[name], words
+    for microbatches in seen.tokens[:_NUM_STEPS]:
+        found = [len(tokens) for tokens in microbatches]
+        words = f"expected NUM_MICROBATCHES ({NUM_MICROBATCHES}) of shape.micro_batch_size ({size})"
+        yield (
+            found != [size] * NUM_MICROBATCHES,
+            f"a step runs microbatches of {', '.join(map(str, found))} sequences; {words}",
+        )
+    steps = [torch.cat(microbatches) for microbatches in seen.tokens[:_NUM_STEPS]]
+    same = any(torch.equal(steps[0], other) for other in steps[1:])
+    yield same, "two steps train on the same batch: pass the number of the step to batch"
+    shared = all(len(tokens.unique(dim=0)) < len(tokens) for tokens in steps)
+    yield (
+        shared,
+        "the microbatches of a step share sequences: cut one batch of NUM_MICROBATCHES * micro_batch_size into them",
+    )
+
+
+def _faults_of_norms(norms: list[float]) -> Iterator[tuple[object, str]]:
+    """AdamW takes nearly the same steps from gradients of any length, so that a limit left out hardly shows in the losses."""
+    longest = max(norms)
+    clipped = sum(math.isclose(norm, longest, rel_tol=1e-5) for norm in norms) > 1
+    words = (
+        f"gradients are scaled down to a norm of {longest:.3g}: pass MAX_NORM ({MAX_NORM}) to training_step as it is"
+    )
+    yield clipped and longest < MAX_NORM * (1 - 1e-3), words
+    words = f"gradients with a norm of {longest:.3g} reach the optimizer: pass MAX_NORM ({MAX_NORM}) to training_step"
+    yield longest > MAX_NORM * (1 + 1e-5), words
 
 
 _EXCHANGED = (
@@ -146,7 +439,33 @@ PLACES = {
 }
 #: What to say of a right answer.
 REMARKS = {"6.3": remark_on_norm}
+_OTHER_BATCHES = (
+    "ranks have different batches: a tensor-parallel group shares one model and works on one batch; different data for each rank "
+    "is data parallelism"
+)
+_DIFFERS = "a weight that every rank has differs between the ranks: pass seed=SEED to GPT, the same on all ranks"
+_PIECES = "windows[:, :-1], windows[:, 1:]"
 MISTAKES = {
+    "6.1": rf"""
+        {_PIECES} -> windows[:, :-1], windows[:, :-1] | targets are the tokens themselves: at each position the target is the next token
+        {_PIECES} -> windows[:, 1:], windows[:, :-1] | targets are shifted the wrong way: they are the previous tokens, and must be the next ones
+        seq_length + 1, -> seq_length + 2, ;; {_PIECES} -> windows[:, :-2], windows[:, 2:] | targets are 2 tokens ahead of tokens; the next token is 1 ahead
+        windows[:, 1:] -> windows[:, :-1].roll(-1, 1) | only the last target of a row is wrong: it is the token after the piece, so cut seq_length + 1
+        SEED + step) -> 1000 * dist.get_rank() + step) | {_OTHER_BATCHES}
+        SEED + step) -> SEED) | every step has the same batch: choose different pieces each step
+    """,
+    "6.2": rf"""
+        seed=SEED -> seed=torch.initial_seed() | {_DIFFERS}
+        seed=SEED -> seed=SEED + dist.get_rank(group) | {_DIFFERS}
+        seed=SEED -> seed=SEED + len(mode.name) | the weights are not the same as in mode 'none': pass seed=SEED to GPT in every mode
+        recompute=mode.recompute -> recompute="none" | every mode runs without recomputation: pass recompute=mode.recompute to GPT
+        recompute=mode.recompute -> recompute="full" | every mode recomputes whole layers: pass recompute=mode.recompute to GPT
+        =mode.sequence_parallel -> =False | sequence_parallel is False in every mode: pass sequence_parallel=mode.sequence_parallel to tensor_parallel
+        ` if mode.tensor_parallel else TensorParallel()` ->  | mode 'none' shares the model among the ranks: without tensor parallelism every rank has the whole model, TensorParallel()
+        p=dropout -> p=0.0 | the model has no dropout, whatever is asked for: pass p=dropout to GPT
+        p=dropout -> p=0.1 | the model has a dropout of 0.1, whatever is asked for: pass p=dropout to GPT
+        seed=SEED, **factory -> seed=SEED | the model is in float32, whatever is asked for: pass **factory to GPT
+    """,
     "6.3": rf"""
         dist.all_reduce(cut, group=model.tp.group) -> pass | only this rank's parameters are counted: the squares of those that are cut must be summed over the ranks
         hasattr(parameter, "partition_dim") -> True | parameters that are replicated are counted t times: sum the squares of the cut ones over the ranks, and add the others once

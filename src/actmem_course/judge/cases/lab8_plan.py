@@ -2,8 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import asdict
+from functools import cache
+from itertools import accumulate
+from typing import Any
+
+from actmem.plan.layout import Layout
+from actmem.plan.planned_models import PlannedModel, planned_model_of
+from actmem.plan.rank_bill import rank_bill, refusal
+from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, find_plans
+from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.lab_checks.ratios import checked_terms
+from actmem_course.judge.compare import another_kind, check_whole_number
+from actmem_course.judge.solutions.lab8_plan import JOBS
+from actmem_course.judge.terms import checked_terms
+from actmem_course.judge.verdict import Wrong, refuse
 
 #: Parts of a bill that ZeRO divides.
 STATE_PARTS = ("weights", "gradients", "optimizer states")
@@ -30,6 +44,116 @@ def largest_micro_batch_size(r: CaseRun) -> None:
     for memory, fixed, each, p, sequences in MEMORIES:
         case = f"{memory} B of memory, {fixed} B fixed, {each} B a sequence, {p=}, {sequences} sequences"
         r.see_number(case, r["largest_micro_batch_size"](memory, fixed, each, p, sequences))
+
+
+#: A plan that takes longer than the fastest by more than this is no answer.
+MOST_BEHIND = 0.15
+#: What a plan of the lab doesn't choose.
+_FIXED = {"num_model_chunks": 1, "context_parallel_size": 1}
+_SIZES = ("tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "zero_stage", "micro_batch_size")
+
+
+def plan_of(r: CaseRun) -> str:
+    """Every plan that fits and is fast enough is right, so each is judged by itself; a remark says how far it is behind the fastest."""
+    remarks = []
+    for job in JOBS:
+        r.b.progress(f"searching for the fastest plan of the {job} model")
+        plan, best, cluster = judged_plan(job, r["plan_of"](job)), _fastest_plan(job), asked(job)[1]
+        seconds, behind = plan.seconds.total, plan.seconds.total / best.seconds.total - 1
+        spent, least = asdict(plan.seconds), asdict(best.seconds)
+        part = max(spent.keys() - {"hidden"}, key=lambda name: spent[name] - least[name])
+        if behind > MOST_BEHIND:
+            raise Wrong(
+                f"{job}: it fits, with {gib(cluster.usable_bytes - plan.bytes)} to spare, but a step takes {seconds:.1f} s, {behind:.1%} longer "
+                f"than with the fastest plan; at most {MOST_BEHIND:.0%} are allowed. Most of it is in “{part}”: {spent[part]:.1f} s instead of {least[part]:.1f} s"
+            )
+        remarks.append(f"{job} {seconds:.1f} s a step, {f'{behind:.1%} behind ' if behind else ''}the fastest")
+    return "; ".join(remarks)
+
+
+def judged_plan(job: str, answer: Any) -> Plan:
+    """The plan that an answer describes.  Raises Wrong if it is none, or if its bill doesn't fit."""
+    model, cluster = asked(job)
+    t, sequence_parallel, p, zero_stage, b = sizes = _sizes(job, answer)
+    dp, batch, modes, recompute = (
+        cluster.gpus // (t * p),
+        JOBS[job]["global_batch_size"],
+        model.recompute_modes,
+        answer["recompute"],
+    )
+    refuse((
+        (t > cluster.per_node or cluster.per_node % t, f"{job}: tensor_parallel_size must divide the {cluster.per_node} GPUs of a node, got {t}"),
+        (cluster.gpus % (t * p), f"{job}: t · p = {t} · {p} must divide the {cluster.gpus} GPUs"),
+        (b > LARGEST_MICRO_BATCH, f"{job}: a microbatch of more than {LARGEST_MICRO_BATCH} sequences only needs more memory"),
+        (dp and batch % (dp * b), f"{job}: {dp} data-parallel ranks with microbatches of {b} must divide the {batch} sequences of a step"),
+        (zero_stage not in range(4), f"{job}: zero_stage must be 0, 1, 2 or 3, not {zero_stage}"),
+        (recompute not in modes, f"{job}: recompute must be one of {', '.join(modes)}, not {recompute!r}"),
+    ))  # fmt: skip
+    if reason := refusal(model, Layout(1, t, p, b, sequence_parallel=bool(sequence_parallel and t > 1))):
+        raise Wrong(f"{job}: {reason}")
+    # One rank alone has nothing to divide: any answer means the same.
+    fixed = dict(zip(_SIZES, sizes)) | {
+        "sequence_parallel": sequence_parallel * (t > 1),
+        "zero_stage": zero_stage * (dp > 1),
+    }
+    found = find_plans(model.with_modes([recompute]), cluster, batch, 1, fixed | _FIXED, windows=False)
+    if not found.plans:
+        raise Wrong(f"{job}: {_overflow_text(model, found.nearest[0], cluster)}")
+    return found.plans[0]
+
+
+def _sizes(job: str, answer: Any) -> list[int]:
+    """The sizes of an answer, in the order of ``_SIZES``.  Raises Wrong unless they can be a plan's."""
+    if not isinstance(answer, Mapping):
+        raise Wrong(f"{job}: {another_kind('a dict', answer)}")
+    names = (*_SIZES, "recompute")
+    refuse((name not in answer, f"{job}: the plan has no {name!r}") for name in names)
+    refuse((name not in names, f"{job}: a plan has no {name!r} here") for name in answer)
+    flag = answer["sequence_parallel"]
+    numbers = {**answer, "sequence_parallel": int(flag) if isinstance(flag, bool) else flag}
+    sizes = [check_whole_number(f"{job}: {name}", numbers[name]) for name in _SIZES]
+    t, sequence_parallel, p, _, b = sizes
+    refuse((
+        (sequence_parallel not in (0, 1), f"{job}: sequence_parallel must be True or False, not {flag!r}"),
+        (min(t, p, b) < 1, f"{job}: sizes are at least 1"),
+    ))  # fmt: skip
+    return sizes
+
+
+@cache
+def _fastest_plan(job: str) -> Plan:
+    """The fastest plan among those that an answer can describe."""
+    model, cluster = asked(job)
+    return find_plans(model, cluster, JOBS[job]["global_batch_size"], 1, _FIXED, windows=False).plans[0]
+
+
+def _overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
+    """The line of the bill at which the memory is full, by how much the bill ends above it, and its three largest lines."""
+    bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
+    lines = [
+        (f"{part}: {row.term}" if part != row.term else part, row.bytes)
+        for part, rows in bill.parts.items()
+        for row in rows
+    ]
+    ends = accumulate(size for _, size in lines)
+    full_at = next(name for (name, _), end in zip(lines, ends) if end > cluster.usable_bytes)
+    largest = ", ".join(f"{name} {gib(size)}" for name, size in sorted(lines, key=lambda line: -line[1])[:3])
+    return (
+        f"it doesn't fit: rank {refused.pipeline_rank}'s bill passes {gib(cluster.usable_bytes)} at the line “{full_at}” and ends "
+        f"{gib(bill.bytes - cluster.usable_bytes)} above it. Its largest lines: {largest}"
+    )
+
+
+def asked(job: str) -> tuple[PlannedModel, Cluster]:
+    """The model and the GPUs of a job."""
+    wanted = JOBS[job]
+    cluster = Cluster(wanted["gpus"], wanted["memory_gib"] * GIBIBYTE, device=DEVICES[wanted["device"]])
+    return planned_model_of(wanted["model"]), cluster
+
+
+def gib(size: int) -> str:
+    """Bytes, in words."""
+    return f"{size / GIBIBYTE:.1f} GiB"
 
 
 _SHARE, _FLIGHT = "-(-num_parameters // data_parallel_size)", "min(pipeline_parallel_size, sequences // b)"

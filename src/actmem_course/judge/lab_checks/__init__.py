@@ -1,1 +1,0 @@
-"""What each lab asks and how it is judged: a file for each, its hints beside it."""

@@ -1,0 +1,84 @@
+"""Tables of bytes by term (1.1, 7.1, 8.1): a wrong number is explained by its ratio to the right one, however it was computed."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any
+
+from actmem_course.judge.compare import another_kind, check_whole_number
+from actmem_course.judge.verdict import Wrong
+
+#: Found and true bytes of a term, for each case.
+Pairs = Sequence[tuple[int, int]]
+_CONSTANTS = {Fraction(n) for n in (1, 2, 4, 8, 16, 3, 6)} | {Fraction(1, n) for n in (1, 2, 4, 8, 16, 3, 6)}
+#: No more letters than this are wrong at once, a square counting as two.
+_MOST_LETTERS = 4
+
+
+def checked_terms(answer: Any, names: Sequence[str]) -> dict[str, int]:
+    """A learner's bytes by name.  Raises Wrong unless these are the names, and whole numbers."""
+    if not isinstance(answer, Mapping):
+        raise another_kind("a dict of bytes by name", answer)
+    missing, unknown = [n for n in names if n not in answer], [str(n) for n in answer if n not in names]
+    if missing or unknown:
+        parts = [f"missing {', '.join(missing)}"] * bool(missing) + [f"not among them {', '.join(unknown)}"] * bool(
+            unknown
+        )
+        raise Wrong(f"expected exactly the {len(names)} names: {'; '.join(parts)}")
+    return {term: check_whole_number(term, value) for term, value in answer.items()}
+
+
+def check_terms(
+    found: Sequence[Mapping[str, int]], true: Sequence[Mapping[str, int]], fault: Callable[[str, Pairs], str]
+) -> None:
+    """Raise Wrong with what is wrong in the first two terms, and how many more are.
+
+    found, true: bytes by term, of each case.  fault: what is wrong with a term, of its found and true bytes in each case.
+    """
+    pairs = {term: [(f[term], t[term]) for f, t in zip(found, true)] for term in true[0]}
+    wrong = [term for term, each in pairs.items() if any(f != t for f, t in each)]
+    more = len(wrong) - 2
+    if wrong:
+        said = "; ".join(fault(term, pairs[term]) for term in wrong[:2])
+        raise Wrong(said + f"; {more} more {'terms are' if more > 1 else 'term is'} wrong" * (more > 0))
+
+
+def explain_ratio(pairs: Pairs, sizes: Sequence[Mapping[str, int]], has: str) -> str:
+    """How found values relate to true ones, as a product of small powers of the letters: ``lacks the factor a``.
+
+    pairs: found and true for each case.  sizes: the value of each letter in it.  has: the letters of the
+    true value: what the found one lacks is one of them.
+    """
+    powers = itertools.product(range(-2, 3), repeat=len(sizes[0]))
+    near = [exponents for exponents in powers if sum(map(abs, exponents)) <= _MOST_LETTERS]
+    for exponents in sorted(near, key=lambda e: sum(map(abs, e))):
+        constants = {Fraction(f, t) / _product(exponents, letters) for (f, t), letters in zip(pairs, sizes)}
+        if len(constants) == 1 and constants <= _CONSTANTS:
+            return _words(constants.pop(), dict(zip(sizes[0], exponents)), has)
+    (found, true), letters = next((pair, z) for pair, z in zip(pairs, sizes) if pair[0] != pair[1])
+    return f"is {found:,} B where {true:,} B are kept ({' '.join(f'{name}={n}' for name, n in letters.items())})"
+
+
+def _product(exponents: Sequence[int], letters: Mapping[str, int]) -> Fraction:
+    result = Fraction(1)
+    for size, exponent in zip(letters.values(), exponents):
+        result *= Fraction(size) ** exponent
+    return result
+
+
+def _words(constant: Fraction, powers: Mapping[str, int], has: str) -> str:
+    lacking = [f"{letter}{'²' * (e == -2)}" for letter, e in powers.items() if e < 0 and letter in has]
+    divided = [f"{letter}{'²' * (e == -2)}" for letter, e in powers.items() if e < 0 and letter not in has]
+    surplus = [f"{letter}{'²' * (e == 2)}" for letter, e in powers.items() if e > 0]
+    parts = []
+    if lacking:
+        parts.append(f"lacks the factor {'·'.join(lacking)}")
+    if divided:
+        parts.append(f"is divided by {'·'.join(divided)}, which it has nothing to do with")
+    if surplus:
+        parts.append(f"has the extra factor {'·'.join(surplus)}")
+    if constant != 1:
+        parts.append(f"is {constant} of what is kept" if constant < 1 else f"is {constant} times what is kept")
+    return " and ".join(parts)

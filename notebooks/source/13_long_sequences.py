@@ -395,12 +395,12 @@ Panel(
 # %% jupyter={"source_hidden": true}
 Panel(
     lambda moment, segments: memory_map(moment, segments),
-    moment=play("", "events", EVENTS_PLAYED, 15),
+    moment=play("n", "events", EVENTS_PLAYED, 15),
     segments=choice("segments", list(SEGMENTS), SEGMENTS[0]),
 )
 
 # %% [markdown]
-# Boxes are blocks, with their MiB; white ones are free. **Expandable segments** map pages of 2 or 20 MiB one after another to one
+# Boxes are blocks, with their MiB; empty ones are free. **Expandable segments** map pages of 2 or 20 MiB one after another to one
 # range of addresses. What was freed joins, and a longer batch needs only what is missing. Here are eight batches on the tape of
 # a real layer (chapter 10), 32 times:
 

@@ -31,7 +31,8 @@ class LinearCrossEntropy(nn.Module):
         self.tp, self.chunk, self.ignore_index = tp, check_size("chunk", chunk), ignore_index
 
     def forward(self, x: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
-        ids = checked_copy("targets", targets, weight.shape[0] * self.tp.size, self.ignore_index)
+        ignored, or_else = targets == self.ignore_index, f", or ignore_index = {self.ignore_index}"
+        ids = checked_copy("targets", targets, weight.shape[0] * self.tp.size, ignored, or_else)
         return _LinearCrossEntropy.apply(x, weight, ids, self.tp, self.chunk, self.ignore_index)
 
 

@@ -65,14 +65,14 @@ def own_rows(ids: Tensor, num_rows: int, tp: TensorParallel) -> tuple[Tensor, Te
     return rows.clamp_(0, num_rows - 1), mine
 
 
-def checked_copy(argument: str, ids: Tensor, vocab_size: int, ignored: int | None = None) -> Tensor:
+def checked_copy(argument: str, ids: Tensor, vocab_size: int, also: Tensor | None = None, or_else: str = "") -> Tensor:
     """A copy of the ids in 4 bytes each: a view of the batch would keep the whole batch.
 
-    Raises ConfigError unless each is from 0 to v − 1 or ``ignored``; nothing waits for a GPU or reads a fake tensor.
+    Raises ConfigError unless each is from 0 to v − 1 or is one of ``also``, a mask that ``or_else`` describes; nothing
+    waits for a GPU or reads a fake tensor.
     """
-    valid, rule = (ids >= 0) & (ids < vocab_size), f"from 0 to {vocab_size - 1}"
-    if ignored is not None:
-        valid, rule = valid | (ids == ignored), f"{rule}, or ignore_index = {ignored}"
+    valid, rule = (ids >= 0) & (ids < vocab_size), f"from 0 to {vocab_size - 1}{or_else}"
+    valid = valid if also is None else valid | also
     try:
         assert_async(valid.all(), f"{argument}: must be {rule}")
     except RuntimeError:  # on a CPU, where looking at the values is free
@@ -97,7 +97,8 @@ class VocabParallelCrossEntropy(nn.Module):
         self.tp, self.ignore_index = tp, ignore_index
 
     def forward(self, logits: Tensor, targets: Tensor) -> Tensor:
-        ids = checked_copy("targets", targets, logits.shape[-1] * self.tp.size, self.ignore_index)
+        ignored, or_else = targets == self.ignore_index, f", or ignore_index = {self.ignore_index}"
+        ids = checked_copy("targets", targets, logits.shape[-1] * self.tp.size, ignored, or_else)
         return _CrossEntropy.apply(logits, ids, self.tp, self.ignore_index)
 
 

@@ -150,7 +150,6 @@ def takes_none_and_flags():
 # torch's modules.
 for name, make, inputs in [
     ("linear", lambda: nn.Linear(8, 3), x),
-    ("bilinear", lambda: nn.Bilinear(8, 8, 3), None),
     ("layer_norm", lambda: nn.LayerNorm(8), x),
     ("rms_norm", lambda: nn.RMSNorm(8), x),
     ("group_norm", lambda: nn.GroupNorm(2, 8), x),
@@ -173,31 +172,21 @@ for name, make, inputs in [
     ("script", lambda: torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh())), x),
     ("fx", lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.Tanh())), x),
 ]:
-    if inputs is None:
-        run(2 * B, lambda m, x, y: m.b(x, y), x, lambda: x(seed=1), b=make, name=name)
-    else:
-        run(None, lambda m, x: m.inner(x), inputs, inner=make, name=name)
+    run(None, lambda m, x: m.inner(x), inputs, inner=make, name=name)
 
-run(
-    None,
-    lambda m, x: m.a(x, x, x, need_weights=False),
-    lambda: x(4, 2, 8),
-    a=lambda: nn.MultiheadAttention(8, 2),
-    name="multihead",
-)
-run(
-    None,
-    lambda m, x: F.scaled_dot_product_attention(x, x, x, is_causal=True),
-    lambda: x(1, 2, 4, 8),
-    name="fused_attention",
-)
-run(
-    None,
-    lambda m, x, t: F.cross_entropy(x, t),
-    x,
-    lambda: torch.arange(4),
-    name="cross_entropy",
-)
+
+def _multihead(m, x):
+    return m.a(x, x, x, need_weights=False)
+
+
+def _fused(m, x):
+    return F.scaled_dot_product_attention(x, x, x, is_causal=True)
+
+
+run(2 * B, lambda m, x, y: m.b(x, y), x, lambda: x(seed=1), b=lambda: nn.Bilinear(8, 8, 3), name="bilinear")
+run(None, _multihead, lambda: x(4, 2, 8), a=lambda: nn.MultiheadAttention(8, 2), name="multihead")
+run(None, _fused, lambda: x(1, 2, 4, 8), name="fused_attention")
+run(None, lambda m, x, t: F.cross_entropy(x, t), x, lambda: torch.arange(4), name="cross_entropy")
 
 
 # What hooks can't see.
@@ -271,73 +260,31 @@ def _on_cpu(m, x):
 run(B, _on_cpu, x, name="saved_on_cpu")
 
 _INNER = {"inner": lambda: nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8))}
-run(
-    B + STATE,
-    lambda m, x: checkpoint(m.inner, x, use_reentrant=False),
-    x,
-    name="checkpoint",
-    **_INNER,
-)
-run(
-    B,
-    lambda m, x: checkpoint(m.inner, x, use_reentrant=False, preserve_rng_state=False),
-    x,
-    name="checkpoint_without_state",
-    **_INNER,
-)
+run(B + STATE, lambda m, x: checkpoint(m.inner, x, use_reentrant=False), x, name="checkpoint", **_INNER)
 run(B + STATE, lambda m, x: checkpoint(m.inner, x, use_reentrant=True), x, name="reentrant_checkpoint", **_INNER)
-run(
-    2 * B,
-    lambda m, x: checkpoint(lambda x, *, mask: m.inner(x) * mask, x, mask=x.detach() * 2, use_reentrant=False, preserve_rng_state=False),
-    x,
-    name="keyword_of_a_checkpoint",
-    **_INNER,
-)  # fmt: skip
-run(
-    2 * B,
-    lambda m, x, y: checkpoint(lambda x, *, mask: m.inner(x) * mask, x, mask=y, use_reentrant=False, preserve_rng_state=False),
-    x,
-    lambda: x(seed=1).detach(),
-    name="input_as_keyword_of_a_checkpoint",
-    **_INNER,
-)  # fmt: skip
-run(
-    2 * B,
-    lambda m, x: checkpoint(functools.partial(lambda y, x: m.inner(x) * y, x.detach() * 2), x, use_reentrant=True, preserve_rng_state=False),
-    x,
-    name="partial_of_a_reentrant_checkpoint",
-    **_INNER,
-)  # fmt: skip
-run(
-    B,
-    lambda m, x: checkpoint(
-        lambda y: checkpoint(m.inner, y, use_reentrant=False, preserve_rng_state=False).sin(),
-        x, use_reentrant=False, preserve_rng_state=False,
-    ),
-    x,
-    name="checkpoint_in_a_checkpoint",
-    **_INNER,
-)  # fmt: skip
-run(
-    None,
-    lambda m, x: checkpoint_sequential(m.inner, 2, x, use_reentrant=False),
-    x,
-    name="checkpoint_sequential",
-    **_INNER,
-)
+run(None, lambda m, x: checkpoint_sequential(m.inner, 2, x, use_reentrant=False), x, name="checkpoint_sequential", **_INNER)  # fmt: skip
+_again = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
+def _masked(m, x, mask=None):
+    mask = x.detach() * 2 if mask is None else mask
+    return _again(lambda x, *, mask: m.inner(x) * mask, x, mask=mask)
+
+
+def _partial(m, x):
+    return _again(functools.partial(lambda y, x: m.inner(x) * y, x.detach() * 2), x, use_reentrant=True)
 
 
 def _selective(policy):
-    def forward(m, x):
-        return checkpoint(
-            m.inner,
-            x,
-            use_reentrant=False,
-            preserve_rng_state=False,
-            context_fn=functools.partial(create_selective_checkpoint_contexts, policy),
-        )
+    context = functools.partial(create_selective_checkpoint_contexts, policy)
+    return lambda m, x: _again(m.inner, x, context_fn=context)
 
-    return forward
+
+run(B, lambda m, x: _again(m.inner, x), x, name="checkpoint_without_state", **_INNER)
+run(2 * B, _masked, x, name="keyword_of_a_checkpoint", **_INNER)
+run(2 * B, _masked, x, lambda: x(seed=1).detach(), name="input_as_keyword_of_a_checkpoint", **_INNER)
+run(2 * B, _partial, x, name="partial_of_a_reentrant_checkpoint", **_INNER)
+run(B, lambda m, x: _again(lambda y: _again(m.inner, y).sin(), x), x, name="checkpoint_in_a_checkpoint", **_INNER)
 
 
 def _products(ctx, op, *args, **kwargs):
@@ -350,12 +297,7 @@ run(3 * B, _selective(_products), x, name="selective_policy", **_INNER)
 run(2 * B, _selective([torch.ops.aten.tanh.default]), x, name="selective_list", **_INNER)
 
 # Tensors that are no plain tensors.
-run(
-    None,
-    lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse(), x).sin(),
-    x,
-    name="sparse",
-)
+run(None, lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse(), x).sin(), x, name="sparse")
 run(None, lambda m, x: (x * 2).to_sparse().coalesce().values().sin(), x, name="made_sparse")
 run(None, lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse_csr(), x).sin(), x, name="sparse_rows")
 

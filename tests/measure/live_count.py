@@ -1,15 +1,13 @@
 """A count of live bytes that shares no code with the library's: what bills of a step are compared with."""
 
 import weakref
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 
 import torch
-import torch.distributed as dist
-from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from actmem import recompute
-from actmem.parallel import collectives
 
 
 class LiveCount(TorchDispatchMode):
@@ -67,42 +65,3 @@ def existing(model, batch, optimizer):
     states = [state for state in optimizer.state.values()] if optimizer else []
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     return [*model.parameters(), *model.buffers(), *gradients, batch, states]
-
-
-class _Done:
-    def wait(self):
-        return True
-
-
-@contextmanager
-def exchanges_on_copies():
-    """Ranks exchange copies that nobody counts: gloo's threads let go of a tensor some time after its exchange."""
-    all_reduce, all_gather, all_to_all = dist.all_reduce, collectives.torch_all_gather, collectives.start_all_to_all
-
-    def reduced(x, op=dist.ReduceOp.SUM, group=None, async_op=False):
-        with _disable_current_modes():
-            copy = x.clone()
-            all_reduce(copy, op, group=group)
-            x.copy_(copy)
-        return _Done()
-
-    def gathered(result, x, group=None, async_op=False):
-        with _disable_current_modes():
-            copy = torch.empty_like(result)
-            all_gather(copy, x.clone(), group=group)
-            result.copy_(copy)
-        return _Done()
-
-    def exchanged(x, sizes, group_name):
-        with _disable_current_modes():
-            return collectives.wait_for(all_to_all(x.clone(), sizes, group_name)).clone()
-
-    with ExitStack() as stack:
-        for owner, name, new in (
-            (dist, "all_reduce", reduced),
-            (collectives, "torch_all_gather", gathered),
-            (collectives, "start_all_to_all", exchanged),
-        ):
-            stack.callback(setattr, owner, name, getattr(owner, name))
-            setattr(owner, name, new)
-        yield

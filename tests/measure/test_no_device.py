@@ -15,11 +15,9 @@ from actmem.llama_shape import LLAMA_MODELS
 from actmem.measure.emulate import cuda_without_device, gpu_of_this_build
 from actmem.measure.ledger import record
 from actmem.measure.parts import rows_by_term
-from actmem.models import PAPER_MODELS
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import compare
 from actmem.torch_private import fake_tensors, torch_release
-from actmem_course import launch
 
 HERE = "tests.measure.factories_for_tests"
 needs_build = pytest.mark.skipif(
@@ -91,17 +89,6 @@ def test_named_layers_keep_what_the_table_of_kernels_says(capability, dtype, ker
         found[model], comparison = layer_rows_on(capability, shape.with_sizes(seq_length=1000), dtype, recompute)
         assert comparison.exact, f"{model}: {comparison.describe()}"
     assert set(found.values()) == kernels
-
-
-@pytest.mark.slow
-@needs_build
-@pytest.mark.parametrize("model", [*LLAMA_MODELS, *PAPER_MODELS])
-def test_measure_today_agrees_on_fake_cuda(model):
-    paper = ["--paper-layer"] if model in PAPER_MODELS else []
-    done = launch.run("measure_today.py", "--emulate", 8, "--device", "cuda", "--model", model, *paper)
-    assert done.returncode == 0, done.stderr
-    assert "12 of 12 measurements agree with the formulas to the byte" in done.stdout
-    assert "an H100's kernels" in " ".join(done.stdout.split()) and ("attention seed" in done.stdout) is not bool(paper)
 
 
 @needs_build

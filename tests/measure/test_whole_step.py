@@ -13,9 +13,10 @@ from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.whole_step import loss_of, step, watch_step
+from actmem.parallel.groups import tensor_parallel
 from actmem.recipes import RECOMPUTE_MODES
 from tests.measure.corner_cases import Run, x
-from tests.measure.live_count import LiveCount, exchanges_on_copies, existing, one_step
+from tests.measure.live_count import LiveCount, existing, one_step
 from tests.tiers import covering
 
 SHAPE = ModelShape(16, 2, 32, 4, num_layers=2, vocab_size=64)
@@ -41,20 +42,23 @@ MODELS: dict[str, tuple] = {
 }
 
 
+def assert_bill_is_the_count(model, batch, loss):
+    optimizer = torch.optim.AdamW(model.parameters())
+    one_step(model, batch, loss, optimizer)
+    bill = step(model, batch, loss, optimizer)
+    with LiveCount(*existing(model, batch, optimizer)) as second:
+        one_step(model, batch, loss, optimizer)
+    assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == max(bill.curve) == second.peak_bytes
+    assert sum(bill.by_kind().values()) == bill.peak_bytes
+    weights = sum(p.untyped_storage().nbytes() for p in model.parameters())
+    assert bill.by_kind()["weight"] == weights and bill.by_kind()["optimizer state"] >= 2 * weights
+
+
 @pytest.mark.parametrize(("name", "fake"), covering(list(MODELS), [False, True], of=1))
 def test_the_bill_adds_up_to_the_independent_peak(name, fake):
     with emulated_rank(1) if fake else nullcontext():
         make, inputs, loss = MODELS[name]
-        model, batch = make(), inputs()
-        optimizer = torch.optim.AdamW(model.parameters())
-        one_step(model, batch, loss, optimizer)
-        bill = step(model, batch, loss, optimizer)
-        with LiveCount(*existing(model, batch, optimizer)) as second:
-            one_step(model, batch, loss, optimizer)
-        assert sum(row.bytes for row in bill.peak) == bill.peak_bytes == max(bill.curve) == second.peak_bytes
-        assert sum(bill.by_kind().values()) == bill.peak_bytes
-        weights = sum(p.untyped_storage().nbytes() for p in model.parameters())
-        assert bill.by_kind()["weight"] == weights and bill.by_kind()["optimizer state"] >= 2 * weights
+        assert_bill_is_the_count(make(), inputs(), loss)
 
 
 @pytest.mark.parametrize("recompute", ["none", "selective", "full"])
@@ -114,26 +118,13 @@ def test_emptied_storages_count_with_what_is_left():
     assert "resize_" not in vars(torch.UntypedStorage)
 
 
-def tensor_parallel_bill(sequence_parallel, recompute):
-    """The bill's sum, its peak, and the second count, of a step with AdamW on this rank."""
-    from actmem.parallel.groups import tensor_parallel
-
-    tp = tensor_parallel(sequence_parallel=sequence_parallel)
-    model = TransformerLayer(SHAPE, tp, recompute=recompute, dtype=torch.float32, seed=1)
-    batch = torch.randn(8 if sequence_parallel else 16, 2, 32, requires_grad=True)
-    optimizer = torch.optim.AdamW(model.parameters())
-    with exchanges_on_copies():
-        one_step(model, batch, loss_of, optimizer)
-        bill = step(model, batch, loss_of, optimizer)
-        with LiveCount(*existing(model, batch, optimizer)) as second:
-            one_step(model, batch, loss_of, optimizer)
-    return sum(row.bytes for row in bill.peak), bill.peak_bytes, second.peak_bytes
-
-
-@pytest.mark.parametrize(("sequence_parallel", "recompute"), covering([False, True], RECOMPUTE_MODES, of=1))
-def test_two_ranks_of_tensor_and_sequence_parallelism(pools, sequence_parallel, recompute):
-    for billed, peak, counted in pools[2].run(tensor_parallel_bill, sequence_parallel, recompute):
-        assert billed == peak == counted > 0
+@pytest.mark.parametrize(("sequence", "recompute"), covering([False, True], RECOMPUTE_MODES, of=1))
+def test_a_rank_of_tensor_and_sequence_parallelism(sequence, recompute):
+    with emulated_rank(2):
+        tp = tensor_parallel(sequence_parallel=sequence)
+        model = TransformerLayer(SHAPE, tp, recompute=recompute, dtype=torch.float32)
+        batch = torch.randn(8 if sequence else 16, 2, 32, requires_grad=True)
+        assert_bill_is_the_count(model, batch, loss_of)
 
 
 def pipeline_bill():

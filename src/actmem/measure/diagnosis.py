@@ -11,15 +11,16 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from actmem.command_line import Parser
 from actmem.config import ConfigError
 from actmem.measure.ledger_tables import HEADINGS, SavedTensor, aligned, fold, lines_of, rows_of_file
-from actmem.measure.snapshot import is_snapshot, read_snapshot, seen_text
+from actmem.measure.snapshot import GRAIN_BYTES, is_snapshot, read_snapshot
 
 Rows = list[SavedTensor]
 
@@ -148,11 +149,10 @@ def main(argv: list[str]) -> int:
 
     def run(options: Any) -> int:
         before, after = _read(options.before), _read(options.after)
-        if is_snapshot(options.after) and not is_snapshot(options.before):
-            print(seen_text(before, after))
-        else:
-            name = "peak" if is_snapshot(options.before) else "rows"
-            print(diff_text(*(rows_of_file(result.get(name) or result["rows"]) for result in (before, after))))
+        was_seen = is_snapshot(options.before), is_snapshot(options.after)
+        name = "peak" if all("peak" in result for result in (before, after)) and any(was_seen) else "rows"
+        rows = rows_of_file(before[name]), rows_of_file(after[name])
+        print(seen_text(*rows, name) if was_seen == (False, True) else diff_text(*rows))
         return 0
 
     return parser.run(argv, run)
@@ -175,15 +175,30 @@ def _key(row: SavedTensor) -> tuple:
     return row.module, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind
 
 
-def _without(rows: Rows, others: Rows) -> Rows:
+def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any] = _key) -> Rows:
     """The rows that have no equal among ``others``, each of which takes one."""
-    left = Counter(map(_key, others))
+    left = Counter(map(key, others))
     rest = []
     for row in rows:
-        left[_key(row)] -= 1
-        if left[_key(row)] < 0:
+        left[key(row)] -= 1
+        if left[key(row)] < 0:
             rest.append(row)
     return rest
+
+
+def seen_text(predicted: Rows, seen: Rows, name: str) -> str:
+    """Predicted allocations against those that a GPU made, matched by their bytes, which its allocator rounds up.
+
+    name: "peak" if they are those of both peaks, else they are alive at the end.
+    """
+    predicted = [replace(row, bytes=-(-row.bytes // GRAIN_BYTES) * GRAIN_BYTES) for row in predicted if row.bytes]
+    by_bytes = attrgetter("bytes")
+    missing, more = _without(predicted, seen, by_bytes), _without(seen, predicted, by_bytes)
+    place = "at the peak" if name == "peak" else "at the end"
+    parts = [f"{_size(predicted) - _size(missing):,} B are predicted and seen, {place}"]
+    for what, rows in (("predicted and not seen", missing), ("seen and not predicted", more)):
+        parts.append(f"{what}: {len(rows)} allocations, {_size(rows):,} B" + (f"\n{_table(rows)}" if rows else ""))
+    return "\n".join(parts)
 
 
 def diff_text(before: Rows, after: Rows) -> str:

@@ -202,7 +202,7 @@ def _held_anyway(origins: Origins) -> Iterator[tuple[torch.UntypedStorage, Tenso
         for storage, part in stored_parts(theirs)
         if storage not in origins.saved and storage not in tracker.weights
     }
-    if wanted and tracker.functions_ran:
+    if wanted:
         for node in graph_nodes(tracker):
             for storage in storages_in(vars(node)) if isinstance(node, FunctionCtx) else ():
                 if id(storage) in wanted:

@@ -31,7 +31,6 @@ from actmem.measure.tools import (
     shape_of,
     storage_of,
     storages_in,
-    storages_of,
     stored_parts,
     tensors_in,
 )
@@ -395,19 +394,15 @@ class Origins(QuietDispatchMode):
     @cached_property
     def _live_weights(self) -> WeakSet[torch.UntypedStorage]:
         """Those of every parameter, and of every buffer of every module, that is alive in this process."""
-        tensors: list[Tensor] = []
+        things = gc.get_objects()
         # There are a million objects of a thousand types.
-        wanted: dict[type, type | None] = {}
-        for thing in gc.get_objects():
-            kind = type(thing)
-            if kind not in wanted:
-                wanted[kind] = next((base for base in (Tensor, nn.Module) if issubclass(kind, base)), None)
-            if wanted[kind] is Tensor:
-                if issubclass(kind, nn.Parameter) or getattr(thing, "_is_param", False):
-                    tensors.append(thing)
-            elif wanted[kind] is nn.Module:
-                tensors.extend(t for t in thing.__dict__.get("_buffers", {}).values() if isinstance(t, Tensor))
-        return storages_of(*tensors)
+        kinds = set(map(type, things))
+        tensors = {kind for kind in kinds if issubclass(kind, Tensor)}
+        modules = {kind for kind in kinds if issubclass(kind, nn.Module)}
+        weights = [thing for thing in things if type(thing) in tensors and isinstance(thing, nn.Parameter)]
+        return WeakSet(
+            storages_in([weights, *(vars(thing).get("_buffers") for thing in things if type(thing) in modules)])
+        )
 
 
 def graph_nodes(tracker: OperationTracker) -> Iterator[Any]:

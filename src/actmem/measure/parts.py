@@ -31,18 +31,14 @@ from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
 
 #: Layers name their tensors as they make them (``drop.Terms``).  What follows names the rest: what a ledger sees of the ends,
-#: of a checkpoint, and of a linear that keeps another tensor than it was given.  By the running module, the operation and the
-#: argument; never by size, because two different tensors can have the same size.
-_COLUMNS = linear.FUNCTIONS["column_parallel"].__name__
+#: of a checkpoint, and of a linear whose input autocast converts, or the plain form gathers, before it is kept.  By the
+#: running module, the operation and the argument; never by size, because two different tensors can have the same size.
+_LINEARS = ("linear", linear.FUNCTIONS["column_parallel"].__name__)
 _LOOKUP, _CROSS_ENTROPY = (vocab.FUNCTIONS[name].__name__ for name in ("lookup", "cross_entropy"))
-#: Linears whose input autocast converts, or the plain form gathers, before it is kept.
 _LINEAR_TERMS = {
-    "qkv": "QKV projection input",
-    "projection": "attention projection input",
-    "up": "h→4h input",
-    "down": "4h→h input",
+    "qkv": "QKV projection input", "projection": "attention projection input", "up": "h→4h input", "down": "4h→h input",
     "output": "output layer input",
-}
+}  # fmt: skip
 
 
 class LedgerMismatch(RuntimeError):
@@ -58,21 +54,21 @@ def layer_input(shape: ModelShape | LlamaShape, tp: TensorParallel, device: str,
 
 def term_name(saved: SavedTensor) -> str:
     """The term that formulas use for this tensor; one without a rule keeps the ledger's own name, so it shows as not predicted."""
-    op, argument, last = saved.op, saved.argument, saved.module.rsplit(".", 1)[-1]
-    term = saved.term or kept_as(op, argument)
+    op, last = saved.op, saved.module.rsplit(".", 1)[-1]
+    term = saved.term or kept_as(op, saved.argument)
     if term == "log-sum-exp" and not saved.dtype.is_floating_point:
         return "attention seed"  # of a GPU's kernel, and its offset
     if term:
         return term
     if op == _CROSS_ENTROPY:
-        return "target ids" if argument else "logits (float32)"
+        return "target ids" if saved.argument else "logits (float32)"
     if op == _LOOKUP:
         return "token ids"
-    if last in _LINEAR_TERMS and op in (_COLUMNS, "linear"):
+    if op in _LINEARS and last in _LINEAR_TERMS:
         return _LINEAR_TERMS[last]
     if op == keep.FUNCTIONS["keep"].__name__ and saved.dtype is torch.uint8:
         return "random-number state"
-    return f"{saved.module or 'root'}: {op} {argument}".rstrip()
+    return saved.name
 
 
 def rows_by_term(saved: Iterable[SavedTensor]) -> list[Row]:
@@ -225,18 +221,21 @@ def measure_states(parts: Sequence[nn.Module]) -> list[Row]:
 
     Gradients are those that the step started from, whatever they hold: only their bytes count.
     """
-    groups: dict[str, list[Tensor]] = {}
+    held: list[dict[str, list]] = []
     for part in parts:
         weights = MainWeights(part)
         optimizer = torch.optim.AdamW(weights.parameters())
         weights.step(optimizer)
-        groups.setdefault("parameters", []).extend(part.parameters())
-        gradients = [gradient_of(parameter) for parameter in part.parameters()]
-        groups.setdefault("gradients", []).extend(grad for grad in gradients if grad is not None)
-        groups.setdefault("float32 parameters", []).extend(weights.parameters())
-        for name, key in (("Adam first moment", "exp_avg"), ("Adam second moment", "exp_avg_sq")):
-            groups.setdefault(name, []).extend(state[key] for state in optimizer.state.values())
-    return [
-        Row(name, sum(storage.nbytes() for storage in storages_of(*tensors)), source="storages alive after a step")
-        for name, tensors in groups.items()
-    ]
+        states = {
+            "parameters": part.parameters(),
+            "gradients": map(gradient_of, part.parameters()),
+            "float32 parameters": weights.parameters(),
+            "Adam first moment": (state["exp_avg"] for state in optimizer.state.values()),
+            "Adam second moment": (state["exp_avg_sq"] for state in optimizer.state.values()),
+        }
+        held.append({name: list(tensors) for name, tensors in states.items()})
+    rows = []
+    for name in held[0]:
+        storages = storages_of(*(tensor for part in held for tensor in part[name]))
+        rows.append(Row(name, sum(s.nbytes() for s in storages), source="storages alive after a step"))
+    return rows

@@ -35,9 +35,8 @@ class OperationTracker(TorchFunctionMode):
     """Follows the torch functions and the modules that run.
 
     ``weights`` are the storages of the module's parameters and buffers; ``inputs`` and ``outputs`` those of what outermost
-    modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.  ``functions_ran`` and
-    ``checkpoint_ran`` are True once an autograd Function, or one of torch's checkpoints, ran: both can hold tensors out
-    of sight of hooks.
+    modules were given and returned, and ``input_tensors`` and ``output_tensors`` its tensors.  ``checkpoint_ran`` is True
+    once one of torch's checkpoints ran, which can hold tensors out of sight of hooks.
     """
 
     def __init__(self, module: nn.Module):
@@ -52,7 +51,7 @@ class OperationTracker(TorchFunctionMode):
         self.outputs: WeakSet[torch.UntypedStorage] = WeakSet()
         self.input_tensors: list[weakref.ref[Tensor]] = []
         self.output_tensors: list[weakref.ref[Tensor]] = []
-        self.functions_ran = self.checkpoint_ran = False
+        self.checkpoint_ran = False
 
     @property
     def module(self) -> str:
@@ -115,7 +114,6 @@ class OperationTracker(TorchFunctionMode):
         """``apply`` of all autograd Functions, noted as an operation."""
 
         def run(cls, *args, **kwargs):
-            self.functions_ran = True
             self.checkpoint_ran |= cls.__module__ == torch.utils.checkpoint.__name__
             return self._running_as(cls, args, kwargs, apply.__get__(None, cls))
 

@@ -9,20 +9,18 @@ from __future__ import annotations
 import json
 import os
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from actmem.config import ConfigError
+from actmem.measure.ledger_tables import SavedTensor
 
 if TYPE_CHECKING:  # to read needs no torch
-    from actmem.measure.ledger import SavedTensor
     from actmem.measure.whole_step import StepBill
 
 #: A GPU's allocator rounds each allocation up to a multiple of this.
 GRAIN_BYTES = 512
-#: The kind of what a GPU's allocator made: nobody told it more.
-_ALLOCATED, _BEFORE = "allocated", "from before"
+_BEFORE = "from before"
 _TORCH = f"{os.sep}torch{os.sep}"
 
 
@@ -53,54 +51,47 @@ def read_snapshot(path: str) -> dict[str, Any]:
         traces = snapshot["device_traces"]
         device = next((i for i, trace in enumerate(traces) if trace), 0)
         events = [
-            (event["action"], event["addr"], event["size"], event.get("frames") or [])
+            (event["action"] == "alloc", event["addr"], event["size"], event.get("frames") or [])
             for event in (traces[device] if traces else ())
             if event["action"] in ("alloc", "free_completed")
         ]
-        blocks = [
-            block for segment in snapshot["segments"] if segment["device"] == device for block in _blocks(segment)
-        ]
+        live: dict[int, dict[str, Any]] = {}  # at the end, and then before the first event
+        for segment in snapshot["segments"]:
+            address = segment["address"]
+            for block in segment["blocks"]:
+                if segment["device"] == device and block["state"] == "active_allocated":
+                    live[block.get("address", address)] = _row(block["size"], block.get("frames") or [], _BEFORE)
+                address += block["size"]
+        for allocates, address, size, frames in reversed(events):
+            if allocates:
+                live.pop(address, None)
+            else:
+                live[address] = _row(size, frames, _BEFORE)
+        replayed = _replayed(events, live)
     except OSError as error:
         raise ConfigError(path, error.strerror or "can't be read") from error
     except Exception as error:  # whatever nonsense makes the unpickler raise
         text = str(error) if isinstance(error, pickle.UnpicklingError) else type(error).__name__
         raise ConfigError(path, f"is no snapshot of torch.cuda.memory: {text}") from error
-    return {"target": Path(path).name, "notes": [], "findings": [], **_replayed(events, blocks)}
+    return {"target": Path(path).name, "notes": [], "findings": [], "phases": [["trace", 0]], **replayed}
 
 
-def _blocks(segment: dict) -> Iterator[tuple[int, int, list]]:
-    address = segment["address"]
-    for block in segment["blocks"]:
-        if block["state"] == "active_allocated":
-            yield block.get("address", address), block["size"], block.get("frames") or []
-        address += block["size"]
+def _replayed(events: list[tuple[bool, int, int, list]], live: dict[int, dict[str, Any]]) -> dict[str, Any]:
+    at_peak, curve = dict(live), [sum(row["bytes"] for row in live.values())]
+    for event in events:
+        curve.append(curve[-1] + _change(live, *event))
+    for event in events[: curve.index(max(curve))]:
+        _change(at_peak, *event)
+    at_end = {"rows": list(live.values()), "total_bytes": curve[-1], "by_kind": {}}
+    return {**at_end, "peak": list(at_peak.values()), "peak_bytes": max(curve), "curve": curve}
 
 
-def _replayed(events: list, blocks: list) -> dict[str, Any]:
-    # Backwards from the end: what is released there and made nowhere was there before.
-    first: dict[int, dict[str, Any]] = {}
-    made: set[int] = set()
-    for action, address, size, frames in events:
-        if action == "alloc":
-            made.add(address)
-        elif address not in made:
-            first[address] = _row(size, frames, _BEFORE)
-            made.add(address)
-    first |= {address: _row(size, frames, _BEFORE) for address, size, frames in blocks if address not in made}
-    live, bytes_alive = dict(first), sum(row["bytes"] for row in first.values())
-    curve, peak, peak_bytes = [bytes_alive], dict(live), bytes_alive
-    for action, address, size, frames in events:
-        if (old := live.pop(address, None)) is not None:
-            bytes_alive -= old["bytes"]
-        if action == "alloc":
-            live[address] = _row(size, frames, _ALLOCATED)
-            bytes_alive += size
-        curve.append(bytes_alive)
-        if bytes_alive > peak_bytes:
-            peak, peak_bytes = dict(live), bytes_alive
-    at_end = {"rows": list(live.values()), "total_bytes": bytes_alive, "by_kind": {}}
-    at_peak = {"peak": list(peak.values()), "peak_bytes": peak_bytes}
-    return {**at_end, **at_peak, "curve": curve, "phases": [["trace", 0]]}
+def _change(live: dict[int, dict[str, Any]], allocates: bool, address: int, size: int, frames: list) -> int:
+    """Replay one event; returns by how many bytes it changes what is alive."""
+    gone = live.pop(address, {"bytes": 0})["bytes"]
+    if allocates:
+        live[address] = _row(size, frames, "allocated")
+    return size * allocates - gone
 
 
 def _row(size: int, frames: list, kind: str) -> dict[str, Any]:
@@ -109,8 +100,7 @@ def _row(size: int, frames: list, kind: str) -> dict[str, Any]:
     op = str(python[0]["name"]) if python else "unknown"
     theirs = next((frame for frame in python if _TORCH not in str(frame["filename"])), None)
     line = f"{os.path.basename(str(theirs['filename']))}:{theirs['line']}" if theirs else ""
-    fields = {"module": "", "op": op, "argument": "", "shape": [size], "dtype": "uint8", "bytes": size}
-    return {**fields, "kind": kind, "line": line, "held_by": ""}
+    return SavedTensor("", op, "", (size,), "uint8", size, line, kind).as_dict()
 
 
 def write_snapshot(bill: StepBill, path: str) -> None:
@@ -132,7 +122,7 @@ def _snapshot(bill: StepBill) -> dict[str, Any]:
     events: list[tuple[int, int, dict[str, Any]]] = []
     blocks, end = [], 0
     for row, sizes, died in bill.lives:
-        frames = [{"name": _text(row), "filename": row.kind, "line": 0}]
+        frames = [{"name": f"{row.name} {'×'.join(map(str, row.shape))} {row.dtype}", "filename": row.kind, "line": 0}]
         ends = [*(moment for moment, _ in sizes[1:]), died]
         for (born, size), last in zip(sizes, ends):
             if not size:
@@ -164,34 +154,3 @@ def _trace(bill: StepBill) -> dict[str, Any]:
         {"ph": "C", "name": "live bytes", "ts": i, "pid": 0, "args": {"B": size}} for i, size in enumerate(bill.curve)
     ]
     return {"traceEvents": spans + counts}
-
-
-def _text(row: SavedTensor) -> str:
-    return f"{row.module or 'root'}: {row.op} {row.argument} {'×'.join(map(str, row.shape))} {row.dtype}"
-
-
-def seen_text(predicted: dict[str, Any], seen: dict[str, Any]) -> str:
-    """Predicted allocations against those that a GPU made, matched by their bytes, which its allocator rounds up.
-
-    The peaks of both if the prediction is of a step, else what is alive at the end.
-    """
-    name = "peak" if "peak" in predicted else "rows"
-    waiting: dict[int, list[dict]] = {}
-    for row in seen[name]:
-        waiting.setdefault(row["bytes"], []).append(row)
-    matched, missing = 0, []
-    for row in sorted(predicted[name], key=lambda row: -row["bytes"]):
-        rounded = -(-row["bytes"] // GRAIN_BYTES) * GRAIN_BYTES
-        if waiting.get(rounded):
-            waiting[rounded].pop()
-            matched += rounded
-        elif rounded:
-            missing.append((rounded, f"{row['module'] or 'root'}: {row['op']} {row['argument']}".rstrip(), row["kind"]))
-    more = [
-        (row["bytes"], f"{row['line']} {row['op']}".strip(), row["kind"]) for rows in waiting.values() for row in rows
-    ]
-    parts = [f"{matched:,} B are predicted and seen, {'at the peak' if name == 'peak' else 'at the end'}"]
-    for what, rows in (("predicted and not seen", missing), ("seen and not predicted", more)):
-        parts.append(f"{what}: {len(rows)} allocations, {sum(size for size, *_ in rows):,} B")
-        parts += [f"{size:>16,}  {text}, {kind}" for size, text, kind in sorted(rows, reverse=True)[:30]]
-    return "\n".join(parts)

@@ -76,8 +76,8 @@ mutants: $(TESTS) ## break the library in 80 ways and list those that no test no
 report: $(TESTS) ## run faults and bad inputs, or read them (ARGS=build/tests.xml), and write all results to build/report.md
 	@$(RUN) .ci/report.py $(ARGS)
 
-tapes: $(COURSE) ## record again what the stages of the planner's models make and free: an hour
-	OMP_NUM_THREADS=1 $(RUN) -m actmem.tape.stages
+tapes: $(TESTS) ## record again what the stages of the planner's models make and free: an hour
+	OMP_NUM_THREADS=1 $(RUN) -m tests.tape.stages
 
 notebooks: $(TESTS) ## run the notebooks' sources again and store what they show (ARGS="02 05" for some of them)
 	$(RUN) -m notebooks.source.build $(ARGS)

@@ -30,7 +30,7 @@ TAPE_READERS = {"actmem.tape.blocks", "actmem.tape.evaluate", "actmem.tape.stage
 #: Neither side: it runs the layer on a pipeline.
 RUNTIME = {"actmem.pipeline"}
 #: Where prediction and measurement meet in the library.
-MEETING = {"actmem.verify", "actmem.tape.stages"}
+MEETING = {"actmem.verify"}
 #: The commands, each loaded by its name when it is asked for.
 COMMANDS = {"actmem.__main__"}
 #: What the course draws with, and facts about others: in a page there is neither torch nor numpy.
@@ -42,7 +42,7 @@ COURSE = rooms(
     "ranks standard_library start bench judge",
 )
 
-RECORDING = {f"actmem.tape.{name}" for name in ("record", "solver", "model_tape", "tape_command", "stages")}
+RECORDING = {f"actmem.tape.{name}" for name in ("record", "solver", "model_tape", "tape_command")}
 
 #: part -> what none of its files may import anywhere, not even inside a function.
 NEVER = {

@@ -8,7 +8,7 @@ import pytest
 from actmem.tape.evaluate import Formula, Tape, packed, sizes_of, unpacked, with_sizes
 from actmem.tape.solver import draw_sizes
 from actmem.tape.stage_tapes import StagePart, families, stage_part, stage_part_of
-from actmem.tape.stages import as_on_gpus, families_to_record, gpt_events, totals
+from tests.tape.stages import as_on_gpus, families_to_record, gpt_events, totals
 
 #: One of each kind; the others at night.
 SAMPLE = {

@@ -3,7 +3,7 @@
 Backward begins with the end, runs the layers from the last to the first, and ends with the embedding.  While the
 last layer runs, those before it still have all that they kept, and when the embedding runs, none has anything.  So the
 fullest moment is one before the hole, one of a single layer, or one after the hole, less what all layers have freed.
-``tape.stages`` records the tapes; of what runs they have the FLOPs of each pass as one event.
+``tests.tape.stages`` records the tapes (``make tapes``); of what runs they have the FLOPs of each pass as one event.
 """
 
 from __future__ import annotations

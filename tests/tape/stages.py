@@ -1,7 +1,7 @@
 """Record the stages of this library's models: one layer, and the two ends around a hole where the layers are.
 
 ``stage_tapes`` puts a stage of any number of layers together from the two, without torch.
-``python -m actmem.tape.stages`` records all that the planner's named models need (``make tapes``).
+``python -m tests.tape.stages`` records all that the planner's named models need (``make tapes``).
 """
 
 from __future__ import annotations

@@ -13,7 +13,6 @@ from actmem_course.judge import learner_progress
 from actmem_course.judge.judging import names_used_by
 from actmem_course.judge.learner_progress import LearnerProgress
 from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
-from actmem_course.judge.reward import BarsReward, Cost, Measure, time_measure
 from actmem_course.judge.verdict import PASSED, WRONG, Verdict
 from actmem_course.launch import LABS
 from tests.labs.stuck import learner_file, start
@@ -129,10 +128,3 @@ def test_a_hint_needs_no_torch(tmp_path):
     file = learner_file(tmp_path, "lab2_tensor_parallel")
     done = start(file, "--hint", "2.1", PYTHONPATH=f"{tmp_path}:{LABS.parent / 'src'}", XDG_CACHE_HOME=str(tmp_path))
     assert done.returncode == 0 and "1 of" in done.stdout, done.stderr
-
-
-def test_a_reward_says_how_noisy_its_times_are():
-    times = {"yours": Cost(8, 1, 8, 2.0, 0.25), "ours": Cost(8, 1, 8, 1.0, 0.5)}
-    reward = BarsReward("a block", (time_measure(times),))
-    assert reward.lines() == ["Times are those of the fastest round; a median one took up to 50% longer."]
-    assert BarsReward("bytes", (Measure("kept", "B", {"yours": 8}),)).lines() == []

@@ -44,11 +44,9 @@ def main(functions: dict) -> int:
         if args.hint is not None:
             _check_alone(args, parser)
             return _hint(lab.choose([args.hint], "hint")[0], script)
-        check_files(args, "json", "html")
-        if args.watch and (args.json or args.html or args.solution):
-            raise ConfigError(
-                "watch", "judges at each save and writes no files: leave --json, --html and --solution out"
-            )
+        check_files(args, "json")
+        if args.watch and (args.json or args.solution):
+            raise ConfigError("watch", "judges at each save and writes no files: leave --json and --solution out")
         size = _size(lab, args)
         if int(os.environ.get("RANK", "0")):  # torchrun's other ranks: the first one starts all that it needs
             return 0
@@ -205,12 +203,11 @@ class _Judging:
 
     def _measure(self, report: Report, source: bytes) -> None:
         report.begin("measuring")
-        html = str(self.args.html.resolve()) if self.args.html else None
         try:
             if self.lab.one_process:  # it has not been there to confirm
                 for message in self._ask(self.real, "load", source):
                     report.note(message.get("note", ""))
-            for message in self._ask(self.real, "measure", source, html=html):
+            for message in self._ask(self.real, "measure", source):
                 report.note(message.get("note", ""))
                 if "reward" in message:
                     report.reward = message["reward"]
@@ -299,7 +296,6 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
     parser.add_argument("--solution", action="store_true", help="judge our solution instead of this file")
     parser.add_argument("--verdicts-only", action="store_true", help="leave out the measurement that follows")
     add_json_argument(parser)
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the measurement as a figure (needs plotly)")
     if not lab.one_process:
         parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 4)")
     parser.add_argument(

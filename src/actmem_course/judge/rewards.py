@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import pairwise
-from statistics import median
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas import schedule
@@ -42,21 +38,11 @@ from actmem.verify import COUNTED_PARTS, verify_plan
 from actmem_course.judge.cases.lab1_count_bytes import measured
 from actmem_course.judge.cases.lab4_recompute import as_block, flops_of, layer_weights
 from actmem_course.judge.cases.lab5_pipeline import on_paper
-from actmem_course.judge.cases.lab6_train import mode_named
 from actmem_course.judge.cases.lab7_todays_layer import most_shared
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS, asked, gib, judged_plan
 from actmem_course.judge.cases.lab10_keep_less import CountingHost
 from actmem_course.judge.kept import kept
-from actmem_course.judge.reward import (
-    BarsReward,
-    Measure,
-    Piece,
-    compared,
-    costs,
-    each_compared,
-    one_thread,
-    sizes_text,
-)
+from actmem_course.judge.reward import BarsReward, Measure, Piece, compared, cost, each_compared, sizes_text
 from actmem_course.judge.solutions import lab2_tensor_parallel as ours2
 from actmem_course.judge.solutions import lab3_sequence_parallel as ours3
 from actmem_course.judge.solutions import lab4_recompute as ours4
@@ -70,6 +56,8 @@ from actmem_course.pieces import Dropouts, LayerWeights, layer, random_weights
 from actmem_course.standard_library import standard_library
 
 Functions = Mapping[str, Callable[..., Any]]
+#: Of lab 6's training, in each mode.
+NUM_STEPS = 8
 
 
 def lab1_reward(b: Bench) -> BarsReward:
@@ -131,8 +119,8 @@ def lab2_reward(b: Bench) -> BarsReward:
 
     rows = layer_rows(shape, Parallel(t)) + layer_extra_rows(shape, Parallel(t), device_type=b.device)
     formula = total(row for row in rows if row.term in _BLOCK_TERMS)
-    found = costs(b, {"yours": block(b.functions), "ours": block(vars(ours2))}, x, weights)
-    measures = compared(found, formula, layer_exchanges(shape, Parallel(t)))
+    yours, ours = (cost(b, (block(functions), x, weights)) for functions in (b.functions, vars(ours2)))
+    measures = compared(yours, ours, formula, layer_exchanges(shape, Parallel(t)))
     remark = "Divided by t: all but the inputs of the two column-parallel linears. Lab 3 is about those."
     return BarsReward(_describe(shape, b, "Attention and MLP, without dropout,"), measures, remark)
 
@@ -153,14 +141,9 @@ def lab3_reward(b: Bench) -> BarsReward:
 
     parallel = Parallel(t, sequence_parallel=True)
     formula = total(layer_rows(shape, parallel) + layer_extra_rows(shape, parallel, device_type=b.device))
-    functions = {
-        "yours": layer(b.functions),
-        "ours": layer(vars(ours3)),
-        "plain": layer(b.functions, "gathering_linear"),
-    }
-    found = costs(b, functions, x, weights)
-    measures = compared(found, formula, layer_exchanges(shape, parallel))
-    plain = found["plain"]
+    forms = (layer(b.functions), layer(vars(ours3)), layer(b.functions, "gathering_linear"))
+    yours, ours, plain = (cost(b, (form, x, weights)) for form in forms)
+    measures = compared(yours, ours, formula, layer_exchanges(shape, parallel))
     remark = (
         f"(sbh/t)(34 + 5as/h) and what the paper leaves out, to the byte. With your gathering_linear it was {plain.bytes:,} B: "
         f"{gathered_input_bytes(shape, t):,} B more are predicted, {plain.bytes - formula:,} B more were kept."
@@ -176,7 +159,7 @@ def _weights_and_input(b: Bench, shape: ModelShape, tokens: int) -> tuple[tuple[
 
 
 def lab4_reward(b: Bench) -> BarsReward:
-    """One layer without recomputation, with selective, with full: bytes, FLOPs, time."""
+    """One layer without recomputation, with selective, with full: bytes and FLOPs."""
     shape = ModelShape(seq_length=256, micro_batch_size=1, hidden_size=128, num_attention_heads=4)
     sizes = (shape.seq_length, shape.micro_batch_size, shape.hidden_size)
     x, weights = b.random(*sizes, seed=30).bfloat16(), layer_weights(shape, torch.bfloat16, b.device)
@@ -191,7 +174,7 @@ def lab4_reward(b: Bench) -> BarsReward:
     more = ", ".join(f"{mode} {100 * (flops / plain - 1):.1f}%" for mode, flops in zip(("selective", "full"), others))
     remark = f"More FLOPs, by torch's counter: {more}. The formula has one random-number state for each region."
     what = f"One layer on {b.device}: {sizes_text(shape)}, bfloat16"
-    return BarsReward(what, tuple(each_compared(b, yours, modes(vars(ours4)), formulas)), remark, one_scale=True)
+    return BarsReward(what, each_compared(b, yours, modes(vars(ours4)), formulas), remark, one_scale=True)
 
 
 def _extra_bytes(shape: ModelShape, recompute: str, device: str) -> int:
@@ -245,52 +228,25 @@ def lab5_reward(b: Bench) -> BarsReward:
     )  # fmt: skip
 
 
-#: A mode of lab 6 may train for about so long, within so many steps.
-_TRAIN_SECONDS, _FEWEST_STEPS, _MOST_STEPS = 3.0, 8, 60
-
-
 def lab6_reward(b: Bench) -> BarsReward:
-    """Train under every mode: what one microbatch keeps, how long a step takes, the losses."""
+    """Train under every mode: what one microbatch keeps, and the losses."""
     heads = 2 * max(4, b.size)
     shape = ModelShape(128, 2, 16 * heads, heads, num_layers=2, vocab_size=256)
-    text = standard_library(200_000, b.device)
-    b.progress("how fast is this machine?")
-    _train(b, shape, mode_named("none"), text, 1)  # the first warms up
-    slowest = max(b.gather(sum(_train(b, shape, mode_named("none"), text, 3)[0])))
-    num_steps = max(_FEWEST_STEPS, min(_MOST_STEPS, round(2 * _TRAIN_SECONDS / slowest)))
-    measures, curves = [], []
+    text, measures, curves = standard_library(200_000, b.device), [], []
     for mode in TABLE2:
-        b.progress(f"mode {mode.name}: {num_steps} steps")
-        seconds, losses = _train(b, shape, mode, text, num_steps)
-        curves.append(losses)
+        b.progress(f"mode {mode.name}: {NUM_STEPS} steps")
+        curves.append(b["train"](shape, mode, text, NUM_STEPS, b.group, device=b.device))
         kept_bytes = {"formula": _mode_bytes(b, shape, mode), "yours": _kept_bytes(b, shape, mode)}
         measures.append(Measure(f"kept, {mode.name}", "B", kept_bytes))
-        step = 1000 * min(seconds)
-        noise = 1000 * median(seconds) / step - 1
-        measures.append(Measure(f"a step, {mode.name}", "ms", {"yours": step}, noise))
     apart = max(max(step) - min(step) for step in zip(*curves))
     remark = (
-        f"Loss {curves[0][0]:.3f} → {curves[0][-1]:.3f} in {num_steps} steps; between the modes' curves at most {apart:.1e}.\n"
-        "Bytes are of one microbatch in bfloat16 with dropout 0.1; time and loss are in float32 without dropout."
+        f"Loss {curves[0][0]:.3f} → {curves[0][-1]:.3f} in {NUM_STEPS} steps; between the modes' curves at most {apart:.1e}.\n"
+        "Bytes are of one microbatch in bfloat16 with dropout 0.1; losses are in float32 without dropout."
     )
     if b.size > 1:
         remark += f"\nIn mode none each of the {b.size} ranks trains the whole model. What curves differ by is rounding: in float64 (6.5) nothing."
     what = f"A GPT of {shape.num_layers} layers on rank {b.rank} of {b.size}: {sizes_text(shape)} v={shape.vocab_size}"
     return BarsReward(what, tuple(measures), remark, one_scale=True)
-
-
-def _train(
-    b: Bench, shape: ModelShape, mode: Configuration, text: Tensor, num_steps: int
-) -> tuple[list[float], list[float]]:
-    """Seconds from the end of each step to that of the next, and the losses."""
-    ends: list[float] = []
-    hook = register_optimizer_step_post_hook(lambda *args: ends.append(time.perf_counter()))
-    with one_thread():
-        b.gather(None)  # all ranks begin together
-        ends.append(time.perf_counter())
-        losses = b["train"](shape, mode, text, num_steps, b.group, device=b.device)
-    hook.remove()
-    return [after - before for before, after in pairwise(ends)], losses
 
 
 def _mode_bytes(b: Bench, shape: ModelShape, mode: Configuration) -> int:
@@ -336,7 +292,7 @@ def lab7_reward(b: Bench) -> BarsReward:
     remark = f"The same layer out of torch's operators, with the norm in float32, keeps {plain_bytes:,} B."
     what = f"A Llama layer on rank {b.rank} of {t}: s=128 b=2 h={shape.hidden_size} a={shape.num_attention_heads}"
     what += f" k={shape.num_key_value_heads} f={shape.ffn_hidden_size}, bfloat16, t={t}"
-    return BarsReward(what, tuple(measures), remark)
+    return BarsReward(what, measures, remark)
 
 
 def _llama_layer(shape: LlamaShape, tp: TensorParallel, functions: Functions) -> Callable[..., Tensor]:
@@ -424,7 +380,7 @@ def lab9_reward(b: Bench) -> BarsReward:
     plain = kept(b, lambda z: F.cross_entropy(z.float().flatten(0, 1), targets.flatten()), logits).bytes
     remark = f"F.cross_entropy of float32 logits keeps {plain:,} B."
     what = f"The loss on rank {b.rank} of {b.size}: s={s} b={micro_batch} h={h} v={v}, bfloat16, {chunk} tokens a chunk"
-    return BarsReward(what, tuple(measures), remark)
+    return BarsReward(what, measures, remark)
 
 
 def lab10_reward(b: Bench) -> BarsReward:
@@ -453,4 +409,4 @@ def lab10_reward(b: Bench) -> BarsReward:
     plain = kept(b, ours10.mlp, x, (up, down)).bytes
     remark = f"The MLP out of torch's operators keeps {plain:,} B, 2sbh + 4sbf."
     what = f"Frozen weights, adapters and MLPs: s={s} b={micro_batch} h={h} f={f} r={r}, bfloat16"
-    return BarsReward(what, tuple(measures), remark)
+    return BarsReward(what, measures, remark)

@@ -33,7 +33,6 @@ import torch.distributed as dist
 import torch.nn.functional
 
 from actmem.measure.comms import count_collectives
-from actmem_course.files import replacing
 from actmem_course.judge.judging import Judge, names_used_by, outcome_of
 from actmem_course.judge.outline import Exercise, Lab, load_lab, solutions_of
 from actmem_course.judge.parent import RANKS_LINE, RANKS_STORE, VIRTUAL
@@ -220,9 +219,6 @@ class RealWorker(Worker):
             return
         if b.rank == 0:
             reward.show(lab_console(highlight=False, emoji=False))
-            if command["html"]:
-                with replacing(Path(command["html"])) as beside:
-                    reward.write_html(beside)
         self.tell(reward=dataclasses.asdict(reward), why="")
 
 

@@ -152,7 +152,6 @@ MISTAKES = {
         ctx.save_for_backward(exponentials -> ctx.t = dist.get_world_size(group)\n        ctx.save_for_backward(exponentials ;; (softmax - onehot) * -> (softmax - onehot) / ctx.t * | the forward is right; the gradient of logits is 1/t of what it should be: nothing in it is averaged over the ranks
     """,
     "2.3": r"""
-        F.linear(f(x, group), weight, bias) -> F.linear(x, weight, bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight) | bias is missing: it belongs after the linear, once
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias if dist.get_rank(group) == 0 else None) | bias is used on rank 0 only: each rank's bias is that of its own features, so add it on every rank
         F.linear(f(x, group), weight, bias) -> F.linear(f(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
@@ -163,7 +162,6 @@ MISTAKES = {
     """,
     "2.4": r"""
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) | bias is missing: it belongs after the sum over the ranks, once
-        f_bar(F.linear(x, weight), group) + bias -> F.linear(x, weight, bias) | f_bar is missing: it belongs right after the row-parallel product
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias), group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight), group) + f_bar(bias, group) | bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         f_bar(F.linear(x, weight), group) + bias -> f_bar(F.linear(x, weight, bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
@@ -190,15 +188,12 @@ MISTAKES = {
         gelu(column -> F.relu(column | relu is used instead of gelu
         gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> column_parallel_linear(x, up_weight, up_bias, group) ;; return row_parallel_linear(y, down_weight, down_bias, group) -> return gelu(row_parallel_linear(y, down_weight, down_bias, group)) | the gelu comes after down_bias: it belongs between the two linears
         return row_parallel_linear(y, down_weight, down_bias, group) -> return gelu(row_parallel_linear(y, down_weight, down_bias, group)) | the gelu comes at the end as well: it belongs between the two linears
-        column_parallel_linear(x, up_weight, up_bias, group) -> F.linear(x, up_weight, up_bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
         column_parallel_linear(x, up_weight -> column_parallel_linear(f(x, group), up_weight | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
         column_parallel_linear(x, up_weight, up_bias, -> column_parallel_linear(x, up_weight, 0 * up_bias, | up_bias is missing: it belongs before the gelu
         column_parallel_linear(x, up_weight, up_bias, group) -> column_parallel_linear(x, up_weight, up_bias, group) + up_bias | up_bias comes twice: it belongs before the gelu
         row_parallel_linear(y, down_weight, down_bias, group) -> row_parallel_linear(y, down_weight, 0 * down_bias, group) | down_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias), group) | down_bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         row_parallel_linear(y, down_weight, down_bias, group) -> f_bar(F.linear(y, down_weight, down_bias / dist.get_world_size(group)), group) | the forward is right, the gradients are not: down_bias, divided by t, comes before f_bar: it belongs after the sum over the ranks, once
         row_parallel_linear(y, down_weight, down_bias, group) -> f(f_bar(F.linear(y, down_weight), group), group) + down_bias | the forward is right, the gradients are not: f_bar gives in backward t times this rank's own part; it should pass the gradient on unchanged, without an all-reduce
-        row_parallel_linear(y, down_weight, down_bias, group) -> F.linear(y, down_weight, down_bias) | f_bar is missing: it belongs right after the row-parallel product
         return row_parallel_linear(y, down_weight, down_bias, group) -> return x + row_parallel_linear(y, down_weight, down_bias, group) | x is added to the result: this is the MLP alone; the layer adds x afterwards
         y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f_bar(column_parallel_linear(x, up_weight, up_bias, group), group)) | f_bar is called before the gelu, where there is nothing to exchange
         y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f(column_parallel_linear(x, up_weight, up_bias, group), group)) | the forward is right, the gradients are not: f is called before the gelu, where there is nothing to exchange
@@ -214,12 +209,9 @@ MISTAKES = {
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** -0.5, k, v), x | the scores are divided by the root of the head size twice: core_attention does it
         core_attention(q, k, v), x -> core_attention(q * num_attention_heads ** -0.5, k, v), x | the scores are divided by the root of h, not of the head size: use core_attention
         num_attention_heads // dist.get_world_size(group) -> num_attention_heads | a rank's part is split into a heads; it holds a/t: divide num_attention_heads by the number of ranks
-        column_parallel_linear(x, qkv_weight, qkv_bias, group) -> F.linear(x, qkv_weight, qkv_bias) | the forward is right, the gradients are not: f is missing: it belongs at the entry, once
         column_parallel_linear(x, qkv -> column_parallel_linear(f(x, group), qkv | the forward is right, the gradients are not: f comes twice: it belongs at the entry, once
         column_parallel_linear(x, qkv_weight, qkv_bias, -> column_parallel_linear(x, qkv_weight, 0 * qkv_bias, | qkv_bias is missing: it belongs before the core attention
-        row_parallel_linear(context, projection_weight, projection_bias, group) -> F.linear(context, projection_weight, projection_bias) | f_bar is missing: it belongs right after the row-parallel product
         row_parallel_linear(context, projection_weight, projection_bias, group) -> row_parallel_linear(context, projection_weight, 0 * projection_bias, group) | projection_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
-        row_parallel_linear(context, projection_weight, projection_bias, group) -> f_bar(F.linear(context, projection_weight, projection_bias), group) | projection_bias comes before f_bar: it belongs after the sum over the ranks, once (the sum would hold it t times)
         context = merge_heads(core_attention(q, k, v), x.shape[1]) -> context = f_bar(merge_heads(core_attention(q, k, v), x.shape[1]), group) | f_bar is called before the product with projection_weight, where there is nothing to exchange
         return row_parallel_linear(context, projection_weight, projection_bias, group) -> return x + row_parallel_linear(context, projection_weight, projection_bias, group) | x is added to the result: this is attention alone; the layer adds x afterwards
     """,

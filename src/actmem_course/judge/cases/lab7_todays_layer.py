@@ -250,7 +250,6 @@ MISTAKES = {
         own = rank * parts // t -> own = rank % parts | of min(t, k) parts of k_weight and v_weight a rank has part rank % k; its query heads read part rank · k // t, because neighbours share a head
         own = rank * parts // t -> own = 0 | every rank has key and value head 0 and up; its query heads read part rank · k // t of min(t, k) parts
         q_weight.chunk(t)[rank] -> q_weight.chunk(t, dim=1)[rank] | q_weight is cut along its inputs; heads are its outputs: dimension 0
-        `        k_weight.chunk(parts)[own],\n        v_weight.chunk(parts)[own],\n` ->         v_weight.chunk(parts)[own],\n        k_weight.chunk(parts)[own],\n | k_weight and v_weight are swapped
         projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t, dim=0)[rank] | projection_weight is cut along its outputs; heads are its inputs: dimension 1
         q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[:, rank :: t].flatten(0, 1) | a rank has a part of every query head; it takes whole heads
         q_weight.chunk(t)[rank] -> q_weight.unflatten(0, (num_attention_heads, -1))[rank::t].flatten(0, 1) | a rank has every t-th query head; it takes those that follow each other, from r·a/t on

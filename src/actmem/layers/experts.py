@@ -147,9 +147,8 @@ class Dispatch:
             senders = list(zip(*self.received))  # by expert, then by sender
             rows = all_to_all(_regrouped(rows, senders), self.tp, self._sent, [sum(part) for part in self.received])
         else:
-            after = len(order) - self._before - len(rows)
-            before, rest = (rows.new_zeros(pairs, *rows.shape[1:]) for pairs in (self._before, after))
-            rows = torch.cat([before, rows, rest])
+            width, after = rows.shape[1:], len(order) - self._before - len(rows)
+            rows = torch.cat([rows.new_zeros(self._before, *width), rows, rows.new_zeros(after, *width)])
         back = torch.empty_like(rows)
         back[order] = rows
         return back

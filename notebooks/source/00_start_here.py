@@ -69,12 +69,13 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs, Table 2 measured | 60 | [4](../labs/lab4_recompute.py) |
 # | [06 The pipeline](06_pipeline.ipynb) | schedules and the memory that each rank holds, measured on four processes | 50 | [5](../labs/lab5_pipeline.py) |
 # | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to recompute | 30 | [6](../labs/lab6_train.py) |
-# | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 25 | [7](../labs/lab7_todays_layer.py) |
+# | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 30 | [7](../labs/lab7_todays_layer.py) |
 # | [09 Your model](09_your_model.ipynb) | record a model that the course didn't write: its formula, its wastes, the bill of its peak | 30 | |
 # | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
 # | [11 The ends](11_the_ends.ipynb) | the loss at its peak, in chunks, with a shared vocabulary; log-probabilities; the embedding | 30 | [9](../labs/lab9_the_ends.py) |
 # | [12 Adapters](12_adapters.ipynb) | what frozen weights keep, LoRA and QLoRA, where gradients begin, adapters under sequence parallelism | 25 | [10](../labs/lab10_keep_less.py) |
 # | [13 Long sequences](13_long_sequences.ipynb) | a million tokens on one GPU, one bottleneck after the other; a state a chunk; eight bits; reserved and allocated | 35 | [10](../labs/lab10_keep_less.py) |
+# | [14 Experts, latents, long contexts](14_experts.ipynb) | what routers, latent attention and a sequence shared by ranks keep | 25 | |
 #
 # In a lab you write the functions of its chapter; a judge runs them on real processes and says in a sentence what is wrong.
 # `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.

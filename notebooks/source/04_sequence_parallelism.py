@@ -23,7 +23,7 @@ from actmem_course.show.controls import choice, play, steps
 from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
-from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, SEQUENCE, TENSOR, gathered_lines, operator_ring, rank_parts, ring_step, steps_of_operator
+from actmem_course.show.sequence_parallel import FORWARD_EXCHANGE, MODES, RANKS, SEQUENCE, TENSOR, gathered_lines, operator_ring, rank_parts, steps_of_operator
 from actmem_course.show.style import size_text
 from actmem_course.show.tensor_parallel import sizes_of_t
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
@@ -64,7 +64,7 @@ Reveal(
 # | $t$ | ranks that share one layer; here they share the sequence as well | `tensor_parallel_size` |
 #
 # "Sequence parallelism" means something else in other papers: there attention itself is cut along $s$, to reach long
-# contexts (ring attention, context parallelism, Ulysses; [chapter 8](08_after_the_paper.ipynb) measures two of them). Here
+# contexts (ring attention, context parallelism, Ulysses; [chapter 14](14_experts.ipynb) measures two of them). Here
 # attention is cut by heads as before, and only what lies *between* the blocks is cut along $s$.
 
 # %% [markdown]
@@ -123,7 +123,7 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # ranks adds up a tensor. The tensor is cut into $t$ chunks; in each step every rank sends one chunk to its neighbour. A box
 # shows how many of the $t$ terms its sum has; an arrow goes from the rank that has just sent to the one that has received.
 # Play it, or move `step` with the arrow keys. It begins with $\bar f$, whose forward is an all-reduce. Then choose another
-# operator: after its forward it goes on to its backward, which is its conjugate's exchange:
+# operator. After its forward comes its backward, which is its conjugate's exchange:
 
 # %%
 payload = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -134,11 +134,8 @@ Panel(
     step=play("step", "forward, then backward", lambda operator, t: steps_of_operator(operator, t), 2),
 )
 
-# %%
-LiveFigure(ring_step(4, 3, payload))
-
 # %% [markdown]
-# The second figure is the halfway point, after $t - 1$ steps. Every rank has *one* finished chunk: that is a
+# Go back to $\bar f$ and stop halfway, after $t - 1$ steps (step 3 of 4 ranks). Every rank has *one* finished chunk: that is a
 # reduce-scatter, and $\bar g$ stops there. An all-reduce goes on and passes the finished chunks around, which is an
 # all-gather. Sequence parallelism runs dropout and layer norm between the two halves, and $g$ does the second half
 # afterwards. Each rank sends $\frac{t-1}{t}$ of the tensor in each half, and twice that in an all-reduce. So the two halves

@@ -19,10 +19,10 @@ from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice, play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, in_the_paper, worked
+from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
-from actmem_course.show.recomputation import added_flops, batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
+from actmem_course.show.recomputation import batch_payoff, core_over_gelu, memory_ladder, rebuild_price, rebuilds, recompute_trade, step_timeline, training_moments
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
 GPT3 = model_shape("175B")
@@ -296,14 +296,9 @@ LiveFigure(bar_chart("Selective recomputation costs a third of what is printed, 
 # ## Recomputing less
 #
 # The same trick works for full recomputation. The layer's last product is `4h→h`. The only stored tensor after it is the
-# dropout mask, which our layer draws before the product. So the second run saves `8sbh²` of its FLOPs, and costs
-# two thirds of what the paper says. All five prices:
-
-# %%
-Panel(lambda s, h: added_flops(GPT3.with_sizes(seq_length=s, hidden_size=96 * h)),
-      s=slider("s", "tokens", 256, 16384, 256, 2048), h=slider("h/a", "elements a head", 32, 256, 32, 128))
-
-# %% [markdown]
+# dropout mask, which our layer draws before the product. So the second run saves `8sbh²` of its FLOPs, and costs about
+# two thirds of what the paper says. The last bar of the figure at the top is this price.
+#
 # ### What the second run sends
 #
 # On $t$ ranks a layer that runs again repeats its exchanges as well (chapters 3 and 4), up to the point where it stops. The
@@ -369,7 +364,7 @@ agree.add("table 2 on two processes, predicted with extra and measured", [(r["pr
 first = [r for r in measured if r["rank"] == 0]
 names = {r["configuration"]: f"{r['configuration'].replace('tensor+', 'TP+').replace('sequence', 'SP')}: {r['formula']}" for r in first}
 LiveFigure(bar_chart(
-    "Table 2, measured: six ways to train a layer, in sbh",
+    "Table 2, measured: six ways to train a layer",
     {
         "measured, the paper's terms": {names[r["configuration"]]: r["measured_bytes"] - r["extra_bytes"] for r in first},
         "measured, extra": {names[r["configuration"]]: r["extra_bytes"] for r in first},
@@ -463,9 +458,6 @@ LiveFigure(bar_chart("The fused kernel keeps no scores: it grows with s, not wit
 
 # %% jupyter={"source_hidden": true}
 agree
-
-# %% jupyter={"source_hidden": true}
-in_the_paper("§5", "§6.1")
 
 # %% [markdown]
 # ## Work it out

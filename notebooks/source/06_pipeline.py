@@ -22,10 +22,10 @@ from actmem.formulas.schedule import held, interleaved, one_forward_one_backward
 from actmem_course.results import PipelineResult, read
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import play, slider, steps
-from actmem_course.show.folded import Agreement, Fold, in_the_paper, worked
+from actmem_course.show.folded import Agreement, Fold, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
-from actmem_course.show.schedules import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, warm_up_times, with_pipeline
+from actmem_course.show.schedules import chunks_that_fit, interleaving, least_budget_bytes, measured_schedule, microbatches_that_fit, moments_of, moving_window_chart, pipeline_schedule, rank_memory, ranks_that_fit, with_pipeline
 from actmem_course.show.style import size_text
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal
 
@@ -125,19 +125,10 @@ for model in PAPER_MODELS.values():
 agree.add("in flight on rank 0, by formula, by a list of actions and by the factor", ways, "chunks")
 
 # %% [markdown]
-# Why run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as 1F1B does? While sends take no time, the shorter warm-up of
-# `(p − r − 1) + (m − 1)p` is as fast, and rank 0 holds `pm` chunks in place of `pm + p − 1`. Move the slider: the extra
-# forwards hide the sends. Exercise 5.2 asks for the longer one, and then compares the two.
-
-# %%
-Panel(
-    lambda p, m, q: warm_up_times(p, m, 2 * p, q),
-    p=steps("p", "pipeline ranks", (2, 4, 8), 8),
-    m=steps("m", "chunks a rank", (2, 3, 4), 2),
-    q=steps("q", "a send, in quarters of a forward", (0, 1, 2, 3, 4), 0),
-)
-
-# %% [markdown]
+# Why run `2(p − r − 1)` forwards ahead, and not `p − r − 1` as 1F1B does? The extra forwards hide the sends. If sends took no
+# time, the shorter warm-up would be as fast, and rank 0 would hold `pm` chunks in place of `pm + p − 1`. Exercise 5.2 asks for
+# the longer one, and then compares the two.
+#
 # In bytes, for the layers of the first stage: equation 5 keeps everything, equation 6 recomputes the attention core, and
 # full recomputation keeps $2sbhL$, or $1/t$ of it if each rank keeps a part of every layer's input. For the models that
 # interleave, the factor `1 + (p − 1)/(pm)` multiplies all of them.
@@ -340,9 +331,6 @@ LiveFigure(bar_chart("Nearly all of it goes to the ranks that share a layer", se
 # %% jupyter={"source_hidden": true}
 agree
 
-# %% jupyter={"source_hidden": true}
-in_the_paper("§4.3", "Appendix B", "Appendix C")
-
 # %% [markdown]
 # ## Work it out
 #
@@ -384,8 +372,8 @@ worked(
 # <details><summary><b>4.</b> Interleaving with <code>m = 1</code> by the factor <code>1 + (p − 1)/(pm)</code> would give almost
 # twice equation 5. Why does 1F1B not hold that much?</summary>
 #
-# The interleaved order runs `2(p − r − 1)` forwards ahead where 1F1B runs `p − r − 1`; the second half hides the sends, as the
-# slider above shows. The factor counts that longer warm-up, and 1F1B doesn't run it.
+# The interleaved order runs `2(p − r − 1)` forwards ahead where 1F1B runs `p − r − 1`; the second half hides the sends.
+# The factor counts that longer warm-up, and 1F1B doesn't run it.
 # </details>
 #
 # ## What people get wrong here

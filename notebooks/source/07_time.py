@@ -242,14 +242,18 @@ LiveFigure(bar_chart(
 
 # %% [markdown]
 # The roofline explains most of the milliseconds that FLOPs do not. It also shows what a fused attention kernel gains: the
-# scores never go to memory, so the core moves only Q, K, V and its output, and the orange bars shrink to the products' own
+# scores never go to memory, so the core moves only Q, K, V and its output, and the core's bars shrink to the products' own
 # time. The roofline is a lower bound: real kernels, launches and exchanges take more, and the two lower pairs show how much.
 
 # %% jupyter={"source_hidden": true}
 agree
 
+# %% [markdown]
+# You have now met every number of the paper. Most hold. The fold lists where the paper disagrees with its own formulas, with what
+# we compute instead.
+
 # %% jupyter={"source_hidden": true}
-in_the_paper("Table 5", "§5 and eq. 8")
+in_the_paper("")
 
 # %% [markdown]
 # ## Work it out

@@ -49,10 +49,10 @@ Reveal(
 )
 
 # %% [markdown]
-# **What you need.** Chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 25 minutes.
+# **What you need.** Chapter 2 (what a layer keeps, and why) and chapter 5 (recomputation). About 30 minutes.
 #
 # **Letters.** As before `s`, `b`, `h`, `a`, `t`; new: `k` key and value heads · `d = h/a` elements of a head · `f` width of
-# the MLP, or of one expert · `E` experts, of which each token takes `κ`.
+# the MLP.
 
 # %% [markdown]
 # ## The layer changed
@@ -114,35 +114,6 @@ for t in (2, 8, 16):
 #
 # **Now write it:** [exercises 7.1, 7.5 and 7.6](../labs/lab7_todays_layer.py), `llama_layer_bytes`,
 # `split_grouped_heads` and `sum_shared_gradients`: `python my/labs/lab7_todays_layer.py --only 7.1,7.5,7.6`.
-
-# %% [markdown]
-# ## Context parallelism
-#
-# Tensor parallelism stops dividing K and V at `k` heads, and sequence parallelism divides only what lies between the blocks.
-# For long sequences `c` more ranks cut the sequence from end to end, attention too: each keeps `1/c` of everything, K and V
-# included, for any `k`. A rank's queries still need all keys before them. Two ways to get them:
-#
-# - **Gather** K and V along the sequence, as Llama 3 does, keep only the shard, and gather again in backward: it is `g`. *Plain*
-#   keeps what it gathered: K and V whole on every rank. Rank `i` holds chunks `i` and `2c − 1 − i` of `2c`, one that sees few
-#   keys and one that sees many, so that all ranks have the same work.
-# - **Ulysses** exchanges tokens for heads: an all-to-all before attention, another after it. The kernel keeps its output by
-#   heads, the projection by tokens: one copy more, which *elementwise* drops. A head isn't cut, so `t·c` must divide `k`.
-#
-# None of this divides a weight. Llama 3 70B, on 8 ranks and on 16 (`k = 8`):
-
-# %% jupyter={"source_hidden": true}
-from actmem.formulas.communication import wire_bytes
-from actmem.formulas.llama_terms import context_exchanges, context_rows
-from actmem.layers.context import layer_groups
-
-ways = {}
-for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, ""), (8, 2, "gather")):
-    given = (shape, Parallel(t, True), c, kind or "gather")
-    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {wire_bytes(context_exchanges(*given)) / 2**20:.0f} MiB sent"] = total(context_rows(*given))
-with emulated_rank(16):
-    tensor, context = layer_groups(2, sequence_parallel=True)
-    agree.add_rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
-LiveFigure(bar_chart("16 ranks: c = 2 keeps less than t = 16, since K has 8 heads", {"kept": ways}, "kept by one rank; sent among its c ranks"))
 
 # %% [markdown]
 # ## What everyone keeps instead
@@ -214,69 +185,6 @@ LiveFigure(others_bars(LLAMA))
 
 # %% [markdown]
 # Eager attention keeps the scores as well, and on a CPU so does dropout in `sdpa`: hundreds of `sbh`.
-
-# %% [markdown]
-# ## Norms over heads, and experts
-#
-# Two more changes. Qwen3 normalises the query and the key of each head before it rotates them, so the layer keeps them once
-# more, before the norm. And many models send each token to a few of many MLPs: `κ` of `E` **experts**. A router scores the
-# experts, the tokens are sorted by expert and dispatched, and the results are weighed and added up.
-#
-# What does backward read? Per pair of a token and an expert: gate, up and the down product's input (`6sbκf`), as in one MLP.
-# Not the dispatched token: backward dispatches it again, as sequence parallelism gathers again. Not the expert's output either:
-# the down product is linear, so the weight may multiply before it. What is left of the routing is who goes where, a few bytes a pair.
-
-# %% jupyter={"source_hidden": true}
-EXPERTS = llama_shape("qwen3-30b-a3b")
-LiveFigure(llama_bars(EXPERTS))
-
-# %% [markdown]
-# The ranks of the layer share the experts, whole. Under sequence parallelism each routes its own tokens, and an all-to-all
-# brings every pair to its expert's rank. So a rank holds as much as the routers send to it: with an even router `sbκ/t` pairs;
-# if every token wants the same experts, one rank gets all of them. Every rank must have room for that, or drop tokens:
-
-# %% jupyter={"source_hidden": true}
-from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens
-
-held = {"experts": {}, "the rest": {}}
-for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
-    parallel = Parallel(t, True)
-    tokens_held = forced_routed_tokens(EXPERTS, parallel, routing, 0)
-    predicted = llama_rows(EXPERTS, parallel, routed_tokens=tokens_held)
-    with emulated_rank(t):
-        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
-    bar = f"t = {t}, {routing} router: {tokens_held:,} pairs"
-    held["experts"][bar] = total(expert_mlp_rows(EXPERTS, parallel, routed_tokens=tokens_held))
-    held["the rest"][bar] = total(predicted) - held["experts"][bar]
-LiveFigure(bar_chart("One-sided routers bring one rank all the tokens", held, "kept by the fullest rank"))
-
-# %% [markdown]
-# ## Latent attention
-#
-# DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent a token, and the queries from another. At
-# inference only the latent is cached, beside one small key with positions that all heads share. Does training save as
-# much? No: a flash kernel reads whole keys and values, so backward wants them too, for every head, and the latents come
-# on top. Which of them to keep is again a set of terms. `recompute={"K", "V"}` keeps the latent and makes keys and
-# values again: one product, so it is no part of `elementwise`.
-
-# %% jupyter={"source_hidden": true}
-from actmem.recipes import Recompute
-
-LATENT = llama_shape("deepseek-v3")
-rows = {row.term: row.bytes for row in llama_rows(LATENT)}
-products = llama_products(LATENT)
-tokens = LATENT.seq_length * LATENT.micro_batch_size
-latent = {"nothing again": sum(rows.values())}
-for terms in ({"K", "V"}, {"Q", "K", "V"}):
-    again = Recompute.of(terms)
-    flops = llama_recomputed_flops(LATENT, again)
-    latent[f"{', '.join(sorted(terms))} again: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
-with emulated_rank(8):
-    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
-LiveFigure(bar_chart(
-    f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: {(rows['K'] + rows['V']) // tokens:,} of keys and values",
-    {"kept": latent}, "kept by one layer of DeepSeek-V3",
-))
 
 # %% [markdown]
 # ## What needs no product
@@ -419,11 +327,10 @@ worked(
 # ## Now measure it
 #
 # `python labs/measure_today.py --emulate 8 --model llama3-405b` makes this comparison in 12 configurations; `--paper-layer` for
-# the paper's layer, `--context 2` for half of each sequence on a rank.
+# the paper's layer.
 #
 # **Sources.** Meta's Llama 3 report, 2407.21783, table 3, and the models' published config.json · 2305.13245 for grouped queries ·
-# 2205.14135 for flash attention · 2309.14509 for Ulysses · 2512.14080, SonicMoE, for
-# experts that keep only their inputs and the up-projection's outputs · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/layers/`.
+# 2205.14135 for flash attention · code: `src/actmem/recipes.py`, `src/actmem/drop.py`, `src/actmem/layers/`.
 #
 # ## Now fit your model
 #
@@ -433,5 +340,7 @@ worked(
 # python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --recompute elementwise
 # python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --recompute full
 # ```
+#
+# Experts, latent attention and context parallelism have a chapter of their own, [14](14_experts.ipynb): read it when you meet one.
 #
 # Next, [chapter 9](09_your_model.ipynb): a model that this course did not write.

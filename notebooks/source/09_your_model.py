@@ -50,7 +50,7 @@ question = Prediction(
     answer=total(llama_rows(llama)) / once,
     unit="times",
     because="No tensor of s² is left, and still the layer keeps many times what goes in: most of it in the MLP.",
-    line=GuessLine(once),
+    line=GuessLine(),
 )
 Reveal(
     question,
@@ -146,7 +146,8 @@ def layer(s=s, b=b, h=h, a=a, k=k, f=f, **parts):
 # %% [markdown]
 # ## Record it
 #
-# The formulas above are a floor. What does this form of the layer keep?
+# The figure at the top is a floor. What does this form of the layer keep? Put `actmem.record` around any forward pass. It lists
+# each tensor that autograd stores, with the module and the operation that saved it.
 
 # %%
 model, x = layer()
@@ -154,12 +155,6 @@ with actmem.record(model) as ledger:
     y = model(x)
 
 floor = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
-print(f"{ledger.total_bytes / (2 * s * b * h):.1f} times its input; the floor is {floor / (2 * s * b * h):.1f} times")
-
-# %% [markdown]
-# `actmem.record` runs around any forward pass. It lists each stored tensor with the module and the operation that saved it.
-
-# %%
 ledger
 
 # %% [markdown]

@@ -11,7 +11,6 @@ from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.plan.planned_models import PlannedGPT, planned_model_of
 from actmem.plan.search import bill_of, find_plans
 from actmem.plan.plan_report import half_the_gpus, plan_text, refusal_text, twice_the_sequence
-from actmem.plan.settings import FRAMEWORK_SETTINGS
 from actmem.verify import verify_plan
 from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import choice_results, golden_result, measure_runs, step_time_results
@@ -141,7 +140,8 @@ LiveFigure(runs_figure(runs + played))
 #
 # Most people ask a calculator. Here are four, restated from what their code computes, each with the settings that suit it
 # best, for one layer of the 22B model on one of eight ranks. Counted is what an emulated rank keeps, without the statistics and
-# states that the paper leaves out too. Open the line to see how far each is off, in bytes.
+# states that the paper leaves out too. Open the line to see how far each is off, in bytes. For a Llama, two of the runs above differ only in their
+# microbatch, so their peaks say what one more sequence takes on a GPU. That is in the fold too.
 
 # %%
 printed = measure_calculators()
@@ -150,28 +150,17 @@ rows = {result.row: result.counted_bytes for result in printed}
 apart = {(result.row, result.calculator): result.difference_bytes for result in printed}
 right = {name: sum(not apart[row, name] for row in rows) for name in names}
 table = [(row, counted, *(f"{apart[row, name]:+,}" if apart[row, name] else "0" for name in names)) for row, counted in rows.items()]
-Fold(
-    f"of table 2's {len(rows)} rows right: " + ", ".join(f"{name} {count}" for name, count in right.items()),
-    text_table(("table 2", "counted", *names), table, " rrrrr"),
-)
-
-# %% [markdown]
-# And a Llama? Two of the runs above differ only in their microbatch, so their peaks say what one more sequence takes on a GPU:
-
-# %%
 one_more = sequence_results()
+of_llama = [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}", r.why) for r in one_more]
 Fold(
-    "off by: " + ", ".join(f"{r.calculator} {r.difference_percent:+.1f}%" for r in one_more),
-    text_table(
-        ("prints", "bytes", "GPUs took", "%", "why"),
-        [(r.calculator, r.printed_bytes, r.counted_bytes, f"{r.difference_percent:+.2f}", r.why) for r in one_more],
-        " rrr",
-    ),
+    f"of table 2's {len(rows)} rows right: " + ", ".join(f"{name} {count}" for name, count in right.items())
+    + "; a Llama off by " + ", ".join(f"{r.difference_percent:+.0f}%" for r in one_more),
+    text_table(("table 2", "counted", *names), table, " rrrrr") + "\n\n" + text_table(("prints", "bytes", "GPUs took", "%", "why"), of_llama, " rrr"),
 )
 
 # %% [markdown]
-# `labs/measure_runs.py --calculators` says where each goes wrong. Most errors have one cause: a formula for one code is asked about another, which gathers its inputs, keeps its logits
-# twice in float32 and has a gated MLP. A count is always a count of one code.
+# `labs/measure_runs.py --calculators` says where each goes wrong. Most errors have one cause: a formula is right for one code and
+# is asked about another, which gathers its inputs, keeps its logits twice in float32 and has a gated MLP.
 #
 # ## How long does a step take?
 
@@ -192,8 +181,8 @@ Fold(
 # interleaved. An eager 8B comes out twice too fast, because its many small operations aren't counted. A time model that is
 # right for one code is wrong for another.
 #
-# What does the planner say to layouts that others published? Among the plans that their code could run, their place, and how much
-# longer a step takes than by the fastest:
+# Others published their layouts. How good are they? The planner ranks all plans that the same code could run. Each bar says how
+# much longer a step takes than by the fastest, and which place that is:
 
 # %%
 choices = [r for r in choice_results() if r.search == "its code"]
@@ -208,8 +197,8 @@ Fold(
 )
 
 # %% [markdown]
-# The rest are among the first five, or nearer to the first than the times are right. *s hidden*, in the list, are the seconds of
-# exchanges that must run beside computing. Of two plans that take as long, the one that hides less is the safer one.
+# The others are among the first five, or so close to the first that our times can't tell them apart. *s hidden*, in the list, are
+# the seconds of exchanges that must run beside computing. Of two plans that take as long, take the one that hides less.
 #
 # ## What if
 #
@@ -250,16 +239,10 @@ LiveFigure(first_aid("llama3-70b", 80))
 agree
 
 # %% [markdown]
-# ## Settings
-
-# %%
-name, settings = next(iter(FRAMEWORK_SETTINGS.items()))
-print(fill(f"{name}: {' '.join(settings(model, chosen, 512))}", 96, break_on_hyphens=False))
-
-# %% [markdown]
-# `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints this for torchtitan and Hugging Face too.
-#
 # ## Your own model
+#
+# `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
+# Megatron-LM, torchtitan and Hugging Face.
 #
 # All of this was our Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes *your*
 # model, or a `config.json` of Hugging Face: it runs it at tiny sizes, with one, two and three layers, and says what the real one

@@ -195,7 +195,7 @@ agree.add("freed for 8 layers, h = 1,024, 8,192 tokens, as transformers#48444 me
 # ## More GPUs for one sequence
 #
 # What is left belongs to one layer: attention's half. It can't run in tiles as the MLP does, since a query reads all keys before
-# it. Context parallelism (chapter 8) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs too. Under
+# it. Context parallelism (chapter 14) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs too. Under
 # **gather** the ranks exchange K and V, under **Ulysses** tokens for heads. **Ring** attention sends K and V around instead of
 # gathering them: the same bytes are kept and sent, but no rank ever has K and V whole.
 
@@ -485,5 +485,5 @@ agree
 # ## Now fit your model
 #
 # `python -m actmem record` on your own model at a long sequence names what is largest *now*; take the step that removes it, and record
-# again. Exercises 10.3 and 10.4 of **Lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`. This is the last chapter; go
-# back to [10 Plan a model](10_plan_a_model.ipynb) with what you know now.
+# again. Exercises 10.3 and 10.4 of **Lab 10** are this chapter's: `python my/labs/lab10_keep_less.py`. Next,
+# [chapter 14](14_experts.ipynb): experts, latents, and a context that several ranks share.

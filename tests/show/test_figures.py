@@ -28,7 +28,6 @@ from actmem_course.show.measured import here_figure, runs_figure
 from actmem_course.show.memory_map import BATCH_ORDERS, SEGMENTS, memory_map, reserved_lines
 from actmem_course.show.memory_wall import METHODS, PARALLELISM, RECOMPUTATION, crossover_lines, front_door, memory_wall
 from actmem_course.show.recomputation import (
-    added_flops,
     batch_payoff,
     memory_ladder,
     rebuild_price,
@@ -41,7 +40,6 @@ from actmem_course.show.schedules import (
     moving_window_chart,
     pipeline_schedule,
     rank_memory,
-    warm_up_times,
     with_pipeline,
 )
 from actmem_course.show.sequence_parallel import (
@@ -51,11 +49,18 @@ from actmem_course.show.sequence_parallel import (
     operator_ring,
     operator_states,
     rank_parts,
-    ring_step,
 )
 from actmem_course.show.tensor_parallel import ORDERS, ROW_ORDERS, floor_bars, floor_lines, mlp_cut, qkv_cut
 from actmem_course.show.times import days_bars, least_times, roofline, table4_bars, utilisation_bars
-from actmem_course.show.today import first_aid, frontier_figure, kept_today, llama_bars, others_bars, plan_wall
+from actmem_course.show.today import (
+    first_aid,
+    frontier_figure,
+    kept_today,
+    llama_bars,
+    others_bars,
+    plan_wall,
+    routed_bars,
+)
 
 GPT3, SMALL, MT = model_shape("175B"), model_shape("22B"), PAPER_MODELS["530B"]
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
@@ -89,7 +94,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     qkv_cut: [(t, order) for order in ROW_ORDERS for t in (1, 2, 8)],
     floor_lines: [(GPT3, t) for t in (1, 8, 32)],
     floor_bars: [(GPT3, t) for t in (1, 8, 32)],
-    ring_step: [(t, step, PAYLOAD) for t in (2, 8) for step in {0, 1, t - 1, t}],
     operator_ring: [
         (operator, t, moment, PAYLOAD)
         for operator in FORWARD_EXCHANGE
@@ -100,7 +104,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     gathered_lines: [(GPT3, t) for t in (1, 8, 32)],
     recompute_trade: [(GPT3,), (LONG,), (TINY,)],
     rebuild_price: [(GPT3,), (LONG,), (TINY,)],
-    added_flops: [(GPT3,), (LONG,), (TINY,)],
     batch_payoff: [(GPT3, 40), (LONG, 40), (TINY, 40)],
     memory_ladder: [(2048, 8), (512, 1)],
     step_timeline: [(STEP, moment, mode) for mode in ("none", "selective", "full") for moment in (0, 20)],
@@ -110,7 +113,6 @@ DRAWN: dict[Callable, list[tuple]] = {
     ],
     moving_window_chart: [(GPT3, with_pipeline(CUT, 4, 1), 9, 20 * 2**30)],
     rank_memory: [(MT.shape, MT.parallel, 280), (MT.shape, with_pipeline(MT.parallel, 35, 1), 280)],
-    warm_up_times: [(8, 2, 16, 0), (4, 3, 8, 3)],
     measured_schedule: [(one_forward_one_backward(1, 1), [RANK])],
     roofline: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
     least_times: [(SMALL, CUT), (TINY, Parallel()), (LARGE, Parallel())],
@@ -127,18 +129,19 @@ DRAWN: dict[Callable, list[tuple]] = {
     kept_today: [(LLAMA_MODELS["llama3-8b"], CUT)],
     others_bars: [(LLAMA_MODELS[name],) for name in ("llama3-8b", "llama3-70b")],
     llama_bars: [(shape, mode) for shape in (TINY_LLAMA, *LLAMA_MODELS.values()) for mode in ("none", "elementwise")],
+    routed_bars: [(LLAMA_MODELS["qwen3-30b-a3b"], 8), (LLAMA_MODELS["mixtral-8x7b"], 1, ("even",))],
     frontier_figure: [(model.shape,) for model in PAPER_MODELS.values()],
     first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
     plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
     runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
-    here_figure: [([HereResult(one, one.active_lines, one.active_lines, 0, None) for one in NVIDIAS],)],
+    here_figure: [([HereResult(one, one.played.run, one.active_lines, one.active_lines, 0, None) for one in NVIDIAS],)],
 }  # fmt: skip
 #: At 700 pixels more is cut; the front door is also read at 390.
 LONGEST: dict[Callable, int] = {front_door: 50}
 #: Drawn by tests of their own, from what was measured; the last four are what others are made of.
 ELSEWHERE = {
     "speed_figure",
-    "measured_chart",
+    "with_setting",
     "chart",
     "diagram",
     "after",

@@ -20,7 +20,7 @@ from actmem_course.show.layer import (
     layer_drawing,
     operations,
 )
-from actmem_course.show.style import axis_unit
+from actmem_course.show.style import axis_unit, size_text
 from tests.shapes import shapes
 
 GPT3 = model_shape("175B")
@@ -146,25 +146,28 @@ def test_every_tensor_belongs_to_one_operation():
     assert sorted(term for terms in operations().values() for term in terms) == sorted(LAYER_TERMS)
 
 
+def verdicts(drawing):
+    return [note["text"].strip() for note in drawing.layout["annotations"]]
+
+
 @pytest.mark.parametrize("shape", [GPT3, TINY], ids=["175B", "tiny"])
 def test_all_right_answers_find_equation_1(shape):
     drawing = keep_game(shape, **RIGHT)
-    assert f"{eq1(shape):,} of {eq1(shape):,} bytes" in drawing.alt
-    in_unit = sum(sum(trace["x"]) for trace in drawing.traces)
-    assert eq1(shape) in [round(in_unit * unit) for unit in (2**30, 2**20, 2**10)], "the bars are the bytes"
+    drawn = sum(value for trace in drawing.traces for value in trace["x"] if value)
+    assert round(drawn * axis_unit(eq1(shape))[0]) == eq1(shape), "the bars are the bytes"
+    assert f"you have found all {size_text(eq1(shape))}" in drawing.layout["title"]["text"]
 
 
 @pytest.mark.parametrize("name", RIGHT)
 def test_one_answer_is_right_and_no_other_shows_bytes(name):
     for answer in ANSWERS[1:]:
         drawing, right = keep_game(GPT3, **{**EMPTY, name: answer}), answer == RIGHT[name]
-        assert f"{int(right)} of {len(RIGHT)} right, 1 answered" in drawing.alt
-        assert (" ✗" in drawing.alt) != right
-        words = [text for trace in drawing.traces for text in trace.get("text", ())]
-        assert sum("iB" in text for text in words) == int(right and RIGHT[name] != "nothing")
+        assert f"{int(right)} of {len(RIGHT)} right" in drawing.layout["title"]["text"]
+        assert any("✗" in verdict for verdict in verdicts(drawing)) != right
+        assert sum("iB" in verdict for verdict in verdicts(drawing)) == int(right and RIGHT[name] != "nothing")
 
 
 def test_nothing_is_told_before_an_answer():
     drawing = keep_game(GPT3, **EMPTY)
-    assert f"0 of {eq1(GPT3):,} bytes found" in drawing.alt
-    assert {text for trace in drawing.traces for text in trace["text"]} == {NO_ANSWER}
+    assert set(verdicts(drawing)) == {NO_ANSWER}
+    assert not any(term in drawing.alt for term in LAYER_TERMS if " " in term)

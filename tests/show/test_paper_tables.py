@@ -17,30 +17,19 @@ def entry(model="1T", quantity="tensor", **fields):
 def drawn(part, width=80, styles=False):
     console = Console(width=width, record=True, force_terminal=styles, file=io.StringIO())
     console.print(part, crop=False)
-    return [line.rstrip() for line in console.export_text(styles=styles).splitlines()]
+    return [text for line in console.export_text(styles=styles).splitlines() if (text := line.rstrip())]
 
 
 RIGHT = entry(ours_formula=144_284_057_600, extra=2_621_440, measured=144_286_679_040)
 WRONG = entry(model="22B", quantity="full", ours_formula=5, measured=6, note="2sbh", paper=4)
 
 
-def test_no_number_is_cut_off_however_narrow_the_screen():
-    for width in (30, 80, 120):
-        lines = drawn(exact_table("title", [RIGHT, WRONG], {"1T": "1T  a=160"}), width)
-        (line,) = [line for line in lines if "144,284,057,600" in line]
-        assert line.split() == ["tensor", "144,284,057,600", "2,621,440", "144,286,679,040", "0"]
-        assert not any("…" in line for line in lines)
-
-
-def test_header_once_heading_above_and_columns_aligned():
+def test_a_table_for_each_model_below_its_heading():
     lines = drawn(exact_table("title", [RIGHT, WRONG], {"1T": "1T  a=160", "22B": "22B  a=64"}))
-    assert lines[0] == "title" and lines[1].split() == ["predicted", "extra", "measured", "diff."]
-    headings = [i for i, line in enumerate(lines) if line.startswith(("1T", "22B"))]
-    assert [lines[i] for i in headings] == ["1T  a=160", "22B  a=64"] and lines[headings[0] + 1].startswith(" tensor")
-    full, below = lines[headings[1] + 1], lines[headings[1] + 2]
-    assert full.split() == ["full", "5", "0", "6", "1"] and below.split() == ["2sbh", "4"]
-    column = lines[1].index("predicted") + len("predicted")
-    assert full.index("5") + 1 == below.index("4") + 1 == column
+    assert [line for line in lines if line.startswith(("title", "1T", "22B"))] == ["title", "1T  a=160", "22B  a=64"]
+    found = [line.split() for line in lines]
+    assert ["tensor", "144,284,057,600", "2,621,440", "144,286,679,040", "0"] in found
+    assert ["full", "5", "0", "6", "1"] in found and ["2sbh", "4"] in found
 
 
 def test_a_wrong_line_is_red_and_a_right_one_is_not():
@@ -51,8 +40,9 @@ def test_a_wrong_line_is_red_and_a_right_one_is_not():
 
 def test_a_column_without_any_number_is_left_out():
     lines = drawn(percent_table("title", [entry(quantity="a", paper=39, ours_formula=38.776)]))
-    assert lines[1].split() == ["percent", "paper", "ours", "ours", "−", "paper"]
-    assert " a" in lines[3] and lines[3].split() == ["a", "39", "38.78", "-0.22"]
+    assert [line.split() for line in lines if line and "─" not in line][1:] == [
+        ["percent", "paper", "ours", "ours", "−", "paper"], ["a", "39", "38.78", "-0.22"],
+    ]  # fmt: skip
 
 
 def test_flops_in_peta_and_the_difference_in_ones():
@@ -72,5 +62,5 @@ def test_ranks_with_and_without_a_measurement():
 def test_disagreements_wrap_beside_their_labels():
     place: Any = SimpleNamespace(where="§4.3", printed="under 0.01%", ours=("22B 0.57%", "1T 2%"), why="a reason " * 20)
     lines = drawn(disagreements_list("title", [place]))
-    assert lines[0] == "title" and lines[2:5] == ["§4.3", " paper under 0.01%", "  ours 22B 0.57%, 1T 2%"]
-    assert all(line.startswith(" " * 7) and len(line) <= 80 for line in lines[5:])
+    assert lines[0] == "title" and lines[1:4] == ["§4.3", " paper under 0.01%", "  ours 22B 0.57%, 1T 2%"]
+    assert all(line.startswith(" " * 7) and len(line) <= 80 for line in lines[4:])

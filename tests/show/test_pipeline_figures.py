@@ -19,7 +19,6 @@ from actmem_course.show.schedules import (
     pipeline_schedule,
     rank_memory,
     schedule_of,
-    warm_up_times,
     with_pipeline,
 )
 
@@ -153,17 +152,6 @@ def test_ranks_that_share_a_stage_have_curves_of_their_own_below_one_chart():
     )
     assert len(curves(drawing)) == 4 and curves(drawing)[0] == curves(drawing)[1] != curves(drawing)[2]
     assert "rank 0 held 15 B, rank 3 16 B" in drawing.alt
-
-
-def test_the_short_warm_up_saves_chunks_until_sends_cost_time():
-    free, dear = (warm_up_times(8, 2, 16, quarters) for quarters in (0, 4))
-    assert (
-        "takes no longer" in free.layout["title"]["text"]
-        and "16 chunks on rank 0, not 23" in free.layout["title"]["text"]
-    )
-    long, _, short, _ = (trace["y"] for trace in dear.traces)
-    assert long[0] == short[0] and all(a < b for a, b in zip(long[1:], short[1:]))
-    assert f"{short[-1] / long[-1] - 1:.0%} longer" in dear.layout["title"]["text"]
 
 
 @pytest.mark.parametrize(("p", "m", "n"), SIZES)

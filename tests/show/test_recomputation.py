@@ -4,45 +4,23 @@ from fractions import Fraction
 
 import pytest
 
-from actmem.config import ConfigError, ModelShape
-from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, eq1, layer_rows
-from actmem.formulas.flops import layer_overhead, layer_products
-from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.config import ModelShape
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq1, layer_rows
+from actmem.formulas.flops import layer_products
+from actmem.models import TINY, model_shape
 from actmem.rows import LAYER_TERMS, total
 from actmem_course.others.larger_batches import fullest_bytes, throughput
 from actmem_course.show.recomputation import (
-    LADDER,
     SHARES,
-    added_flops,
     batch_payoff,
     core_over_gelu,
-    memory_ladder,
-    rebuild_price,
     rebuilds,
-    recompute_trade,
     step_timeline,
     training_moments,
 )
 
 GPT3 = model_shape("175B")
 LONG = ModelShape(16384, 1, 1024, 8, num_layers=8)
-
-
-@pytest.mark.parametrize("shape", [GPT3, LONG, TINY])
-def test_the_trades_bars_are_the_two_formulas(shape):
-    kept, core, work, again = recompute_trade(shape).traces
-    a, b, h, s = shape.letters()
-    share = Fraction(5 * a * s * s * b, eq1(shape))
-    assert core["x"] == [pytest.approx(float(100 * share))]
-    assert kept["x"] == pytest.approx([float(100 * (1 - share))] * 2 + [100 * 2 * s * b * h / eq1(shape)])
-    assert work["x"] == [100.0] * 3
-    assert again["x"] == pytest.approx([float(100 * layer_overhead(shape, mode)) for mode in ("selective", "full")])
-
-
-def test_prices_fall_and_the_cores_is_5_over_2d():
-    prices = [trace["x"][0] for trace in rebuild_price(GPT3).traces]
-    assert prices == sorted(prices, reverse=True)
-    assert prices[0] == pytest.approx(1000 * 5 / (2 * GPT3.head_size))
 
 
 @pytest.mark.parametrize("shape", [GPT3, LONG, TINY])
@@ -55,28 +33,6 @@ def test_groups_are_the_whole_layer_but_its_input(shape):
     by_name = {r.name: r for r in groups}
     core, gelu = by_name["attention core"], by_name["GeLU input"]
     assert core.bytes_per_flop / gelu.bytes_per_flop == core_over_gelu(shape)
-
-
-def test_added_flops_are_the_five_counts():
-    _, _, h, s = GPT3.letters()
-    modes = [layer_overhead(GPT3, mode) for mode in ("paper-selective", "selective", "paper-full", "full")]
-    expected = [100 * s / (6 * h), *(float(100 * share) for share in modes)]
-    assert [trace["x"][0] for trace in added_flops(GPT3).traces] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize("s, t", [(2048, 8), (512, 4)])
-def test_the_ladder_is_table_2(s, t):
-    rows = {row.name: row for row in TABLE2}
-    for trace in memory_ladder(s, t).traces:
-        for name, share in zip(trace["x"], trace["y"], strict=True):
-            shape = PAPER_MODELS[name].shape.with_sizes(seq_length=s)
-            assert share == 100 * closed_form(rows[trace["name"]], shape, t) / closed_form(rows["tensor"], shape, t)
-    assert list(LADDER) == [row.name for row in TABLE2 if row.tensor_parallel]
-
-
-def test_the_ladder_refuses_ranks_that_cannot_share_the_models():
-    with pytest.raises(ConfigError):
-        memory_ladder(2048, 3)
 
 
 def test_the_payoffs_lines_and_markers_are_the_step_model():

@@ -25,7 +25,6 @@ from actmem_course.show.sequence_parallel import (
     operator_states,
     parts,
     rank_parts,
-    ring_step,
 )
 from actmem_course.show.style import FILLS, size_text
 
@@ -39,29 +38,15 @@ def words_of(drawing):
 
 
 @pytest.mark.parametrize("t", RANKS)
-def test_the_ring_ends_with_the_closed_forms_bytes(t):
-    both, half = (Exchange(kind, "forward", "", t, PAYLOAD).wire_bytes for kind in ("all-reduce", "reduce-scatter"))
-    assert f"each rank has sent {both:,} bytes" in ring_step(t, 2 * (t - 1), PAYLOAD).alt
-    assert f"each rank has sent {half:,} bytes" in ring_step(t, t - 1, PAYLOAD).alt
-    assert size_text(half) in ring_step(t, t - 1, PAYLOAD).layout["title"]["text"]
-
-
-@pytest.mark.parametrize("t", RANKS)
-def test_the_rings_boxes_count_terms(t):
-    assert words_of(ring_step(t, 0, PAYLOAD))["text"] == [f"1/{t}"] * t * t
-    assert [text[0] for text in words_of(ring_step(t, 2 * (t - 1), PAYLOAD))["text"]] == ["Σ"] * t * t
-    half = words_of(ring_step(t, t - 1, PAYLOAD))["text"]
-    assert [rank for rank in range(t) if half[rank * t + rank].startswith("Σ")] == list(range(t))
-    assert sum(text.startswith("Σ") for text in half) == t
-
-
-@pytest.mark.parametrize("t", RANKS)
-def test_the_rings_arrows_go_from_each_rank_to_the_next(t):
-    assert not arrows(ring_step(t, 0, PAYLOAD))
-    for step, state in list(enumerate(ring("all-reduce", t, PAYLOAD)))[1:]:
-        drawn = arrows(ring_step(t, step, PAYLOAD))
-        wanted = {(rank, (rank + 1) % t, state.received[(rank + 1) % t]) for rank in range(t)}
-        assert {(int(y0), int(y1), int(x0 - 0.2 * t)) for (x0, _), (y0, y1) in drawn} == wanted
+def test_an_all_reduces_boxes_count_terms_and_its_arrows_go_to_the_next_rank(t):
+    for step, state in enumerate(ring("all-reduce", t, PAYLOAD)):
+        drawing = operator_ring("f̄", t, step, PAYLOAD)
+        wanted = {(rank, (rank + 1) % t, state.received[(rank + 1) % t]) for rank in range(t)} if step else set()
+        assert {(int(y0), int(y1), int(x0 - 0.2 * t)) for (x0, _), (y0, y1) in arrows(drawing)} == wanted
+        assert f"sent {size_text(state.sent_bytes)}" in drawing.alt
+    first, half, last = (words_of(operator_ring("f̄", t, step, PAYLOAD))["text"] for step in (0, t - 1, 2 * (t - 1)))
+    assert first == [f"1/{t}"] * t * t and last == ["Σ"] * t * t
+    assert [place for place, text in enumerate(half) if text == "Σ"] == [rank * t + rank for rank in range(t)]
 
 
 def arrows(drawing):
@@ -80,10 +65,6 @@ def test_parts_are_equations_2_and_4(t):
     assert len(whole) == 6 and [part.row.term for part in both if part.axis == "s"] == whole
     assert all(part.row.split_by == t for part in both)
     assert [a.axis for a in alone if a.axis] == [b.axis for b in both if b.axis != "s"]
-
-
-def test_one_rank_holds_all():
-    assert {part.axis for mode in MODES for part in parts(GPT3, 1, mode)} == {""}
 
 
 @pytest.mark.parametrize(("mode", "per_tensor"), [(TENSOR, 6 * 4 + 9 * 4 * 2), (SEQUENCE, 15 * 4 * 2)])
@@ -135,10 +116,9 @@ def test_an_operator_sends_what_the_closed_form_says_and_its_conjugates_exchange
     wire = [Exchange(kind, "forward", "", t, PAYLOAD).wire_bytes for kind in kinds.values() if kind]
     assert states[-1][2].sent_bytes == sum(wire)
     drawings = [operator_ring(operator, t, moment, PAYLOAD) for moment in range(len(states))]
-    assert len({drawing.alt for drawing in drawings}) == len(states)
     for drawing, (pass_, _, state) in zip(drawings, states, strict=True):
         assert len(arrows(drawing)) == (t if state.step else 0)
-        assert f"{operator}, {pass_}" in drawing.alt and f"{state.sent_bytes:,} bytes" in drawing.alt
+        assert f"{operator}, {pass_}" in drawing.alt and size_text(state.sent_bytes) in drawing.alt
 
 
 @pytest.mark.parametrize("t", RANKS)

@@ -1,10 +1,8 @@
 """Tables of text: every number in full, columns in line."""
 
 import re
-from fractions import Fraction
 from types import SimpleNamespace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,11 +12,9 @@ from actmem.models import TINY
 from actmem.rows import LAYER_TERMS
 from actmem_course.show.terms import BLOCKS, KINDS, TERMS, formula_of, term_of
 from actmem_course.show.text import (
-    apart_text,
     extras_text,
     kept_text,
     saved_text,
-    table2_text,
     text_table,
 )
 from tests.shapes import shapes
@@ -55,32 +51,6 @@ def test_saved_text_shows_what_the_ledger_saw():
 
 def test_an_empty_ledger_says_so():
     assert saved_text([]) == kept_text([]) == "nothing is kept"
-
-
-@pytest.mark.parametrize(
-    ("pairs", "line"),
-    [
-        ([(7, 7), (8, 8)], "2 layers: 0 bytes apart"),
-        ([(1000, 1001), (1001, 1000), (5, 5)], "3 layers: 2 bytes apart"),  # differences do not cancel
-        ([(0, 1200)], "layers: 1,200 bytes apart"),
-        ([(Fraction(4, 2), 2), (Fraction(1, 2), 0)], "2 layers: 0.5 bytes apart"),
-    ],
-)
-def test_apart_text(pairs, line):
-    assert apart_text("layers", iter(pairs)) == line
-
-
-def test_table2_text_is_what_the_lab_wrote():
-    result = {
-        "configuration": "tensor",
-        "formula": "10 + 24/t + 5as/ht",
-        "predicted_bytes": 10,
-        "extra_bytes": 2,
-        "measured_bytes": 13,
-        "difference_bytes": 1,
-    }
-    lines = table2_text([result]).splitlines()
-    assert lines[2].split("  ")[0] == "tensor" and lines[2].split()[-4:] == ["10", "2", "13", "1"]
 
 
 # What is said about each term agrees with the formulas.

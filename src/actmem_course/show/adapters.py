@@ -9,7 +9,7 @@ from actmem.llama_shape import LlamaShape
 from actmem.rows import Row, total
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing
-from actmem_course.show.style import BLUE, CARD, GREEN, ORANGE, VERMILION, Fill, three_digits
+from actmem_course.show.style import PAINT, three_digits
 
 #: Which linears read a term.  The kernel keeps attention's output for itself as well.
 READERS = {
@@ -25,10 +25,10 @@ PLACES = {"q and v": ("q", "v"), "attention": ("q", "k", "v", "o"), "all linears
 IN_16_BITS, IN_FLOAT32, UNDER_AUTOCAST = ADAPTERS = ("16 bits", "float32", "float32, autocast")
 _REST, _INPUTS, _LOW, _COPIES = "norms, attention, SwiGLU", "inputs of linears", "A·x", "copies and masks"
 _FILLS = {
-    _REST: Fill(GREEN, ""),
-    _INPUTS: Fill(BLUE, "", CARD),
-    _LOW: Fill(ORANGE, "x"),
-    _COPIES: Fill(VERMILION, "/"),
+    _REST: PAINT["green"],
+    _INPUTS: PAINT["blue"],
+    _LOW: PAINT["orange"],
+    _COPIES: PAINT["red"],
 }
 
 

@@ -161,8 +161,11 @@ def _on_axis(drawing: Drawing, axis: Axis) -> Drawing:
         {**trace, along: [value if value is None else value * factor for value in trace[along]]}
         for trace in drawing.traces
     ]
+    notes = [{**note, along: note[along] * factor} for note in drawing.layout.get("annotations", ())]
     shown = {**drawing.layout[f"{along}axis"], "title": {"text": axis.title}, "range": [0, axis.end]}
-    return replace(drawing, traces=traces, layout={**drawing.layout, f"{along}axis": shown}, axis=axis)
+    return replace(
+        drawing, traces=traces, layout={**drawing.layout, f"{along}axis": shown, "annotations": notes}, axis=axis
+    )
 
 
 def _ends(drawing: Drawing) -> dict[str, float]:

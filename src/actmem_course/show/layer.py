@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.rows import LAYER_TERMS, Row, total
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import Control, choice
 from actmem_course.show.marks import (
     EMPTY,
@@ -22,9 +24,8 @@ from actmem_course.show.marks import (
     labels,
     legend,
     line,
-    scale,
 )
-from actmem_course.show.style import FILLS, INK, Fill, axis_end, axis_unit, exact_text, size_text, three_digits
+from actmem_course.show.style import FILLS, INK, PAINT, Fill, axis_end, axis_unit, exact_text, size_text, three_digits
 from actmem_course.show.terms import BLOCKS, KINDS, formula_of, term_of
 
 
@@ -92,7 +93,7 @@ MLP_COLUMN = (
 )
 #: Names that fit into half of a line; next to its operation each is clear.
 _SHORT = {"softmax dropout output": "dropout output", "softmax dropout mask": "dropout mask"}
-_OPERATION, _DARK, _AGAIN = Fill("#EEEEEE", ""), Fill("#FFFFFF", ""), Fill("#FFFFFF", "/")
+_OPERATION, _DARK, _AGAIN = Fill("#EEEEEE", ""), PAINT["white"], Fill("#FFFFFF", "/")
 _COLUMN, _OP, _KEPT, _GAP, _HIGH, _FOOT = 5.2, 1.0, 3.9, 0.15, 0.74, 7.24
 #: The upper part of a line is words, the lower part bars; all bars are of this height, so widths are bytes.
 _BAR_TOP, _BAR = 0.4, 0.36
@@ -212,63 +213,40 @@ def keep_game(shape: ModelShape, **answers: str) -> Drawing:
     shape: of the layer.  answers: by the names of ``keep_controls``.
     """
     rows = {row.term: row for row in layer_rows(shape)}
-    said = {operation: answers[_argument(operation)] for operation in operations()}
+    of = {operation: [rows[term] for term in terms] for operation, terms in operations().items()}
+    said = {operation: answers[_argument(operation)] for operation in of}
     right = {operation for operation, answer in said.items() if answer == kept_by(operation)}
-    tried = [operation for operation, answer in said.items() if answer != NO_ANSWER]
-    found = sum(total(_rows(rows, operation)) for operation in right)
-    whole = total(rows.values())
-    most = max(total(_rows(rows, operation)) for operation in said)
-    unit, unit_name = axis_unit(most)
-    score = f"{len(right)} of {len(said)} right"
-    all_right = f"you have found all {size_text(whole)},<br>every byte of equation 1"
-    # Beside each bar its bytes, at the foot of the others what was said.  The stack puts the words after the bar.
-    verdicts = [
-        f"✓ {answer}, {size_text(total(_rows(rows, operation)))}"
+    found, whole = sum(total(of[operation]) for operation in right), total(rows.values())
+    verdicts = {
+        operation: f"✓ {answer}, {size_text(total(of[operation]))}"
         if operation in right
-        else NO_ANSWER
+        else answer
         if answer == NO_ANSWER
         else f"✗ {answer}"
         for operation, answer in said.items()
-    ]
-    return chart(
-        f"{score}: "
-        + (all_right if len(right) == len(said) else f"{size_text(found)} of {size_text(whole)} found;<br>{_next(said, right)}"),
-        [
-            *(_found(row, operation, unit) for operation in said if operation in right for row in _rows(rows, operation)),
-            {
-                "type": "bar", "orientation": "h", "x": [0] * len(said), "y": list(said), "text": verdicts,
-                "textposition": "outside", "textfont": {"size": 13, "color": INK}, "hoverinfo": "skip", "cliponaxis": False,
-            },
-        ],
-        f"A bar for each operation that was answered rightly. {score}, {len(tried)} answered; {found:,} of {whole:,} bytes found: "
-        + ", ".join(f"{operation} {answer}{_mark(operation, said, right)}" for operation, answer in said.items())
-        + ".",
-        barmode="stack",
-        bargap=0.3,
-        height=420,
-        showlegend=False,
-        margin={"l": 130, "b": 56},
-        xaxis=scale(f"kept for backward, {unit_name}", 0, axis_end(1.5 * most / unit)),
-        yaxis=downwards(said),
-    )  # fmt: skip
-
-
-def _found(row: Row, operation: str, unit: int) -> dict:
-    term = term_of(row)
-    hover = f"<b>{row.term}</b><br>{exact_text(row.bytes)}<br>{term.why}"
-    return bars(row.term, [operation], [row.bytes / unit], FILLS[term.kind], hover)
+    }
+    if len(right) == len(said):
+        ending = f"you have found all {size_text(whole)},<br>every byte of equation 1"
+    else:
+        ending = f"{size_text(found)} of {size_text(whole)} found;<br>{_next(said, right)}"
+    drawing = bar_chart(
+        f"{len(right)} of {len(said)} right: {ending}",
+        {
+            row.term: {operation: row.bytes if operation in right else None}
+            for operation, each in of.items()
+            for row in each
+        },
+        "kept for backward",
+        fills=[FILLS[term_of(row).kind] for each in of.values() for row in each],
+        order=list(said),
+        notes=verdicts,
+        room_for=1.3 * max(map(total, of.values())),
+    )
+    return replace(drawing, axis=None)  # a game leaves no marks of the last move
 
 
 def _argument(operation: str) -> str:
     return "".join(letter if letter.isascii() and letter.isalnum() else "_" for letter in operation)
-
-
-def _rows(rows: Mapping[str, Row], operation: str) -> list[Row]:
-    return [rows[term] for term in operations()[operation]]
-
-
-def _mark(operation: str, said: Mapping[str, str], right: set[str]) -> str:
-    return "" if said[operation] == NO_ANSWER else " ✓" if operation in right else " ✗"
 
 
 def _next(said: Mapping[str, str], right: set[str]) -> str:

@@ -1,35 +1,28 @@
-"""What labs measured, as figures for a page of its own: speed, published runs, a training."""
+"""What labs measured, as figures for a page of its own: speed, and published runs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from actmem_course.others.golden import HereResult
 from actmem_course.results import RunResult, SpeedLine
-from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
-from actmem_course.show.style import (
-    BLUE,
-    GREEN,
-    INK,
-    ORANGE,
-    SKY,
-    VERMILION,
-    Fill,
-    milliseconds,
-)
+from actmem_course.show.bar_chart import bar_chart
+from actmem_course.show.marks import Drawing, chart, line, log_scale, points, scale
+from actmem_course.show.style import BLUE, GREEN, INK, ORANGE, PAINT, VERMILION, milliseconds
 from actmem_course.show.text import overhead_text
 
 _PARTS = {
-    "forward": Fill(BLUE, "", "#FFFFFF"),
-    "forward again, in backward": Fill(VERMILION, "/"),
-    "backward": Fill(ORANGE, "x"),
+    "forward": PAINT["blue"],
+    "forward again, in backward": PAINT["red"],
+    "backward": PAINT["orange"],
 }
 _MIB_IN_GIB = 1024
-_KEPT, _TIME = Fill(BLUE, "", "#FFFFFF"), Fill(SKY, "-")
+_KEPT, _TIME = PAINT["blue"], PAINT["sky"]
 
 
 def write_page(drawing: Drawing, path: Path) -> None:
@@ -41,11 +34,11 @@ def write_page(drawing: Drawing, path: Path) -> None:
     figure.write_html(path, include_plotlyjs=True, config=spec["config"])
 
 
-def measured_chart(title: str, under: str, traces: list[dict], alt: str, **layout: Any) -> Drawing:
-    """A chart that says below its title what was run where."""
-    drawing = chart(title, traces, alt, **layout)
-    drawing.layout["title"]["subtitle"] = {"text": under}
-    return drawing
+def with_setting(drawing: Drawing, under: str) -> Drawing:
+    """The drawing with what was run where below its title."""
+    return replace(
+        drawing, layout={**drawing.layout, "title": {**drawing.layout["title"], "subtitle": {"text": under}}}
+    )
 
 
 def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
@@ -53,32 +46,23 @@ def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
 
     setting: what was run where, in one line.
     """
-    names = [line.name for line in lines]
-    seconds = zip(
-        *((one.forward_seconds, one.recompute_seconds, one.backward_seconds - one.recompute_seconds) for one in lines)
+    seconds = {
+        one.name: (one.forward_seconds, one.recompute_seconds, one.backward_seconds - one.recompute_seconds)
+        for one in lines
+    }
+    both = {one.name: f"{milliseconds(sum(seconds[one.name]))} ms" for one in lines}
+    drawing = bar_chart(
+        overhead_finding(lines),
+        {
+            part: dict(zip(seconds, (1000 * size for size in sizes)))
+            for part, sizes in zip(_PARTS, zip(*seconds.values()))
+        },
+        "one layer, one microbatch",
+        "ms",
+        fills=list(_PARTS.values()),
+        notes={one.name: both[one.name] + (f", {overhead_text(one.over)}" if one.over else "") for one in lines},
     )
-    ends = [1000 * (line.forward_seconds + line.backward_seconds) for line in lines]
-    texts = [
-        f" {milliseconds(end / 1000)} ms{f', {overhead_text(line.over)}' if line.over else ''}"
-        for end, line in zip(ends, lines)
-    ]
-    finding = overhead_finding(lines)
-    return measured_chart(
-        finding,
-        setting,
-        [
-            *(
-                bars(name, names, [1000 * value for value in values], fill, f"%{{y}}<br>{name}: %{{x:.3~g}} ms")
-                for (name, fill), values in zip(_PARTS.items(), seconds)
-            ),
-            words(ends, names, texts, position="middle right"),
-        ],
-        f"{finding}. " + "; ".join(f"{name}:{text}" for name, text in zip(names, texts)) + ".",
-        height=180 + 42 * len(lines),
-        xaxis=scale("milliseconds of one layer, one microbatch", 0, 1.35 * max(ends, default=1)),
-        yaxis={"autorange": "reversed"},
-        **STACKED,
-    )  # fmt: skip
+    return with_setting(drawing, setting)
 
 
 def overhead_finding(lines: Sequence[SpeedLine]) -> str:
@@ -160,19 +144,15 @@ def here_figure(results: Sequence[HereResult]) -> Drawing:
         + (", full" if r.run.full_recompute else f", t = {r.run.t}" if r.run.t > 1 else "")
         for r in results
     ]
-    logged, counted = [r.logged_bytes / 1e9 for r in results], [r.counted_bytes / 1e9 for r in results]
     far = max(100 * (1 - r.counted_bytes / r.logged_bytes) for r in results)
     open_percent = max(100 * abs(r.open_bytes) / r.logged_bytes for r in results)
-    finding = f"GPU's log, laptop's count: within {far:.1f}%,<br>all but {open_percent:.2f}% for a known reason"
-    return chart(
-        finding,
-        [
-            bars("logged on a GPU", names, logged, _KEPT, text=[f"{size:.3f}" for size in logged]),
-            bars("counted here", names, counted, _TIME, text=[f"{size:.3f}" for size in counted]),
-        ],
-        finding.replace("<br>", " ") + ": " + "; ".join(f"{n} {x:.3f} and {y:.3f} GB" for n, x, y in zip(names, logged, counted)) + ".",
-        height=150 + 62 * len(results),
-        barmode="group",
-        xaxis=scale("GB beyond what is held at rest", 0, 1.08 * max(logged)),
-        yaxis={"autorange": "reversed"},
-    )  # fmt: skip
+    return bar_chart(
+        f"GPU's log, laptop's count: within {far:.1f}%,<br>all but {open_percent:.2f}% for a known reason",
+        {
+            "logged on a GPU": dict(zip(names, (r.logged_bytes for r in results))),
+            "counted here": dict(zip(names, (r.counted_bytes for r in results))),
+        },
+        "beyond what is held at rest",
+        beside=True,
+        fills=[_KEPT, _TIME],
+    )

@@ -12,21 +12,10 @@ from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.rows import by_term, total
 from actmem_course.others.paper import A100_BYTES
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import Control, choice
 from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
-from actmem_course.show.style import (
-    BLUE,
-    CARD,
-    GIB,
-    GREEN,
-    INK,
-    SKY,
-    VERMILION,
-    Fill,
-    exact_text,
-    size_text,
-    three_digits,
-)
+from actmem_course.show.style import BLUE, CARD, GIB, INK, PAINT, VERMILION, Fill, exact_text, size_text, three_digits
 
 #: Rows of table 2 that a GPU of a parallel run can have, by their names in a control.
 METHODS: dict[str, Configuration] = {row.name: row for row in TABLE2 if row.tensor_parallel}
@@ -40,9 +29,9 @@ _TITLES = {
 }
 #: Segments of a bar.  Freed: what the method saves over tensor parallelism alone.
 PART_FILLS = {
-    "parameters": Fill(GREEN, ""),
-    "gradients and optimizer": Fill(SKY, "-"),
-    "activations": Fill(VERMILION, "/"),
+    "parameters": PAINT["green"],
+    "gradients and optimizer": PAINT["sky"],
+    "activations": PAINT["red"],
     "freed by the method": Fill("#FFFFFF", "."),
 }
 PARTS_OF_GPU = tuple(PART_FILLS)[:3]
@@ -89,42 +78,18 @@ def memory_wall(method: str = BASELINE_METHOD, activations: bool = True) -> Draw
     for name, parts in held.items():
         parts["freed by the method"] = before[name] - now[name]
     fit = [name for name, size in now.items() if size <= A100_BYTES]
-    parts_shown = [part for part in PART_FILLS if any(parts[part] for parts in held.values())]
-    traces = [_part(part, {name: parts[part] for name, parts in held.items()}) for part in parts_shown]
-    hover = "memory of one A100: %{x:.0f} GiB"
-    across, beyond = limit(f"one A100, {A100_BYTES / GIB:.0f} GiB", A100_BYTES / GIB, len(held), hover)
+    shown = [part for part in PART_FILLS if any(parts[part] for parts in held.values())]
     some = f"of the four models only {', '.join(fit)} fits"
     verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
-    counted = title_of(method) if activations else "Parameters, gradients and optimizer"
-    sizes = "; ".join(
-        f"{name} {size_text(now[name])}"
-        + (f", of it activations {size_text(held[name]['activations'])}" if activations else "")
-        for name in held
+    return bar_chart(
+        f"{title_of(method) if activations else 'Parameters, gradients and optimizer'}:<br>{verdict} in {A100_BYTES // GIB} GiB",
+        {part: {name: parts[part] for name, parts in held.items()} for part in shown},
+        "one GPU of the first stage",
+        fills=[PART_FILLS[part] for part in shown],
+        notes={name: size_text(size) for name, size in now.items()},
+        room_for=longest,
+        limit=("one A100", A100_BYTES),
     )
-    return chart(
-        f"{counted}:<br>{verdict} in {A100_BYTES / GIB:.0f} GiB",
-        [*traces, across],
-        f"Stacked bars, one GPU of each model's first stage. {counted}: {verdict} in {size_text(A100_BYTES)}. {sizes}.",
-        bargap=0.35,
-        xaxis=scale("memory of one GPU of the first stage, GiB", 0, 1.04 * longest / GIB),
-        yaxis={"autorange": "reversed", "tickfont": {"size": 15}},
-        yaxis2=beyond,
-        **STACKED,
-    )
-
-
-def limit(name: str, at: float, count: int, hover: str | None = None) -> tuple[dict, dict]:
-    """A dashed line across ``count`` bars, and its axis: it runs past the first and the last bar, where a category axis ends."""
-    ends = [-0.6, count - 0.4]
-    axis = {"overlaying": "y", "visible": False, "range": ends, "fixedrange": True}
-    return line(name, [at, at], ends, INK, hover, "dash", 2.5, yaxis="y2"), axis
-
-
-def _part(part: str, sizes: dict[str, int], along: str = "x", **more: Any) -> dict:
-    hover = f"<b>%{{{'y' if along == 'x' else 'x'}}}</b>, {part}<br>%{{customdata}}"
-    said = [exact_text(size) for size in sizes.values()]
-    values = [size / GIB for size in sizes.values()]
-    return bars(part, sizes, values, PART_FILLS[part], hover, along=along, customdata=said, **more)
 
 
 #: What can be chosen: sequence parallelism needs tensor parallelism, and full recomputation includes what selective does.
@@ -157,7 +122,10 @@ def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
     said = "; ".join(f"{name} {size_text(size)}{'' if size > A100_BYTES else ', fits'}" for name, size in sums.items())
     traces = []
     for part in PARTS_OF_GPU:
-        trace = _part(part, {name: parts[part] for name, parts in held.items()}, "y")
+        sizes = [parts[part] for parts in held.values()]
+        hover = f"<b>%{{x}}</b>, {part}<br>%{{customdata}}"
+        values, said_of = [size / GIB for size in sizes], list(map(exact_text, sizes))
+        trace = bars(part, held, values, PART_FILLS[part], hover, along="y", customdata=said_of)
         trace["marker"] |= {"opacity": [1 if name == model else 0.45 for name in held]}
         traces.append(trace)
     # Each bar's size above it; at the top, with an arrow, where the bar goes on.

@@ -11,35 +11,27 @@ from typing import Any
 from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, closed_form, layer_rows
 from actmem.formulas.first_stage import selective_saves
-from actmem.formulas.flops import eq9, layer_overhead, layer_products
+from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row, total
 from actmem_course.others.larger_batches import batch_factor, break_even, throughput
+from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.layer import kinds_legend
-from actmem_course.show.marks import FITTING, STACKED, Axis, Drawing, bars, chart, downwards, line, points, scale
+from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, points, scale
 from actmem_course.show.style import (
-    BLACK,
     BLUE,
-    CARD,
     FILLS,
     GREEN,
     INK,
-    ORANGE,
-    SKY,
+    PAINT,
     VERMILION,
-    YELLOW,
-    Fill,
     axis_end,
     axis_unit,
     exact_text,
     size_text,
-    three_digits,
 )
 from actmem_course.show.terms import term_of
 
-HELD, CORE, WORK = Fill(BLUE, "", CARD), Fill(VERMILION, "/"), Fill("#BBBBBB", "", BLACK)
-#: What is run again: all of it by the paper's count, and no more than is needed.
-_PAPER, LESS = Fill("#BBBBBB", "x"), Fill(YELLOW, ".")
 _MODES = {"none": "keep everything", "selective": "selective", "full": "full"}
 #: What a tensor's group looks like in the price of its bytes.
 _KIND = {
@@ -51,11 +43,11 @@ _KIND = {
 }
 _BASELINE = "tensor"
 LADDER = {
-    "tensor": Fill(VERMILION, "/"),
-    "tensor+sequence": Fill(ORANGE, "x"),
-    "tensor+selective": Fill(SKY, "-"),
-    "tensor+sequence+selective": Fill(BLUE, "", "#FFFFFF"),
-    "full": Fill(GREEN, "."),
+    "tensor": PAINT["red"],
+    "tensor+sequence": PAINT["orange"],
+    "tensor+selective": PAINT["sky"],
+    "tensor+sequence+selective": PAINT["blue"],
+    "full": PAINT["green"],
 }
 #: Values of φ along the axis, in percent.
 SHARES = tuple(range(0, 101, 2))
@@ -72,43 +64,27 @@ def recompute_trade(shape: ModelShape) -> Drawing:
     """
     whole = total(layer_rows(shape))
     left = {mode: total(layer_rows(shape, recompute=mode)) for mode in _MODES}
-    core = sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS)
+    core = 100 * sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS) / whole
     added = {mode: layer_overhead(shape, mode) for mode in _MODES}
-    names = [f"{what}, {name}" for what in ("bytes", "FLOPs") for name in _MODES.values()]
-    others = [whole - core, whole - core, left["full"]]
-    says = [size_text(size) for size in (whole - core, left["selective"], left["full"])]
-    again = [added[mode] for mode in ("selective", "full")]
-    a, b, h, s = shape.letters()
-
-    def part(name: str, at: list[str], values: list[float], fill: Fill, text: list[str], where: str = "") -> dict:
-        places = where or ["inside" if value >= 12 else "outside" for value in values]
-        return bars(
-            name, at, values, fill, f"<b>{name}</b><br>%{{y}}: %{{x:.2f}}%, %{{text}}", text, textposition=places,
-            outsidetextfont={"color": INK, "size": 13}, cliponaxis=False,
-        )  # fmt: skip
-
-    return chart(
-        f"s = {s:,}: dropping the attention core frees {float(selective_saves(shape)):.0%} of the bytes<br>"
+    kept = {f"bytes, {name}": 100 * left[mode] / whole for mode, name in _MODES.items()}
+    first, *again = work = {f"FLOPs, {name}": 100 * float(added[mode]) for mode, name in _MODES.items()}
+    everything = f"bytes, {_MODES['none']}"
+    sizes = {f"bytes, {name}": size_text(left[mode]) for mode, name in _MODES.items()}
+    percents = {f"FLOPs, {name}": f"+{_percent(added[mode])}" for mode, name in _MODES.items() if mode != "none"}
+    return bar_chart(
+        f"s = {shape.seq_length:,}: dropping the attention core frees {float(selective_saves(shape)):.0%} of the bytes<br>"
         f"for {_percent(added['selective'])} more FLOPs; full recomputation costs {_percent(added['full'])}",
-        [
-            part("kept for backward", names[:3], [100 * size / whole for size in others], HELD, says),
-            part("attention core, 5as²b", names[:1], [100 * core / whole], CORE, [size_text(core)]),
-            part("the layer, forward and backward", names[3:], [100.0] * 3, WORK, ["72Bsh² + 12Bs²h"] * 3),
-            part(
-                "run again", names[4:], [float(100 * share) for share in again], LESS,
-                [f"+{_percent(share)}" for share in again], "outside",
-            ),
-        ],
-        f"Bars for one layer at s={s}, b={b}, h={h}, a={a}: selective recomputation leaves {size_text(left['selective'])} of "
-        f"{size_text(whole)} and adds {_percent(added['selective'])} FLOPs; full recomputation leaves {size_text(left['full'])} "
-        f"and adds {_percent(added['full'])}.",
-        bargap=0.25,
-        height=460,
-        xaxis=scale("percent of the same without recomputation", 0, 150, ticksuffix="%"),
-        yaxis=downwards(names),
-        **FITTING,
-        **STACKED,
-    )  # fmt: skip
+        {
+            "kept for backward": {**kept, everything: 100 - core},
+            "attention core, 5as²b": {everything: core},
+            "the layer, forward and backward": dict.fromkeys(work, 100),
+            "run again": {name: work[name] for name in again},
+        },
+        "one layer, of the same without recomputation",
+        "%",
+        fills=[PAINT["blue"], PAINT["red"], PAINT["grey"], PAINT["yellow"]],
+        notes={**sizes, first: "72Bsh² + 12Bs²h", **percents},
+    )
 
 
 def _percent(share: Fraction) -> str:
@@ -264,61 +240,17 @@ def rebuild_price(shape: ModelShape) -> Drawing:
 
     Groups that need none have no such price; the table next to the figure names them.
     """
-    priced = [(r, float(1000 * r.bytes_per_flop)) for r in rebuilds(shape) if r.bytes_per_flop]
-    priced.sort(key=lambda pair: pair[1], reverse=True)
-    a, b, h, s = shape.letters()
-
-    def bar(r, value: float) -> dict:
-        hover = f"<b>{r.name}</b><br>{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>made again by {r.how}"
-        text = [three_digits(value)]
-        return bars(r.name, [r.name], [value], FILLS[_KIND[r.name]], hover, text, "outside", showlegend=False)
-
-    return chart(
+    priced = sorted((r for r in rebuilds(shape) if r.bytes_per_flop), key=lambda r: r.bytes_per_flop or 0, reverse=True)
+    return bar_chart(
         f"A FLOP in the attention core gives back {float(core_over_gelu(shape)):,.0f} times<br>"
-        f"the bytes of a FLOP in h→4h: 5a/2, with a = {a:,}",
-        [bar(r, value) for r, value in priced],
-        f"Bars at s={s}, b={b}, h={h}, a={a}, bytes given back for 1,000 FLOPs: "
-        + ", ".join(f"{r.name} {three_digits(value)}" for r, value in priced)
-        + ".",
-        Axis("bytes given back for 1,000 FLOPs", axis_end(1.12 * priced[0][1])),
-        yaxis=downwards(r.name for r, _ in priced),
-        height=360,
-        margin={"b": 60},
-    )
-
-
-def added_flops(shape: ModelShape) -> Drawing:
-    """Percent of a layer's FLOPs that each way to recompute adds: selective in three counts, full in two.
-
-    The first bar is equation 9, 1 + s/6h, which is equation 8 over 7 as the paper rounds it.
-    """
-    every = (
-        ("selective, eq. 9", eq9(shape) - 1, _PAPER, "s/6h: three passes of the core"),
-        ("selective, by the text", layer_overhead(shape, "paper-selective"), CORE, "the core once more: 4s/(72h + 12s)"),
-        ("selective, stopped", layer_overhead(shape, "selective"), LESS, "QKᵀ once more: 2s/(72h + 12s)"),
-        ("full, to its end", layer_overhead(shape, "paper-full"), CORE, "the forward pass once more: 1/3"),
-        ("full, stopped", layer_overhead(shape, "full"), LESS, "without 4h→h: (16h + 4s)/(72h + 12s)"),
-    )  # fmt: skip
-    _, _, h, s = shape.letters()
-    values = [float(100 * share) for _, share, _, _ in every]
-
-    def bar(name: str, value: float, fill: Fill, why: str) -> dict:
-        hover, text = f"<b>{name}</b>: {value:.3f}%<br>{why}", [f"{value:.2f}%  {why}"]
-        return bars(name, [name], [value], fill, hover, text, "outside", showlegend=False)
-
-    return chart(
-        f"s = {s:,}, h = {h:,}: the core once more is {values[1]:.2f}%, not {values[0]:.2f}%;<br>"
-        f"full recomputation can stop at {values[4]:.1f}%",
-        [bar(name, value, fill, why) for (name, _, fill, why), value in zip(every, values)],
-        f"Bars of FLOPs added at s={s}, h={h}: "
-        + ", ".join(f"{name} {value:.2f}%" for (name, *_), value in zip(every, values))
-        + ".",
-        Axis("FLOPs added to one layer, forward and backward", axis_end(2.3 * max(values))),
-        xaxis={"ticksuffix": "%"},
-        yaxis=downwards(name for name, *_ in every),
-        height=360,
-        bargap=0.3,
-        margin={"b": 60},
+        f"the bytes of a FLOP in h→4h: 5a/2, with a = {shape.num_attention_heads:,}",
+        {r.name: {r.name: float(1000 * (r.bytes_per_flop or 0))} for r in priced},
+        "given back for 1,000 FLOPs",
+        "bytes",
+        fills=[FILLS[_KIND[r.name]] for r in priced],
+        about={
+            r.name: f"{size_text(r.bytes)} for {r.flops / 10**9:,.1f} GFLOP<br>made again by {r.how}" for r in priced
+        },
     )
 
 
@@ -330,30 +262,20 @@ def memory_ladder(seq_length: int, tensor_parallel_size: int) -> Drawing:
     rows = {row.name: row for row in TABLE2}
     shapes = {name: model.shape.with_sizes(seq_length=seq_length) for name, model in PAPER_MODELS.items()}
     t = tensor_parallel_size
-    sizes = {name: [closed_form(rows[name], shape, t) for shape in shapes.values()] for name in LADDER}
-    shares = {name: [100 * size / whole for size, whole in zip(sizes[name], sizes[_BASELINE])] for name in LADDER}
-    both, full = shares["tensor+sequence+selective"], shares["full"]
-    return chart(
+    sizes = {way: {name: closed_form(rows[way], shape, t) for name, shape in shapes.items()} for way in LADDER}
+    shares = {
+        way: {name: 100 * size / sizes[_BASELINE][name] for name, size in of.items()} for way, of in sizes.items()
+    }
+    both, full = shares["tensor+sequence+selective"].values(), shares["full"].values()
+    return bar_chart(
         f"s = {seq_length:,}, t = {t}: both methods leave {min(both):.1f} to {max(both):.1f}% of the baseline,<br>"
         f"full recomputation {min(full):.1f} to {max(full):.1f}%",
-        [
-            bars(
-                name, shapes, shares[name], fill, f"<b>{name}</b>, %{{x}}: %{{y:.1f}}%<br>%{{customdata}}",
-                [f"{share:.1f}" if share < 40 else f"{share:.0f}" for share in shares[name]], "outside", "y",
-                customdata=[f"{size_text(size)} a layer and rank" for size in sizes[name]],
-            )
-            for name, fill in LADDER.items()
-        ],
-        f"Grouped bars at s={seq_length}, t={t}, percent of tensor parallelism alone: "
-        + "; ".join(f"{name} " + ", ".join(f"{n} {share:.1f}" for n, share in zip(shapes, shares[name])) for name in LADDER)
-        + ".",
-        barmode="group",
-        bargap=0.2,
-        uniformtext={"mode": "show", "minsize": 10},
-        height=470,
-        yaxis=scale("percent of tensor parallelism alone", 0, max(112, 1.1 * max(map(max, shares.values()))), ticksuffix="%"),
-        xaxis={"tickfont": {"size": 15}},
-    )  # fmt: skip
+        shares,
+        "kept, of tensor parallelism alone",
+        "%",
+        beside=True,
+        fills=list(LADDER.values()),
+    )
 
 
 def batch_payoff(shape: ModelShape, fixed_percent: int) -> Drawing:

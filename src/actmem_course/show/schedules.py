@@ -29,14 +29,13 @@ from actmem.rows import total
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
 from actmem_course.results import PipelineResult
 from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.marks import Drawing, bars, chart, line, points, scale
+from actmem_course.show.marks import Drawing, bars, chart, line, scale
 from actmem_course.show.style import (
     BLUE,
-    CARD,
     GIB,
     GREEN,
     INK,
-    ORANGE,
+    PAINT,
     SKY,
     VERMILION,
     YELLOW,
@@ -52,22 +51,20 @@ Curve = Sequence[tuple[int, int]]
 
 #: Fills of passes by kind and chunk; further chunks start over.
 _FILLS = {
-    "F": (Fill(BLUE, "", CARD), Fill(SKY, ""), Fill("#CFE8F7", ""), Fill("#8AA4B8", "")),
-    "B": (Fill(ORANGE, "/"), Fill(YELLOW, "/"), Fill("#FFF6BF", "/"), Fill("#CDB987", "/")),
+    "F": (PAINT["blue"], Fill(SKY, ""), Fill("#CFE8F7", ""), Fill("#8AA4B8", "")),
+    "B": (PAINT["orange"], Fill(YELLOW, "/"), Fill("#FFF6BF", "/"), Fill("#CDB987", "/")),
 }
 _NAMES = {"F": "forward", "B": "backward"}
 #: Of the moving window.
-_WHOLE = "forward, keeps everything", Fill(BLUE, "", CARD)
+_WHOLE = "forward, keeps everything", PAINT["blue"]
 _LESS = "forward, core to be recomputed", Fill("#CFE8F7", "")
-_BACK = "backward", Fill(ORANGE, "/")
-_AGAIN = "backward with recomputation", Fill(YELLOW, "x")
+_BACK = "backward", PAINT["orange"]
+_AGAIN = "backward with recomputation", PAINT["yellow"]
 #: With more passes than this their numbers don't fit; the hover text has them.
 _MOST_LABELS = 170
 _ROW, _CURVE, _GAP, _FOOT, _HEAD = 30, 56, 34, 104, 70
 #: With more passes than this, each is too small to see, and drawing is slow.
 LARGEST_CHART = 1024
-#: A forward's time in the units of the warm-up's simulation, so that a send may take a part of one.
-_FORWARD, _BACKWARD = 4, 8
 
 
 def gantt(
@@ -379,41 +376,3 @@ def interleaving(shape: ModelShape, parallel: Parallel, num_microbatches: int, c
             f"and rank 0 holds more: with {' more, with '.join(more)}", {"layers": held}, "its layers' activations"
         ),
     ]
-
-
-def warm_up_times(p: int, m: int, n: int, send_quarters: int) -> Drawing:
-    """What the interleaved schedule's second p − r − 1 warm-up forwards buy: time of a step over the time of a send.
-
-    The markers are at ``send_quarters`` quarters of a forward.
-    """
-    long, short = interleaved(p, m, n), interleaved(p, m, n, short_warmup=True)
-    held = [peak_in_flight(ranks)[0] for ranks in (long, short)]
-    now = [_step_time(ranks, send_quarters) for ranks in (long, short)]
-    slower = now[1] / now[0] - 1
-    costs = f"takes {slower:.0%} longer" if slower > 0 else "takes no longer"
-    send = "nothing" if not send_quarters else f"{send_quarters}/{_FORWARD} of a forward"
-    traces = []
-    for name, ranks, colour, dash, here in (
-        ("long: 2(p − r − 1) + (m − 1)p", long, BLUE, "solid", now[0]),
-        ("short: (p − r − 1) + (m − 1)p", short, VERMILION, "dash", now[1]),
-    ):
-        hover = f"<b>{name}</b><br>a send of %{{x:.2f}} forwards: a step takes %{{y:g}}"
-        sends = range(_FORWARD + 1)
-        times = [_step_time(ranks, time) for time in sends]
-        traces += [
-            line(name, [time / _FORWARD for time in sends], times, colour, hover, dash),
-            points(f"{name}, now", [send_quarters / _FORWARD], [here], colour, hover, showlegend=False),
-        ]
-    return chart(
-        f"A send takes {send}: the short warm-up {costs}<br>and holds {held[1]} chunks on rank 0, not {held[0]}",
-        traces,
-        f"Two lines over the time of a send for p={p}, m={m}, n={n}: where a send takes {send}, a step takes {now[0]:g} forwards with "
-        f"the long warm-up and {now[1]:g} with the short one, which holds {held[1]} chunks on rank 0 in place of {held[0]}.",
-        xaxis=scale("time of a send, in forwards of a chunk", -0.05, 1.05),
-        yaxis=scale("one step, in forwards of a chunk", rangemode="tozero"),
-    )
-
-
-def _step_time(ranks: Schedule, send: int) -> float:
-    """In forwards."""
-    return max(span.end for span in timeline(ranks, _FORWARD, _BACKWARD, send)) / _FORWARD

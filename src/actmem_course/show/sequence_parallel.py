@@ -11,18 +11,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, eq2, eq4, gathered
 from actmem.rows import Row, total
 from actmem_course.others.ring import PHASES, RingState, ring
 from actmem_course.show.marks import EMPTY, Box, Drawing, boxes, chart, diagram, labels, line, log_scale
-from actmem_course.show.style import (
-    BLUE,
-    FILLS,
-    GREEN,
-    INK,
-    ORANGE,
-    VERMILION,
-    Fill,
-    axis_unit,
-    size_text,
-    three_digits,
-)
+from actmem_course.show.style import BLUE, FILLS, GREEN, INK, PAINT, VERMILION, Fill, axis_unit, size_text, three_digits
 from actmem_course.show.tensor_parallel import sizes_of_t
 from actmem_course.show.terms import term_of
 
@@ -119,10 +108,10 @@ def _frame(part: RankPart, rank: int, t: int, x: float, y: float, width: float) 
 
 
 COMPLETE, _PARTIAL, JUST_ADDED, OWN = (
-    Fill(GREEN, "", "#FFFFFF"),
+    PAINT["green"],
     Fill("#FBE5B5", ""),
-    Fill(ORANGE, "/"),
-    Fill("#FFFFFF", ""),
+    PAINT["orange"],
+    PAINT["white"],
 )
 #: The sizes of ring that are drawn.
 RANKS = (2, 4, 8)
@@ -130,21 +119,6 @@ RANKS = (2, 4, 8)
 #: What each operator's forward exchanges.  Its backward is the forward of its conjugate.
 FORWARD_EXCHANGE = {"f": None, "f̄": "all-reduce", "g": "all-gather", "ḡ": "reduce-scatter"}
 CONJUGATE_OF = {"f": "f̄", "f̄": "f", "g": "ḡ", "ḡ": "g"}
-
-
-def ring_step(tensor_parallel_size: int, step: int, payload_bytes: int) -> Drawing:
-    """An all-reduce of ``payload_bytes`` after ``step`` of its 2(t − 1) steps.
-
-    A row for each rank, a column for each chunk of the sequence; a box shows how many ranks' terms its sum has, an
-    arrow which chunk a rank has just sent to the next.
-    """
-    states = ring("all-reduce", tensor_parallel_size, payload_bytes)
-    state, t = states[step], tensor_parallel_size
-    return _drawn(
-        state,
-        _title(state, "all-reduce", len(states) - 1),
-        f"Ring of {t} ranks {_after(state, 'all-reduce', len(states) - 1)}",
-    )
 
 
 def steps_of_operator(operator: str, tensor_parallel_size: int) -> Sequence[int]:
@@ -174,19 +148,24 @@ def operator_states(
 
 
 def operator_ring(operator: str, tensor_parallel_size: int, moment: int, payload_bytes: int) -> Drawing:
-    """f, f̄, g or ḡ on a ring, at one of its ``steps_of_operator``: its forward, then its conjugate's exchange in backward."""
+    """f, f̄, g or ḡ on a ring, at one of its ``steps_of_operator``: its forward, then its conjugate's exchange in backward.
+
+    A row for each rank, a column for each chunk of the sequence; a box shows how many ranks' terms its sum has, an
+    arrow which chunk a rank has just sent to the next.
+    """
     moments = operator_states(operator, tensor_parallel_size, payload_bytes)
     pass_, kind, state = moments[moment]
     who = f"{operator}, {pass_}" + (f" (= {CONJUGATE_OF[operator]})" if pass_ == "backward" else "")
     last = max(one.step for one_pass, _, one in moments if one_pass == pass_)
+    sent = f"each has sent {size_text(state.sent_bytes)}"
     if kind is None:
-        title = f"{who}: nothing is sent;<br>every rank passes on what it has"
-        return _drawn(state, title, f"{who}: nothing is sent; each rank has sent {state.sent_bytes:,} bytes.", kind)
-    title = f"{who}. {_title(state, kind, last)}"
-    return _drawn(state, title, f"{who}, on a ring of {tensor_parallel_size} ranks {_after(state, kind, last)}", kind)
+        return _drawn(state, f"{who}: nothing is sent;<br>every rank passes on what it has", f"{who}: {sent}.", kind)
+    where, finding = f"step {state.step} of {last}" + (f", {state.phase}" if state.phase else ""), _finding(state, kind)
+    alt = f"{who}, on a ring of {tensor_parallel_size} ranks, {where}: {finding}; {sent}."
+    return _drawn(state, f"{who}. {where.capitalize()}: {sent};<br>{finding}", alt, kind)
 
 
-def _drawn(state: RingState, title: str, alt: str, kind: str | None = "all-reduce") -> Drawing:
+def _drawn(state: RingState, title: str, alt: str, kind: str | None) -> Drawing:
     t = len(state.held)
     drawn, said = [], []
     left, right, height = 0.2 * t, 0.27 * t, 0.72
@@ -241,15 +220,6 @@ def _arrows(state: RingState, left: float, height: float) -> list[dict]:
         more: dict[str, Any] = {"hoverinfo": "name", "showlegend": False, "cliponaxis": False}
         traces.append(line(name, x, y, INK, width=2.5, mode="lines+markers", marker=head, **more))
     return traces
-
-
-def _after(state: RingState, kind: str, last: int) -> str:
-    return f"after step {state.step} of {last}: {_finding(state, kind)}; each rank has sent {state.sent_bytes:,} bytes."
-
-
-def _title(state: RingState, kind: str, last: int) -> str:
-    where = f"Step {state.step} of {last}" + (f", {state.phase}" if state.phase else "")
-    return f"{where}: each has sent {size_text(state.sent_bytes)};<br>{_finding(state, kind)}"
 
 
 def _finding(state: RingState, kind: str) -> str:

@@ -34,15 +34,27 @@ class Fill:
         return {"color": self.colour, "line": {"color": INK, "width": 1}, **pattern}
 
 
-#: The same kind of tensor looks the same in every figure of the course.
+#: A fill for each colour, whose pattern goes with it.
+PAINT = {
+    "green": Fill(GREEN, ""),
+    "blue": Fill(BLUE, "", CARD),
+    "sky": Fill(SKY, "-"),
+    "red": Fill(VERMILION, "/"),
+    "orange": Fill(ORANGE, "x"),
+    "yellow": Fill(YELLOW, "."),
+    "purple": Fill(PURPLE, "."),
+    "grey": Fill("#BBBBBB", "+"),
+    "white": Fill(CARD, ""),
+}
+#: The same kind of tensor looks the same in every figure of the course, and so does the same part of a step.
 FILLS = {
-    "layer-norm input": Fill(GREEN, ""),
-    "input of a linear": Fill(BLUE, "", CARD),
-    "Q, K, V": Fill(SKY, "-"),
-    "softmax": Fill(VERMILION, "/"),
-    "dropout mask": Fill(YELLOW, "."),
-    "GeLU input": Fill(ORANGE, "x"),
-    "extra": Fill("#BBBBBB", "+"),
+    "layer-norm input": PAINT["green"],
+    "input of a linear": PAINT["blue"],
+    "Q, K, V": PAINT["sky"],
+    "softmax": PAINT["red"],
+    "dropout mask": PAINT["yellow"],
+    "GeLU input": PAINT["orange"],
+    "extra": PAINT["grey"],
 }
 
 _AXIS = {"gridcolor": GRID, "linecolor": INK, "zeroline": False, "automargin": True, "title": {"font": {"size": 14}}}

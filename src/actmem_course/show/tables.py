@@ -41,8 +41,6 @@ if TYPE_CHECKING:  # the planner is not loaded to show a table
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter")
 _MIB_IN_GIB = 1024
 _WRONG = "bold red"
-#: Of the paper's tables: spaces between two columns, one of padding and one of the box's own divider.
-_GAP = 2
 #: Unit of the FLOPs table.
 _PETA = 10**15
 
@@ -419,34 +417,14 @@ def disagreements_list(title: str, found: Iterable[Disagreement]) -> Group:
 
 
 def _paper_table(title: str, header: Sequence[str], lines: Sequence[_Line], headings: Mapping[str, str]) -> Group:
-    """One table for each model, below its heading, all with the same columns; a column that is empty
-    throughout is left out."""
-    used = [i for i in range(len(header)) if not i or any(line.cells[i] for line in lines)]
-    widths = {}
-    for i in used:
-        texts = [cells[i] for line in lines for cells in (line.cells, line.below) if i < len(cells)]
-        widths[i] = max(len(header[i]), *map(len, texts)) + (i == 0)  # names are set in by one
-
-    def empty(show_header: bool) -> Table:
-        # A width of its own, so that a narrow screen cuts no number off.
-        width = sum(widths.values()) + _GAP * (len(used) - 1)
-        look = {"show_edge": False, "pad_edge": False, "padding": (0, 1, 0, 0), "show_header": show_header}
-        made = Table(box=box.SIMPLE_HEAD, width=width, **look)  # type: ignore[arg-type]
-        for i in used:
-            made.add_column(header[i], justify="right" if i else "left", min_width=widths[i], no_wrap=True)
-        return made
-
-    def cells(texts: Sequence[str]) -> list[str]:
-        return [" " + texts[0], *(texts[i] if i < len(texts) else "" for i in used[1:])]
-
-    parts: list = [Text(title, style="bold"), empty(show_header=True)]
+    """A table for each model, below its heading; a column that is empty throughout is left out."""
+    used = [i for i in range(1, len(header)) if any(line.cells[i] for line in lines)]
+    parts: list = [Text(title, style="bold")]
     for model in dict.fromkeys(line.entry.model for line in lines):
-        if model in headings:
-            parts.append(Text(headings[model], style="italic"))
-        of_model = empty(show_header=False)
+        made = table(headings.get(model, ""), header[0], *(f">{header[i]}" for i in used), tight=False)
         for line in (line for line in lines if line.entry.model == model):
-            of_model.add_row(*cells(line.cells), style=_style(line.entry.exact))
+            made.add_row(line.cells[0], *(line.cells[i] for i in used), style=_style(line.entry.exact))
             if line.below:
-                of_model.add_row(*cells(line.below), style="dim")
-        parts.append(of_model)
+                made.add_row(*line.below, style="dim")
+        parts.append(made)
     return Group(*parts)

@@ -47,17 +47,6 @@ def extras_text(rows: Iterable[Row]) -> str:
     )
 
 
-def apart_text(what: str, pairs: Iterable[tuple], unit: str = "bytes") -> str:
-    """One sentence in place of a table of zeros: how many pairs were compared (if several), and how far apart they are in all.
-
-    pairs: what a formula says and what was counted, whole numbers or fractions.
-    """
-    pairs = list(pairs)
-    apart = sum(abs(one - other) for one, other in pairs)
-    exact = int(apart) if apart == int(apart) else float(apart)
-    return f"{f'{len(pairs)} ' if len(pairs) > 1 else ''}{what}: {exact:,} {unit} apart"
-
-
 def kept_text(saved: Iterable) -> str:
     """The few tensors that one operation keeps, a line for each."""
     lines = [
@@ -89,23 +78,6 @@ def saved_text(saved: Iterable) -> str:
     )
 
 
-def table2_text(results: Iterable[dict]) -> str:
-    """Table 2 measured, from what labs/measure_table2.py writes: one line for each configuration and rank given."""
-    lines = [
-        (
-            r["configuration"],
-            r["formula"],
-            r["predicted_bytes"],
-            r["extra_bytes"],
-            r["measured_bytes"],
-            r["difference_bytes"],
-        )
-        for r in results
-    ]
-    header = ("configuration", "formula, × sbh", "predicted", "extra", "measured", "difference")
-    return text_table(header, lines, "  rrrr")
-
-
 def _sizes(shape: Sequence[int]) -> str:
     return "[" + ", ".join(map(str, shape)) + "]"
 
@@ -125,16 +97,6 @@ def overhead_text(over: Overhead | None) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:.1f}" if share < 0.0995 else f"{100 * share:.0f}"
-
-
-def speed_text(lines: Iterable[Mapping], title: str) -> str:
-    """A line for each variant: times, overhead or how large the noise was, the paper's overhead, and bytes held against the formula."""
-    body = [
-        (line.name, *_times(line), overhead_text(line.over), _printed(line), f"{100 * line.flops_overhead:+.1f}%", line.held_bytes, line.held_bytes - line.predicted_bytes)
-        for line in _typed(lines)
-    ]  # fmt: skip
-    header = (title, "forward ms", "backward ms", "both ms", "overhead", "paper", "FLOPs", "bytes held", "− formula")
-    return text_table(header, body, " rrrrrrrr")
 
 
 def speed_facts(lines: Iterable[Mapping]) -> dict[str, str]:
@@ -158,18 +120,6 @@ def _times_in_words(line: SpeedLine) -> str:
         f", overhead {overhead_text(line.over)} (paper {_printed(line)})" if line.over and line.over.is_real else ""
     )
     return f"forward {forward}, backward {backward}, both {both} ms{overhead}"
-
-
-def results_text(results: Sequence[Mapping]) -> str:
-    """Every speed measurement in files that labs/measure_gpu.py wrote, a table for each layer."""
-    parts = []
-    for result in results:
-        machine, size = result["machine"], result["settings"]["tensor_parallel_size"]
-        for case in (case for case in result["cases"] if case["speed"]):
-            where = f"{machine['device']}, {result['date'][:10]}: one of {size} emulated ranks"
-            title = f"{case['model']}, s = {case['seq_length']:,}, b = {case['micro_batch_size']}"
-            parts.append(f"{where}\n{speed_text(case['speed'], title)}")
-    return "\n\n".join(parts) or "none yet: python labs/measure_gpu.py writes one, on a machine with a GPU"
 
 
 def _typed(lines: Iterable[Mapping]) -> list[SpeedLine]:

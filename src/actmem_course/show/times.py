@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.flops import (
@@ -15,67 +15,53 @@ from actmem.formulas.flops import (
 from actmem.models import PAPER_MODELS
 from actmem_course.others import paper
 from actmem_course.others.table5 import table5
-from actmem_course.show.marks import STACKED, Axis, Drawing, bars, chart, downwards, line, points, scale, words
-from actmem_course.show.style import BLUE, CARD, INK, ORANGE, VERMILION, YELLOW, Fill, axis_end, size_text, three_digits
+from actmem_course.show.bar_chart import bar_chart
+from actmem_course.show.marks import Drawing, chart, line, points, scale
+from actmem_course.show.style import BLUE, INK, PAINT, VERMILION, YELLOW, size_text, three_digits
 
-_PASSES = {"forward": Fill(BLUE, "", CARD), "backward, with what it runs again": Fill(ORANGE, "/")}
+_PASSES = {"forward": PAINT["blue"], "backward, with what it runs again": PAINT["orange"]}
 #: Pairs of bars: with full recomputation, and with the paper's.
-_PAIR = {"full recomputation": Fill(VERMILION, "/"), "both methods of the paper": Fill(BLUE, "", CARD)}
+_PAIR = {"full recomputation": PAINT["red"], "both methods of the paper": PAINT["blue"]}
 SECONDS_A_DAY = 86_400
 _A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
 #: Kinds of operation: name, colour and marker of a point, fill of a bar.
 _KINDS = (
-    ("attention core", VERMILION, "diamond", Fill(VERMILION, "/")),
-    ("linear", BLUE, "circle", Fill(BLUE, "", CARD)),
-    ("all else", YELLOW, "square", Fill(YELLOW, ".")),
+    ("attention core", VERMILION, "diamond", PAINT["red"]),
+    ("linear", BLUE, "circle", PAINT["blue"]),
+    ("all else", YELLOW, "square", PAINT["yellow"]),
 )
 _LEFT, _RIGHT = 0.2, 12_000.0
 
 
 def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
     """The first ``count`` rows of the paper's table 4: milliseconds of one layer of the 22B model on 8 GPUs."""
-    rows = dict(list(paper.TABLE4.items())[:count])
-    ends = [row.combined_ms for row in rows.values()]
-    longer = {name: 100 * (row.combined_ms / ends[0] - 1) for name, row in rows.items()}
-    finding = f"One layer takes {ends[0]} ms"
-    if count == len(paper.TABLE4):
+    rows, shown = paper.TABLE4, list(paper.TABLE4)[:count]
+    first, *_ = ends = [row.combined_ms for row in rows.values()]
+    longer = {name: 100 * (rows[name].combined_ms / first - 1) for name in shown}
+    finding = f"One layer takes {first} ms"
+    if count == len(rows):
         full, both = longer["full recompute"], longer["selective + sequence parallel"]
         finding = f"Recomputing everything makes a layer {full:.0f}% slower,<br>both methods of the paper {both:.0f}%"
-    times = ([row.forward_ms for row in rows.values()], [row.backward_ms for row in rows.values()])
-    passes = [
-        bars(name, rows, values, fill, f"<b>%{{y}}</b>, {name}: %{{x}} ms", list(map(str, values)))
-        for (name, fill), values in zip(_PASSES.items(), times)
-    ]
-    percents = [f" {percent:+.0f}%" if percent else " 0" for percent in longer.values()]
-    return chart(
+    times = zip(*((row.forward_ms, row.backward_ms) if name in shown else (None, None) for name, row in rows.items()))
+    return bar_chart(
         finding,
-        [*passes, words(ends, rows, percents, position="middle right")],
-        "Stacked bars of forward and backward in milliseconds: "
-        + "; ".join(f"{name} {row.forward_ms} and {row.backward_ms}, {longer[name]:+.1f}%" for name, row in rows.items())
-        + ".",
-        bargap=0.3,
-        height=400,
-        xaxis=scale("one layer of the 22B model on 8 GPUs, milliseconds", 0, 1.15 * max(row.combined_ms for row in paper.TABLE4.values())),
-        yaxis=downwards(paper.TABLE4),
-        **STACKED,
-    )  # fmt: skip
+        {name: dict(zip(rows, values)) for name, values in zip(_PASSES, times)},
+        "one layer of the 22B model on 8 GPUs",
+        "ms",
+        fills=list(_PASSES.values()),
+        notes={name: f"{percent:+.0f}%" if percent else f"{first} ms" for name, percent in longer.items()},
+        room_for=max(ends),
+    )
 
 
 def utilisation_bars() -> Drawing:
     """Table 5: MFU of the four models with full recomputation, which the paper leaves out, and with both methods."""
-    rows = table5()
-    full, both = ([getattr(row, f"{which}mfu_percent") for row in rows] for which in ("full_recompute_", ""))
-    gained = [after - before for before, after in zip(full, both)]
-    return chart(
+    rows = {row.model: (row.full_recompute_mfu_percent, row.mfu_percent) for row in table5()}
+    gained = [after - before for before, after in rows.values()]
+    return _pairs(
         f"Not recomputing everything lifts the share of useful FLOPs<br>by {min(gained):.1f} to {max(gained):.1f} points",
-        _pairs([row.model for row in rows], full, both, "%", 1),
-        "Grouped bars of MFU in percent, full recomputation then both methods: "
-        + ", ".join(f"{row.model} {x:.1f} and {y:.1f}" for row, x, y in zip(rows, full, both))
-        + ".",
-        barmode="group",
-        yaxis=scale("MFU", 0, 68, ticksuffix="%"),
-        height=420,
-    )
+        rows, "MFU", "%",
+    )  # fmt: skip
 
 
 def training_days(model_name: str, billion_tokens: int) -> tuple[float, float]:
@@ -88,32 +74,18 @@ def training_days(model_name: str, billion_tokens: int) -> tuple[float, float]:
 def days_bars(billion_tokens: int) -> Drawing:
     """Days of training for the four models, each on its own number of GPUs."""
     days = {name: training_days(name, billion_tokens) for name in PAPER_MODELS}
-    names = [f"{name}<br>{model.num_devices} GPUs" for name, model in PAPER_MODELS.items()]
-    full, both = map(list, zip(*days.values()))
     saved = {name: before - after for name, (before, after) in days.items()}
     most = max(saved, key=lambda name: saved[name])
-    return chart(
+    return _pairs(
         f"{billion_tokens:,} billion tokens: the {most} model is done {saved[most]:,.0f} days earlier,<br>"
         f"{days[most][1]:,.0f} instead of {days[most][0]:,.0f}",
-        _pairs(names, full, both, "", 0),
-        f"Grouped bars of days for {billion_tokens} billion tokens, full recomputation then both methods: "
-        + ", ".join(f"{name} {before:,.0f} and {after:,.0f}" for name, (before, after) in days.items())
-        + ".",
-        Axis("days", axis_end(1.12 * max(full)), along="y"),
-        barmode="group",
-        yaxis={"tickformat": ",d"},
-        height=440,
-    )
+        {f"{name}, {PAPER_MODELS[name].num_devices} GPUs": pair for name, pair in days.items()}, "training", "days",
+    )  # fmt: skip
 
 
-def _pairs(names: list[str], full: list[float], both: list[float], unit: str, decimals: int) -> list[dict]:
-    return [
-        bars(
-            name, names, values, fill, f"<b>{name}</b>, %{{x}}: %{{y:,.1f}}{unit}",
-            [f"{value:,.{decimals}f}{unit}" for value in values], "outside", "y", outsidetextfont={"color": INK},
-        )
-        for (name, fill), values in zip(_PAIR.items(), (full, both))
-    ]  # fmt: skip
+def _pairs(title: str, rows: Mapping[str, tuple[float, float]], axis: str, unit: str) -> Drawing:
+    parts = {part: dict(zip(rows, values)) for part, values in zip(_PAIR, zip(*rows.values()))}
+    return bar_chart(title, parts, axis, unit, beside=True, fills=list(_PAIR.values()))
 
 
 def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
@@ -154,28 +126,19 @@ def roofline(shape: ModelShape, parallel: Parallel) -> Drawing:
 def least_times(shape: ModelShape, parallel: Parallel) -> Drawing:
     """The same operations as bars of the least time on an A100, in order of the forward pass."""
     operations = forward_operations(shape, parallel)
-    whole = least_seconds(operations, *_A100)
     core = [o for o in operations if o.core]
-    time_share = float(least_seconds(core, *_A100) / whole)
+    time_share = float(least_seconds(core, *_A100) / least_seconds(operations, *_A100))
     flop_share = sum(o.flops for o in core if o.product) / sum(o.flops for o in operations if o.product)
-    times = {o.name: 1000 * float(o.least_seconds(*_A100)) for o in operations}
-    return chart(
+    groups = {name: group for (name, *_), group in zip(_KINDS, _grouped(operations))}
+    return bar_chart(
         f"The attention core has {flop_share:.0%} of the products' FLOPs<br>and {time_share:.0%} of the forward pass's least time",
-        [
-            bars(
-                name, [o.name for o in group], [times[o.name] for o in group], fill, "<b>%{y}</b>: %{x:.3f} ms<br>%{customdata}",
-                [three_digits(times[o.name]) for o in group], "outside", customdata=list(map(_bound, group)),
-            )
-            for (name, _, _, fill), group in zip(_KINDS, _grouped(operations))
-        ],
-        f"Bars of least time at {_sizes(shape, parallel)}: the forward pass takes at least {1000 * float(whole):.3f} ms, of which the "
-        f"attention core {time_share:.1%} with {flop_share:.1%} of the products' FLOPs.",
-        Axis("least time on one A100, milliseconds", axis_end(1.12 * max(times.values()))),
-        yaxis=downwards(o.name for o in operations),
-        barmode="overlay",
-        height=520,
-        bargap=0.2,
-    )  # fmt: skip
+        {name: {o.name: 1000 * float(o.least_seconds(*_A100)) for o in group} for name, group in groups.items()},
+        f"least time on one A100 at {_sizes(shape, parallel)}",
+        "ms",
+        fills=[fill for *_, fill in _KINDS],
+        order=[o.name for o in operations],
+        about={o.name: _bound(o) for o in operations},
+    )
 
 
 def _grouped(operations: Sequence[Operation]) -> list[list[Operation]]:

@@ -9,7 +9,7 @@ from typing import Any
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_overhead
-from actmem.formulas.llama_terms import llama_rows
+from actmem.formulas.llama_terms import expert_mlp_rows, forced_routed_tokens, llama_rows
 from actmem.llama_shape import LlamaShape
 from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem.plan.plan_report import layout_text, plan_text
@@ -17,26 +17,11 @@ from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill, rank_bill
 from actmem.plan.search import bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
-from actmem.rows import Row, total
+from actmem.rows import total
 from actmem_course.others.others_keep import OTHERS, bytes_of_other
 from actmem_course.show.bar_chart import bar_chart
-from actmem_course.show.marks import STACKED, Axis, Drawing, bars, chart, downwards, points, scale
-from actmem_course.show.memory_wall import limit
-from actmem_course.show.style import (
-    BLUE,
-    FILLS,
-    GREEN,
-    INK,
-    ORANGE,
-    PURPLE,
-    SKY,
-    VERMILION,
-    YELLOW,
-    Fill,
-    axis_end,
-    axis_unit,
-    size_text,
-)
+from actmem_course.show.marks import Drawing, chart, points, scale
+from actmem_course.show.style import BLUE, FILLS, GREEN, INK, PAINT, PURPLE, VERMILION, Fill, size_text
 
 #: Mode → its words.
 _BARS = {
@@ -70,18 +55,18 @@ _KINDS = {
     ),
 }
 #: Parts of today's layer, and the first words of the MLP's terms.
-_PART_FILLS = {"norm": Fill(GREEN, "/"), "attention": Fill(BLUE, ""), "MLP": Fill(VERMILION, "x")}
+_PART_FILLS = {"norm": PAINT["green"], "attention": PAINT["blue"], "MLP": PAINT["red"]}
 _MLP = ("gate", "up", "down", "router", "chosen", "routing", "dispatch", "dispatched")
 _NAMED = ("none", "selective", "elementwise", "full")
 #: Parts of a bill, from the left; what frees bytes again is added to the transient.
 PLAN_FILLS = {
-    "weights": Fill(GREEN, ""),
-    "gradients": Fill(SKY, "-"),
-    "optimizer states": Fill(BLUE, "", "#FFFFFF"),
-    "activations": Fill(VERMILION, "/"),
-    "logits and loss": Fill(ORANGE, "x"),
-    "communication buffers": Fill(PURPLE, "."),
-    "transient": Fill(YELLOW, "+"),
+    "weights": PAINT["green"],
+    "gradients": PAINT["sky"],
+    "optimizer states": PAINT["blue"],
+    "activations": PAINT["red"],
+    "logits and loss": PAINT["orange"],
+    "communication buffers": PAINT["purple"],
+    "transient": PAINT["yellow"],
 }
 
 
@@ -91,66 +76,40 @@ def kept_today(shape: LlamaShape, parallel: Parallel = Parallel(), modes: Sequen
     modes: those that are drawn; the others' places stay empty.
     """
     rows = {mode: {row.term: row.bytes for row in llama_rows(shape, parallel, mode)} for mode in _BARS}
-    totals = {mode: total(llama_rows(shape, parallel, mode)) for mode in _BARS}
-    unit, name = axis_unit(totals["none"])
+    totals = {mode: sum(each.values()) for mode, each in rows.items()}
     saved = {mode: 1 - totals[mode] / totals["none"] for mode in _BARS}
-    beside = {"showarrow": False, "xanchor": "left"}
     finding = f"Selective recomputation frees {saved['selective']:.1%} of a Llama layer,<br>and what needs no product {saved['elementwise']:.0%}"
     if "selective" not in modes:
         finding = f"A Llama layer keeps {size_text(totals['none'])}"
-    drawn = {mode: words for mode, words in _BARS.items() if mode in modes}
-    return chart(
-        finding,
-        [
-            bars(
-                kind, drawn.values(), [sum(rows[mode].get(term, 0) for term in terms) / unit for mode in drawn], FILLS[fill],
-                f"{kind}: %{{x:.3f}} {name}",
-            )
-            for kind, (fill, terms) in _KINDS.items()
-            if rows["none"].keys() & set(terms)
-        ],
-        "Bars, bytes kept by one layer: " + ", ".join(f"{bar} {size_text(totals[mode])}" for mode, bar in drawn.items()) + ".",
-        Axis(f"kept by one layer on one rank ({name})", axis_end(1.2 * totals["none"] / unit), unit),
-        barmode="stack",
-        yaxis=downwards(_BARS.values(), range=[-0.5, len(_BARS) - 0.5]),
-        height=440,
-        annotations=[
-            {"x": totals[mode] / unit, "y": bar, "text": f" {size_text(totals[mode])}", **beside} for mode, bar in drawn.items()
-        ],
-    )  # fmt: skip
+    kinds = {kind: of for kind, of in _KINDS.items() if rows["none"].keys() & set(of[1])}
+    parts = {
+        kind: {
+            bar: sum(rows[mode].get(term, 0) for term in terms) if mode in modes else None
+            for mode, bar in _BARS.items()
+        }
+        for kind, (_, terms) in kinds.items()
+    }
+    return bar_chart(finding, parts, "kept by one layer on one rank", fills=[FILLS[fill] for fill, _ in kinds.values()])
 
 
 def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
-    """A bar for each term of ``llama_rows`` in forward order, and one for all; the axis counts inputs of the layer, 2sbh bytes each."""
+    """A bar for each term of ``llama_rows`` in forward order, and one for all, in inputs of the layer, 2sbh bytes each."""
     rows = [row for row in llama_rows(shape, recompute=recompute) if row.bytes]
     once = 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
     kept = total(rows)
-    sizes = ", ".join(f"{row.term} {row.bytes:,}" for row in rows)
-    sizes_of = f"s={shape.seq_length}, h={shape.hidden_size}, f={shape.ffn_hidden_size}, k={shape.num_key_value_heads}"
-
-    def bar(row: Row) -> dict:
+    parts: dict[str, dict[str, float]] = {"together": {"together": kept / once}, **{part: {} for part in _PART_FILLS}}
+    for row in rows:
         first = row.term.split()[0]
-        block = "norm" if first == "norm" else "MLP" if first in _MLP else "attention"
-        hover = f"<b>{row.term}</b>, {block}: {row.bytes:,} B<br>{row.source}"
-        fill, text = _PART_FILLS[block], [size_text(row.bytes)]
-        return bars(row.term, [row.term], [row.bytes / once], fill, hover, text, "auto")
-
-    together = f"<b>together</b>: {kept:,} B"
-    return chart(
+        parts["norm" if first == "norm" else "MLP" if first in _MLP else "attention"][row.term] = row.bytes / once
+    return bar_chart(
         f"At the floor the layer keeps {size_text(kept)}: {kept / once:.1f} times its input",
-        [
-            bars(
-                "together", ["together"], [kept / once], Fill(INK, "", "#FFFFFF"), together, [size_text(kept)], "auto"
-            ),
-            *map(bar, rows),
-        ],
-        f"Bars of what one layer keeps at {sizes_of}: {kept:,} bytes; {sizes}.",
-        Axis("bytes kept, as multiples of the layer's input", axis_end(kept / once), once),
-        height=max(420, 90 + 30 * len(rows)),
-        bargap=0.25,
-        showlegend=False,
-        yaxis=downwards(("together", *(row.term for row in rows)), automargin=True),
-        margin={"t": 60},
+        parts,
+        "kept by one layer",
+        "times its input",
+        fills=[Fill(INK, "", "#FFFFFF"), *_PART_FILLS.values()],
+        order=["together", *(row.term for row in rows)],
+        notes={"together": size_text(kept), **{row.term: size_text(row.bytes) for row in rows}},
+        about={row.term: f"{row.bytes:,} B<br>{row.source}" for row in rows},
     )
 
 
@@ -158,24 +117,31 @@ def others_bars(shape: LlamaShape) -> Drawing:
     """What one layer of each implementation without stored scores keeps of a Llama's sizes in 16 bits, in sbh, ours last."""
     layers = [layer for layer in OTHERS if layer.dtype == "bfloat16" and "experts" not in layer.name]
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
-    kept = {layer.name: bytes_of_other(layer, shape) for layer in layers if "as²b" not in layer.formula}
-    why = {layer.name: f"{layer.formula}<br>{'<br>'.join(wrap(layer.why, 60))}" for layer in layers}
-    longest, shortest = max(kept.values()), min(kept.values())
-    return chart(
-        f"The same sizes, {longest / sbh:.0f} sbh or {shortest / sbh:.0f}: the code decides",
-        [
-            bars(name, [name], [size / sbh], _PART_FILLS["norm" if name.startswith("ours") else "MLP"],
-                 f"<b>{name}</b>: {size:,} B<br>{why[name]}", [f"{size / sbh:.1f}"], "auto")
-            for name, size in kept.items()
-        ],
-        "Bars, sbh that one layer keeps: " + ", ".join(f"{name} {size / sbh:.1f}" for name, size in kept.items()) + ".",
-        Axis("bytes kept, as multiples of sbh", axis_end(longest / sbh), sbh),
-        height=320,
-        bargap=0.25,
-        showlegend=False,
-        yaxis=downwards(kept, automargin=True),
-        margin={"t": 60},
+    kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers if "as²b" not in layer.formula}
+    return bar_chart(
+        f"The same sizes, {max(kept.values()):.0f} sbh or {min(kept.values()):.0f}: the code decides",
+        {who: {name: size for name, size in kept.items() if name.startswith("ours") == (who == "ours")} for who in ("others", "ours")},
+        "kept by one layer",
+        "sbh",
+        fills=[_PART_FILLS["MLP"], _PART_FILLS["norm"]],
+        about={layer.name: f"{layer.formula}<br>{'<br>'.join(wrap(layer.why, 60))}" for layer in layers},
     )  # fmt: skip
+
+
+def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "one-sided")) -> Drawing:
+    """What a layer with experts keeps on the fullest of t ranks, by how its router spreads the tokens; others' places stay empty."""
+    parallel = Parallel(t, t > 1)
+    parts: dict[str, dict[str, float | None]] = {"experts": {}, "the rest": {}}
+    for routing in ("even", "one-sided"):
+        tokens = forced_routed_tokens(shape, parallel, routing, 0)
+        experts = total(expert_mlp_rows(shape, parallel, routed_tokens=tokens))
+        rest = total(llama_rows(shape, parallel, routed_tokens=tokens)) - experts
+        name, shown = f"{routing} router: {tokens:,} pairs", routing in routings
+        parts["experts"][name], parts["the rest"][name] = (experts, rest) if shown else (None, None)
+    title = f"One of {t} ranks takes all tokens, and must have room for them" if "one-sided" in routings else (
+        f"With an even router each of {t} ranks keeps as much as every other"
+    )  # fmt: skip
+    return bar_chart(title, parts, f"kept by one layer on the fullest of {t} ranks")
 
 
 def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
@@ -263,29 +229,16 @@ def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Dr
     """A bar for each number of GPUs: the fullest rank's bill by part, against the memory of one GPU in GiB."""
     model = planned_model_of(name)
     plans = {f"{count:,} GPUs": plan_of_request(model, Cluster(count, memory * GIBIBYTE), _SEQUENCES) for count in gpus}
-    traces = []
-    for part, fill in PLAN_FILLS.items():
-        sizes = [bill.by_part().get(part, 0) if bill else 0 for bill, _, _ in plans.values()]
-        if any(sizes):
-            hover = f"<b>%{{y}}</b>, {part}: %{{customdata}}"
-            said = [f"{size_text(size)}<br>{plan}" for size, (_, plan, _) in zip(sizes, plans.values())]
-            traces.append(bars(part, plans, [max(size, 0) / GIBIBYTE for size in sizes], fill, hover, customdata=said))
-    across, beyond = limit(f"{memory} GiB", memory, len(plans))
+    bills = {count: bill.by_part() if bill else {} for count, (bill, _, _) in plans.items()}
+    parts = {part: {count: max(of.get(part, 0), 0) for count, of in bills.items()} for part in PLAN_FILLS}
     fitting = ", ".join(count for count, (_, _, fits) in plans.items() if fits)
-    verdict = f"fits on {fitting or 'none of them'}"
-    largest = max([memory, *(bill.bytes / GIBIBYTE for bill, _, _ in plans.values() if bill)])
-    return chart(
-        f"{model.name} with {memory} GiB a GPU {verdict}",
-        [*traces, across],
-        f"Stacked bars of {model.name}, {memory} GiB a GPU; it {verdict}. "
-        + "; ".join(f"{count}: {plan}" for count, (_, plan, _) in plans.items())
-        + ".",
-        bargap=0.35,
-        xaxis=scale("fullest GPU of the fastest plan, GiB", 0, 1.05 * largest),
-        yaxis={"autorange": "reversed"},
-        yaxis2=beyond,
-        margin={"b": 130},
-        **STACKED,
+    return bar_chart(
+        f"{model.name} with {memory} GiB a GPU fits on {fitting or 'none of them'}",
+        {part: sizes for part, sizes in parts.items() if any(sizes.values())},
+        "fullest GPU of the fastest plan",
+        fills=[fill for part, fill in PLAN_FILLS.items() if any(parts[part].values())],
+        about={count: "<br>".join(wrap(plan, 60)) for count, (_, plan, _) in plans.items()},
+        limit=("memory of a GPU", memory * GIBIBYTE),
     )
 
 

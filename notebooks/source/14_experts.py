@@ -1,0 +1,200 @@
+# %% [markdown]
+# # 14 · Experts, latents, long contexts
+#
+# Today's largest models choose experts, squeeze keys and values through a latent, and cut the sequence. What does each keep?
+
+# %%
+from actmem.config import Parallel
+from actmem.formulas.communication import wire_bytes
+from actmem.formulas.llama_terms import context_exchanges, context_rows, expert_mlp_rows, forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
+from actmem.layers.context import layer_groups
+from actmem.llama_shape import llama_shape
+from actmem.measure import emulated_rank
+from actmem.measure.parts import measure_layer
+from actmem.parallel.groups import tensor_parallel
+from actmem.recipes import Recompute
+from actmem.rows import total
+from actmem_course.show.bar_chart import bar_chart
+from actmem_course.show.controls import choice, steps
+from actmem_course.show.folded import Agreement, worked
+from actmem_course.show.live import LiveFigure
+from actmem_course.show.marks import GuessLine
+from actmem_course.show.style import size_text
+from actmem_course.show.today import llama_bars, routed_bars
+from actmem_course.show.widgets import Panel, Prediction, Reveal
+
+agree = Agreement()
+EXPERTS = llama_shape("qwen3-30b-a3b")
+one_sided = llama_rows(EXPERTS, Parallel(8, True), routed_tokens=forced_routed_tokens(EXPERTS, Parallel(8, True), "one-sided", 0))
+question = Prediction(
+    f"A layer of Qwen3 30B-A3B on 8 ranks, 16 of its {EXPERTS.num_experts} experts on each; every token goes to {EXPERTS.experts_per_token} of them. "
+    "The figure shows a rank if the router is even. Now every token wants the same experts, all on one rank. How much does this rank keep?",
+    total(one_sided) / 2**20,
+    "MiB",
+    "It gets 8 times as many pairs, and its experts keep 8 times as much. The rest of the layer doesn't notice.",
+    GuessLine(2**20),
+)
+BOTH = "even, and one-sided"
+Reveal(
+    question,
+    Panel(
+        lambda t, router: routed_bars(EXPERTS, t, ("even", "one-sided") if router == BOTH else ("even",)),
+        t=steps("t", "ranks", (1, 2, 4, 8, 16), 8),
+        router=choice("router", ["even", BOTH], "even"),
+    ),
+    router=BOTH,
+)
+
+# %% [markdown]
+# *25 minutes.* **You need:** [04 Sequence parallelism](04_sequence_parallelism.ipynb) and [08 After the
+# paper](08_after_the_paper.ipynb). **You will** ask chapter 2's question of three more parts of a layer: experts, latent
+# attention, and attention over a sequence that several ranks share. They don't build on each other; read what you need.
+#
+# **Letters used:** `s`, `b`, `h`, `a`, `t` and `k`, `f` as in chapter 8 (`f` is the width of one expert) · `E` experts, of which
+# each token takes `κ` · `c` ranks that share a sequence.
+
+# %% [markdown]
+# ## Experts
+#
+# Many models have many MLPs in a layer, and send each token to a few of them: to `κ` of `E` **experts**. A router scores the
+# experts. The tokens are sorted by expert and dispatched, and what the experts return is weighed and added up.
+#
+# What does backward read? Take one pair of a token and an expert, and ask:
+#
+# - **gate, up, and the down product's input**: yes, as in one MLP. `6f` bytes a pair, `6sbκf` in all.
+# - **the dispatched token**: no. Backward dispatches it again, as sequence parallelism gathers again.
+# - **the expert's output**: no. The down product is linear, so the weight may multiply before it.
+# - **who goes where**: yes, a few bytes a pair.
+#
+# One more change, in Qwen3: it normalises the query and the key of each head before it rotates them. So the layer keeps Q and K
+# once more, before the norm.
+
+# %% jupyter={"source_hidden": true}
+LiveFigure(llama_bars(EXPERTS))
+
+# %% [markdown]
+# The ranks of a layer share the experts, whole ones. Each rank routes its own tokens, and an all-to-all brings every pair to its
+# expert's rank. So a rank holds what the routers send to it. An even router sends `sbκ/t` pairs. In the worst case every
+# token wants the same `κ` experts, and one rank gets all `sbκ` pairs. Every rank must have room for that, or drop tokens. Here
+# a rank is emulated in both cases, and each term is counted:
+
+# %%
+for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
+    parallel = Parallel(t, True)
+    predicted = llama_rows(EXPERTS, parallel, routed_tokens=forced_routed_tokens(EXPERTS, parallel, routing, 0))
+    with emulated_rank(t):
+        agree.add_rows(f"Qwen3 30B-A3B, t = {t}, {routing}", predicted, measure_layer(EXPERTS, tensor_parallel(sequence_parallel=True), routing=routing))
+
+# %% [markdown]
+# ## Latent attention
+#
+# DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent a token, and the queries from another. At
+# inference only the latent is cached, beside one small key with positions that all heads share. Does training save as
+# much? No: a flash kernel reads whole keys and values, so backward wants them too, for every head, and the latents come
+# on top. Which of them to keep is again a set of terms. `recompute={"K", "V"}` keeps the latent and makes keys and
+# values again: one product, so it is no part of `elementwise`.
+
+# %% jupyter={"source_hidden": true}
+LATENT = llama_shape("deepseek-v3")
+rows = {row.term: row.bytes for row in llama_rows(LATENT)}
+products = llama_products(LATENT)
+tokens = LATENT.seq_length * LATENT.micro_batch_size
+latent = {"nothing again": sum(rows.values())}
+for terms in ({"K", "V"}, {"Q", "K", "V"}):
+    again = Recompute.of(terms)
+    flops = llama_recomputed_flops(LATENT, again)
+    latent[f"{', '.join(sorted(terms))} again: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
+with emulated_rank(8):
+    agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
+LiveFigure(bar_chart(
+    f"Cached at inference: {rows['KV latent'] // tokens:,} bytes a token; kept to train: {(rows['K'] + rows['V']) // tokens:,} of keys and values",
+    {"kept": latent}, "kept by one layer of DeepSeek-V3",
+))
+
+# %% [markdown]
+# ## Context parallelism
+#
+# Tensor parallelism stops dividing K and V at `k` heads, and sequence parallelism divides only what lies between the blocks.
+# So for long sequences `c` more ranks cut the sequence from end to end, through attention too. Each keeps `1/c` of everything,
+# K and V included, for any `k`. But its queries still need all the keys before them. There are two ways to get them:
+#
+# - **Gather** K and V along the sequence, as Llama 3 does, keep only the shard, and gather again in backward: it is `g`. *Plain*
+#   keeps what it gathered: K and V whole on every rank. Rank `i` holds chunks `i` and `2c − 1 − i` of `2c`, one that sees few
+#   keys and one that sees many, so that all ranks have the same work.
+# - **Ulysses** exchanges tokens for heads: an all-to-all before attention, another after it. The kernel keeps its output by
+#   heads, the projection by tokens: one copy more, which *elementwise* drops. A head isn't cut, so `t·c` must divide `k`.
+#
+# None of this divides a weight. Llama 3 70B, on 8 ranks and on 16 (`k = 8`):
+
+# %% jupyter={"source_hidden": true}
+shape = llama_shape("llama3-70b")
+ways = {}
+for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, ""), (8, 2, "gather")):
+    given = (shape, Parallel(t, True), c, kind or "gather")
+    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {wire_bytes(context_exchanges(*given)) / 2**20:.0f} MiB sent"] = total(context_rows(*given))
+with emulated_rank(16):
+    tensor, context = layer_groups(2, sequence_parallel=True)
+    agree.add_rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
+LiveFigure(bar_chart("16 ranks: c = 2 keeps less than t = 16, since K has 8 heads", {"kept": ways}, "kept by one rank; sent among its c ranks"))
+
+# %% jupyter={"source_hidden": true}
+agree
+
+# %% [markdown]
+# ## Work it out
+#
+# Mixtral 8x7B has 8 experts of width 14,336, and each token takes 2. At 8,192 tokens on 8 ranks, one expert on each: how
+# much do the experts of a layer keep on a rank if the router is even, and how much at worst? Use `6f` bytes a pair.
+
+# %% jupyter={"source_hidden": true}
+MIXTRAL = llama_shape("mixtral-8x7b")
+tokens, f, taken = MIXTRAL.seq_length, MIXTRAL.ffn_hidden_size, MIXTRAL.experts_per_token
+even, worst = (total(expert_mlp_rows(MIXTRAL, Parallel(8, True), routed_tokens=n)) for n in (tokens * taken // 8, tokens))
+worked(
+    f"There are {tokens:,} · {taken} pairs. Even: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes each: {size_text(6 * f * tokens * taken // 8)}. With the router and who goes where it is {size_text(even)}.",
+    f"A token takes {taken} different experts, so the worst is every token once: {tokens:,} pairs, {size_text(6 * f * tokens)}; with the rest {size_text(worst)}.",
+    "More experts on a rank make the worst case worse: with all 8 on one rank it would be twice as much again.",
+)
+
+# %% [markdown]
+# ## Check yourself
+#
+# <details><summary><b>1.</b> Do more experts make a layer keep more?</summary>
+#
+# No. What counts is how many each token takes, `κ`. `E` is only in the router's scores.
+# </details>
+#
+# <details><summary><b>2.</b> DeepSeek caches a narrow latent at inference. Why doesn't training keep just that?</summary>
+#
+# Backward of attention reads whole keys and values. You can make them again from the latent, but that runs a product.
+# </details>
+#
+# <details><summary><b>3.</b> <code>t</code> = 16 and 8 key heads, or <code>t</code> = 8 and <code>c</code> = 2: which keeps less?</summary>
+#
+# The second. With `t` = 16 two ranks hold the same key head. With `c` = 2 each holds half of its tokens.
+# </details>
+#
+# ## What people get wrong here
+#
+# - **"Sparse models keep less."** A token passes through `κ` experts, and each keeps `6f` bytes for it.
+# - **"The router is even on average, so plan for the average."** The fullest rank decides, in the worst microbatch.
+# - **"Context parallelism divides the weights too."** It divides activations only; ZeRO divides weights.
+#
+# ## Now measure it
+#
+# `python labs/measure_today.py --emulate 8 --model qwen3-30b-a3b` compares every mode; `--context 2` puts half of each sequence on a
+# rank.
+#
+# **Sources.** 2401.04088 for Mixtral · 2412.19437 for DeepSeek-V3 · 2407.21783, section 3.3.2, for gathered keys · 2309.14509 for
+# Ulysses · 2512.14080, SonicMoE, for experts that keep only their inputs and the up-projection's outputs · code:
+# `src/actmem/layers/experts.py`, `src/actmem/layers/latent.py`, `src/actmem/layers/context.py`.
+#
+# ## Now fit your model
+#
+# Plan one with experts, and look at the line of its fullest rank:
+#
+# ```
+# python -m actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512
+# ```
+#
+# This is the last chapter. Go back to [10 Plan a model](10_plan_a_model.ipynb) with what you know now.

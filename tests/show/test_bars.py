@@ -1,0 +1,225 @@
+"""Charts of bars: each bar is as long as the formula's number, and what a slider leaves in place stays."""
+
+import pytest
+
+from actmem.config import ConfigError, Parallel
+from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_rows
+from actmem.formulas.flops import (
+    A100_BYTES_PER_SECOND,
+    A100_FLOPS_PER_SECOND,
+    forward_operations,
+    layer_overhead,
+    least_seconds,
+)
+from actmem.formulas.llama_terms import llama_products, llama_rows
+from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
+from actmem.llama_shape import LLAMA_MODELS
+from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.plan.planned_models import planned_model_of
+from actmem.plan.step_time import GIBIBYTE, Cluster
+from actmem.rows import total
+from actmem_course.others import paper
+from actmem_course.others.table5 import table5
+from actmem_course.show.adapters import PLACES, adapter_bars, lora_rows
+from actmem_course.show.controls import BEFORE, after
+from actmem_course.show.ends import loss_bars, stage_work
+from actmem_course.show.layer import layer_bars
+from actmem_course.show.memory_wall import BASELINE_METHOD, METHODS, gpu_bytes, memory_wall
+from actmem_course.show.recomputation import LADDER, memory_ladder, rebuild_price, recompute_trade
+from actmem_course.show.times import days_bars, least_times, table4_bars, training_days, utilisation_bars
+from actmem_course.show.today import first_aid, kept_today, llama_bars, plan_of_request, plan_wall
+
+LLAMA, QWEN, GPT3, SMALL = (
+    LLAMA_MODELS["llama3-8b"],
+    LLAMA_MODELS["qwen3-30b-a3b"],
+    model_shape("175B"),
+    model_shape("22B"),
+)
+LONG, CUT = LLAMA.with_sizes(seq_length=131072), Parallel(8, True)
+MODES = ("none", "selective", "elementwise", "full")
+A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
+
+
+def bars_of(drawing):
+    return [trace for trace in drawing.traces if trace["type"] == "bar"]
+
+
+def sums(drawing):
+    """What each bar adds up to, in the smallest unit of the axis."""
+    found = {}
+    for trace in bars_of(drawing):
+        for name, value in zip(trace["y"], trace["x"], strict=True):
+            if value is not None:
+                found[name.replace("<br>", " ")] = found.get(name.replace("<br>", " "), 0) + value * drawing.axis.unit
+    return found
+
+
+def loss_totals(shape, t):
+    return [total(loss_peak_rows(loss, shape.seq_length, shape.hidden_size, shape.vocab_size, t)) for loss in LOSSES]
+
+
+def bill(name, gpus):
+    found, _, _ = plan_of_request(planned_model_of(name), Cluster(gpus, 80 * GIBIBYTE), 512)
+    return sum(max(size, 0) for size in found.by_part().values())
+
+
+def inputs(shape):
+    return 2 * shape.seq_length * shape.micro_batch_size * shape.hidden_size
+
+
+WHOLE = total(layer_rows(GPT3))
+OPERATIONS = forward_operations(SMALL, CUT)
+#: A figure, and what its bars add up to, from the top.
+SUMS = {
+    "a layer of today": (kept_today(LLAMA, CUT), [total(llama_rows(LLAMA, CUT, mode)) for mode in MODES]),
+    "its terms": (llama_bars(QWEN), [size / inputs(QWEN) for size in (total(llama_rows(QWEN)), *(row.bytes for row in llama_rows(QWEN) if row.bytes))]),
+    "the loss": (loss_bars(LONG, 1, "full"), [32 * total(llama_rows(LONG, Parallel(), "full")), *loss_totals(LONG, 1)]),
+    "the loss on 8 ranks": (loss_bars(LLAMA, 8), [32 * total(llama_rows(LLAMA, CUT)), *loss_totals(LLAMA, 8)]),
+    "adapters": (
+        adapter_bars(LLAMA, "all linears", 16, "float32", True),
+        [32 * total(rows) for rows in (llama_rows(LLAMA), lora_rows(LLAMA, PLACES["all linears"], 16, "float32", True), llama_rows(LLAMA, recompute="elementwise"))],
+    ),
+    "the trade": (
+        recompute_trade(GPT3),
+        [100 * total(layer_rows(GPT3, recompute=mode)) / WHOLE for mode in ("none", "selective", "full")]
+        + [100 * float(1 + layer_overhead(GPT3, mode)) for mode in ("none", "selective", "full")],
+    ),
+    "table 4": (table4_bars(), [row.forward_ms + row.backward_ms for row in paper.TABLE4.values()]),
+    "table 4's first": (table4_bars(1), [paper.TABLE4["baseline, no recompute"].combined_ms]),
+    "least times": (least_times(SMALL, CUT), [1000 * float(o.least_seconds(*A100)) for o in OPERATIONS]),
+    "plans": (plan_wall("llama3-70b", 80, (16, 64)), [bill("llama3-70b", gpus) for gpus in (16, 64)]),
+    **{
+        f"the wall, {method}": (memory_wall(method), [sum(gpu_bytes(model, BASELINE_METHOD).values()) for model in PAPER_MODELS.values()])
+        for method in METHODS
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SUMS)
+def test_bars_are_the_formulas_numbers(name):
+    drawing, wanted = SUMS[name]
+    found, order = sums(drawing), [line.replace("<br>", " ") for line in drawing.layout["yaxis"]["categoryarray"]]
+    assert [found[bar] for bar in order if bar in found] == pytest.approx(
+        wanted, rel=1e-9, abs=0.11 * ("table 4" in name)
+    )
+    assert max(found.values()) <= drawing.axis.end * drawing.axis.unit
+
+
+def test_least_times_add_up_to_the_forward_pass():
+    assert sum(sums(least_times(SMALL, CUT)).values()) == pytest.approx(1000 * float(least_seconds(OPERATIONS, *A100)))
+
+
+@pytest.mark.parametrize(("draw", "wanted"), [
+    (lambda: utilisation_bars(), [[row.full_recompute_mfu_percent for row in table5()], [row.mfu_percent for row in table5()]]),
+    (lambda: days_bars(300), [list(days) for days in zip(*(training_days(name, 300) for name in PAPER_MODELS))]),
+    (lambda: memory_ladder(512, 4), [
+        [100 * closed_form(row, model.shape.with_sizes(seq_length=512), 4) / closed_form(TABLE2[1], model.shape.with_sizes(seq_length=512), 4) for model in PAPER_MODELS.values()]
+        for row in TABLE2 if row.tensor_parallel
+    ]),
+])  # fmt: skip
+def test_bars_beside_each_other(draw, wanted):
+    assert [trace["x"] for trace in bars_of(draw())] == [pytest.approx(values) for values in wanted]
+
+
+def test_the_ladder_has_table_2s_names_and_refuses_ranks_that_cannot_share_the_models():
+    assert list(LADDER) == [row.name for row in TABLE2 if row.tensor_parallel] and TABLE2[1].name == "tensor"
+    with pytest.raises(ConfigError):
+        memory_ladder(2048, 3)
+
+
+@pytest.mark.parametrize("name", PAPER_MODELS)
+def test_days_are_iterations_times_seconds(name):
+    model = PAPER_MODELS[name]
+    tokens_a_day = model.global_batch_size * model.shape.seq_length * 86_400 / paper.TABLE5[name].seconds
+    assert training_days(name, 100)[1] == pytest.approx(100e9 / tokens_a_day)
+
+
+def test_prices_fall_and_the_cores_is_5_over_2d():
+    prices = list(sums(rebuild_price(GPT3)).values())
+    assert prices == sorted(prices, reverse=True)
+    assert prices[0] == pytest.approx(1000 * 5 / (2 * GPT3.head_size))
+
+
+@pytest.mark.parametrize("p", [2, 8])
+def test_stages_work_as_much_with_a_shared_vocabulary(p):
+    last, shared = (list(sums(stage_work(LLAMA, p, each)).values()) for each in (False, True))
+    tokens = 2 * LLAMA.seq_length * LLAMA.hidden_size * LLAMA.vocab_size
+    assert sum(shared) == pytest.approx(sum(last)) and sum(shared) == pytest.approx(
+        32 + tokens / sum(llama_products(LLAMA).values())
+    )
+    assert len(set(shared)) == 1 and set(last[:-1]) == {32 // p} < {last[-1], 32 // p}
+    with pytest.raises(ConfigError, match="num_layers: 32 must be divisible by pipeline_parallel_size = 5"):
+        stage_work(LLAMA, 5)
+
+
+@pytest.mark.parametrize(("drawing", "said"), [
+    (memory_wall(), "none of the four models fits in 80 GiB"),
+    (memory_wall("tensor+sequence+selective"), "all four models fit"),
+    (loss_bars(LONG, recompute="full"), "The loss takes 3.0 times what 32 layers keep,<br>a chunk at a time 0.1"),
+    (plan_wall("175b", 40, (16,)), "fits on none of them"),
+    (first_aid("llama3-70b", 80), "too much"),
+    (first_aid("llama3-8b", 80), "to spare"),
+])  # fmt: skip
+def test_titles_say_the_finding(drawing, said):
+    assert said in drawing.layout["title"]["text"]
+
+
+def test_first_aid_begins_with_what_costs_least():
+    """The order that chapter 10's list gives in words; full recomputation costs more time than all before it together."""
+    found = [name.rsplit(": ", 1) for name in sums(first_aid("llama3-70b", 80))]
+    shares = {name.split(":")[0]: float(cost.removesuffix("% time")) for name, cost in found}
+    assert list(shares)[:3] == [
+        "sequence parallelism",
+        "one sequence a microbatch",
+        "what needs no product again (elementwise)",
+    ]
+    full = shares["everything again (full)"]
+    assert shares["sequence parallelism"] < 0 and full > sum(
+        share for share in list(shares.values())[1:] if share < full
+    )
+
+
+# What a slider leaves in place: the axis, and marks where the bars ended before.
+
+
+def at(s):
+    shape = GPT3.with_sizes(seq_length=s)
+    return layer_bars(layer_rows(shape), shape)
+
+
+def marks(drawing):
+    return [trace for trace in drawing.traces if trace["name"] == BEFORE]
+
+
+@pytest.mark.parametrize("before, now", [(2048, 1024), (1024, 2048), (8192, 256), (256, 8192)])
+def test_bytes_stay_bytes_on_every_axis(before, now):
+    drawn = after(at(before), at(now))
+    drawn_bytes = sum(value * drawn.axis.unit for trace in bars_of(drawn) for value in trace["x"] if value)
+    assert drawn_bytes == pytest.approx(eq1(GPT3.with_sizes(seq_length=now)))
+    (mark,) = marks(drawn)
+    assert sum(mark["x"]) * drawn.axis.unit == pytest.approx(eq1(GPT3.with_sizes(seq_length=before)))
+    assert drawn.layout["xaxis"]["range"] == [0, drawn.axis.end]
+
+
+def test_words_beside_bars_go_where_the_bars_end():
+    drawn = after(kept_today(LLAMA), kept_today(LLAMA.with_sizes(seq_length=2048)))
+    found = list(sums(drawn).values())
+    assert [note["x"] * drawn.axis.unit for note in drawn.layout["annotations"]] == pytest.approx(found)
+
+
+def test_the_axis_stays_while_bars_fit_it_and_are_long_enough():
+    first = at(2048)
+    assert after(first, at(1024)).axis == first.axis != at(1024).axis
+    assert after(first, at(8192)).axis == at(8192).axis  # too long
+    assert after(at(8192), at(256)).axis == at(256).axis  # too short
+    assert after(after(first, at(1792)), at(1024)).axis == first.axis, "as long as the reader goes on"
+
+
+def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():
+    assert marks(after(at(2048), at(2048))) == []
+    drawn = after(days_bars(300), days_bars(200))
+    assert drawn.axis == days_bars(300).axis and marks(drawn) == []
+
+
+def test_the_smallest_sizes_are_drawn():
+    assert recompute_trade(TINY).traces and least_times(TINY, Parallel()).traces

@@ -7,6 +7,9 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
+from actmem.parallel.chunked_loss import LinearCrossEntropy
+from actmem.parallel.groups import TensorParallel
+
 
 class Convolutions(nn.Module):
     """Sizes with i − 2: the first convolution has no padding."""
@@ -220,3 +223,18 @@ def adapted_stack(s, b, h, f, v, num_layers):
 
 def odd_stack(s, b, h, f, v, num_layers):
     return Stack(h, f, v, num_layers, odd=True), {"ids": torch.randint(0, v, (b, s))}
+
+
+class _ChunkedStack(Stack):
+    """The output layer and the loss in four chunks of each sequence."""
+
+    def forward(self, ids):
+        x = self.words(ids)
+        for block in self.blocks:
+            x = block(x)
+        losses = LinearCrossEntropy(TensorParallel(), chunk=ids.numel() // 4)
+        return {"loss": losses(x, self.output.weight, ids).mean()}
+
+
+def chunked_stack(s, b, h, num_layers):
+    return _ChunkedStack(h, 3 * h, 300, num_layers), {"ids": torch.randint(0, 300, (b, s))}

@@ -31,12 +31,14 @@ from actmem.plan.step_time import (
     work_seconds,
 )
 from actmem.rows import Row, total
-from actmem.tape.blocks import BlockModel, Need, recompute_code
+from actmem.tape.blocks import OFFLOAD, BlockModel, Need, recompute_code
 from actmem.tape.evaluate import parsed_sizes
 
 _LARGEST_MICROBATCH, _LARGEST_SEQUENCE = 2**14, 2**24
 _COLUMNS = 80
 _HUGGING_FACE = "hugging-face"
+#: Between a GPU and its host, each way: PCIe 4.0.  torch's save_on_cpu copies while nothing computes.
+_HOST_BYTES_PER_SECOND = 25 * 10**9
 #: Parts of a block of Hugging Face's decoders that may run again.
 _ITS_PARTS = "mlp,self_attn"
 _HELP = """
@@ -124,9 +126,21 @@ class OwnModel:
         return self.cluster.gpus > 1 and not self.num_frozen()
 
     def need(self, way: Way) -> Need:
-        """Of one microbatch, on one rank."""
-        sizes = {**self.sizes, "b": way.micro_batch_size}
-        return self.parts[way.part].need(sizes, way.again, self.num_blocks - way.again)
+        """Of one microbatch, on one rank; of blocks whose inputs are on the host, only the one at work has its own here."""
+        sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
+        need = self.parts[way.part].need(sizes, way.again, whole)
+        if way.part != OFFLOAD:
+            return need
+        here = self.parts[way.part].need(sizes, min(way.again, 1), whole)
+        return replace(here, product_flops=need.product_flops, moved_bytes=need.moved_bytes)
+
+    def host_bytes(self, way: Way) -> int:
+        """What a microbatch keeps on the host: the inputs of the blocks that run again."""
+        if way.part != OFFLOAD or not way.again:
+            return 0
+        sizes, whole = {**self.sizes, "b": way.micro_batch_size}, self.num_blocks - way.again
+        one, two = (self.parts[""].need(sizes, again, whole).kept_bytes for again in (1, 2))
+        return way.again * (two - one)
 
     def static_rows(self, way: Way) -> list[Row]:
         """Weights, gradients and the optimizer's states, and of DDP its buckets."""
@@ -200,7 +214,8 @@ class OwnModel:
         # Gradients are read, weights and states read and written.
         moved = 3 * size * held + 2 * self.optimizer.state_bytes(held, size)
         step = moved / self.cluster.device.memory_bytes_per_second
-        return StepSeconds(number * compute, 0, 0, 0, data, 0, step, hidden)
+        copies = 2 * self.host_bytes(way) / _HOST_BYTES_PER_SECOND
+        return StepSeconds(number * (compute + copies), 0, 0, 0, data, 0, step, hidden)
 
     def fewest_again(self, way: Way) -> Way | None:
         """The way with as few blocks again as fit, or None."""
@@ -245,6 +260,8 @@ def way_text(way: Way, num_blocks: int, gpus: int) -> str:
     """A way in one line."""
     of_it = f"{way.part} of " if way.part else ""
     again = f"{of_it}{way.again} of {num_blocks} blocks again" if way.again else "nothing again"
+    if way.part == OFFLOAD and way.again:
+        again = f"{way.again} of {num_blocks} blocks again, inputs on the host"
     spread = f", {'FSDP2' if way.sharded else 'DDP'} on {gpus}" if gpus > 1 else ""
     return f"b {way.micro_batch_size}, {again}{spread}"
 
@@ -260,7 +277,8 @@ def _parser() -> Parser:
     parser.add_argument(
         "--again",
         metavar="mlp,…",
-        help="parts of a block that may run again, besides all of it; operations: products and attention kept, the rest again",
+        help="parts of a block that may run again, besides all of it; operations: products and attention kept, the rest again; "
+        "offload: all of it, its input on the host",
     )
     parser.add_argument("--dtype", default="bfloat16", help="of weights and floating inputs (default: bfloat16)")
     parser.add_argument("--gpus", type=int, default=1, metavar="N", help="data-parallel GPUs (default: 1)")
@@ -314,7 +332,10 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
             path = Path(folder) / "config.json"
             path.write_text(json.dumps(config), encoding="utf-8")
             target = str(path)
-        blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, parts)
+        solving = [part for part in parts if part != OFFLOAD]
+        blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, solving)
+    if OFFLOAD in parts:
+        blocks = {**blocks, OFFLOAD: blocks[""]}
     without_b = {letter: number for letter, number in sizes.items() if letter != "b"}
     optimizer = OPTIMIZERS[args.optimizer]
     model = OwnModel(blocks, without_b, number, cluster, batch, optimizer)
@@ -330,7 +351,7 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
         return {
             "text": way_text(way, model.num_blocks, model.cluster.gpus),
             "micro_batch_size": way.micro_batch_size, "blocks_again": way.again, "sharded": way.sharded,
-            "bytes": model.bytes(way), "seconds": seconds.total, "waiting_seconds": seconds.data,
+            "bytes": model.bytes(way), "host_bytes": model.host_bytes(way), "seconds": seconds.total, "waiting_seconds": seconds.data,
             "hidden_seconds": seconds.hidden, "code": model.code(way, dtype),
         }  # fmt: skip
 
@@ -391,6 +412,8 @@ def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
     yield "With all blocks alike:"
     for way in found["all_blocks"]:
         yield f"  {way['seconds']:9.3f} s {gib(way['bytes'])}  {way['text']}"
+        if way["host_bytes"]:
+            yield f"{'':15}and {gib_or_mib(way['host_bytes'])} on the host, copied at {_HOST_BYTES_PER_SECOND / 1e9:.0f} GB/s"
     for name, most in found["largest"].items():
         yield f"The largest that fits with {name}: b = {most['b']:,} or, at b = {asked.micro_batch_size}, s = {most['s']:,}"
     if found["ways"] and found["ways"][0]["code"]:

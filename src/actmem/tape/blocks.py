@@ -28,6 +28,16 @@ _RECOMPUTE = """from functools import partial
 from torch.utils.checkpoint import checkpoint
 for block in list(model.{path}.children())[:{again}]:
     {part}.forward = partial(checkpoint, {part}.forward, use_reentrant=False)"""
+#: The part that is all of a block, with its input on the host until it runs again; and its code.
+OFFLOAD = "offload"
+_RECOMPUTE_OFFLOADED = """from functools import partial
+from torch.autograd.graph import save_on_cpu
+from torch.utils.checkpoint import checkpoint
+def on_host(forward, *args, **kwargs):
+    with save_on_cpu(pin_memory=True):
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+for block in list(model.{path}.children())[:{again}]:
+    block.forward = partial(on_host, block.forward)"""
 _RECOMPUTE_ALL_BUT = """from collections import Counter
 from functools import partial
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
@@ -46,9 +56,11 @@ for block in list(model.{path}.children())[:{again}]:
 def recompute_code(path: str, again: int, part: str) -> str:
     """Python that lets the first blocks in ``model.<path>``, or a part of each, run again in backward.
 
-    part: ``""`` for all of a block, the name of a module in it, or ``all but mm 1 2``: of these operations, each counted from
+    part: ``""`` for all of a block, ``offload`` for all of it with its input on the host, the name of a module in it, or ``all but mm 1 2``: of these operations, each counted from
     the block's first, results are kept.
     """
+    if part == OFFLOAD:
+        return _RECOMPUTE_OFFLOADED.format(path=path, again=again)
     if not part.startswith(ALL_BUT):
         return _RECOMPUTE.format(path=path, again=again, part=f"block.{part}" if part else "block")
     kept = {name: [*map(int, places)] for name, *places in map(str.split, part.removeprefix(ALL_BUT).split(","))}

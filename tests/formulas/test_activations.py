@@ -5,19 +5,19 @@ from fractions import Fraction
 from hypothesis import given
 from hypothesis import strategies as st
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import (
     CORE_ATTENTION_TERMS,
+    RNG_STATE_BYTES,
     crossover_seq_length,
-    eq1,
-    eq2,
     eq4,
     gathered_input_bytes,
+    layer_extra_rows,
     layer_rows,
 )
-from actmem.models import PAPER_MODELS
+from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
-from actmem.rows import LAYER_TERMS, total
+from actmem.rows import LAYER_TERMS, by_term, extra_rows, total
 from tests.formulas.cuts import layer_cuts
 
 ELEMENT_SIZES = st.sampled_from([2, 4, 8])
@@ -31,24 +31,6 @@ def printed(shape, coefficient):
 def core(shape):
     """5as/h."""
     return Fraction(5 * shape.num_attention_heads * shape.seq_length, shape.hidden_size)
-
-
-@given(layer_cuts())
-def test_closed_forms_are_the_papers_brackets(cut):
-    shape, parallel = cut
-    t = parallel.tensor_parallel_size
-    assert eq1(shape) == printed(shape, 34 + core(shape))
-    assert eq2(shape, t) == printed(shape, 10 + Fraction(24, t) + core(shape) / t)
-    assert eq4(shape, t) == printed(shape, 34 + core(shape)) / t
-
-
-@given(layer_cuts(), ELEMENT_SIZES)
-def test_rows_add_up_to_the_closed_forms(cut, e):
-    shape, parallel = cut
-    t = parallel.tensor_parallel_size
-    closed = eq4 if parallel.sequence_parallel else eq2
-    assert total(layer_rows(shape, parallel, "none", e)) == closed(shape, t, e)
-    assert closed(shape, 1, e) == eq1(shape, e)
 
 
 @given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), ELEMENT_SIZES)
@@ -113,6 +95,25 @@ def test_the_widget_that_forgets_to_divide_the_core():
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
     assert Fraction(eq4(shape, 8), sbh) == Fraction(57, 4)
     assert Fraction(34, 8) + core(shape) == Fraction(337, 4)
+
+
+def test_masks_and_random_number_states_come_with_recomputation():
+    for device, size in RNG_STATE_BYTES.items():
+        selective = by_term(layer_extra_rows(TINY, Parallel(2), "selective", device_type=device))
+        full = by_term(layer_extra_rows(TINY, Parallel(2), "full", device_type=device))
+        assert selective["random-number state"] == size
+        assert selective["causal mask"] == TINY.seq_length**2
+        assert full == {"random-number state": 2 * size}
+
+
+@given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), ELEMENT_SIZES, st.sampled_from(["cpu", "cuda"]))
+def test_every_extra_row_has_a_reason_and_statistics_are_two_numbers_a_token(cut, recompute, e, device):
+    shape, parallel = cut
+    rows = layer_extra_rows(shape, parallel, recompute, e, device)
+    assert rows and extra_rows(rows) == rows
+    number = max(e, 4) if device == "cuda" else e
+    size = 2 * shape.seq_length * shape.micro_batch_size // parallel.sequence_parts * number
+    assert {row.bytes for row in rows if "statistics" in row.term} <= {size}
 
 
 def test_crossover():

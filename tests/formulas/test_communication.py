@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import (
     Exchange,
-    counts,
     ends_exchanges,
     iteration_exchanges,
     layer_exchanges,
@@ -75,15 +74,6 @@ def test_the_real_model_makes_them_in_an_iteration(sequence_parallel, recompute,
             reduce_partial_gradients(model, tp)
     exchanges = iteration_exchanges(SHAPE, Parallel(4, sequence_parallel), n, 0, recompute, dtype.itemsize)
     assert seen_in(seen.collectives) == expected(exchanges)
-
-
-def test_counts_of_section_4_2():
-    assert counts(layer_exchanges(SHAPE, Parallel(4))) == {"all-reduce": 4}
-    assert counts(layer_exchanges(SHAPE, Parallel(4, True), keep_gathered_input=True)) == {
-        "all-gather": 4,
-        "reduce-scatter": 4,
-    }
-    assert counts(layer_exchanges(SHAPE, Parallel(4, True))) == {"all-gather": 6, "reduce-scatter": 4}
 
 
 @given(layer_cuts(), st.sampled_from(RECOMPUTE_MODES), st.booleans())

@@ -44,16 +44,6 @@ def test_never_above_the_budget_and_never_room_for_one_more(cut, recompute, data
         assert most <= budget
 
 
-def test_a_place_costs_its_last_byte():
-    parallel = Parallel(2, True, 4)
-    least, most = (total(stage_rows(TINY, parallel, recompute=mode)) for mode in ("selective", "none"))
-    place, rest = divmod(most - least, in_flight(parallel))
-    assert rest == 0
-    for places in range(1, in_flight(parallel) + 1):
-        assert capacity(TINY, parallel, least + places * place) == places
-        assert capacity(TINY, parallel, least + places * place - 1) == places - 1
-
-
 @given(p=st.integers(1, 6), n=st.integers(1, 30), places=st.integers(0, 6), data=st.data())
 def test_the_window_moves_with_the_period_of_1f1b(p, n, places, data):
     rank = data.draw(st.integers(0, p - 1))
@@ -92,7 +82,3 @@ def test_refuses_a_budget_that_nothing_fits():
     with pytest.raises(ConfigError) as error:
         capacity(TINY, Parallel(), least - 1, recompute="full")
     assert str(error.value) == f"budget_bytes: rank 0 needs {least:,} with recompute = 'full', got {least - 1:,}"
-
-
-def test_nothing_to_recompute():
-    assert capacity(TINY, Parallel(), 10**9, recompute="none") == 1

@@ -11,27 +11,6 @@ from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel
 
 
-class Convolutions(nn.Module):
-    """Sizes with i − 2: the first convolution has no padding."""
-
-    def __init__(self, c):
-        super().__init__()
-        self.stem, self.norm, self.pool = nn.Conv2d(3, c, 3), nn.BatchNorm2d(c), nn.MaxPool2d(2)
-        self.wide, self.groups, self.head = (
-            nn.Conv2d(c, 2 * c, 3, padding=1),
-            nn.GroupNorm(2, 2 * c),
-            nn.Linear(2 * c, 10),
-        )
-
-    def forward(self, x):
-        x = self.pool(F.relu(self.norm(self.stem(x))))
-        return self.head(F.silu(self.groups(self.wide(x))).mean((2, 3)))
-
-
-def convolutions(b, c, i):
-    return Convolutions(c), (torch.randn(b, 3, i, i),)
-
-
 class OddMLP(nn.Module):
     """Sizes with f + 3, numbers of a few bytes, and a loss of its own."""
 
@@ -62,10 +41,6 @@ class NextToken(nn.Module):
 
 def next_token(s, b, h, v):
     return NextToken(h, v), {"ids": torch.randint(0, v, (b, s))}
-
-
-def encoder(s, b, h, a, f):
-    return nn.TransformerEncoderLayer(h, a, f, batch_first=True), (torch.randn(b, s, h),)
 
 
 class Checkpointed(nn.Module):
@@ -113,60 +88,15 @@ def by_length(s, b, h):
     return ByLength(h), (torch.randn(b, s, h),)
 
 
-def _hugging_face(model, s, b, v):
-    ids = torch.randint(0, v, (b, s))
-    return model.bfloat16(), {"input_ids": ids, "labels": ids}
-
-
 def llama(s, b, h, a, k, f, v, num_layers=2):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     heads: dict[str, Any] = {"num_attention_heads": a, "num_key_value_heads": k}
     ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False}
     sizes: dict[str, Any] = {"hidden_size": h, "intermediate_size": f, "vocab_size": v}
-    config = LlamaConfig(num_hidden_layers=num_layers, **sizes, **heads, **ends)
-    return _hugging_face(LlamaForCausalLM(config), s, b, v)
-
-
-def qwen3(s, b, d, a, k, f, v):
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    heads: dict[str, Any] = {
-        "num_attention_heads": a,
-        "num_key_value_heads": k,
-        "head_dim": d,
-        "hidden_size": a * d + 2,
-    }
-    config = Qwen3Config(intermediate_size=f, num_hidden_layers=2, vocab_size=v, use_cache=False, **heads)
-    return _hugging_face(Qwen3ForCausalLM(config), s, b, v)
-
-
-def gpt2(s, b, h, a, v):
-    from transformers import GPT2Config, GPT2LMHeadModel
-
-    ends: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 0, "use_cache": False, "loss_type": "ForCausalLM"}
-    config = GPT2Config(n_embd=h, n_head=a, n_layer=2, vocab_size=v, n_positions=256, **ends)
-    return _hugging_face(GPT2LMHeadModel(config), s, b, v)
-
-
-def mixtral(s, b, h, a, k, f, v):
-    """Its batched products: the loop over experts runs as many products as experts are hit, which values decide."""
-    from transformers import MixtralConfig, MixtralForCausalLM
-
-    heads: dict[str, Any] = {
-        "num_attention_heads": a,
-        "num_key_value_heads": k,
-        "num_local_experts": 4,
-        "num_experts_per_tok": 2,
-    }
-    ends: dict[str, Any] = {
-        "bos_token_id": 0,
-        "eos_token_id": 0,
-        "use_cache": False,
-        "experts_implementation": "batched_mm",
-    }
-    config = MixtralConfig(hidden_size=h, intermediate_size=f, num_hidden_layers=2, vocab_size=v, **heads, **ends)
-    return _hugging_face(MixtralForCausalLM(config), s, b, v)
+    ids = torch.randint(0, v, (b, s))
+    model = LlamaForCausalLM(LlamaConfig(num_hidden_layers=num_layers, **sizes, **heads, **ends))
+    return model.bfloat16(), {"input_ids": ids, "labels": ids}
 
 
 class Block(nn.Module):

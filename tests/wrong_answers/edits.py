@@ -63,9 +63,7 @@ EDITS = [
     ("4.1", r"forward runs function 2 times", "with torch.no_grad():\n", "with torch.no_grad():\n            function(*inputs)\n"),
     ("4.1", r"is changed in place", APPLIED, f"inputs[0].data.add_(1)\n    {APPLIED}"),
     ("4.1", r"inputs that still have their graph, so its backward continues", DETACHED, WITH_GRAPH, "backward(y, grad)", "backward(y, grad, retain_graph=True)"),
-    ("4.3", r"as without recomputation", "layer(x, w, dropouts, core)", "layer(x, w, dropouts)"),
-    ("4.3", r"layer's input only .*: that is full recomputation", "layer(x, w, dropouts, core)", "checkpoint(lambda y: layer(y, w, dropouts), x)"),
-    ("4.3", r"more than the core attention is dropped", "return layer(x, w, dropouts, core)",
+    ("4.3", r"something other than the core attention is recomputed", "return layer(x, w, dropouts, core)",
      "from actmem_course.pieces import attention, layer_norm, mlp\n    y = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    x = x + dropouts.block(checkpoint(lambda y: attention(y, w, dropouts.core), y))\n"
      "    return x + dropouts.block(mlp(layer_norm(x, w.norm2_weight, w.norm2_bias), w))"),
     ("4.3", TENSORS_ONLY, "checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v)", "checkpoint(core_attention, q, k, v, dropout)"),

@@ -102,7 +102,7 @@ class Judge:
             if None in outcomes:
                 return verdict_of(exercise, outcomes)
             remark = remark or found.remark
-        return Verdict(exercise.number, exercise.function, PASSED, remark or naming.remark(self.spaces))
+        return Verdict(exercise.number, exercise.function, PASSED, remark)
 
     def _outcome(self, exercise: Exercise, rank: int, error: BaseException | None) -> Outcome | None:
         """What an error that ended a run means; None if another rank's did."""

@@ -65,31 +65,16 @@ class Naming:
             _OURS[key] = outcome
         return _OURS[key]
 
-    def remark(self, spaces: list[dict]) -> str:
-        """What to say of a right answer, where that takes another run."""
-        remark = getattr(cases_of(self.exercise.lab), "REMARKS", {}).get(self.exercise.number)
-        return self.run(spaces, -1, check=remark).remark if remark else ""
-
-    def run(
-        self,
-        spaces: list[dict],
-        group: int,
-        like: Happened | None = None,
-        check: Callable[[CaseRun], Any] | None = None,
-    ) -> Happened:
-        """The case, or ``check``, on every rank of a group.
-
-        like: what it is compared with; the run ends where it does something else.
-        """
+    def run(self, spaces: list[dict], group: int, like: Happened | None = None) -> Happened:
+        """The case on every rank of a group.  like: what it is compared with; the run ends where it does something else."""
         runs: list[CaseRun | None] = [None] * self.ranks.size
-        check = check or self.exercise.check
 
         def job(rank: VirtualRank) -> Any:
             b = Bench(spaces[rank.number], rank, self.ranks.device, self.progress)
             if group >= 0:
                 b = list(b.subgroups())[group]
             run = runs[rank.number] = CaseRun(b, like.seen[rank.number] if like else None)
-            return check(run)
+            return self.exercise.check(run)
 
         said = self.ranks.run(job, spaces[0].get("__file__", ""))
         errors = [one if isinstance(one, BaseException) else None for one in said]

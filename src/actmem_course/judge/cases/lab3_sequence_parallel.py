@@ -11,11 +11,9 @@ from torch import Tensor
 from actmem.measure.comms import Collective
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.exchanged import G_BAR_OPERATOR, G_OPERATOR, size_of
-from actmem_course.judge.kept import kept
 from actmem_course.judge.solutions.lab3_sequence_parallel import gathering_linear as our_linear
-from actmem_course.judge.solutions.lab3_sequence_parallel import shard_keeping_linear as our_shard_keeping_linear
 from actmem_course.judge.verdict import Wrong
-from actmem_course.pieces import Dropouts, LayerWeights, random_weights
+from actmem_course.pieces import LayerWeights, random_weights
 
 #: Parameters that meet s/t tokens on each rank, so that each rank finds a part of their gradient.
 PARTIAL = ("norm1_weight", "norm1_bias", "projection_bias", "norm2_weight", "norm2_bias", "down_bias")
@@ -95,30 +93,6 @@ def layer(r: CaseRun) -> None:
     r.passes(function, {"x": r.shard(s, 2, 4 * heads), **own}, total=PARTIAL, why=why)
     words = f"linear is called {len(calls)} times: use it for QKV and for h → 4h, so that the lab can replace it"
     r.see("calls of linear", abs(len(calls) - 2), "most", words)
-
-
-def remark_on_layer(r: CaseRun) -> str:
-    """What the plain linear costs: bytes in bfloat16, with dropout, counted."""
-    if r.t == 1:
-        return ""
-    t, heads, s, micro_batch = r.t, 2 * r.t, 4 * r.t, 2
-    h = 8 * heads
-    own = random_weights(h, heads, dtype=torch.bfloat16, device=r.device).part(r.rank, t)
-    x = torch.randn(s // t, micro_batch, h, device=r.device).bfloat16()
-
-    def bytes_with(linear) -> int:
-        generator = torch.Generator(r.device).manual_seed(1)
-
-        def function(y: Tensor, *parameters: Tensor) -> Tensor:
-            return r["layer"](y, LayerWeights(heads, *parameters), Dropouts(0.1, generator, generator), linear, r.group)
-
-        return kept(r.b, function, x, tuple(own.named().values())).bytes
-
-    more = bytes_with(our_linear) - bytes_with(our_shard_keeping_linear)
-    return (
-        f"and with gathering_linear it keeps {more:,} B more than 34/t + 5as/(ht) predicts (s={s} b={micro_batch} h={h}): "
-        f"{more * t / (s * micro_batch * h * (t - 1)):g}sbh(1 − 1/t), the two gathered inputs. That makes 30/t + 4; exercise 3.5 cures it"
-    )
 
 
 def sum_partial_gradients(r: CaseRun) -> None:
@@ -212,8 +186,6 @@ PLACES = {
     "layer_norm": "inside the residual branch, before g: what is added at the end is x from before the norm",
     "the addition of x": "at the block's end, once",
 }
-#: What to say of a right answer.
-REMARKS = {"3.4": remark_on_layer}
 MISTAKES = {
     "3.3": r"""
         g(x, group), weight, bias -> g(x, group), weight | bias is missing: it belongs after the linear, once

@@ -169,16 +169,12 @@ _RATE = 0.5
 _NO_LIMIT, _LIMIT = 1e9, 1e-3
 
 
-def gradient_norm(r: CaseRun) -> None:
-    for case, found, _ in _norms(r):
-        r.see_tensor(f"{case}the norm", torch.tensor(found, dtype=torch.float64))
-
-
-def _norms(r: CaseRun):
-    """For models that are shared in one way or the other: in words, the norm that is found, and what is exchanged."""
+def gradient_norm(r: CaseRun) -> str | None:
+    """Of models that are shared in one way or the other.  A remark for whoever gathers all gradients: no error."""
     shape = small_shape(r.b)
     dense = GPT(shape, p=0.0, dtype=torch.float64, device=r.device)
     gradients = {name: r.same(*parameter.shape) for name, parameter in dense.named_parameters()}
+    sent, often = 0, 0
     for tp in (tensor_parallel(r.group, sequence_parallel=True), tensor_parallel(r.group), TensorParallel()):
         model = GPT(shape, tp, p=0.0, dtype=torch.float64, device=r.device)
         load_dense(model, gradients, tp)
@@ -186,7 +182,12 @@ def _norms(r: CaseRun):
             parameter.grad = parameter.detach().clone()
             parameter.data.mul_(2).add_(1)  # so that the parameters' own norm is another
         case = f"model.tp.size is {tp.size}{', with sequence parallelism' * tp.sequence_parallel}: " if r.t > 1 else ""
-        yield case, *_norm(r, model)
+        found, exchanges = _norm(r, model)
+        r.see_tensor(f"{case}the norm", torch.tensor(found, dtype=torch.float64))
+        sent, often = max(sent, sum(c.payload_bytes for c in exchanges)), max(often, len(exchanges))
+    if sent > 64:
+        return f"right, but it exchanges {sent:,} B; a single number would do"
+    return f"right, but it exchanges {often} times; once would do" if often > 1 else None
 
 
 def _norm(r: CaseRun, model: GPT) -> tuple[float, list[Collective]]:
@@ -205,15 +206,6 @@ def _norm(r: CaseRun, model: GPT) -> tuple[float, list[Collective]]:
     if not isinstance(found, float):
         raise another_kind("a float", found)
     return found, seen.collectives
-
-
-def remark_on_norm(r: CaseRun) -> str:
-    """Not an error: whoever gathers all gradients finds the right norm."""
-    exchanges = [collectives for _, _, collectives in _norms(r)]
-    sent, times = max(sum(c.payload_bytes for c in one) for one in exchanges), max(map(len, exchanges))
-    if sent > 64:
-        return f"right, but it exchanges {sent:,} B; a single number would do"
-    return f"right, but it exchanges {times} times; once would do" if times > 1 else ""
 
 
 def training_step(r: CaseRun) -> None:
@@ -437,8 +429,6 @@ PLACES = {
     "“if norm > max_norm”": "between gradient_norm and optimizer.step()",
     "optimizer.step()": "at the end",
 }
-#: What to say of a right answer.
-REMARKS = {"6.3": remark_on_norm}
 _OTHER_BATCHES = (
     "ranks have different batches: a tensor-parallel group shares one model and works on one batch; different data for each rank "
     "is data parallelism"

@@ -61,17 +61,6 @@ def test_a_copy_of_every_lab_and_chapter(mine):
     assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")} < set(made)
 
 
-def test_links_of_a_chapters_copy_lead_to_copies(mine):
-    given = {**lab_files(), **notebook_files()}
-    links = {
-        link
-        for text in notebook_files().values()
-        for link in re.findall(r"\]\(([^)#:]+\.(?:py|ipynb))\)", text.decode())
-    }
-    assert len(links) > 12
-    assert {os.path.normpath(f"notebooks/{link}") for link in links} <= set(given)
-
-
 def test_nothing_that_is_there_is_written(mine):
     copies = Copies(mine, lab_files())
     copies.make()
@@ -150,18 +139,6 @@ def test_ranks_that_start_at_once_write_nothing(labs, mine):
     before = everything(mine.parent)
     judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
     assert judged == lab and "make labs moves" in remark and everything(mine.parent) == before
-
-
-def test_a_changed_exercise_is_said_when_its_copy_runs(labs, mine):
-    Copies(mine, {**lab_files(), COPY: b"as it was"}).make()
-    work = edited(mine / COPY)
-    judged, remark = file_to_judge(mine / COPY, may_write=True, labs=labs, mine=mine)
-    assert (
-        judged == mine / COPY
-        and "changed" in remark
-        and "make labs FRESH=lab4" in remark
-        and work == judged.read_bytes()
-    )
 
 
 # the commands

@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from actmem_course.judge.outline import LAB_NAMES, load_lab
+from actmem_course.judge.outline import load_lab
 from actmem_course.judge.verdict import PASSED, Verdict
 from tests.labs.in_process import judge_exit
 from tests.labs.judged import judged_file
@@ -62,18 +62,7 @@ def test_one_more_hint_each_time(monkeypatch, capsys, tmp_path):
         assert [" ".join(hint.split()) in text for hint in hints[:4]] == [i < count for i in range(len(hints[:4]))]
 
 
-def test_no_exercise_may_take_a_minute():
-    for name in LAB_NAMES:
-        assert all(exercise.seconds <= 45 for exercise in load_lab(name).exercises)
-
-
 UNFINISHED = {
-    "nothing": ("pass", r"the result is None: is a return missing\?"),
-    "a number": ("return 1.0", r"the result is a float, not a tensor"),
-    "another shape": (
-        "return x",
-        r"the result is this rank's own part.*: g's forward gathers the tokens of all ranks",
-    ),
     "a name that is not there": (
         "return gather_all(x)",
         r"“return gather_all\(x\)” raises NameError: name 'gather_all' is not defined",

@@ -5,7 +5,6 @@ from multiprocessing.connection import Connection
 
 import pytest
 import torch
-import torch.nn.functional as F
 
 from actmem.config import ConfigError
 from actmem_course.cut import SOLUTIONS
@@ -74,12 +73,6 @@ def test_what_one_exercise_does_is_gone_with_the_next(what, judged):
     first, second = judged(LAB3, ["3.1", "3.2"], *poisoned)
     assert first["status"] != PASSED and second["status"] == PASSED, (first, second)
     assert statuses(judged(LAB3, ["3.1", "3.2"])) == [PASSED, PASSED]
-
-
-def test_a_patched_function_of_torch_is_whole_again(judged):
-    silu = F.silu
-    judged(LAB7, ["7.3"], "return _SwiGLU.apply(gate, up)", "F.silu = torch.sigmoid\n    return gate")
-    assert F.silu is silu and statuses(judged(LAB7, ["7.3"])) == [PASSED]
 
 
 def test_a_module_beside_the_file_can_be_imported_and_is_read_anew(judged, tmp_path):

@@ -1,7 +1,5 @@
 """Right answers to lab 1: the same numbers put together in another way."""
 
-import numpy as np
-
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import layer_rows
 from actmem.rows import total
@@ -16,11 +14,6 @@ def layer_bytes_by_the_rows_of_the_package(seq_length, micro_batch_size, hidden_
         row.term: row.bytes
         for row in layer_rows(ModelShape(seq_length, micro_batch_size, hidden_size, num_attention_heads))
     }
-
-
-@right(LAB, "1.1")
-def layer_bytes_as_numpys_integers(*sizes):
-    return {term: np.int64(count) for term, count in layer_bytes_by_the_rows_of_the_package(*sizes).items()}
 
 
 @right(LAB, "1.2")

@@ -53,25 +53,6 @@ def low_made_again(x, weight, a, b, alpha):
 
 
 @right(LAB, "10.2")
-def the_adapter_alone_by_hand(x, weight, a, b, alpha):
-    class Adapter(Function):
-        @staticmethod
-        def forward(ctx, x, a, b):
-            low = torch.einsum("sbh,rh->sbr", x, a.to(x.dtype)) * (alpha / len(a))
-            ctx.save_for_backward(x, low, a, b)
-            return torch.einsum("sbr,or->sbo", low, b.to(x.dtype))
-
-        @staticmethod
-        def backward(ctx, grad):
-            x, low, a, b = ctx.saved_tensors
-            of_low = torch.einsum("sbo,or->sbr", grad, b.to(x.dtype)) * (alpha / len(a))
-            of_a, of_b = torch.einsum("sbr,sbh->rh", of_low, x), torch.einsum("sbo,sbr->or", grad, low)
-            return torch.einsum("sbr,rh->sbh", of_low, a.to(x.dtype)), of_a, of_b
-
-    return x @ weight.t() + Adapter.apply(x, a, b)
-
-
-@right(LAB, "10.2")
 def the_adapter_by_checkpoint(x, weight, a, b, alpha):
     def adapter(x, a, b):
         return alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))
@@ -105,30 +86,6 @@ def derivatives_by_hand(x, up, down, tile):
                 of_up += slope.t() @ rows
                 of_x[first : first + tile] = (slope @ up).view_as(of_x[first : first + tile])
             return of_x, of_up.to(up.dtype), of_down.to(down.dtype)
-
-    return Tiles.apply(x, up, down)
-
-
-@right(LAB, "10.3")
-def vector_jacobian_products_of_tiles_from_the_last(x, up, down, tile):
-    def of_tile(rows, up, down):
-        return F.linear(F.gelu(F.linear(rows, up)), down)
-
-    class Tiles(Function):
-        @staticmethod
-        def forward(ctx, *given):
-            ctx.save_for_backward(*given)
-            return torch.cat([of_tile(rows, *given[1:]) for rows in given[0].split(tile)])
-
-        @staticmethod
-        def backward(ctx, grad):
-            x, *weights = ctx.saved_tensors
-            of_x, sums = [], [torch.zeros((), dtype=torch.float32)] * 2
-            for rows, upstream in reversed(list(zip(x.split(tile), grad.split(tile)))):
-                of_rows, *parts = torch.func.vjp(of_tile, rows, *weights)[1](upstream)
-                sums = [one + part.to(torch.promote_types(part.dtype, torch.float32)) for one, part in zip(sums, parts)]
-                of_x.insert(0, of_rows)
-            return torch.cat(of_x), *(one.to(weight.dtype) for one, weight in zip(sums, weights))
 
     return Tiles.apply(x, up, down)
 

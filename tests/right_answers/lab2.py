@@ -6,7 +6,7 @@ import torch.distributed._functional_collectives as functional
 from torch.autograd import Function
 from torch.distributed.tensor import DTensor, Partial, Replicate
 
-from actmem_course.judge.solutions.lab2_tensor_parallel import f, f_bar
+from actmem_course.judge.solutions.lab2_tensor_parallel import f_bar
 from tests.right_answers.register import mesh_of, right
 
 LAB = "lab2_tensor_parallel"
@@ -15,20 +15,6 @@ LAB = "lab2_tensor_parallel"
 @right(LAB, "2.1")
 def f_by_dtensor(x, group):
     return DTensor.from_local(x, mesh_of(group), [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
-
-
-@right(LAB, "2.1")
-def f_by_functional_collectives(x, group):
-    class F_(Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x.view_as(x)
-
-        @staticmethod
-        def backward(ctx, grad):
-            return functional.all_reduce(grad, "sum", group)
-
-    return F_.apply(x)
 
 
 @right(LAB, "2.1")
@@ -54,12 +40,6 @@ def f_by_reduce_scatter_and_all_gather(x, group):
             return whole
 
     return F_.apply(x)
-
-
-@right(LAB, "2.2")
-def f_bar_by_dtensor(x, group):
-    partial = DTensor.from_local(x, mesh_of(group), [Partial()], run_check=False)
-    return partial.redistribute(placements=[Replicate()]).to_local(grad_placements=[Replicate()])
 
 
 @right(LAB, "2.2")
@@ -104,27 +84,6 @@ def column_by_one_function(x, weight, bias, group):
     return Column.apply(x, weight, bias)
 
 
-@right(LAB, "2.3")
-def column_by_einsum(x, weight, bias, group):
-    return torch.einsum("sbi,oi->sbo", f(x, group), weight) + bias
-
-
-@right(LAB, "2.4")
-def row_by_one_function(x, weight, bias, group):
-    class Row(Function):
-        @staticmethod
-        def forward(ctx, x, weight, bias):
-            ctx.save_for_backward(x, weight)
-            return functional.wait_tensor(functional.all_reduce(x @ weight.t(), "sum", group)) + bias
-
-        @staticmethod
-        def backward(ctx, grad):
-            x, weight = ctx.saved_tensors
-            return grad @ weight, torch.einsum("sbo,sbi->oi", grad, x), grad.sum((0, 1))
-
-    return Row.apply(x, weight, bias)
-
-
 @right(LAB, "2.5")
 def heads_dealt_in_turn(qkv_weight, projection_weight, num_attention_heads, group):
     rank, t = dist.get_rank(group), dist.get_world_size(group)
@@ -143,21 +102,3 @@ def loss_from_log_sum_exps(logits, targets, group):
     mine = (index >= 0) & (index < logits.shape[-1])
     target = logits.gather(-1, index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)).squeeze(-1) * mine
     return torch.stack(others).logsumexp(0) - f_bar(target, group)
-
-
-@right(LAB, "2.8")
-def loss_from_gathered_numbers(logits, targets, group):
-    rank, t = dist.get_rank(group), dist.get_world_size(group)
-
-    def of_all(own):
-        parts = [torch.empty_like(own) for _ in range(t)]
-        dist.all_gather(parts, own.detach(), group=group)
-        parts[rank] = own
-        return torch.stack(parts)
-
-    largest = of_all(logits.detach().amax(-1)).amax(0)
-    total = of_all((logits - largest.unsqueeze(-1)).exp().sum(-1)).sum(0)
-    index = targets - rank * logits.shape[-1]
-    mine = (index >= 0) & (index < logits.shape[-1])
-    target = logits.gather(-1, index.clamp(0, logits.shape[-1] - 1).unsqueeze(-1)).squeeze(-1) * mine
-    return total.log() + largest - of_all(target).sum(0)

@@ -27,26 +27,6 @@ def g_by_functional_collectives(x, group):
     return functional.all_gather_tensor_autograd(x, 0, group)
 
 
-@right(LAB, "3.1")
-def g_by_torchs_differentiable_all_gather(x, group):
-    class G(Function):
-        @staticmethod
-        def forward(ctx, x):
-            parts = [torch.empty_like(x) for _ in range(dist.get_world_size(group))]
-            dist.all_gather(parts, x.contiguous(), group=group)
-            return torch.cat(parts)
-
-        @staticmethod
-        def backward(ctx, grad):
-            result = torch.empty_like(grad.chunk(dist.get_world_size(group))[0])
-            dist.reduce_scatter(
-                result, [part.contiguous() for part in grad.chunk(dist.get_world_size(group))], group=group
-            )
-            return result
-
-    return G.apply(x)
-
-
 @right(LAB, "3.2")
 def g_bar_by_all_to_all(x, group):
     class GBar(Function):
@@ -65,17 +45,6 @@ def g_bar_by_all_to_all(x, group):
     return GBar.apply(x)
 
 
-@right(LAB, "3.2")
-def g_bar_by_dtensor(x, group):
-    partial = DTensor.from_local(x, mesh_of(group), [Partial()], run_check=False)
-    return partial.redistribute(placements=[Shard(0)]).to_local(grad_placements=[Shard(0)])
-
-
-@right(LAB, "3.2")
-def g_bar_by_functional_collectives(x, group):
-    return functional.reduce_scatter_tensor_autograd(x, "sum", 0, group)
-
-
 @right(LAB, "3.3")
 def gathering_linear_that_keeps_the_shard(x, weight, bias, group):
     return shard_keeping_linear(x, weight, bias, group)
@@ -87,26 +56,8 @@ def shard_keeping_by_torchs_checkpoint(x, weight, bias, group):
 
 
 @right(LAB, "3.5")
-def shard_keeping_by_torchs_reentrant_checkpoint(x, weight, bias, group):
-    return checkpoint(gathering_linear, x, weight, bias, group, use_reentrant=True)
-
-
-@right(LAB, "3.5")
 def shard_keeping_by_our_checkpoint(x, weight, bias, group):
     return our_checkpoint(lambda y: gathering_linear(y, weight, bias, group), x)
-
-
-@right(LAB, "3.4")
-def layer_with_f_bar_and_a_split(x, w, dropouts, linear, group):
-    # The residual is added before the dropout's product is scaled: other order, same numbers.
-    heads = w.num_attention_heads // dist.get_world_size(group)
-    normed = torch.nn.functional.layer_norm(x, x.shape[-1:]) * w.norm1_weight + w.norm1_bias
-    context = merge_heads(
-        core_attention(*split_heads(linear(normed, w.qkv_weight, w.qkv_bias, group), heads), dropouts.core), x.shape[1]
-    )
-    x = dropouts.block(w.projection_bias + g_bar(context @ w.projection_weight.t(), group)) + x
-    y = F.gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group), approximate="tanh")
-    return dropouts.block(w.down_bias + g_bar(y @ w.down_weight.t(), group)) + x
 
 
 @right(LAB, "3.4")

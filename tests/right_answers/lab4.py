@@ -65,8 +65,3 @@ def selective_by_the_stopping_checkpoint(x, w, dropouts):
 @right(LAB, "4.4")
 def full_by_torch(x, w, dropouts):
     return checkpoint(layer, x, w, dropouts, use_reentrant=False)
-
-
-@right(LAB, "4.4")
-def full_by_torchs_reentrant_checkpoint(x, w, dropouts):
-    return checkpoint(layer, x, w, dropouts, use_reentrant=True)

@@ -37,12 +37,6 @@ def free_output_by_one_element(output):
 
 
 @right(LAB, "5.4")
-def how_many_fit_by_trying(budget_bytes, in_flight, full_bytes, recomputed_bytes):
-    fits = [k for k in range(in_flight + 1) if k * full_bytes + (in_flight - k) * recomputed_bytes <= budget_bytes]
-    return max(fits, default=-1)
-
-
-@right(LAB, "5.4")
 def how_many_fit_by_numpy(budget_bytes, in_flight, full_bytes, recomputed_bytes):
     left = np.int64(budget_bytes) - in_flight * recomputed_bytes
     most = left // (full_bytes - recomputed_bytes) if full_bytes > recomputed_bytes else in_flight

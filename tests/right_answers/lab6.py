@@ -4,7 +4,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed._functional_collectives as functional
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from actmem.layers.gpt import GPT
@@ -21,14 +20,6 @@ def batch_one_after_another(text, step, seq_length, batch_size):
     rows = [(step * batch_size + i) * seq_length % (len(text) - seq_length) for i in range(batch_size)]
     pieces = torch.stack([text[start : start + seq_length + 1] for start in rows])
     return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
-
-
-@right(LAB, "6.1")
-def batch_without_repeats(text, step, seq_length, batch_size):
-    generator = torch.Generator().manual_seed(10_007 * step)
-    starts = torch.randperm(len(text) - seq_length, generator=generator)[:batch_size]
-    windows = text.unfold(0, seq_length + 1, 1)[starts]
-    return windows[..., :-1], windows[..., 1:]
 
 
 @right(LAB, "6.1")
@@ -80,13 +71,6 @@ def gradient_norm_by_dtensor(model):
         placement = Replicate() if dim is None else Shard(dim)
         square += DTensor.from_local(parameter.grad, mesh, [placement], run_check=False).norm().full_tensor() ** 2
     return square.sqrt()
-
-
-@right(LAB, "6.3")
-def gradient_norm_with_shares_of_the_whole_ones(model):
-    t = model.tp.size
-    square = sum(p.grad.square().sum() / (1 if hasattr(p, "partition_dim") else t) for p in model.parameters())
-    return functional.all_reduce(square, "sum", model.tp.group).sqrt().item() if t > 1 else square.sqrt().item()
 
 
 @right(LAB, "6.4")

@@ -52,24 +52,6 @@ def gate_by_checkpoint(gate, up):
     return checkpoint(lambda gate, up: F.silu(gate) * up, gate, up, use_reentrant=False)
 
 
-@right(LAB, "7.3")
-def gate_that_asks_autograd_again(gate, up):
-    class Gate(Function):
-        @staticmethod
-        def forward(ctx, gate, up):
-            ctx.save_for_backward(gate, up)
-            return gate / (1 + torch.exp(-gate)) * up
-
-        @staticmethod
-        def backward(ctx, grad):
-            leaves = [x.detach().requires_grad_() for x in ctx.saved_tensors]
-            with torch.enable_grad():
-                y = F.silu(leaves[0]) * leaves[1]
-            return torch.autograd.grad(y, leaves, grad)
-
-    return Gate.apply(gate, up)
-
-
 @right(LAB, "7.4")
 def checkpoint_of_torch_which_stops_before_the_product(recipe, weight, *sources):
     return checkpoint(lambda w, *s: F.linear(recipe(*s), w), weight, *sources, use_reentrant=False)

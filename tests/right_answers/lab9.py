@@ -45,26 +45,6 @@ def loss_that_keeps_the_softmax_in_16_bits(logits, targets):
     return Loss.apply(logits, targets)
 
 
-@right(LAB, "9.1")
-def loss_with_the_largest_kept_apart(logits, targets):
-    class Loss(Function):
-        @staticmethod
-        def forward(ctx, logits, targets):
-            index, largest = targets.unsqueeze(-1), widened(logits).amax(-1, keepdim=True)
-            total = (widened(logits) - largest).exp().sum(-1, keepdim=True)
-            ctx.save_for_backward(logits, index, largest, total)
-            return (total.log() + largest - widened(logits).gather(-1, index)).squeeze(-1)
-
-        @staticmethod
-        def backward(ctx, grad):
-            logits, index, largest, total = ctx.saved_tensors
-            grad = grad.unsqueeze(-1)
-            slope = (widened(logits) - largest).exp() / total * grad
-            return slope.scatter_add(-1, index, -grad).to(logits.dtype), None
-
-    return Loss.apply(logits, targets)
-
-
 def chunk_loss(rows, weight, ids):
     return plain_loss(F.linear(rows, weight), ids)
 
@@ -118,18 +98,6 @@ def every_ranks_numbers_gathered_a_chunk_at_a_time(x, weight, targets, chunk, gr
     return torch.cat([Loss.apply(rows, weight, ids) for rows, ids in chunks]).view(targets.shape)
 
 
-def both(rows, ids):
-    log_p = widened(rows).log_softmax(-1)
-    return log_p.gather(-1, ids.unsqueeze(-1)).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
-
-
-@right(LAB, "9.4")
-def both_by_checkpoint(logits, tokens, chunk):
-    chunks = zip(logits.flatten(0, 1).split(chunk), tokens.flatten().split(chunk))
-    found = [checkpoint(both, rows, ids, use_reentrant=False) for rows, ids in chunks]
-    return tuple(torch.cat(parts).view(tokens.shape) for parts in zip(*found))
-
-
 @right(LAB, "9.4")
 def a_list_of_both_by_expected_logits(logits, tokens, chunk):
     def of(rows, ids):
@@ -141,21 +109,6 @@ def a_list_of_both_by_expected_logits(logits, tokens, chunk):
     chunks = zip(logits.flatten(0, 1).split(chunk), tokens.flatten().split(chunk))
     found = [checkpoint(of, rows, ids, use_reentrant=False) for rows, ids in chunks]
     return [torch.cat(parts).view(tokens.shape) for parts in zip(*found)]
-
-
-@right(LAB, "9.5")
-def rows_scattered(ids, weight, main_grad):
-    class Rows(Function):
-        @staticmethod
-        def forward(ctx, weight):
-            return weight[ids]
-
-        @staticmethod
-        def backward(ctx, grad):
-            grad = widened(grad).flatten(0, -2)
-            main_grad.scatter_add_(0, ids.flatten().unsqueeze(-1).expand_as(grad), grad)
-
-    return Rows.apply(weight)
 
 
 @right(LAB, "9.5")

@@ -56,6 +56,14 @@ def raises():
     raise ValueError("two\nlines")
 
 
+def exits():
+    raise SystemExit("usage: train.py")
+
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.ReLU()), (torch.ones(4, 8),)
+
+
 def only_a_model():
     return nn.Linear(2, 2)
 

@@ -29,6 +29,7 @@ KINDS = {
     "a mask that is drawn": (Run(lambda m, x: x * torch.rand(4, 8)), {"activation": B}),
     "a generator's state": (Run(lambda m, x: checkpoint(torch.sin, x, use_reentrant=False)), {"input": B, "generator state": STATE}),
     "a global tensor": (Run(lambda m, x: x * TABLE), {"constant": B}),
+    "lazy modules": (nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d()), {"activation": B + 2 * 8 * 4, "input": B}),
     "a module made in the block": (Run(lambda m, x: nn.LazyLinear(8)(x)), {"input": B}),
 }  # fmt: skip
 

@@ -138,6 +138,24 @@ def test_what_hooks_do_not_see_is_listed_with_its_holder():
     assert census(hiding, x) == B
 
 
+class Keeps(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.near, ctx.parts = x * 2, {"deep": (x * 3, x)}
+        return x * 4
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * 4
+
+
+def test_near_and_deep_attributes_of_one_ctx_are_named():
+    ledger = ledger_of(Run(lambda m, x: Keeps.apply(m.a(x)), a=nn.Linear(8, 8)), x())
+    assert [(t.op, t.held_by) for t in ledger.unsaved] == [
+        (op, "an attribute of ctx of Keeps") for op in ("addmm", "mul", "mul")
+    ]
+
+
 def test_dtensor_is_counted_by_what_it_wraps(pools):
     assert pools[2].run(dtensor_bytes) == [8 * 3 * 4] * 2
 

@@ -102,6 +102,7 @@ def test_real_tensors_are_tried_where_weights_and_what_is_kept_are_small_togethe
 
 BAD = {
     f"{HERE}:raises": "target: the factory raised ValueError: two lines",
+    f"{HERE}:exits": "target: the factory raised SystemExit: usage: train.py",
     f"{HERE}:only_a_model": "must return (model, inputs), and returned a Linear",
     f"{HERE}:three": "must return (model, inputs), and returned a tuple of 3",
     f"{HERE}:no_inputs": "inputs: the model's forward raised TypeError",
@@ -233,6 +234,12 @@ def test_a_failed_step_leaves_the_ledger(capsys, tmp_path):
 def test_eval_mode_is_noted(capsys):
     (note,) = json_of(capsys, f"{HERE}:in_eval_mode")["notes"]
     assert "eval mode" in note and not json_of(capsys, f"{HERE}:tiny")["notes"]
+
+
+def test_a_lazy_module_makes_its_weights_in_the_first_forward_pass(capsys):
+    result = json_of(capsys, f"{HERE}:lazy", "--step")
+    assert result["total_bytes"] == 2 * 4 * 8 * 4
+    assert sum(row["bytes"] for row in result["peak"] if row["kind"] == "weight") == 4 * (8 * 8 + 8)
 
 
 def test_a_loss_of_ones_own(capsys):

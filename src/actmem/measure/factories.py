@@ -137,7 +137,7 @@ def _module(place: str) -> Any:
     try:
         with _quiet():
             loaded = load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError("target", f"{place} can't be loaded: {one_line(error)}") from error
     finally:
         del sys.path[0]
@@ -160,7 +160,7 @@ def built_model(
             torch.set_default_dtype(DTYPES[dtype])
         with _quiet():
             made = factory(**taken, **there)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise ConfigError("target", f"the factory raised {one_line(error)}") from error
     finally:
         torch.set_default_dtype(before)

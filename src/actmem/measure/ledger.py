@@ -29,7 +29,7 @@ from actmem.drop import NAME_READERS
 from actmem.measure.ledger_tables import STORAGE_KINDS, UNSAVED, SavedTensor, ledger_html, ledger_text
 from actmem.measure.origins import Origin, Origins, graph_nodes
 from actmem.measure.savers import UNKNOWN, OperationTracker
-from actmem.measure.tools import settled, shape_of, storage_of, storages_in, stored_parts
+from actmem.measure.tools import settled, shape_of, storage_of, storages_in, storages_of, stored_parts
 from actmem.rows import Row
 
 _WEIGHTS = ("weight", "gathered weight")
@@ -138,6 +138,7 @@ def record(module: nn.Module, adds_up: bool = True) -> Iterator[Ledger]:
         stack.callback(NAME_READERS.remove, origins.note_names)
         stack.enter_context(origins.watching())
         yield ledger
+    origins.tracker.weights |= storages_of(*module.parameters(), *module.buffers())  # lazy modules have made theirs
     if adds_up:
         ledger.add_up(_locals_above())
 
@@ -229,19 +230,21 @@ def _holders(storages: Collection[int], text_of: Callable[[Any], str]) -> dict[i
         if issubclass(type(one), Tensor) and id(storage_of(one)) in storages
     ]
     leads_to = {id(tensor): {id(storage_of(tensor))} for tensor in here}
-    passed = {id(here), id(leads_to)}
+    ours = {id(here), id(leads_to)}
     for _ in range(_STEPS):
         above: list[Any] = []
         for holder in gc.get_referrers(*here) if here else ():
-            if id(holder) in passed or isinstance(holder, (FrameType, type)):
+            if id(holder) in ours or isinstance(holder, (FrameType, type)):
                 continue
-            reached = {key for held in gc.get_referents(holder) for key in leads_to.get(id(held), ())} - found.keys()
+            before = leads_to.setdefault(id(holder), set())
+            reached = {key for held in gc.get_referents(holder) for key in leads_to.get(id(held), ())}
+            reached -= found.keys() | before
             if text := text_of(holder):
                 found.update(dict.fromkeys(reached, text))
             elif reached:
                 above.append(holder)
-                leads_to.setdefault(id(holder), set()).update(reached)
-        passed.update(map(id, here), (id(above),))
+                before |= reached
+        ours.add(id(above))
         here = above
     return found
 

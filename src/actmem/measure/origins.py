@@ -341,6 +341,8 @@ class Origins(QuietDispatchMode):
     def kind_of(self, storage: torch.UntypedStorage, dtype: torch.dtype, op: str) -> str:
         """One of ``STORAGE_KINDS``, except the one for what autograd didn't save.  op: that which saved it."""
         origin = self.found[storage]
+        if storage in self.tracker.weights:
+            return "weight"
         if not (origin.made or origin.gathered):
             if storage in self.tracker.inputs:
                 return "input"

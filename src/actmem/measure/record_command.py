@@ -87,10 +87,11 @@ def _run(options: argparse.Namespace) -> int:
         model, inputs = factories.built_model(factory, sizes, options.dtype, options.device)
         if options.fake and any(_is_compiled(module) for module in model.modules()):
             raise ConfigError("fake", "torch.compile does not run on fake tensors: leave out one of the two")
-        notes, weights = [] if model.training else [_EVAL_MODE], _weight_bytes(model)
+        notes = [] if model.training else [_EVAL_MODE]
         # Before forward: after it FSDP's root is whole until backward.
         optimizer = _optimizer(options.optimizer, model) if options.step else None
         ledger = _recorded(model, inputs)
+        weights = _weight_bytes(model)  # after forward, which makes those of lazy modules
         if options.step:
             try:
                 bill = _second_step(model, inputs, loss, optimizer, options)
@@ -257,7 +258,8 @@ def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace,
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:
     """What stays for backward, and the weights."""
     model, inputs = factories.built_model(factory, sizes, dtype)
-    return _recorded(model, inputs).total_bytes, _weight_bytes(model)
+    kept = _recorded(model, inputs).total_bytes
+    return kept, _weight_bytes(model)
 
 
 def as_dict(ledger: Ledger, bill: StepBill | None, more: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def storage_of(value: object) -> torch.UntypedStorage | None:
         return None
     try:
         return value.untyped_storage()
-    except (RuntimeError, NotImplementedError):
+    except (RuntimeError, NotImplementedError, ValueError):  # the last: a lazy module's weight
         return None
 
 

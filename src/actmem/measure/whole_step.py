@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from actmem.config import ConfigError, shown
 from actmem.measure.census import arguments_of
@@ -115,7 +116,7 @@ def watch_step(
     lives.note_what_exists(model, optimizer, batch)
     with ExitStack() as stack:
         for name, parameter in model.named_parameters():
-            if parameter.requires_grad and parameter.is_leaf:
+            if parameter.requires_grad and parameter.is_leaf and not is_lazy(parameter):
                 # A hook that sees the gradient earlier would make autograd copy it.
                 hook = parameter.register_post_accumulate_grad_hook(
                     lambda p, name=name: lives.known(p.grad, "gradient", name, "gradient")

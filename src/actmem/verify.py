@@ -29,8 +29,8 @@ from actmem.measure.parts import measure_part_peak, measure_parts, measure_state
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedLlama, PlannedModel
-from actmem.plan.rank_bill import Bill, rank_bill, share, stage_layers
-from actmem.plan.search import Plan
+from actmem.plan.rank_bill import Bill, share, stage_layers
+from actmem.plan.search import Plan, bill_of
 from actmem.rows import Comparison, Match, Row, compare, total
 
 #: What ``--verify`` says it leaves out.
@@ -46,10 +46,9 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
 
     Raises ConfigError on a model that this library can't run.
     """
-    whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
-    bill = _bill(model, plan, whole)
+    bill = _bill(model, plan)
     predicted = [row for part in COUNTED_PARTS for row in bill.parts[part]]
-
+    whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
     window = set(moving_window(actions, whole)) if whole else set()
@@ -60,12 +59,13 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
         return compare(predicted, measure_parts(parts, whole_parts, steps, window) + _states(parts, plan))
 
 
-def _bill(model: PlannedModel, plan: Plan, whole: int = 0) -> Bill:
-    """What is to be verified.  Raises ConfigError on what this library can't run."""
-    _check_runs(model, plan)
-    return rank_bill(
-        model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole, device_type="cpu"
-    )
+def _bill(model: PlannedModel, plan: Plan) -> Bill:
+    """What is to be verified.  Raises ConfigError on what this library has no layer or optimizer for."""
+    if model.optimizer != "adamw":
+        raise ConfigError("verify", f"only adamw's step is run here, not that of {model.optimizer}")
+    if isinstance(model, PlannedLlama) and model.tied_embeddings:
+        raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
+    return bill_of(model, plan, "cpu")
 
 
 @contextmanager
@@ -74,14 +74,6 @@ def _emulated(plan: Plan) -> Iterator[tuple[TensorParallel, ContextParallel]]:
     t, c = plan.layout.tensor_parallel_size, plan.layout.context_parallel_size
     with emulated_rank(t * c):
         yield layer_groups(c, sequence_parallel=plan.layout.sequence_parallel and t > 1)
-
-
-def _check_runs(model: PlannedModel, plan: Plan) -> None:
-    """Raise ConfigError on what this library has no layer or optimizer for."""
-    if model.optimizer != "adamw":
-        raise ConfigError("verify", f"only adamw's step is run here, not that of {model.optimizer}")
-    if isinstance(model, PlannedLlama) and model.tied_embeddings:
-        raise ConfigError("verify", f"this library runs no stage of {model.name} yet")
 
 
 def _part(
@@ -111,14 +103,9 @@ def count_peak(model: PlannedModel, plan: Plan) -> Match:
 
 def chunks_of(model: PlannedModel, plan: Plan) -> list[range]:
     """The layers of each chunk of the plan's fullest rank: chunk c is stage c·p + r of the model."""
-    layout, rank = plan.layout, plan.pipeline_rank
-    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
-    layers = stage_layers(model.num_layers, p, m)
-    if m == 1:
-        start = sum(layers[:rank])
-        return [range(start, start + layers[rank])]
-    each = layers[rank] // m
-    return [range((chunk * p + rank) * each, (chunk * p + rank + 1) * each) for chunk in range(m)]
+    p, m = plan.layout.pipeline_parallel_size, plan.layout.num_model_chunks
+    sizes = [layers // m for layers in stage_layers(model.num_layers, p, m)] * m
+    return [range(sum(sizes[:i]), sum(sizes[: i + 1])) for i in range(plan.pipeline_rank, m * p, p)]
 
 
 def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) -> list[Action]:

@@ -1,7 +1,8 @@
-"""Named tensors against closed forms, and both against the paper's formulas as printed."""
+"""Named tensors against closed forms and table 2, and both against the paper's formulas as printed."""
 
 from fractions import Fraction
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,8 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import (
     CORE_ATTENTION_TERMS,
     RNG_STATE_BYTES,
+    TABLE2,
+    closed_form,
     crossover_seq_length,
     eq4,
     gathered_input_bytes,
@@ -121,3 +124,40 @@ def test_crossover():
     shape = ModelShape(1, 1, 12288, 96)
     below, above = shape.with_sizes(seq_length=int(s)), shape.with_sizes(seq_length=int(s) + 1)
     assert core(below) < 34 < core(above)
+
+
+PRINTED = {
+    "none": lambda t, core: 34 + core,
+    "tensor": lambda t, core: 10 + Fraction(24, t) + core / t,
+    "tensor+sequence": lambda t, core: Fraction(34, t) + core / t,
+    "tensor+selective": lambda t, core: 10 + Fraction(24, t),
+    "tensor+sequence+selective": lambda t, core: Fraction(34, t),
+    "full": lambda t, core: 2,
+}
+
+
+@given(layer_cuts(), st.sampled_from(TABLE2), st.sampled_from([2, 4, 8]))
+def test_rows_add_up_to_the_closed_form(cut, configuration, e):
+    shape, t = cut[0], cut[1].tensor_parallel_size
+    rows = layer_rows(shape, configuration.parallel(t), configuration.recompute, e)
+    assert total(rows) == closed_form(configuration, shape, t, e)
+
+
+@given(layer_cuts(), st.sampled_from(TABLE2))
+def test_closed_form_is_the_printed_one(cut, configuration):
+    shape, t = cut[0], cut[1].tensor_parallel_size
+    a, b, h, s = shape.letters()
+    bracket = PRINTED[configuration.name](t, Fraction(5 * a * s, h))
+    assert closed_form(configuration, shape, t) == s * b * h * bracket
+
+
+@pytest.mark.parametrize(
+    ("model", "both", "full"),
+    [("22B", 16.1, 7.6), ("175B", 18.5, 8.7), ("530B", 20.2, 9.5), ("1T", 20.2, 9.5)],
+)
+def test_percentages_of_the_tensor_parallel_baseline(model, both, full):
+    """Section 6.1 says under 20% and about 10%; these are table 2's own."""
+    shape, t = PAPER_MODELS[model].shape, PAPER_MODELS[model].parallel.tensor_parallel_size
+    sizes = {c.name: closed_form(c, shape, t) for c in TABLE2}
+    assert round(100 * sizes["tensor+sequence+selective"] / sizes["tensor"], 1) == both
+    assert round(100 * sizes["full"] / sizes["tensor"], 1) == full

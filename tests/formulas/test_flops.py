@@ -1,4 +1,4 @@
-"""Products against equations 7 to 9, and against torch's own count on the real model."""
+"""Products against equations 7 to 9 and torch's own count; bytes are what eager operations read and write."""
 
 from fractions import Fraction
 
@@ -8,24 +8,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import FlopCounterMode
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_rows
 from actmem.formulas.flops import (
+    Operation,
     eq7,
     eq8,
     eq9,
+    forward_operations,
     forward_products,
     hardware_flops,
     layer_overhead,
+    least_seconds,
     text_selective,
     utilisation,
 )
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
-from actmem.models import PAPER_MODELS
+from actmem.models import PAPER_MODELS, TINY
 from actmem.recipes import RECOMPUTE_MODES
 from actmem_course.others import paper
 from actmem_course.others.table5 import data_parallel_530b_mfu_percent, table5
 from tests.formulas.cuts import model_cuts
+from tests.shapes import shapes
 
 BATCHES = st.integers(1, 2000)
 
@@ -111,3 +116,45 @@ def test_torch_counts_the_same_on_the_real_model(recompute):
         with FlopCounterMode(display=False) as counter:
             model.loss(model(ids), ids).backward()
     assert counter.get_total_flops() == hardware_flops(shape, shape.micro_batch_size, recompute)
+
+
+@given(shapes())
+def test_products_are_those_of_appendix_a(shape):
+    expected = {p.term: p.flops for p in forward_products(shape, shape.micro_batch_size) if p.term != "logits"}
+    assert {o.name: o.flops for o in forward_operations(shape) if o.product} == expected
+
+
+@given(st.sampled_from([2, 3, 4]), st.data())
+def test_t_ranks_share_the_products_flops_equally(t, data):
+    shape = data.draw(shapes(divisible_by=t))
+    one, shared = forward_operations(shape), forward_operations(shape, Parallel(t, True))
+    assert [o.flops for o in one if o.product] == [t * o.flops for o in shared if o.product]
+    # The core is cut whole: every head is on one rank, with all that it moves.
+    assert [o.bytes for o in one if o.core] == [t * o.bytes for o in shared if o.core]
+
+
+@given(shapes())
+def test_what_is_kept_was_written(shape):
+    """Of the core: scores' softmax and dropout output are written with two bytes each, the mask with one."""
+    kept = sum(row.bytes for row in layer_rows(shape) if row.term in CORE_ATTENTION_TERMS)
+    by_name = {o.name: o for o in forward_operations(shape)}
+    a, b, _, s = shape.letters()
+    scores = a * s * s * b
+    read = 2 * scores * 2  # softmax and dropout each read one tensor of scores
+    assert by_name["softmax"].bytes + by_name["softmax dropout"].bytes - read == kept
+
+
+def test_linears_by_hand():
+    by_name = {o.name: o for o in forward_operations(TINY)}
+    h, tokens = TINY.hidden_size, TINY.seq_length * TINY.micro_batch_size
+    assert by_name["h→4h"].bytes == 2 * (tokens * h + 4 * h * h + tokens * 4 * h)
+    assert by_name["4h→h"].bytes == by_name["h→4h"].bytes
+    assert by_name["GeLU"].bytes == 2 * 2 * tokens * 4 * h
+
+
+def test_the_longer_of_computing_and_moving():
+    slow, fast = Operation("slow", 10, 100, False), Operation("fast", 1000, 100, True)
+    assert slow.least_seconds(100, 50) == 2 and slow.bound_by_memory(100, 50)
+    assert fast.least_seconds(100, 50) == 10 and not fast.bound_by_memory(100, 50)
+    assert least_seconds([slow, fast], 100, 50) == 12
+    assert slow.intensity == Fraction(1, 10)

@@ -1,8 +1,17 @@
-"""Today's decoder: its rows against closed forms, its parameters against the published counts."""
+"""Today's decoders: parameters as published, exchanges as an emulated rank makes them, modes in order."""
+
+from collections import Counter
 
 import pytest
+import torch
 
 from actmem.config import ConfigError
+from actmem.formulas.communication import Exchange
+from actmem.layers.llama import LlamaStage
+from actmem.measure.comms import count_collectives
+from actmem.measure.emulate import emulated_rank
+from actmem.measure.parts import run_part
+from actmem.parallel.groups import tensor_parallel
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
 from actmem.rows import by_term, total
@@ -60,3 +69,31 @@ def test_shards_of_a_layer_add_up(name):
     whole, part = (model.layer_work(Layout(tensor_parallel_size=each)) for each in (1, t))
     assert whole.product_flops == t * part.product_flops
     assert abs(3 * model.num_layers * whole.product_flops - model.model_flops(1)) < 0.15 * model.model_flops(1)
+
+
+TOKENS = 16
+#: All payloads differ.
+EXPERTS = decoder(64, 256, 4, 8, 4, 512, TOKENS, num_experts=8, experts_per_token=4)
+
+
+@pytest.mark.parametrize("recompute", ["none", "elementwise", "full"])
+@pytest.mark.parametrize("sequence_parallel", [False, True])
+def test_exchanges_are_those_that_are_counted(recompute, sequence_parallel):
+    layout = Layout(1, 4, sequence_parallel=sequence_parallel)
+    model = PlannedLlama("experts", EXPERTS)
+    with emulated_rank(4):
+        tp = tensor_parallel(sequence_parallel=sequence_parallel)
+        part = LlamaStage(EXPERTS, 4, EXPERTS.vocab_size, range(1, 2), tp, recompute, dtype=torch.bfloat16)
+        with count_collectives() as seen:
+            y = run_part(part)
+            y.backward(torch.empty_like(y))
+    counted = Counter((each.kind, each.payload_bytes) for each in seen.collectives)
+    predicted: Counter = Counter()
+    for each in model.layer_exchanges(layout, recompute):
+        predicted[each.kind, each.payload_bytes] += each.count
+    assert counted == predicted
+    assert {kind for kind, _ in counted} >= ({"all-to-all"} if sequence_parallel else {"all-reduce"})
+
+
+def test_a_rank_keeps_its_own_part_of_an_all_to_all():
+    assert Exchange("all-to-all", "forward", "rows", 4, 400, 2).wire_bytes == 2 * 300

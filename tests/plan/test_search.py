@@ -1,4 +1,6 @@
-"""The planner: its fast sums are its bills, its bills are the paper's formulas, and the paper's plans come out well."""
+"""The search: plans are their bills, the paper's is among the fastest, and thousands of GPUs or a million tokens are no limit."""
+
+import json
 
 import pytest
 
@@ -7,12 +9,15 @@ from actmem.formulas.first_stage import stage_extra_rows, stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
 from actmem.plan.layout import Layout
+from actmem.plan.plan_command import main
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, planned_model_of
 from actmem.plan.rank_bill import rank_bill, stage_layers, static_lines
-from actmem.plan.search import bill_of, find_plans, layouts
-from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
+from actmem.plan.search import Plan, bill_of, find_plans, layouts
+from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster, StepSeconds
 from actmem.rows import by_term, total
+from actmem.verify import verify_plan
 from actmem_course.others.paper import A100_BYTES
+from tests.tiers import at_night
 
 
 def a100(gpus, **others):
@@ -160,3 +165,36 @@ def test_zero_3_gathers_two_layers_and_the_ends_of_this_rank():
     ]
     two_layers = 2 * (12 * h * h + 13 * h)
     assert sizes == [2 * (two_layers + end) for end in ((v + s) * h, 0, 0, v * h + 2 * h)]
+
+
+MILLION = 2**20
+REQUESTS = {
+    "1T on 1,024 GPUs": ["1t", "--gpus", "1024", "--global-batch", "512"],
+    "1T on 16,384 GPUs": ["1t", "--gpus", "16384", "--global-batch", "4096"],
+    "405B on 16,384 GPUs": ["llama3-405b", "--gpus", "16384", "--global-batch", "2048"],
+    "405B, a million tokens": ["llama3-405b", "--gpus", "16384", "--global-batch", "256", "--seq-length", str(MILLION)],
+}
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_whole_command_finds_a_plan(name, capsys):
+    assert main([*REQUESTS[name], "--memory", "80", "--json"]) == 0
+    out = json.loads(capsys.readouterr().out)
+    assert out["counted"] > 1000 and out["plans"][0]["bytes"] == out["bill"]["bytes"]
+
+
+@pytest.mark.parametrize(("gpus", "batch"), [at_night((1024, 512)), at_night((16384, 4096))])
+def test_the_fullest_rank_of_a_trillion_parameters_emulated(gpus, batch):
+    model = planned_model_of("1t")
+    found = find_plans(model, Cluster(gpus, 80 * GIBIBYTE), batch, 1, {"num_model_chunks": 1})
+    comparison = verify_plan(model, found.plans[0])
+    assert comparison.exact and len(comparison.matched) > 20, comparison.describe()
+
+
+@pytest.mark.parametrize(("recompute", "rank"), [("full", 31), ("elementwise", 0)])
+def test_a_million_tokens_on_an_emulated_rank(recompute, rank):
+    model = planned_model_of("llama3-8b").with_sizes(seq_length=MILLION)
+    no_time = StepSeconds(0, 0, 0, 0, 0, 0, 0)
+    plan = Plan(Layout(4, 8, 32, zero_stage=2), recompute, 0, 1.0, 16, rank, 0, no_time)
+    comparison = verify_plan(model, plan)
+    assert comparison.exact, comparison.describe()

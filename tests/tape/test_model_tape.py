@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from actmem.measure.ledger import record
-from actmem.tape.evaluate import Tape, read_events
+from actmem.tape.evaluate import Event, Make, Tape, read_events
 from actmem.tape.model_tape import model_tape, run_factory, tape_of
 from actmem.tape.record import GENERATOR_STATE
-from actmem.tape.solver import NoFormula, draw_sizes, parsed_letters
+from actmem.tape.solver import NoFormula, draw_sizes, parsed_letters, solve
 from actmem.tape.tape_command import main
 from tests.models_of_others import HUGGING_FACE, LETTERS
 from tests.models_of_others import MODELS as MODELS_OF_OTHERS
@@ -150,3 +150,21 @@ def test_bad_input_is_one_line_and_exit_code_2(options, says, solved, tmp_path, 
     code = main([option.format(**named) for option in options])
     error = capsys.readouterr().err.strip()
     assert code == 2 and says in error and error.count("\n") == 0, error
+
+
+RULES = {
+    "one product": lambda s, b, c: 34 * s * b,
+    "a sum": lambda s, b, c: 4 * s * b + 2 * s * s,
+    "causal chunks, with a half": lambda s, b, c: s * s * (4 * c - 1) // 2,
+    "what c ranks gather": lambda s, b, c: 2 * s * b * c,
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_it_holds_far_from_the_runs(name):
+    def record(sizes: dict[str, int]) -> list[Event]:
+        return [Make(0, RULES[name](**sizes), "kept")]
+
+    tape = solve(record, "sbc", {"s": (2, ())}, may_be_one=())
+    for sizes in ({"s": 8192, "b": 3, "c": 16}, {"s": 2 * 101, "b": 103, "c": 107}):
+        assert tape.events(sizes) == record(sizes)

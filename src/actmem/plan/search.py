@@ -260,7 +260,8 @@ class _Search:
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 
 
-def bill_of(model: PlannedModel, plan: Plan) -> Bill:
+def bill_of(model: PlannedModel, plan: Plan, device_type: str = "cuda") -> Bill:
     """The plan's bill on its fullest rank, line by line."""
-    whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
-    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, plan.pipeline_rank, whole)
+    rank = plan.pipeline_rank
+    whole = plan.whole_microbatches if rank == 0 else 0
+    return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, rank, whole, device_type)

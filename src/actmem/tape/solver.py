@@ -328,23 +328,20 @@ class _Fit:
                 left = divided
                 for x, e in factor.items():
                     common[x] += e
-        simple = [
-            dict(powers) for powers in ({}, *({x: 1} for x in self._letters), *self._factors[len(self._letters) :])
-        ]
         out = [x for x in self._letters if common[x] > 0]
-        for some in (x for n in range(3) for x in combinations(out, n)):
+        for some, candidates, most in self._attempts(out):
             again = dict.fromkeys(some, 1)
             more = [size * self._value(again, run) for size, run in zip(left, self._runs)]
-            for found in self._sums_of(more, simple):
+            for found in self._sums_of(more, candidates, most):
                 return self._with(found, {x: e - again.get(x, 0) for x, e in common.items()})
-        for letter in ("", *out):
-            again = {letter: 1} if letter else {}
-            more = [size * self._value(again, run) for size, run in zip(left, self._runs)]
-            for found in self._sums_of(more, self._candidates(3), 2):
-                return self._with(found, {x: e - again.get(x, 0) for x, e in common.items()})
-        for found in self._sums_of(left, self._candidates(2), 3):
-            return self._with(found, common)
         return None
+
+    def _attempts(self, out: list[str]) -> Iterator[tuple[tuple[str, ...], list[dict[str, int]], int]]:
+        """Which letters are put back, the powers to try, and how many monomials, the most likely first."""
+        simple = [{}, *self._factors]
+        yield from ((some, simple, _MOST_TERMS) for n in range(3) for some in combinations(out, n))
+        yield from ((some, self._candidates(3), 2) for some in ((), *((letter,) for letter in out)))
+        yield (), self._candidates(2), _MOST_TERMS
 
     def _with(self, found, common: Mapping[str, int]):
         terms = [(c, {x: e for x in self._letters if (e := common[x] + powers.get(x, 0))}) for c, powers in found]
@@ -360,7 +357,7 @@ class _Fit:
         return [dict(powers) for powers in sorted(found)]
 
     def _sums_of(
-        self, left: list[Fraction], candidates: list[dict[str, int]], most: int = _MOST_TERMS
+        self, left: list[Fraction], candidates: list[dict[str, int]], most: int
     ) -> Iterator[list[tuple[Fraction, dict[str, int]]]]:
         target = np.array([float(x) for x in left])
         columns = np.array([[float(self._value(p, run)) for p in candidates] for run in self._runs])

@@ -35,8 +35,8 @@ from actmem.recompute import autocast_state, never_read
 from actmem.store import Store
 from actmem.torch_private import graph_is_retained
 
-#: Each is called with the names and the tensors of all that layers name, and with the name of what autograd saved since
-#: the call before and has no other ("" for none).  A ledger adds itself while it records.
+#: Each is called with the names and the tensors of all that layers name, and the name of what autograd saved since the
+#: call before and has no other ("" for none).  A ledger adds itself while it records.
 NAME_READERS: list[Callable[[tuple[str, ...], tuple[Tensor, ...], str], None]] = []
 
 
@@ -283,8 +283,7 @@ def open_slot(slot: Slot) -> Tensor:
 class Slot:
     """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
 
-    index: which of a call's by-products; None for a tensor with a name of its own.  holds: slots of
-    inputs that this one's recipe reads.
+    index: which of a call's by-products; None for a tensor with its own name.  holds: slots of inputs that its recipe reads.
     """
 
     def __init__(self, terms: Terms, view: TensorView, is_weight: bool = False):

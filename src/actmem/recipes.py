@@ -1,10 +1,9 @@
 """What each stored tensor of a layer can be made from again: the table behind every choice of what to keep.
 
-A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matrix
-products that this takes.  What to recompute is then a set of terms, the ones that backward makes
-again instead of keeping: bytes kept are those of the rest, FLOPs added are the products of the set's
-recipes, and a named mode is a set with a name.  Llama's tables are in ``llama_shape``.  This file needs no torch; ``drop`` carries out what it
-describes (and ``recompute`` the regions of *selective* and *full*).
+A layer is a table of terms.  Each has a recipe: the terms it is rebuilt from, and the matrix products that this takes.
+What to recompute is then a set of terms, the ones that backward makes again instead of keeping: bytes kept are those of
+the rest, FLOPs added are the products of the set's recipes, and a named mode is a set with a name.  Llama's tables are in
+``llama_shape``.  ``drop`` carries out what this file describes (and ``recompute`` the regions of *selective* and *full*).
 """
 
 from __future__ import annotations
@@ -26,12 +25,11 @@ class Recompute:
     """What backward runs again instead of keeping (2205.05198 section 5).
 
     name: what users type; one of RECOMPUTE_MODES, or "terms" for a set of their own.
-    region: what goes: "none"; "core" (the core attention, from Q, K and V to its output); "layer"
-    (all but the input); or "terms", each rebuilt by itself (see ``drop``).
-    stop_early: the second run ends at the last tensor that backward reads.  The paper runs the
-    region to its end, which keeps the same bytes and costs one matrix product more.
-    terms: the user's own set; None for a named mode.
-    stored: the terms that are named and not recomputed, each with its action.
+    region: what goes: "none"; "core" (the core attention, from Q, K and V to its output); "layer" (all but the input);
+    or "terms", each rebuilt by itself (see ``drop``).
+    stop_early: the second run ends at the last tensor that backward reads.  The paper runs the region to its end, which
+    keeps the same bytes and costs one matrix product more.
+    terms: the user's own set; None for a named mode.  stored: terms that are named and not recomputed, with actions.
     """
 
     name: str

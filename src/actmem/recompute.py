@@ -40,10 +40,9 @@ def checkpoint(
 ) -> Tensor:
     """Run ``function(*inputs)`` and keep only its inputs for backward.
 
-    generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes
-    on CPU, 16 on CUDA).  Keeps the storages of ``inputs`` and these states.  ``function`` must
-    compute the same each time.  Raises RuntimeError in backward if the second run saves
-    different tensors.  torch.compile leaves the call, and all that ``function`` does, eager.
+    generators: all generators that ``function`` draws from; one state of each is kept (5,056 bytes on CPU, 16 on CUDA).
+    Keeps the storages of ``inputs`` and these states.  ``function`` must compute the same each time: RuntimeError in
+    backward if the second run saves different tensors.  torch.compile leaves the call, and all that it does, eager.
     """
     if not torch.is_grad_enabled():
         return function(*inputs)
@@ -52,16 +51,12 @@ def checkpoint(
         return function(*inputs)
 
 
-#: Entered around each second run; see ``around_second_runs``.
 _observers: list[Callable[[Callable], AbstractContextManager]] = []
 
 
 @contextmanager
 def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) -> Iterator[None]:
-    """While the block runs, enter ``observe(function)`` around each second run of any checkpointed function.
-
-    For tools that time, count or name them.  Nested regions are observed inside the outer one.
-    """
+    """In the block, enter ``observe(function)`` around each second run, for tools that time, count or name them."""
     _observers.append(observe)
     try:
         yield

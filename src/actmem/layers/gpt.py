@@ -109,8 +109,7 @@ class GPT(ParallelModule):
 class OutputLayer(nn.Module):
     """Activations to logits with the word embedding's weight: column-parallel, no bias.
 
-    In: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Out: ``[s, b, v/t]``.
-    Keeps its input as given.
+    In: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Out: ``[s, b, v/t]``.  Keeps its input as given.
     """
 
     def __init__(self, tp: TensorParallel):

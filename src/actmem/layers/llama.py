@@ -23,7 +23,7 @@ from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape,
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
-from actmem.parallel.weights import ParallelModule, child_seed, fresh_seed, key_value_part, own_weight
+from actmem.parallel.weights import ParallelModule, Part, child_seed, fresh_seed, own_weight
 from actmem.recipes import Mode, Recompute
 from actmem.recompute import checkpoint
 from actmem.store import HostMemory, stores
@@ -101,14 +101,15 @@ class LlamaLayer(nn.Module):
 class GroupedQueryAttention(ParallelModule):
     """a query heads share k key and value heads; whole query heads to each rank.
 
-    With t <= k each rank has k/t key and value heads; with t > k it has one, the same as t/k − 1
-    other ranks, whose gradients ``linear.reduce_partial_gradients`` adds up.
+    With t <= k each rank has k/t key and value heads; with t > k it has one, as t/k − 1 neighbouring ranks have.  Each of
+    these finds the head's gradient from its own query heads; ``linear.reduce_partial_gradients`` adds them up.
     """
 
     def __init__(self, shape: LlamaShape, tp: TensorParallel, context: ContextParallel, *, seed: int, **factory):
         super().__init__()
         h, self.head_size, self.tp, self.context = shape.hidden_size, shape.d, tp, context
-        part = key_value_part(shape.num_key_value_heads, tp)
+        parts = min(tp.size, shape.num_key_value_heads)
+        part = Part(parts, tp.rank * parts // tp.size)
         held = shape.key_value_size // part.size
         own = shape.query_size // tp.size
         self.q = own_weight(tp, child_seed(seed, "q"), own, h, dim=0, **factory)

@@ -20,10 +20,7 @@ from actmem.store import HostMemory, stores
 
 
 class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
-    """A layer norm over h.  Keeps its input and two numbers a token.
-
-    Under sequence parallelism it sees s/t tokens, so its own gradients are partial.
-    """
+    """Over h.  Keeps its input and two numbers a token.  Under sequence parallelism its own gradients are partial."""
 
     def __init__(self, hidden_size: int, tp: TensorParallel, **factory):
         super().__init__(hidden_size, **factory)
@@ -33,10 +30,9 @@ class ParallelLayerNorm(ParallelModule, nn.LayerNorm):
 class MLP(nn.Module):
     """First linear cut by columns, second by rows, so GeLU between them needs no exchange.
 
-    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Keeps, in 16
-    bits, its input 2sbh (or 2sbh/t), the GeLU input 8sbh/t and the second linear's input 8sbh/t.
-    seed: see ``weights.draw_normal``.  Raises ConfigError if t does not divide 4h.
-    Source: 2205.05198 section 4.1.
+    In and out: ``[s, b, h]``, or ``[s/t, b, h]`` under sequence parallelism.  Keeps, in 16 bits, its input 2sbh (or
+    2sbh/t), the GeLU input 8sbh/t and the second linear's input 8sbh/t.  seed: see ``weights.draw_normal``.  Raises
+    ConfigError if t does not divide 4h.  Source: 2205.05198 section 4.1.
     """
 
     def __init__(self, shape: ModelShape, tp: TensorParallel, *, seed: int | None = None, **factory):
@@ -116,8 +112,7 @@ class TransformerLayer(nn.Module):
             y = terms("QKV projection input", self.norm1, x, also="layer-norm 1 statistics")
             y = drop.drop(self.attention(y, mask, terms), terms)
             x = terms("layer-norm 2 input", torch.add, x, y)
-            # Drawn before the MLP, so that a second run of the layer can stop before the MLP's last
-            # matrix product: backward reads the mask, not the product.
+            # Before the MLP, so that a second run can stop before its last product: backward reads the mask, not that.
             drop = self.mlp_dropout(x, terms, "MLP dropout mask")
             y = terms("h→4h input", self.norm2, x, also="layer-norm 2 statistics")
             return x + drop.drop(self.mlp(y, terms))

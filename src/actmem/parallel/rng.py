@@ -1,7 +1,7 @@
 """Which dropout draws must agree between ranks, and dropout that draws its mask early.
 
-Replicated tensors need the same dropout mask on every rank, or the replicas drift apart. Sharded tensors need a
-different mask on each rank, or every shard repeats one pattern. So each rank has two streams of random numbers.
+Replicated tensors need the same dropout mask on every rank, or the replicas drift apart.  Sharded tensors need a different
+mask on each rank, or every shard repeats one pattern.  So each rank has two streams of random numbers.
 """
 
 from __future__ import annotations
@@ -95,8 +95,7 @@ class Mask:
     """A drawn mask, to be applied once.  After ``drop`` only autograd holds it."""
 
     def __init__(self, mask: Tensor | None, scale: float, kept: Kept | None):
-        self._mask, self._scale, self._kept = mask, scale, kept
-        self._dropped = False
+        self._mask, self._scale, self._kept, self._dropped = mask, scale, kept, False
 
     @stays_eager
     def drop(self, x: Tensor, terms: Terms = KEEP_ALL, term: str = "dropped") -> Tensor:

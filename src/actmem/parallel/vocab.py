@@ -1,8 +1,7 @@
 """The two ends of the model, with the vocabulary shared among the ranks: lookup and loss.
 
-Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same
-rows, so each rank computes the logits of its own part of the vocabulary, and the loss never needs
-all logits of one position on one rank (2205.05198 sections 3 and 4.3).
+Rank r holds v/t rows of the embedding, starting at row r·v/t.  The output layer uses the same rows, so each rank computes
+the logits of its own words, and the loss never needs all logits of one position on one rank (2205.05198 sections 3, 4.3).
 """
 
 from __future__ import annotations
@@ -84,12 +83,11 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, also: Tensor | Non
 class VocabParallelCrossEntropy(nn.Module):
     """Mean loss over all positions, from logits whose vocabulary is shared among the ranks.
 
-    In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.
-    Positions whose target is ``ignore_index`` have no loss and no gradient and are left out of the
-    mean, as in torch; the mean of no positions is nan.  Works in float32 (float64 for float64
-    logits) and keeps one tensor of the logits' size, 4sbv/t bytes, and a 4-byte copy of the
-    targets.  Exchanges 3sb numbers.  Raises ConfigError on any other target outside 0 … v − 1 (on
-    a GPU: a device-side assertion).  Source: 2205.05198 section 4.3.
+    In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
+    ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch; the mean of no positions is
+    nan.  Works in float32 (float64 for float64 logits) and keeps one tensor of the logits' size, 4sbv/t bytes, and a
+    4-byte copy of the targets.  Exchanges 3sb numbers.  Raises ConfigError on any other target outside 0 … v − 1 (on a
+    GPU: a device-side assertion).  Source: 2205.05198 section 4.3.
     """
 
     def __init__(self, tp: TensorParallel, ignore_index: int = -100):

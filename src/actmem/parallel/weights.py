@@ -74,15 +74,6 @@ def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
     return getattr(parameter, "partition", Part(tp.size, tp.rank))
 
 
-def key_value_part(num_key_value_heads: int, tp: TensorParallel) -> Part:
-    """How k heads are cut: into min(t, k) parts.  With k < t, t/k neighbouring ranks hold the same head.
-
-    Each of these finds the head's gradient from its own query heads; ``reduce_partial_gradients`` adds them up.
-    """
-    parts = min(tp.size, num_key_value_heads)
-    return Part(parts, tp.rank * parts // tp.size)
-
-
 class ParallelModule(nn.Module):
     """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
 
@@ -122,8 +113,7 @@ def own_weight(
 def mark_partial_gradient(parameter: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
     """Note, before a module gets the parameter, whether this rank finds only a part of a replicated parameter's gradient.
 
-    Under sequence parallelism it does: layer norms, the biases after g_bar and the position table
-    see s/t tokens on each rank.
+    Under sequence parallelism it does: norms, the biases after g_bar and the position table see s/t tokens on each rank.
     """
     parameter.partial_gradient = tp.sequence_parallel  # type: ignore[attr-defined]
     return parameter

@@ -7,7 +7,6 @@ was measured is kept whatever happens. Try it without a GPU: --device cpu --quic
 Exit code 0 if all claims hold, which are about bytes, 1 if one does not or a step failed, 2 on wrong use.
 """
 
-import os
 import re
 import sys
 import time
@@ -18,68 +17,55 @@ from pathlib import Path
 import torch
 
 from actmem.config import ConfigError, ModelShape, check_size
-from actmem_course.arguments import LabParser
 from actmem_course.bench.measure_gpu import check_plan, full_plan, quick_plan, run_plan
 from actmem_course.bench.measure_peers import PEER_MODES
+from actmem_course.bench.runner import Measurement
 from actmem_course.bench.session import Session
 from actmem_course.bench.timing import device_name, setting, usual_dtype
 from actmem_course.files import check_writable
-from actmem_course.process import lab, lab_console
-from actmem_course.ranks import check_ranks, ranks
+from actmem_course.process import lab
+from actmem_course.ranks import check_ranks
 from actmem_course.show.tables import missing_lines, noise_line, overheads_table, peers_table, speed_table
 
 RESULTS = Path(__file__).parent / "results"
+QUICK = "the same steps on layers of no size, to try the script"
+SECONDS = "start no step after that, and stop the one that runs (default: %(default)s)"
+OUTPUT = "where to write (default: labs/results/DEVICE-DATE.json; nothing with --quick)"
 
 
 @lab
 def main() -> int:
-    parser = LabParser(prog="measure_gpu.py", description=__doc__.split("\n\n")[1])
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
-    parser.add_argument("--emulate", type=int, metavar="T", default=8, help="be one rank of T (default: 8)")
-    parser.add_argument("--quick", action="store_true", help="the same steps on layers of no size, to try the script")
-    parser.add_argument(
-        "--seconds",
-        type=int,
-        metavar="N",
-        default=510,
-        help="start no step after that, and stop the one that runs (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE",
-        help="where to write (default: labs/results/DEVICE-DATE.json; nothing with --quick)",
-    )
-    parser.set_defaults(can_emulate=True)
-    args = parser.parse_args()
-    with parser.refusing():
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            raise ConfigError("started by torchrun", f"needs a single process: python labs/{parser.prog}")
+    run = Measurement(__doc__, json=False)
+    run.option("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
+    run.option("--emulate", type=int, metavar="T", default=8, help="be one rank of T (default: 8)")
+    run.option("--quick", action="store_true", help=QUICK)
+    run.option("--seconds", type=int, metavar="N", default=510, help=SECONDS)
+    run.option("--output", type=Path, metavar="FILE", help=OUTPUT)
+    with run.asked() as args:
+        run.alone()
         check_size("seconds", args.seconds)
-        check_ranks(args, parser.prog)
+        check_ranks(args, run.parser.prog)
         if args.device == "cpu" and not args.quick:
             raise ConfigError("device", "a CPU would need days for these layers: add --quick")
         plan = quick_plan() if args.quick else full_plan()
         check_plan(plan, args.emulate)
         if args.output is None and not args.quick:
-            args.output = RESULTS / f"{slug(device_name(args.device))}-{date.today()}.json"
+            name = re.sub(r"[^a-z0-9]+", "-", device_name(args.device).lower()).strip("-")
+            args.output = RESULTS / f"{name}-{date.today()}.json"
         check_output(args.output)
 
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
-    torch.manual_seed(1234)
-    console, started = lab_console(), time.monotonic()
-    dtype = getattr(torch, usual_dtype(args.device))
-    with ranks(args, real_tensors=True) as here:
+    started, dtype = time.monotonic(), getattr(torch, usual_dtype(args.device))
 
-        def say(text: str) -> None:
-            console.print(f"{time.monotonic() - started:6.1f} s  {text}", highlight=False, markup=False, soft_wrap=True)
+    def say(text: str) -> None:
+        run.show(f"{time.monotonic() - started:6.1f} s  {text}", markup=False, soft_wrap=True)
 
-        session = Session(here, dtype, args.seconds, args.output, say)
-        results = run_plan(plan, session)
-        report(console, results, here)
+    with run.ranks(real_tensors=True) as here:
+        results = run_plan(plan, Session(here, dtype, args.seconds, args.output, say))
+        report(run, results, here)
     if args.output:
-        console.print(f"wrote {args.output}", highlight=False, soft_wrap=True)
+        run.show(f"wrote {args.output}", soft_wrap=True)
     failed = [skip for skip in results["skipped"] if skip["reason"] != "no time left"]
     return 1 if failed or not all(claim.holds for claim in results["claims"]) else 0
 
@@ -98,50 +84,28 @@ def check_output(path: Path | None) -> None:
     check_writable("output", path)
 
 
-def slug(name: str) -> str:
-    """A device's name as part of a file's."""
-    return re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-
-
-def report(console, results, here) -> None:
+def report(run: Measurement, results: dict, here) -> None:
     """Print the tables of every case, then what was skipped, then the claims: the end of a log is what is read."""
+    rounds, clock = results["settings"]["rounds"], "CUDA events" if here.device == "cuda" else "wall clock"
     for case in results["cases"]:
         shape = ModelShape(**{name: case[name] for name in ModelShape.__dataclass_fields__})
-        where = setting(shape, here, results["settings"]["dtype"])
         speed, peers = case["speed"], case["peers"]
         if speed:
-            console.print(speed_table(speed, f"{case['model']}: {where}"))
-            console.print(
-                noise_line(
-                    speed[0].noise,
-                    results["settings"]["rounds"],
-                    "CUDA events" if here.device == "cuda" else "wall clock",
-                ),
-                highlight=False,
-            )
-        for mode in PEER_MODES if peers else ():
-            console.print(peers_table(peers, mode))
+            title = f"{case['model']}: {setting(shape, here, results['settings']['dtype'])}"
+            run.show(speed_table(speed, title), noise_line(speed[0].noise, rounds, clock))
+        run.show(*(peers_table(peers, mode) for mode in (PEER_MODES if peers else ())))
         if (table := overheads_table(peers)) is not None:
-            console.print(table)
-        for sentence in missing_lines(peers):
-            console.print(sentence, highlight=False, markup=False)
-    gemm = results["gemm"]
-    if gemm:
-        console.print(
-            f"Matrix product of {gemm['size']}³: {gemm['flops_per_second'] / 1e12:,.1f} TFLOP/s", highlight=False
-        )
-    for skip in results["skipped"]:
-        console.print(f"skipped: {skip['job']}: {skip['reason']}", highlight=False, markup=False)
-    for sentence in results["findings"]:
-        console.print(sentence, highlight=False, markup=False)
+            run.show(table)
+        run.show(*missing_lines(peers), markup=False)
+    if gemm := results["gemm"]:
+        run.show(f"Matrix product of {gemm['size']}³: {gemm['flops_per_second'] / 1e12:,.1f} TFLOP/s")
+    run.show(*(f"skipped: {skip['job']}: {skip['reason']}" for skip in results["skipped"]), markup=False)
+    run.show(*results["findings"], markup=False)
     for claim in results["claims"]:
-        mark = "holds" if claim.holds else "DOES NOT HOLD"
-        console.print(
-            f"{mark}: {claim.claim}: {claim.measured}",
-            highlight=False,
-            markup=False,
-            style="" if claim.holds else "bold red",
-        )
+        if claim.holds:
+            run.show(f"holds: {claim.claim}: {claim.measured}", markup=False)
+        else:
+            run.wrong(f"DOES NOT HOLD: {claim.claim}: {claim.measured}")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,7 @@ from actmem_course.bench.measure_calculators import measure_calculators, sequenc
 from actmem_course.bench.measure_runs import (
     choice_results,
     measure_runs,
-    predict_rows,
-    read_rows,
-    result_of_row,
+    predicted_rows,
     step_time_results,
 )
 from actmem_course.bench.predictors import kernel_slopes, leaderboard
@@ -68,8 +66,8 @@ def main() -> int:
             raise ConfigError("here", "goes with --megatron")
         if args.megatron:
             golden = [predict(row) for row in read_golden(args.rows or GOLDEN)]
-        else:
-            rows = predict_rows(read_rows(args.rows)) if args.rows else []
+        elif args.rows:
+            predicted, results = predicted_rows(args.rows)
     if args.here:
         return show_here(run, golden)
     if args.megatron:
@@ -77,10 +75,8 @@ def main() -> int:
     if args.calculators:
         return show_calculators(run)
 
-    predicted, times, choices = rows, [], []
-    if args.rows:
-        results = [result for row in rows if (result := result_of_row(row))]
-    else:
+    times, choices = [], []
+    if not args.rows:
         results, times, choices = measure_runs(), step_time_results(), choice_results()
         predicted = [*results, *times, *choices]
     judged = [result for result in results if result.within_limit is not None]

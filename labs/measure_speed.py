@@ -4,19 +4,16 @@ Table 4 of 2205.05198, measured: time of forward and backward of one transformer
 recomputation, with sequence parallelism, and with full and selective recomputation, in turns, with
 the bytes that each holds and its peak; then the paper's own forms, which run more again than needed.
 On one GPU: python labs/measure_speed.py --emulate 8 --device cuda --model 22B
-How near a large and a small layer are to their matrix products' time, on one process:
-python labs/measure_speed.py --products
 Exit code 0 if every layer holds what its formula says, 1 if any does not, 2 on wrong use.
 """
 
-import os
 import sys
 
 import torch
 
 from actmem.config import ConfigError
-from actmem_course.arguments import add_shape_arguments, device_for
-from actmem_course.bench.measure_speed import VARIANTS, measure_products, measure_speed, runners_of, timed_shape
+from actmem_course.arguments import add_shape_arguments
+from actmem_course.bench.measure_speed import VARIANTS, measure_speed, runners_of, timed_shape
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import EMULATED, LAYER, add_timing_arguments, check_timing, setting
 from actmem_course.bench.trace import mark_for_nsys, write_trace
@@ -24,11 +21,9 @@ from actmem_course.files import replacing
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
 from actmem_course.show.measured import speed_figure
-from actmem_course.show.style import milliseconds
 from actmem_course.show.tables import noise_line, speed_table
 
 NVTX = "run one more step of each with NVTX ranges, for nsys (GPUs only)"
-PRODUCTS = "instead: the share of a layer's time that its matrix products alone take"
 
 
 @lab
@@ -40,22 +35,12 @@ def main() -> int:
     run.page("figure 8: forward, recomputation, backward")
     run.file("trace", "write rank 0's profiler trace, to open in https://ui.perfetto.dev")
     run.option("--nvtx", action="store_true", help=NVTX)
-    run.option("--products", action="store_true", help=PRODUCTS)
     with run.asked() as args:
-        if args.products:
-            if "RANK" in os.environ or args.emulate is not None or args.ranks is not None:
-                raise ConfigError("products", "needs a single process: python labs/measure_speed.py --products")
-            gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-            args.device = device_for(args.device, 1, gpus)
-            dtype = check_timing(args)
-        else:
-            size = check_ranks(args, run.parser.prog)
-            dtype = check_timing(args)
-            shape = timed_shape(args, size, dtype)
-            if args.nvtx and args.device != "cuda":
-                raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
-    if args.products:
-        return products(run, dtype)
+        size = check_ranks(args, run.parser.prog)
+        dtype = check_timing(args)
+        shape = timed_shape(args, size, dtype)
+        if args.nvtx and args.device != "cuda":
+            raise ConfigError("nvtx", "marks work on GPUs, and there is none: use --trace")
 
     with run.ranks(real_tensors=True) as here:
         place = (shape, here, getattr(torch, dtype))
@@ -91,23 +76,6 @@ def trace(path, place) -> None:
     else:
         with replacing(path) as beside:
             write_trace(work, beside, here.device)
-
-
-def products(run: Measurement, dtype: str) -> int:
-    """The share for each shape, on this process alone."""
-    args = run.args
-    torch.manual_seed(1234)
-    pairs = measure_products(
-        rounds=args.rounds, dtype=getattr(torch, dtype), device=args.device, cpu_time=args.cpu_time, on_progress=run.progress
-    )  # fmt: skip
-    run.progress()
-    run.show(f"Matrix products alone ÷ forward and backward of the layer, {dtype}", style="bold")
-    for pair in pairs:
-        times = f"{milliseconds(pair.second_seconds)} of {milliseconds(pair.first_seconds)} ms"
-        run.show(f"{pair.first}: {pair.over.ratio:.2f} ({pair.over.interval}), {times}")
-    run.show(noise_line(pairs[0].over.noise, args.rounds, run.clock).partition(" Smaller")[0])
-    run.write(pairs)
-    return 0
 
 
 if __name__ == "__main__":

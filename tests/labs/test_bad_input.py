@@ -45,8 +45,6 @@ ALONE = [
     ("measure_speed.py", "--emulate 2 --trace /proc/x/y", "--trace: cannot write /proc/x/y"),
     ("measure_speed.py", "--emulate 2 --html /proc/x/y", "--html: cannot write /proc/x/y"),
     ("measure_speed.py", "--emulate 2 --device cuda --cpu-time", "--cpu-time: says nothing about a GPU"),
-    ("measure_speed.py", "--products --emulate 2", "needs a single process"),
-    ("measure_speed.py", "--products --ranks 2", "needs a single process"),
     ("measure_table2.py", "", "run torchrun --nproc-per-node 2 labs/measure_table2.py"),
     ("measure_table2.py", "--emulate 2 --ranks 2", "--ranks: --emulate needs none: leave one of them out"),
     ("measure_table2.py", "--emulate 3", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),

@@ -1,20 +1,11 @@
 """measure_speed as a user starts it: the fields, the files, what it refuses.  Times are never judged."""
 
 import json
-import sys
 
-import torch
-from torch.utils.flop_counter import FlopCounterMode
-
-from actmem.config import ModelShape
-from actmem.formulas.flops import hardware_flops
-from actmem.layers.transformer import TransformerLayer
 from actmem_course import launch
-from actmem_course.bench import measure_speed as speed
 from actmem_course.bench.measure_speed import BASELINE, VARIANTS
-from actmem_course.bench.race import Runner
 from actmem_course.others.paper import TABLE4
-from tests.labs.in_process import lab_module, shown_in_80_columns
+from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_speed.py"
 TINY = ["--seq-length", 16, "--micro-batch-size", 1, "--hidden-size", 32, "--num-attention-heads", 4, "--rounds", 2]
@@ -47,30 +38,3 @@ def test_emulated_with_all_files(tmp_path):
 
 def test_under_torchrun():
     check_lines(launch.results(SCRIPT, *TINY, processes=2))
-
-
-def test_products_alone_are_all_of_a_layers_products():
-    shape = ModelShape(16, 2, 32, 4)
-    layer = TransformerLayer(shape)
-    leaf = torch.randn(16, 2, 32, requires_grad=True)
-    counted = []
-    works = (speed.products_of(shape), Runner(layer, leaf).work())
-    for work in works:
-        with FlopCounterMode(display=False) as counter:
-            work.backward(work.forward())
-        counted.append(counter.get_total_flops())
-    assert counted[0] == counted[1] == hardware_flops(shape.with_sizes(num_layers=1, vocab_size=1), 2) - 6 * 16 * 2 * 32
-
-
-def test_share_of_the_products(monkeypatch, capsys, tmp_path):
-    small = (ModelShape(16, 2, 32, 4), ModelShape(8, 1, 16, 2))
-    monkeypatch.setattr(speed, "SHAPES", small)
-    path = tmp_path / "products.json"
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", [SCRIPT, "--products", "--rounds", "2", "--json", str(path)])
-    assert lab_module(SCRIPT).main() == 0
-    out, pairs = capsys.readouterr().out, json.loads(path.read_text())
-    assert [pair["over"]["value"] > -1 for pair in pairs] == [True] * 4
-    assert [pair["first"].partition(", ")[2] for pair in pairs] == ["with dropout", "without dropout"] * 2
-    assert all(len(line) <= 80 for line in out.splitlines()) and "s=8 b=1 h=16 a=2, without dropout: " in out

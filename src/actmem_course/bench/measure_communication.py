@@ -30,7 +30,7 @@ from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.bench.measure_speed import group_of
-from actmem_course.bench.race import Race, Runner, Work, race_of
+from actmem_course.bench.race import Race, Runner, Work, race
 from actmem_course.bench.session import FORMS
 from actmem_course.others.ring import gloo_header_bytes
 from actmem_course.ranks import Ranks
@@ -149,7 +149,7 @@ def compare_collectives(
         "all-reduce": _exchange(lambda: all_reduce(x, tp)),
         "reduce-scatter, all-gather": _exchange(lambda: all_gather(reduce_scatter(x, tp), tp)),
     }
-    return _compared(race_of(work, "all-reduce", ranks, rounds=rounds, on_round=on_round), *work)
+    return _compared(race(work, "all-reduce", ranks, rounds=rounds, on_round=on_round), *work)
 
 
 def compare_overlap(
@@ -184,7 +184,7 @@ def compare_overlap(
         # Both column-parallel linears have these in backward; as the last entry it isn't part of the ratio.
         "exchanges alone": _exchange(lambda: (alone(), alone())),
     }
-    found = race_of(work, "with overlap", ranks, rounds=rounds, on_round=on_round, part="backward_seconds")
+    found = race(work, "with overlap", ranks, rounds=rounds, on_round=on_round, part="backward_seconds")
     compared = _compared(found, "with overlap", "without", part="backward_seconds")
     saved = compared.second_seconds - compared.first_seconds
     hidden = saved / found.spread("exchanges alone", "forward_seconds").median if compared.over.is_real else None

@@ -18,7 +18,7 @@ from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.measure_peers import PEERS, measure_peers
 from actmem_course.bench.measure_speed import BASELINE, group_of, measure_speed
-from actmem_course.bench.race import Work, race_of
+from actmem_course.bench.race import Work, race
 from actmem_course.bench.session import Session
 from actmem_course.others.paper import TABLE4
 from actmem_course.results import Claim, SpeedLine
@@ -125,7 +125,7 @@ def gemm_rate(size: int, session: Session) -> dict:
     """FLOPs a second of a square matrix product of random numbers, by the clock that times the layers."""
     a, b = (torch.randn(size, size, device=session.ranks.device, dtype=session.dtype) for _ in range(2))
     out = torch.empty_like(a)
-    found = race_of(
+    found = race(
         {"product": Work(lambda: torch.mm(a, b, out=out), lambda _: None)},
         "product",
         session.ranks,

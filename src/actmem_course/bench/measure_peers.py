@@ -140,7 +140,7 @@ def measure_peers(
                 raise
             missing[mode, name] = _reason(error)
     found = race(
-        runners, (modes[0], OURS), ranks, rounds=rounds, cpu_time=cpu_time,
+        {key: runner.work() for key, runner in runners.items()}, (modes[0], OURS), ranks, rounds=rounds, cpu_time=cpu_time,
         on_round=lambda n: on_progress(f"timing {len(runners)} layers in turns: round {n} of {rounds + 2}"),
     )  # fmt: skip
     return [

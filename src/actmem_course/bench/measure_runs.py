@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from actmem.config import ConfigError, check_size, shown
@@ -76,37 +76,25 @@ def golden_result(result: GoldenResult) -> RunResult:
 
 def titan_result(run: TitanRun) -> RunResult:
     """One torchtitan run: what we count at the loss's backward beside what its allocator reserved; no limit."""
-    sizes = [f"DP {run.data_parallel_size}"]
-    for name, size in (
-        ("CP", run.context_parallel_size),
-        ("TP", run.tensor_parallel_size),
-        ("PP", run.pipeline_parallel_size),
-    ):
-        sizes += [f"{name} {size}"] if size > 1 else []
-    what = f"{run.model.removeprefix('llama3-')}, {' '.join(sizes)}, s {run.seq_length}, {run.recompute}"
-    setting = what + (f", {run.changed}" if run.changed else "")
-    layout = Layout(
-        run.data_parallel_size,
-        run.tensor_parallel_size,
-        run.pipeline_parallel_size,
-        run.local_batch_size,
-        context_parallel_size=run.context_parallel_size,
-        sequence_parallel=run.tensor_parallel_size > 1,
-        zero_stage=3,
+    t, sequences = run.tensor_parallel_size, run.local_batch_size
+    c, p = run.context_parallel_size, run.pipeline_parallel_size
+    sizes = f"DP {run.data_parallel_size}" + "".join(
+        f" {name} {size}" for name, size in {"CP": c, "TP": t, "PP": p}.items() if size > 1
     )
-    printed = run.reserved_gib * 2**10
+    what = f"{run.model.removeprefix('llama3-')}, {sizes}, s {run.seq_length}, {run.recompute}"
+    options = {"context_parallel_size": c, "sequence_parallel": t > 1, "zero_stage": 3}
+    bill, note = None, "counted at the loss's backward"
     if run.recompute == "selective" and run.changed:
-        return RunResult(
-            "torchtitan", setting, printed, "reserved", None, note="the compiler decides what a block keeps"
-        )
-    try:
-        bill = titan_bill(LLAMA_MODELS[run.model], layout, run.seq_length, run.recompute)
-    except ConfigError as error:
-        return RunResult("torchtitan", setting, printed, "reserved", None, note=error.rule)
-    note = "counted at the loss's backward"
-    return RunResult(
-        "torchtitan", setting, printed, "reserved", bill.bytes / MIB, bill.moment, bill.by_part(), note=note
-    )
+        note = "the compiler decides what a block keeps"
+    else:
+        try:
+            layout = Layout(run.data_parallel_size, t, p, sequences, **options)
+            bill = titan_bill(LLAMA_MODELS[run.model], layout, run.seq_length, run.recompute)
+        except ConfigError as error:
+            note = error.rule
+    counted = (bill.bytes / MIB, bill.moment, bill.by_part()) if bill else (None,)
+    setting = what + (f", {run.changed}" if run.changed else "")
+    return RunResult("torchtitan", setting, run.reserved_gib * 2**10, "reserved", *counted, note=note)
 
 
 def measure_runs() -> list[RunResult]:
@@ -168,8 +156,11 @@ def choice_results() -> list[Choice]:
     return list(published_choices())
 
 
-def read_rows(path: Path) -> list[dict]:
-    """A JSON list of objects with the sizes of runs of the 1.1B Llama.  Raises ConfigError on anything else."""
+def predicted_rows(path: Path) -> tuple[list[dict], list[RunResult]]:
+    """A JSON list of objects with the sizes of runs of the 1.1B Llama, each with its ``predicted_mib``; those with a peak as results.
+
+    Raises ConfigError on anything else, and names the object that can't be a run.
+    """
     try:
         rows = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -178,36 +169,25 @@ def read_rows(path: Path) -> list[dict]:
         raise ConfigError("rows", f"{path} is not JSON") from None
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise ConfigError("rows", f"{path} must hold a list of objects")
+    results = []
     for number, row in enumerate(rows):
-        _check_row(number, row)
-    return rows
+        run = _run_of(number, row)
+        try:
+            result = nanotron_result(run)
+        except ConfigError as error:
+            raise ConfigError("rows", f"object {number}: {error}") from None
+        row["predicted_mib"] = result.predicted_mib
+        results += [result] if run.peak_allocated_mib else []
+    return rows, results
 
 
-def _check_row(number: int, row: Mapping) -> None:
+def _run_of(number: int, row: Mapping) -> NanotronRun:
+    """The run of one object, its peak 0 where it gives none."""
     for name in _SIZES:
         if name not in row:
             raise ConfigError("rows", f"object {number} has no {name}")
         check_size(f"rows, object {number}: {name}", row[name])
     peak = row.get("peak_allocated_mib")
-    number_or_none = peak is None or (isinstance(peak, (int, float)) and not isinstance(peak, bool) and peak > 0)
-    if not number_or_none:
+    if peak is not None and (isinstance(peak, bool) or not isinstance(peak, (int, float)) or peak <= 0):
         raise ConfigError("rows", f"object {number}: peak_allocated_mib must be a number above 0, got {shown(peak)}")
-
-
-def predict_rows(rows: Sequence[Mapping]) -> list[dict]:
-    """The same objects with ``predicted_mib``.  Raises ConfigError that names the object that can't be a run."""
-    predicted = []
-    for number, row in enumerate(rows):
-        try:
-            bill = predict_nanotron(**{name: row[name] for name in _SIZES})
-        except ConfigError as error:
-            raise ConfigError("rows", f"object {number}: {error}") from None
-        predicted.append({**row, "predicted_mib": bill.bytes / MIB})
-    return predicted
-
-
-def result_of_row(row: Mapping) -> RunResult | None:
-    """A predicted object as a result to show; None if it has no peak to compare with."""
-    peak = row.get("peak_allocated_mib")
-    sizes = {name: row[name] for name in _SIZES}
-    return None if peak is None else nanotron_result(NanotronRun(**sizes, peak_allocated_mib=float(peak)))
+    return NanotronRun(**{name: row[name] for name in _SIZES}, peak_allocated_mib=float(peak or 0))

@@ -247,12 +247,7 @@ class Race:
         return [getattr(sample, part) for sample in self.samples[name]]
 
 
-def race(runners: Mapping[Any, Runner], base: Hashable, ranks: Ranks, **options) -> Race:
-    """Time all runners in turns, ``base`` twice a round.  options: as in ``race_of``."""
-    return race_of({name: runner.work() for name, runner in runners.items()}, base, ranks, **options)
-
-
-def race_of(
+def race(
     work: Mapping[Any, Work],
     base: Hashable,
     ranks: Ranks,
@@ -274,28 +269,18 @@ def race_of(
     try:
         own = take_turns(
             {**work, TWIN: work[base]}, rounds=rounds, warm_up=warm_up, device=ranks.device, cpu_time=cpu_time,
-            meet=_meeting(ranks), on_round=on_round,
+            meet=(lambda: None) if ranks.emulated or ranks.size == 1 else dist.barrier, on_round=on_round,
         )  # fmt: skip
     finally:
         torch.set_flush_denormal(False)
-    slowest = _slowest(ranks.gather(own))
-    return Race(
-        slowest, noise_of(ratios(*([getattr(sample, part) for sample in slowest[name]] for name in (TWIN, base))))
-    )
-
-
-def _meeting(ranks: Ranks) -> Callable[[], None]:
-    return (lambda: None) if ranks.emulated or ranks.size == 1 else dist.barrier
-
-
-def _slowest(by_rank: list[dict[Hashable, list[Sample]]]) -> dict[Hashable, list[Sample]]:
-    """The slowest rank's sample of each step: the others waited for it."""
-    return {
-        name: [
-            max(at_once, key=lambda sample: sample.seconds) for at_once in zip(*(samples[name] for samples in by_rank))
-        ]
-        for name in by_rank[0]
+    by_rank = ranks.gather(own)
+    # The slowest rank's sample of each step: the others waited for it.
+    slowest = {
+        name: [max(at_once, key=lambda one: one.seconds) for at_once in zip(*(samples[name] for samples in by_rank))]
+        for name in own
     }
+    twins, bases = ([getattr(sample, part) for sample in slowest[name]] for name in (TWIN, base))
+    return Race(slowest, noise_of(ratios(twins, bases)))
 
 
 @dataclass(frozen=True)

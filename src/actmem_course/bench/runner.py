@@ -30,16 +30,18 @@ class Measurement:
     """One run of a lab.
 
     doc: the lab's docstring; its first line says how to start it, its second paragraph what it does.  spelled: options
-    that are shorter than the argument that a ConfigError names.
+    that are shorter than the argument that a ConfigError names.  json: whether it has --json.
     """
 
-    def __init__(self, doc: str, spelled: dict[str, str] | None = None):
+    def __init__(self, doc: str, spelled: dict[str, str] | None = None, json: bool = True):
         (name,) = re.findall(r"labs/(\w+\.py)", doc.split("\n\n")[0])
         self.parser = LabParser(prog=name, description=doc.split("\n\n")[1], spelled=spelled)
         self.args = argparse.Namespace()
         self._several: dict[str, Sequence[str]] = {}
-        self._files = ["json"]
+        self._files = ["json"] if json else []
         self._here = Ranks(0, 1, "cpu", False)
+        if json:
+            add_json_argument(self.parser)
 
     def option(self, name: str, **more) -> None:
         """An option of the command line, as argparse has it."""
@@ -68,7 +70,6 @@ class Measurement:
     @contextmanager
     def asked(self) -> Iterator[argparse.Namespace]:
         """The arguments.  A ConfigError of the block, or a file that can't be written, is the parser's one line."""
-        add_json_argument(self.parser)
         self.args = self.parser.parse_args()
         with self.parser.refusing():
             check_files(self.args, *self._files)

@@ -110,6 +110,12 @@ class GoldenRow:
         return dense if unfused else fused
 
     @property
+    def active_bytes(self) -> int:
+        """Peak less held, as NVIDIA's CI logged both."""
+        assert self.peak_bytes and self.held_bytes
+        return self.peak_bytes - self.held_bytes
+
+    @property
     def kept_apart(self) -> bool:
         """Whether this dense case wasn't looked at while its prediction was written: a quarter of all, by hash."""
         own = int(sha256(self.case.encode()).hexdigest(), 16) % 4 == 0
@@ -161,7 +167,7 @@ class GoldenResult:
         if not self.played or not self.played.run.experts or not self.row.held_bytes:
             return None
         shared = sum(self.active_lines.get(line, 0) for line in ("MLP", "experts' inputs and outputs"))
-        return 100 * (_active(self.row) - sum(self.active_lines.values())) / shared
+        return 100 * (self.row.active_bytes - sum(self.active_lines.values())) / shared
 
     @property
     def logged_spread_percent(self) -> float:
@@ -174,6 +180,11 @@ class GoldenResult:
     def within_limit(self) -> bool:
         """Whether the peak is as near as LIMITS says; True where nothing was logged or predicted."""
         return abs(self.peak_percent or 0) <= LIMITS[self.row.kind]
+
+    @cached_property
+    def tensor_bytes(self) -> int:
+        """The sum of that bill without what blocks have beyond their tensors."""
+        return sum(size for line, size in self.active_lines.items() if line != UNSPLIT)
 
     @cached_property
     def active_lines(self) -> dict[str, int]:
@@ -258,7 +269,7 @@ def equalities() -> list[tuple[str, int, int]]:
             more * layer - len(thin.chunks) * run.whole_bytes, "pp4_vp1", "pp4_untie_embeddings_and_outputs",
         ),
     )  # fmt: skip
-    return [(what, formula, _active(rows[one]) - _active(rows[other])) for what, formula, one, other in pairs]
+    return [(what, formula, rows[one].active_bytes - rows[other].active_bytes) for what, formula, one, other in pairs]
 
 
 # The same models run on this machine (bench/golden_here.py).
@@ -294,8 +305,7 @@ class HereResult:
 
     @property
     def logged_bytes(self) -> int:
-        """Peak less held, as NVIDIA's CI logged it."""
-        return _active(self.golden.row)
+        return self.golden.row.active_bytes
 
     @property
     def counted_bytes(self) -> int:
@@ -351,19 +361,20 @@ _SCALARS_BYTES = 16 * 512
 
 @dataclass(frozen=True)
 class Experiment:
-    """Two rows that differ in one thing: what each logged beyond what it holds, the first minus the second.
-
-    formula_bytes: the difference of the two bills' tensors.  unsplit_bytes: that of what blocks have beyond their
-    tensors, by our model of the allocator.
-    """
+    """Two rows that differ in one of THINGS: what each logged beyond what it holds, the first minus the second."""
 
     thing: str
-    formula: str
     more: GoldenResult
     less: GoldenResult
-    logged_bytes: int
-    formula_bytes: int
-    unsplit_bytes: int
+
+    @property
+    def logged_bytes(self) -> int:
+        return self.more.row.active_bytes - self.less.row.active_bytes
+
+    @property
+    def formula_bytes(self) -> int:
+        """The difference of the two bills' tensors."""
+        return self.more.tensor_bytes - self.less.tensor_bytes
 
     @property
     def apart_bytes(self) -> int:
@@ -377,46 +388,32 @@ class Experiment:
 
     @property
     def verdict(self) -> str:
-        """ "0 B"; a few scalars; explained by remainders of blocks as our model has them; else open."""
+        """ "0 B"; a few scalars; explained by what blocks have beyond their tensors, as our allocator has it; else open."""
         if not self.apart_bytes:
             return "0 B"
         if abs(self.apart_bytes) <= _SCALARS_BYTES:
             return f"{abs(self.apart_bytes) // 512} scalars of 512 B"
-        if abs(self.apart_bytes - self.unsplit_bytes) <= _SCALARS_BYTES:
-            return "explained: unsplit blocks"
-        return "open"
+        unsplit = self.more.active_lines.get(UNSPLIT, 0) - self.less.active_lines.get(UNSPLIT, 0)
+        return "explained: unsplit blocks" if abs(self.apart_bytes - unsplit) <= _SCALARS_BYTES else "open"
 
 
 def experiments(results: Sequence[GoldenResult]) -> list[Experiment]:
-    """All pairs of results that differ in one of THINGS, the larger formula first; pairs of equal rows are left out."""
+    """All pairs of results that differ in one of THINGS, the larger formula first; pairs of equal bytes are listed once."""
     owner = {name: thing for thing, (names, _) in THINGS.items() for name in names.split()}
     usable = [r for r in results if r.played and r.row.peak_bytes and r.row.held_bytes]
-    found = []
-    seen: set[tuple] = set()
+    found: dict[tuple, Experiment] = {}
     for one, other in combinations(usable, 2):
         a, b = ({**parse(r.row.arguments), "gpu": r.row.gpu} for r in (one, other))
         differ = {owner.get(name, name) for name in {*a, *b} if a.get(name) != b.get(name)} - {*_HELD_ONLY.split()}
         if len(differ) != 1 or not differ <= THINGS.keys() or one.row.gpus != other.row.gpus:
             continue
-        thing = differ.pop()
+        (thing,) = differ
         if thing == "GPU" and one.row.case != other.row.case:
             continue
-        more, less = sorted((one, other), key=_tensors, reverse=True)
-        logged, formula = _active(more.row) - _active(less.row), _tensors(more) - _tensors(less)
-        same = (thing, more.row.gpu, less.row.gpu, logged, formula)
-        if same in seen or (thing == "GPU" and not logged and not formula):
-            continue  # the same bytes from rows that differ in nothing that is active
-        seen.add(same)
-        unsplit = more.active_lines.get(UNSPLIT, 0) - less.active_lines.get(UNSPLIT, 0)
-        found.append(Experiment(thing, THINGS[thing][1], more, less, logged, formula, unsplit))
+        more, less = sorted((one, other), key=lambda r: r.tensor_bytes, reverse=True)
+        pair = Experiment(thing, more, less)
+        if thing != "GPU" or pair.logged_bytes or pair.formula_bytes:
+            found.setdefault((thing, more.row.gpu, less.row.gpu, pair.logged_bytes, pair.formula_bytes), pair)
     order = list(THINGS)
-    return sorted(found, key=lambda e: (order.index(e.thing), e.more.row.gpu, e.more.row.case, e.less.row.case))
-
-
-def _active(row: GoldenRow) -> int:
-    assert row.peak_bytes and row.held_bytes
-    return row.peak_bytes - row.held_bytes
-
-
-def _tensors(result: GoldenResult) -> int:
-    return sum(size for line, size in result.active_lines.items() if line != UNSPLIT)
+    key = lambda e: (order.index(e.thing), e.more.row.gpu, e.more.row.case, e.less.row.case)  # noqa: E731
+    return sorted(found.values(), key=key)

@@ -8,7 +8,7 @@ from statistics import median
 
 from rich.table import Table
 
-from actmem_course.others.golden import LIMITS, REASONS, WHY_APART, Experiment, GoldenResult, HereResult
+from actmem_course.others.golden import LIMITS, REASONS, THINGS, WHY_APART, Experiment, GoldenResult, HereResult
 from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES
 from actmem_course.results import KernelSlope, PredictorLine
 from actmem_course.show.tables import table
@@ -19,30 +19,23 @@ def golden_table(results: Sequence[GoldenResult]) -> Table:
     title = "Megatron-LM's functional tests: bytes of the last rank"
     made = table(title, "~case", "GPU", ">logged peak", ">diff.", ">%", ">held, diff.")
     for r in results:
-        name, logged = short(r.row.case), r.row.peak_bytes
-        if not r.played:
-            made.add_row(f"{name}: {r.why_not}", r.row.gpu, _number(logged))
-            continue
-        peak, held = r.predicted_peak_bytes, r.predicted_held_bytes
-        assert peak is not None and held is not None
-        if not logged:
-            made.add_row(name, r.row.gpu, "-", f"{peak:,}", "", f"{held:,}")
-            continue
-        cells = [f"{peak - logged:+,}", f"{r.peak_percent:+.3f}"]
-        if r.row.held_bytes:
-            cells.append(f"{held - r.row.held_bytes:+,}")
-        style = "bold red" if not r.within_limit else "italic" if r.row.kept_apart else ""
-        made.add_row(name, r.row.gpu, _number(logged), *cells, style=style)
+        name, logged, held = short(r.row.case), r.row.peak_bytes, r.row.held_bytes
+        cells = []
+        if r.why_not:
+            name += f": {r.why_not}"
+        elif not logged:
+            cells = [f"{r.predicted_peak_bytes:,}", "", f"{r.predicted_held_bytes:,}"]
+        else:
+            cells = [f"{(r.predicted_peak_bytes or 0) - logged:+,}", f"{r.peak_percent:+.3f}"]
+            cells += [f"{(r.predicted_held_bytes or 0) - held:+,}"] if held else []
+        style = "bold red" if not r.within_limit else "italic" if r.row.kept_apart and logged and r.played else ""
+        made.add_row(name, r.row.gpu, f"{logged:,}" if logged else "-", *cells, style=style)
     return made
 
 
 def short(case: str) -> str:
     """A test's name without what nearly all of them share."""
     return case.removeprefix("gpt/").removeprefix("gpt3_").removeprefix("mcore_")
-
-
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
 
 
 def megatron_bill_table(result: GoldenResult) -> Table:
@@ -66,7 +59,7 @@ def experiments_table(found: Sequence[Experiment]) -> Table:
     thing = ""
     for e in found:
         if e.thing != thing:
-            made.add_row(f"[bold]{e.thing}[/]: {e.formula}")
+            made.add_row(f"[bold]{e.thing}[/]: {THINGS[e.thing][1]}")
             thing = e.thing
         runs = f"  {short(e.more.row.case)} − {short(e.less.row.case)}"
         gpus = e.more.row.gpu if e.more.row.gpu == e.less.row.gpu else f"{e.more.row.gpu} − {e.less.row.gpu}"
@@ -135,38 +128,36 @@ def slopes_table(slopes: Sequence[KernelSlope]) -> Table:
 def here_summary(results: Sequence[HereResult]) -> list[str]:
     """How many rows are explained to the byte, and what megatron-core's own layers keep here."""
     worst = max(results, key=lambda r: abs(r.open_bytes) / r.logged_bytes)
-    lines = [
-        f"{len(results)} rows: {sum(not r.open_bytes for r in results)} explained to the byte; worst "
-        f"{worst.open_bytes:+,} B, {100 * abs(worst.open_bytes) / worst.logged_bytes:.3f}% ({short(worst.golden.row.case)})"
-    ]
+    percent = 100 * abs(worst.open_bytes) / worst.logged_bytes
+    explained = f"{len(results)} rows: {sum(not r.open_bytes for r in results)} explained to the byte; worst "
+    explained += f"{worst.open_bytes:+,} B, {percent:.3f}% ({short(worst.golden.row.case)})"
     first = next((r for r in results if r.megatron_core), None)
-    if not first:
-        return [*lines, "megatron-core's layers: not installed; pip install -e '.\\[peers]'"]
-    assert first.megatron_core and first.golden.played
-    run, more = first.golden.played.run, first.megatron_core - first.layer_bytes
+    if not first or not first.megatron_core:
+        return [explained, "megatron-core's layers: not installed; pip install -e '.\\[peers]'"]
+    run, more = first.run, first.megatron_core - first.layer_bytes
     masks = run.chunks[0] * (run.a * run.s**2 * run.b + 2 * run.s * run.b * run.h) // run.t
-    text = f"megatron-core's {run.chunks[0]} layers here keep {first.megatron_core:,} B, ours {first.layer_bytes:,}: "
-    return [
-        *lines,
-        text + f"{more:,} more; as²b + 2sbh a layer, {masks:,}, are masks of 2 bytes on a CPU for 1 on a GPU",
-    ]
+    core = f"megatron-core's {run.chunks[0]} layers here keep {first.megatron_core:,} B, ours {first.layer_bytes:,}: "
+    core += f"{more:,} more; as²b + 2sbh a layer, {masks:,}, are masks of 2 bytes on a CPU for 1 on a GPU"
+    return [explained, core]
 
 
 def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment]) -> list[str]:
     """Lines that say how far off the rows are: dense layers with unfused attention, the others, those kept apart."""
     lines = []
     compared = [r for r in results if r.peak_percent is not None]
-    for what in (*LIMITS, "kept apart while this was written"):
-        if own := [r for r in compared if r.row.kind == what or (r.row.kept_apart and what not in LIMITS)]:
-            peaks = _sizes(r.peak_percent for r in own)
-            held = _sizes(r.held_percent for r in own)
-            near = sum(size <= 0.02 for size in peaks)
-            text = f"{len(own)} rows, {what}: peak worst {max(peaks):.3f}%, median {median(peaks):.4f}%, "
-            text += f"{near} within 0.02%"
-            if held:
-                text += f"; held worst {max(held):.3f}%, median {median(held):.4f}%, "
-                text += f"{sum(size <= 0.05 for size in held)} within 0.05%"
-            lines.append(text)
+    groups = {kind: [r for r in compared if r.row.kind == kind] for kind in LIMITS}
+    groups["kept apart while this was written"] = [r for r in compared if r.row.kept_apart]
+    for what, own in groups.items():
+        offs = {
+            "peak": (_sizes(r.peak_percent for r in own), 0.02),
+            "held": (_sizes(r.held_percent for r in own), 0.05),
+        }
+        said = [
+            f"{name} worst {max(off):.3f}%, median {median(off):.4f}%, {sum(size <= near for size in off)} within {near}%"
+            for name, (off, near) in offs.items()
+            if off
+        ]
+        lines += [f"{len(own)} rows, {what}: {'; '.join(said)}"] if own else []
     if spread := [r.logged_spread_percent for r in compared if r.logged_spread_percent]:
         lines.append(
             f"{len(spread)} tests logged two or three sizes at rest from 2025-10 to 2026-08 on the same kind of GPU, "
@@ -178,11 +169,10 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
             f"{len(surplus)} rows with experts fit if the fullest rank's get {max(0.0, min(surplus)):.1f} to {max(surplus):.1f}% "
             f"more tokens than an even share, median {median(surplus):.1f}%"
         )
-    if missing := len(results) - sum(r.played is not None for r in results):
+    if missing := sum(r.played is None for r in results):
         lines.append(f"{missing} rows not modelled")
     if found:
-        zero = sum(not e.apart_bytes for e in found)
-        opened = Counter(e.reason for e in found if e.verdict == "open")
+        zero, opened = sum(not e.apart_bytes for e in found), Counter(e.reason for e in found if e.verdict == "open")
         explained = len(found) - zero - opened.total()
         lines.append(f"{len(found)} pairs: {zero} of 0 B, {explained} explained, {opened.total()} open, of these")
         lines += [f"  {number}: {REASONS[name]}" for name, number in opened.most_common()]

@@ -11,7 +11,7 @@ from actmem.measure.emulate import emulated_rank
 from actmem.measure.tools import replaced
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench import measure_peers as peers
-from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers
+from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers, with_same_exchange
 from actmem_course.bench.peers import PeerUnavailable, same_exchange
 from actmem_course.bench.peers.plain import PlainLayer
 from actmem_course.bench.race import Runner
@@ -45,29 +45,23 @@ def test_every_mode_and_peer(tmp_path):
     assert by_name["none", "FSDP2"]["sequences"] == 2
 
 
-def test_under_torchrun_with_a_choice(tmp_path):
-    path = tmp_path / "peers.json"
-    chosen = ["--peer=DTensor", "--recompute=selective", "--no-sequence-parallel"]
-    shown = shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2)
-    assert "its reduce-scatter over gloo sends only what is kept" in " ".join(shown.split())
-    lines = json.loads(path.read_text())
-    assert [(line["mode"], line["name"]) for line in lines] == [
-        ("selective", name)
-        for name in (OURS, LITERAL, "DTensor")  # no reduce-scatter without sequence parallelism
-    ]
-    assert not any(line["unavailable"] for line in lines) and all(line["over"] is None for line in lines)
-
-
-def test_elementwise_beside_selective_and_the_same_exchange(tmp_path):
+def test_under_torchrun_elementwise_beside_selective_and_the_same_exchange(tmp_path):
     path = tmp_path / "peers.json"
     chosen = ["--recompute", "none", "--recompute", "selective", "--recompute", "elementwise", "--peer", "DTensor"]
-    shown = shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2)
-    assert "20/34 of its bytes in 16 bits (sbh/t)" in " ".join(shown.split())
+    shown = " ".join(shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2).split())
+    assert "20/34 of its bytes in 16 bits (sbh/t)" in shown
+    assert "its reduce-scatter over gloo sends only what is kept" in shown
     lines = {(line["mode"], line["name"]): line for line in json.loads(path.read_text())}
     shipped, same = lines["none", "DTensor"], lines["none", "DTensor, our exchange"]
     assert shipped["held_bytes"] == same["held_bytes"] and same["combined_seconds"] > 0
     assert [key for key, line in lines.items() if line["over_selective"] is not None] == [("elementwise", OURS)]
     assert lines["elementwise", OURS]["held_bytes"] < lines["selective", OURS]["held_bytes"]
+
+
+def test_no_exchange_is_replaced_where_none_is_torchs():
+    real, alone = Ranks(0, 2, "cpu", False), Ranks(0, 2, "cpu", True)
+    assert with_same_exchange(["DTensor", "FSDP2"], real, True) == ["DTensor", "DTensor, our exchange", "FSDP2"]
+    assert with_same_exchange(["DTensor"], real, False) == with_same_exchange(["DTensor"], alone, True) == ["DTensor"]
 
 
 def exchanges_on_ranks():

@@ -10,7 +10,6 @@ from actmem.models import PAPER_MODELS
 from actmem_course.bench.measure_calculators import measure_calculators, runs_of_two_sizes, sequence_results
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.published import NANOTRON_MODEL
-from tests.shapes import decoder
 
 #: Coefficients of sbh that each prints for t = 8 in the order of table 2, with 5as/h = c; None: as the paper.
 PRINTED = {
@@ -48,25 +47,6 @@ def test_each_row_beside_the_counted_bytes():
         assert {r.counted_bytes for r in of_row} == {
             closed_form(next(r for r in TABLE2 if r.name == row), PAPER_MODELS["22B"].shape, 8)
         }
-
-
-#: Of one more sequence of a Llama: coefficients of Lsh, Lsf, Las, s, sh and sv, all divided by t.
-PRINTED_LLAMA = {
-    "playbook": (18, 8, 0, 0, 5, 4),
-    "cookbook": (34, 0, 0, 0, 0, 0),
-    "Megatron-LM": (18, 4, 0, 8, 5, 4),
-    "llm-analysis": (21, 4, 8, 0, 0, 2),
-}
-
-
-@pytest.mark.parametrize("calculator", CALCULATORS, ids=lambda calculator: calculator.name)
-def test_what_is_printed_for_a_llama(calculator):
-    of_layers, of_width, of_heads, *others = PRINTED_LLAMA[calculator.name]
-    for layers, h, f, a, v in ((1, 64, 96, 4, 128), (3, 64, 96, 4, 128), (2, 128, 32, 8, 512)):
-        for s, t in ((16, 1), (32, 2), (64, 4)):
-            parts = (of_layers * layers * h, of_width * layers * f, of_heads * layers * a)
-            expected = s * (sum(parts) + sum(c * size for c, size in zip(others, (1, h, v), strict=True)))
-            assert calculator_sequence_bytes(calculator, decoder(h, f, layers, a, a, v), s, t) == expected // t
 
 
 def test_one_more_sequence_on_gpus_is_a_third_more_than_any_calculator_says_and_as_ours_says():

@@ -20,16 +20,16 @@ from actmem.recipes import Recompute
 class Calculator:
     """One calculator.  source: repository and file, as of November 2026.
 
-    layer: bytes of one layer in one row of table 2, given its sizes and t.  sequence: bytes of one more sequence
-    of s tokens in a Llama under tensor and sequence parallelism with flash attention, given its sizes, s and t.
-    why: the reason for what is wrong in table 2; why_llama: for what is missing in the Llama.
+    layer: bytes of one layer in one row of table 2, given its sizes and t.  llama: what one more sequence of s tokens
+    takes in a Llama under tensor and sequence parallelism with flash attention, as coefficients of Lsh, Lsf, Las, s, sh
+    and sv, all divided by t.  why: the reason for what is wrong in table 2; why_llama: for what is missing in the Llama.
     """
 
     name: str
     source: str
     layer: Callable[[Configuration, ModelShape, int], int]
     why: str
-    sequence: Callable[[LlamaShape, int, int], int]
+    llama: tuple[int, int, int, int, int, int]
     why_llama: str
 
 
@@ -66,25 +66,6 @@ def _llm_analysis(row: Configuration, shape: ModelShape, t: int) -> int:
     return 9 * sbh // whole + 24 * sbh // t + scores // t
 
 
-def _playbook_llama(llama: LlamaShape, s: int, t: int) -> int:
-    h, f, v = llama.hidden_size, llama.ffn_hidden_size, llama.vocab_size
-    return (llama.num_layers * s * (18 * h + 8 * f) + 5 * s * h + 4 * s * v) // t
-
-
-def _cookbook_llama(llama: LlamaShape, s: int, t: int) -> int:
-    return 34 * llama.num_layers * s * llama.hidden_size // t
-
-
-def _megatron_llama(llama: LlamaShape, s: int, t: int) -> int:
-    h, f, v = llama.hidden_size, llama.ffn_hidden_size, llama.vocab_size
-    return (llama.num_layers * s * (18 * h + 4 * f) + 8 * s + s * h + 4 * s * (h + v)) // t
-
-
-def _llm_analysis_llama(llama: LlamaShape, s: int, t: int) -> int:
-    h, f, v, a = llama.hidden_size, llama.ffn_hidden_size, llama.vocab_size, llama.num_attention_heads
-    return (llama.num_layers * s * (21 * h + 4 * f + 8 * a) + 2 * s * v) // t
-
-
 _TWO_OF_FOUR = "counts two tensors of the gated MLP, which keeps four; lacks the gathered inputs"
 
 CALCULATORS = (
@@ -93,7 +74,7 @@ CALCULATORS = (
         "nanotron/ultrascale-playbook, src/memory.js (the Ultra-Scale Playbook's memory widget)",
         _playbook,
         "with sequence parallelism on, it forgets that the attention scores are divided by t",
-        _playbook_llama,
+        (18, 8, 0, 0, 5, 4),
         "lacks the gathered inputs, and one of two float32 copies of the logits",
     ),
     Calculator(
@@ -101,7 +82,7 @@ CALCULATORS = (
         "EleutherAI/cookbook, calc/calc_transformer_mem.py",
         _cookbook,
         "t divides everything or nothing, and its checkpointing is the selective case, 34sbh",
-        _cookbook_llama,
+        (34, 0, 0, 0, 0, 0),
         "takes every MLP for the paper's; lacks the gathered inputs and the logits",
     ),
     Calculator(
@@ -109,7 +90,7 @@ CALCULATORS = (
         "NVIDIA/Megatron-LM, megatron/training/theoretical_memory_usage.py",
         _megatron,
         "assumes selective recomputation always, and sequence parallelism only together with it",
-        _megatron_llama,
+        (18, 4, 0, 8, 5, 4),
         _TWO_OF_FOUR,
     ),
     Calculator(
@@ -117,7 +98,7 @@ CALCULATORS = (
         "cli99/llm-analysis, llm_analysis/analysis.py",
         _llm_analysis,
         "leaves out the MLP's dropout mask; divides full recomputation's input by t, which nothing scatters",
-        _llm_analysis_llama,
+        (21, 4, 8, 0, 0, 2),
         _TWO_OF_FOUR,
     ),
 )
@@ -137,4 +118,13 @@ def calculator_sequence_bytes(
 ) -> int:
     """What it adds for one more sequence of a Llama on one of t ranks, without a pipeline."""
     check_sizes(seq_length=seq_length, tensor_parallel_size=tensor_parallel_size)
-    return calculator.sequence(decoder, seq_length, tensor_parallel_size)
+    h, layers, s = decoder.hidden_size, decoder.num_layers, seq_length
+    sizes = (
+        layers * h,
+        layers * decoder.ffn_hidden_size,
+        layers * decoder.num_attention_heads,
+        1,
+        h,
+        decoder.vocab_size,
+    )
+    return s * sum(count * size for count, size in zip(calculator.llama, sizes, strict=True)) // tensor_parallel_size

@@ -202,17 +202,20 @@ def _percent(ours: int | None, logged: int | None) -> float | None:
 def read_golden(path: Path = GOLDEN) -> list[GoldenRow]:
     """Rows of a tab-separated file with golden.tsv's columns; only case, gpu and arguments are needed.
 
-    Raises ConfigError on a file that can't be read, a column that is missing or bytes that are no number.
+    Raises ConfigError on a file that can't be read, has no rows, lacks a column or has bytes that are no number.
     """
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError("rows", f"cannot read {path}: {getattr(error, 'strerror', None) or 'not UTF-8'}") from None
     reader = csv.DictReader(text.splitlines(), delimiter="\t", quoting=csv.QUOTE_NONE)
     for name in _NEEDED:
         if name not in (reader.fieldnames or ()):
             raise ConfigError("rows", f"{path} has no column {name}")
-    return [_row(number, raw) for number, raw in enumerate(reader, start=2)]
+    rows = [_row(number, raw) for number, raw in enumerate(reader, start=2)]
+    if not rows:
+        raise ConfigError("rows", f"{path} has no rows")
+    return rows
 
 
 def _row(line: int, raw: dict) -> GoldenRow:

@@ -67,7 +67,7 @@ def main() -> int:
         if args.megatron:
             golden = [predict(row) for row in read_golden(args.rows or GOLDEN)]
         elif args.rows:
-            predicted, results = predicted_rows(args.rows)
+            rows, results = predicted_rows(args.rows)
     if args.here:
         return show_here(run, golden)
     if args.megatron:
@@ -78,7 +78,6 @@ def main() -> int:
     times, choices = [], []
     if not args.rows:
         results, times, choices = measure_runs(), step_time_results(), choice_results()
-        predicted = [*results, *times, *choices]
     judged = [result for result in results if result.within_limit is not None]
     if judged:
         run.show(tables.runs_table(judged), tables.parts_table(judged))
@@ -88,9 +87,9 @@ def main() -> int:
         own = [choice for choice in choices if choice.search == "its code"]
         run.show(tables.times_table(times), tables.choices_table(own))
         run.show(*(f"{choice.setting}: {choice.reason}" for choice in own if choice.reason))
-    run.write(predicted)
+    run.write(rows if args.rows else [*results, *times, *choices])
     if not judged:
-        run.show(f"{len(predicted)} runs predicted, none with a peak to compare with")
+        run.show(f"{len(rows)} runs predicted, none with a peak to compare with")
         return 0
     run.draw(lambda: runs_figure(judged))
     good = [result for result in judged if result.within_limit]

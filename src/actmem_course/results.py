@@ -35,7 +35,7 @@ def _made(hint: Any, value: Any) -> Any:
     return value
 
 
-def plain(result: object) -> object:
+def plain(result: object) -> Any:
     """A result as JSON can hold it, for ``json.dumps(…, default=plain)``: its fields and what follows from them.
 
     Without fields that aren't in its ``repr``.

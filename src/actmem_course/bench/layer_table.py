@@ -141,10 +141,13 @@ class LayerTable:
         kernel, results = self._kernel(ranks, dtype), []
         for one in self.configurations:
             on_configuration(one)
-            form = {"sequence_parallel": one.sequence_parallel}
-            tp = replace(tensor, **form) if one.tensor_parallel and tensor.size > 1 else TensorParallel(**form)
-            options = {"device": ranks.device, "dtype": dtype, "routing": self.routing, "context": context}
-            measured = measure_layer(self.shape, tp, one.recompute, **options)
+            tp = replace(
+                tensor if one.tensor_parallel and tensor.size > 1 else TensorParallel(),
+                sequence_parallel=one.sequence_parallel,
+            )
+            measured = measure_layer(
+                self.shape, tp, one.recompute, device=ranks.device, dtype=dtype, routing=self.routing, context=context
+            )
             predicted, extra = self.rows(one, ranks.size, dtype.itemsize, ranks.device, tp.rank, kernel)
             comparison = compare(predicted + extra, measured)
             sums = total(predicted), total(extra), total(measured)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from actmem.config import ConfigError, check_size, shown
@@ -82,19 +83,22 @@ def titan_result(run: TitanRun) -> RunResult:
         f" {name} {size}" for name, size in {"CP": c, "TP": t, "PP": p}.items() if size > 1
     )
     what = f"{run.model.removeprefix('llama3-')}, {sizes}, s {run.seq_length}, {run.recompute}"
-    options = {"context_parallel_size": c, "sequence_parallel": t > 1, "zero_stage": 3}
     bill, note = None, "counted at the loss's backward"
     if run.recompute == "selective" and run.changed:
         note = "the compiler decides what a block keeps"
     else:
         try:
-            layout = Layout(run.data_parallel_size, t, p, sequences, **options)
+            layout = Layout(
+                run.data_parallel_size, t, p, sequences, context_parallel_size=c, sequence_parallel=t > 1, zero_stage=3
+            )
             bill = titan_bill(LLAMA_MODELS[run.model], layout, run.seq_length, run.recompute)
         except ConfigError as error:
             note = error.rule
-    counted = (bill.bytes / MIB, bill.moment, bill.by_part()) if bill else (None,)
     setting = what + (f", {run.changed}" if run.changed else "")
-    return RunResult("torchtitan", setting, run.reserved_gib * 2**10, "reserved", *counted, note=note)
+    found = RunResult("torchtitan", setting, run.reserved_gib * 2**10, "reserved", None, note=note)
+    if bill is None:
+        return found
+    return replace(found, predicted_mib=bill.bytes / MIB, moment=bill.moment, parts_bytes=bill.by_part())
 
 
 def measure_runs() -> list[RunResult]:

@@ -198,7 +198,7 @@ def measure_paper(
     chosen = {section: SECTIONS[section].models(models) for section in sections}
     wanted = {name: own for name in (*models, "") if (own := [s for s in sections if name in chosen[s]])}
     found: dict[str, list[PaperEntry]] = {section: [] for section in sections}
-    for entries in _in_processes(wanted, min(processes, len(wanted))):
+    for entries in _in_processes(wanted, min(processes, len(models))):
         for entry in entries:
             found[entry.section].append(entry)
         on_model()

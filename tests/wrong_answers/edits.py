@@ -80,6 +80,8 @@ EDITS = [
     ("6.3", OUTSIDE, "group=model.tp.group", "group=None"),
     ("6.5", r"mode 'tensor': the trained model is in another mode", "make_model(shape, mode, group, **factory)", "make_model(shape, __import__('actmem.formulas.activations').formulas.activations.TABLE2[0], group, **factory)"),
     ("6.5", r"two steps train on the same batch", "batch(text, step,", "batch(text, 0,"),
+    ("6.5", r"a microbatch comes twice in the training", "list(zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)))",
+     "[batch(text, step + i, shape.seq_length, shape.micro_batch_size) for i in range(NUM_MICROBATCHES)]"),
     ("6.5", r"the optimizer is SGD; expected torch.optim.AdamW", "torch.optim.AdamW(", "torch.optim.SGD("),
     ("6.5", r"the learning rate is 0.001; expected lr=LEARNING_RATE", ", lr=LEARNING_RATE)", ")"),
     ("6.5", r"a step runs microbatches of 4 sequences; expected NUM_MICROBATCHES \(2\) of shape.micro_batch_size \(2\)", "list(zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)))", "[(tokens, targets)]"),

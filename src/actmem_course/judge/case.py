@@ -334,7 +334,8 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
             else "the result is the same on every rank"
         )
         return [f"{said.strip()}: {whole}"] if said.endswith("what it should be") else []
-    alone = why or f"each rank's {name.removeprefix('the gradient of ')} is its own, so its gradient needs no exchange"
+    own = f"each rank's {name.rpartition('the gradient of ')[2]} is its own, so its gradient needs no exchange"
+    alone = why or (own if "gradient" in name else "each rank has another one")
     return explain_exchange(value, parts, rank, OWN_PART, alone)
 
 

@@ -126,14 +126,14 @@ class Naming:
             ]
             words = _with_forward(edit, wrong[0] if wrong else "")
             if costs:  # right numbers may be rounded otherwise
-                whole = set(differences(outcome, self.ours(group))) == set(wrong) and all(there)
-                whole = whole and _same(outcome, found, ("any",))
+                enough = any(there[:1]) and _same(outcome, found, ("any",))
+                whole = enough and all(there) and set(differences(outcome, self.ours(group))) == set(wrong)
             else:
+                enough = any(there[:1]) and (there == [True, True] or not isinstance(found.value(wrong[0])[0], int))
                 whole = _same(outcome, found)
             if whole:
                 return words, ""
-            if any(there[:1]) and (costs or there == [True, True] or not isinstance(found.value(wrong[0])[0], int)):
-                partly = partly or words
+            partly = partly or words * enough
         return "", partly
 
     def _begins_otherwise(self, edit: Edit, found: Happened, group: int) -> bool:

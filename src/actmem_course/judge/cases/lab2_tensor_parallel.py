@@ -58,7 +58,7 @@ def split_attention(r: CaseRun) -> None:
     r.see("the shape of this rank's projection_weight", list(own_projection.shape), "equal")
     if (own_qkv.shape, own_projection.shape) == ((3 * h // r.t, h), (h, h // r.t)):
         context = merge_heads(core_attention(*split_heads(F.linear(x, own_qkv), here)), x.shape[1])
-        r.see("attention with this rank's parts", F.linear(context, own_projection), "total")
+        r.see("the attention", F.linear(context, own_projection), "total")
 
 
 def mlp(r: CaseRun) -> None:
@@ -178,6 +178,8 @@ MISTAKES = {
         projection_weight.chunk(t, dim=1) -> projection_weight.t().chunk(t, dim=1) | the projection part is cut from projection_weight's transpose: take columns of projection_weight as it is
         mine.reshape(3 * h // t, h) -> mine.view(3, num_attention_heads // t, -1, h).transpose(0, 1).reshape(3 * h // t, h) | the QKV part has the right rows in another order: expected all rows of Q first, then K, then V
         projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t, dim=1)[t - 1 - rank] | a rank has the QKV rows of some heads and the projection's columns of others: take those of the same heads
+        mine.reshape(3 * h // t, h) -> mine[[1, 0, 2]].reshape(3 * h // t, h) | the QKV part has K first, then Q, then V: expected Q first
+        mine.reshape(3 * h // t, h) -> torch.cat([x.chunk(t)[(rank + (i > 0)) % t] for i, x in enumerate(qkv_weight.chunk(3))]) | a rank's Q, K and V belong to different heads: take the three of the same heads
         dist.get_rank(group)\n    h = -> 0\n    h = | every rank takes the same heads, those of rank 0: which heads are a rank's follows from dist.get_rank(group)
         view(3, t, h // t, h)[:, rank] -> view(3, h // t, t, h)[:, :, rank] ;; projection_weight.chunk(t, dim=1)[rank] -> projection_weight[:, rank::t] | heads are cut apart: each rank has every t-th row, and needs whole heads
     """,

@@ -195,6 +195,7 @@ MISTAKES = {
         F.linear(g(x, group), weight, bias) -> F.linear(g(x, group), weight, bias) + bias | bias comes twice: it belongs after the linear, once
     """,
     "3.4": r"""
+        y = linear(layer_norm(x, w.norm1_weight, w.norm1_bias), w.qkv_weight -> x = layer_norm(x, w.norm1_weight, w.norm1_bias)\n    y = linear(x, w.qkv_weight | attention's result is added to the normed x: what is added at the end is x from before the norm
         layer_norm(x, w.norm1_weight, w.norm1_bias) -> x | the first layer norm is missing: it belongs inside the residual branch, before g
         layer_norm(x, w.norm2_weight, w.norm2_bias) -> x | the second layer norm is missing: it belongs inside the residual branch, before g
         gelu(linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group)) -> linear(layer_norm(x, w.norm2_weight, w.norm2_bias), w.up_weight, w.up_bias, group) | the gelu is missing: it belongs between the two linears

@@ -182,6 +182,7 @@ MISTAKES = {
         pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - rank, | every rank runs one forward too many ahead: rank r runs p − r − 1, so that its first backward comes right after the next forward
         pipeline_parallel_size - rank - 1, -> pipeline_parallel_size - 1, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
         pipeline_parallel_size - rank - 1, -> pipeline_parallel_size, | every rank runs equally many forwards ahead; rank r needs p − r − 1 of them, the last rank none
+        {_AHEAD} -> min(rank + 1, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1
         {_AHEAD} -> min(rank, num_microbatches) | the later a rank is, the more forwards it runs ahead; it is the other way round: rank r runs p − r − 1
         {_AHEAD} -> 0 | no rank runs a forward ahead, so each waits for the backward of every microbatch: rank r runs p − r − 1 before its first backward
         {_LAST} -> reversed({_LAST}) | the last backwards run in reverse: backwards come in the order of the microbatches

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import combinations
 from threading import get_ident
 
 import torch
@@ -379,6 +380,9 @@ def _faults_of_steps(seen: Seen, size: int) -> Iterator[tuple[object, str]]:
     steps = [torch.cat(microbatches) for microbatches in seen.tokens[:_NUM_STEPS]]
     same = any(torch.equal(steps[0], other) for other in steps[1:])
     yield same, "two steps train on the same batch: pass the number of the step to batch"
+    every = [microbatch for microbatches in seen.tokens[:_NUM_STEPS] for microbatch in microbatches]
+    again = any(torch.equal(one, other) for one, other in combinations(every, 2))
+    yield again, "a microbatch comes twice in the training: no step may use what another one has, as step + i does"
     shared = all(len(tokens.unique(dim=0)) < len(tokens) for tokens in steps)
     yield (
         shared,

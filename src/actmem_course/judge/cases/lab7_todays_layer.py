@@ -230,6 +230,7 @@ MISTAKES = {
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - gate * (1 - sigmoid)) | the forward is right; the slope of silu has a wrong sign: it is σ(1 + gate·(1 − σ))
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 - sigmoid) | the forward is right; the slope of σ, σ(1 − σ), is used as the slope of silu; silu is gate · σ
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate * (1 - sigmoid) | the forward is right; the slope of silu lacks the part σ
+        slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * (1 + gate) | the forward is right; the slope of σ is taken to be σ; it is σ(1 − σ), so the slope of silu is σ(1 + gate·(1 − σ))
         slope = sigmoid * (1 + gate * (1 - sigmoid)) -> slope = sigmoid * gate | the forward is right; silu itself is used as its slope
         grad * up * slope -> grad * slope | the forward is right; the gradient of gate lacks the factor up
         grad * up * slope -> grad * up * up * slope | the forward is right; the gradient of gate has the factor up twice
@@ -248,6 +249,7 @@ MISTAKES = {
         weight.chunk(parts)[own] -> weight | every rank has all key and value heads; it needs those that its own query heads read
         parts = min(t, num_key_value_heads) -> parts = min(t, num_key_value_heads) if num_key_value_heads < num_attention_heads else 1 | with as many key and value heads as query heads every rank has all of them; it needs those that its own query heads read
         own = rank * parts // t -> own = rank % parts | of min(t, k) parts of k_weight and v_weight a rank has part rank % k; its query heads read part rank · k // t, because neighbours share a head
+        own = rank * parts // t -> own = 0 if t > num_key_value_heads else rank * parts // t | with more ranks than key heads every rank has head 0; its query heads read head rank · k // t
         own = rank * parts // t -> own = 0 | every rank has key and value head 0 and up; its query heads read part rank · k // t of min(t, k) parts
         q_weight.chunk(t)[rank] -> q_weight.chunk(t, dim=1)[rank] | q_weight is cut along its inputs; heads are its outputs: dimension 0
         projection_weight.chunk(t, dim=1)[rank] -> projection_weight.chunk(t, dim=0)[rank] | projection_weight is cut along its outputs; heads are its inputs: dimension 1

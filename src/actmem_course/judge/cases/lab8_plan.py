@@ -158,11 +158,11 @@ def gib(size: int) -> str:
 
 _SHARE, _FLIGHT = "-(-num_parameters // data_parallel_size)", "min(pipeline_parallel_size, sequences // b)"
 _UP = "the fullest rank has one parameter more where they don't divide evenly: round the share up"
-_ROUNDED = "(-(-{0} * num_parameters // data_parallel_size) if zero_stage >= {1} else {0} * num_parameters)"
-_PARTS = ((2, 3), (4, 2), (12, 1))
-_BYTES_ROUNDED = " ;; ".join(
-    f"{each} * (share if zero_stage >= {stage} else num_parameters) -> {_ROUNDED.format(each, stage)}"
-    for each, stage in _PARTS
+#: Bytes divided among the ranks, in place of parameters: old -> new, with what makes the division.
+_BYTES = " ;; ".join(
+    f"{each} * (share if zero_stage >= {stage} else num_parameters) -> "
+    f"({{0}}{each} * num_parameters // data_parallel_size{{1}}) if zero_stage >= {stage} else {each} * num_parameters)"
+    for each, stage in ((2, 3), (4, 2), (12, 1))
 )
 _LEFT_WHOLE = "{} are divided from stage {} on; the stages before leave them whole on every rank"
 _DIVIDED = "from stage {} on {} are divided among the data-parallel ranks"
@@ -171,7 +171,8 @@ MISTAKES = {
         {_SHARE} -> num_parameters // data_parallel_size | {_UP}
         {_SHARE} -> (num_parameters + data_parallel_size // 2) // data_parallel_size | {_UP}
         {_SHARE} -> num_parameters // data_parallel_size + 1 | where the parameters divide evenly, no rank has one more
-        {_BYTES_ROUNDED} | divide the parameters and round up; then multiply by the bytes of each
+        {_BYTES.format("", "")} | {_UP}
+        {_BYTES.format("-(-", ")")} | divide the parameters and round up; then multiply by the bytes of each
         "gradients": 4 -> "gradients": 2 | gradients are added up in float32, 4 bytes each
         "optimizer states": 12 -> "optimizer states": 8 | Adam keeps a float32 copy of the weights besides its two averages
         "weights": 2 -> "weights": 4 | weights have 16 bits; the float32 copy belongs to the optimizer
@@ -181,6 +182,8 @@ MISTAKES = {
         zero_stage >= 3 -> False | {_DIVIDED.format(3, "weights")}
         zero_stage >= 2 -> zero_stage >= 3 | {_DIVIDED.format(2, "gradients")}
         zero_stage >= 2 -> False | {_DIVIDED.format(2, "gradients")}
+        zero_stage >= 2 -> zero_stage == 2 | a higher stage divides what a lower one does: stage 3 divides gradients, too
+        zero_stage >= 1 -> zero_stage == 1 | a higher stage divides what a lower one does: stages 2 and 3 divide optimizer states, too
         zero_stage >= 1 -> zero_stage >= 2 | {_DIVIDED.format(1, "optimizer states")}
         zero_stage >= 1 -> zero_stage >= 3 | {_DIVIDED.format(1, "optimizer states")}
         zero_stage >= 1 -> False | {_DIVIDED.format(1, "optimizer states")}

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from actmem.config import ConfigError
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel
-from actmem.plan.rank_bill import Bill, rank_bill, refusal
+from actmem.plan.rank_bill import Bill, refusal
 from actmem.plan.search import Found, Plan, Refused, bill_of, divisors, find_plans
 from actmem.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
 from actmem.plan.step_time import CONTEXT_BYTES, GIBIBYTE, GROUP_BYTES, MODEL_ERROR, PRODUCT_SHARE, Cluster, gib_or_mib
@@ -58,10 +58,7 @@ def as_object(request: Request, found: Found) -> dict:
             "routing": model.routing,
             "optimizer": model.optimizer,
             "global_batch_size": request.global_batch_size,
-            "gpus": cluster.gpus,
-            "per_node": cluster.per_node,
-            "memory_bytes": cluster.memory_bytes,
-            "allowance_bytes": cluster.allowance_bytes,
+            **asdict(cluster),
             "device": cluster.device.name,
             "product_share": PRODUCT_SHARE,
         },
@@ -72,10 +69,7 @@ def as_object(request: Request, found: Found) -> dict:
         "bill": _bill_object(bill_of(model, chosen), chosen.layout, cluster) if chosen else None,
         "refused": [
             {
-                "layout": asdict(refused.layout),
-                "recompute": refused.recompute,
-                "pipeline_rank": refused.pipeline_rank,
-                "bytes": refused.bytes,
+                **asdict(refused),
                 "over_bytes": refused.bytes - cluster.usable_bytes,
                 "text": refusal_text(model, refused, cluster),
             }
@@ -100,18 +94,13 @@ def what_ifs(request: Request, found: Found) -> list[str]:
 
 
 def _plan_object(request: Request, plan: Plan) -> dict:
-    seconds = asdict(plan.seconds) | {"total": plan.seconds.total}
     flops = request.model.model_flops(request.global_batch_size)
     peak = request.cluster.gpus * request.cluster.device.flops_per_second
+    sizes = asdict(plan)
     return {
-        **asdict(plan.layout),
-        "recompute": plan.recompute,
-        "whole_microbatches": plan.whole_microbatches,
-        "recomputed_share": plan.recomputed,
-        "num_microbatches": plan.num_microbatches,
-        "pipeline_rank": plan.pipeline_rank,
-        "bytes": plan.bytes,
-        "seconds": seconds,
+        **sizes.pop("layout"),
+        **sizes,
+        "seconds": sizes["seconds"] | {"total": plan.seconds.total},
         "mfu": flops / (plan.seconds.total * peak),
         "text": plan_text(plan),
     }
@@ -286,8 +275,7 @@ def plan_text(plan: Plan) -> str:
 
 def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
     """What did not fit and by how much, with the two largest parts of the bill."""
-    bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
-    largest = sorted(bill.by_part().items(), key=lambda part: -part[1])[:2]
+    largest = sorted(bill_of(model, refused).by_part().items(), key=lambda part: -part[1])[:2]
     parts = ", ".join(f"{name} {size / GIBIBYTE:.1f}" for name, size in largest)
     over = refused.bytes - cluster.usable_bytes
     return (

@@ -82,17 +82,28 @@ def layouts(
 
 
 @dataclass(frozen=True)
+class Refused:
+    """A layout that doesn't fit even with everything recomputed: its least bytes on the fullest rank."""
+
+    layout: Layout
+    recompute: str
+    num_microbatches: int
+    pipeline_rank: int
+    bytes: int
+
+
+@dataclass(frozen=True)
 class Plan:
     """One way to run the job: its layout, what is recomputed, and what that costs on the fullest rank.
 
-    whole_microbatches: of those in flight, how many keep everything (appendix C).  recomputed: the share of
-    microbatches that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
+    whole_microbatches: of those in flight, how many keep everything (appendix C).  recomputed_share: of all
+    microbatches, those that recompute.  bytes: of pipeline_rank at its peak, without the allowance.
     """
 
     layout: Layout
     recompute: str
     whole_microbatches: int
-    recomputed: float
+    recomputed_share: float
     num_microbatches: int
     pipeline_rank: int
     bytes: int
@@ -104,17 +115,6 @@ class Plan:
         one = self.layout
         sizes = (one.tensor_parallel_size, one.pipeline_parallel_size, one.num_model_chunks, one.context_parallel_size)
         return self.seconds.total, self.bytes, *sizes, one.micro_batch_size, one.zero_stage, not one.sequence_parallel
-
-
-@dataclass(frozen=True)
-class Refused:
-    """A layout that doesn't fit even with everything recomputed: its least bytes on the fullest rank."""
-
-    layout: Layout
-    recompute: str
-    num_microbatches: int
-    pipeline_rank: int
-    bytes: int
 
 
 @dataclass
@@ -260,8 +260,8 @@ class _Search:
         return StepSeconds(compute, extra, tensor, pipeline, data, bubble, step, hidden)
 
 
-def bill_of(model: PlannedModel, plan: Plan, device_type: str = "cuda") -> Bill:
+def bill_of(model: PlannedModel, plan: Plan | Refused, device_type: str = "cuda") -> Bill:
     """The plan's bill on its fullest rank, line by line."""
     rank = plan.pipeline_rank
-    whole = plan.whole_microbatches if rank == 0 else 0
+    whole = plan.whole_microbatches if isinstance(plan, Plan) and rank == 0 else 0
     return rank_bill(model, plan.layout, plan.recompute, plan.num_microbatches, rank, whole, device_type)

@@ -14,7 +14,7 @@ from actmem.llama_shape import LlamaShape
 from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem.plan.plan_report import layout_text, plan_text
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.rank_bill import Bill, rank_bill
+from actmem.plan.rank_bill import Bill
 from actmem.plan.search import bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import total
@@ -217,7 +217,7 @@ def plan_of_request(model: PlannedModel, cluster: Cluster, global_batch_size: in
         best = found.plans[0]
         return bill_of(model, best), f"{plan_text(best)}: {best.seconds.total:,.1f} s a step", True
     near = found.nearest[0]
-    bill = rank_bill(model, near.layout, near.recompute, near.num_microbatches, near.pipeline_rank)
+    bill = bill_of(model, near)
     return bill, f"nothing fits; nearest: {layout_text(near.layout)}, {near.recompute}", False
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.rank_bill import rank_bill, refusal
-from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, find_plans
+from actmem.plan.rank_bill import refusal
+from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number
@@ -129,7 +129,7 @@ def _fastest_plan(job: str) -> Plan:
 
 def _overflow_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str:
     """The line of the bill at which the memory is full, by how much the bill ends above it, and its three largest lines."""
-    bill = rank_bill(model, refused.layout, refused.recompute, refused.num_microbatches, refused.pipeline_rank)
+    bill = bill_of(model, refused)
     lines = [
         (f"{part}: {row.term}" if part != row.term else part, row.bytes)
         for part, rows in bill.parts.items()

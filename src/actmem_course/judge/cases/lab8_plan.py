@@ -161,7 +161,7 @@ _UP = "the fullest rank has one parameter more where they don't divide evenly: r
 #: Bytes divided among the ranks, in place of parameters: old -> new, with what makes the division.
 _BYTES = " ;; ".join(
     f"{each} * (share if zero_stage >= {stage} else num_parameters) -> "
-    f"({{0}}{each} * num_parameters // data_parallel_size{{1}}) if zero_stage >= {stage} else {each} * num_parameters)"
+    f"({{0}}{each} * num_parameters // data_parallel_size{{1}}) if zero_stage >= {stage} else {each} * num_parameters"
     for each, stage in ((2, 3), (4, 2), (12, 1))
 )
 _LEFT_WHOLE = "{} are divided from stage {} on; the stages before leave them whole on every rank"

@@ -8,7 +8,7 @@ from actmem.measure.parts import measure_layer
 from actmem.parallel.groups import tensor_parallel
 from actmem.rows import LAYER_TERMS, by_term
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.terms import Pairs, check_terms, checked_terms, explain_ratio
+from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
 
 #: s, b, h, a, t, sequence_parallel, recompute.
 RANKS = (

@@ -14,7 +14,7 @@ from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import TINY_LLAMA, LlamaShape
 from actmem.rows import by_term
 from actmem_course.judge.case import CaseRun
-from actmem_course.judge.terms import Pairs, check_terms, checked_terms, explain_ratio
+from actmem_course.judge.term_tables import Pairs, check_terms, checked_terms, explain_ratio
 from actmem_course.judge.verdict import Wrong
 
 #: So large that a wrong place for it shows.

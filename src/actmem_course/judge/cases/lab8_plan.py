@@ -16,7 +16,7 @@ from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number
 from actmem_course.judge.solutions.lab8_plan import JOBS
-from actmem_course.judge.terms import checked_terms
+from actmem_course.judge.term_tables import checked_terms
 from actmem_course.judge.verdict import Wrong, refuse
 
 #: Parts of a bill that ZeRO divides.

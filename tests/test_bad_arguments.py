@@ -5,16 +5,21 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from actmem.config import ConfigError, ModelShape, Parallel, shown
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange, pipeline_sends
 from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
+from actmem.formulas.llama_terms import context_rows, expert_mlp_rows, latent_head_rows, latent_products, llama_rows
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
-from actmem.llama_shape import LlamaShape
+from actmem.layers.context import ContextParallel
+from actmem.layers.llama import LlamaLayer
+from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
 from actmem.measure.emulate import emulated_rank
 from actmem.models import TINY
+from actmem.parallel.groups import TensorParallel
 from actmem.parallel.rng import DropoutMask
 from actmem.recipes import PAPER_LAYER
 from actmem.rows import Row
@@ -22,6 +27,7 @@ from actmem_course.bench.race import take_turns
 
 S, P, LLAMA = ModelShape(8, 2, 16, 4, num_layers=4, vocab_size=32), Parallel(2, True, 2), LlamaShape(8, 2, 16, 4, 2, 24)
 EXPERTS = LLAMA.with_sizes(num_experts=4, experts_per_token=2)
+LATENT, FOUR = LlamaShape(8, 2, 16, 4, 4, 24, latent=LatentHeads(6, 5, 4, 2, 3)), TensorParallel(None, 4, 0)
 LAYER: dict[str, Any] = {"shape": S, "parallel": P}
 STAGE: dict[str, Any] = {**LAYER, "num_microbatches": 4}
 #: Functions by where they are, with arguments that work.  Of the names after them each is refused if it is bad; a name
@@ -178,6 +184,42 @@ LINES = [
     (lambda: pipeline_sends(TINY, Parallel(1, False, 2), 4, 2), "pipeline_rank: must be from 0 to 1, got 2"),
     (lambda: parameter_counts(TINY, Parallel(), -1), "pipeline_rank: must be from 0 to 0, got -1"),
     (lambda: state_rows(TINY, adam="sgd"), "adam: must be one of float32 gradients; "),
+    (lambda: LlamaShape(12, 3, 32, 8, 3, 40), "num_attention_heads: 8 must be divisible by num_key_value_heads = 3"),
+    (lambda: LlamaShape(12, 3, 24, 8, 2, 40), "head_size: 3 must be even"),
+    (lambda: LLAMA.with_sizes(qk_norm=1), "qk_norm: must be one of False, True, got 1"),
+    (lambda: llama_rows(LLAMA, Parallel(3)), "num_attention_heads: 4 must be divisible by tensor_parallel_size = 3"),
+    (lambda: llama_rows(LlamaShape(8, 1, 24, 6, 2, 30), Parallel(3)), "num_key_value_heads: 2 must divide"),
+    (lambda: llama_rows(LLAMA.with_sizes(seq_length=6), Parallel(4, True)), "seq_length: 6 must be divisible by tensor_parallel_size = 4"),
+    (lambda: LlamaLayer(LLAMA, recompute={"gelu"}), "recompute: 'gelu' is no term of this layer"),
+    (lambda: LlamaLayer(LLAMA)(torch.zeros(9, 1, 16)), "seq_length: the layer was made for 8 tokens a sequence, got 9"),
+    (lambda: llama_shape("llama9"), "model: must be one of tiny-llama"),
+    (lambda: EXPERTS.with_sizes(experts_per_token=5), "experts_per_token: must be at most num_experts = 4"),
+    (lambda: EXPERTS.with_sizes(num_experts=None), "experts_per_token: goes with num_experts"),
+    (lambda: EXPERTS.with_sizes(num_experts=0), "num_experts: must be at least 1, got 0"),
+    (lambda: LlamaLayer(EXPERTS.with_sizes(num_experts=6), FOUR), "num_experts: 6 must be divisible by tensor_parallel_size = 4"),
+    (lambda: expert_mlp_rows(EXPERTS, routed_tokens=33), "routed_tokens: must be at most 32, got 33"),
+    (lambda: llama_rows(LLAMA, routed_tokens=1), "routed_tokens: this layer has no experts"),
+    (lambda: LlamaLayer(EXPERTS, recompute={"gate and up input"}), "recompute: 'gate and up input' is no term"),
+    (lambda: LatentHeads(20, 0, 6, 4, 8), "key_value_rank: must be at least 1, got 0"),
+    (lambda: LatentHeads(20, 14, 6, 3, 8), "rope_head_size: 3 must be even"),
+    (lambda: LATENT.with_sizes(latent=(20, 14, 6, 4, 8)), "latent: must be of type LatentHeads"),
+    (lambda: LATENT.with_sizes(num_key_value_heads=2), "num_key_value_heads: latent attention has a key for each of 4"),
+    (lambda: LATENT.with_sizes(head_size=6), "head_size: latent attention has sizes and norms of its own"),
+    (lambda: LATENT.with_sizes(qk_norm=True), "qk_norm: latent attention has sizes and norms of its own"),
+    (lambda: LATENT.with_sizes(sigmoid_router=True), "sigmoid_router: goes with num_experts"),
+    (lambda: LATENT.with_sizes(num_shared_experts=1), "num_shared_experts: goes with num_experts"),
+    (lambda: EXPERTS.with_sizes(num_shared_experts=0), "num_shared_experts: must be at least 1, got 0"),
+    (lambda: LlamaLayer(EXPERTS.with_sizes(num_shared_experts=1, ffn_hidden_size=41), FOUR), "the shared experts' width: 41 must be divisible by tensor_parallel_size = 4"),
+    (lambda: own_context_shape(LATENT, Parallel(), 2), "context_parallel_size: must be 1, got 2"),
+    (lambda: latent_head_rows(LLAMA), "shape: this layer has no latents"),
+    (lambda: latent_products(LLAMA), "shape: this layer has no latents"),
+    (lambda: LlamaLayer(LATENT, recompute={"Q before its norm"}), "recompute: 'Q before its norm' is no term"),
+    (lambda: context_rows(LLAMA, Parallel(), 3), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
+    (lambda: context_rows(LLAMA, Parallel(), 8), "seq_length: 8 must be divisible by 2 · context_parallel_size = 16"),
+    (lambda: context_rows(LLAMA, Parallel(4, True), 4), "seq_length: 2 must be divisible by tensor_parallel_size"),
+    (lambda: context_rows(LLAMA, Parallel(), 4, "ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
+    (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
+    (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 2, 0)))(torch.zeros(3, 3, 16)), "seq_length: the layer was made for 4 tokens a sequence, got 3"),
 ]  # fmt: skip
 
 

@@ -299,31 +299,6 @@ def test_the_two_floors():
     assert saved == 4 * a * s * b  # with a flash kernel the core's recomputation saves the log-sum-exp
 
 
-@pytest.mark.parametrize(
-    ("make", "rule"),
-    [
-        (
-            lambda: LlamaShape(12, 3, 32, 8, 3, 40),
-            "num_attention_heads: 8 must be divisible by num_key_value_heads = 3",
-        ),
-        (lambda: LlamaShape(12, 3, 24, 8, 2, 40), "head_size: 3 must be even"),
-        (lambda: SHAPE.with_sizes(qk_norm=1), "qk_norm: must be one of False, True, got 1"),
-        (
-            lambda: llama_rows(SHAPE, Parallel(3)),
-            "num_attention_heads: 8 must be divisible by tensor_parallel_size = 3",
-        ),
-        (lambda: llama_rows(LlamaShape(8, 1, 24, 6, 2, 30), Parallel(3)), "num_key_value_heads: 2 must divide"),
-        (lambda: llama_rows(SHAPE, Parallel(8, True)), "seq_length: 12 must be divisible by tensor_parallel_size = 8"),
-        (lambda: LlamaLayer(SHAPE, recompute={"gelu"}), "recompute: 'gelu' is no term of this layer"),
-        (lambda: LlamaLayer(SHAPE)(torch.zeros(13, 1, 32)), "seq_length: the layer was made for 12 tokens"),
-        (lambda: llama_shape("llama9"), "model: must be one of tiny-llama"),
-    ],
-)
-def test_refuses(make, rule):
-    with pytest.raises(ConfigError, match=f"^{rule}"):
-        make()
-
-
 @kinds
 def test_t_ranks_draw_what_one_rank_draws(kind):
     whole = dict(LlamaLayer(SHAPES[kind], seed=9).named_parameters())

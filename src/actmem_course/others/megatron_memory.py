@@ -203,6 +203,8 @@ class MegatronRun:
 _CROSS_ENTROPY = """labels:8 softmax largest:4 where:8 where below:1 above:1 target_mask:1 below above copy:8 target:8 copy
     positions:8 picked:4 predicted:4 picked sums:4 positions log:4 loss:4 log largest predicted sums logits labels
     turned:4 loss"""
+#: Parameters without weight decay.
+_NOT_DECAYED = ("norm", "bias", "head norm")
 #: One step of a branch: the blocks that its backward needs, and that backward, from gradient to gradient.
 _Step = tuple[list[MemoryBlock], Callable[[MemoryBlock], MemoryBlock]]
 
@@ -265,20 +267,20 @@ class Trace:
             apart = [pair for pair in parameters if pair[0] == "expert" and run.ep > 1]
             dense = [pair for pair in parameters if pair not in apart]
             for pairs, ranks in ((dense, run.shards), (apart, run.expert_shards)):
-                if not run.shards:
-                    shards = [size for _, size in pairs]
-                    self.take("main gradients", 4 * sum(shards)) if pairs else None
-                elif pairs:
+                if not pairs:
+                    continue
+                shards = [size for _, size in pairs]
+                total = sum(shards)
+                if run.shards:
                     total, shards = self._buffer_shards(pairs, ranks)
                     self.take("weights", 2 * total)
-                    self.take("main gradients", 4 * total)
-                for (name, _), size in zip(pairs, shards if pairs else (), strict=True):
-                    if size:
-                        group = others if name in ("norm", "bias", "head norm") else decayed
-                        (experts if pairs is apart else group).append(size)
+                self.take("main gradients", 4 * total)
+                for (name, _), size in zip(pairs, shards, strict=True):
+                    group = others if name in _NOT_DECAYED else decayed
+                    (experts if pairs is apart else group).extend([size] if size else [])
             if run.shards:
                 self.free(*weights[chunk])
-        first_decays = not chunks[0] or chunks[0][0][0] not in ("norm", "bias", "head norm")
+        first_decays = not chunks[0] or chunks[0][0][0] not in _NOT_DECAYED
         self._parameters = (decayed + others if first_decays else others + decayed) + experts
         for size in self._parameters:
             copy = self.take("transient", 2 * size)
@@ -289,29 +291,28 @@ class Trace:
         """Elements of the padded buffer, and of each parameter those that the last shard holds."""
         run = self.run
         bucket_end = math.lcm(shards, 128)
-        limit = None
-        if run.overlap_grad_reduce and run.has_embedding:
-            limit = max(40_000_000, 1_000_000 * run.dp * run.cp)
+        cut = run.overlap_grad_reduce and run.has_embedding
+        limit = max(40_000_000, 1_000_000 * run.dp * run.cp) if cut else math.inf
         shared = {"embedding", "output"} if run.tied_embeddings and not run.has_embedding else set()
         places: list[tuple[int, int]] = []
         buckets: list[tuple[int, int]] = []
         start = position = 0
 
-        def pad(number: int, unit: int) -> int:
-            return -(-number // unit) * unit
+        def close() -> None:
+            nonlocal start, position
+            buckets.append((start, -(-position // bucket_end) * bucket_end))
+            start = position = buckets[-1][1]
 
         for name, size in reversed(parameters):
-            position = pad(position, 64)
+            position = -(-position // 64) * 64
             if name in shared and position > start:
-                buckets.append((start, pad(position, bucket_end)))
-                start = position = buckets[-1][1]
+                close()
             places.append((position, position + size))
             position += size
-            if name in shared or (limit and position - start >= limit):
-                buckets.append((start, pad(position, bucket_end)))
-                start = position = buckets[-1][1]
+            if name in shared or position - start >= limit:
+                close()
         if position > start:
-            buckets.append((start, pad(position, bucket_end)))
+            close()
         own = [(end - (end - begin) // shards, end) for begin, end in buckets]
         sizes = [sum(max(0, min(high, end) - max(low, begin)) for begin, end in own) for low, high in places]
         return (buckets[-1][1] if buckets else 0), sizes[::-1]
@@ -324,8 +325,7 @@ class Trace:
     def _shared_buffer(self, line: str, num_bytes: int) -> None:
         """GlobalMemoryBuffer has one buffer a dtype: a larger one takes its place."""
         if self._buffer is None or self._buffer.wanted < num_bytes:
-            old, self._buffer = self._buffer, self.take(line, num_bytes)
-            self.free(*([old] if old else []))
+            self._buffer = self._copies(line, [num_bytes], self._buffer)
 
     def _cublas(self, thread: str) -> None:
         self._keep_once("cuBLAS workspaces", self.run.workspace_bytes, thread)
@@ -536,8 +536,7 @@ class Trace:
         if not run.transformer_engine:
             self._cublas("forward")
             if run.linear_bias and line == "Q, K, V":
-                before, output = output, take(line, size)
-                free(before)
+                output = self._copies(line, [size], output)
         free(*gathered)
 
         def backward(gradient: MemoryBlock) -> MemoryBlock:

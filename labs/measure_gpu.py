@@ -1,9 +1,8 @@
 """python labs/measure_gpu.py
 
 All that one GPU can tell, in less than 9 minutes: table 2, table 4 and the peers on one emulated
-rank of 8, for a layer of the 22B and the 175B model at s = 2048 and 8192, the rate of a matrix
-product beside them. Writes labs/results/DEVICE-DATE.json after every step, so that what
-was measured is kept whatever happens. Try it without a GPU: --device cpu --quick
+rank of 8, for a layer of the 22B and the 175B model at s = 2048 and 8192. Writes
+labs/results/DEVICE-DATE.json after every step, so that what was measured is kept whatever happens. Try it without a GPU: --device cpu --quick
 Exit code 0 if all claims hold, which are about bytes, 1 if one does not or a step failed, 2 on wrong use.
 """
 
@@ -97,10 +96,7 @@ def report(run: Measurement, results: dict, here) -> None:
         if (table := overheads_table(peers)) is not None:
             run.show(table)
         run.show(*missing_lines(peers), markup=False)
-    if gemm := results["gemm"]:
-        run.show(f"Matrix product of {gemm['size']}³: {gemm['flops_per_second'] / 1e12:,.1f} TFLOP/s")
     run.show(*(f"skipped: {skip['job']}: {skip['reason']}" for skip in results["skipped"]), markup=False)
-    run.show(*results["findings"], markup=False)
     for claim in results["claims"]:
         if claim.holds:
             run.show(f"holds: {claim.claim}: {claim.measured}", markup=False)

@@ -3,7 +3,6 @@
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,14 +13,11 @@ from actmem.config import ConfigError
 from actmem_course import launch
 from actmem_course.bench import peak, session
 from actmem_course.bench.measure_gpu import (
-    BASELINE,
     check_plan,
     claims,
     full_plan,
-    gemm_share,
     quick_plan,
     run_plan,
-    time_findings,
 )
 from actmem_course.bench.race import Work, take_turns
 from actmem_course.bench.session import Session
@@ -37,16 +33,16 @@ def test_quick_on_a_cpu(tmp_path):
     path = tmp_path / "results.json"
     done = launch.run(SCRIPT, "--device", "cpu", "--quick", "--output", path)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "holds: every layer holds what its formula says" in done.stdout and "Matrix product of 64³" in done.stdout
+    assert "holds: every layer holds what its formula says" in done.stdout
     results = json.loads(path.read_text())
-    assert {"date", "machine", "settings", "gemm", "cases", "skipped", "claims", "seconds"} <= set(results)
+    assert {"date", "machine", "settings", "cases", "skipped", "claims", "seconds"} <= set(results)
     assert {"device", "torch", "python", "actmem", "megatron_core"} <= set(results["machine"])
     assert results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases)
     curve = results["curve"]
     assert curve["allocated_bytes"] == [] and max(curve["counted_bytes"]) > curve["counted_bytes"][0] == 0
     for case in results["cases"]:
         assert [len(case[part]) for part in ("table2", "speed")] == [6, 8] and len(case["peers"]) >= 12
-        assert all(row["exact"] for row in case["table2"] + case["speed"]) and len(case["gemm_share"]) == 8
+        assert all(row["exact"] for row in case["table2"] + case["speed"])
 
 
 def test_the_full_plan_is_what_the_papers_models_are():
@@ -103,11 +99,7 @@ def test_a_plan_that_does_not_fit_the_ranks_is_refused():
 def test_no_time_at_all_still_ends_with_a_file(tmp_path):
     run = Session(ALONE, torch.float32, seconds=0, path=tmp_path / "results.json")
     results = run_plan(quick_plan(), run)
-    assert (
-        results["claims"] == []
-        and results["gemm"] == {}
-        and json.loads(run.path.read_text())["cases"][0]["speed"] == []
-    )
+    assert results["claims"] == [] and json.loads(run.path.read_text())["cases"][0]["speed"] == []
 
 
 def line(name, overhead, **changed):
@@ -123,7 +115,6 @@ def test_claims_say_what_does_not_hold():
         "model": "22B",
         "seq_length": 2048,
         "table2": [wrong],
-        "gemm_share": {"sequence parallel": 0.61, "selective": 0.9},
     }
     case["speed"] = [line("selective + sequence parallel", 0.039), line("full recompute", 0.31)]
     assert [(claim.measured, claim.holds) for claim in claims({"cases": [case]})] == [
@@ -131,25 +122,6 @@ def test_claims_say_what_does_not_hold():
     ]  # fmt: skip
     case["speed"][0] = line("selective + sequence parallel", 0.039, requested_bytes=1512)
     assert claims({"cases": [case]})[1].measured == "1 of 2"
-
-
-def test_times_are_findings_and_no_claims():
-    seconds = {BASELINE: 0.5, "full recompute": 0.65, "sequence parallel": 0.4, "selective + sequence parallel": 0.44}
-    speed = [replace(line(name, 0.0), combined_seconds=each) for name, each in seconds.items()]
-    case = {"model": "22B", "seq_length": 2048, "table2": [], "speed": speed, "gemm_share": {BASELINE: 0.53}}
-    over_sp, full, share = time_findings({"cases": [case]})
-    assert "takes +10.0% over sequence parallel" in over_sp and "takes +30.0% over baseline" in full
-    assert share == "22B at s = 2048: the layer runs at 53% of the matrix product's rate"
-    assert all(claim.holds for claim in claims({"cases": [case]}))
-
-
-def test_share_of_the_matrix_products_rate():
-    run: Any = SimpleNamespace(results={"gemm": {"flops_per_second": 10.0**9}}, ranks=ALONE)
-    shape = quick_plan().cases[0].shape
-    flops = 3 * (24 * 16 * 2 * 32 * 32 + 4 * 16 * 16 * 2 * 32) // 8
-    assert gemm_share(shape, [line("x", 0.1)], run) == {"x": flops / 0.5 / 10**9}
-    run.results["gemm"] = {}
-    assert gemm_share(shape, [line("x", 0.1)], run) == {}
 
 
 class StandIn:

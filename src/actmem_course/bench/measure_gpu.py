@@ -10,18 +10,15 @@ import torch
 
 from actmem.config import ModelShape, Parallel, check_layer
 from actmem.formulas.activations import TABLE2
-from actmem.formulas.flops import forward_products
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.layer_table import LayerTable
 from actmem_course.bench.measure_peers import PEERS, measure_peers
-from actmem_course.bench.measure_speed import BASELINE, group_of, measure_speed
-from actmem_course.bench.race import Work, race
+from actmem_course.bench.measure_speed import group_of, measure_speed
 from actmem_course.bench.session import Session
-from actmem_course.others.paper import TABLE4
-from actmem_course.results import Claim, SpeedLine
+from actmem_course.results import Claim
 
 
 @dataclass(frozen=True)
@@ -34,10 +31,9 @@ class Case:
 
 @dataclass(frozen=True)
 class GpuPlan:
-    """How much to do: the layers, the GEMM, and the rounds of each timing."""
+    """How much to do: the layers, and the rounds of each timing."""
 
     cases: tuple[Case, ...]
-    gemm_size: int
     rounds: int
 
 
@@ -46,14 +42,14 @@ def full_plan() -> GpuPlan:
     shapes = {name: PAPER_MODELS[name].shape for name in ("22B", "175B")}
     cases = [Case(name, shape) for name, shape in shapes.items()]
     cases += [Case(name, shape.with_sizes(seq_length=8192, micro_batch_size=1)) for name, shape in shapes.items()]
-    return GpuPlan(tuple(cases), 8192, rounds=20)
+    return GpuPlan(tuple(cases), rounds=20)
 
 
 def quick_plan() -> GpuPlan:
     """The same jobs on tiny layers, quick on a CPU."""
     shape = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
     cases = (Case("22B, shrunk", shape), Case("175B, shrunk", shape.with_sizes(seq_length=32, micro_batch_size=1)))
-    return GpuPlan(cases, 64, rounds=2)
+    return GpuPlan(cases, rounds=2)
 
 
 def check_plan(plan: GpuPlan, tensor_parallel_size: int) -> None:
@@ -65,7 +61,6 @@ def check_plan(plan: GpuPlan, tensor_parallel_size: int) -> None:
 def run_plan(plan: GpuPlan, session: Session) -> dict:
     """Run all jobs of a plan, the most important first; gives ``session.results``."""
     session.results["settings"]["rounds"] = plan.rounds
-    session.results["gemm"] = session.job("matrix product", lambda: gemm_rate(plan.gemm_size, session), {})
     place, rounds, entries = (session.ranks, session.dtype), plan.rounds, session.results["cases"]
     for case in plan.cases:
         entry = {"model": case.model, **asdict(case.shape), "table2": [], "speed": [], "peers": []}
@@ -75,7 +70,6 @@ def run_plan(plan: GpuPlan, session: Session) -> dict:
             one = partial(LayerTable(case.shape, configurations=(row,)).measure, *place)
             entry["table2"] += session.job(f"{name}, table 2, {row.name}", one, [])
         entry["speed"] = session.job(f"{name}, speed", partial(measure_speed, case.shape, *place, rounds=rounds), [])
-        entry["gemm_share"] = gemm_share(case.shape, entry["speed"], session)
     for case, entry in zip(plan.cases, entries, strict=True):
         theirs = partial(measure_peers, case.shape, *place, rounds=rounds, peers=tuple(PEERS))
         entry["peers"] = session.job(f"{case.model} at s = {case.shape.seq_length}, peers", theirs, [])
@@ -83,7 +77,6 @@ def run_plan(plan: GpuPlan, session: Session) -> dict:
         "memory over a step", lambda: allocated_curve(plan.cases[0].shape, session), {}
     )
     session.results["claims"] = claims(session.results)
-    session.results["findings"] = time_findings(session.results)
     session.write()
     return session.results
 
@@ -121,32 +114,6 @@ def allocated_curve(shape: ModelShape, session: Session) -> dict:
     }
 
 
-def gemm_rate(size: int, session: Session) -> dict:
-    """FLOPs a second of a square matrix product of random numbers, by the clock that times the layers."""
-    a, b = (torch.randn(size, size, device=session.ranks.device, dtype=session.dtype) for _ in range(2))
-    out = torch.empty_like(a)
-    found = race(
-        {"product": Work(lambda: torch.mm(a, b, out=out), lambda _: None)},
-        "product",
-        session.ranks,
-        rounds=20,
-        warm_up=3,
-    )
-    seconds = found.spread("product", "forward_seconds").median
-    return {"size": size, "seconds": seconds, "flops_per_second": 2 * size**3 / seconds}
-
-
-def gemm_share(shape: ModelShape, speed: Sequence[SpeedLine], session: Session) -> dict[str, float]:
-    """For each variant, the layer's FLOPs a second (without recomputation) over the matrix product's."""
-    rate = session.results["gemm"].get("flops_per_second")
-    products = forward_products(shape.with_sizes(num_layers=1), shape.micro_batch_size)
-    flops = 3 * sum(p.flops for p in products if p.term != "logits") // session.ranks.size
-    return {line.name: flops / line.combined_seconds / rate for line in speed} if rate else {}
-
-
-#: A mode and what it is compared with; 2205.05198's table 4 says what it adds to the baseline of the 22B layer.
-OVERHEADS = (("selective + sequence parallel", "sequence parallel"), ("full recompute", BASELINE))
-
 #: Two saved random-number states on CUDA, which torch keeps on the CPU.
 STATES_BYTES = 32
 
@@ -166,22 +133,6 @@ def claims(results: dict) -> list[Claim]:
     if asked:
         what = "the allocator was asked for what the ledger holds (random-number states are not on the GPU)"
         found.append(_all(what, asked))
-    return found
-
-
-def time_findings(results: dict) -> list[str]:
-    """Times, a sentence each.  They are no claims: what differs from run to run must not decide an exit code."""
-    found = []
-    for case in results["cases"]:
-        seconds = {line.name: line.combined_seconds for line in case["speed"]}
-        where = f"{case['model']} at s = {case['seq_length']}"
-        for name, base in OVERHEADS:
-            if name in seconds and base in seconds:
-                over, paper = seconds[name] / seconds[base] - 1, f"{TABLE4[name].overhead_percent}% over its baseline"
-                found.append(f"{where}: {name} takes {over:+.1%} over {base} (the paper, 22B on 8 GPUs: {paper})")
-        shares = [share for name, share in case["gemm_share"].items() if name in (BASELINE, "sequence parallel")]
-        if shares:
-            found.append(f"{where}: the layer runs at {max(shares):.0%} of the matrix product's rate")
     return found
 
 

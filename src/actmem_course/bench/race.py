@@ -253,7 +253,6 @@ def race(
     ranks: Ranks,
     *,
     rounds: int,
-    warm_up: int = 2,
     cpu_time: bool = False,
     part: str = "seconds",
     on_round: Callable[[int], None] = lambda number: None,
@@ -268,7 +267,7 @@ def race(
     torch.set_flush_denormal(True)
     try:
         own = take_turns(
-            {**work, TWIN: work[base]}, rounds=rounds, warm_up=warm_up, device=ranks.device, cpu_time=cpu_time,
+            {**work, TWIN: work[base]}, rounds=rounds, device=ranks.device, cpu_time=cpu_time,
             meet=(lambda: None) if ranks.emulated or ranks.size == 1 else dist.barrier, on_round=on_round,
         )  # fmt: skip
     finally:

@@ -62,7 +62,7 @@ class Session:
             date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
             machine=machine(self.ranks.device),
             settings={"tensor_parallel_size": self.ranks.size, "dtype": str(self.dtype).removeprefix("torch.")},
-            gemm={}, cases=[], skipped=[],
+            cases=[], skipped=[],
         )  # fmt: skip
 
     @property

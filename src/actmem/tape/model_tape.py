@@ -81,6 +81,11 @@ def tape_of(
     return tape
 
 
+def _built(factory: Factory, sizes: Mapping[str, int], dtype: str) -> tuple[nn.Module, Any]:
+    torch.manual_seed(0)
+    return factories.built_model(factory, {FIELDS.get(letter, letter): size for letter, size in sizes.items()}, dtype)
+
+
 def run_factory(
     factory: Factory,
     sizes: Mapping[str, int],
@@ -89,8 +94,7 @@ def run_factory(
     prepare: Prepare = lambda model: None,
 ) -> list[Event]:
     """One step's events.  names: gets the ledger's names of what autograd keeps, by the numbers of storages."""
-    torch.manual_seed(0)
-    model, inputs = factories.built_model(factory, {FIELDS.get(x, x): size for x, size in sizes.items()}, dtype)
+    model, inputs = _built(factory, sizes, dtype)
     prepare(model)
 
     def forward(recorder: Recorder):
@@ -215,19 +219,13 @@ def _peak_of_all(events: list[Event]) -> tuple[int, int]:
     return kept, peak
 
 
-def _sized_model(factory: Factory, sizes: Mapping[str, int], blocks: int, dtype: str) -> tuple[nn.Module, Any]:
-    torch.manual_seed(0)
-    fields = {FIELDS.get(letter, letter): size for letter, size in {**sizes, _BLOCKS: blocks}.items()}
-    return factories.built_model(factory, fields, dtype)
-
-
 def _blocks_of(
     factory: Factory, sizes: Mapping[str, int], dtype: str, parts: Sequence[str]
 ) -> tuple[str, int, frozenset[str], bool]:
     """The path of the list of blocks, the bytes of a weight's element, the weights outside with the first gradients, and
     whether any weight is frozen."""
     number = 5
-    model, inputs = _sized_model(factory, sizes, number, dtype)
+    model, inputs = _built(factory, {**sizes, _BLOCKS: number}, dtype)
     found = [
         (sum(p.numel() for p in part.parameters()), name)
         for name, part in model.named_modules()
@@ -268,7 +266,7 @@ def _elements(
     """The elements of all weights that need gradients, or need none, or of those with these names, as a formula."""
 
     def rows(sizes: dict[str, int]) -> list[Row]:
-        model, _ = _sized_model(factory, sizes, blocks, dtype)
+        model, _ = _built(factory, {**sizes, _BLOCKS: blocks}, dtype)
         some = [(name, p) for name, p in model.named_parameters() if p.requires_grad == trained]
         return [Row(name, p.numel()) for name, p in some if not names or name in names]
 

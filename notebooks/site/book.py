@@ -102,12 +102,15 @@ def write_sources(folder: Path) -> None:
     for name, source in labs().items():
         (folder / "labs" / name).write_text(source, encoding="utf-8")
         (folder / "labs" / name).with_suffix(".md").write_text(lab_page(name, source), encoding="utf-8")
-    (folder / "index.md").write_text(front_page(), encoding="utf-8")
+    front, manual = front_page()
+    (folder / "index.md").write_text(front, encoding="utf-8")
+    (folder / "manual.md").write_text(manual, encoding="utf-8")
     contents = {
         "format": "jb-book",
         "root": "index",
         "parts": [
             {"caption": "Chapters", "chapters": [{"file": f"notebooks/{path.stem}"} for path in chapters()]},
+            {"caption": "Reference", "chapters": [{"file": "manual"}]},
             {"caption": "Labs", "chapters": [{"file": f"labs/{name}"} for name in lab_names()]},
             {"caption": "Measurements", "chapters": [{"file": f"labs/{Path(name).stem}"} for name in labs() if Path(name).stem not in lab_names()]},
         ],
@@ -161,8 +164,18 @@ def evidence() -> str:
     return f"On NVIDIA's GPUs, to the byte (Megatron-LM's own CI, A100): {'; '.join(sentences)}."
 
 
-def front_page() -> str:
-    """One sentence, where to begin and the memory wall, live; then the chapters, the labs and the README."""
+#: A line of the map in the first chapter: a chapter's file, what it is about, its minutes.
+_ON_MAP = re.compile(r"^\| \[[^]]*\]\(([^)]*\.ipynb)\) \| ([^|]*) \| (\d+) \|", re.MULTILINE)
+
+
+def about_chapters() -> dict[str, str]:
+    """What the first chapter's map says of each of the others, by file name."""
+    prose = "\n".join(cell.source for cell in nbformat.read(chapters()[0], as_version=4).cells if cell.cell_type == "markdown")
+    return {name: f"<br>{what}; {minutes} minutes" for name, what, minutes in _ON_MAP.findall(prose)}
+
+
+def front_page() -> tuple[str, str]:
+    """One sentence, where to begin and the memory wall, live; then the chapters and the labs.  And the README's manual, a page of its own."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head, section, rest = text.partition("\n## ")
     heading, *about = (part for part in head.split("\n\n") if not part.startswith("!["))
@@ -181,10 +194,12 @@ def front_page() -> str:
         "## The chapters",
         "",
     ]
-    lines += [f"- [{title(nbformat.read(path, as_version=4))}](notebooks/{path.name})" for path in chapters()]
+    said = about_chapters()
+    lines += [f"- [{title(nbformat.read(path, as_version=4))}](notebooks/{path.name}){said.get(path.name, '')}" for path in chapters()]
     lines += ["", "## The labs", ""]
     lines += [f"- [{lab_title(source)}](labs/{Path(name).stem}.md)" for name, source in labs().items()]
-    return "\n".join(lines) + "\n\n## About\n\n" + "\n\n".join(about) + f"\n{section}{rest}"
+    lines += ["", "## About", "", "\n\n".join(about), "", "[The manual](manual.md) has commands, findings and how everything is checked."]
+    return "\n".join(lines) + "\n", f"# Manual\n{section}{rest}"
 
 
 def build_pages(sources: Path, target: Path) -> None:

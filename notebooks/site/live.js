@@ -44,7 +44,7 @@ const fitted = (data, layout, width) => {
   const fit = { ...layout };
   const names = [...new Set(data.flatMap(({ orientation, y }) => orientation === "h" ? y ?? [] : []))].filter((name) => typeof name === "string");
   let left = layout.margin?.l ?? 60;
-  if (names.length && !layout.yaxis?.ticktext) {
+  if (names.length && layout.yaxis?.showticklabels !== false && !layout.yaxis?.ticktext) {
     const room = (layout.height - SIDES) / names.length;  // of one bar: two lines of words or one
     const words = names.map((name) => room < 2 * LINE ? name : wrap(name, 16));
     left = LETTER * Math.max(...words.flatMap((text) => text.split("<br>")).map((line) => line.length));

@@ -91,5 +91,6 @@ def put_figures(notebook: NotebookNode, page: str, folder: Path) -> None:
             still = f'<p class="actmem-still">{html.escape(words)}</p>'
             if "image/png" in output.data:
                 (folder / "pictures" / f"{cell.id}.png").write_bytes(base64.b64decode(output.data["image/png"]))
-                still = f'<img class="actmem-picture dark-light" src="../live/pictures/{cell.id}.png" alt="{html.escape(words)}">'
+                # Loaded when it comes near the screen; a page without JavaScript loads all.
+                still = f'<img class="actmem-picture dark-light" loading="lazy" src="../live/pictures/{cell.id}.png" alt="{html.escape(words)}">'
             output.data, output.metadata = {"text/html": place(page, cell.id, still, "../")}, {}

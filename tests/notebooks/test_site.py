@@ -27,7 +27,7 @@ import pytest
 from playwright.sync_api import expect
 
 from actmem_course.show.controls import SHOW_ME, judged
-from actmem_course.show.in_page import IN_PAGE, run_cell
+from actmem_course.show.in_page import run_cell
 from actmem_course.show.memory_wall import front_door
 from notebooks.site import cache, live
 from notebooks.site.book import chapters, labs
@@ -131,6 +131,8 @@ def test_the_front_page_is_the_readme_with_the_chapters(reader):
     opened = reader.open("index.html")
     text = opened.page.locator("article").inner_text()
     assert "make course" in text and "The chapters" in text
+    assert text.count(" minutes") == len(NAMES) - 1, "what each chapter is about, and how long it takes"
+    assert "Read the core" not in text, "the manual is a page of its own"
     for name in NAMES:
         # The front door's button leads to the first one as well.
         assert opened.page.locator(f'article a[href$="notebooks/{Path(name).stem}.html"]').count() >= 1
@@ -208,10 +210,6 @@ def test_pages_draw_with_the_plotly_of_the_notebooks():
     with open(*source, encoding="utf-8") as file:
         (version,) = re.findall(r"plotly\.js v([\d.]+)", file.read(200))
     assert live.PLOTLY.endswith(f"@{version}")
-
-
-def test_a_names_home_is_the_page_or_the_notebook():
-    assert set(IN_PAGE) == {"Panel", "LiveFigure", "Prediction", "Reveal"}
 
 
 #: Colours fade from one scheme to the other: half way, nothing has the contrast of either.

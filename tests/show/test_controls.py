@@ -38,13 +38,6 @@ def test_a_panel_is_moved_by_stops_and_names():
     assert panel.figures[0].drawing.alt == "8 other." and "t: ranks = 8, order = other" in repr(panel)
 
 
-def test_stops_look_like_sliders():
-    panel = Panel(draw, t=slider("t", "ranks", 1, 8, 1, 1), order=steps("t", "ranks", (1, 2, 8), 2))
-    plain, stops = panel.controls.values()
-    assert stops.description == plain.description and stops.continuous_update and plain.continuous_update
-    assert stops.style.description_width == plain.style.description_width and stops.layout.width == plain.layout.width
-
-
 def follower():
     """A panel whose second control offers the divisors of the first."""
     divisors = steps("d", "divisor", lambda n: [d for d in range(1, n + 1) if n % d == 0], 4)

@@ -179,8 +179,3 @@ def test_every_function_that_draws_is_drawn():
     functions = [(name, value) for module in modules for name, value in vars(module).items() if name[0] != "_"]
     draws = {name for name, value in functions if getattr(value, "__annotations__", {}).get("return") == "Drawing"}
     assert draws == {name_of(draw) for draw in DRAWN} | ELSEWHERE
-
-
-def test_plotly_would_refuse_a_property_that_it_does_not_know():
-    with pytest.raises(ValueError):
-        go.Figure(data=[{"type": "bar", "colour": "red"}])

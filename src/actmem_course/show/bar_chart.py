@@ -6,12 +6,14 @@ from collections.abc import Mapping, Sequence
 from textwrap import wrap
 
 from actmem_course.show.marks import Axis, Drawing, bars, chart, line
-from actmem_course.show.style import INK, PAINT, Fill, axis_end, axis_unit, size_text, three_digits
+from actmem_course.show.style import CARD, INK, PAINT, Fill, axis_end, axis_unit, size_text, three_digits
 
 #: In the order of a chart's parts.  The first is what the chart is about.
 _PARTS = (PAINT["blue"], PAINT["red"], PAINT["orange"], PAINT["sky"], PAINT["green"])
 #: With more bars than this they are drawn closer together.
 _MANY = 6
+#: Names that are longer stand above their bars; pixels of a line of words, and of a bar.
+_LONGEST, _LINE, _BAR = 24, 18, 22
 
 
 def bar_chart(
@@ -34,8 +36,8 @@ def bar_chart(
     bar says besides.  room_for: a value that the axis has room for.  limit: the name and value of a line across all bars.
     """
     names = list(order or dict.fromkeys(name for values in parts.values() for name in values))
-    # Long names in lines, so that a narrow page has room for the bars.
-    lines = {name: "<br>".join(wrap(name, 24)) for name in names}
+    above = max(map(len, names)) > _LONGEST
+    lines = {name: "<br>".join(wrap(name, 42)) for name in names}
     tallest = max(line.count("<br>") + 1 for line in lines.values())
     ends = {name: [size for values in parts.values() if (size := values.get(name)) is not None] for name in names}
     longest = max([room_for, *(max(each) if beside else sum(each) for each in ends.values() if each)])
@@ -77,25 +79,40 @@ def bar_chart(
         at = [limit[1] / step] * 2
         traces.append(line(f"{limit[0]}, {said(limit[1])}", at, across, INK, None, "dash", 2.5, yaxis="y2"))
         layout = {"yaxis2": {"overlaying": "y", "visible": False, "range": across, "fixedrange": True}}
-    percents = unit == "%" and 75 < longest <= 100
-    row = max(
-        14 + (24 if len(parts) < 4 else 19) * len(parts) if beside else 44 if len(names) <= _MANY else 32,
-        12 + 18 * tallest,
-    )
+    end = axis_end(longest / step)
+    if longest / step > 0.97 * end:
+        end *= 1.1  # or the longest bar's words would leave the card
+    each = (_BAR if len(parts) < 4 else 19) if beside else _BAR
+    thick = each * (len(parts) if beside else 1)
+    row = thick + (_LINE * tallest + 8 if above else 14 if beside else 22 if len(names) <= _MANY else 10)
+    told_names: list[dict] = []
+    if above:
+        # Each bar at the foot of its row, its name over it.
+        for number, trace in enumerate(traces[: len(parts)]):
+            trace |= {"width": each / row, "offset": 0.46 - (thick - each * number * beside) / row}
+        over = {"xref": "paper", "x": 0, "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False}
+        told_names = [{**over, "y": text, "yshift": thick - 0.46 * row, "text": text} for text in lines.values()]
+    beyond = {"showarrow": False, "xanchor": "left", "bgcolor": CARD, "borderpad": 0}
+    if above:
+        beyond["yshift"] = thick / 2 - 0.46 * row
+    words = max(map(len, [*sums.values(), *(text for trace in traces for text in trace.get("text", ()))]))
     return chart(
         title,
         traces,
         f"Bars, {axis}: {told}.",
-        Axis(f"{axis} ({step_name})", 115 if percents else axis_end(1.15 * longest / step), step),
+        Axis(f"{axis} ({step_name})", end, step),
         barmode="group" if beside else "stack",
         height=180 + row * len(names),
         bargap=0.3,
         showlegend=bool(limit) or len(parts) > 1 and any(len(values) > 1 for values in parts.values()),
         legend={"traceorder": "normal"},
-        yaxis={"categoryorder": "array", "categoryarray": [*lines.values()], "range": [len(names) - 0.5, -0.5], "automargin": True},
-        annotations=[
-            {"x": sum(ends[name]) / step, "y": lines[name], "text": f" {text}", "showarrow": False, "xanchor": "left"}
-            for name, text in sums.items()
+        margin={"r": min(max(24, 8 * words), 150), "l": 16 if above else 60},
+        yaxis={
+            "categoryorder": "array", "categoryarray": [*lines.values()], "range": [len(names) - 0.5, -0.5],
+            "automargin": not above, "showticklabels": not above,
+        },
+        annotations=told_names + [
+            {"x": sum(ends[name]) / step, "y": lines[name], "text": f" {text}", **beyond} for name, text in sums.items()
         ],
         **layout,
     )  # fmt: skip

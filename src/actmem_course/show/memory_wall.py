@@ -86,7 +86,7 @@ def memory_wall(method: str = BASELINE_METHOD, activations: bool = True) -> Draw
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
         fills=[PART_FILLS[part] for part in shown],
-        notes={name: size_text(size) for name, size in now.items()},
+        notes={name: f"holds {size_text(size)}" for name, size in now.items()},
         room_for=longest,
         limit=("one A100", A100_BYTES),
     )

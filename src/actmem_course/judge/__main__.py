@@ -23,13 +23,14 @@ from actmem_course.console import lab_console
 from actmem_course.files import replacing
 from actmem_course.judge.learner_progress import LearnerProgress, reading
 from actmem_course.judge.outline import lab_name, load_lab
+from actmem_course.judge.verdict import PASSED
 
 _RUN = "import sys; from actmem_course.judge import main; sys.argv = sys.argv[1:]; sys.exit(main({names}))"
 
 
 @dataclass(frozen=True)
 class JudgedFile:
-    """One file of a class.  statuses: by exercise.  why: what ended it, if something did."""
+    """One file of a class.  statuses: by exercise, "" if it isn't judged.  why: what ended it, if something did."""
 
     file: Path
     lab: str
@@ -55,7 +56,7 @@ def main() -> int:
         folder = Path(args.what)
         if not folder.is_dir():
             raise ConfigError("what", f"must be a folder or the word progress, got {args.what}")
-        files = _files(folder)
+        files = [path for path in sorted(folder.rglob("*.py")) if _lab_of(path)]
         if not files:
             raise ConfigError("what", f"{folder} has no Python file that says which lab it is")
     console = lab_console(highlight=False, emoji=False)
@@ -67,11 +68,6 @@ def main() -> int:
     if args.csv:
         _write_csv(found, folder, args.csv)
     return 0
-
-
-def _files(folder: Path) -> list[Path]:
-    """The labs in a folder and below, by path."""
-    return [path for path in sorted(folder.rglob("*.py")) if _lab_of(path)]
 
 
 def _lab_of(path: Path) -> str:
@@ -109,32 +105,25 @@ def judge_file(file: Path, seconds: float) -> JudgedFile:
         except subprocess.TimeoutExpired:
             why = f"no end after {seconds:g} s"
             process.send_signal(signal.SIGTERM)  # it ends its ranks, and itself
-            try:
+            with suppress(subprocess.TimeoutExpired):
                 process.wait(10)
-            except subprocess.TimeoutExpired:
-                pass
         with suppress(ProcessLookupError):  # what the file has started as well, which could go on beside the next
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         with open(ours, encoding="utf-8") as file_of_verdicts:
             text = file_of_verdicts.read()
-        statuses = {v["exercise"]: v["status"] for v in json.loads(text)["verdicts"]} if text else {}
-    why = why or ("" if statuses else f"ended with exit code {process.returncode}")
-    return JudgedFile(file, lab.name, statuses, why)
-
-
-def _cells(judged: JudgedFile) -> list[str]:
-    statuses = [judged.statuses.get(exercise.number, "") for exercise in load_lab(judged.lab).exercises]
-    return [f"{sum(status == 'passed' for status in statuses)} of {len(statuses)}", *statuses]
+    judged = {v["exercise"]: v["status"] for v in json.loads(text)["verdicts"]} if text else {}
+    why = why or ("" if judged else f"ended with exit code {process.returncode}")
+    return JudgedFile(file, lab.name, {e.number: judged.get(e.number, "") for e in lab.exercises}, why)
 
 
 def _table(found: list[JudgedFile], folder: Path) -> Table:
-    """A line for each file: passed in all, and by exercise."""
+    """A line for each file: how many have passed, and what has not."""
     table = Table("file", "lab", "passed", "not passed", box=None)
     for judged in found:
-        count, *statuses = _cells(judged)
-        numbers = [exercise.number for exercise in load_lab(judged.lab).exercises]
-        left = ", ".join(f"{n} {status}" for n, status in zip(numbers, statuses) if status and status != "passed")
+        statuses = judged.statuses.values()
+        count = f"{sum(status == PASSED for status in statuses)} of {len(statuses)}"
+        left = ", ".join(f"{n} {status}" for n, status in judged.statuses.items() if status not in ("", PASSED))
         table.add_row(str(judged.file.relative_to(folder)), judged.lab.partition("_")[0], count, judged.why or left)
     return table
 
@@ -144,9 +133,8 @@ def _write_csv(found: list[JudgedFile], folder: Path, path: Path) -> None:
         writer = csv.writer(file)
         writer.writerow(["file", "lab", "exercise", "status", "why"])
         for judged in found:
-            for exercise in load_lab(judged.lab).exercises:
-                status = judged.statuses.get(exercise.number, "")
-                row = [str(judged.file.relative_to(folder)), judged.lab, exercise.number, status, judged.why]
+            for number, status in judged.statuses.items():
+                row = [str(judged.file.relative_to(folder)), judged.lab, number, status, judged.why]
                 writer.writerow([_escaped(cell) for cell in row])
 
 

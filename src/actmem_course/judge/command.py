@@ -204,9 +204,6 @@ class _Judging:
     def _measure(self, report: Report, source: bytes) -> None:
         report.begin("measuring")
         try:
-            if self.lab.one_process:  # it has not been there to confirm
-                for message in self._ask(self.real, "load", source):
-                    report.note(message.get("note", ""))
             for message in self._ask(self.real, "measure", source):
                 report.note(message.get("note", ""))
                 if "reward" in message:

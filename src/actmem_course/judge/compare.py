@@ -121,7 +121,3 @@ def _ranges(numbers: list[int]) -> str:
         else:
             parts.append([number])
     return ", ".join(f"{p[0]} to {p[-1]}" if len(p) > 1 else str(p[0]) for p in parts)
-
-
-def _dtype(tensor: Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")

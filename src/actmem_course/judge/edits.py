@@ -55,6 +55,15 @@ def stated(text: str, source: str) -> list[Edit]:
     return found
 
 
+def orders(old: str, words: str) -> str:
+    """Rows for the other orders of q, k, v in a piece of ours; words: with the order."""
+    others = [order for order in permutations("qkv") if order != ("q", "k", "v")]
+    return "\n".join(
+        f"{old} -> {old.replace('q, k, v', ', '.join(order))} | {words.format(', '.join(order).upper())}"
+        for order in others
+    )
+
+
 def pairs_of(edits: list[Edit], source: str) -> Iterator[Edit]:
     """Two stated edits at once, where they change different lines."""
     lines = source.split("\n")

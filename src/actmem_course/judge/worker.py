@@ -210,7 +210,9 @@ class RealWorker(Worker):
                 return
 
     def measure(self, command: dict[str, Any]) -> None:
-        """The lab's reward."""
+        """The lab's reward.  A lab of one process has not been there to confirm."""
+        if not hasattr(self, "bench"):
+            self.load(command)
         b = self.bench
         try:
             reward = self.lab.reward(b)

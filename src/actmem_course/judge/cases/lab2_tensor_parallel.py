@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.edits import orders
 from actmem_course.judge.exchanged import F_BAR_OPERATOR, F_OPERATOR, size_of
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.workbench import unchanged
@@ -127,6 +128,10 @@ _SHIFTED = (
     "target = logits.gather -> target = (logits - largest.unsqueeze(-1)).gather ;; "
     "sums[0].log() + largest - sums[1] -> sums[0].log() - sums[1]"
 )
+_ORDERS = orders(
+    "core_attention(q, k, v), x",
+    "Q, K and V come in the order {}: split_heads gives Q, K, V, and core_attention takes them so",
+)
 MISTAKES = {
     "2.8": "\n".join(f"{how}{edit} | {words}" for edit, words in _PICKED.items() for how in ("", f"{_SHIFTED} ;; "))
     + rf"""
@@ -201,11 +206,7 @@ MISTAKES = {
         y = gelu(column_parallel_linear(x, up_weight, up_bias, group)) -> y = gelu(f(column_parallel_linear(x, up_weight, up_bias, group), group)) | the forward is right, the gradients are not: f is called before the gelu, where there is nothing to exchange
     """,
     "2.7": r"""
-        core_attention(q, k, v), x -> core_attention(k, q, v), x | Q and K are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
-        core_attention(q, k, v), x -> core_attention(q, v, k), x | K and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
-        core_attention(q, k, v), x -> core_attention(v, k, q), x | Q and V are swapped: split_heads gives Q, K, V, and core_attention takes them in this order
-        core_attention(q, k, v), x -> core_attention(k, v, q), x | Q, K and V come in the order K, V, Q: split_heads gives Q, K, V, and core_attention takes them in this order
-        core_attention(q, k, v), x -> core_attention(v, q, k), x | Q, K and V come in the order V, Q, K: split_heads gives Q, K, V, and core_attention takes them in this order
+        {orders}
         core_attention(q, k, v), x -> F.scaled_dot_product_attention(q, k, v), x | there is no causal mask, so a token attends to later ones: use core_attention
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** 0.5, k, v), x | the scores are not divided by the root of the head size: use core_attention
         core_attention(q, k, v), x -> core_attention(q * q.shape[-1] ** -0.5, k, v), x | the scores are divided by the root of the head size twice: core_attention does it
@@ -216,5 +217,5 @@ MISTAKES = {
         row_parallel_linear(context, projection_weight, projection_bias, group) -> row_parallel_linear(context, projection_weight, 0 * projection_bias, group) | projection_bias is missing: it belongs after the sum over the ranks, once (the sum would hold it t times)
         context = merge_heads(core_attention(q, k, v), x.shape[1]) -> context = f_bar(merge_heads(core_attention(q, k, v), x.shape[1]), group) | f_bar is called before the product with projection_weight, where there is nothing to exchange
         return row_parallel_linear(context, projection_weight, projection_bias, group) -> return x + row_parallel_linear(context, projection_weight, projection_bias, group) | x is added to the result: this is attention alone; the layer adds x afterwards
-    """,
+    """.replace("{orders}", _ORDERS),
 }

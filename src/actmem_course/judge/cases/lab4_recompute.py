@@ -13,6 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape
 from actmem_course.judge.case import CaseRun
+from actmem_course.judge.edits import orders
 from actmem_course.judge.kept import KeptBytes, kept
 from actmem_course.judge.verdict import Wrong
 from actmem_course.pieces import Dropouts, LayerWeights, core_attention, random_weights
@@ -221,6 +222,7 @@ _AGAIN = "_restore(states)\\n        with torch.enable_grad -> {}with torch.enab
 _DRAWS_OTHERS = "the forward is right; the second run draws other random numbers than the first, so it drops other elements: restore the generator's state from before the first run"
 _FROM_THE_SEED = "the forward is right; the second run starts from the seed, not from the state that the generator had before the first run: torch.get_rng_state()"
 _NO_DROPOUT = "the core attention runs without its dropout: layer calls core(q, k, v, dropout), so pass dropout on to core_attention"
+_ORDERS = orders("core_attention(q, k, v, dropout)", "core_attention gets {}; it takes Q, K, V, as core does")
 MISTAKES = {
     "4.1": r"""
         return _Checkpoint.apply(function, *inputs) -> with torch.no_grad():\n        return function(*inputs) | the result is right, but it has no graph: what runs under no_grad records none. Run function in the forward of an autograd Function whose backward runs it again
@@ -245,12 +247,8 @@ MISTAKES = {
         checkpoint(lambda q, k, v: core_attention(q, k, v, dropout), q, k, v) -> dropout(checkpoint(core_attention, q, k, v)) | the core attention's result is dropped, not its weights: pass dropout on to core_attention
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.0), core) | it runs without dropout: pass dropouts on to layer
         layer(x, w, dropouts, core) -> layer(x, w, Dropouts(0.1), core) | it draws with a rate of its own, 0.1: pass on the dropouts that it is given
-        core_attention(q, k, v, dropout) -> core_attention(q, v, k, dropout) | core_attention gets Q, V, K; it takes Q, K, V, as core does
-        core_attention(q, k, v, dropout) -> core_attention(k, q, v, dropout) | core_attention gets K, Q, V; it takes Q, K, V, as core does
-        core_attention(q, k, v, dropout) -> core_attention(v, k, q, dropout) | core_attention gets V, K, Q; it takes Q, K, V, as core does
-        core_attention(q, k, v, dropout) -> core_attention(k, v, q, dropout) | core_attention gets K, V, Q; it takes Q, K, V, as core does
-        core_attention(q, k, v, dropout) -> core_attention(v, q, k, dropout) | core_attention gets V, Q, K; it takes Q, K, V, as core does
-    """.replace("{no_dropout}", _NO_DROPOUT),
+        {orders}
+    """.replace("{no_dropout}", _NO_DROPOUT).replace("{orders}", _ORDERS),
     "4.4": rf"""
         layer(y, w, dropouts) -> layer(y, w, dropouts, lambda q, k, v, dropout: core_attention(q, k, v)) | {_NO_DROPOUT}
         layer(y, w, dropouts) -> layer(y, w, Dropouts(0.0)) | it runs without dropout: pass dropouts on to layer

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, is_traceable_wrapper_subclass  # noqa: F401
 from torch.utils._python_dispatch import _disable_current_modes as no_dispatch_modes  # noqa: F401
-from torch.utils._pytree import tree_leaves  # noqa: F401
+from torch.utils._pytree import tree_leaves, tree_map_only  # noqa: F401
 
 flash_attention = torch.ops.aten._scaled_dot_product_flash_attention
 cudnn_attention = torch.ops.aten._scaled_dot_product_cudnn_attention

@@ -10,7 +10,6 @@ import torch
 
 from actmem.__main__ import main
 from actmem.measure.emulate import fused_attention_on_cpu
-from actmem.measure.factories import config_factory
 from actmem.measure.whole_step import loss_of, watch_step
 from actmem.plan.own_model import OwnModel, Way
 from actmem.plan.planned_models import planned_model_of
@@ -18,7 +17,7 @@ from actmem.plan.settings import hugging_face_config
 from actmem.plan.step_time import Cluster
 from actmem.tape import model_tape
 from actmem.tape.evaluate import Run, moments
-from actmem.tape.model_tape import run_factory, solved_target
+from actmem.tape.model_tape import config_factory, run_factory, solved_target
 from tests.tape import models_for_tapes
 from tests.tiers import at_night
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 
 from actmem.measure.tools import QuietDispatchMode, noting_states, replaced, settled, storages_in, tensors_in
+from actmem.torch_private import tree_map_only
 
 
 class LiveStorages(QuietDispatchMode):
@@ -56,7 +57,7 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
     them.  Parameters and buffers do not count.
     """
     alive = LiveStorages([*module.parameters(), *module.buffers()])
-    args, kwargs = arguments_of(make_input())
+    inputs = make_input()
 
     def noting_saved(original):
         def save_for_backward(ctx, *tensors):
@@ -67,7 +68,7 @@ def census(module: nn.Module, make_input: Callable[[], Any]) -> int:
 
     with replaced(FunctionCtx, "save_for_backward", noting_saved), noting_states(alive.note):
         with alive:
-            graph = _graph_of(module, args, kwargs)
+            graph = _graph_of(module, inputs)
     kept_bytes = settled(lambda: alive.bytes)
     del graph
     return kept_bytes
@@ -82,18 +83,6 @@ def arguments_of(inputs: Any) -> tuple[tuple, dict]:
     return (inputs,), {}
 
 
-def _graph_of(module: nn.Module, args: tuple, kwargs: dict) -> list:
-    copied = [_copied(value) for value in args]
-    output = module(*copied, **{name: _copied(value) for name, value in kwargs.items()})
-    return [tensor.grad_fn for tensor in tensors_in(output) if tensor.grad_fn is not None]
-
-
-def _copied(value: Any) -> Any:
-    """``value`` with copies of the tensors in it: lists, tuples and dicts are followed, the rest is left as it is."""
-    if isinstance(value, Tensor):
-        return value.clone()
-    if type(value) in (list, tuple):
-        return type(value)(map(_copied, value))
-    if type(value) is dict:
-        return {name: _copied(inner) for name, inner in value.items()}
-    return value
+def _graph_of(module: nn.Module, inputs: Any) -> list:
+    args, kwargs = arguments_of(tree_map_only(Tensor, Tensor.clone, inputs))
+    return [tensor.grad_fn for tensor in tensors_in(module(*args, **kwargs)) if tensor.grad_fn is not None]

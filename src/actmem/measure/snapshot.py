@@ -121,9 +121,9 @@ def write_snapshot(bill: StepBill, path: str) -> None:
 def _snapshot(bill: StepBill) -> dict[str, Any]:
     events: list[tuple[int, int, dict[str, Any]]] = []
     blocks, end = [], 0
-    for row, sizes, died in bill.lives:
+    for row, sizes in bill.lives:
         frames = [{"name": f"{row.name} {'×'.join(map(str, row.shape))} {row.dtype}", "filename": row.kind, "line": 0}]
-        ends = [*(moment for moment, _ in sizes[1:]), died]
+        ends = [*(moment for moment, _ in sizes[1:]), None]
         for (born, size), last in zip(sizes, ends):
             if not size:
                 continue
@@ -136,7 +136,7 @@ def _snapshot(bill: StepBill) -> dict[str, Any]:
             state = "inactive" if last is not None else "active_allocated"
             blocks.append({"address": end, "size": size, "requested_size": size, "state": state, "frames": frames})
             end += size
-    alive = sum(size for (_, sizes, died) in bill.lives if died is None for _, size in sizes[-1:])
+    alive = sum(sizes[-1][1] for _, sizes in bill.lives)
     segment: dict[str, Any] = {"address": 0, "total_size": end, "allocated_size": alive, "active_size": alive}
     segment |= {"requested_size": alive, "stream": 0, "device": 0, "segment_type": "large", "segment_pool_id": (0, 0)}
     segment |= {"is_expandable": False, "frames": [], "blocks": blocks}

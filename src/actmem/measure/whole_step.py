@@ -39,7 +39,7 @@ class StepBill:
     """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to it.
 
     curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
-    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, and when it died.
+    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, at last 0 if it died.
     """
 
     peak_bytes: int = 0
@@ -47,7 +47,7 @@ class StepBill:
     peak: list[SavedTensor] = field(default_factory=list)
     curve: list[int] = field(default_factory=list)
     phases: list[tuple[str, int]] = field(default_factory=list)
-    lives: list[tuple[SavedTensor, list[tuple[int, int]], int | None]] = field(default_factory=list)
+    lives: list[tuple[SavedTensor, list[tuple[int, int]]]] = field(default_factory=list)
 
     def by_kind(self) -> dict[str, int]:
         """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
@@ -137,32 +137,25 @@ def watch_step(
     bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
     bill.peak_bytes = max(lives.curve)
     bill.peak_at = lives.curve.index(bill.peak_bytes)
-    bill.lives = [(life.line(), life.sizes, life.died) for life in lives.lives]
+    bill.lives = [(life.line(), life.sizes) for life in lives.lives]
     at_peak = [
         replace(row, bytes=size)
-        for (row, *_), life in zip(bill.lives, lives.lives)
-        if (size := life.bytes_at(bill.peak_at))
+        for row, sizes in bill.lives
+        if (size := next((size for start, size in reversed(sizes) if start <= bill.peak_at), 0))
     ]
     bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
 
 
 @dataclass
 class Life:
-    """One storage's life.  sizes: its bytes from each moment on; died: None while it lives."""
+    """One storage's life.  sizes: its bytes from each moment on; at last 0, if it died."""
 
     origin: Origin
     phase: str
-    born: int
     sizes: list[tuple[int, int]]
-    died: int | None = None
     label: tuple[str, str, str] | None = None  # kind, name, operation
     kind: str = ""
     is_output: bool = False
-
-    def bytes_at(self, moment: int) -> int:
-        if moment < self.born or (self.died is not None and moment >= self.died):
-            return 0
-        return next(size for start, size in reversed(self.sizes) if start <= moment)
 
     def line(self) -> SavedTensor:
         """Its line on the bill; the bytes are the first."""
@@ -213,22 +206,20 @@ class Lives:
         """A storage is seen first."""
         if storage in self._life_of:
             return
-        size, moment = storage.nbytes(), len(self.curve)
-        life = Life(origin, self.phase, moment, [(moment, size)])
-        weakref.finalize(storage, self._end, life).atexit = False
+        life = Life(origin, self.phase, [])
+        weakref.finalize(storage, self._changed, life, 0).atexit = False
         self._life_of[storage] = life
         self.lives.append(life)
-        self.live_bytes += size
-
-    def _end(self, life: Life) -> None:
-        life.died = len(self.curve)
-        self.live_bytes -= life.sizes[-1][1]
+        self._changed(life, storage.nbytes())
 
     def resized(self, storage: torch.UntypedStorage) -> None:
         life = self._life_of.get(storage)
-        if life is not None and life.sizes[-1][1] != (size := storage.nbytes()):
-            self.live_bytes += size - life.sizes[-1][1]
-            life.sizes.append((len(self.curve), size))
+        if life is not None and life.sizes[-1][1] != storage.nbytes():
+            self._changed(life, storage.nbytes())
+
+    def _changed(self, life: Life, size: int) -> None:
+        self.live_bytes += size - (life.sizes[-1][1] if life.sizes else 0)
+        life.sizes.append((len(self.curve), size))
 
     def resizing(self, resize: Callable) -> Callable:
         """Storages can be resized below all operations, as FSDP and pipeline stages do."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import random
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -118,6 +121,69 @@ def run_factory(
     return record_step(model, forward, backward, inputs)
 
 
+#: The paper's letters for what a Hugging Face configuration calls its sizes; b and s are of the inputs.
+_CONFIG_SIZES = {
+    "h": "hidden_size",
+    "a": "num_attention_heads",
+    "k": "num_key_value_heads",
+    "d": "head_dim",
+    "f": "intermediate_size",
+    "v": "vocab_size",
+    "l": "num_hidden_layers",
+}
+
+
+def config_factory(path: str) -> tuple[Callable[..., Any], dict[str, int], str]:
+    """A factory of the causal language model that a Hugging Face ``config.json`` describes, its sizes by letter, and rules.
+
+    Rules as ``--letters`` takes them.  Where positions turn only a part of each head, heads are multiples of 8.
+
+    Weights are random; nothing is downloaded and no code of the model's author runs.  Raises ConfigError if transformers
+    doesn't have the model, or if its layers aren't alike.
+    """
+    try:
+        import transformers
+    except ImportError as error:
+        raise ConfigError("target", "a config.json needs transformers: pip install transformers") from error
+    try:
+        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        kind = given.pop("model_type")
+        config = transformers.AutoConfig.for_model(kind, **given)
+    except Exception as error:
+        raise ConfigError(
+            "target", f"{path} is no configuration that transformers knows: {factories.one_line(error)}"
+        ) from error
+    sizes = {x: getattr(config, name, None) for x, name in _CONFIG_SIZES.items()}
+    found = {x: size for x, size in sizes.items() if isinstance(size, int)}
+    if "d" in found and found["d"] * found.get("a", 0) == found.get("h"):
+        del found["d"]
+    if len({*(getattr(config, "layer_types", None) or ["full_attention"])}) > 1:
+        raise ConfigError("target", f"{path} has layers of several kinds, which have no formula as one block")
+    kinds = [getattr(config, "layer_types", None) or [""]][0][:1]
+
+    def factory(s: int, b: int, **letters: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
+        own = transformers.AutoConfig.for_model(kind, **given)
+        for letter, size in letters.items():
+            setattr(own, _CONFIG_SIZES[letter], size)
+        derived = isinstance(getattr(type(own), "head_dim", None), property)
+        if "d" not in letters and not derived and getattr(own, "head_dim", None) is not None:
+            own.head_dim = letters["h"] // letters["a"]
+        if getattr(own, "layer_types", None):
+            own.layer_types = kinds * letters["l"]
+        own.use_cache, own.pad_token_id, own.bos_token_id, own.eos_token_id = False, None, 0, 0
+        ids = torch.randint(0, letters["v"], (b, s))
+        return transformers.AutoModelForCausalLM.from_config(own), {"input_ids": ids, "labels": ids}
+
+    # By its letters, as the factories of others.
+    parameters = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in ("s", "b", *found)]
+    factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
+    given_rotary = {**given, **(given.get("rope_parameters") or {})}
+    part = min(given_rotary.get(name) or 1 for name in ("partial_rotary_factor", "rotary_pct"))
+    rules = "" if part == 1 else "d:8" if "d" in found else "h:8a"
+    return factory, found | ({"window": window} if window else {}), rules
+
+
 def solved_blocks(
     factory: Factory,
     letters: Sequence[str],
@@ -186,7 +252,7 @@ def solved_target(
     check_choice("dtype", dtype, tuple(factories.DTYPES))
     sizes = dict(asked)
     if target.endswith(".json"):
-        factory, own, own_rules = factories.config_factory(target)
+        factory, own, own_rules = config_factory(target)
         rules_text = rules_text or own_rules
         window = own.pop("window", 0)
         if window and sizes["s"] > window:

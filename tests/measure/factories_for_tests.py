@@ -8,6 +8,7 @@ from torch import nn
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
+from tests.measure.corner_cases import Run
 
 NOT_A_FUNCTION = 3
 
@@ -36,20 +37,18 @@ def gpt():
     return GPT(shape), (torch.zeros(2, 16, dtype=torch.int64),)
 
 
-class Lookup(nn.Module):
+def deep_lookup(seq_length=1 << 20, batch_size=64):
     """Takes another path on fake tensors, as a model does that looks at its inputs' values."""
 
-    def __init__(self):
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
+    def run(m, x):
+        y = m.linear(x).exp()
+        return y.exp() if type(x).__name__ == "FakeTensor" else y
 
-    def forward(self, x):
-        fake = type(x).__name__ == "FakeTensor"
-        return self.linear(x).exp().exp() if fake else self.linear(x).exp()
+    return Run(run, linear=nn.Linear(8, 8)), (torch.ones(batch_size, seq_length, 8),)
 
 
 def other_when_fake():
-    return Lookup(), (torch.ones(4, 8),)
+    return deep_lookup(4, 1)
 
 
 def raises():
@@ -86,13 +85,8 @@ class NoBackward(torch.autograd.Function):
         raise RuntimeError("no backward here")
 
 
-class Backless(nn.Linear):
-    def forward(self, x):
-        return NoBackward.apply(super().forward(x))
-
-
 def without_backward():
-    return Backless(8, 8), (torch.ones(4, 8),)
+    return Run(lambda m, x: NoBackward.apply(m.linear(x)), linear=nn.Linear(8, 8)), (torch.ones(4, 8),)
 
 
 def in_eval_mode():
@@ -104,11 +98,10 @@ def compiled():
 
 
 def halves(seq_length=2, batch_size=1):
-    class Half(nn.Linear):
-        def forward(self, x):
-            return super().forward(x)[:, : x.shape[1] // 2].exp()
+    def run(m, x):
+        return m.linear(x)[:, : x.shape[1] // 2].exp()
 
-    return Half(8, 8), (torch.ones(batch_size, seq_length, 8),)
+    return Run(run, linear=nn.Linear(8, 8)), (torch.ones(batch_size, seq_length, 8),)
 
 
 def squared(output):
@@ -129,10 +122,6 @@ def everyday(dtype=torch.bfloat16):
 
 def deep(seq_length=1 << 20, batch_size=64, num_layers=100):
     return nn.Sequential(*(nn.Linear(8, 8) for _ in range(num_layers))), (torch.ones(batch_size, seq_length, 8),)
-
-
-def deep_lookup(seq_length=1 << 20, batch_size=64):
-    return Lookup(), (torch.ones(batch_size, seq_length, 8),)
 
 
 def sharded():

@@ -13,7 +13,7 @@ from actmem.__main__ import main
 from actmem.measure import record_command
 from actmem.measure.diagnosis import reason_of, runs_again
 from actmem.measure.ledger import SavedTensor
-from actmem.measure.ledger_tables import folded_name
+from actmem.measure.ledger_tables import folded_name, page
 from actmem.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
 
@@ -57,8 +57,7 @@ def test_a_file_works_too_and_the_library_alone_is_enough(tmp_path):
     )
     command = [sys.executable, "-m", "actmem", "record", "mine.py:factory", "--json"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["total_bytes"] == 128
+    assert done.returncode == 0 and json.loads(done.stdout)["total_bytes"] == 128, done.stderr
 
 
 def test_keyword_inputs_dtypes_and_sizes(capsys):
@@ -152,8 +151,6 @@ def test_a_page_stands_alone(tmp_path):
 
 
 def test_a_name_with_markup_stays_text(tmp_path):
-    from actmem.measure.ledger_tables import page
-
     row = {"module": "</script><b>", "op": "<i>", "argument": "", "shape": [1], "dtype": "float32", "bytes": 4}
     row |= {"kind": "activation", "line": "", "held_by": ""}
     text = page({"target": "<u>", "total_bytes": 4, "rows": [row]})
@@ -205,15 +202,11 @@ def test_diff_of_what_is_no_record(tmp_path, capsys, contents):
     assert len(capsys.readouterr().err.splitlines()) == 2
 
 
-def test_solve_finds_the_papers_equation(capsys):
+def test_solve_finds_the_papers_equation_and_says_where_a_formula_does_not_hold(capsys):
     assert record(f"{HERE}:layer", "--solve", "s,b,h", "--fake") == 0
     # Four heads, so 5as²b is 20; 8sb are the statistics, in bfloat16 on a CPU.
     assert capsys.readouterr().out == "34sbh + 20s²b + 8sb bytes\n"
-
-
-def test_solve_says_where_its_formula_does_not_hold(capsys):
-    """Half of an odd length is rounded down."""
-    options = [f"{HERE}:halves", "--solve", "s,b"]
+    options = [f"{HERE}:halves", "--solve", "s,b"]  # half of an odd length is rounded down
     result = json_of(capsys, *options)
     assert result["formula"] == "48sb" and {term["coefficient"] for term in result["terms"]} == {"48"}
     kept = json_of(capsys, f"{HERE}:halves", "--seq-length", "7", "--batch-size", "3")["total_bytes"]
@@ -231,20 +224,16 @@ def test_a_failed_step_leaves_the_ledger(capsys, tmp_path):
     assert err.splitlines()[-1].endswith("step: the training step raised RuntimeError: no backward here")
 
 
-def test_eval_mode_is_noted(capsys):
+def test_eval_mode_is_noted_and_a_loss_of_ones_own_runs(capsys):
     (note,) = json_of(capsys, f"{HERE}:in_eval_mode")["notes"]
-    assert "eval mode" in note and not json_of(capsys, f"{HERE}:tiny")["notes"]
+    plain, own = (json_of(capsys, f"{HERE}:tiny", "--step", *more) for more in ((), ("--loss", f"{HERE}:squared")))
+    assert "eval mode" in note and not plain["notes"] and len(own["curve"]) > len(plain["curve"])
 
 
 def test_a_lazy_module_makes_its_weights_in_the_first_forward_pass(capsys):
     result = json_of(capsys, f"{HERE}:lazy", "--step")
     assert result["total_bytes"] == 2 * 4 * 8 * 4
     assert sum(row["bytes"] for row in result["peak"] if row["kind"] == "weight") == 4 * (8 * 8 + 8)
-
-
-def test_a_loss_of_ones_own(capsys):
-    plain, own = (json_of(capsys, f"{HERE}:tiny", "--step", *more) for more in ((), ("--loss", f"{HERE}:squared")))
-    assert len(own["curve"]) > len(plain["curve"])
 
 
 def sharded_bill(folder):
@@ -265,8 +254,7 @@ def test_each_rank_of_fsdp_writes_a_bill_of_its_own(pools, tmp_path):
 
 
 def test_folded_names():
-    assert folded_name(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b"
-    assert folded_name(["a.0.b", "a.2.b"]) == "a.0,2.b"
+    assert folded_name(["a.0.b", "a.1.b", "a.2.b"]) == "a.0-2.b" and folded_name(["a.0.b", "a.2.b"]) == "a.0,2.b"
     assert folded_name(["layer2.conv1"]) == "layer2.conv1"
 
 

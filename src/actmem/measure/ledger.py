@@ -97,8 +97,8 @@ class Ledger:
             first = next(iter(views.values()))
             kind, made_by = origins.kind_of(storage, first.dtype, first.op), origins.made_by(storage)
             (self.weights if kind in _WEIGHTS else self.saved).extend(
-                replace(row, kind=kind, made_by=made_by, term=origins.term(storage, offset))
-                for row, offset in _shares(views, storage.nbytes())
+                replace(row, kind=kind, made_by=made_by, term=origins.term(storage, offset), **share)
+                for row, offset, share in _shares(views, storage.nbytes())
             )
         for storage, origin, held_by in _unsaved(origins, variables):
             kind = origins.kind_of_unsaved(storage, origin)
@@ -151,8 +151,8 @@ def _locals_above() -> Iterator[object]:
         frame = frame.f_back  # type: ignore[assignment]
 
 
-def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedTensor, int]]:
-    """Divide one storage's bytes, ``left``, among the different views of it that were saved; each with its offset.
+def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedTensor, int, dict[str, Any]]]:
+    """Divide one storage's bytes, ``left``, among the views of it that were saved: each with its offset and its share.
 
     Each view gets the bytes of its elements, as far as the storage reaches.  Bytes that no view
     covers are kept alive too, and get a line of their own.
@@ -161,11 +161,11 @@ def _shares(views: dict[tuple, SavedTensor], left: int) -> Iterator[tuple[SavedT
         share = min(left, row.bytes)
         left -= share
         if share:
-            yield replace(row, bytes=share), offset
+            yield row, offset, {"bytes": share}
     if left:
         (offset, *_), row = next(iter(views.items()))
         argument, shape = f"{row.argument} (rest of its storage)".strip(), (left // row.dtype.itemsize,)
-        yield replace(row, argument=argument, shape=shape, bytes=left), offset
+        yield row, offset, {"argument": argument, "shape": shape, "bytes": left}
 
 
 def _unsaved(origins: Origins, variables: Iterable[object]) -> Iterator[tuple[torch.UntypedStorage, Origin, str]]:

@@ -108,7 +108,7 @@ class Origins(QuietDispatchMode):
         self,
         tracker: OperationTracker,
         on_found: Callable[[torch.UntypedStorage, Origin], object] = lambda storage, origin: None,
-        after: Callable[[list[torch.UntypedStorage]], object] = lambda storages: None,
+        after: Callable[[list[torch.UntypedStorage]], object] | None = None,
     ):
         super().__init__()
         self.tracker, self._on_found, self._after = tracker, on_found, after
@@ -136,16 +136,19 @@ class Origins(QuietDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
+        # Some write into their argument and return nothing.
+        made = stored_parts(kwargs.get("out") if result is None else result, 1)
+        if self._after is None and not _writes(func) and all(storage in self.found for storage, _ in made):
+            return result  # views, quickly
         sources = []
         for storage, part in stored_parts((args, kwargs)):
             sources.append(storage)
             if storage not in self.found:
                 self._add(storage, part, Origin(made=False))
-        # Some write into their argument and return nothing.
-        made = stored_parts(kwargs.get("out") if result is None else result, 1)
         for storage, part in made:
             self._note(storage, part, func, args, kwargs, sources)
-        self._after([*sources, *(storage for storage, _ in made)])
+        if self._after is not None:
+            self._after([*sources, *(storage for storage, _ in made)])
         return result
 
     def _note_state(self, state: Tensor) -> None:
@@ -162,9 +165,11 @@ class Origins(QuietDispatchMode):
         return origin
 
     def _note(self, storage: torch.UntypedStorage, result: Tensor, func: Any, args: tuple, kwargs: dict, sources: list):
+        origin = self.found.get(storage)
+        if origin is not None and not _writes(func):  # a view
+            return
         others = [source for source in sources if source is not storage]
         known = [self.found[source] for source in others]
-        origin = self.found.get(storage)
         if origin is None:
             origin = Origin(True, _name_of(func), self.tracker.inside)
             origin.constant = not _by_chance(func) and all(one.constant for one in known)
@@ -175,7 +180,7 @@ class Origins(QuietDispatchMode):
                 origin.picked_from = weakref.ref(others[0])
             origin.scores = self._scores(origin.operation, result.numel(), others, args)
             self._add(storage, result, origin)
-        elif origin.made and (origin.constant or origin.copied_from) and _writes(func):  # until now
+        elif origin.made and (origin.constant or origin.copied_from):  # until now
             if _by_chance(func) or not all(one.constant for one in known):
                 origin.constant, origin.copied_from = False, ()
                 self._trace_copy(origin, func, others)

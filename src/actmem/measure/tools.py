@@ -19,6 +19,9 @@ from actmem.torch_private import TorchDispatchMode, is_traceable_wrapper_subclas
 #: How deep ``tensors_in`` looks into objects that are no containers: a key-value cache is three deep.
 _DEEPEST = 6
 _NEVER_INSIDE = (nn.Module, ModuleType, FunctionType, type, str, bytes, int, float, torch.Generator)
+#: Of these it is known at once.
+_ATOMS = {int, float, bool, str, bytes, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
+_PLAIN = (Tensor, nn.Parameter)
 #: The tensors that a sparse one consists of.
 _SPARSE_PARTS = {
     torch.sparse_coo: ("_indices", "_values"),
@@ -41,7 +44,7 @@ def _inside(value: object, depth: int, seen: set[int]) -> Iterator[Tensor]:
     if isinstance(value, Tensor):
         seen.add(id(value))
         yield value
-    elif depth >= 0 and value is not None and not isinstance(value, _NEVER_INSIDE):
+    elif depth >= 0 and type(value) not in _ATOMS and not isinstance(value, _NEVER_INSIDE):
         seen.add(id(value))
         inner: Any = value
         if isinstance(value, Mapping):
@@ -49,7 +52,8 @@ def _inside(value: object, depth: int, seen: set[int]) -> Iterator[Tensor]:
         elif not isinstance(value, (list, tuple, set, frozenset)):
             inner = getattr(value, "__dict__", {}).values()
         for one in list(inner):
-            yield from _inside(one, depth - 1, seen)
+            if type(one) not in _ATOMS:
+                yield from _inside(one, depth - 1, seen)
 
 
 def plain_tensors(tensor: Tensor) -> list[Tensor]:
@@ -57,6 +61,8 @@ def plain_tensors(tensor: Tensor) -> list[Tensor]:
 
     None if it can't be looked into.
     """
+    if type(tensor) in _PLAIN and tensor.layout is torch.strided:  # nearly all, and quickly
+        return [tensor]
     try:
         if is_traceable_wrapper_subclass(tensor):
             inner = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
@@ -88,10 +94,10 @@ def storages_of(*tensors: Tensor) -> WeakSet[torch.UntypedStorage]:
 
 def storage_of(value: object) -> torch.UntypedStorage | None:
     """A tensor's storage; None for anything else, and for tensors without one of their own (DTensor, sparse)."""
-    if not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value):
+    if type(value) not in _PLAIN and (not isinstance(value, Tensor) or is_traceable_wrapper_subclass(value)):
         return None
     try:
-        return value.untyped_storage()
+        return value.untyped_storage()  # type: ignore[attr-defined]
     except (RuntimeError, NotImplementedError, ValueError):  # the last: a lazy module's weight
         return None
 

@@ -302,7 +302,7 @@ for name, model in PAPER_MODELS.items():
         actions = (interleaved(p, m, n) if m > 1 else one_forward_one_backward(p, n))[rank]
         share = 1 - Fraction(len(moving_window(actions, count)), n * m)
         assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
-        again[f"{name}, rank {rank}: {size_text(budget)} for {flight}, enough for {count}"] = float(100 * share)
+        again[f"{name}, rank {rank}: {size_text(budget)} left, room for {count} of {flight}"] = float(100 * share)
 LiveFigure(bar_chart("Where there is a pipeline its last rank keeps everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
 
 # %% [markdown]

@@ -178,7 +178,7 @@ def front_page() -> tuple[str, str]:
     """One sentence, where to begin and the memory wall, live; then the chapters and the labs.  And the README's manual, a page of its own."""
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head, section, rest = text.partition("\n## ")
-    heading, *about = (part for part in head.split("\n\n") if not part.startswith("!["))
+    heading, *about = (part for part in head.split("\n\n") if not part.startswith(("![", "| ")))  # no picture, no table
     picture = f'<img class="actmem-picture dark-light" src="live/pictures/front.png" alt="{html.escape(front_drawing().alt)}">'
     lines = [
         heading,

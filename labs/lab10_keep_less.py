@@ -81,7 +81,7 @@ def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
     """function(x), run again in backward from an x that was on the host in between.
 
     function takes a tensor and returns one; it draws no random numbers, and trains weights of its own, which get
-    their gradients too.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
+    their gradients too, also where x needs none.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
     without arguments: call it, and a copy is back on the device.  One copy out in forward, and one back in
     backward, after which the host holds nothing.  Keeps nothing on the device, and x's bytes on the host.
     Gradients are those of function(x) to the bit.  With it, a stack of L layers keeps none of the 2sbhL bytes

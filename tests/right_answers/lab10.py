@@ -93,7 +93,8 @@ def derivatives_by_hand(x, up, down, tile):
 @right(LAB, "10.4")
 def checkpoint_whose_input_a_hook_moves(function, x, host):
     with saved_tensors_hooks(lambda tensor: host.put(tensor, "x"), lambda bring_back: bring_back()):
-        return checkpoint(function, x, use_reentrant=True, preserve_rng_state=False)
+        leaf = x if x.requires_grad else x.detach().requires_grad_()
+        return checkpoint(function, leaf, use_reentrant=True, preserve_rng_state=False)
 
 
 @right(LAB, "10.4")
@@ -118,4 +119,4 @@ def what_put_returns_in_a_list_and_a_flat_row(function, x, host):
                 function(leaf).backward(grad)
             return leaf.grad
 
-    return Region.apply(x)
+    return Region.apply(x if x.requires_grad else x.detach().requires_grad_())

@@ -45,17 +45,6 @@ def loss_that_keeps_the_softmax_in_16_bits(logits, targets):
     return Loss.apply(logits, targets)
 
 
-def chunk_loss(rows, weight, ids):
-    return plain_loss(F.linear(rows, weight), ids)
-
-
-@right(LAB, "9.2")
-def each_chunk_under_checkpoint(x, weight, targets, chunk):
-    chunks = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))
-    losses = [checkpoint(chunk_loss, rows, weight, ids, use_reentrant=False) for rows, ids in chunks]
-    return torch.cat(losses).view(targets.shape)
-
-
 @right(LAB, "9.2")
 def loss_of_the_library(x, weight, targets, chunk):
     return LinearCrossEntropy(TensorParallel(), chunk)(x, weight, targets)
@@ -70,7 +59,7 @@ def shared_loss_of_the_library(x, weight, targets, chunk, group):
 def every_ranks_numbers_gathered_a_chunk_at_a_time(x, weight, targets, chunk, group):
     class Loss(Function):
         @staticmethod
-        def forward(ctx, rows, weight, ids):
+        def forward(ctx, rows, wide_weight, ids):
             logits = widened(F.linear(rows, weight))
             own = ids - dist.get_rank(group) * len(weight)
             mine = (own >= 0) & (own < len(weight))
@@ -92,10 +81,11 @@ def every_ranks_numbers_gathered_a_chunk_at_a_time(x, weight, targets, chunk, gr
             slope = (slope * grad.unsqueeze(-1)).to(rows.dtype)
             grad_rows = slope @ weight
             dist.all_reduce(grad_rows, group=group)
-            return grad_rows, slope.t() @ rows, None
+            return grad_rows, widened(slope.t() @ rows), None
 
+    wide_weight = widened(weight)  # for its gradient alone, so that autograd adds up the chunks in float32
     chunks = zip(x.flatten(0, 1).split(chunk), targets.flatten().split(chunk))
-    return torch.cat([Loss.apply(rows, weight, ids) for rows, ids in chunks]).view(targets.shape)
+    return torch.cat([Loss.apply(rows, wide_weight, ids) for rows, ids in chunks]).view(targets.shape)
 
 
 @right(LAB, "9.4")

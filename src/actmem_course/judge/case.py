@@ -7,22 +7,27 @@ exchanges.  The same case runs with the learner's functions, with ours, and with
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import wraps
+from inspect import signature
 from itertools import combinations
+from types import FunctionType
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from actmem.measure.comms import Collective
+from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.compare import TOLERANCE, check_plain_tensor, check_whole_number, close, describe, summed
 from actmem_course.judge.exchanged import OWN_PART, explain_exchange, made_of
-from actmem_course.judge.kept import KeptBytes, kept, too_much
+from actmem_course.judge.kept import KeptBytes, Largest, kept, too_much
 from actmem_course.judge.verdict import Wrong
 from actmem_course.judge.virtual import Watch
-from actmem_course.judge.workbench import Bench, unchanged
+from actmem_course.judge.workbench import Bench, check_unwritten
 
 #: How things are compared that have a right value; the rest are costs, which one may pay in many ways.
 NUMBERS = ("close", "near", "half", "bits", "total", "equal", "any", "pattern")
@@ -59,10 +64,35 @@ class CaseRun:
         self.b, self.like, self.t, self.rank, self.group, self.device = b, like, b.size, b.rank, b.group, b.device
         self.seen: dict[str, Noted] = {}
         self._draws = 0
+        #: What the file's functions are given while somebody watches, by parameter, each with a copy from before.
+        self._given: list[tuple[str, Tensor, Tensor]] | None = None
 
     def __getitem__(self, name: str) -> Callable:
         """The function of that name, of the file that is judged."""
-        return self.b[name]
+        function = self.b[name]
+        if not isinstance(function, FunctionType):
+            return function
+
+        @wraps(function)
+        def noting(*args, **kwargs):
+            if self._given is not None:
+                self._note({**dict(zip(signature(function).parameters, args)), **kwargs})
+            return function(*args, **kwargs)
+
+        return noting
+
+    def _note(self, given: Mapping[str, Any]) -> None:
+        assert self._given is not None
+        with no_dispatch_modes():
+            self._given += [(k, x, x.detach().clone()) for k, x in given.items() if type(x) in (Tensor, nn.Parameter)]
+
+    @contextmanager
+    def unwritten(self, **tensors: Tensor) -> Iterator[None]:
+        """Raise Wrong if the block writes to these tensors, or to any that a function of the file is given, now or before."""
+        self._given = self._given or []
+        self._note(tensors)
+        yield
+        check_unwritten(self._given)
 
     def same(self, *sizes: int) -> Tensor:
         """Random numbers that are the same on every rank."""
@@ -106,17 +136,19 @@ class CaseRun:
         exchanges: bool = True,
         again: Sequence[Collective] = (),
         twice: str = "",
+        still: Collection[str] = (),
     ) -> tuple[Watch, Watch]:
         """Forward and backward of ``function(*tensors, *rest)``: the result, every gradient, what is exchanged.
 
         why: what to do about a wrong result ("") or gradient, by its name.  total: gradients that add up over the ranks.
         again: what backward may exchange besides.  operator: the function only exchanges, so what it makes is told by the parts that it was given.
-        twice: what to do where backward comes twice to an input.  Returns what was exchanged.
+        twice: what to do where backward comes twice to an input.  still: tensors that need no gradient.  Returns what was exchanged.
         """
         why = why or {}
-        leaves = {name: x.detach().clone().requires_grad_() for name, x in tensors.items()}
+        leaves = {name: x.detach().clone().requires_grad_(name not in still) for name, x in tensors.items()}
         inputs = {name: leaf * 1 for name, leaf in leaves.items()}  # autograd refuses to write to a leaf
-        with unchanged(**inputs), self.b.watching() as forward:
+        self._given = []
+        with self.unwritten(**inputs), self.b.watching() as forward:
             result = function(*inputs.values(), *rest)
         if result is None and forward.collectives:
             raise Wrong(f"the result is None: is a return missing, or {assigned(forward)}")
@@ -126,23 +158,42 @@ class CaseRun:
         self.see_tensor(f"{prefix}the result", result, how, why.get("", ""), first if operator else None)
         if exchanges and self.t > 1:
             self.see(f"{prefix}forward", list(forward.collectives), "exchanges")
-        check_graph(result, forward)
+        check_graph(result, forward, prefix)
         upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
         given = upstream.clone()
-        with unchanged(**{"the gradient that backward is given": given}), self.b.watching() as backward:
-            with reached_once(inputs.values(), *filter(None, [twice])):
+        moving = {name: x for name, x in inputs.items() if name not in still}
+        with self.unwritten(**{"the gradient that backward is given": given}), self.b.watching() as backward:
+            with reached_once(moving.values(), *filter(None, [twice])):
                 result.backward(given)
+        self._given = None
         check_waited(forward, backward)
-        for name, leaf in leaves.items():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # no leaf, so autograd leaves no .grad there: torch warns whoever asks
+            if set_by_hand := [name for name, x in moving.items() if x.grad is not None]:
+                raise Wrong(
+                    f"backward writes to the .grad of {set_by_hand[0]}: return the gradient, and autograd adds it"
+                )
+        for name in moving:
+            leaf = leaves[name]
             what, rule = f"{prefix}the gradient of {name}", "total" if name in total else how
             # What backward exchanges is the first input's gradient.
             exchanged = backward if first is tensors[name] else Watch()
-            reason = why.get(name, "") if leaf.grad is not None else gives_no_gradient(name, exchanged)
+            reason = why.get(name, "") if leaf.grad is not None else prefix + gives_no_gradient(name, exchanged)
             self.see(
                 what, None if leaf.grad is None else leaf.grad.clone(), rule, reason, upstream if operator else None
             )
         if exchanges and self.t > 1:
             self.see(f"{prefix}backward", list(backward.collectives), "exchanges", (_ran(backward), again))
+        return forward, backward
+
+    def makes(self, function: Callable, *tensors: Tensor) -> tuple[Largest, Largest]:
+        """What forward and backward of ``function(*tensors)`` make beside the tensors."""
+        leaves = [x.detach().clone().requires_grad_() for x in tensors]
+        with Largest(*leaves) as forward:
+            result = function(*leaves)
+        upstream = self.each(*result.shape).to(result.dtype)
+        with Largest(*leaves, result, upstream) as backward:
+            result.backward(upstream)
         return forward, backward
 
     def keeps(
@@ -295,7 +346,8 @@ def _explained(found: Happened, right: Happened, name: str, rank: int) -> list[s
     if a is None:
         return [one.why]
     if a.shape == b.shape and a.dtype != b.dtype:
-        return [f"{name} has dtype {_dtype(a)}; expected {_dtype(b)}, as the input has"]
+        why = f": {other.why}" if other.why else ", as the input has"
+        return [f"{name} has dtype {_dtype(a)}; expected {_dtype(b)}{why}"]
     if how == "half":
         return [f"right in float64, but {name} is not: {other.why}"]
     if how == "bits" and close(a, b):
@@ -333,6 +385,8 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
             if "gradient" in name
             else "the result is the same on every rank"
         )
+        if "1/t" in said:
+            whole = "it is the ranks' sum, not their mean"
         return [f"{said.strip()}: {whole}"] if said.endswith("what it should be") else []
     own = f"each rank's {name.rpartition('the gradient of ')[2]} is its own, so its gradient needs no exchange"
     alone = why or (own if "gradient" in name else "each rank has another one")
@@ -416,11 +470,11 @@ def reached_once(
     check()
 
 
-def check_graph(result: Tensor, forward: Watch) -> None:
-    """Raise Wrong unless backward can run from the result, through all that forward exchanged."""
+def check_graph(result: Tensor, forward: Watch, prefix: str = "") -> None:
+    """Raise Wrong unless backward can run from the result, through all that forward exchanged.  prefix: of which input."""
     if not result.requires_grad:
         raise Wrong(
-            "the result is right, but it has no graph, so nothing before it gets a gradient: "
+            f"{prefix}the result is right, but it has no graph, so nothing before it gets a gradient: "
             + (
                 "autograd does not record the collectives of torch.distributed, so write a torch.autograd.Function with a forward "
                 "and a backward"

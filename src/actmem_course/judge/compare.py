@@ -83,7 +83,10 @@ def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:
         return f"{what} is {times(ratio, t)} what it should be"
     wrong_rows = [i for i in range(found.shape[0]) if not close(found[i], expected[i])] if found.dim() else []
     if found.dim() and 0 < len(wrong_rows) < found.shape[0]:
-        return f"{what} is wrong in rows {_ranges(wrong_rows)} of dimension 0 and right in the others"
+        if wrong_rows == [len(found) - 1]:
+            return f"{what} is wrong in its last row, {wrong_rows[0]}, alone: is a shorter piece at the end left out?"
+        rows = "row" if len(wrong_rows) == 1 else "rows"
+        return f"{what} is wrong in {rows} {_ranges(wrong_rows)} of dimension 0 and right in the others"
     error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
     return f"{what} has the right shape but wrong values: off by up to {error:.2g} times the largest right value"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actmem.measure.comms import count_collectives
+from actmem.torch_private import no_dispatch_modes
 from actmem_course.judge.verdict import Wrong
 from actmem_course.rank_store import RankStore
 
@@ -110,14 +111,12 @@ _UNSORTED: dict[str, Any] = (
 )
 
 
-@contextmanager
-def unchanged(**tensors: Tensor) -> Iterator[None]:
-    """Raise Wrong if the block writes to one of the tensors."""
-    before = {name: tensor.detach().clone() for name, tensor in tensors.items()}
-    yield
-    for name, tensor in tensors.items():
-        if not torch.equal(tensor.detach(), before[name]):
-            raise Wrong(f"{name} is changed in place: it belongs to the caller, so work on a copy")
+def check_unwritten(given: Iterable[tuple[str, Tensor, Tensor]]) -> None:
+    """Raise Wrong if a tensor differs from its copy.  given: a name, the tensor and the copy."""
+    with no_dispatch_modes():
+        for name, tensor, before in given:
+            if not torch.equal(tensor.detach(), before):
+                raise Wrong(f"{name} is changed in place: it belongs to the caller, so work on a copy")
 
 
 class RealRank:

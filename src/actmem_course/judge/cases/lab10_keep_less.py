@@ -24,6 +24,7 @@ _S, _B, _H, _O, _R = 25, 3, 96, 80, 4
 _IN_16_BITS = {name: f"compute with {name} in 16 bits, in forward and in backward" for name in ("x", "a", "b")}
 _IN_16_BITS[""] = "the products are those of tensors of 16 bits"
 _ONCE = "backward goes twice through what function made: once, torch.autograd.backward(y, grad)"
+_STILL = "where x needs no gradient, "
 _OF_ITS_OWN = "each region reads the x of its own: hold what put returned in its own ctx"
 
 
@@ -47,13 +48,14 @@ def frozen_linear(r: CaseRun) -> None:
 
 def lora_linear(r: CaseRun) -> None:
     x, weight, a, b = r.each(_S, _B, _H), r.each(_O, _H), r.each(_R, _H), r.each(_O, _R)
-    alpha = 7.0
+    alpha = 11.0  # alpha // r is neither alpha / r nor 1
 
     def own(y: Tensor, a: Tensor, b: Tensor) -> Tensor:
         return r["lora_linear"](y, weight.to(y.dtype), a, b, alpha)
 
     before = weight._version
     r.passes(own, {"x": x, "a": a, "b": b})
+    r.passes(own, {"x": x, "a": a, "b": b}, prefix=_STILL, still=("x",))
     r.see("the number of writes to weight", weight._version - before, "equal", "it is given, and others read it")
     words = "{when} makes a tensor of {{found:,}} elements, where x has {{enough:,}}, the most of what is needed: nothing as large as weight is"
     leaves = [tensor.clone().requires_grad_() for tensor in (x, a, b)]
@@ -99,6 +101,7 @@ def tiled_mlp(r: CaseRun) -> None:
 
     into = "backward of a tile goes on into up and down: take its gradients for detached copies, torch.autograd.grad, and add them up"
     r.passes(own, {"x": x, "up": up, "down": down}, twice=into)
+    r.passes(own, {"x": x, "up": up, "down": down}, prefix=_STILL, still=("x",))
     r.passes(
         lambda *given: r["tiled_mlp"](*given, 2 * s), {"x": x, "up": up, "down": down}, prefix="with one tile for all, "
     )
@@ -174,11 +177,21 @@ def offloading_checkpoint(r: CaseRun) -> None:
         in_forward[:] = runs, host.brought_back
         return result
 
-    r.passes(once, {"x": x, "the first weight": up, "the second weight": down}, how="bits", twice=_ONCE)
+    given = {"x": x, "the first weight": up, "the second weight": down}
+    r.passes(once, given, how="bits", twice=_ONCE)
     r.see("the number of copies brought back in forward", in_forward[1], "equal", "bring it back in backward")
     r.see("the number of copies brought back", host.brought_back, "equal", "backward takes x from the host, once")
     r.see("the number of runs in forward", in_forward[0], "equal", "forward runs function once")
     r.see("the number of runs", runs, "equal", "forward runs function once, and backward once")
+    before = host.brought_back
+    r.passes(own, given, how="bits", prefix=_STILL, still=("x",))
+    brought = host.brought_back - before
+    r.see(
+        f"{_STILL}the number of copies brought back",
+        brought,
+        "equal",
+        "what function keeps for its weights is as large",
+    )
     r.passes(
         lambda y: own(own(y, up, down), up, down),
         {"x": x},
@@ -220,6 +233,7 @@ MISTAKES = {
     "10.2": r"""
         ctx.scale = alpha / len(a) -> ctx.scale = alpha | alpha is not divided by r: the adapter is scaled by alpha/r
         ctx.scale = alpha / len(a) -> ctx.scale = alpha / len(a) ** 0.5 | alpha is divided by the root of r (rank-stabilised LoRA does that): here it is alpha/r
+        ctx.scale = alpha / len(a) -> ctx.scale = alpha // len(a) | alpha/r is cut to a whole number: divide with /
         ctx.scale = alpha / len(a) -> ctx.scale = alpha / a.shape[1] | alpha is divided by h: r is the number of rows of a
         + ctx.scale * F.linear(low -> + F.linear(low | the adapter isn't scaled in forward: multiply it by alpha/r
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return ctx.scale * (F.linear(x, weight) + F.linear(low, b.to(x.dtype))) | the frozen product is scaled too: alpha/r belongs to the adapter alone
@@ -259,6 +273,8 @@ MISTAKES = {
         return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) -> y = torch.cat([mlp(rows, up, down) for rows in x.split(tile)])\n        ctx.save_for_backward(x, up, down, y)\n        return y ;; x, up, down = ctx.saved_tensors -> x, up, down, _ = ctx.saved_tensors | forward and gradients are right; the result is kept, and no gradient reads it
     """,
     "10.4": r"""
+        x if x.requires_grad else x.detach().requires_grad_() -> x | where x needs no gradient, the weights that function uses get none: apply is given nothing that needs one, and no graph starts
+        return _OffloadingCheckpoint.apply( -> if not x.requires_grad:\n        return function(x)\n    return _OffloadingCheckpoint.apply( | where x needs no gradient, nothing is offloaded, and autograd keeps what the gradients of function's weights read
         torch.autograd.backward(y, grad) -> torch.autograd.backward(y, torch.ones_like(grad)) | the forward is right; the gradients ignore the incoming gradient: pass it to torch.autograd.backward(y, grad)
         torch.autograd.backward(y, grad)\n        return None, None, x.grad -> return None, None, *torch.autograd.grad(y, x, grad) | the forward is right; the weights that function uses get no gradient: torch.autograd.grad reaches only what it is given; torch.autograd.backward reaches all
         ctx.function, ctx.fetch = function, host.put(x, "x")\n        return function(x) -> y = function(x)\n        ctx.function, ctx.fetch = function, host.put(y, "y")\n        return y | the forward is right; the result is on the host, not x: backward runs function from its input
@@ -267,8 +283,8 @@ MISTAKES = {
         ctx.function, ctx.fetch = function, host.put(x, "x") -> ctx.function = function\n        ctx.save_for_backward(x) ;; ctx.fetch() -> ctx.saved_tensors[0].detach() | forward and gradients are right; x is on the device in between, and backward takes it from there: take it from the host
         host.put(x, "x")\n -> [host.put(x, "x")()].pop\n | forward and gradients are right; x is brought back in forward, so the device has it in between: call what put returned in backward
         x = ctx.fetch().requires_grad_() -> ctx.fetch()\n        x = ctx.fetch().requires_grad_() | forward and gradients are right; x is brought back twice: one copy is enough
-        return _OffloadingCheckpoint.apply(function, host, x) -> host.put(x, "x")\n    return function(x) | forward and gradients are right; function runs once and autograd keeps what it reads: run it in the forward of a torch.autograd.Function, and again in backward
-        return _OffloadingCheckpoint.apply(function, host, x) -> with torch.autograd.graph.saved_tensors_hooks(lambda y: host.put(y, "y"), lambda fetch: fetch()):\n        return function(x) | all that function keeps goes to the host, and function runs once: put x alone, and run function again in backward
+        return _OffloadingCheckpoint.apply( -> host.put(x, "x")\n    return function(x)\n    return _OffloadingCheckpoint.apply( | forward and gradients are right; function runs once and autograd keeps what it reads: run it in the forward of a torch.autograd.Function, and again in backward
+        return _OffloadingCheckpoint.apply( -> with torch.autograd.graph.saved_tensors_hooks(lambda y: host.put(y, "y"), lambda fetch: fetch()):\n        return function(x)\n    return _OffloadingCheckpoint.apply( | all that function keeps goes to the host, and function runs once: put x alone, and run function again in backward
         return function(x)\n -> function(x)\n        return function(x)\n | forward and gradients are right; forward runs function twice: once is enough
         host.put(x, "x")\n -> host.put(wide(x), "x")\n ;; ctx.fetch() -> ctx.fetch().to(grad.dtype) | forward and gradients are right; the host holds x in 32 bits: put it in the dtype that it has
         ctx.fetch = function, host.put(x, "x")\n -> ctx.fetch = function, host.put(x, "x")\n        globals().setdefault("everything", []).append(ctx.fetch)\n | forward and gradients are right; the host holds x after backward: hold what put returned in ctx only, which goes with the graph

@@ -10,7 +10,6 @@ from actmem_course.judge.case import CaseRun
 from actmem_course.judge.edits import orders
 from actmem_course.judge.exchanged import F_BAR_OPERATOR, F_OPERATOR, size_of
 from actmem_course.judge.verdict import Wrong
-from actmem_course.judge.workbench import unchanged
 from actmem_course.pieces import core_attention, merge_heads, split_heads
 
 NO_TENSOR = "its backward needs no tensor of forward's"
@@ -50,7 +49,7 @@ def split_attention(r: CaseRun) -> None:
     heads = here * r.t
     h = 4 * heads  # so that splitting a rank's part into all heads, a mistake, runs
     qkv, projection, x = r.same(3 * h, h), r.same(h, h), r.same(5, 2, h)
-    with unchanged(qkv_weight=qkv, projection_weight=projection), r.b.watching():
+    with r.unwritten(), r.b.watching():
         result = r["split_attention"](qkv, projection, heads, r.group)
     if not isinstance(result, (tuple, list)) or [isinstance(part, Tensor) for part in result] != [True, True]:
         raise Wrong("expected two tensors: this rank's qkv_weight and its projection_weight")

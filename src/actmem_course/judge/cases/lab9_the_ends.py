@@ -23,12 +23,13 @@ _CHUNK, _SHORT = 24, 2
 _V, _H = 64, 24
 _OVERFLOWS = "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0: log p is the logit less logsumexp"
 _SLOPE_ROUNDED = {"logits": "compute it in wide(logits), and go back to the dtype of logits at the end"}
+_LIVE = "{found:,} B live at once, where {enough:,} are enough: let a chunk go before you make the next one"
 _ROUNDED = "compute the loss in wide(logits): 16 bits hold 3 digits of it"
 
 
-def _tokens(r: CaseRun, v: int, same: bool = False) -> Tensor:
+def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = False) -> Tensor:
     """Ids from 0 to v − 1, first and last among them, and one three times."""
-    ids = ((r.same if same else r.each)(_S, _B) * 1e6).long().remainder(v)
+    ids = ((r.same if same else r.each)(*sizes) * 1e6).long().remainder(v)
     ids.view(-1)[:6] = torch.tensor([0, v - 1, 2, 2, 2, v // 2], device=ids.device)
     return ids
 
@@ -91,13 +92,40 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
             sent = sum(collective.payload_bytes for collective in seen.collectives)
             said = f"{when} exchanges {{found:,}} B where {{enough:,}} are enough: a few numbers a token in forward, x's gradient in backward"
             r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "most", said)
-    half, words = x.bfloat16(), "x, and a few numbers a token"
 
     def in_chunks(x: Tensor, w: Tensor) -> Tensor:
         return function(x, w, targets, _CHUNK)
 
+    given = {"x": x, "weight": weight}
+    r.passes(in_chunks, given, upstream=upstream, prefix="where x needs no gradient, ", exchanges=False, still=("x",))
+    _many_chunks(r, function, ranks)
+    half, words = x.bfloat16(), "x, and a few numbers a token"
+
     r.keeps(in_chunks, half, weight.bfloat16(), what=words, spare=_SPARE, others=[targets])
     r.see_tensor("for a bfloat16 x, the loss", in_chunks(half, weight.bfloat16()), "near", _ROUNDED)
+
+
+def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
+    """The bytes that live at once, and the sum over 300 chunks alike: in bfloat16, 256 of them and one more are 256."""
+    x, weight, targets, chunk = r.same(300, 3, 2), r.each(128, 2), _tokens(r, ranks * 128, (300, 3), same=True), 30
+    made = r.makes(lambda x, w: function(x, w, targets, chunk), x, weight)
+    enough = 8 * (4 * chunk * 128 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
+    for when, one in zip(("forward", "backward"), made):
+        r.see(f"the peak of {when}", max(enough, one.peak), "most", f"in {when} {_LIVE}")
+    # One word a coordinate, so that logits are weights: no product rounds them.
+    rows, ids = torch.eye(3, _H, device=r.device).expand(300, 3, _H), torch.tensor([1, 2, 3], device=r.device)
+    r.passes(
+        lambda x, w: function(x, w, ids.expand(300, 3), 3),
+        {"x": rows.bfloat16(), "weight": (3 * r.each(_V, _H)).bfloat16()},
+        upstream=torch.ones(300, 3, device=r.device),
+        how="half",
+        prefix="in 300 chunks of a bfloat16 x, ",
+        why={
+            "weight": "add up the chunks in wide(weight)",
+            "x": "compute in wide(logits), and keep their logsumexp in 32 bits",
+        },
+        exchanges=False,
+    )
 
 
 def log_probs_and_entropy(r: CaseRun) -> None:
@@ -110,12 +138,18 @@ def log_probs_and_entropy(r: CaseRun) -> None:
         for name, y in zip(("log-probabilities have", "entropies have"), answer):
             if y.shape != tokens.shape:
                 raise Wrong(f"the {name} shape {list(y.shape)}; expected {list(tokens.shape)}")
-        return torch.stack(list(answer))
+        return torch.stack(list(answer), -1)
 
     r.passes(own, {"logits": logits})
     r.passes(own, {"logits": 300 * logits}, prefix="for logits of a thousand, ", why={"": _OVERFLOWS})
-    one = torch.stack([torch.zeros_like(tokens), torch.ones_like(tokens)]).double()
+    one = torch.stack([torch.zeros_like(tokens), torch.ones_like(tokens)], -1).double()
     r.passes(own, {"logits": logits}, upstream=one, prefix="for the entropy alone, ")
+    for k, what in enumerate(("log-probabilities", "entropies")):
+        r.passes(
+            lambda x: r["log_probs_and_entropy"](x, tokens, _CHUNK)[k],  # noqa: B023
+            {"logits": logits},
+            prefix=f"if the {what} alone are used, ",
+        )
     half = logits.bfloat16()
     r.see_tensor("for bfloat16 logits, what comes back", own(half.clone()), "near", _ROUNDED)
     enough = half.numel() * half.element_size()
@@ -131,6 +165,12 @@ def log_probs_and_entropy(r: CaseRun) -> None:
                 why=_SLOPE_ROUNDED,
             )
         r.see(f"{prefix}the largest tensor made", max(enough, made.bytes), "most", words)
+    long = 3 * r.each(100, 3, 512).bfloat16()
+    ids = _tokens(r, 512, (100, 3))
+    passes = r.makes(lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, 7))), long)
+    for times, when, largest in zip((1, 2), ("forward", "backward"), passes):
+        enough = 2 * times * long.numel() + 6 * 4 * 7 * 512 + 80 * ids.numel()
+        r.see(f"the peak of {when}", max(enough, largest.peak), "most", f"in {when} {_LIVE}")
     r.keeps(
         own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE - 4 * _TOKENS, others=[tokens]
     )
@@ -154,11 +194,14 @@ def embedding(r: CaseRun) -> None:
         words = "a tensor of {found:,} elements is made, and the rows that were looked up have {enough:,}: add them to main_grad where they belong"
         with Largest(weight, main, upstream) as made:
             rows.backward(upstream)
+        had = "weight has a .grad, as large as itself: add to main_grad, and return None for weight"
+        r.see(f"{prefix}gradients of weight", int(weight.grad is not None), "most", had)
         r.see(f"{prefix}the largest tensor made", max(rows.numel(), made.elements), "most", words)
         why = "add wide(gradient) of each token to the row of its id, and leave the other rows as they are"
         r.see_tensor(f"{prefix}main_grad", main, how, why)
-        words = "weight has a .grad, as large as itself: add to main_grad, and return None for weight"
-        r.see(f"{prefix}gradients of weight", int(weight.grad is not None), "most", words)
+        for rows in [r["embedding"](ids, weight, main) for _ in range(2)]:
+            rows.backward(upstream)
+        r.see_tensor(f"{prefix}main_grad after two more microbatches, both forwards first,", main, how, why)
     words = "nothing beside ids"
     r.keeps(
         lambda x, w: r["embedding"](ids, w, before) + x, r.each(_S, _B, h), weight, what=words, others=[ids, before]
@@ -177,6 +220,8 @@ MISTAKES = {
         slope = (wide(logits) - normaliser.unsqueeze(-1)).exp() -> slope = torch.zeros_like(wide(logits)) | the forward is right; the gradient of logits is that of the target's logit alone: none comes through the sum of the exponentials
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> slope.to(logits.dtype), None | the forward is right; the gradient of logits ignores the incoming gradient: multiply by it
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.unsqueeze(-1)).to(logits.dtype) / grad.numel(), None | the forward is right; the gradient of logits is that of a mean: each token's loss is its own
+        slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return (slope * grad.unsqueeze(-1)).to -> slope = slope * grad.unsqueeze(-1)\n        slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return slope.to | the forward is right; the 1 at the target is not multiplied by the incoming gradient: subtract it before
+        ctx.save_for_backward(logits, targets, normaliser) -> ctx.save_for_backward(logits, targets, normaliser.to(logits.dtype)) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
     """,
     "9.2": r"""
         logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.logsumexp(-1))\n            losses -> logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.exp().sum(-1).log())\n            losses | for logits of a thousand, exp overflows: subtract the largest first, or use logsumexp
@@ -198,6 +243,14 @@ MISTAKES = {
         own_ids = targets - dist.get_rank(group) * len(weight) -> own_ids = targets | the ids are not shifted by the first id of this rank
         largest = part.clone()\n        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) -> largest = torch.zeros_like(part) | for logits of a thousand, exp overflows: the largest of all ranks is subtracted first
         largest = part.clone()\n        dist.all_reduce(largest, dist.ReduceOp.MAX, group=group) -> largest = part.clone() | each rank subtracts a largest of its own before the sum: all must subtract the same
+        (ids.unsqueeze(-1) == own_rows).int() -> (ids.unsqueeze(-1).clamp(own_rows[0], own_rows[-1]) == own_rows).int() | the forward is right; ranks that don't hold the target subtract 1 at another word: they must subtract 0
+        (ids.unsqueeze(-1) == own_rows).int() -> (ids.where((ids >= own_rows[0]) & (ids <= own_rows[-1]), own_rows[0]).unsqueeze(-1) == own_rows).int() | the forward is right; ranks that don't hold the target subtract 1 at their first word: they must subtract 0
+        ctx.save_for_backward(x, weight, targets, normaliser) -> ctx.save_for_backward(x, weight, targets, part) | the forward is right; backward normalises this rank's logits alone: keep the logsumexp over all ranks
+        (normaliser - sums[1]) -> (normaliser - torch.cat(picked) * mine.flatten()) | only the rank that holds the target subtracts its logit: sum it over the ranks
+        (normaliser - sums[1]) -> (largest - sums[1]) | the largest of the ranks' logsumexps stands for that over all ranks: add up their exponentials
+        mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = own_ids < len(weight) | an id below this rank's first counts as its own: the mask lacks its lower end
+        mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = (own_ids >= 0) & (own_ids <= len(weight)) | the id after this rank's last counts as its own: the mask's upper end is one too far
+        sums = torch.stack(((part - largest).exp(), torch.cat(picked) * mine.flatten()))\n        dist.all_reduce(sums, group=group) -> top, sums = torch.cat(picked) * mine.flatten(), (part - largest).exp()\n        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)\n        dist.all_reduce(sums, group=group)\n        sums = torch.stack((sums, top)) | the target's logit is the largest over the ranks: where it is negative, the others' 0 wins. Add them up
     """,
     "9.4": r"""
         return torch.cat(chosen).view(tokens.shape), entropy.clone() -> return -torch.cat(chosen).view(tokens.shape), entropy.clone() | the first is the loss; the log-probability is its negative
@@ -213,6 +266,10 @@ MISTAKES = {
         (up_chosen + up_entropy * (log_p + h)) -> up_chosen | the forward is right; the entropy gives no gradient: −p (log p + H)
         slope = -log_p.exp() * (up_chosen + up_entropy -> slope = -log_p.exp() * (up_entropy | the forward is right; the gradient of the log-probabilities is that of the token's logit alone: subtract p
         slope.scatter_add_(-1, ids, up_chosen) -> slope | the forward is right; the gradient of the log-probabilities lacks the 1 of the token itself
+        torch.cat(normalisers), entropy)\n        return torch.cat(chosen) -> torch.cat(normalisers).to(logits.dtype), entropy)\n        return torch.cat(chosen) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
+        def backward(ctx, grad_chosen, grad_entropy) -> def backward(ctx, grad_entropy, grad_chosen) | the forward is right; the two incoming gradients are swapped: they come in the order of the results
+        slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_(-1, ids, up_chosen) | the forward is right; the token's own gradient takes the place of what is there: add it
+        chosen, entropies = [], [], []\n -> chosen, entropies = [], [], []\n        ctx.set_materialize_grads(False)\n | if one of the two results is not used, its gradient is None: take it as 0, or leave set_materialize_grads alone
     """,
     "9.5": r"""
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids.flatten()] += wide(grad).flatten(0, 1) | if a word occurs several times, only one of its gradients arrives: main_grad[ids] += … writes each row once. Use index_add_
@@ -220,5 +277,12 @@ MISTAKES = {
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.zero_().index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) | main_grad is emptied first; earlier microbatches have left their gradients there: add
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1), alpha=-1) | the gradient is subtracted: main_grad holds gradients, and the optimizer subtracts them
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) ->  | main_grad is unchanged: backward adds each token's gradient to the row of its id
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / torch.bincount(ids.flatten(), minlength=len(ctx.main_grad))[ids].unsqueeze(-1)).flatten(0, 1)) | a word's gradients are averaged over its repetitions: they add up
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) / ids.numel()).flatten(0, 1)) | the gradient is divided by the number of tokens: the loss has done what is to be done
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.t().flatten(), wide(grad).flatten(0, 1)) | ids and gradients are flattened in different orders: row k of the one goes with id k of the other
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).transpose(0, 1).flatten(0, 1)) | ids and gradients are flattened in different orders: id k belongs to row k
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) | each gradient is added twice
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) * (ids != 0).unsqueeze(-1)).flatten(0, 1)) | word 0 gets no gradient, as if it were padding: here it is a word like the others
+        ctx.save_for_backward(ids)\n        ctx.main_grad = main_grad -> ctx.save_for_backward(ids, main_grad) ;; (ids,) = ctx.saved_tensors\n        ctx.main_grad -> ids, main_grad = ctx.saved_tensors\n        main_grad | with two microbatches in flight, autograd finds that main_grad has changed since it was saved, and refuses: hold it as an attribute of ctx
     """,
 }

@@ -57,8 +57,9 @@ def linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int)
 
     x: [s, b, h]; weight: [v, h]; targets: [s, b]; chunk need not divide s·b.  Returns [s, b] in the dtype of
     wide(x); the gradients have the dtypes of x and weight.  Keeps x, and 32 bytes a token at most.  Forward and
-    backward make no tensor larger than the logits of a chunk, or than x or weight; and 4 products of s·b·v·h in
-    all, where the plain form has 3.  2205.05198 section 5 does this to the core attention.
+    backward make no tensor larger than the logits of a chunk, or than x or weight, and at most four such chunks live
+    at once, beside three of each of x and weight; and 4 products of s·b·v·h in all, where the plain form has 3.
+    The gradient of weight is added up over the chunks in the dtype of wide(weight), float32.  2205.05198 section 5 does this to the core attention.
     """
     return _LinearCrossEntropy.apply(x, weight, targets, chunk)
 
@@ -91,7 +92,7 @@ class _LinearCrossEntropy(Function):
 
 # 9.3, advanced
 def parallel_linear_cross_entropy(x: Tensor, weight: Tensor, targets: Tensor, chunk: int, group) -> Tensor:
-    """linear_cross_entropy, with the vocabulary shared among the ranks of group.
+    """linear_cross_entropy, with the vocabulary shared among the ranks of group: chunks, float32 sums and all.
 
     x: [s, b, h] and targets: [s, b], ids from 0 to v − 1, are the same on every rank; weight: [v/t, h], the
     rows r·v/t and up on rank r.  Returns [s, b], the same on every rank.  Keeps x, and 32 bytes a token at
@@ -144,9 +145,9 @@ class _ParallelLinearCrossEntropy(Function):
 def log_probs_and_entropy(logits: Tensor, tokens: Tensor, chunk: int) -> tuple[Tensor, Tensor]:
     """What reinforcement learning needs from 16-bit logits: log p of the given tokens, and the entropy −Σ p log p.
 
-    logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b],
-    computed and returned in the dtype of wide(logits); the gradient of logits has their dtype.  Widens ``chunk`` tokens at a
-    time: nothing that forward or backward makes has more bytes than logits.  Keeps logits, and 32 bytes a token at
+    logits: [s, b, v]; p is their softmax; tokens: [s, b], ids from 0 to v − 1.  Returns two [s, b], of which
+    only one may be used, computed and returned in the dtype of wide(logits); the gradient of logits has their dtype.  Widens ``chunk`` tokens at a
+    time, and lets them go before the next: nothing that forward or backward makes has more bytes than logits.  Keeps logits, and 32 bytes a token at
     most, where torch's operators keep 12sbv bytes and more.  2205.05198 section 4.3 counts logits of 32 bits.
     """
     return _LogProbsAndEntropy.apply(logits, tokens, chunk)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Start here
 #
-# What fills a GPU that trains a large transformer? **Guess first:** write down a number before you read on.
+# What fills a GPU that trains a large transformer? Guess before you read on.
 
 # %%
 from actmem.formulas.activations import eq1, layer_extra_rows
@@ -18,8 +18,8 @@ a, b, h, s = gpt3.letters()
 model = PAPER_MODELS["175B"]
 recomputed, kept = (sum(one_gpu(model, "tensor", recompute).values()) for recompute in ("full", "none"))
 question = Prediction(
-    f"{model.num_devices} GPUs share GPT-3, the bar 175B. Its layers keep nothing but their inputs here and run forward again in backward: "
-    f"{size_text(recomputed)} on this GPU. How much does it hold if the layers keep all that backward reads?",
+    f"{model.num_devices} GPUs share GPT-3, the bar 175B. Here each layer keeps only its input and runs again in backward: "
+    f"{size_text(recomputed)} on this GPU. How much does it hold if the layers keep everything that backward reads?",
     answer=kept / 2**30,
     unit="GiB",
     because=f"Each of the {gpt3.num_layers} layers keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input for one sequence of {s:,} tokens: "
@@ -77,7 +77,8 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # | [13 Long sequences](13_long_sequences.ipynb) | a million tokens on one GPU, one bottleneck after the other; a state a chunk; eight bits; reserved and allocated | 35 | [10](../labs/lab10_keep_less.py) |
 # | [14 Experts, latents, long contexts](14_experts.ipynb) | what routers, latent attention and a sequence shared by ranks keep | 25 | |
 #
-# In a lab you write the functions of its chapter; a judge runs them on real processes and says in a sentence what is wrong.
+# In a lab you write the functions of its chapter. A judge runs them, says in a sentence what is wrong, and repeats the checks
+# on real processes once all pass.
 # `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.
 
 # %% [markdown]
@@ -99,9 +100,9 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 #
 # A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
 #
-# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each letter has one meaning. A product
-# such as $sbh$ counts elements; with a coefficient, as in $2sbh$, it counts **bytes**, at two bytes per element. Between
-# two layers a microbatch is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
+# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each of the paper's letters has one
+# meaning. Formulas count **bytes**: a tensor of $sbh$ elements takes $2sbh$ bytes in 16 bits, a dropout mask of as many takes
+# $sbh$. Between two layers a microbatch is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
 
 # %% [markdown]
 # ## What this machine has
@@ -144,7 +145,7 @@ print(f"formula {eq1(TINY):,} bytes, extra {extra:,} bytes, measured {ledger.tot
 print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 
 # %% [markdown]
-# That zero is the point of this course. Chapters 3 to 5 bring what divides these bytes and what drops them; then chapter 5 measures
+# That zero is the point of this course. Chapters 3 to 5 show what divides these bytes and what drops them; then chapter 5 measures
 # all six ways of the paper's table 2, on real processes, with the same zero. To see that table now, in a terminal:
 #
 # ```

@@ -33,7 +33,7 @@ question = Prediction(
     "if nothing is recomputed?",
     parts["activations"] / 2**30,
     "GiB",
-    "More than the card has, and several times all the rest. In the other three models too the activations break the wall.",
+    "More than the card has, and several times all the rest. The other three models don't fit either.",
     GuessLine(start=(parts["parameters"] + parts["gradients and optimizer"]) / 2**30),
 )
 ALL = "activations too"
@@ -84,7 +84,7 @@ print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr")
 # All four read sequences of 2,048 tokens. The number of GPUs grows with the model, so that parameters, gradients and
 # optimizer states fit on each card with room to spare. If you size a cluster by its parameters, you stop here.
 #
-# Each parameter has *states*, which exist once: the parameter itself in 16 bits, its gradient, and what mixed-precision Adam
+# A parameter's *states* are the parameter itself in 16 bits, its gradient, and what mixed-precision Adam
 # adds. The gradients of many microbatches are added up in float32. Adam's updates are too small for 16 bits, so it keeps a
 # float32 copy of the parameters beside its two moments. The paper does not say how many bytes it counts; several recipes are
 # in use, and the course takes the first:
@@ -108,13 +108,13 @@ Fold(
 #
 # $$\text{bytes of one layer} = 34\,sbh + 5\,as^2b$$
 #
-# * $34\,sbh$: tensors with one vector per token: the inputs of linears, layer norms and GeLU, and dropout masks. Twice the
-#   tokens, twice the bytes.
+# * $34\,sbh$: tensors with one vector per token: the inputs of linears, layer norms and GeLU; Q, K and V; dropout masks.
+#   Twice the tokens, twice the bytes.
 # * $5\,as^2b$: tensors with one number per *pair* of tokens, in each head: the softmax output, its dropout mask, and the
 #   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
 #
 # Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train well beyond
-# that length, so the core is two thirds to three quarters of each of their layers.
+# that length, so the core is 65 to 76% of each of their layers.
 #
 # On logarithmic axes a power is a straight line and its exponent is the slope: the core's line is twice as steep. **Before
 # you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?
@@ -162,7 +162,7 @@ LiveFigure(bar_chart(
 #
 # ## Measured: the fullest GPU
 #
-# The picture at the top is a formula for a whole stage: $L$ layers' worth of activations, more where the stages are
+# The picture at the top is a formula for a whole stage: $L$ layers' worth of activations (why $L$: below), more where the stages are
 # interleaved (the 175B and 530B models; chapter 6), and what the two ends of the model keep. It rests on the bytes of one
 # layer. Here one layer of each model runs on one of its $t$ ranks (a **rank** is a process with its device), and what it
 # keeps is compared term by term.
@@ -186,12 +186,13 @@ with emulated_rank(largest.parallel.tensor_parallel_size):
 agree.add("1T, layers and embedding of the first stage, on one rank", [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)], "parameters")
 
 # %% [markdown]
-# ## More GPUs do not help
+# ## More pipeline stages do not help
 #
 # *"Use more pipeline stages, then each GPU has fewer layers."* True, but it doesn't help. The first stage, with $L/p$
 # layers, starts $p$ microbatches before the first one comes back, so it holds $p \cdot L/p = L$ layers' worth of
 # activations, whatever $p$ is (equation 5). More stages mean fewer parameters on a GPU, and the same activations; chapter 6
-# shows why, on a schedule. (Without interleaving, which adds activations; so the 175B bar of the first figure is higher.)
+# shows why, on a schedule. (The 175B bar of the first figure is higher because its
+# stages are interleaved, which adds activations.)
 
 # %% jupyter={"source_hidden": true}
 held = {"activations of its layers": {}, "parameters, gradients, optimizer": {}}
@@ -219,9 +220,14 @@ Panel(
 )
 
 # %% [markdown]
-# Try the methods one by one. With sequence parallelism alone no model fits. With selective recomputation alone only the
-# smallest does. With both, all four fit. Full recomputation frees even more, but runs nearly the whole forward pass twice;
-# chapters 5 and 7 show what that costs.
+# Try the methods one by one. Which of them alone makes a model fit, and which model?
+#
+# <details><summary>Answer</summary>
+#
+# With sequence parallelism alone no model fits; with selective recomputation alone only the smallest does. With both, all four
+# fit. Full recomputation frees even more, but runs nearly the whole forward pass twice; chapters 5 and 7 show what that
+# costs.
+# </details>
 #
 # One line sums up what was compared in this chapter; open it for the list.
 
@@ -276,7 +282,7 @@ worked(
 # </details>
 # ## What people get wrong here
 #
-# * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** That is the smaller part of each bar above.
+# * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** In the first figure that is the smaller part of each bar.
 # * **"Pipeline stages divide activation memory."** They divide the layers and multiply the microbatches in flight; the
 #   product stays $L$.
 # * **"The core is quadratic, so it always dominates."** Only from $s = 34h/(5a)$ on; below it the linear part is the larger.

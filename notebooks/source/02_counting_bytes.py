@@ -69,8 +69,8 @@ Reveal(
 # ## One rule
 #
 # Backward walks through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must compute $dX$, and $dW$
-# if there are weights. **A tensor is kept if and only if a formula for one of these gradients reads it.** So ask of each
-# operation:
+# if there are weights. **A tensor is kept if and only if the formula for one of these gradients reads it.** (Often there is a
+# choice of formulas, and then there are bytes to save.) So ask of each operation:
 #
 # 1. Which tensors does its gradient formula read?
 # 2. Does another operation keep them already? Then they cost nothing more: memory holds a tensor once.
@@ -111,8 +111,8 @@ Panel(
 #
 # ### A linear keeps its input (rows 2, 9, 12 and 14)
 #
-# $Y = XW$ has the gradients $dX = dY\,W^T$ and $dW = X^T dY$. The first reads a weight, the second reads $X$. So every linear keeps
-# its input and never its output.
+# $Y = XW$ has the gradients $dX = dY\,W^T$ and $dW = X^T dY$. The first reads a weight, the second reads $X$. So a linear that is
+# trained keeps its input, and never its output.
 #
 # - Row 2: Q, K and V come from three products with the **same** $X$. It is kept once: $2sbh$.
 # - Row 9: the projection at the end of attention: $2sbh$.
@@ -150,7 +150,7 @@ Panel(
 # ### GeLU keeps its input (row 13)
 #
 # $G = \mathrm{gelu}(Z)$ and $dZ = \mathrm{gelu}'(Z) \circ dG$. The slope depends on $Z$, and $Z$ can't be recovered from
-# $G$, because GeLU is not monotonic. $Z$ is $4h$ wide: **$8sbh$**. The linear after it keeps its output $G$: row 14.
+# $G$, because GeLU is not monotonic. $Z$ is $4h$ wide: **$8sbh$**. $G$ is the input of the next linear, which keeps it: row 14.
 #
 # ### Adding the residual keeps nothing
 #
@@ -239,7 +239,7 @@ agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in pred
 
 # %% [markdown]
 # **Now write it:** [exercise 1.2](../labs/lab1_count_bytes.py), `rank_bytes`: `python my/labs/lab1_count_bytes.py
-# --only 1.2`.
+# --only 1.2`. Its other arguments divide the layer among ranks, which chapters 3 to 5 explain; come back to it after them.
 
 # %% [markdown]
 # ## At the size of GPT-3
@@ -247,6 +247,12 @@ agree.add("the sum of the rows, and equation 1", [(sum(row.bytes for row in pred
 # Go back to the figure at the top. Each segment is one of the 15 tensors; point at it to see its formula, its bytes and the
 # reason. What does doubling $b$ do, and what doubling $h$? Which slider changes only the length of the bars, and not how
 # they are divided?
+#
+# <details><summary>Answer</summary>
+#
+# $b$ doubles every tensor, so it is the one that changes the length alone. $h$ doubles the $34sbh$ part and leaves the core as
+# it is.
+# </details>
 
 # %% [markdown]
 # ## Measure it
@@ -400,11 +406,12 @@ for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), eq
     agree.add(f"logged on A100s: {what}", [(formula, logged)])
 
 # %% [markdown]
-# To the byte, on GPUs, in the numbers of the paper's authors. `python labs/measure_runs.py --megatron` predicts 108 such runs
-# whole, tensor by tensor.
+# To the byte, on GPUs, in the numbers of the paper's authors. These two pairs are clean; others aren't, because a router or a
+# second stream decides what is alive. `python labs/measure_runs.py --megatron` compares all pairs, and predicts 108 such runs
+# whole, tensor by tensor; it says how far each is off.
 #
 # Now without subtracting: the same models, 12 layers or the last stage of a pipeline, run here as one emulated rank, loss and
-# backward included. Counted is what is alive at the peak.
+# backward included. We count what is alive at the peak.
 
 # %%
 here = count_here([predict(row) for row in read_golden() if row.gpu == "a100"])

@@ -1,5 +1,5 @@
 # %% [markdown]
-# # 3 · Tensor parallelism, and the floor it leaves
+# # 3 · Tensor parallelism
 #
 # Give a layer to eight GPUs instead of one, and each computes an eighth of it. Does each keep an eighth?
 
@@ -139,7 +139,7 @@ Panel(
 )
 
 # %% [markdown]
-# A checkpoint with another order of rows loads into a layer that runs and computes nonsense. Whole heads are also why $t$
+# Saved weights with another order of rows load into a layer that runs and computes nonsense. Whole heads are also why $t$
 # must divide $a$; the code refuses anything else.
 #
 # Does the real layer do this? The cell below runs one of the 175B model's $t$ ranks and looks at what autograd keeps: Q, K
@@ -183,7 +183,10 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 
 # %% [markdown]
 # Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
-# one machine has GPUs, every exchange below leaves the machine's fast links.
+# one machine has GPUs, every all-reduce (next section) leaves the machine's fast links.
+#
+# The output layer is cut by columns too, so each rank has the scores of $v/t$ words. The loss then needs three numbers per token
+# from all ranks: the largest score, the sum of exponentials, and the score of the right word.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.8`.
@@ -200,7 +203,7 @@ agree.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledge
 # %% [markdown]
 # ## Counted: the exchanges
 #
-# Two blocks, each with an $f$ and an $\bar f$: that should be two all-reduces forward and two backward. The count sits below
+# Two blocks, each with an $f$ and an $\bar f$: how many all-reduces do you expect, forward and backward? The count sits below
 # torch's Python interface, so it sees all of them:
 
 # %%
@@ -306,8 +309,8 @@ worked(
 #
 # ## The lab
 #
-# [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$ and both linears yourself; a judge runs them on real
-# processes: `python my/labs/lab2_tensor_parallel.py`.
+# [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$ and both linears yourself; a judge says what is
+# wrong: `python my/labs/lab2_tensor_parallel.py`.
 #
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` measures Table 2.
 # Break something in `src/actmem/parallel/linear.py` and see which of the two notices.

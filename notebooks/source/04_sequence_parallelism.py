@@ -135,7 +135,7 @@ Panel(
 )
 
 # %% [markdown]
-# Go back to $\bar f$ and stop halfway, after $t - 1$ steps (step 3 of 4 ranks). Every rank has *one* finished chunk: that is a
+# Go back to $\bar f$ and stop halfway, after $t - 1$ steps (step 3 with 4 ranks). Every rank has *one* finished chunk: that is a
 # reduce-scatter, and $\bar g$ stops there. An all-reduce goes on and passes the finished chunks around, which is an
 # all-gather. Sequence parallelism runs dropout and layer norm between the two halves, and $g$ does the second half
 # afterwards. Each rank sends $\frac{t-1}{t}$ of the tensor in each half, and twice that in an all-reduce. So the two halves
@@ -276,9 +276,9 @@ if not on_sockets:
 
 # %% [markdown]
 # Without headers, an all-reduce sends as much as its two halves together, the plain form as much as tensor parallelism, and
-# the cure a quarter more. One of them is a surprise: gloo has no reduce-scatter, so torch runs an all-reduce and discards the
-# rest. On CPUs "the same bytes" would then be *half as much again*. The course's own reduce-scatter
-# (`actmem/parallel/collectives.py`) sends each rank only what it keeps; on GPUs NCCL's does the same.
+# the cure a quarter more. One surprise: gloo has no reduce-scatter, so torch runs an all-reduce and throws most of it away. On
+# CPUs the two halves would then send *half as much again*. The course's own reduce-scatter (`actmem/parallel/collectives.py`)
+# sends each rank only what it keeps; on GPUs NCCL's does the same.
 
 # %% [markdown]
 # ## Partial gradients
@@ -296,8 +296,8 @@ print(f"{len(partial)} gradients differ until they are added up:", ", ".join(par
 
 # %% [markdown]
 # One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
-# position table and the final layer norm, where each rank has also seen only its own tokens. All but that table are
-# vectors, so it is small: less than a ten-thousandth of what the layers send in that time.
+# position table and the final layer norm, where each rank has also seen only its own tokens. Most of it is that
+# table; the rest are vectors. All of it is less than a ten-thousandth of what the layers send in that time.
 
 # %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
@@ -328,7 +328,7 @@ sent = layer_exchanges(GPT3, Parallel(t, True))
 whole = 2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
 number = sum(counts(sent).values())
 worked(
-    f"Exchanges: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 forward, 4 backward, and two gathers more in backward, of the inputs that only shards were kept of.",
+    f"Exchanges: {', '.join(f'{count} × {kind}' for kind, count in counts(sent).items())}. That is 4 forward, 4 backward, and two gathers more in backward, for the two inputs of which each rank kept a shard.",
     f"Each sends {t - 1}/{t} of {size_text(whole)}: {size_text(wire_bytes(sent) // number)}. Together {size_text(wire_bytes(sent))}.",
     f"At 300 GB/s: {1000 * wire_bytes(sent) / 300e9:.1f} ms a layer. Plain tensor parallelism's four all-reduces send {size_text(wire_bytes(layer_exchanges(GPT3, Parallel(t))))}, which take {1000 * wire_bytes(layer_exchanges(GPT3, Parallel(t))) / 300e9:.1f} ms.",
 )
@@ -390,8 +390,8 @@ worked(
 #
 # ## Now fit your model
 #
-# The planner tries each layout with sequence parallelism (`+ SP`) and without. Which does it choose for yours, and what do the
-# exchanges take of a step?
+# The planner tries each layout with sequence parallelism (`+ SP`) and without. Which does it choose for yours, and how much of a
+# step do the exchanges take?
 #
 # ```
 # python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --recompute none

@@ -29,8 +29,8 @@ GPT3 = model_shape("175B")
 agree = Agreement()
 
 question = Prediction(
-    f"The figure stands at 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Suppose backward runs it "
-    "once more, up to the last tensor that it reads. How many percent does that add to the FLOPs of the layer's forward and backward?",
+    f"The figure stands at 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Suppose backward makes the "
+    "core's tensors again: QKᵀ runs once more, attention over V, whose output nobody reads, doesn't. How many percent does that add to the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
     "Backward reads the scores' softmax, which needs QKᵀ again, and never the output of attention over V. So one product of 2s²bh runs again, "
@@ -76,8 +76,7 @@ Panel(
 # round: forward and backward of a layer take `72sbh²` FLOPs in the linears, and only `12s²bh` in the two attention
 # products.
 #
-# Backward never reads the output of the core's last product, attention over V, so the second run can stop before that
-# product (step 3 below). In the same way full recomputation costs less than a third. Drag `s` in the figure at the top: in
+# Full recomputation stops early as well (step 3 below), and so costs less than a third. Drag `s` in the figure at the top: in
 # the upper bars the striped part is what recomputing the core frees; in the lower bars the dotted part is what it adds.
 #
 # The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too, with
@@ -236,11 +235,12 @@ Panel(
 )
 
 # %% [markdown]
-# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/2h`. A
-# linear frees `2sbh·n / 2sbh²·n = 1/h`. So per FLOP the core frees `5a/2` times as many bytes, whatever `s` is.
+# Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/(2h)`. A
+# linear frees `2sbh·n / 2sbh²·n = 1/h`. So per FLOP the core frees `5a/2` times as many bytes, whatever `s` is: 240 times as
+# many in GPT-3. That is why the MLP's linears stay. GeLU's output is different:
 #
-# Three groups need no product at all: layer norm, GeLU and dropout only read and write memory. The paper keeps their
-# outputs. Later versions of Megatron can drop some of them (`--recompute-modules layernorm`, for example). They are smaller
+# three groups need no product at all: layer norm, GeLU and dropout only read and write memory. The paper keeps the
+# outputs of the norms and of GeLU, and the dropout masks. Later versions of Megatron can drop some of them (`--recompute-modules layernorm`, for example). They are smaller
 # than the core, and cost about as little time per byte (chapter 7).
 
 # %% jupyter={"source_hidden": true}
@@ -339,7 +339,7 @@ LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputa
 # - **tensor** (chapter 3): `t` devices share the layer's matrices and most of its activations, but not all.
 # - **tensor+sequence** (chapter 4): the activations that they did not share are cut along the sequence.
 # - **…+selective**: the core of attention is dropped and recomputed in backward.
-# - **full**: only the layer's input is kept, and the whole layer runs twice.
+# - **full**: only the layer's input is kept, and the layer runs again in backward.
 
 # %% jupyter={"source_hidden": true}
 shapes = [model_shape(name) for name in PAPER_MODELS]
@@ -453,7 +453,8 @@ for length in (64, 128, 256):
 LiveFigure(bar_chart("The fused kernel keeps no scores: it grows with s, not with s²", scores, "measured, kept for backward", beside=True))
 
 # %% [markdown]
-# Double `s`: what the core by hand keeps grows more than threefold, towards four, the kernel's twofold. (Both are float32, and the fused one has no
+# Double `s`, and the core by hand keeps more than three times as much (four times, for long sequences); the kernel keeps twice
+# as much. (Both are float32, and the fused one has no
 # dropout.)
 
 # %% jupyter={"source_hidden": true}
@@ -462,7 +463,8 @@ agree
 # %% [markdown]
 # ## Work it out
 #
-# You have 12 GiB a GPU for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. Which
+# You have 12 GiB a GPU for the activations of GPT-3's 96 layers, on 8 ranks with sequence parallelism, one microbatch. (So a rank
+# keeps 1/8 of a layer's input, which the paper's table doesn't divide.) Which
 # of the three modes fit: keep everything, selective, full? One byte for each of $sbh$ is 24 MiB, $5as/h$ is 80. Don't forget
 # the layer that backward is working on.
 
@@ -472,7 +474,7 @@ layer_of = {mode: layer_bytes(GPT3, Parallel(ranks, True), mode) for mode in ("n
 factors = {"none": "(34 + 80)", "selective": "34", "full": "2"}
 gib = {mode: (GPT3.num_layers * size + (layer_of["none"] - size)) / 2**30 for mode, size in layer_of.items()}
 worked(
-    *(f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, and what backward makes again of one: {gib[mode]:.1f} GiB." for mode, size in layer_of.items()),
+    *(f"{mode}: {factors[mode]} · 24 MiB / {ranks} = {size / 2**20:,.0f} MiB a layer; 96 of them, and what backward rebuilds for one layer: {gib[mode]:.1f} GiB." for mode, size in layer_of.items()),
     f"Keeping everything doesn't fit. Both others do; take selective: it adds {float(100 * layer_overhead(GPT3, 'selective')):.2f}% FLOPs where full adds {float(100 * layer_overhead(GPT3, 'full')):.1f}%.",
 )
 

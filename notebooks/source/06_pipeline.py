@@ -1,7 +1,8 @@
 # %% [markdown]
 # # 6 · The pipeline
 #
-# Divide the layers among 8 devices, and each has an eighth of the parameters. Does it have an eighth of the activations?
+# However many devices share the layers, the first one holds all layers' worth of activations (chapter 1). Why? And what
+# does it cost to leave fewer of them idle?
 
 # %%
 from fractions import Fraction
@@ -34,11 +35,11 @@ CUT = Parallel(tensor_parallel_size=8, sequence_parallel=True)
 agree = Agreement()
 
 question = Prediction(
-    f"GPT-3 has {GPT3.num_layers} layers, {GPT3.num_layers // 8} on each of 8 pipeline ranks. The activations of one microbatch in one layer are one "
-    "layer's worth. How many layers' worth does the first rank hold at its peak?",
-    in_flight(with_pipeline(CUT, 8, 1)) * GPT3.num_layers // 8,
+    f"GPT-3's {GPT3.num_layers} layers on 8 pipeline ranks, {GPT3.num_layers // 8} in one piece on each: rank 0 holds {GPT3.num_layers} layers' worth, the dashed line. "
+    f"Now each rank gets 3 chunks of {GPT3.num_layers // 24} layers instead, and idles less. How many layers' worth does rank 0 hold?",
+    in_flight(with_pipeline(CUT, 8, 3)) * GPT3.num_layers // 24,
     "layers' worth",
-    "It has L/p layers, and p microbatches in flight: p · L/p = L.",
+    f"pm + p − 1 = {in_flight(with_pipeline(CUT, 8, 3))} chunks are in flight, of L/(pm) = {GPT3.num_layers // 24} layers each. This chapter shows why.",
     GuessLine(layer_bytes(GPT3, CUT), axis="y2"),
 )
 Reveal(
@@ -48,9 +49,9 @@ Reveal(
         p=steps("p", "pipeline ranks", ranks_that_fit(GPT3.num_layers, 8), 8),
         m=steps("m", "chunks a rank", lambda p: chunks_that_fit(GPT3.num_layers, p, 4), 1),
         n=steps("n", "microbatches", lambda p: microbatches_that_fit(p, 16), 16),
-        moment=play("time", "played so far (0: the whole step)", moments_of, 2),
+        moment=play("time", "played so far (0: the whole step)", moments_of, 0),
     ),
-    moment=0,
+    m=3,
 )
 
 # %% [markdown]
@@ -67,7 +68,7 @@ Reveal(
 # what this microbatch needs for backward. It could wait, but then it would sit idle. So it starts the next microbatches,
 # until `p` are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
 #
-# Rank `r` gets its first microbatch `r` steps later and gets it back `r` steps sooner. So it holds `p − r` microbatches. Press
+# Rank `r` gets its first microbatch `r` steps after rank 0, and gets it back `r` steps before rank 0 does. So it holds `p − r` microbatches. Press
 # play and watch the curves climb, each to its own height:
 
 # %%
@@ -134,7 +135,7 @@ agree.add("in flight on rank 0, by formula, by a list of actions and by the fact
 # interleave, the factor `1 + (p − 1)/(pm)` multiplies all of them.
 
 # %% jupyter={"source_hidden": true}
-first, ways = {"nothing again, eq. 5": {}, "the core again, eq. 6": {}, "everything again": {}, "everything, inputs cut": {}}, []
+first, ways = {"none, eq. 5": {}, "selective, eq. 6": {}, "full": {}, "full, inputs cut": {}}, []
 for name, model in PAPER_MODELS.items():
     t, p = model.parallel.tensor_parallel_size, model.parallel.pipeline_parallel_size
     n, factor = model.global_batch_size // model.shape.micro_batch_size, interleave_factor(p, model.parallel.num_model_chunks)
@@ -164,8 +165,8 @@ Fold(
 )
 
 # %% [markdown]
-# The difference has a cause too. Eight outputs were sent and freed, as in figure 9 below, and a freed output leaves one
-# number, in the smallest block of 512 B; two such numbers of the loss are not there yet.
+# The difference has a cause too: six blocks of 512 B, the smallest that the allocator gives. Eight outputs were sent and freed
+# (figure 9 below), and each leaves one number in a block; two such blocks of the loss are not there yet.
 #
 # **Now write it:** [exercise 5.2](../labs/lab5_pipeline.py), `interleaved`: `python my/labs/lab5_pipeline.py --only
 # 5.2`.
@@ -276,7 +277,7 @@ LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"meas
 # With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
 # keep everything for as many microbatches as fit, and recompute only the others. After the backward of a microbatch that
 # kept everything its place is free, and the next forward takes it: a moving window. The figure uses the sizes of the
-# paper's figure 10; you choose the memory, from the least in which everything is recomputed selectively.
+# paper's figure 10; you choose the memory, starting where every microbatch is recomputed.
 
 # %%
 FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
@@ -303,7 +304,7 @@ for name, model in PAPER_MODELS.items():
         share = 1 - Fraction(len(moving_window(actions, count)), n * m)
         assert m > 1 or share == recomputed_share(count, flight, n)  # 1F1B needs no list of actions
         again[f"{name}, rank {rank}: {size_text(budget)} left, room for {count} of {flight}"] = float(100 * share)
-LiveFigure(bar_chart("Where there is a pipeline its last rank keeps everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
+LiveFigure(bar_chart("Last ranks keep everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
 
 # %% [markdown]
 # **Now write it:** [exercises 5.4 and 5.5](../labs/lab5_pipeline.py), `how_many_fit` and `microbatches_to_keep`:
@@ -312,7 +313,7 @@ LiveFigure(bar_chart("Where there is a pipeline its last rank keeps everything; 
 # %% [markdown]
 # ## What a rank sends
 #
-# Why cut a model both ways? Look at what the first and the last rank of GPT-3 send in one iteration, with the layout of table
+# Why use tensor and pipeline parallelism together? Look at what the first and the last rank of GPT-3 send in one iteration, with the layout of table
 # 3:
 
 # %% jupyter={"source_hidden": true}
@@ -360,7 +361,7 @@ worked(
 # <details><summary><b>2.</b> There are fewer microbatches than ranks. Does equation 5 still hold?</summary>
 #
 # It becomes an upper bound. Rank 0 can't have more microbatches in flight than there are: `min(p, n)`, each of `L/p`
-# layers. And the pipeline idles most of the time. Set `n` below `p` in the first figure.
+# layers. With n = 2 and p = 8 that is 2 · L/8 layers' worth. And the pipeline idles most of the time.
 # </details>
 #
 # <details><summary><b>3.</b> Why is the logits' memory counted once and not for every microbatch in flight?</summary>
@@ -382,7 +383,7 @@ worked(
 # - **`m` and `n` mixed up.** `m` is chunks here and microbatches in 2104.04473 and many blogs. Check the definition before
 #   you put numbers into a formula.
 # - **"All ranks need the same memory."** With 1F1B the layers of rank `r` need `(p − r)/p` of what rank 0's need;
-#   interleaved, the last rank's still need about half. And the last rank adds the logits.
+#   interleaved in three chunks, the last rank's still need about half. And the last rank adds the logits.
 # - **"Freeing an output frees the graph."** Its bytes go, the graph stays. Backward starts from the graph.
 # - **Sizing memory by the average over ranks.** The fullest rank decides whether training starts.
 #

@@ -25,12 +25,11 @@ baseline = paper.TABLE4["baseline, no recompute"]
 agree = Agreement()
 
 question = Prediction(
-    "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more; in FLOPs, forward is a "
-    f"third of forward and backward together. Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms. By how many percent does a second "
-    "forward lengthen the layer's time?",
+    "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more. In FLOPs forward is a third "
+    "of forward and backward together, so it adds 33%. How many percent did it add to the layer's time?",
     100 * baseline.forward_ms / baseline.combined_ms,
     "%",
-    "Backward does not take twice as long as forward here, so forward is more than a third of the whole.",
+    f"Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms: not twice as long, so forward is more than a third of the whole.",
     GuessLine(baseline.combined_ms / 100, baseline.combined_ms),
 )
 ALL = "every way that the paper times"
@@ -106,7 +105,8 @@ more = {name: 100 * (predicted / needed - 1) for name, (_, predicted) in list(wa
 LiveFigure(bar_chart("What recomputation adds to the model's FLOPs, counted by torch", {"": {name: float(share) for name, share in more.items()}}, "FLOPs over equation 7", "%"))
 
 # %% [markdown]
-# (Equation 8 of the paper adds the attention core's forward three times, where the text adds it once: chapter 5.)
+# (With 4 layers the logits are a large share of the FLOPs, so each bar is shorter than for the whole model. Equation 8 of the paper
+# adds the attention core's forward three times, where the text adds it once: chapter 5.)
 #
 # ## Table 4: one layer, in milliseconds
 #
@@ -130,14 +130,14 @@ LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B l
 # Forward's all-reduce overlaps nothing. A second forward adds all-reduces of its own, and nothing hides them.
 #
 # **Why selective recomputation costs more than its FLOPs.** The bars show the FLOPs that the paper's text counts; the time
-# is several times that. The roofline below shows why.
+# is two to four times that. The roofline below shows why.
 #
 # ## On this machine
 #
 # Times differ from machine to machine, so this notebook does not store them: run the next cell to see yours. Two processes
 # run the five layers of table 4 in turn, so that a slow moment slows all of them, and then the paper's own forms
 # (*literal*), which recompute more than backward needs. Each time is a median of its own, so forward and backward do not
-# add up to both. No overhead within noise is printed. The layer is tiny; don't expect the paper's ratios from it.
+# add up to both. Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios from it.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
@@ -193,7 +193,7 @@ Panel(
 
 # %% [markdown]
 # The linears are on the flat roof: they use every weight and every element hundreds of times. The core's products have one
-# short side each, the `h/a` elements of a head, so they stay below the ridge or barely reach it; softmax and dropout do a
+# short side each, the `h/a` elements of a head, so they stay below the ridge; softmax and dropout do a
 # few FLOPs for each score they read and write. So the core has few FLOPs and much memory traffic.
 #
 # Now compare prices: the least time to run again, per GiB freed.
@@ -268,7 +268,7 @@ flops = eq7(gpt3.shape, 1) * tokens / gpt3.shape.seq_length
 worked(
     f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} a second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
     f"Equation 7 counts the products of the attention core and the output layer too: {flops:.3g} FLOPs, {flops / rate / 86400:.1f} days.",
-    "With full recomputation the same GPUs run a third more FLOPs. At the same HFU that is a third more days.",
+    "With full recomputation the same GPUs run a quarter more FLOPs, or a third if the second run goes to its end. At the same HFU the days grow as much.",
 )
 
 # %% [markdown]
@@ -295,7 +295,7 @@ worked(
 #
 # ## What people get wrong here
 #
-# - **"Recomputation costs 33%."** In FLOPs, if the second run goes to its end. In time table 4 has more, and that depends
+# - **"Recomputation costs 33%."** In FLOPs, if the second run goes to its end. In time table 4 shows more, because it depends
 #   on which communication is hidden.
 # - **"Selective costs 2.7%, so expect 2.7% more time."** FLOPs are the wrong unit for an operation that waits for memory.
 # - **MFU computed with the hardware's FLOPs.** Counting the recomputation makes a slower run look better utilised.

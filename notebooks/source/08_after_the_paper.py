@@ -28,11 +28,11 @@ agree = Agreement()
 all_kept = total(llama_rows(LLAMA))
 share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / all_kept
 question = Prediction(
-    "A layer of Llama 3 8B with flash attention, 8,192 tokens. Someone turns selective recomputation of the attention core on. How many "
-    "percent of the layer's activation bytes go?",
-    100 - share_left("selective"),
+    f"A layer of Llama 3 8B, 8,192 tokens. A flash kernel never stores the scores, so selective recomputation of the core frees {100 - share_left('selective'):.1f}%. "
+    "How many percent of the layer's activation bytes go if all that needs no matrix product is made again?",
+    100 - share_left("elementwise"),
     "%",
-    "A flash kernel never stores the scores. All that the core keeps for itself is one number for each query and head: 4asb bytes.",
+    "The outputs of both norms and of the gated product: 4sbh + 2sbf. No product runs again.",
     GuessLine(-all_kept / 100, all_kept),
 )
 ALL = "each way"
@@ -59,13 +59,13 @@ Reveal(
 #
 # Since 2022 models dropped layer norm's mean and biases (RMSNorm), rotate Q and K by position (RoPE), let several query heads
 # share a key and value head (grouped queries), gate the MLP (SwiGLU), and train without dropout. And attention runs in one
-# kernel that never writes the scores. So the two large terms of the paper's formula are gone: no `5as²b`, no masks. What is
+# kernel that never writes the scores. So `5as²b` and the dropout masks are gone. What is
 # left? Ask each operation what its gradient reads, as chapter 2 does:
 #
 # - **RMSNorm** reads its input and one number a token: `2sbh + 4sb`.
 # - **A product** reads its input: `2sbh` for Q, K, V together, and for gate and up together; `2sbh` for the projection; `2sbf`
 #   for the down product.
-# - **A rotation** is linear: its gradient is the rotation backwards. It reads the tables, and nothing of its input.
+# - **A rotation** is linear: its gradient is the rotation backwards. It reads only the tables.
 # - **Flash attention** reads Q, K, V, its output and the log-sum-exp of each row: `2sbh + 4sbkd + 2sbh + 4asb`. Its output
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
@@ -276,12 +276,12 @@ agree
 # ## Work it out
 #
 # All 32 layers of Llama 3 8B read one sequence of 8,192 tokens on one GPU. What do they keep with a flash kernel, and
-# what with `elementwise`? What would they keep if attention still stored its scores, at $5as^2b$ a layer?
+# what with `elementwise`? What would they keep if attention still stored its scores, at $2as^2b$ a layer (there is no dropout)?
 
 # %% jupyter={"source_hidden": true}
 layers = LLAMA.num_layers
 fewer = total(llama_rows(LLAMA, recompute="elementwise"))
-scores = 5 * LLAMA.num_attention_heads * LLAMA.seq_length**2 * LLAMA.micro_batch_size
+scores = 2 * LLAMA.num_attention_heads * LLAMA.seq_length**2 * LLAMA.micro_batch_size
 worked(
     f"A layer keeps {size_text(all_kept)}; {layers} of them {size_text(layers * all_kept)}.",
     f"Elementwise drops the outputs of norms and of the gate: {size_text(fewer)} a layer, {size_text(layers * fewer)} in all, and no product runs again.",
@@ -308,7 +308,7 @@ worked(
 #
 # </details>
 #
-# **3.** The set {K} alone is refused for the paper's layer, but not for the Llama layer. Why?
+# **3.** To drop K alone frees nothing in the paper's layer, so the code refuses it there. In the Llama layer it frees K's bytes. Why?
 #
 # <details><summary>Answer</summary>
 #

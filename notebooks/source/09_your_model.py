@@ -160,8 +160,8 @@ ledger
 # %% [markdown]
 # ## The formula, found by machine
 #
-# Run the layer in a dozen tiny sizes without common factors, and solve each row for its powers and its coefficient. They
-# come out exact, because every count is exact; a row without a formula would be refused by name.
+# Run the layer at a dozen tiny sizes without common factors, and fit each row's bytes to one product of powers. The fit is
+# exact, because every count is. If a row has no such formula, the solver refuses it by name.
 
 # %%
 def count(sizes):
@@ -176,7 +176,7 @@ found = solve_rows(count, "sbhf", {"h": (2 * a, ())})  # h is a multiple of 2a
 print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 
 # %% [markdown]
-# Compare it with chapter 2's layer, which keeps $34sbh$ with $f = 4h$, dropout and biases. Each letter says where to look:
+# Compare it with chapter 2's layer, which keeps $34sbh + 5as^2b$ with $f = 4h$, dropout and biases. Each letter says where to look:
 # the MLP is all of the $sbf$, and the term without $h$ and $f$ holds what each token needs once: statistics and the
 # log-sum-exp of each head.
 #
@@ -194,7 +194,8 @@ Fold(
 # %% [markdown]
 # ## The fix
 #
-# Three changes, none of which repeats a matrix product.
+# Three changes, none of which repeats a matrix product. They also lose the norms' 16-bit results before the weight, which the
+# list doesn't count as waste.
 #
 # - **Norm.** A function that keeps `x` in 16 bits and one float32 number a token, and computes the rest again in backward.
 # - **Attention.** `enable_gqa=True` lets the kernel read each key head for several query heads.
@@ -270,7 +271,7 @@ Fold("; ".join(line.partition(", still")[0].partition(": still")[0] for line in 
 # %% [markdown]
 # ## The peak
 #
-# What runs out is not what is held after forward but the most that is alive at any moment. `actmem.step` runs one training step,
+# You run out at the peak, the most that is alive at any moment, not after forward. `actmem.step` runs one training step,
 # notes each storage's birth and death, and bills the highest point. The lines add up to it, to the byte.
 
 # %%
@@ -282,8 +283,8 @@ assert sum(row.bytes for row in bill.peak) == bill.peak_bytes
 LiveFigure(bar_chart(f"Peak {readable_size(bill.peak_bytes)}, in {bill.peak_phase}", {"alive": bill.by_kind()}, "at the peak of one step"))
 
 # %% [markdown]
-# Can the peak be predicted too? Run the layer in tiny sizes. Note what each operation of forward and backward makes, and what
-# is freed after it. Solve each size as above. The result is a *tape*, and it gives the peak at any sizes. Here it equals the
+# Can the peak be predicted too? Run the layer at tiny sizes again. A *tape* lists what each operation of forward and backward
+# allocates and frees, each size solved as a formula. Put in any sizes, and read off the peak. Here it equals the
 # real peak of the paper's layer (chapters 2 to 5) in every mode. **Predict:** which modes lower the peak of this one layer?
 
 # %% jupyter={"source_hidden": true}
@@ -311,7 +312,7 @@ for mode in RECOMPUTE_MODES:
 LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 
 # %% [markdown]
-# Full recomputation makes everything again before backward begins, so the peak of a single layer stays as high. It pays off
+# Full recomputation makes everything again before backward begins, so the peak of a single layer is no lower. It pays off
 # with many layers. The others make the core again only after the MLP's tensors are gone.
 #
 # The Llama layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
@@ -320,11 +321,15 @@ LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed"
 parts = {"activations": {}, "the rest": {}}
 for length in (64, 256, 1024):
     long_model, long_x = layer(s=length)
-    long_bill = actmem.step(long_model, long_x, optimizer=torch.optim.AdamW(long_model.parameters()))
+    long_optimizer = torch.optim.AdamW(long_model.parameters())
+    actmem.step(long_model, long_x, optimizer=long_optimizer)  # its states are there from the second step on
+    long_optimizer.zero_grad()
+    long_bill = actmem.step(long_model, long_x, optimizer=long_optimizer)
     bar = f"s = {length:,}: in {long_bill.peak_phase}"
     parts["activations"][bar] = long_bill.by_kind().get("activation", 0)
     parts["the rest"][bar] = long_bill.peak_bytes - parts["activations"][bar]
-LiveFigure(bar_chart("From s = 256 on the peak is in backward, and mostly activations", parts, "peak of one step"))
+half = next(bar.partition(":")[0] for bar, size in parts["activations"].items() if size >= parts["the rest"][bar])
+LiveFigure(bar_chart(f"From {half} on activations are half of the peak or more", parts, "peak of one step"))
 
 # %% [markdown]
 # ## Yours
@@ -368,8 +373,8 @@ worked(
 #
 # <details><summary><b>2.</b> Recomputing the attention core saved little in your model. Why?</summary>
 #
-# With a flash kernel there is no core to drop: no tensor of $s^2$ is kept. Look at the diff: what stayed are the inputs of
-# linears and norms, and no recomputation of the core touches these.
+# With a flash kernel there is no core to drop: no tensor of $s^2$ is kept. Look at the diff: what stayed are the linears'
+# inputs and what the flash kernel reads, and no recomputation of the core touches these.
 # </details>
 #
 # <details><summary><b>3.</b> The peak lies in the optimizer's step. Does recomputing activations help?</summary>

@@ -68,7 +68,7 @@ Reveal(
 # again. So **$2v$ bytes a token** are enough in 16 bits. `F.cross_entropy` keeps $\log p$, in the dtype of the logits: $2v$
 # if these have 16 bits, $4v$ after the `logits.float()` of most libraries.
 #
-# But the peak comes in backward. There live, of each token:
+# But the peak comes in backward. Alive then, for each token:
 #
 # | what | bytes in 16 bits |
 # |---|---|
@@ -78,7 +78,7 @@ Reveal(
 # | the output layer's input, and its gradient if an earlier run left one | $2h + 2h$ |
 # | the target, a 64-bit number | $8$ |
 #
-# Together **$6v + 4h + 8$ bytes a token**, and $12v$ instead of $6v$ with float32 logits. Liger's benchmark has logged this
+# Together **$6v + 4h + 8$ bytes a token** ($2h$ less in the figure at the top, where no earlier run left a gradient), and $12v$ instead of $6v$ with float32 logits. Liger's benchmark has logged this
 # peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake tensors:
 
 # %% jupyter={"source_hidden": true}
@@ -123,9 +123,11 @@ apart = [int((one - other).abs().gt(1e-9 * other.abs().max()).sum()) for one, ot
 agree.add("losses, gradients of x and of the weight in chunks, numbers that differ by more than rounding", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# What lives at the peak? The input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the chunks, $4vh$; and
+# What is alive at the peak? The input and its gradient, $4sbh$; the weight's gradient, a float32 sum over the chunks, $4vh$; and
 # of one chunk either its logits in float32 and in 16 bits, $6cv$, or their gradient and a part of the weight's, $2cv + 2vh$.
-# So $c$ needn't be small: below $h/2$ tokens the weight's part is the larger. A step on fake tensors counts each of the four
+# So $c$ needn't be small: below $h/2$ tokens the weight's part is the larger.
+#
+# (*In place* means that the softmax, $4v$ in float32, overwrites its own input; the 16-bit logits, $2v$, stay.) A step on fake tensors counts each of the four
 # ways of the figure at the top, at the size of the model:
 
 # %%
@@ -155,7 +157,7 @@ for c in (256, 4096):
 agree.add("peak with 16-bit logits that the model returns, beyond the same without", [(2 * 8192 * v, peak("16 bits", returned=True) - peak("16 bits"))])
 
 # %% [markdown]
-# Chunks change no number but by rounding: each token's loss is its own. Only the weight's gradient is a sum over all tokens,
+# Chunking changes results only by rounding: each token's loss is its own. Only the weight's gradient is a sum over all tokens,
 # now chunk by chunk. Liger goes further: its forward knows that $d\ell$ will be the same for all tokens, so it makes both
 # gradients at once and keeps them *in place of* $x$. No product is run again, and $2vh$ more bytes live from forward to backward.
 #
@@ -165,9 +167,9 @@ agree.add("peak with 16-bit logits that the model returns, beyond the same witho
 # %% [markdown]
 # ## The last stage
 #
-# Tensor parallelism gives each of $t$ ranks $v/t$ words: chapter 3 and exercise 2.8. Of each token three numbers are enough
-# from the other ranks: the largest logit, the sum of the exponentials, the target's logit. With chunks only
-# $\log\sum e^z$ over a rank's own words and the target's logit are left, and one exchange after the last chunk does. Backward
+# Tensor parallelism gives each of $t$ ranks $v/t$ words: chapter 3 and exercise 2.8. For each token a rank needs three numbers
+# from the others: the largest logit, the sum of the exponentials, the target's logit. With chunks only
+# $\log\sum e^z$ over a rank's own words and the target's logit are left, and one exchange after the last chunk is enough. Backward
 # sums the gradient of $x$ over the ranks; that of the weight is each rank's own.
 #
 # A pipeline has another reason to share it. The output layer is on the last stage, and it is work: for Llama 3 8B as
@@ -193,8 +195,8 @@ Panel(
 # %% [markdown]
 # ## Reinforcement learning
 #
-# Reinforcement learning reads no loss from the logits, but $\log p_y$ of the tokens that were generated, and often the
-# entropy $H = -\sum_j p_j \log p_j$. Out of torch's operators, in float32, autograd keeps what each of them reads:
+# Reinforcement learning needs no loss, but $\log p_y$ of the tokens that were generated, and often the
+# entropy $H = -\sum_j p_j \log p_j$. Written with torch's operators in float32, it keeps what each of them reads:
 
 # %%
 class LogProbs(nn.Module):
@@ -236,7 +238,7 @@ agree.add("gradients of log-probabilities and entropies, numbers that differ fro
 # %% [markdown]
 # ## The other end
 #
-# The embedding looks up rows, so it keeps nothing but the ids. Its gradient is another matter. Of $v$ rows at most $sb$ have
+# The embedding looks up rows, so it keeps nothing but the ids. Its gradient is another matter. At most $sb$ of $v$ rows have
 # one, yet torch's backward makes all $v$: $2vh$ bytes of mostly zeros, in every microbatch, only to add them to the sum of the
 # microbatches before. If the output layer shares the weight, its gradient is dense, $v$ rows, and goes to the same
 # place. So add the $sb$ rows straight to that sum, in float32. One trap: a word that comes twice must be added twice.
@@ -257,7 +259,7 @@ agree.add("rows of it that are not zero: the words that came", [(len(ids.unique(
 # ## Worked problem
 #
 # A model with $v$ = 262,144 words, $h$ = 2,560 and 34 layers, one sequence of 32,768 tokens, one GPU of 80 GiB that has 30 GiB
-# left after weights and states. All layers are recomputed. Which of the four ways to compute the loss fits? Work it out before you open it:
+# left after weights and states, chunks of 1,024 tokens. All layers are recomputed. Which of the four ways to compute the loss fits? Work it out before you open it:
 
 # %% jupyter={"source_hidden": true}
 s, width, words, layers = 32768, 2560, 262144, 34
@@ -297,7 +299,7 @@ agree
 #
 # ## What people get wrong here
 #
-# - **"The loss is one number."** It is, and forward frees its logits; backward makes three tensors of their size.
+# - **"The loss is one number."** It is. But forward keeps $\log p$, as large as the logits, and backward makes two more of that size.
 # - **"Full recomputation solves long sequences."** It leaves $2sbh$ a layer, and the loss as it was.
 # - **Returning the logits.** A model that returns them holds $2v$ bytes a token more, through all of backward.
 #

@@ -73,7 +73,7 @@ Reveal(
 #
 # $$dx = W^\top dy, \qquad dW = dy\, x^\top$$
 #
-# Only $dW$ reads $x$. Freeze $W$, and nobody does. $dx$ reads the weight, which is there anyway. So a frozen linear keeps **nothing**:
+# Only $dW$ reads $x$. With $W$ frozen, nothing reads $x$. $dx$ reads the weight, which is there anyway. So a frozen linear keeps **nothing**:
 
 # %%
 torch.manual_seed(0)
@@ -190,7 +190,7 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 # - **Nothing is shared.** q, k and v read one tensor, $2sbh$ for all three. But each adapter makes its own copy, and draws its own mask.
 #
 # peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Try that in the figure at the top: LoRA now keeps
-# far more than full training. AgileRL leaves the copies out, and its peak on an A100 fell by a fifth and more
+# far more than full training. AgileRL leaves the copies out, and its peak on an A100 fell by 20% and 24% on two models
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
@@ -279,12 +279,12 @@ print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)
 
 # %% [markdown]
 # `use_reentrant=False` is the better cure. With `model.enable_input_require_grads()` backward computes the gradient of the
-# embedding's output too, for nobody.
+# embedding's output too, which nothing uses.
 #
 # ## Under sequence parallelism
 #
 # A column-parallel linear gathers $x$ from all ranks (chapter 4). The frozen weight's gradient would have read it; now $A$'s does. So
-# autograd keeps the *gathered* $x$, $2sbh$ on every rank, which section 4.2.2 of the paper avoids. Its cure works again: put $A$
+# autograd keeps the *gathered* $x$, $2sbh$ on every rank, which section 4.2.2 of the paper avoids. The same cure works: put $A$
 # into the function that keeps the shard, and gathers again in backward. Megatron-Bridge got it in 2026
 # ([Megatron-Bridge#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581)). For an adapter there is a cheaper one: multiply
 # by $A$ *before* the gather. Then backward reads the shard alone, and what is gathered is $Ax$, which is narrow:

@@ -43,7 +43,7 @@ question = Prediction(
     "it. At 1,048,576 tokens, how much does one GPU hold with the first four?",
     answer=long_steps(LLAMA.with_sizes(seq_length=2**20))[3].bytes / 2**30,
     unit="GiB",
-    because="Nothing is left of the layers' inputs but three, and nothing grows with the layers: it is one layer at work that counts.",
+    because="Three tensors of a layer's input size are left of all of them, and nothing grows with the layers: it is one layer at work that counts.",
     line=GuessLine(2**30),
 )
 Reveal(
@@ -66,13 +66,14 @@ Reveal(
 #
 # ## One bottleneck after the other
 #
-# If all layers are recomputed, each keeps its input, and two moments are full: the loss, and the backward pass of a layer's
+# If all layers are recomputed, each keeps its input, and there are two candidates for the peak: the loss, and the backward pass of a layer's
 # MLP, when its attention has run again. The figure takes the fuller one. Recomputing leaves the loss on top, so chapter 11's chunks come next. Then the layers'
 # inputs and one layer at work are left. Each step below removes what is largest *then*; in another order it would help little.
 # accelerate's users saw it: with checkpoints on the host a short sequence's peak didn't move
 # ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
 #
-# Bytes grow with $s$, the work of attention with $s^2$. So the prices, as shares of a step, *fall*: move the slider.
+# Bytes grow with $s$, the work of attention with $s^2$. So the prices of chunks and tiles, as shares of a step, *fall*: move the
+# slider. That of running the layers again rises towards a third, because attention runs again too.
 #
 # ## The MLP in tiles
 #
@@ -125,7 +126,7 @@ agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, 
 
 # %% [markdown]
 # An MLP keeps $2sbh + 6sbf$; in tiles it keeps its input alone. At the peak of its backward the whole MLP takes $6h + 10f$ bytes a
-# token. In tiles $10f$ is there for one tile only, and a long sequence takes $10h$: a quarter for Llama 3 8B. The price is three more products for each
+# token. In tiles $10f$ is there for one tile only, and the whole sequence takes $10h$: a quarter for Llama 3 8B. The price is three more products for each
 # tile. Autograd adds the tiles' weight gradients up in 16 bits, and each sum rounds; a function of your own can do it in float32.
 #
 # **Now write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`: `python my/labs/lab10_keep_less.py --only 10.3`.
@@ -184,10 +185,10 @@ agree.add("gradients with inputs on the host, equal in bits", [(True, torch.equa
 agree.add("freed for 8 layers, h = 1,024, 8,192 tokens, as transformers#48444 measured on an H100", [(2 * 8 * 8192 * 1024, 128 * 2**20)])
 
 # %% [markdown]
-# Nothing of them is left on the device but two: the input that is being read, and the next, on its way. The host holds
-# $2sbhL$. transformers can do it since September 2026, and measured on an H100 just this:
+# The device holds three tensors of $2sbh$: the input in use, the next one on its way, and the last layer's output, later its
+# gradient. The host holds $2sbhL$. transformers can do it since September 2026, and measured on an H100 just this:
 # [#48444](https://github.com/huggingface/transformers/pull/48444). The price is the link: the copy must not take longer than a
-# layer. One layer copies $2sbh$ bytes and multiplies for $s^2$, so it hides better the longer the sequence is.
+# layer. One layer copies $2sbh$ bytes and its FLOPs grow with $s^2$, so it hides better the longer the sequence is.
 #
 # **Now write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`: `python my/labs/lab10_keep_less.py --only
 # 10.4`.
@@ -216,13 +217,13 @@ for kind in ("gather", "ulysses"):
 # %% [markdown]
 # ## A state instead of keys
 #
-# Gated DeltaNet, Mamba and other recurrent layers keep no keys. They carry a state, a matrix $d \times d$ a head:
+# Gated DeltaNet, Mamba and other recurrent layers keep no keys. They carry a state, a matrix $d \times d$ a head. In the simplest form:
 #
 # $$S_t = S_{t-1} + k_t v_t^\top, \qquad o_t = S_t^\top q_t$$
 #
 # Generating text needs $S$ alone. But training? $dq_t$ reads $S_t$, so autograd through a loop over tokens keeps a state *a token*:
 # $4shd$ bytes in float32, where flash attention keeps some $8sh$. With $d$ = 128 that is 64 times as much. For
-# such a loop mlx-lm's users measured 8 MB a token and layer
+# a loop with several such tensors a token a contributor to mlx-lm measured 8 MB a token and layer
 # ([mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870)). The cure is this chapter's: keep the state once in $c$ tokens, and
 # make the others again, all at once as two products:
 
@@ -289,12 +290,12 @@ apart = [int((one - two).abs().gt(1e-12 * two.abs().max()).sum()) for found in o
 agree.add("gradients of a loop and of chunks, numbers that differ from the quadratic form's", [(0, count) for count in apart], "numbers")
 
 # %% [markdown]
-# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/c$. With $c = d$ that is $10sh$: no more than attention, and
+# In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/c$. With $c = d$ that is $10sh$, a quarter more than attention, but
 # its work grows with $s$, not with $s^2$. Kernels go on: Mamba's makes all states again in backward, and keeps none of them (on paper here).
 #
 # ## Eight bits, honestly
 #
-# FP8 makes products faster. Many expect half the memory as well, and find more than before
+# FP8 makes products faster. Many expect half the memory as well, and measure more than before
 # ([TransformerEngine#1261](https://github.com/NVIDIA/TransformerEngine/issues/1261),
 # [#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). Ask what a linear keeps. Its three products read
 #
@@ -378,11 +379,10 @@ Panel(
 
 # %% [markdown]
 # A layer saves $h + f$ bytes a token, and takes 2 bytes a weight: with short microbatches FP8 takes more. If all layers are
-# recomputed it saves hardly anything at all: only one layer is whole at a time, but the copies of the weights are there for
-# all.
+# recomputed it costs memory: one layer at a time saves, but all hold copies of their weights.
 #
-# DeepSeek-V3 (2412.19437, section 3.3; on paper here) goes after each copy: of an input one orientation stays, with a scale for
-# each 128 elements, and is turned in backward; the projection's input has 12 bits, and attention's backward reads the same;
+# DeepSeek-V3 (2412.19437, section 3.3; on paper here) removes these copies one by one: each input is kept in one orientation, with a scale for
+# each 128 elements, and turned in backward; the projection's input has 12 bits, and attention's backward reads the same;
 # SwiGLU's inputs have 8 bits, and its output is made again.
 #
 # ## Why is reserved above allocated?
@@ -402,7 +402,7 @@ Panel(
 # %% [markdown]
 # Boxes are blocks, with their MiB; empty ones are free. **Expandable segments** map pages of 2 or 20 MiB one after another to one
 # range of addresses. What was freed joins, and a longer batch needs only what is missing. Here are eight batches on the tape of
-# a real layer (chapter 10), 32 times:
+# a real layer (chapter 9), 32 times:
 
 # %% jupyter={"source_hidden": true}
 Panel(reserved_lines, order=choice("batches", list(BATCH_ORDERS), "shortest first"))
@@ -420,8 +420,8 @@ print(f"{len(logged)} layouts: reserved, predicted within {100 * furthest:.1f}%;
 # %% [markdown]
 # The rest we can't see from outside: a stream of its own, as NCCL has, has blocks of its own, and ranks of one layout differ. For
 # QLoRA of Llama 3 8B torchtune's users saw 16.39 GiB fall to 10.83 with expandable segments
-# ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185)). They don't say how long their batches were, so that pair
-# we quote, and don't predict.
+# ([torchtune#1185](https://github.com/meta-pytorch/torchtune/issues/1185)). They don't say how long their batches were, so
+# we quote it and predict nothing.
 #
 # ## Work it out
 #
@@ -459,7 +459,7 @@ agree
 #
 # <details><summary><b>2.</b> Why not offload everything, rather than recompute?</summary>
 #
-# A layer keeps 16 times its input. The link would have to carry that in the time of one forward pass; the input alone
+# A layer keeps 17 times its input. The link would have to carry that in the time of one forward pass; the input alone
 # hides.
 # </details>
 #
@@ -473,7 +473,7 @@ agree
 #
 # - **"FP8 halves activations."** It can halve what linears read. Norms, attention and SwiGLU keep their 16 bits, and the weights' copies come on top.
 # - **"Recurrent layers keep one state."** When they generate. In training they keep one a token, if nobody chunks them.
-# - **"A smaller batch frees memory."** What was reserved stays so, until the allocator runs out.
+# - **"A smaller batch frees memory."** Reserved memory stays reserved, until the allocator runs out.
 #
 # **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Mini-sequence Transformer*, 2407.15892 · *Ulysses*, 2309.14509 · *Ring
 # Attention*, 2310.01889 · Gated DeltaNet, 2412.06464 · asked for in

@@ -31,7 +31,7 @@ question = Prediction(
     "The figure shows a rank if the router is even. Now every token wants the same experts, all on one rank. How much does this rank keep?",
     total(one_sided) / 2**20,
     "MiB",
-    "It gets 8 times as many pairs, and its experts keep 8 times as much. The rest of the layer doesn't notice.",
+    "It gets 8 times as many pairs, so what is kept for each pair grows 8 times. What it keeps for its own tokens, such as the router's input and all of attention, doesn't.",
     GuessLine(2**20),
 )
 BOTH = "even, and one-sided"
@@ -51,7 +51,7 @@ Reveal(
 # attention, and attention over a sequence that several ranks share. They don't build on each other; read what you need.
 #
 # **Letters used:** `s`, `b`, `h`, `a`, `t` and `k`, `f` as in chapter 8 (`f` is the width of one expert) · `E` experts, of which
-# each token takes `κ` · `c` ranks that share a sequence.
+# each token takes `κ` · `c` ranks that share a sequence. (Qwen3's heads are 128 wide, twice `h/a`: its Q is twice as wide as a token's vector.)
 
 # %% [markdown]
 # ## Experts
@@ -75,7 +75,7 @@ LiveFigure(llama_bars(EXPERTS))
 # %% [markdown]
 # The ranks of a layer share the experts, whole ones. Each rank routes its own tokens, and an all-to-all brings every pair to its
 # expert's rank. So a rank holds what the routers send to it. An even router sends `sbκ/t` pairs. In the worst case every
-# token wants the same `κ` experts, and one rank gets all `sbκ` pairs. Every rank must have room for that, or drop tokens. Here
+# token wants the same `κ` experts; if they lie on one rank, it gets all `sbκ` pairs. Every rank must have room for that, or drop tokens. Here
 # a rank is emulated in both cases, and each term is counted:
 
 # %%
@@ -90,7 +90,7 @@ for t, routing in ((1, "even"), (8, "even"), (8, "one-sided")):
 #
 # DeepSeek-V3 makes the keys and values of its 128 heads from one narrow latent a token, and the queries from another. At
 # inference only the latent is cached, beside one small key with positions that all heads share. Does training save as
-# much? No: a flash kernel reads whole keys and values, so backward wants them too, for every head, and the latents come
+# much? No: a flash kernel reads whole keys and values, so backward reads them too, for every head, and the latents come
 # on top. Which of them to keep is again a set of terms. `recompute={"K", "V"}` keeps the latent and makes keys and
 # values again: one product, so it is no part of `elementwise`.
 
@@ -135,7 +135,7 @@ for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, 
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
     agree.add_rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
-LiveFigure(bar_chart("16 ranks: c = 2 keeps less than t = 16, since K has 8 heads", {"kept": ways}, "kept by one rank; sent among its c ranks"))
+LiveFigure(bar_chart("16 ranks: c = 2 keeps a little less than t = 16, since K has 8 heads", {"kept": ways}, "kept by one rank; sent among its c ranks"))
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -153,7 +153,7 @@ even, worst = (total(expert_mlp_rows(MIXTRAL, Parallel(8, True), routed_tokens=n
 worked(
     f"There are {tokens:,} · {taken} pairs. Even: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes each: {size_text(6 * f * tokens * taken // 8)}. With the router and who goes where it is {size_text(even)}.",
     f"A token takes {taken} different experts, so the worst is every token once: {tokens:,} pairs, {size_text(6 * f * tokens)}; with the rest {size_text(worst)}.",
-    "More experts on a rank make the worst case worse: with all 8 on one rank it would be twice as much again.",
+    f"With two or more experts on a rank the worst case doubles: {taken * tokens:,} pairs.",
 )
 
 # %% [markdown]

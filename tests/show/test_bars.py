@@ -164,19 +164,25 @@ def test_titles_say_the_finding(drawing, said):
     assert said in drawing.layout["title"]["text"]
 
 
-def test_first_aid_begins_with_what_costs_least():
-    """The order that chapter 10's list gives in words; full recomputation costs more time than all before it together."""
-    found = [name.rsplit(": ", 1) for name in sums(first_aid("llama3-70b", 80))]
-    shares = {name.split(":")[0]: float(cost.removesuffix("% time")) for name, cost in found}
-    assert list(shares)[:3] == [
-        "sequence parallelism",
-        "one sequence a microbatch",
-        "what needs no product again (elementwise)",
-    ]
-    full = shares["everything again (full)"]
-    assert shares["sequence parallelism"] < 0 and full > sum(
-        share for share in list(shares.values())[1:] if share < full
+def test_first_aid_goes_from_the_cheapest_gib_to_the_dearest():
+    """The order that chapter 10's list gives in words: what saves time first, what costs most of it last."""
+    drawing = first_aid("llama3-70b", 80)
+    start, *steps = [name.replace("<br>", " ").rsplit(": ", 1) for name in sums(drawing)]
+    assert start == ["TP 8, PP 2, DP 4 ZeRO-1, b 2"]
+    held, times = (
+        list(sums(drawing).values()),
+        [float(cost.removesuffix("% time").replace("−", "-")) for _, cost in steps],
     )
+    assert held == sorted(held, reverse=True) and times[0] < 0 and times == sorted(times)
+    names = [name for name, _ in steps]
+    assert names[:3] == [
+        "sequence parallelism",
+        "elementwise recomputation",
+        "one sequence a microbatch",
+    ]
+    dear = names.index("full recomputation")
+    assert {"divide gradients too (ZeRO-2)", "divide weights too (ZeRO-3)"} == set(names[dear + 1 :])
+    assert times[dear] > 4 * times[dear - 1]
 
 
 # What a slider leaves in place: the axis, and marks where the bars ended before.

@@ -15,7 +15,7 @@ from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, fronti
 from actmem.plan.plan_report import layout_text, plan_text
 from actmem.plan.planned_models import PlannedModel, planned_model_of
 from actmem.plan.rank_bill import Bill
-from actmem.plan.search import bill_of, find_plans
+from actmem.plan.search import Plan, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import total
 from actmem_course.others.others_keep import OTHERS, bytes_of_other
@@ -242,16 +242,16 @@ def plan_wall(name: str, memory: int, gpus: Sequence[int] = (16, 64, 256)) -> Dr
     )
 
 
-#: What to change if a plan doesn't fit: words, sizes in Layout, mode.  Each is one change of what the figure starts from.
-_AID: dict[str, tuple[dict[str, int], str]] = {
-    "sequence parallelism": ({"sequence_parallel": True}, "none"),
-    "one sequence a microbatch": ({"micro_batch_size": 1}, "none"),
-    "what needs no product again (elementwise)": ({}, "elementwise"),
-    "everything again (full)": ({}, "full"),
-    "divide gradients too (ZeRO-2)": ({"zero_stage": 2}, "none"),
-    "divide weights too (ZeRO-3)": ({"zero_stage": 3}, "none"),
-    "twice the pipeline stages, half the replicas": ({"pipeline_parallel_size": 4, "data_parallel_size": 2}, "none"),
-    "two ranks a sequence, half the replicas": ({"context_parallel_size": 2, "data_parallel_size": 2}, "none"),
+#: What to change if a plan doesn't fit: words, sizes in Layout or an axis to double with half the replicas, and mode.
+_AID: dict[str, tuple[dict[str, int], str, str]] = {
+    "sequence parallelism": ({"sequence_parallel": True}, "", ""),
+    "one sequence a microbatch": ({"micro_batch_size": 1}, "", ""),
+    "elementwise recomputation": ({}, "", "elementwise"),
+    "full recomputation": ({}, "", "full"),
+    "divide gradients too (ZeRO-2)": ({"zero_stage": 2}, "", ""),
+    "divide weights too (ZeRO-3)": ({"zero_stage": 3}, "", ""),
+    "twice the pipeline stages, half the replicas": ({}, "pipeline_parallel_size", ""),
+    "two ranks a sequence, half the replicas": ({}, "context_parallel_size", ""),
 }
 _START: dict[str, int] = {
     "tensor_parallel_size": 8, "pipeline_parallel_size": 2, "data_parallel_size": 4, "context_parallel_size": 1,
@@ -260,26 +260,48 @@ _START: dict[str, int] = {
 
 
 def first_aid(name: str, memory: int) -> Drawing:
-    """It doesn't fit: what each single change frees on the fullest GPU, and what it costs a step; the cheapest on top.
+    """It doesn't fit: what the fullest GPU holds as one change comes after the other, and the time of a step.
 
-    From one plain layout of 64 GPUs with ``memory`` GiB each.  Bytes and seconds are the planner's.
+    From one plain layout of 64 GPUs with ``memory`` GiB each.  Each time the change comes next that then frees a GiB for the
+    least time.  Bytes and seconds are the planner's.
     """
     model = planned_model_of(name)
-    plans = {}
-    for words, (sizes, mode) in {"": ({}, "none"), **_AID}.items():
-        if "context_parallel_size" in sizes and not model.context_parallel:
-            continue
-        # With room for everything, so that also what does not fit has its seconds.
-        roomy = Cluster(64, 100 * memory * GIBIBYTE)
-        plans[words] = find_plans(model.with_modes([mode]), roomy, _SEQUENCES, 1, {**_START, **sizes}, False).plans[0]
-    start = plans.pop("")
-    freed = {words: start.bytes - plan.bytes for words, plan in plans.items()}
-    slower = {words: plan.seconds.total / start.seconds.total - 1 for words, plan in plans.items()}
-    helps = sorted((words for words in plans if freed[words] > 0), key=lambda words: slower[words] / freed[words])
-    over = start.bytes - Cluster(64, memory * GIBIBYTE).usable_bytes
+    # With room for everything, so that also what does not fit has its seconds.
+    roomy = Cluster(64, 100 * memory * GIBIBYTE)
+
+    def plans_of(sizes: dict[str, int], mode: str) -> list[tuple[Plan, dict[str, int], str]]:
+        found = find_plans(model.with_modes([mode]), roomy, _SEQUENCES, 1, sizes, False).plans
+        return [(plan, sizes, mode) for plan in found]
+
+    (here,) = plans_of(_START, "none")
+    start, limit = here[0], Cluster(64, memory * GIBIBYTE).usable_bytes
+    held = {layout_text(start.layout): start.bytes}
+    left = {words: aid for words, aid in _AID.items() if aid[1] != "context_parallel_size" or model.context_parallel}
+    while True:
+        plan, sizes, mode = here
+        price, following = {}, {}
+        for words, (changed, doubled, again) in left.items():
+            halved = (
+                {doubled: 2 * sizes[doubled], "data_parallel_size": sizes["data_parallel_size"] // 2} if doubled else {}
+            )
+            if doubled and not halved["data_parallel_size"]:
+                continue
+            for offer in plans_of({**sizes, **changed, **halved}, again or mode):
+                if offer[0].bytes < plan.bytes:
+                    following[words] = offer
+                    price[words] = (offer[0].seconds.total - plan.seconds.total) / (plan.bytes - offer[0].bytes)
+        if not price:
+            break
+        words = min(price, key=lambda each: price[each])
+        here = following[words]
+        del left[words]
+        longer = f"{100 * (here[0].seconds.total / start.seconds.total - 1):+.1f}%".replace("-", "−")
+        held[f"{words}: {longer} time"] = here[0].bytes
+    over = start.bytes - limit
     room = f"{size_text(over)} too much" if over > 0 else f"fits, with {size_text(-over)} to spare"
     return bar_chart(
-        f"{model.name}, {layout_text(start.layout)}: {room}.<br>From the top: time for each GiB, cheapest first",
-        {"freed": {f"{words}: {100 * slower[words]:+.1f}% time": freed[words] for words in helps}},
-        "freed on the fullest GPU",
+        f"{model.name}, {layout_text(start.layout)}: {room}.<br>Each bar adds a change: the cheapest GiB next",
+        {"held": held},
+        "fullest GPU; time against the first bar",
+        limit=("what a plan may use", limit),
     )

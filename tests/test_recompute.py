@@ -154,6 +154,12 @@ def test_a_recomputed_tensor_is_freed_with_the_node_that_saved_it(retain_graph):
     assert alive == [[False, False]]
 
 
+def test_a_function_without_inputs_runs_again():
+    weight = torch.randn(3, requires_grad=True)
+    checkpoint(lambda: weight.exp()).sum().backward()
+    assert torch.equal(weight.grad, weight.exp().detach())
+
+
 def test_inputs_without_gradients_and_nothing_to_differentiate():
     x, scale = torch.randn(3), torch.randn(3, requires_grad=True)
     checkpoint(lambda x, scale: x * scale.exp(), x, scale).sum().backward()

@@ -86,7 +86,7 @@ def keep(*tensors: Tensor, name: str = "") -> Kept:
     """
     with torch.enable_grad():
         # The node exists only if some input needs a gradient; the anchor has no elements.
-        anchor = torch.empty(0, device=tensors[0].device, requires_grad=True)
+        anchor = torch.empty(0, device=tensors[0].device if tensors else "cpu", requires_grad=True)
         return Kept(_Keep.apply(anchor, *tensors, name))
 
 

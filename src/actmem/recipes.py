@@ -59,10 +59,8 @@ class Recompute:
                 return known
         if isinstance(mode, (set, frozenset, list, tuple)) and all(isinstance(term, str) for term in mode):
             return Recompute("terms", "terms", True, frozenset(mode))
-        names = ", ".join(RECOMPUTE_MODES)
-        raise ConfigError(
-            "recompute", f"must be one of {names}, or a set of terms, or an action for each, got {shown(mode)}"
-        )
+        named = f"one of {', '.join(RECOMPUTE_MODES)}"
+        raise ConfigError("recompute", f"must be {named}, or a set of terms, or an action for each, got {shown(mode)}")
 
     @property
     def to_the_end(self) -> Recompute:

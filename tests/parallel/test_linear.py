@@ -18,7 +18,7 @@ from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear, load_dense
+from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear, column_parallel, load_dense
 from actmem.parallel.rng import DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy
 from actmem.recipes import Recompute
@@ -58,6 +58,13 @@ def test_second_derivatives_are_refused_and_not_silently_wrong(module):
     targets = [torch.zeros(8, 2, dtype=torch.int64)] if isinstance(module, VocabParallelCrossEntropy) else []
     with pytest.raises(RuntimeError, match="has no second derivative"):
         torch.autograd.grad(module(x, *targets).sum(), x, create_graph=True)
+
+
+@pytest.mark.parametrize("form", [TensorParallel(), TensorParallel(keep_gathered_input=True)])
+def test_a_bias_of_several_weights_is_refused(form):
+    weights = torch.randn(2, 4, 24, requires_grad=True)
+    with pytest.raises(ConfigError, match="^bias: belongs to a single weight, got 2 weights$"):
+        column_parallel(torch.randn(8, 2, 24), form, *weights, bias=torch.zeros(4))
 
 
 def kept_bytes(form, frozen):

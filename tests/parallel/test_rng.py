@@ -5,6 +5,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from actmem.config import ConfigError, ModelShape
+from actmem.drop import Terms
 from actmem.layers.gpt import GPT
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
@@ -114,6 +115,12 @@ def test_default_layers_drop_differently_and_alike_under_one_seed():
 def test_refuses_what_is_no_probability(p):
     with pytest.raises(ConfigError, match="p: must be at least 0 and less than 1"):
         DropoutMask(p, stream())
+
+
+def test_a_dropped_mask_needs_a_generator_whose_state_can_be_read():
+    like = torch.empty(8, 2, device="meta")  # goes where a GPU's tensors go
+    with pytest.raises(ConfigError, match="^generator: must be given to draw 'mask' again$"):
+        DropoutMask(0.5, None)(like, Terms(frozenset({"mask"})))
 
 
 def test_streams():

@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError
 from actmem.measure.ledger import record
@@ -115,6 +116,21 @@ def test_loss_in_chunks_keeps_its_input_and_two_numbers_a_token():
         losses = LinearCrossEntropy(TensorParallel(), 4)(x, weight.weight, torch.zeros(7, 3, dtype=torch.long))
     assert ledger.total_bytes == 21 * (2 * 8 + 4 + 4)
     del losses
+
+
+@pytest.mark.parametrize(("needs_x", "needs_weight", "products"), [(True, True, 4), (True, False, 3), (False, True, 3)])
+def test_loss_in_chunks_computes_the_gradients_that_are_needed(needs_x, needs_weight, products):
+    x = torch.randn(3, 7, 8).transpose(0, 1).requires_grad_(needs_x)  # not contiguous
+    weight = torch.randn(VOCABULARY, 8, requires_grad=needs_weight)
+    targets = torch.zeros(7, 3, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        LinearCrossEntropy(TensorParallel(), 4)(x, weight, targets).sum().backward()
+    assert counter.get_total_flops() == products * 2 * 21 * 8 * VOCABULARY
+    expected = F.cross_entropy((x @ weight.t()).flatten(0, 1), targets.flatten(), reduction="sum")
+    for tensor, needs in ((x, needs_x), (weight, needs_weight)):
+        assert (tensor.grad is not None) == needs
+        if needs:
+            torch.testing.assert_close(tensor.grad, *torch.autograd.grad(expected, tensor, retain_graph=True))
 
 
 def test_chunks_below_one_are_refused():

@@ -4,18 +4,23 @@ import copy
 
 import pytest
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
+from actmem.layers.llama import LlamaLayer
 from actmem.layers.transformer import MLP, TransformerLayer
+from actmem.llama_shape import LlamaShape
 from actmem.measure.emulate import emulated_rank
-from actmem.parallel import weights
+from actmem.parallel import linear, weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.vocab import VocabParallelEmbedding
+from actmem.parallel.weights import Part
 
 SHAPE = ModelShape(16, 2, 48, 24, num_layers=3, vocab_size=120)
+SEQUENCE = TensorParallel(size=2, sequence_parallel=True)
 
 
 def together(make, t):
@@ -84,7 +89,7 @@ def test_no_rank_makes_more_than_its_shard(monkeypatch, block):
 def test_fake_and_meta_weights_are_made_without_values():
     with emulated_rank(8):
         GPT(SHAPE, tensor_parallel())
-    assert MLP(SHAPE, TensorParallel(), device="meta").up.weight.is_meta
+    assert all(parameter.is_meta for parameter in TransformerLayer(SHAPE, device="meta").parameters())
 
 
 @pytest.mark.parametrize(
@@ -109,13 +114,67 @@ def test_without_a_seed_blocks_draw_one_from_the_default_generator(make):
 
 
 def marks(module):
-    names = ("partition_dim", "partial_gradient")
+    names = ("partition_dim", "partition", "partial_gradient")
     return {name: [getattr(p, mark, None) for mark in names] for name, p in module.named_parameters()}
 
 
-def test_a_copy_keeps_its_marks():
-    model = GPT(SHAPE, TensorParallel(size=2, sequence_parallel=True))
-    found = marks(model)
-    assert found["positions"] == [None, True] and found["layers.0.norm1.bias"] == [None, True]
-    assert found["layers.0.mlp.down.weight"] == [1, None] and found["words.weight"] == [0, None]
-    assert marks(copy.deepcopy(model)) == found
+def from_meta(make):
+    with torch.device("meta"):
+        return make().to_empty(device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("make", "some"),
+    [
+        (
+            lambda: GPT(SHAPE, SEQUENCE),
+            {
+                "positions": [None, None, True],
+                "layers.0.norm1.bias": [None, None, True],
+                "layers.0.mlp.down.weight": [1, None, None],
+                "words.weight": [0, None, None],
+            },
+        ),
+        (
+            lambda: LlamaLayer(LlamaShape(8, 2, 24, 4, 1, 20), SEQUENCE, seed=1),
+            {"attention.k": [0, Part(1, 0), None], "norm1.weight": [None, None, True]},
+        ),
+    ],
+)
+def test_parameters_keep_their_marks_when_they_are_replaced(make, some):
+    module = make()
+    found = marks(module)
+    assert {name: found[name] for name in some} == some
+    assert marks(copy.deepcopy(module)) == found
+    assert marks(from_meta(make)) == found
+    assert marks(make().double()) == found
+    values = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    module.load_state_dict(values, assign=True)
+    assert marks(module) == found
+    # Another module's parameters may be cut in another way.
+    others = {name: nn.Parameter(value) for name, value in values.items()}
+    for parameter in others.values():
+        parameter.partial_gradient = False
+    replaced = make()
+    replaced.load_state_dict(others, assign=True)
+    assert {name: row for name, row in marks(replaced).items() if row[2]} == {
+        name: row for name, row in found.items() if row[2]
+    }
+
+
+def test_partial_gradients_are_summed_after_values_are_assigned(monkeypatch):
+    summed = []
+    monkeypatch.setattr(linear, "all_reduce", lambda x, tp, in_place: summed.append(x.numel()))
+
+    def elements(layer):
+        for parameter in layer.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        linear.reduce_partial_gradients(layer, SEQUENCE)
+        return summed.pop()
+
+    layer = TransformerLayer(SHAPE, SEQUENCE, seed=1)
+    # Two norms' weights and biases, and two biases after g_bar.
+    assert elements(layer) == 6 * SHAPE.hidden_size
+    layer.load_state_dict({name: tensor.clone() for name, tensor in layer.state_dict().items()}, assign=True)
+    assert elements(layer) == 6 * SHAPE.hidden_size
+    assert elements(from_meta(lambda: TransformerLayer(SHAPE, SEQUENCE, seed=1))) == 6 * SHAPE.hidden_size

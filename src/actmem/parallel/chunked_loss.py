@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import repeat
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,9 +22,9 @@ class LinearCrossEntropy(nn.Module):
     In: x ``[s, b, h]``, the same on all ranks; weight ``[v/t, h]``, this rank's rows; target ids ``[s, b]``.  Out: the
     loss of each token, ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks; 0, and no gradient, where
     the target is ``ignore_index``.  Keeps x, 2sbh bytes in 16 bits, a 4-byte copy of the targets and a number a token;
-    backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3.  Exchanges 3sb numbers in forward, and
-    in backward x's gradient.  Raises ConfigError on a chunk below 1 or any other target outside 0 … v − 1 (on a GPU: a
-    device-side assertion).
+    backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3, one less if x or the weight needs no
+    gradient.  Exchanges 3sb numbers in forward, and in backward x's gradient.  Raises ConfigError on a chunk below 1 or
+    any other target outside 0 … v − 1 (on a GPU: a device-side assertion).
     Source: 2205.05198 section 4.3 for the sharing; 2410.10989 (Liger) and 2411.09009 for the chunks.
     """
 
@@ -62,16 +64,22 @@ class _LinearCrossEntropy(Function):
     @differentiates_once
     def backward(ctx, grad: Tensor):
         x, weight, targets, normaliser = ctx.saved_tensors
-        grad_x, grad_weight = torch.empty_like(x), torch.zeros_like(weight, dtype=normaliser.dtype)
+        needs_x, needs_weight, *_ = ctx.needs_input_grad
+        grad_x = torch.empty_like(x, memory_format=torch.contiguous_format) if needs_x else None
+        grad_weight = torch.zeros_like(weight, dtype=normaliser.dtype) if needs_weight else None
         grad = grad * (targets != ctx.ignored)
-        by_token = (x.flatten(0, -2), targets.flatten(), normaliser, grad.flatten(), grad_x.view(-1, x.shape[-1]))
-        for tokens, ids, own_sum, upstream, result in zip(*(tensor.split(ctx.chunk) for tensor in by_token)):
+        by_token = (x.flatten(0, -2), targets.flatten(), normaliser, grad.flatten())
+        results = repeat(None) if grad_x is None else grad_x.flatten(0, -2).split(ctx.chunk)
+        for tokens, ids, own_sum, upstream, result in zip(*(tensor.split(ctx.chunk) for tensor in by_token), results):
             z = F.linear(tokens, weight).to(normaliser.dtype)
             z.sub_(own_sum.unsqueeze(-1)).exp_().mul_(upstream.unsqueeze(-1))
             rows, mine = own_rows(ids, z.shape[-1], ctx.tp)
             z.scatter_add_(-1, rows.unsqueeze(-1), -(upstream * mine).unsqueeze(-1))
             z = z.to(x.dtype)
-            torch.mm(z, weight, out=result)
-            grad_weight += z.t() @ tokens
+            if result is not None:
+                torch.mm(z, weight, out=result)
+            if grad_weight is not None:
+                grad_weight += z.t() @ tokens
             del z  # before the next chunk's
-        return all_reduce(grad_x, ctx.tp, in_place=True), grad_weight.to(weight.dtype), None, None, None, None
+        grad_x = None if grad_x is None else all_reduce(grad_x, ctx.tp, in_place=True)
+        return grad_x, None if grad_weight is None else grad_weight.to(weight.dtype), None, None, None, None

@@ -1,20 +1,19 @@
-"""All-reduce, all-gather and reduce-scatter: out of place, along dimension 0.
+"""All-reduce (sum and maximum), all-gather, reduce-scatter and all-to-all, along dimension 0.
 
 Dimension 0 is the sequence (activations are ``[s, b, h]``), so no collective needs a transpose before or after it.
-None writes to the caller's tensor unless told to. Each has two forms: ``start_…`` returns at once, so that a matrix
-product can overlap it; the plain form waits.
-
-These functions are not differentiable, and no result is part of a graph: see ``conjugates``.
+None writes to the caller's tensor unless told to; with one rank each returns that tensor itself, graph and all.
+Otherwise the result is a new tensor without a graph: none is differentiable, see ``conjugates``.  Where a matrix product
+can overlap it, a collective has a second form: ``start_…`` returns at once, the plain form waits.
 """
 
 from __future__ import annotations
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, library
+from torch import Tensor
 
 from actmem.parallel.groups import TensorParallel
-from actmem.torch_private import start_all_to_all, wait_for
+from actmem.torch_private import start_sending_parts, wait_for
 
 # torch 2.13 renamed these two; the older names do the same.
 torch_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -40,46 +39,33 @@ class Pending:
         return self._result
 
 
-def _send_parts(x: Tensor, ranks: int, group_name: str) -> Tensor:
-    return start_all_to_all(x, [x.shape[0] // ranks] * ranks, group_name)
-
-
-if not hasattr(torch.ops.actmem, "reduce_scatter"):  # once a process, also when this file is loaded again
-    library.define("actmem::reduce_scatter", "(Tensor x, int ranks, str group_name) -> Tensor")
-    library.impl("actmem::reduce_scatter", "default", _send_parts)
-
-
 def start_exchange(x: Tensor, group: dist.ProcessGroup | None) -> Pending:
-    """Begin a reduce-scatter along dimension 0 of ``x``, which is contiguous and on a CPU, where gloo has none.
+    """Begin a reduce-scatter along dimension 0 of ``x``, which is contiguous and on a CPU, in place of torch's over gloo.
 
-    torch's over gloo is an all-reduce of the whole tensor that discards the other ranks' parts: twice the bytes, and
+    torch's is an all-reduce of the whole tensor that discards the other ranks' parts: twice the bytes, and
     more than twice the time.  Here each rank sends every other rank the part that it keeps, and sums what
     arrives: (t-1)/t of the tensor from each rank, as around a ring.  It is one operator of torch's dispatcher,
     so that a tool that counts collectives there sees a reduce-scatter and not the all-to-all inside.
     """
     assert group is not None
     ranks = dist.get_world_size(group)
-    return Pending(torch.ops.actmem.reduce_scatter(x, ranks, group.group_name), parts=ranks)
+    return Pending(start_sending_parts(x, ranks, group.group_name), parts=ranks)
 
 
-def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False) -> Pending:
-    """Start to sum ``x`` over the ranks: any shape in, the same shape out.
+def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, by=dist.ReduceOp.SUM) -> Pending:
+    """Start to sum ``x`` over the ranks, or to join it ``by`` another operation: any shape in, the same shape out.
 
     in_place: write the sum into ``x``, which saves a copy if nobody else reads ``x``.
     """
     if tp.size == 1:
         return Pending(x)
     result = x.detach().contiguous() if in_place else x.detach().clone(memory_format=torch.contiguous_format)
-    return Pending(result, dist.all_reduce(result, group=tp.group, async_op=True))
+    return Pending(result, dist.all_reduce(result, by, group=tp.group, async_op=True))
 
 
 def all_reduce_max(x: Tensor, tp: TensorParallel) -> Tensor:
     """The element-wise maximum over the ranks: any shape in, the same shape out."""
-    if tp.size == 1:
-        return x
-    result = x.detach().clone(memory_format=torch.contiguous_format)
-    dist.all_reduce(result, dist.ReduceOp.MAX, group=tp.group)
-    return result
+    return start_all_reduce(x, tp, by=dist.ReduceOp.MAX).wait()
 
 
 def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:

@@ -41,7 +41,7 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def enter_block(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Enter a tensor-parallel block: g under sequence parallelism, else f."""
+    """Enter a tensor-parallel block: g under sequence parallelism, else f.  ``linear`` fuses it with its products."""
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
 
@@ -58,8 +58,7 @@ class _F(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Every rank used the whole of x for its own slice of the product, so the
-        # gradient of x is the sum of what each rank found.
+        # Every rank used the whole of x for its own slice of the product: x's gradient is the sum of what they found.
         return f_bar(grad, ctx.tp), None
 
 
@@ -84,8 +83,7 @@ class _G(Function):
 
     @staticmethod
     def backward(ctx, grad: Tensor):
-        # Two things at once: sum the ranks' gradients as f does, and keep the tokens
-        # that this rank holds.
+        # Two things at once: sum the ranks' gradients as f does, and keep the tokens that this rank holds.
         return g_bar(grad, ctx.tp), None
 
 

@@ -37,10 +37,7 @@ class TensorParallel:
 
 
 def tensor_parallel(
-    group: dist.ProcessGroup | None = None,
-    *,
-    sequence_parallel: bool = False,
-    keep_gathered_input: bool = False,
+    group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False, keep_gathered_input: bool = False
 ) -> TensorParallel:
     """Describe ``group`` (default: all ranks) from this rank.  Needs an initialised process group."""
     group = group or dist.group.WORLD

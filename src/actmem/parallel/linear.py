@@ -48,8 +48,11 @@ class ColumnParallelLinear(ParallelModule):
 def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tensor | None = None) -> tuple[Tensor, ...]:
     """Column-parallel products of one input: ``[s/t, b, in]`` or ``[s, b, in]`` to ``[s, b, out/t]`` each.
 
-    One gather, one reduction, and the input kept once, as given; nothing if all weights are frozen.  bias: of a single weight.
+    One gather, one reduction, and the input kept once, as given; nothing if all weights are frozen.  Raises
+    ConfigError on a bias with several weights.
     """
+    if bias is not None and len(weights) > 1:
+        raise ConfigError("bias", f"belongs to a single weight, got {len(weights)} weights")
     # Under autocast the linear would convert its input itself, but only after the gather.
     x = x.to(autocast_dtype(x))
     if tp.keep_gathered_input:
@@ -168,9 +171,8 @@ def reduce_partial_gradients(module: nn.Module, tp: TensorParallel) -> None:
 def load_dense(module: nn.Module, dense: dict[str, Tensor], tp: TensorParallel, *, strict: bool = True) -> None:
     """Copy this rank's part of an unsharded state dict into a sharded module, name by name.
 
-    strict=False ignores names that the module does not have: a pipeline stage loads its part of a
-    whole model so.  Raises ConfigError, before anything is copied, on a missing name, an unknown
-    one, or a tensor of another shape.
+    Raises ConfigError, before anything is copied, on a missing name, a tensor of another shape, and unless
+    strict=False on a name that the module doesn't have: a pipeline stage loads its part of a whole model so.
     """
     parameters = dict(module.named_parameters())
     if strict and (unknown := dense.keys() - parameters.keys()):

@@ -35,6 +35,7 @@ class DropoutStreams:
         self, seed: int, tp: TensorParallel, device: torch.device | str = "cpu", *, data_parallel_rank: int = 0
     ):
         seed = child_seed(seed, "data parallel", data_parallel_rank) if data_parallel_rank else seed
+        device = "cpu" if torch.device(device).type == "meta" else device  # without values nothing is drawn
         self.replicated = torch.Generator(device).manual_seed(seed)
         self.sharded = torch.Generator(device).manual_seed(seed + self.RANK_STRIDE * (tp.rank + 1))
         self.between_blocks = self.sharded if tp.sequence_parallel else self.replicated
@@ -49,7 +50,8 @@ class DropoutMask(nn.Module):
     In: a tensor of the mask's shape (only shape and device are read), and a name for the mask in ``terms``, which may
     drop it: its recipe draws it again.  Keeps 1 byte an element; draws and keeps nothing for p = 0 or after ``eval()``.
     p is rounded to 1/65536, and the scale with it: on a CPU one 64-bit draw then makes four decisions, several times
-    faster than a draw for each.  Raises ConfigError unless 0 <= p < 1.
+    faster than a draw for each.  Raises ConfigError unless 0 <= p < 1, and on a GPU for a dropped mask of torch's default
+    generator (None), which can't draw it again.
     """
 
     def __init__(self, p: float, generator: torch.Generator | None):
@@ -67,6 +69,8 @@ class DropoutMask(nn.Module):
             # A stream's state has 5,056 bytes here, a seed has 8.
             mask = terms(term, partial(_draw_on_cpu, like.shape, kept_share, fresh_seed(self.generator)))
         else:
+            if self.generator is None and term in terms.dropped:
+                raise ConfigError("generator", f"must be given to draw {term!r} again")
             draw = partial(_draw_in_one_pass, like.shape, like.device, kept_share)
             # On a GPU it has 16, on the host: reading them waits for nothing.
             state = self.generator.get_state().tolist() if self.generator and term in terms.dropped else None

@@ -77,19 +77,33 @@ def part_of(parameter: nn.Parameter, tp: TensorParallel) -> Part:
 class ParallelModule(nn.Module):
     """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
 
-    ``copy.deepcopy`` drops a parameter's attributes, so the module remembers them and marks its parameters again.
+    ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters that have none, so the module
+    remembers the marks by name and sets them again.
     """
 
     _marks: dict[str, dict[str, Any]]
 
     def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
         super().register_parameter(name, param)
-        self.__dict__.setdefault("_marks", {})[name] = {} if param is None else dict(vars(param))
+        if param is not None:
+            marks = self.__dict__.setdefault("_marks", {})
+            # The first mark stays: a parameter that comes later may be another module's, cut in another way.
+            marks[name] = vars(param) | marks.get(name, {})
+            self._mark_again()
 
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
-        for name, marks in self._marks.items():
-            vars(getattr(self, name)).update(marks)
+        self._mark_again()
+
+    def _apply(self, fn: Any, recurse: bool = True) -> ParallelModule:
+        super()._apply(fn, recurse)
+        self._mark_again()
+        return self
+
+    def _mark_again(self) -> None:
+        for name, parameter in self._parameters.items():
+            if parameter is not None:
+                vars(parameter).update(self._marks[name])
 
 
 def own_weight(

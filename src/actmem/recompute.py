@@ -56,7 +56,7 @@ _observers: list[Callable[[Callable], AbstractContextManager]] = []
 
 @contextmanager
 def around_second_runs(observe: Callable[[Callable], AbstractContextManager]) -> Iterator[None]:
-    """In the block, enter ``observe(function)`` around each second run, for tools that time, count or name them."""
+    """In the block, enter ``observe(function)`` around each second run of a ``checkpoint``, for tools that time or count."""
     _observers.append(observe)
     try:
         yield

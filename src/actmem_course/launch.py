@@ -43,7 +43,6 @@ def run(
     script: str,
     *arguments: object,
     processes: int | None = None,
-    timeout_seconds: float = 600,
     environment: dict[str, str] | None = None,
 ) -> subprocess.CompletedProcess:
     """Run a lab to its end and return the finished process with its text output.
@@ -59,18 +58,18 @@ def run(
         text=True,
         encoding="utf-8",
         env=environment,
-        timeout=timeout_seconds,
+        timeout=600,
     )
 
 
-def results(script: str, *arguments: object, processes: int | None = None, timeout_seconds: float = 600) -> list[dict]:
+def results(script: str, *arguments: object, processes: int | None = None) -> list[dict]:
     """What a lab writes to ``--json``.  Raises LabError with the lab's own line if it fails.
 
     Exit code 1 ("measured, and something differs") is a result, not a failure.
     """
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "results.json"
-        done = run(script, *arguments, "--json", path, processes=processes, timeout_seconds=timeout_seconds)
+        done = run(script, *arguments, "--json", path, processes=processes)
         if not path.exists():
             raise LabError(_own_line(done, script))
         return json.loads(path.read_text(encoding="utf-8"))

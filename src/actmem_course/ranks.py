@@ -50,10 +50,9 @@ def _store() -> RankStore:
     return connect("gather", TIMEOUT.total_seconds())
 
 
-def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True, start: bool = True) -> None:
-    """--device; --ranks N where ranks can be started; --emulate T where one rank can do the work alone."""
-    if start:
-        parser.add_argument("--ranks", type=int, metavar="N", help="without torchrun: start N ranks here")
+def add_rank_arguments(parser: argparse.ArgumentParser, emulate: bool = True) -> None:
+    """--device; --ranks N; --emulate T where one rank can do the work alone."""
+    parser.add_argument("--ranks", type=int, metavar="N", help="without torchrun: start N ranks here")
     if emulate:
         parser.add_argument(
             "--emulate", type=int, metavar="T", help="be one rank of T in a single process, without torchrun"

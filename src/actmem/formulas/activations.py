@@ -1,8 +1,9 @@
 """Activation bytes of one transformer layer: equations 1, 2 and 4, table 2, and what the paper leaves out.
 
-``layer_rows`` names each stored tensor; the equations below it are the closed forms, written
-independently of the rows, so that each checks the other.  ``layer_extra_rows`` lists what a real layer
-keeps and the paper does not count, each row with its reason.  Every value is an exact integer.
+``layer_rows`` names each stored tensor; equations 1, 2 and 4 and what ``layer_bytes`` makes of them don't use the rows, so
+that each checks the other.  Only for terms dropped one by one (*elementwise*, or a set) does it sum rows.
+``layer_extra_rows`` lists what a real layer keeps and the paper does not count, each row with its reason.  Every value is
+an exact integer.
 
 ``e`` is the size of one activation element in bytes: 2 for float16 and bfloat16, which gives
 the paper's coefficients, 4 for float32.  Dropout masks take 1 byte an element for every e.
@@ -27,8 +28,8 @@ def layer_rows(
 
     Up to 15 rows in the order of the forward pass; 12 under selective, 7 under elementwise and 1
     under full recomputation, which keeps only the layer's input.  recompute can also be a set of
-    terms to drop, or an action for each; ``rows.on_host`` has what is offloaded.  Raises ConfigError if a is not divisible by t, or s under sequence parallelism,
-    or on a set that ``recipes`` can't rebuild.  Source: 2205.05198 sections 4.1, 4.2 and 5.
+    terms to drop, or an action for each; ``rows.on_host`` has what is offloaded.  Raises ConfigError if a is not
+    divisible by t, or s under sequence parallelism, or on a set that ``recipes`` can't rebuild.  Source: 2205.05198 sections 4.1, 4.2 and 5.
     """
     check_layer(shape, parallel)
     check_choice("element_size", element_size, ELEMENT_BYTES)
@@ -39,6 +40,8 @@ def layer_rows(
     whole = parallel.sequence_parts
     sbh, scores = s * b * h, a * s * s * b
 
+    # In 16 bits without parallelism, in sbh: norm 2 + QKV input 2, Q, K and V 2 + 2 + 2, projection 2 + its mask 1, norm 2
+    # + MLP input 2, GeLU 8 + 4h→h input 8 + its mask 1: 34.  The three softmax rows are 2 + 1 + 2 of as²b: 5as²b.
     rows = [
         Row("layer-norm 1 input", e * sbh // whole, whole, "§4.1, layer norm"),
         Row("QKV projection input", e * sbh // whole, whole, "§4.1, Q, K, V products"),

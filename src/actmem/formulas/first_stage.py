@@ -23,17 +23,17 @@ IDS_REASON = "4sb bytes of token numbers; the paper ignores them beside sbh"
 OUTPUT_REASON = "a copy of what the next stage already has; appendix B frees it after sending"
 
 
-def eq5(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """Bytes of the first stage's layers: (sbhL/t)(34 + 5as/h) in 16 bits, whatever p is.
+def eq5(shape: ModelShape, tensor_parallel_size: int) -> int:
+    """Bytes of the first stage's layers: (sbhL/t)(34 + 5as/h), whatever p is.  In 16 bits, as the next two.
 
     Stage 0 holds p microbatches of L/p layers each.  2205.05198 eq. 5.
     """
-    return eq4(shape, tensor_parallel_size, element_size) * shape.num_layers
+    return eq4(shape, tensor_parallel_size) * shape.num_layers
 
 
-def eq6(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:
-    """The same with selective recomputation: 34sbhL/t in 16 bits.  2205.05198 eq. 6."""
-    return layer_bytes(shape, Parallel(tensor_parallel_size, True), "selective", element_size) * shape.num_layers
+def eq6(shape: ModelShape, tensor_parallel_size: int) -> int:
+    """The same with selective recomputation: 34sbhL/t.  2205.05198 eq. 6."""
+    return layer_bytes(shape, Parallel(tensor_parallel_size, True), "selective") * shape.num_layers
 
 
 def selective_saves(shape: ModelShape) -> Fraction:
@@ -42,15 +42,12 @@ def selective_saves(shape: ModelShape) -> Fraction:
     return Fraction(5 * a * s, 34 * h + 5 * a * s)
 
 
-def full_recompute_bytes(
-    shape: ModelShape, tensor_parallel_size: int, sharded_inputs: bool = False, element_size: int = 2
-) -> int:
+def full_recompute_bytes(shape: ModelShape, tensor_parallel_size: int, sharded_inputs: bool = False) -> int:
     """Bytes of the first stage with full recomputation: 2sbhL, or 2sbhL/t if each rank keeps a
     part of every layer's input, which costs one more all-gather a layer.  Section 5."""
     check_layer(shape, Parallel(tensor_parallel_size, sequence_parallel=sharded_inputs))
     _, b, h, s = shape.letters()
-    e, layers = element_size, shape.num_layers
-    return e * s * b * h * layers // (tensor_parallel_size if sharded_inputs else 1)
+    return 2 * s * b * h * shape.num_layers // (tensor_parallel_size if sharded_inputs else 1)
 
 
 def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fraction:

@@ -93,7 +93,7 @@ class TransformerLayer(nn.Module):
         """mask: from ``causal_mask``, made once for many layers; without one the layer makes its own."""
         if self.recompute.region == "terms":
             return self._by_terms(x, mask)
-        if self.recompute.region != "layer":
+        if self.recompute.region != "layer":  # "core" is a checkpoint inside SelfAttention
             return self._forward(x, mask)
         inputs = (x,) if mask is None else (x, mask)
         generators = [self.streams.replicated, self.streams.sharded]

@@ -20,8 +20,8 @@ class LinearCrossEntropy(nn.Module):
     """Output layer and loss in one, with the logits of ``chunk`` tokens at a time: no more ever exist.
 
     In: x ``[s, b, h]``, the same on all ranks; weight ``[v/t, h]``, this rank's rows; target ids ``[s, b]``.  Out: the
-    loss of each token, ``[s, b]`` in float32 (float64 for float64 x), the same on all ranks; 0, and no gradient, where
-    the target is ``ignore_index``.  Keeps x, 2sbh bytes in 16 bits, a 4-byte copy of the targets and a number a token;
+    loss of each token, not the mean that ``vocab.VocabParallelCrossEntropy`` gives: ``[s, b]`` in float32 (float64 for
+    float64 x), the same on all ranks; 0, and no gradient, where the target is ``ignore_index``.  Keeps x, 2sbh bytes in 16 bits, a 4-byte copy of the targets and a number a token;
     backward makes each chunk's logits again: 4 products of s·b·v·h in place of 3, one less if x or the weight needs no
     gradient.  Exchanges 3sb numbers in forward, and in backward x's gradient.  Raises ConfigError on a chunk below 1 or
     any other target outside 0 … v − 1 (on a GPU: a device-side assertion).

@@ -41,7 +41,7 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
 
 
 def enter_block(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Enter a tensor-parallel block: g under sequence parallelism, else f.  ``linear`` fuses it with its products."""
+    """Enter a block: g under sequence parallelism, else f.  ``linear._GatherInBackward`` does it without this."""
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
 

@@ -81,7 +81,7 @@ def checked_copy(argument: str, ids: Tensor, vocab_size: int, also: Tensor | Non
 
 
 class VocabParallelCrossEntropy(nn.Module):
-    """Mean loss over all positions, from logits whose vocabulary is shared among the ranks.
+    """Mean loss over all positions (``LinearCrossEntropy`` gives each token's), from logits with a shared vocabulary.
 
     In: logits ``[s, b, v/t]``, target ids ``[s, b]``.  Out: a scalar, the same on all ranks.  Positions whose target is
     ``ignore_index`` have no loss and no gradient and are left out of the mean, as in torch; the mean of no positions is

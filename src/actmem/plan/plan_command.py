@@ -41,7 +41,10 @@ _COLUMNS = 80
 def make_parser() -> Parser:
     """All options, with their defaults."""
     parser = Parser("plan", "Layouts of a training job that fit, fastest first.")
-    parser.add_argument("model", help="a model by name, as llama3-70b or 175B")
+    parser.add_argument(
+        "model",
+        help="a model by name, as llama3-70b or 175B; for your own: python -m actmem plan file.py:factory --help",
+    )
     parser.add_argument("--gpus", type=int, required=True, metavar="N", help="GPUs of the whole job")
     add_cluster_options(parser)
     parser.add_argument("--seq-length", type=int, metavar="N", help="tokens of a sequence (default: the model's own)")

@@ -143,7 +143,7 @@ def compare_collectives(
     on_round: Callable[[int], None] = lambda n: None,
 ) -> TimedPair:
     """Time one all-reduce of a layer's activations against a reduce-scatter and an all-gather of the same."""
-    tp = group_of(ranks, sequence_parallel=True)
+    tp = group_of(sequence_parallel=True)
     x = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
     work = {
         "all-reduce": _exchange(lambda: all_reduce(x, tp)),
@@ -162,7 +162,7 @@ def compare_overlap(
     on_round: Callable[[int], None] = lambda n: None,
 ) -> TimedPair:
     """Time backward of one layer, and the same if it waits for each exchange at once."""
-    tp = group_of(ranks, sequence_parallel)
+    tp = group_of(sequence_parallel)
     layer = TransformerLayer(shape, tp, device=ranks.device, dtype=dtype)
     runner = Runner(layer, layer_input(shape, tp, ranks.device, dtype))
     plain = runner.work()

@@ -100,7 +100,7 @@ def allocated_curve(shape: ModelShape, session: Session) -> dict:
     allocated_bytes: what the allocator had given out after each operation.  counted_bytes: the same step by live storages,
     which needs no GPU (``measure_layer_peak``), at more moments.  Both without what there was before the step.
     """
-    ranks, tp = session.ranks, group_of(session.ranks, sequence_parallel=True)
+    ranks, tp = session.ranks, group_of(sequence_parallel=True)
     counted = measure_layer_peak(shape, tp, "selective", device=ranks.device, dtype=session.dtype).curve
     layer = TransformerLayer(shape, tp, recompute="selective", device=ranks.device, dtype=session.dtype)
     x = layer_input(shape, tp, ranks.device, session.dtype)

@@ -90,7 +90,7 @@ def runner_of(
     name: str, shape: ModelShape, ranks: Ranks, mode: str, dtype: torch.dtype, sequence_parallel: bool = True
 ) -> Runner:
     """A peer's layer and its input: a shard of one microbatch, or for FSDP2 its own sequences."""
-    tp = group_of(ranks, sequence_parallel)
+    tp = group_of(sequence_parallel)
     if name == "FSDP2":
         shape = shape.with_sizes(micro_batch_size=max(1, shape.micro_batch_size // ranks.size))
         leaf = layer_input(shape, TensorParallel(), ranks.device, dtype)
@@ -153,7 +153,7 @@ def measure_peers(
 
 def table2_units(shape: ModelShape, ranks: Ranks, mode: str, sequence_parallel: bool) -> float:
     """Bytes that our layer holds in 16 bits, counted, without what the paper leaves out; in sbh/t."""
-    tp = group_of(ranks, sequence_parallel)
+    tp = group_of(sequence_parallel)
     held = hold(runner_of(OURS, shape, ranks, mode, torch.bfloat16, sequence_parallel)).held_bytes
     rows = layer_extra_rows(shape, Parallel(tp.size, sequence_parallel), mode, 2, ranks.device)
     extra = total([row for row in rows if row.term != "causal mask"])  # a buffer here, which all layers share

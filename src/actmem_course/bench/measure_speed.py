@@ -80,13 +80,13 @@ def runners_of(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> dict[str,
     """A layer and an input for each variant, by name."""
     runners = {}
     for variant in VARIANTS:
-        tp = group_of(ranks, variant.sequence_parallel)
+        tp = group_of(variant.sequence_parallel)
         layer = TransformerLayer(shape, tp, recompute=variant.recompute, device=ranks.device, dtype=dtype)
         runners[variant.name] = Runner(layer, layer_input(shape, tp, ranks.device, dtype))
     return runners
 
 
-def group_of(ranks: Ranks, sequence_parallel: bool) -> TensorParallel:
+def group_of(sequence_parallel: bool) -> TensorParallel:
     """All ranks as one tensor-parallel group."""
     return tensor_parallel(dist.group.WORLD, sequence_parallel=sequence_parallel)
 

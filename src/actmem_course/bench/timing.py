@@ -22,7 +22,7 @@ EMULATED = (
 LAYER = "tiny; 22B on GPUs with room for it"
 
 
-def add_timing_arguments(parser: argparse.ArgumentParser, rounds: int = 20) -> None:
+def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
     """--dtype, --rounds and --cpu-time."""
     parser.add_argument(
         "--dtype",
@@ -30,7 +30,7 @@ def add_timing_arguments(parser: argparse.ArgumentParser, rounds: int = 20) -> N
         help="of the activations (default: bfloat16 on GPUs that have it, else float16; float32 on CPUs)",
     )
     parser.add_argument(
-        "--rounds", type=int, default=rounds, metavar="N", help="how often each is timed (default: %(default)s)"
+        "--rounds", type=int, default=20, metavar="N", help="how often each is timed (default: %(default)s)"
     )
     parser.add_argument(
         "--cpu-time",

@@ -78,7 +78,8 @@ class ParallelModule(nn.Module):
     """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
 
     ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters that have none, so the module
-    remembers the marks by name and sets them again.
+    remembers the marks by name and sets them again.  Not so ``GPT.mask`` and rotary tables, which no state dict has:
+    ``to_empty`` leaves them without values.
     """
 
     _marks: dict[str, dict[str, Any]]

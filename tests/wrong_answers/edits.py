@@ -225,6 +225,7 @@ EDITS = [
     ("9.2", r"is wrong in its last row, 24, alone: is a shorter piece", "return torch.cat(grads_x).view(x.shape), grad_weight", "return torch.cat([*grads_x[:-1], 0 * grads_x[-1]]).view(x.shape), grad_weight"),
     ("9.4", r"in backward [\d,]+ B live at once", "up_chosen).to(logits.dtype))", "up_chosen))", "torch.cat(grads).view", "torch.cat([part.to(logits.dtype) for part in grads]).view"),
     ("9.5", r"weight has a \.grad", "        return None, None, None", "        return None, ctx.main_grad, None"),
+    ("10.3", r"if up is a leaf, its gradient is twice what it should be: return it, and set no \.grad", "return torch.cat(grads_x), grad_up", "if up.is_leaf:\n            up.grad = grad_up\n        return torch.cat(grads_x), grad_up"),
     ("10.2", r"backward writes to the \.grad of a: return", "return grad_x, None, grad_a", "a.grad = grad_a\n        return grad_x, None, grad_a"),
     ("10.1", r"digits of float32", "return grad @ (codes * scale), None, None", "return (grad.float() @ (codes * scale).float()).to(grad.dtype), None, None"),
     ("10.2", r"the gradient of a .*what it should be|the factor alpha/r", "grad_a = grad_low", "grad_a = ctx.scale * grad_low"),

@@ -186,14 +186,18 @@ class CaseRun:
             self.see(f"{prefix}backward", list(backward.collectives), "exchanges", (_ran(backward), again))
         return forward, backward
 
-    def makes(self, function: Callable, *tensors: Tensor) -> tuple[Largest, Largest]:
-        """What forward and backward of ``function(*tensors)`` make beside the tensors."""
-        leaves = [x.detach().clone().requires_grad_() for x in tensors]
+    def makes(
+        self, function: Callable, tensors: Mapping[str, Tensor], upstream: Tensor | None = None, how: str = "close"
+    ) -> tuple[Largest, Largest]:
+        """What forward and backward of ``function(*tensors)`` make beside the tensors, which are leaves, as weights are."""
+        leaves = [x.detach().clone().requires_grad_() for x in tensors.values()]
         with Largest(*leaves) as forward:
             result = function(*leaves)
-        upstream = self.each(*result.shape).to(result.dtype)
+        upstream = self.each(*result.shape).to(result.dtype) if upstream is None else upstream
         with Largest(*leaves, result, upstream) as backward:
             result.backward(upstream)
+        for name, leaf in zip(tensors, leaves):
+            self.see_tensor(f"if {name} is a leaf, its gradient", leaf.grad, how, "return it, and set no .grad")
         return forward, backward
 
     def keeps(

@@ -36,7 +36,9 @@ def frozen_linear(r: CaseRun) -> None:
         return r["frozen_linear"](y, codes, scale.to(y.dtype))
 
     before = codes._version + scale._version
-    r.passes(own, {"x": x})
+    r.passes(
+        own, {"x": x}, upstream=r.each(_B, _S, _O).transpose(0, 1)
+    )  # not contiguous, as what a transposition gives
     r.see(
         "the number of writes to codes and scale", codes._version + scale._version - before, "equal", "they are given"
     )
@@ -64,6 +66,7 @@ def lora_linear(r: CaseRun) -> None:
             result = own(*leaves)
         with Largest(weight, *leaves) as backward:
             result.backward(r.each(*result.shape))
+    r.see_tensor("if a is a leaf, its gradient", grad_of(leaves[1]), why="return it, and set no .grad")
     for when, made in (("forward", forward), ("backward", backward)):
         r.see(f"the largest tensor of {when}", max(x.numel(), made.elements), "most", words.format(when=when))
     # The adapter's products are less than half a product with the weight in all.
@@ -109,6 +112,7 @@ def tiled_mlp(r: CaseRun) -> None:
     leaves = [tensor.clone().requires_grad_() for tensor in (x, up, down)]
     with FlopCounterMode(display=False) as flops, Largest(*leaves, upstream) as made:
         own(*leaves).backward(upstream)
+    r.see_tensor("if up is a leaf, its gradient", grad_of(leaves[1]), why="return it, and set no .grad")
     enough = 8 * (4 * tile * b * f + 3 * sum(tensor.numel() for tensor in (x, up, down)))
     words = "{found:,} B live at once, where {enough:,} are enough: four tensors [tile, b, f], three of each of x, up and down"
     r.see("the peak", max(enough, made.peak), "most", words)
@@ -251,6 +255,9 @@ MISTAKES = {
         ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x.clone(), low, weight, a, b) | forward and gradients are right; a copy of x is kept: others may keep x, so save x itself, and it is there once
         return _LoraLinear.apply(x, weight, a, b, alpha) -> from torch.utils.checkpoint import checkpoint\n    lora = lambda x, a, b: F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype))\n    return checkpoint(lora, x, a, b, use_reentrant=False) | forward and gradients are right; backward runs the frozen product again, which nothing needs: keep x and F.linear(x, a)
         ctx.save_for_backward(x, low, weight, a, b)\n        return F.linear(x, weight) -> y = F.linear(x, weight)\n        ctx.save_for_backward(x, low, weight, a, b, y)\n        return y ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; a tensor of the size of the result is kept, and no gradient reads it
+        grad_b = scaled -> grad_b = ctx.scale * scaled | the forward is right; the gradient of b has the factor alpha/r twice
+        grad_a = grad_low -> grad_a = ctx.scale * grad_low | the forward is right; the gradient of a has the factor alpha/r twice
+        grad_low = scaled @ -> grad_low = ctx.scale * scaled @ | the forward is right; the gradient that goes through b to a and x has the factor alpha/r twice
     """,
     "10.3": r"""
         grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = of_up, of_down | the forward is right; the gradients of up and down are the last tile's alone: add up those of all tiles
@@ -271,6 +278,7 @@ MISTAKES = {
         zip(x.split(ctx.tile), grad.split(ctx.tile)) -> zip((x,), (grad,)) | forward and gradients are right; backward runs the MLP for the whole sequence at once: run it tile by tile, as forward does
         grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = [*grad_up, of_up], [*grad_down, of_down] ;; torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> [], [] ;; grad_up.to(up.dtype), grad_down.to(down.dtype) -> sum(map(wide, grad_up)).to(up.dtype), sum(map(wide, grad_down)).to(down.dtype) | forward and gradients are right; the weights' gradients of all tiles live until they are added up: add each tile's to one sum as it comes
         return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) -> y = torch.cat([mlp(rows, up, down) for rows in x.split(tile)])\n        ctx.save_for_backward(x, up, down, y)\n        return y ;; x, up, down = ctx.saved_tensors -> x, up, down, _ = ctx.saved_tensors | forward and gradients are right; the result is kept, and no gradient reads it
+        torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, grad[: len(y)]) | the forward is right; every tile takes the first rows of the incoming gradient: each has its own
     """,
     "10.4": r"""
         x if x.requires_grad else x.detach().requires_grad_() -> x | where x needs no gradient, the weights that function uses get none: apply is given nothing that needs one, and no graph starts

@@ -41,7 +41,8 @@ def cross_entropy(r: CaseRun) -> None:
         return r["cross_entropy"](x, targets)
 
     r.passes(own, {"logits": logits})
-    r.passes(own, {"logits": 300 * logits}, prefix="for logits of a thousand, ", why={"": _OVERFLOWS})
+    across = r.each(_B, _S).t()  # not contiguous, as what a transposition gives
+    r.passes(own, {"logits": 300 * logits}, upstream=across, prefix="for logits of a thousand, ", why={"": _OVERFLOWS})
     half = (20 * logits).bfloat16()
     r.see_tensor("for bfloat16 logits, the loss", own(half.clone()), "near", _ROUNDED)
     r.passes(own, {"logits": half}, how="half", prefix="for bfloat16 logits, ", why=_SLOPE_ROUNDED)
@@ -65,7 +66,7 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     # Of each rank the first and the last id, where an id that is off by one goes to another.
     ends = _V * torch.arange(min(ranks, 16), device=r.device)
     targets.view(-1)[6 : 6 + 2 * len(ends)] = torch.cat((ends, ends + _V - 1))
-    upstream, others = r.same(_S, _B), max(weight.numel(), x.numel())
+    upstream, others = r.same(_B, _S).t(), max(weight.numel(), x.numel())
     words = "a tensor of {found:,} elements is made, where the logits of a chunk, x and weight have {enough:,} at most: make the logits "
     words += "of ``chunk`` tokens, use them up, and go on to the next, in forward and in backward"
     many = "forward and backward run {found} products of s·b·v·h where {enough} are enough: one in forward, three in backward"
@@ -108,7 +109,8 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
 def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
     """The bytes that live at once, and the sum over 300 chunks alike: in bfloat16, 256 of them and one more are 256."""
     x, weight, targets, chunk = r.same(300, 3, 2), r.each(128, 2), _tokens(r, ranks * 128, (300, 3), same=True), 30
-    made = r.makes(lambda x, w: function(x, w, targets, chunk), x, weight)
+    upstream = r.same(300, 3)
+    made = r.makes(lambda x, w: function(x, w, targets, chunk), {"x": x, "weight": weight}, upstream)
     enough = 8 * (4 * chunk * 128 + 3 * weight.numel() + 3 * x.numel() + 10 * targets.numel())
     for when, one in zip(("forward", "backward"), made):
         r.see(f"the peak of {when}", max(enough, one.peak), "most", f"in {when} {_LIVE}")
@@ -167,7 +169,7 @@ def log_probs_and_entropy(r: CaseRun) -> None:
         r.see(f"{prefix}the largest tensor made", max(enough, made.bytes), "most", words)
     long = 3 * r.each(100, 3, 512).bfloat16()
     ids = _tokens(r, 512, (100, 3))
-    passes = r.makes(lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, 7))), long)
+    passes = r.makes(lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, 7))), {"logits": long}, how="half")
     for times, when, largest in zip((1, 2), ("forward", "backward"), passes):
         enough = 2 * times * long.numel() + 6 * 4 * 7 * 512 + 80 * ids.numel()
         r.see(f"the peak of {when}", max(enough, largest.peak), "most", f"in {when} {_LIVE}")
@@ -184,7 +186,7 @@ def embedding(r: CaseRun) -> None:
         (torch.bfloat16, torch.float32, "near", "for a bfloat16 weight, "),
     ):
         weight = r.each(v, h).to(dtype).requires_grad_()
-        main, upstream = before.to(main_dtype, copy=True), r.each(_S, _B, h).to(dtype)
+        main, upstream = before.to(main_dtype, copy=True), r.each(_B, _S, h).transpose(0, 1).to(dtype)
         rows = r["embedding"](ids, weight, main)
         r.see_tensor(f"{prefix}the result", rows, how)
         if not rows.requires_grad:
@@ -222,6 +224,8 @@ MISTAKES = {
         (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.unsqueeze(-1)).to(logits.dtype) / grad.numel(), None | the forward is right; the gradient of logits is that of a mean: each token's loss is its own
         slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return (slope * grad.unsqueeze(-1)).to -> slope = slope * grad.unsqueeze(-1)\n        slope.scatter_add_(-1, targets.unsqueeze(-1), slope.new_full((*targets.shape, 1), -1))\n        return slope.to | the forward is right; the 1 at the target is not multiplied by the incoming gradient: subtract it before
         ctx.save_for_backward(logits, targets, normaliser) -> ctx.save_for_backward(logits, targets, normaliser.to(logits.dtype)) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
+        (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.mean()).to(logits.dtype), None | the forward is right; each token's gradient is multiplied by the mean of the incoming ones: multiply by its own
+        (slope * grad.unsqueeze(-1)).to(logits.dtype), None -> (slope * grad.t().reshape(grad.shape).unsqueeze(-1)).to(logits.dtype), None | the forward is right; the incoming gradient's s and b are swapped
     """,
     "9.2": r"""
         logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.logsumexp(-1))\n            losses -> logits = wide(F.linear(rows, weight))\n            normalisers.append(logits.exp().sum(-1).log())\n            losses | for logits of a thousand, exp overflows: subtract the largest first, or use logsumexp
@@ -232,6 +236,11 @@ MISTAKES = {
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1 -> slope.zero_()[torch.arange(len(ids), device=ids.device), ids] -= 1 | the forward is right; the gradients are those of the target's logit alone: none comes through the sum of the exponentials
         grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) -> grads_x.append(slope @ weight)\n            grad_weight += (slope / upstream.unsqueeze(-1) * grad.mean()).t() @ rows\n        return torch.cat(grads_x) | the forward is right; the gradient of weight has the mean of the incoming gradients in place of each token's: forward can't know them, so make it in backward
         return torch.cat(losses).view(targets.shape) -> return torch.cat([part.mean().expand_as(part) for part in losses]).view(targets.shape) | each token has the mean loss of its chunk; expected its own
+        slope[torch.arange(len(ids), device=ids.device), ids] -= 1 -> slope[torch.arange(len(ids), device=ids.device), ids] += 1 | the forward is right; the gradients add 1 at the target: subtract it
+        slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)).to -> slope = slope * upstream.unsqueeze(-1)\n            slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = slope.to | the forward is right; the 1 at the target is not multiplied by the incoming gradient: subtract it before
+        slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.flatten()[0]) | the forward is right; every token has the first one's incoming gradient: multiply by its own
+        slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.mean()) | the forward is right; each token's gradient is multiplied by the mean of the incoming ones: multiply by its own
+        losses = [], []\n -> losses = [], []\n        x = x.transpose(0, 1)\n | rows of x and ids are flattened in different orders: in both, s comes before b
     """,
     "9.3": r"""
         dist.all_reduce(grad_x, group=ctx.group) ->  | the forward is right; the gradient of x is this rank's own part, that of its words: add up the ranks' parts
@@ -251,6 +260,8 @@ MISTAKES = {
         mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = own_ids < len(weight) | an id below this rank's first counts as its own: the mask lacks its lower end
         mine = (own_ids >= 0) & (own_ids < len(weight)) -> mine = (own_ids >= 0) & (own_ids <= len(weight)) | the id after this rank's last counts as its own: the mask's upper end is one too far
         sums = torch.stack(((part - largest).exp(), torch.cat(picked) * mine.flatten()))\n        dist.all_reduce(sums, group=group) -> top, sums = torch.cat(picked) * mine.flatten(), (part - largest).exp()\n        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)\n        dist.all_reduce(sums, group=group)\n        sums = torch.stack((sums, top)) | the target's logit is the largest over the ranks: where it is negative, the others' 0 wins. Add them up
+        index = own_ids.clamp(0, len(weight) - 1) -> index = own_ids.where(mine, 0) ;; torch.cat(picked) * mine.flatten() -> torch.cat(picked) | ranks that don't hold the target add their first word's logit instead: they must add 0
+        largest = part.clone() -> largest = part | the largest over the ranks takes the place of this rank's own: all_reduce writes to what it is given, so give it a copy
     """,
     "9.4": r"""
         return torch.cat(chosen).view(tokens.shape), entropy.clone() -> return -torch.cat(chosen).view(tokens.shape), entropy.clone() | the first is the loss; the log-probability is its negative
@@ -270,6 +281,7 @@ MISTAKES = {
         def backward(ctx, grad_chosen, grad_entropy) -> def backward(ctx, grad_entropy, grad_chosen) | the forward is right; the two incoming gradients are swapped: they come in the order of the results
         slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_(-1, ids, up_chosen) | the forward is right; the token's own gradient takes the place of what is there: add it
         chosen, entropies = [], [], []\n -> chosen, entropies = [], [], []\n        ctx.set_materialize_grads(False)\n | if one of the two results is not used, its gradient is None: take it as 0, or leave set_materialize_grads alone
+        (up_chosen + up_entropy * (log_p + h)) -> (1 + up_entropy * (log_p + h)) | the forward is right; where p is subtracted, the incoming gradient is left out: multiply by it there too
     """,
     "9.5": r"""
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids.flatten()] += wide(grad).flatten(0, 1) | if a word occurs several times, only one of its gradients arrives: main_grad[ids] += … writes each row once. Use index_add_
@@ -284,5 +296,7 @@ MISTAKES = {
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1))\n        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) | each gradient is added twice
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids.flatten(), (wide(grad) * (ids != 0).unsqueeze(-1)).flatten(0, 1)) | word 0 gets no gradient, as if it were padding: here it is a word like the others
         ctx.save_for_backward(ids)\n        ctx.main_grad = main_grad -> ctx.save_for_backward(ids, main_grad) ;; (ids,) = ctx.saved_tensors\n        ctx.main_grad -> ids, main_grad = ctx.saved_tensors\n        main_grad | with two microbatches in flight, autograd finds that main_grad has changed since it was saved, and refuses: hold it as an attribute of ctx
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.add_(torch.zeros_like(ctx.main_grad, dtype=grad.dtype).index_add_(0, ids.flatten(), grad.flatten(0, 1))) | right in float64; a word's gradients are added up in 16 bits: widen each, and add it to main_grad
+        ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad.index_add_(0, ids[:, -1], wide(grad)[:, -1]) | only the last sequence's gradients arrive: flatten ids and gradients
     """,
 }

@@ -154,7 +154,7 @@ def test_parameters_keep_their_marks_when_they_are_replaced(make, some):
     # Another module's parameters may be cut in another way.
     others = {name: nn.Parameter(value) for name, value in values.items()}
     for parameter in others.values():
-        parameter.partial_gradient = False
+        setattr(parameter, "partial_gradient", False)  # noqa: B010 - torch types no attribute of a Parameter
     replaced = make()
     replaced.load_state_dict(others, assign=True)
     assert {name: row for name, row in marks(replaced).items() if row[2]} == {

@@ -130,7 +130,7 @@ def offloading_checkpoint(function, x: Tensor, host: HostMemory) -> Tensor:
     function takes a tensor and returns one; it draws no random numbers, and trains weights of its own, which get
     their gradients too, also where x needs none.  host.put(tensor, name) copies a tensor to the host's memory and returns a function
     without arguments: call it, and a copy is back on the device.  One copy out in forward, and one back in
-    backward, after which the host holds nothing.  Keeps nothing on the device, and x's bytes on the host.
+    backward; the copy on the host goes with the graph.  Keeps nothing on the device, and x's bytes on the host.
     Gradients are those of function(x) to the bit.  With it, a stack of L layers keeps none of the 2sbhL bytes
     that 2205.05198 section 5 counts for full recomputation.
     """

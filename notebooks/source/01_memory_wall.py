@@ -114,7 +114,7 @@ Fold(
 #   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
 #
 # Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train well beyond
-# that length, so the core is 65 to 76% of each of their layers.
+# that length, so the core is about two thirds to three quarters of each of their layers.
 #
 # On logarithmic axes a power is a straight line and its exponent is the slope: the core's line is twice as steep. **Before
 # you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?

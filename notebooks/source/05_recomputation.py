@@ -236,8 +236,8 @@ Panel(
 
 # %% [markdown]
 # Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/(2h)`. A
-# linear frees `2sbh·n / 2sbh²·n = 1/h`. So per FLOP the core frees `5a/2` times as many bytes, whatever `s` is: 240 times as
-# many in GPT-3. That is why the MLP's linears stay. GeLU's output is different:
+# linear frees `2sbh·n / 2sbh²·n = 1/h`. So per FLOP the core frees `5a/2` times as many bytes, whatever `s` is: hundreds of
+# times as many in GPT-3. That is why the MLP's linears stay. GeLU's output is different:
 #
 # three groups need no product at all: layer norm, GeLU and dropout only read and write memory. The paper keeps the
 # outputs of the norms and of GeLU, and the dropout masks. Later versions of Megatron can drop some of them (`--recompute-modules layernorm`, for example). They are smaller

@@ -2,42 +2,29 @@
 
 What the ranks of one transformer layer exchange (2205.05198 section 4.2): number, kind and bytes of
 the collectives in every mode, by formula and counted; what the ranks' sockets really sent for them;
-one all-reduce against a reduce-scatter and an all-gather of the same bytes; and how much of
-backward's exchanges the matrix products hide.
+and the time of one all-reduce against a reduce-scatter and an all-gather of the same bytes.
 Exit code 0 if every count agrees with the formula, 1 if any does not, 2 on wrong use.
 """
 
-import os
 import sys
 from dataclasses import asdict
-from functools import partial
 
 import torch
 
 from actmem.config import Parallel, check_layer
 from actmem_course.arguments import add_shape_arguments, shape_from
-from actmem_course.bench.measure_communication import (
-    TORCHS,
-    compare_collectives,
-    compare_overlap,
-    count_exchanges,
-    measure_sent,
-)
+from actmem_course.bench.measure_communication import TORCHS, compare_collectives, count_exchanges, measure_sent
 from actmem_course.bench.measure_speed import timed_shape
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import LAYER, add_timing_arguments, check_timing, setting
 from actmem_course.others.ring import HEADER_BYTES, MESSAGES
 from actmem_course.process import lab
 from actmem_course.ranks import add_rank_arguments, check_ranks
-from actmem_course.show.tables import compared_lines, exchanges_table, sent_table
+from actmem_course.show.tables import compared_line, exchanges_table, sent_table
 
 GLOO = (
     f"Headers: {HEADER_BYTES} bytes before each of gloo's messages, {MESSAGES} messages for each piece of data. {TORCHS.capitalize()} "
     "over gloo is an all-reduce that forgets the rest; ours sends only what is kept (parallel/collectives.py)."
-)
-CONNECTIONS = (
-    "Megatron sets 1, so that an exchange starts before the product that hides it: run this once with 1 in the "
-    "environment and once without."
 )
 
 
@@ -58,39 +45,28 @@ def main() -> int:
 
     with run.ranks() as here:
         place = (shape, here, getattr(torch, dtype))
-        counted, sent = count_exchanges(*place), measure_sent(*place)
-        timed = [] if here.emulated else time_exchanges(run, place)
+        counted, sent, timed = count_exchanges(*place), measure_sent(*place), None
+        if not here.emulated:
+            # An exchange is over in no time, so it is timed more often.
+            timed = compare_collectives(*place, rounds=10 * args.rounds, on_round=lambda n: run.progress(f"round {n}"))
         wrong = [one for one in run.gathered(counted) + sent if not one.exact]
         run.progress()
         run.show(exchanges_table(counted, f"Exchanges: {setting(shape, here, dtype)}"))
         run.show(*((sent_table(sent), GLOO) if sent else ()))
         run.wrong(*(one.difference for one in wrong))
-        run.show(*(() if wrong else ("Every number, kind and byte agrees with the formulas.",)), *compared_lines(timed))
-        if timed and args.device == "cuda":
-            queues = os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS", "torch's default")
-            run.show(f"CUDA_DEVICE_MAX_CONNECTIONS: {queues}. {CONNECTIONS}")
-        nothing = "One emulated rank exchanges nothing, so nothing is timed."
-        run.show(f"Times: medians of {args.rounds} rounds, {run.clock}." if timed else nothing)
+        run.show(*(() if wrong else ("Every number, kind and byte agrees with the formulas.",)))
+        if timed:
+            run.show(
+                f"Same bytes: {compared_line(timed)}", f"Times: medians of {10 * args.rounds} rounds, {run.clock}."
+            )
+        else:
+            run.show("One emulated rank exchanges nothing, so nothing is timed.")
         run.write([
             *counted,
             *({"on_sockets": one.name, **asdict(one)} for one in sent),
-            *({"comparison": title, **asdict(one)} for title, one in timed),
+            *([{"comparison": "Same bytes", **asdict(timed)}] if timed else []),
         ])  # fmt: skip
     return 1 if wrong else 0
-
-
-def time_exchanges(run: Measurement, place) -> list:
-    """The three comparisons, each with its title.  Every rank must call it."""
-    found, rounds = [], run.args.rounds
-    for title, compare, times in (
-        # An exchange alone is over in no time, so it is timed more often.
-        ("Same bytes", compare_collectives, 10 * rounds),
-        ("Backward, tensor parallel", partial(compare_overlap, sequence_parallel=False), rounds),
-        ("Backward, tensor + sequence", partial(compare_overlap, sequence_parallel=True), rounds),
-    ):
-        say = lambda n: run.progress(f"{title}: round {n}")  # noqa: E731
-        found.append((title, compare(*place, rounds=times, on_round=say)))
-    return found
 
 
 if __name__ == "__main__":

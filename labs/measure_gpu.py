@@ -1,6 +1,6 @@
 """python labs/measure_gpu.py
 
-All that one GPU can tell, in less than 9 minutes: table 2, table 4 and the peers on one emulated
+All that one GPU can tell, in about 9 minutes: table 2, table 4 and the peers on one emulated
 rank of 8, for a layer of the 22B and the 175B model at s = 2048 and 8192. Writes
 labs/results/DEVICE-DATE.json after every step, so that what was measured is kept whatever happens. Try it without a GPU: --device cpu --quick
 Exit code 0 if all claims hold, which are about bytes, 1 if one does not or a step failed, 2 on wrong use.
@@ -15,11 +15,10 @@ from pathlib import Path
 
 import torch
 
-from actmem.config import ConfigError, ModelShape, check_size
-from actmem_course.bench.measure_gpu import check_plan, full_plan, quick_plan, run_plan
+from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
+from actmem_course.bench.measure_gpu import LAYERS, QUICK_LAYERS, Session
 from actmem_course.bench.measure_peers import PEER_MODES
 from actmem_course.bench.runner import Measurement
-from actmem_course.bench.session import Session
 from actmem_course.bench.timing import device_name, setting, usual_dtype
 from actmem_course.files import check_writable
 from actmem_course.process import lab
@@ -28,7 +27,7 @@ from actmem_course.show.tables import missing_lines, noise_line, overheads_table
 
 RESULTS = Path(__file__).parent / "results"
 QUICK = "the same steps on layers of no size, to try the script"
-SECONDS = "start no step after that, and stop the one that runs (default: %(default)s)"
+SECONDS = "start no step after that (default: %(default)s)"
 OUTPUT = "where to write (default: labs/results/DEVICE-DATE.json; nothing with --quick)"
 
 
@@ -38,7 +37,7 @@ def main() -> int:
     run.option("--device", choices=("cuda", "cpu"), default="cuda", help="default: cuda")
     run.option("--emulate", type=int, metavar="T", default=8, help="be one rank of T (default: 8)")
     run.option("--quick", action="store_true", help=QUICK)
-    run.option("--seconds", type=int, metavar="N", default=510, help=SECONDS)
+    run.option("--seconds", type=int, metavar="N", default=480, help=SECONDS)
     run.option("--output", type=Path, metavar="FILE", help=OUTPUT)
     with run.asked() as args:
         run.alone()
@@ -46,8 +45,9 @@ def main() -> int:
         check_ranks(args, run.parser.prog)
         if args.device == "cpu" and not args.quick:
             raise ConfigError("device", "a CPU would need days for these layers: add --quick")
-        plan = quick_plan() if args.quick else full_plan()
-        check_plan(plan, args.emulate)
+        layers = QUICK_LAYERS if args.quick else LAYERS
+        for _, shape in layers:
+            check_layer(shape, Parallel(args.emulate, sequence_parallel=True))
         if args.output is None and not args.quick:
             name = re.sub(r"[^a-z0-9]+", "-", device_name(args.device).lower()).strip("-")
             args.output = RESULTS / f"{name}-{date.today()}.json"
@@ -61,7 +61,7 @@ def main() -> int:
         run.show(f"{time.monotonic() - started:6.1f} s  {text}", markup=False, soft_wrap=True)
 
     with run.ranks(real_tensors=True) as here:
-        results = run_plan(plan, Session(here, dtype, args.seconds, args.output, say))
+        results = Session(here, dtype, 2 if args.quick else 20, args.seconds, args.output, say).measure(layers)
         report(run, results, here)
     if args.output:
         run.show(f"wrote {args.output}", soft_wrap=True)

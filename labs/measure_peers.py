@@ -1,8 +1,7 @@
 """torchrun --nproc-per-node 2 labs/measure_peers.py
 
-The same transformer layer by this course, by torch's DTensor plan, by megatron-core and under
-FSDP2, in one run: time of forward and backward in turns, bytes held by one ledger, bytes at the
-peak. A peer that is not installed, or cannot run here, is named and left out.
+The same transformer layer by this course, by torch's DTensor plan and by megatron-core, in one
+run: time of forward and backward in turns, bytes held by one ledger, bytes at the peak. A peer that is not installed, or cannot run here, is named and left out.
 On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
 What Hugging Face's blocks keep beside ours, on one process: python labs/measure_peers.py --today
 Exit code 0, 1 if --today finds other bytes than its formulas, or 2 on wrong use.
@@ -23,7 +22,6 @@ from actmem_course.bench.measure_peers import (
     OVER_GLOO,
     PEER_MODES,
     PEERS,
-    SAME_EXCHANGE,
     measure_peers,
     table2_units,
 )
@@ -59,7 +57,7 @@ def main() -> int:
 
     with run.ranks(real_tensors=True) as here:
         lines = measure_peers(
-            shape, here, getattr(torch, dtype), rounds=args.rounds, cpu_time=args.cpu_time,
+            shape, here, getattr(torch, dtype), rounds=args.rounds,
             peers=run.chosen("peer"), modes=run.chosen("recompute"),
             sequence_parallel=not args.no_sequence_parallel, on_progress=run.progress,
         )  # fmt: skip
@@ -80,7 +78,7 @@ def main() -> int:
         )
         if units:
             run.show(tables.elementwise_line(lines, OURS, *units))
-        ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
+        ran = {line.name for line in lines if not line.unavailable}
         run.show(*(f"{name}: {NOTES[name]}." for name in (*PEERS, LITERAL) if name in ran))
         run.show(*tables.missing_lines(lines), markup=False)
         if here.device == "cpu" and here.size > 1 and not here.emulated:

@@ -44,7 +44,7 @@ def main() -> int:
 
     with run.ranks(real_tensors=True) as here:
         place = (shape, here, getattr(torch, dtype))
-        lines = measure_speed(*place, rounds=args.rounds, cpu_time=args.cpu_time, on_progress=run.progress)
+        lines = measure_speed(*place, rounds=args.rounds, on_progress=run.progress)
         run.progress()
         if args.trace:
             trace(args.trace, place)

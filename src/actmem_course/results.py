@@ -428,12 +428,11 @@ class SpeedLine:
 class PeerLine:
     """One library's layer in one mode.
 
-    unavailable: why it did not run; the rest is None then.  ours: our time over this one's, per
-    sequence; None of ours.  over: this one's time over its own without recomputation; None if that
-    did not run.  over_selective: the same against its own selective recomputation.  noise: of our
-    layer, which ran twice a round.  sequences: how many the ranks ran together.  wide_mask_bytes: of
-    held_bytes, what masks of ``F.dropout`` on a CPU take beyond 1 byte an element.  bytes_per_sequence:
-    held_bytes for each of the sequences of one microbatch that the ranks share.
+    unavailable: why it did not run; the rest is None then.  ours: our time over this one's; None of
+    ours.  over: this one's time over its own without recomputation; None if that did not run.
+    over_selective: the same against its own selective recomputation.  noise: of our layer, which ran
+    twice a round.  wide_mask_bytes: of held_bytes, what masks of ``F.dropout`` on a CPU take beyond
+    1 byte an element.
     """
 
     mode: str
@@ -446,10 +445,8 @@ class PeerLine:
     over: Overhead | None = None
     over_selective: Overhead | None = None
     noise: float | None = None
-    sequences: int | None = None
     held_bytes: int | None = None
     wide_mask_bytes: int = 0
-    bytes_per_sequence: float | None = None
     peak_bytes: int | None = None
     allocated_bytes: int | None = None
     requested_bytes: int | None = None
@@ -458,17 +455,13 @@ class PeerLine:
 
 @dataclass(frozen=True)
 class TimedPair:
-    """Two ways to do the same, timed in turns.  over: the second's seconds over the first's.
-
-    hidden: the share of the exchanges' own time that overlap takes off backward; None if that could be noise.
-    """
+    """Two ways to do the same, timed in turns.  over: the second's seconds over the first's."""
 
     first: str
     second: str
     first_seconds: float
     second_seconds: float
     over: Overhead
-    hidden: float | None = None
 
 
 @dataclass(frozen=True)

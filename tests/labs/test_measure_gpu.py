@@ -9,23 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-from actmem.config import ConfigError
 from actmem_course import launch
-from actmem_course.bench import peak, session
-from actmem_course.bench.measure_gpu import (
-    check_plan,
-    claims,
-    full_plan,
-    quick_plan,
-    run_plan,
-)
+from actmem_course.bench import measure_gpu, peak
+from actmem_course.bench.measure_gpu import QUICK_LAYERS, Session, claims
 from actmem_course.bench.race import Work, take_turns
-from actmem_course.bench.session import Session
 from actmem_course.ranks import Ranks
 from actmem_course.results import Overhead, SpeedLine, Table2Result
 
 SCRIPT = "measure_gpu.py"
-ALONE = Ranks(0, 8, "cpu", True)
 
 
 @pytest.mark.nightly
@@ -37,7 +28,7 @@ def test_quick_on_a_cpu(tmp_path):
     results = json.loads(path.read_text())
     assert {"date", "machine", "settings", "cases", "skipped", "claims", "seconds"} <= set(results)
     assert {"device", "torch", "python", "actmem", "megatron_core"} <= set(results["machine"])
-    assert results["skipped"] == [] and len(results["cases"]) == len(quick_plan().cases)
+    assert results["skipped"] == [] and len(results["cases"]) == len(QUICK_LAYERS)
     curve = results["curve"]
     assert curve["allocated_bytes"] == [] and max(curve["counted_bytes"]) > curve["counted_bytes"][0] == 0
     for case in results["cases"]:
@@ -45,60 +36,24 @@ def test_quick_on_a_cpu(tmp_path):
         assert all(row["exact"] for row in case["table2"] + case["speed"])
 
 
-def test_the_full_plan_is_what_the_papers_models_are():
-    sizes = [
-        (case.model, case.shape.seq_length, case.shape.hidden_size, case.shape.micro_batch_size)
-        for case in full_plan().cases
-    ]
-    assert sizes == [("22B", 2048, 6144, 4), ("175B", 2048, 12288, 1), ("22B", 8192, 6144, 1), ("175B", 8192, 12288, 1)]
+def session(seconds, path=None):
+    return Session(Ranks(0, 8, "cpu", True), torch.float32, 2, seconds, path)
 
 
 def test_a_job_that_fails_is_noted_and_the_next_one_runs(tmp_path):
     path = tmp_path / "results.json"
-    run = Session(ALONE, torch.float32, seconds=60, path=path)
-    assert run.job("one", lambda: 1 / 0) is None
-    assert run.job("two", lambda: 2) == 2
+    run = session(60, path)
+    assert run.job("one", lambda: [1 / 0], []) == []
+    assert run.job("two", lambda: [2], []) == [2]
     assert json.loads(path.read_text())["skipped"] == [{"job": "one", "reason": "ZeroDivisionError: division by zero"}]
     assert [file.name for file in tmp_path.iterdir()] == ["results.json"]
 
 
-def test_a_job_is_stopped_when_time_is_over_and_later_ones_do_not_begin():
-    run, began = Session(ALONE, torch.float32, seconds=3), []
-
-    def endless():
-        while True:
-            began.append(1)
-
-    assert run.job("endless", endless) is None and began
-    began.clear()
-    assert run.job("later", lambda: began.append(1)) is None and not began
-    assert [skip["reason"] for skip in run.results["skipped"]] == ["no time left"] * 2
-
-
-def test_a_part_that_may_fail_does_not_use_the_alarm_up():
-    run = Session(ALONE, torch.float32, seconds=3)
-
-    def goes_on_where_a_part_fails():
-        try:
-            while True:
-                pass
-        except Exception:
-            return "went on"
-
-    assert run.job("parts", goes_on_where_a_part_fails) is None
-    assert [skip["reason"] for skip in run.results["skipped"]] == ["no time left"]
-
-
-def test_a_plan_that_does_not_fit_the_ranks_is_refused():
-    check_plan(full_plan(), 8)
-    with pytest.raises(ConfigError, match="num_attention_heads: 64 must be divisible by tensor_parallel_size = 12"):
-        check_plan(full_plan(), 12)
-
-
 @pytest.mark.nightly
 def test_no_time_at_all_still_ends_with_a_file(tmp_path):
-    run = Session(ALONE, torch.float32, seconds=0, path=tmp_path / "results.json")
-    results = run_plan(quick_plan(), run)
+    run = session(0, tmp_path / "results.json")
+    results = run.measure(QUICK_LAYERS)
+    assert {skip["reason"] for skip in results["skipped"]} == {"no time left"}
     assert results["claims"] == [] and json.loads(run.path.read_text())["cases"][0]["speed"] == []
 
 
@@ -175,8 +130,8 @@ def test_machine_of_a_gpu(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "A GPU")
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (1, 2))
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    monkeypatch.setattr(session, "_output", lambda *command: command[0])
-    found = session.machine("cuda")
+    monkeypatch.setattr(measure_gpu, "_output", lambda *command: command[0])
+    found = measure_gpu.machine("cuda")
     assert (found["device"], found["memory_bytes"], found["compute_capability"], found["driver"]) == (
         "A GPU",
         2**37,

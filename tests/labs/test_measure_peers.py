@@ -1,20 +1,15 @@
 """measure_peers as a user starts it: every peer in every mode, and what cannot run is said."""
 
 import json
-import warnings
 from types import SimpleNamespace
 
 import torch
 
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
-from actmem.measure.tools import replaced
-from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench import measure_peers as peers
-from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers, with_same_exchange
-from actmem_course.bench.peers import PeerUnavailable, same_exchange
-from actmem_course.bench.peers.plain import PlainLayer
-from actmem_course.bench.race import Runner
+from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers
+from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import shown_in_80_columns
 
@@ -35,60 +30,27 @@ def test_every_mode_and_peer(tmp_path):
     by_name = {(line["mode"], line["name"]): line for line in lines}
     for line in lines:
         if line["unavailable"]:
-            torchs = line["mode"] == "elementwise" and line["name"] in ("DTensor", "FSDP2")
+            torchs = line["mode"] == "elementwise" and line["name"] == "DTensor"
             assert (torchs or line["name"] == "megatron-core") and line["unavailable"] in " ".join(shown.split())
             continue
         assert line["combined_seconds"] > 0 and line["peak_bytes"] >= line["held_bytes"] > 0
         assert (line["ours"] is None) == (line["name"] == OURS)
         assert (line["over"] is None) == (line["mode"] == "none")
     assert by_name["none", "DTensor"]["held_bytes"] > by_name["none", OURS]["held_bytes"]
-    assert by_name["none", "FSDP2"]["sequences"] == 2
 
 
-def test_under_torchrun_elementwise_beside_selective_and_the_same_exchange(tmp_path):
+def test_under_torchrun_elementwise_beside_selective(tmp_path):
     path = tmp_path / "peers.json"
     chosen = ["--recompute", "none", "--recompute", "selective", "--recompute", "elementwise", "--peer", "DTensor"]
     shown = " ".join(shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2).split())
     assert "20/34 of its bytes in 16 bits (sbh/t)" in shown
     assert "its reduce-scatter over gloo sends only what is kept" in shown
     lines = {(line["mode"], line["name"]): line for line in json.loads(path.read_text())}
-    shipped, same = lines["none", "DTensor"], lines["none", "DTensor, our exchange"]
-    assert shipped["held_bytes"] == same["held_bytes"] and same["combined_seconds"] > 0
     assert [key for key, line in lines.items() if line["over_selective"] is not None] == [("elementwise", OURS)]
     assert lines["elementwise", OURS]["held_bytes"] < lines["selective", OURS]["held_bytes"]
 
 
-def test_no_exchange_is_replaced_where_none_is_torchs():
-    real, alone = Ranks(0, 2, "cpu", False), Ranks(0, 2, "cpu", True)
-    assert with_same_exchange(["DTensor", "FSDP2"], real, True) == ["DTensor", "DTensor, our exchange", "FSDP2"]
-    assert with_same_exchange(["DTensor"], real, False) == with_same_exchange(["DTensor"], alone, True) == ["DTensor"]
-
-
-def exchanges_on_ranks():
-    """Outputs and gradients of DTensor's layer as shipped and with our exchange, and how many were ours."""
-    warnings.filterwarnings("ignore")
-    tp = tensor_parallel(sequence_parallel=True)
-    layer = peers.build("DTensor", ModelShape(16, 2, 32, 4), tp, "none", "cpu", torch.float64, p=0.0)
-    results = []
-    for kind in (Runner, same_exchange.SameExchange):
-        leaf = torch.arange(8 * 2 * 32, dtype=torch.float64).sin().view(8, 2, 32).requires_grad_()
-        calls = []
-        with replaced(same_exchange, "start_exchange", lambda ours: lambda *a: calls.append(1) or ours(*a)):
-            work = kind(layer, leaf).work()
-            output = work.forward()
-            work.backward(output)
-        results.append((output.detach(), leaf.grad, len(calls)))
-    (y, grad, shipped), (y_same, grad_same, ours) = results
-    return float((y - y_same).abs().max()), float((grad - grad_same).abs().max()), shipped, ours
-
-
-def test_with_our_exchange_a_peer_computes_the_same(pools):
-    for of_output, of_gradient, shipped, ours in pools[2].run(exchanges_on_ranks):
-        assert max(of_output, of_gradient) < 1e-12
-        assert (shipped, ours) == (0, 4)  # two of forward, two of backward
-
-
-def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled(monkeypatch):
+def test_a_peer_that_fails_is_left_out(monkeypatch):
     class Other:
         @staticmethod
         def dtensor_layer(*args, **options):
@@ -98,17 +60,11 @@ def test_a_peer_that_fails_is_left_out_and_one_that_has_more_sequences_is_scaled
         def megatron_layer(*args, **options):
             raise ValueError("first line\nsecond line")
 
-        @staticmethod
-        def fsdp_layer(shape, tp, recompute, *, p, device, dtype):
-            return PlainLayer(shape, recompute, p, device=device, dtype=dtype)
-
     monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Other))
     with emulated_rank(4, real_tensors=True):
         lines = measure_peers(
             ModelShape(16, 1, 32, 4), Ranks(0, 4, "cpu", True), torch.float32, rounds=3, modes=["none"]
         )
-    ours, dtensor, megatron, fsdp = lines
+    ours, dtensor, megatron = lines
     assert ours.name == OURS and not ours.unavailable
     assert (dtensor.unavailable, megatron.unavailable) == ("not here", "ValueError: first line")
-    assert fsdp.sequences == 4
-    assert fsdp.ours.low <= fsdp.ours.value <= fsdp.ours.high

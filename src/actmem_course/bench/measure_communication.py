@@ -1,4 +1,4 @@
-"""What ranks exchange in one layer: counted against the formula, sent by sockets, timed, and how much of it backward hides.
+"""What ranks exchange in one layer: counted against the formula, sent by sockets, and timed.
 
 gloo connects its ranks by TCP, even on one machine, and Linux counts each connection's payload, without the headers
 of TCP and IP.  So "the same bytes" (2205.05198 section 4.2.2) can be read from the sockets, below torch and below gloo.
@@ -12,26 +12,21 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import Exchange, counts, layer_exchanges, wire_bytes
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.parts import layer_input
-from actmem.measure.tools import replaced
-from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem_course.bench.measure_speed import group_of
-from actmem_course.bench.race import Race, Runner, Work, race
-from actmem_course.bench.session import FORMS
+from actmem_course.bench.race import Work, race
 from actmem_course.others.ring import gloo_header_bytes
 from actmem_course.ranks import Ranks
 from actmem_course.results import ExchangeCount, SocketCount, TimedPair
@@ -39,6 +34,12 @@ from actmem_course.results import ExchangeCount, SocketCount, TimedPair
 #: torch's own reduce-scatter, which over gloo is an all-reduce.
 TORCHS = "torch's reduce-scatter"
 
+#: How a layer can be shared: the arguments of ``tensor_parallel`` for each.
+FORMS: dict[str, dict[str, Any]] = {
+    "tensor": {},
+    "tensor+sequence": {"sequence_parallel": True},
+    "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},
+}
 _COUNTED_MODES = ("none", "selective", "full", "paper-full")
 
 
@@ -146,83 +147,12 @@ def compare_collectives(
     tp = group_of(sequence_parallel=True)
     x = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
     work = {
-        "all-reduce": _exchange(lambda: all_reduce(x, tp)),
-        "reduce-scatter, all-gather": _exchange(lambda: all_gather(reduce_scatter(x, tp), tp)),
+        "all-reduce": Work(lambda: all_reduce(x, tp), lambda _: None),
+        "reduce-scatter, all-gather": Work(lambda: all_gather(reduce_scatter(x, tp), tp), lambda _: None),
     }
-    return _compared(race(work, "all-reduce", ranks, rounds=rounds, on_round=on_round), *work)
-
-
-def compare_overlap(
-    shape: ModelShape,
-    ranks: Ranks,
-    dtype: torch.dtype,
-    *,
-    sequence_parallel: bool,
-    rounds: int,
-    on_round: Callable[[int], None] = lambda n: None,
-) -> TimedPair:
-    """Time backward of one layer, and the same if it waits for each exchange at once."""
-    tp = group_of(sequence_parallel)
-    layer = TransformerLayer(shape, tp, device=ranks.device, dtype=dtype)
-    runner = Runner(layer, layer_input(shape, tp, ranks.device, dtype))
-    plain = runner.work()
-
-    def waiting(output: Tensor) -> None:
-        with without_overlap():
-            plain.backward(output)
-
-    full = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
-    shard = full[: shape.seq_length // ranks.size].contiguous()
-    alone = (
-        (lambda: (all_gather(shard, tp), reduce_scatter(full, tp)))
-        if sequence_parallel
-        else (lambda: all_reduce(full, tp))
-    )
-    work = {
-        "with overlap": plain,
-        "without": Work(plain.forward, waiting, plain.finish),
-        # Both column-parallel linears have these in backward; as the last entry it isn't part of the ratio.
-        "exchanges alone": _exchange(lambda: (alone(), alone())),
-    }
-    found = race(work, "with overlap", ranks, rounds=rounds, on_round=on_round, part="backward_seconds")
-    compared = _compared(found, "with overlap", "without", part="backward_seconds")
-    saved = compared.second_seconds - compared.first_seconds
-    hidden = saved / found.spread("exchanges alone", "forward_seconds").median if compared.over.is_real else None
-    return replace(compared, hidden=hidden)
-
-
-def _exchange(run: Callable[[], object]) -> Work:
-    """A collective as a candidate: all of it is forward."""
-    return Work(run, lambda _: None)
-
-
-def _compared(found: Race, first: str, second: str, part: str = "forward_seconds") -> TimedPair:
-    one, other = (found.spread(name, part).median for name in (first, second))
-    return TimedPair(first, second, one, other, found.over(second, first, part))
-
-
-_STARTED = ("start_all_gather", "start_reduce_scatter", "start_all_reduce")
-
-
-@contextmanager
-def without_overlap() -> Iterator[None]:
-    """In the block, backward of the column-parallel linears waits for each collective right after starting it.
-
-    The same collectives and products run in the same order, but nothing overlaps.
-    """
-    with ExitStack() as stack:
-        for name in _STARTED:
-            stack.enter_context(replaced(linear, name, _waiting))
-        yield
-
-
-def _waiting(start: Callable) -> Callable:
-    def start_and_wait(x, tp, **options):
-        pending = start(x, tp, **options)
-        pending.wait()
-        return pending
-
-    return start_and_wait
+    found = race(work, "all-reduce", ranks, rounds=rounds, on_round=on_round)
+    first, second = (found.spread(name).median for name in work)
+    return TimedPair(*work, first, second, found.over(*reversed(work)))
 
 
 #: In Linux's struct tcp_info, since kernel 4.19: tcpi_bytes_sent and tcpi_bytes_retrans, 64-bit numbers after 200 bytes.

@@ -1,84 +1,150 @@
-"""Everything that one GPU can measure: table 2, table 4 and peers on one rank of many."""
+"""Everything that one GPU can measure: table 2, table 4 and peers on one rank of many; on file after every job."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import gc
+import json
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timezone
 from functools import partial
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TypeVar
 
 import torch
 
-from actmem.config import ModelShape, Parallel, check_layer
+import actmem
+from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input, measure_layer_peak
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.layer_table import LayerTable
-from actmem_course.bench.measure_peers import PEERS, measure_peers
+from actmem_course.bench.measure_peers import measure_peers
 from actmem_course.bench.measure_speed import group_of, measure_speed
-from actmem_course.bench.session import Session
-from actmem_course.results import Claim
+from actmem_course.bench.timing import device_name, memory_bytes
+from actmem_course.files import write_text
+from actmem_course.ranks import Ranks
+from actmem_course.results import Claim, plain
+
+_Result = TypeVar("_Result")
+_LONG = {"seq_length": 8192, "micro_batch_size": 1}  # a microbatch of one, so that an unsharded layer fits too
+_TINY = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
+#: The layers to measure by their models: at the paper's sequence length, then at four times that.
+LAYERS = [(name, PAPER_MODELS[name].shape) for name in ("22B", "175B")]
+LAYERS += [(name, shape.with_sizes(**_LONG)) for name, shape in LAYERS]
+#: The same jobs on layers of no size, quick on a CPU.
+QUICK_LAYERS = [("22B, shrunk", _TINY), ("175B, shrunk", _TINY.with_sizes(seq_length=32, micro_batch_size=1))]
+#: Two saved random-number states on CUDA, which torch keeps on the CPU.
+STATES_BYTES = 32
 
 
-@dataclass(frozen=True)
-class Case:
-    """One layer to measure.  A long sequence runs as a microbatch of one, so that an unsharded layer fits too."""
+@dataclass
+class Session:
+    """What has been measured so far, written to ``path`` after every job.
 
-    model: str
-    shape: ModelShape
+    A job that fails, or would start after so many ``seconds``, is noted in ``results["skipped"]`` and the next one runs.
+    """
 
-
-@dataclass(frozen=True)
-class GpuPlan:
-    """How much to do: the layers, and the rounds of each timing."""
-
-    cases: tuple[Case, ...]
+    ranks: Ranks
+    dtype: torch.dtype
     rounds: int
+    seconds: float
+    path: Path | None = None
+    say: Callable[[str], None] = lambda text: None
+    results: dict = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._started = time.monotonic()
+        dtype = str(self.dtype).removeprefix("torch.")
+        self.results.update(
+            date=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            machine=machine(self.ranks.device),
+            settings={"tensor_parallel_size": self.ranks.size, "dtype": dtype, "rounds": self.rounds},
+            cases=[], skipped=[],
+        )  # fmt: skip
+
+    def measure(self, layers: Sequence[tuple[str, ModelShape]]) -> dict:
+        """Run all jobs, the most important first; gives ``results``."""
+        place, entries = (self.ranks, self.dtype), self.results["cases"]
+        for model, shape in layers:
+            name, entry = f"{model} at s = {shape.seq_length}", {"model": model, **asdict(shape), "table2": []}
+            entries.append(entry)
+            for row in TABLE2:
+                one = partial(LayerTable(shape, configurations=(row,)).measure, *place)
+                entry["table2"] += self.job(f"{name}, table 2, {row.name}", one, [])
+            entry["speed"] = self.job(f"{name}, speed", partial(measure_speed, shape, *place, rounds=self.rounds), [])
+        for (model, shape), entry in zip(layers, entries, strict=True):
+            theirs = partial(measure_peers, shape, *place, rounds=self.rounds)
+            entry["peers"] = self.job(f"{model} at s = {shape.seq_length}, peers", theirs, [])
+        curve = partial(allocated_curve, layers[0][1], *place)
+        self.results["curve"] = self.job("memory over a step", curve, {})
+        self.results["claims"] = claims(self.results)
+        self.write()
+        return self.results
+
+    def job(self, name: str, run: Callable[[], _Result], otherwise: _Result) -> _Result:
+        """What ``run()`` gives; ``otherwise`` if it failed or had no time."""
+        self.say(name)
+        reason = "no time left"
+        try:
+            if time.monotonic() - self._started < self.seconds:
+                return run()
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        finally:
+            # Otherwise what a failed job left behind could make the next one fail.
+            gc.collect()
+            if self.ranks.device == "cuda":
+                torch.cuda.empty_cache()
+            self.write()
+        self.results["skipped"].append({"job": name, "reason": reason})
+        self.say(f"{name}: skipped, {reason}")
+        return otherwise
+
+    def write(self) -> None:
+        """Put all results so far into the file, or leave the old file as it is."""
+        if self.path is not None:
+            self.results["seconds"] = round(time.monotonic() - self._started, 1)
+            write_text(self.path, json.dumps(self.results, default=plain, indent=1) + "\n")
 
 
-def full_plan() -> GpuPlan:
-    """The 22B and the 175B layer, at the paper's sequence length and at four times that."""
-    shapes = {name: PAPER_MODELS[name].shape for name in ("22B", "175B")}
-    cases = [Case(name, shape) for name, shape in shapes.items()]
-    cases += [Case(name, shape.with_sizes(seq_length=8192, micro_batch_size=1)) for name, shape in shapes.items()]
-    return GpuPlan(tuple(cases), rounds=20)
+def machine(device: str) -> dict:
+    """What was measured with: device, driver, versions."""
+    try:
+        megatron_core = version("megatron-core")
+    except PackageNotFoundError:
+        megatron_core = None
+    found = {
+        "device": device_name(device),
+        "memory_bytes": memory_bytes(device),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "python": platform.python_version(),
+        "system": platform.system(),
+        "actmem": actmem.__version__,
+        "commit": _output("git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"),
+        "megatron_core": megatron_core,
+    }
+    if device == "cuda":
+        properties = torch.cuda.get_device_properties(0)
+        found["compute_capability"] = f"{properties.major}.{properties.minor}"
+        found["multiprocessors"] = properties.multi_processor_count
+        found["driver"] = _output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader")
+    return found
 
 
-def quick_plan() -> GpuPlan:
-    """The same jobs on tiny layers, quick on a CPU."""
-    shape = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
-    cases = (Case("22B, shrunk", shape), Case("175B, shrunk", shape.with_sizes(seq_length=32, micro_batch_size=1)))
-    return GpuPlan(cases, rounds=2)
-
-
-def check_plan(plan: GpuPlan, tensor_parallel_size: int) -> None:
-    """Raise ConfigError if one of that many ranks can't run every job of the plan."""
-    for case in plan.cases:
-        check_layer(case.shape, Parallel(tensor_parallel_size, sequence_parallel=True))
-
-
-def run_plan(plan: GpuPlan, session: Session) -> dict:
-    """Run all jobs of a plan, the most important first; gives ``session.results``."""
-    session.results["settings"]["rounds"] = plan.rounds
-    place, rounds, entries = (session.ranks, session.dtype), plan.rounds, session.results["cases"]
-    for case in plan.cases:
-        entry = {"model": case.model, **asdict(case.shape), "table2": [], "speed": [], "peers": []}
-        entries.append(entry)
-        name = f"{case.model} at s = {case.shape.seq_length}"
-        for row in TABLE2:
-            one = partial(LayerTable(case.shape, configurations=(row,)).measure, *place)
-            entry["table2"] += session.job(f"{name}, table 2, {row.name}", one, [])
-        entry["speed"] = session.job(f"{name}, speed", partial(measure_speed, case.shape, *place, rounds=rounds), [])
-    for case, entry in zip(plan.cases, entries, strict=True):
-        theirs = partial(measure_peers, case.shape, *place, rounds=rounds, peers=tuple(PEERS))
-        entry["peers"] = session.job(f"{case.model} at s = {case.shape.seq_length}, peers", theirs, [])
-    session.results["curve"] = session.job(
-        "memory over a step", lambda: allocated_curve(plan.cases[0].shape, session), {}
-    )
-    session.results["claims"] = claims(session.results)
-    session.write()
-    return session.results
+def _output(*command: str) -> str | None:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.partition("\n")[0].strip() or None if done.returncode == 0 else None
 
 
 class _Allocated(TorchDispatchMode):
@@ -94,16 +160,16 @@ class _Allocated(TorchDispatchMode):
         return result
 
 
-def allocated_curve(shape: ModelShape, session: Session) -> dict:
+def allocated_curve(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> dict:
     """One layer's forward and backward with selective recomputation and SP: the picture's data.
 
     allocated_bytes: what the allocator had given out after each operation.  counted_bytes: the same step by live storages,
     which needs no GPU (``measure_layer_peak``), at more moments.  Both without what there was before the step.
     """
-    ranks, tp = session.ranks, group_of(sequence_parallel=True)
-    counted = measure_layer_peak(shape, tp, "selective", device=ranks.device, dtype=session.dtype).curve
-    layer = TransformerLayer(shape, tp, recompute="selective", device=ranks.device, dtype=session.dtype)
-    x = layer_input(shape, tp, ranks.device, session.dtype)
+    tp = group_of(sequence_parallel=True)
+    counted = measure_layer_peak(shape, tp, "selective", device=ranks.device, dtype=dtype).curve
+    layer = TransformerLayer(shape, tp, recompute="selective", device=ranks.device, dtype=dtype)
+    x = layer_input(shape, tp, ranks.device, dtype)
     before = torch.cuda.memory_allocated() if ranks.device == "cuda" else 0
     with _Allocated(ranks.device) as seen:
         y = layer(x)
@@ -114,27 +180,17 @@ def allocated_curve(shape: ModelShape, session: Session) -> dict:
     }
 
 
-#: Two saved random-number states on CUDA, which torch keeps on the CPU.
-STATES_BYTES = 32
-
-
 def claims(results: dict) -> list[Claim]:
     """What the measurements say about each claim that they can say something about."""
-    found, cases = [], results["cases"]
-    counted = [row.exact for case in cases for row in (*case["table2"], *case["speed"])]
-    if counted:
-        found.append(_all("every layer holds what its formula says, to the byte", counted))
+    speed = [line for case in results["cases"] for line in case["speed"]]
+    counted = [row.exact for row in (*(row for case in results["cases"] for row in case["table2"]), *speed)]
     asked = [
         abs(line.requested_bytes - line.held_bytes) <= STATES_BYTES
-        for case in cases
-        for line in case["speed"]
+        for line in speed
         if line.requested_bytes is not None
     ]
-    if asked:
-        what = "the allocator was asked for what the ledger holds (random-number states are not on the GPU)"
-        found.append(_all(what, asked))
-    return found
-
-
-def _all(claim: str, each: Sequence[bool]) -> Claim:
-    return Claim(claim, f"{sum(each)} of {len(each)}", all(each))
+    found = (
+        ("every layer holds what its formula says, to the byte", counted),
+        ("the allocator was asked for what the ledger holds (random-number states are not on the GPU)", asked),
+    )
+    return [Claim(claim, f"{sum(each)} of {len(each)}", all(each)) for claim, each in found if each]

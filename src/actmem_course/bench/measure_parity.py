@@ -14,7 +14,7 @@ from actmem.measure.comms import count_collectives
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
-from actmem_course.bench.session import FORMS
+from actmem_course.bench.measure_communication import FORMS
 from actmem_course.ranks import Ranks
 from actmem_course.results import ParityResult
 

@@ -18,7 +18,6 @@ from actmem.recipes import Recompute
 from actmem.rows import total
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
-from actmem_course.bench.peers.same_exchange import SameExchange
 from actmem_course.bench.race import Held, Race, Runner, hold, race
 from actmem_course.ranks import Ranks
 from actmem_course.results import PeerLine
@@ -30,10 +29,7 @@ PEER_MODES = ("none", "selective", "elementwise", "full")
 PEERS = {
     "DTensor": ("plain", "dtensor_layer"),
     "megatron-core": ("megatron", "megatron_layer"),
-    "FSDP2": ("plain", "fsdp_layer"),
 }
-#: Appended to a peer's name: it ran with our reduce-scatter.
-SAME_EXCHANGE = ", our exchange"
 
 NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
@@ -41,14 +37,12 @@ NOTES = {
     "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the activations' "
     "dtype, on a GPU of 1 byte: what is more is the last line of its bytes; elementwise: recompute_modules core_attn, layernorm and mlp, "
     "which runs the MLP's products again",
-    "FSDP2": "cuts weights and batch, not the layer: each rank runs whole sequences of its own; its time and bytes are compared "
-    "per sequence",
     LITERAL: "runs again all that the paper runs again",
 }
 #: Printed if ranks exchange over gloo.
 OVER_GLOO = (
-    "its reduce-scatter over gloo sends only what is kept; the others use torch's as shipped, an all-reduce that forgets the "
-    "rest, and ours where the line says so. On GPUs all use NCCL's"
+    "its reduce-scatter over gloo sends only what is kept; the others use torch's, an all-reduce that forgets the rest. On GPUs "
+    "all use NCCL's"
 )
 
 
@@ -89,22 +83,10 @@ def _has_literal(mode: str) -> bool:
 def runner_of(
     name: str, shape: ModelShape, ranks: Ranks, mode: str, dtype: torch.dtype, sequence_parallel: bool = True
 ) -> Runner:
-    """A peer's layer and its input: a shard of one microbatch, or for FSDP2 its own sequences."""
+    """A peer's layer and its input, a shard of one microbatch."""
     tp = group_of(sequence_parallel)
-    if name == "FSDP2":
-        shape = shape.with_sizes(micro_batch_size=max(1, shape.micro_batch_size // ranks.size))
-        leaf = layer_input(shape, TensorParallel(), ranks.device, dtype)
-    else:
-        leaf = layer_input(shape, tp, ranks.device, dtype)
-    kind = SameExchange if name.endswith(SAME_EXCHANGE) else Runner
-    return kind(build(name.removesuffix(SAME_EXCHANGE), shape, tp, mode, ranks.device, dtype), leaf)
-
-
-def with_same_exchange(peers: Sequence[str], ranks: Ranks, sequence_parallel: bool) -> list[str]:
-    """The peers, and after each that reduce-scatters over gloo the same with our reduce-scatter."""
-    over_gloo = sequence_parallel and ranks.device == "cpu" and ranks.size > 1 and not ranks.emulated
-    twice = ("DTensor", "megatron-core") if over_gloo else ()
-    return [line for name in peers for line in ((name, name + SAME_EXCHANGE) if name in twice else (name,))]
+    leaf = layer_input(shape, tp, ranks.device, dtype)
+    return Runner(build(name, shape, tp, mode, ranks.device, dtype), leaf)
 
 
 def measure_peers(
@@ -116,20 +98,15 @@ def measure_peers(
     peers: Sequence[str] = tuple(PEERS),
     modes: Sequence[str] = PEER_MODES,
     sequence_parallel: bool = True,
-    cpu_time: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[PeerLine]:
     """A line for each mode and layer, ours first.  Every rank must call it.
 
     All modes of all layers take turns in every round, so that modes can be compared too.
     """
-    peers = with_same_exchange(peers, ranks, sequence_parallel)
     candidates = [(mode, name) for mode in modes for name in (OURS, *([LITERAL] if _has_literal(mode) else []), *peers)]
     runners, held, missing = {}, {}, {}
-    for mode, name in list(candidates):
-        if name.endswith(SAME_EXCHANGE) and (mode, name.removesuffix(SAME_EXCHANGE)) in missing:
-            candidates.remove((mode, name))
-            continue
+    for mode, name in candidates:
         on_progress(f"building {name}, recompute: {mode}")
         try:
             runner = runner_of(name, shape, ranks, mode, dtype, sequence_parallel)
@@ -140,15 +117,10 @@ def measure_peers(
                 raise
             missing[mode, name] = _reason(error)
     found = race(
-        {key: runner.work() for key, runner in runners.items()}, (modes[0], OURS), ranks, rounds=rounds, cpu_time=cpu_time,
+        {key: runner.work() for key, runner in runners.items()}, (modes[0], OURS), ranks, rounds=rounds,
         on_round=lambda n: on_progress(f"timing {len(runners)} layers in turns: round {n} of {rounds + 2}"),
     )  # fmt: skip
-    return [
-        PeerLine(*key, missing[key])
-        if key in missing
-        else _line(*key, found, held[key], _sequences(key[1], shape, ranks), shape)
-        for key in candidates
-    ]
+    return [PeerLine(*key, missing[key]) if key in missing else _line(*key, found, held[key]) for key in candidates]
 
 
 def table2_units(shape: ModelShape, ranks: Ranks, mode: str, sequence_parallel: bool) -> float:
@@ -161,17 +133,12 @@ def table2_units(shape: ModelShape, ranks: Ranks, mode: str, sequence_parallel: 
     return (held - extra) * tp.size / (s * b * h)
 
 
-def _sequences(name: str, shape: ModelShape, ranks: Ranks) -> int:
-    b = shape.micro_batch_size
-    return ranks.size * max(1, b // ranks.size) if name == "FSDP2" else b
-
-
 def _reason(error: Exception) -> str:
     first = str(error).strip().partition("\n")[0]
     return first if isinstance(error, PeerUnavailable) else f"{type(error).__name__}: {first}"
 
 
-def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: ModelShape) -> PeerLine:
+def _line(mode: str, name: str, found: Race, held: Held) -> PeerLine:
     key, without, selective = (mode, name), ("none", OURS if name == LITERAL else name), ("selective", name)
     forward, backward, both = (found.spread(key, f"{part}seconds").median for part in ("forward_", "backward_", ""))
     beside = mode == "elementwise" and selective in found.samples
@@ -181,11 +148,9 @@ def _line(mode: str, name: str, found: Race, held: Held, sequences: int, shape: 
         forward_seconds=forward,
         backward_seconds=backward,
         combined_seconds=both,
-        ours=None if name == OURS else found.over((mode, OURS), key, factor=sequences / shape.micro_batch_size),
+        ours=None if name == OURS else found.over((mode, OURS), key),
         over=found.over(key, without) if _runs_again(mode) and without in found.samples else None,
         over_selective=found.over(key, selective) if beside else None,
         noise=found.noise,
-        sequences=sequences,
-        bytes_per_sequence=held.held_bytes / sequences,
         **vars(held),
     )

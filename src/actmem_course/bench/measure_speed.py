@@ -97,7 +97,6 @@ def measure_speed(
     dtype: torch.dtype,
     *,
     rounds: int,
-    cpu_time: bool = False,
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[SpeedLine]:
     """A line for each variant.  Every rank must call it; times are the slowest rank's, bytes this one's."""
@@ -110,7 +109,6 @@ def measure_speed(
         BASELINE,
         ranks,
         rounds=rounds,
-        cpu_time=cpu_time,
         on_round=lambda n: on_progress(f"timing: round {n} of {rounds + 2}"),
     )
     return [_line(variant, found, held[variant.name], shape, ranks, dtype.itemsize) for variant in VARIANTS]

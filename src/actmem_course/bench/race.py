@@ -44,17 +44,15 @@ class Stopwatch:
     """Marks moments and gives the seconds between them.
 
     On ``"cuda"`` a moment is an event on the current stream, to be read after ``wait``.  Elsewhere
-    it is wall-clock time, or with ``cpu_time`` this process's processor time, which other programs
-    hardly affect and which excludes waiting for other ranks.
+    it is wall-clock time.
     """
 
-    def __init__(self, device: str, cpu_time: bool = False):
+    def __init__(self, device: str):
         self._cuda = device == "cuda"
-        self._read = time.process_time if cpu_time else time.perf_counter
 
     def mark(self) -> Any:
         if not self._cuda:
-            return self._read()
+            return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
@@ -73,7 +71,6 @@ def take_turns(
     rounds: int,
     warm_up: int = 2,
     device: str = "cpu",
-    cpu_time: bool = False,
     meet: Callable[[], None] = lambda: None,
     on_round: Callable[[int], None] = lambda number: None,
 ) -> dict[Hashable, list[Sample]]:
@@ -85,7 +82,7 @@ def take_turns(
     """
     check_size("rounds", rounds)
     check_size("warm_up", warm_up + 1)
-    watch = Stopwatch(device, cpu_time)
+    watch = Stopwatch(device)
     samples: dict[Hashable, list[Sample]] = {name: [] for name in candidates}
     with _timed_second_runs(watch) as second_runs, _no_garbage_collection() as collect:
         for number in range(-warm_up, rounds):
@@ -236,15 +233,12 @@ class Race:
 
     def spread(self, name: Hashable, part: str = "seconds") -> Spread:
         """Of one candidate; part: an attribute of Sample."""
-        return spread(self._seconds(name, part))
+        return spread([getattr(sample, part) for sample in self.samples[name]])
 
-    def over(self, name: Hashable, base: Hashable, part: str = "seconds", factor: float = 1) -> Overhead:
-        """One candidate's time over another's, times ``factor``, as an overhead."""
-        ratio = spread([factor * one for one in ratios(self._seconds(name, part), self._seconds(base, part))])
+    def over(self, name: Hashable, base: Hashable) -> Overhead:
+        """One candidate's time over another's, as an overhead."""
+        ratio = spread(ratios(*([sample.seconds for sample in self.samples[one]] for one in (name, base))))
         return Overhead(ratio.median - 1, ratio.low - 1, ratio.high - 1, is_real(ratio, self.noise), self.noise)
-
-    def _seconds(self, name: Hashable, part: str) -> list[float]:
-        return [getattr(sample, part) for sample in self.samples[name]]
 
 
 def race(
@@ -253,21 +247,15 @@ def race(
     ranks: Ranks,
     *,
     rounds: int,
-    cpu_time: bool = False,
-    part: str = "seconds",
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Race:
-    """Time all candidates in turns, ``base`` twice a round.  Every rank must call it.
-
-    cpu_time: take the process's own processor time, not the wall clock (CPU only).  part: the
-    field of Sample that the noise estimate uses.
-    """
+    """Time all candidates in turns, ``base`` twice a round.  Every rank must call it."""
     keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, on which CPUs are slow.
     torch.set_flush_denormal(True)
     try:
         own = take_turns(
-            {**work, TWIN: work[base]}, rounds=rounds, device=ranks.device, cpu_time=cpu_time,
+            {**work, TWIN: work[base]}, rounds=rounds, device=ranks.device,
             meet=(lambda: None) if ranks.emulated or ranks.size == 1 else dist.barrier, on_round=on_round,
         )  # fmt: skip
     finally:
@@ -278,7 +266,7 @@ def race(
         name: [max(at_once, key=lambda one: one.seconds) for at_once in zip(*(samples[name] for samples in by_rank))]
         for name in own
     }
-    twins, bases = ([getattr(sample, part) for sample in slowest[name]] for name in (TWIN, base))
+    twins, bases = ([sample.seconds for sample in slowest[name]] for name in (TWIN, base))
     return Race(slowest, noise_of(ratios(twins, bases)))
 
 

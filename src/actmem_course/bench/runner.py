@@ -110,9 +110,7 @@ class Measurement:
     @property
     def clock(self) -> str:
         """How times are taken, in words."""
-        if self.args.device == "cuda":
-            return "CUDA events"
-        return "processor time" if self.args.cpu_time else "wall clock"
+        return "CUDA events" if self.args.device == "cuda" else "wall clock"
 
     def show(self, *parts: RenderableType, **look) -> None:
         """Print tables and sentences, on rank 0."""

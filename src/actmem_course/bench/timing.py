@@ -23,7 +23,7 @@ LAYER = "tiny; 22B on GPUs with room for it"
 
 
 def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
-    """--dtype, --rounds and --cpu-time."""
+    """--dtype and --rounds."""
     parser.add_argument(
         "--dtype",
         choices=tuple(ELEMENT_SIZES),
@@ -32,20 +32,12 @@ def add_timing_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rounds", type=int, default=20, metavar="N", help="how often each is timed (default: %(default)s)"
     )
-    parser.add_argument(
-        "--cpu-time",
-        action="store_true",
-        help="take this process's processor time, not the wall clock: for a CPU that other programs use too",
-    )
 
 
 def check_timing(args: argparse.Namespace) -> str:
-    """The dtype's name, chosen if none is given.  Raises ConfigError on options that do not fit together."""
+    """The dtype's name, chosen if none is given.  Raises ConfigError on a bad number of rounds."""
     check_size("rounds", args.rounds, largest=100_000)
-    device = args.device
-    if args.cpu_time and device == "cuda":
-        raise ConfigError("cpu_time", "says nothing about a GPU")
-    return args.dtype or usual_dtype(device)
+    return args.dtype or usual_dtype(args.device)
 
 
 def usual_dtype(device: str) -> str:

@@ -181,17 +181,12 @@ def sent_table(sent: Iterable[SocketCount]) -> Table:
     return made
 
 
-def compared_lines(compared: Iterable[tuple[str, TimedPair]]) -> list[str]:
-    """A sentence for each comparison, after its title."""
-    return [f"{title}: {_compared(one)}" for title, one in compared]
-
-
-def _compared(one: TimedPair) -> str:
+def compared_line(one: TimedPair) -> str:
+    """A sentence on one comparison."""
     ms = f"{one.first} {milliseconds(one.first_seconds)} ms, {one.second} {milliseconds(one.second_seconds)} ms"
     if not one.over.is_real:
         return f"{ms}; no difference that stands out of the noise (±{100 * one.over.within:.0f}%)."
-    hidden = "" if one.hidden is None else f"; overlap hides {100 * one.hidden:.0f}% of the exchanges' own time"
-    return f"{ms} ({overhead_text(one.over)}){hidden}."
+    return f"{ms} ({overhead_text(one.over)})."
 
 
 def speed_table(lines: Iterable[SpeedLine], title: str) -> Table:
@@ -231,10 +226,9 @@ def peers_table(lines: Sequence[PeerLine], mode: str) -> Table:
     for line in (line for line in lines if line.mode == mode):
         if line.unavailable or line.held_bytes is None or line.peak_bytes is None:
             continue
-        each = line.bytes_per_sequence or line.held_bytes
-        ours = ours or each
+        ours = ours or line.held_bytes
         times = (milliseconds(getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined"))
-        holds = _dim(size_text(line.held_bytes), f"× {each / ours:.2f}")
+        holds = _dim(size_text(line.held_bytes), f"× {line.held_bytes / ours:.2f}")
         if line.wide_mask_bytes:
             holds.append(f"\nmasks:\n{size_text(line.wide_mask_bytes)}", style="dim")
         made.add_row(line.name.replace(", ", "\n  "), *times, _ratio(line.ours), holds, size_text(line.peak_bytes))

@@ -1,8 +1,6 @@
-"""The transformer layer as one would write it for a single device, with torch's own checkpoint; cut by DTensor or FSDP2.
+"""The transformer layer as one would write it for a single device, with torch's own checkpoint, cut by DTensor's plan.
 
-Both cut it, or its weights, without changes to its code.  DTensor: torch's own tensor parallelism, with a plan of Colwise,
-Rowwise and SequenceParallel.  FSDP2 splits weights and batch but no layer: each rank runs whole sequences of its own with
-the whole layer, whose weights it gathers for forward, drops, and gathers again for backward.
+The plan of Colwise, Rowwise and SequenceParallel cuts the layer without changes to its code.
 """
 
 from __future__ import annotations
@@ -11,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -123,16 +120,3 @@ class _Local(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.layer(DTensor.from_local(x, self.mesh, [Shard(0)], run_check=False)).to_local()
-
-
-def fsdp_layer(
-    shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
-) -> nn.Module:
-    """PlainLayer with its parameters sharded over the ranks.  In and out: ``[s, b', h]``, b' sequences of its own.
-
-    Keeps what an uncut layer keeps for b' sequences; t ranks share a microbatch of b if b' = b/t.
-    """
-    layer = PlainLayer(shape, recompute, p, device=device, dtype=dtype)
-    assert tp.group is not None
-    fully_shard(layer, mesh=DeviceMesh.from_group(tp.group, device), reshard_after_forward=True)  # in place
-    return layer

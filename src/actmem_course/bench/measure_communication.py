@@ -146,13 +146,14 @@ def compare_collectives(
     """Time one all-reduce of a layer's activations against a reduce-scatter and an all-gather of the same."""
     tp = group_of(sequence_parallel=True)
     x = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
+    one, other = "all-reduce", "reduce-scatter, all-gather"
     work = {
-        "all-reduce": Work(lambda: all_reduce(x, tp), lambda _: None),
-        "reduce-scatter, all-gather": Work(lambda: all_gather(reduce_scatter(x, tp), tp), lambda _: None),
+        one: Work(lambda: all_reduce(x, tp), lambda _: None),
+        other: Work(lambda: all_gather(reduce_scatter(x, tp), tp), lambda _: None),
     }
-    found = race(work, "all-reduce", ranks, rounds=rounds, on_round=on_round)
+    found = race(work, one, ranks, rounds=rounds, on_round=on_round)
     first, second = (found.spread(name).median for name in work)
-    return TimedPair(*work, first, second, found.over(*reversed(work)))
+    return TimedPair(one, other, first, second, found.over(other, one))
 
 
 #: In Linux's struct tcp_info, since kernel 4.19: tcpi_bytes_sent and tcpi_bytes_retrans, 64-bit numbers after 200 bytes.

@@ -13,7 +13,7 @@ from datetime import datetime, timezone
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TypeVar
+from typing import Any
 
 import torch
 
@@ -32,7 +32,6 @@ from actmem_course.files import write_text
 from actmem_course.ranks import Ranks
 from actmem_course.results import Claim, plain
 
-_Result = TypeVar("_Result")
 _LONG = {"seq_length": 8192, "micro_batch_size": 1}  # a microbatch of one, so that an unsharded layer fits too
 _TINY = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
 #: The layers to measure by their models: at the paper's sequence length, then at four times that.
@@ -88,7 +87,7 @@ class Session:
         self.write()
         return self.results
 
-    def job(self, name: str, run: Callable[[], _Result], otherwise: _Result) -> _Result:
+    def job(self, name: str, run: Callable[[], Any], otherwise: object) -> Any:
         """What ``run()`` gives; ``otherwise`` if it failed or had no time."""
         self.say(name)
         reason = "no time left"

@@ -1,8 +1,7 @@
 """python labs/measure_runs.py
 
 GPU runs that others published, with the peak that each logged, beside the peak that we predict from what
-the framework's code keeps: 18 runs of a 1.1B Llama under nanotron, and of torchtitan's table what we can
-count. No constant is fitted to them. Then published step times beside those of the planner's time model, and
+the framework's code keeps: 18 runs of a 1.1B Llama under nanotron. No constant is fitted to them. Then published step times beside those of the planner's time model, and
 the paper's own plans beside the fastest of wider and wider searches. --calculators: what public memory
 calculators print instead, beside counted bytes. --megatron: instead, the memory that NVIDIA's own CI logged
 for Megatron-LM's functional tests, predicted tensor by tensor on a model of torch's allocator; with --here,
@@ -78,25 +77,22 @@ def main() -> int:
     times, choices = [], []
     if not args.rows:
         results, times, choices = measure_runs(), step_time_results(), choice_results()
-    judged = [result for result in results if result.within_limit is not None]
-    if judged:
-        run.show(tables.runs_table(judged), tables.parts_table(judged))
-    if reserved := [result for result in results if result.printed_kind == "reserved"]:
-        run.show(tables.reserved_table(reserved))
+    if results:
+        run.show(tables.runs_table(results), tables.parts_table(results))
     if times:
         own = [choice for choice in choices if choice.search == "its code"]
         run.show(tables.times_table(times), tables.choices_table(own))
         run.show(*(f"{choice.setting}: {choice.reason}" for choice in own if choice.reason))
     run.write(rows if args.rows else [*results, *times, *choices])
-    if not judged:
+    if not results:
         run.show(f"{len(rows)} runs predicted, none with a peak to compare with")
         return 0
-    run.draw(lambda: runs_figure(judged))
-    good = [result for result in judged if result.within_limit]
-    worst = max(abs(result.difference_percent or 0) for result in judged)
-    limit = judged[0].limit_percent
-    run.show(f"{len(good)} of {len(judged)} runs within {limit}% of what they logged; worst {worst:.3f}%")
-    return 0 if len(good) == len(judged) else 1
+    run.draw(lambda: runs_figure(results))
+    good = sum(result.within_limit for result in results)
+    worst = max(abs(result.difference_percent) for result in results)
+    limit = results[0].limit_percent
+    run.show(f"{good} of {len(results)} runs within {limit}% of what they logged; worst {worst:.3f}%")
+    return 0 if good == len(results) else 1
 
 
 def show_megatron(run: Measurement, results: list[GoldenResult]) -> int:

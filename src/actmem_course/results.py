@@ -246,36 +246,28 @@ class SocketCount:
 
 @dataclass(frozen=True)
 class RunResult:
-    """One run: its settings in words, the printed peak and the predicted one, in MiB.
+    """One run: its settings in words, the allocated peak that it logged and the predicted one, in MiB.
 
-    framework: "nanotron", "torchtitan" or "Megatron-LM".  printed_mib: what the run logged; printed_kind: "allocated", or
-    "reserved" where the allocator's own share is in it.  predicted_mib: None where we don't predict.
-    moment: when the rank holds most, by prediction.  parts_bytes: the prediction by part.  limit_percent: how far apart
-    the two may be; None where the printed number isn't what we predict.  note: why there is no prediction.
+    framework: "nanotron" or "Megatron-LM".  limit_percent: how far apart the two may be.  moment: when the rank holds
+    most, by prediction.  parts_bytes: the prediction by part.
     """
 
     framework: str
     setting: str
     printed_mib: float
-    printed_kind: str
-    predicted_mib: float | None
+    predicted_mib: float
+    limit_percent: float
     moment: str = ""
     parts_bytes: dict[str, int] | None = None
-    limit_percent: float | None = None
-    note: str = ""
 
     @property
-    def difference_percent(self) -> float | None:
-        """Predicted minus printed, in percent of the printed number; None without a prediction."""
-        if self.predicted_mib is None:
-            return None
+    def difference_percent(self) -> float:
+        """Predicted minus printed, in percent of the printed number."""
         return 100 * (self.predicted_mib / self.printed_mib - 1)
 
     @property
-    def within_limit(self) -> bool | None:
-        """Whether the difference is within the limit; None where there is none."""
-        if self.limit_percent is None or self.difference_percent is None:
-            return None
+    def within_limit(self) -> bool:
+        """Whether the difference is within the limit."""
         return abs(self.difference_percent) <= self.limit_percent
 
 

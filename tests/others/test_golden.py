@@ -17,6 +17,7 @@ from actmem_course.others.golden import (
     read_golden,
 )
 from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES, MegatronRun, Trace
+from actmem_course.show.golden_table import golden_summary
 
 RESULTS = [predict(row) for row in read_golden()]
 UNFUSED = list(LIMITS)[:1]
@@ -187,8 +188,19 @@ def test_a_bad_table_is_named(text, expected, tmp_path):
         (PAPER, "global-batch-size: must be given"),
         (PAPER + "global-batch-size=32 tensor-model-parallel-size=3", "gpus: 8 can't hold"),
         (PAPER + "global-batch-size=0", "global-batch-size: must be given as a whole number above 0"),
+        (PAPER + "global-batch-size=32 recompute-granularity=selective", "recompute-granularity: not modelled"),
     ],
 )
 def test_what_cannot_be_predicted_says_why(arguments, expected):
     result = predict(GoldenRow("x", "a100", arguments, 10**9, 10**9))
     assert result.predicted_peak_bytes is None and expected in result.why_not
+
+
+def test_an_argument_that_nobody_reads_is_named():
+    other = predict(GoldenRow("x", "a100", PAPER + "global-batch-size=32 swiglu=true unheard-of=1 adam-beta1=0.9"))
+    assert other.ignored == ["unheard-of"] and "arguments taken as if they were off: unheard-of (1)" in golden_summary(
+        [other], []
+    )
+    assert not predict(GoldenRow("x", "a100", PAPER + "global-batch-size=32")).ignored
+    known = {"overlap-moe-expert-parallel-comm", "hierarchical-context-parallel-sizes", "rotary-interleaved"}
+    assert {name for r in RESULTS for name in r.ignored} == known | {"use-transformer-engine-op-fuser"}

@@ -72,7 +72,7 @@ EMPTY = dict.fromkeys(RIGHT, NO_ANSWER)
 RANK = SimpleNamespace(
     pipeline_rank=0, predicted_bytes=9, extra_bytes=0, samples=[SimpleNamespace(kept_bytes=n) for n in (9, 0)]
 )
-NANOTRON = [result for result in measure_runs() if result.framework == "nanotron"]
+NANOTRON = measure_runs()
 NVIDIAS = [predict(row) for row in read_golden() if "te_tp1_pp1" in row.case]
 #: A function that draws, and the arguments of each of its figures.
 DRAWN: dict[Callable, list[tuple]] = {

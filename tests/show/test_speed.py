@@ -163,7 +163,7 @@ def test_the_same_lines_in_words_for_notebooks():
 # The figure of published runs shows their numbers, and the tables fit a terminal.
 
 
-RESULTS = [result for result in measure_runs() if result.framework == "nanotron"]
+RESULTS = measure_runs()
 
 
 def test_the_figure_is_plotly_and_its_points_are_the_runs():

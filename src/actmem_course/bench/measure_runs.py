@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from actmem.config import ConfigError, check_size, shown
-from actmem.llama_shape import LLAMA_MODELS
 from actmem.models import PAPER_MODELS
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel, planned_model_of
@@ -26,10 +24,8 @@ from actmem_course.others.published import (
     NANOTRON_SEQ_LENGTH,
     TITAN_RUNS,
     NanotronRun,
-    TitanRun,
 )
 from actmem_course.others.published_choices import Choice, published_choices
-from actmem_course.others.titan import titan_bill
 from actmem_course.results import RunResult, StepTimeResult
 
 MIB = 2**20
@@ -54,11 +50,10 @@ def nanotron_result(run: NanotronRun) -> RunResult:
         "nanotron",
         f"{run.gpus} GPUs dp {run.dp} tp {run.tp} pp {run.pp} mbz {run.mbz}",
         run.peak_allocated_mib,
-        "allocated",
         bill.bytes / MIB,
+        LIMIT_PERCENT,
         bill.moment,
         bill.by_part(),
-        LIMIT_PERCENT,
     )
 
 
@@ -69,41 +64,14 @@ def golden_result(result: GoldenResult) -> RunResult:
         "Megatron-LM",
         f"{result.row.case.split('/')[-1]}, {result.row.gpu}",
         result.row.peak_bytes / MIB,
-        "allocated",
         result.predicted_peak_bytes / MIB,
-        limit_percent=LIMITS[result.row.kind],
+        LIMITS[result.row.kind],
     )
-
-
-def titan_result(run: TitanRun) -> RunResult:
-    """One torchtitan run: what we count at the loss's backward beside what its allocator reserved; no limit."""
-    t, sequences = run.tensor_parallel_size, run.local_batch_size
-    c, p = run.context_parallel_size, run.pipeline_parallel_size
-    sizes = f"DP {run.data_parallel_size}" + "".join(
-        f" {name} {size}" for name, size in {"CP": c, "TP": t, "PP": p}.items() if size > 1
-    )
-    what = f"{run.model.removeprefix('llama3-')}, {sizes}, s {run.seq_length}, {run.recompute}"
-    bill, note = None, "counted at the loss's backward"
-    if run.recompute == "selective" and run.changed:
-        note = "the compiler decides what a block keeps"
-    else:
-        try:
-            layout = Layout(
-                run.data_parallel_size, t, p, sequences, context_parallel_size=c, sequence_parallel=t > 1, zero_stage=3
-            )
-            bill = titan_bill(LLAMA_MODELS[run.model], layout, run.seq_length, run.recompute)
-        except ConfigError as error:
-            note = error.rule
-    setting = what + (f", {run.changed}" if run.changed else "")
-    found = RunResult("torchtitan", setting, run.reserved_gib * 2**10, "reserved", None, note=note)
-    if bill is None:
-        return found
-    return replace(found, predicted_mib=bill.bytes / MIB, moment=bill.moment, parts_bytes=bill.by_part())
 
 
 def measure_runs() -> list[RunResult]:
-    """All published runs."""
-    return [*map(nanotron_result, NANOTRON_RUNS), *map(titan_result, TITAN_RUNS)]
+    """All published runs of nanotron."""
+    return [nanotron_result(run) for run in NANOTRON_RUNS]
 
 
 def step_time_results() -> list[StepTimeResult]:

@@ -106,7 +106,7 @@ def b200_reserved() -> list[tuple[float, int, int]]:
 
 def leaderboard() -> list[PredictorLine]:
     """Predictors on rows that GPUs logged, the least mean error first."""
-    nanotron = [r.difference_percent for r in measure_runs() if r.framework == "nanotron"]
+    nanotron = [r.difference_percent for r in measure_runs()]
     golden = [predict(row) for row in read_golden()]
     kinds = {
         f"Megatron-LM, {kind}": [r.peak_percent for r in golden if r.row.kind == kind and r.peak_percent is not None]

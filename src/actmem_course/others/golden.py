@@ -151,6 +151,11 @@ class GoldenResult:
         return _percent(self.predicted_held_bytes, self.row.held_bytes)
 
     @property
+    def ignored(self) -> list[str]:
+        """Arguments that may change bytes and are taken as if they were off."""
+        return self.played.run.ignored if self.played else []
+
+    @property
     def reason(self) -> str:
         """Which of REASONS."""
         if not self.played:

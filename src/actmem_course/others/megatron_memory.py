@@ -32,6 +32,14 @@ NOT_MODELLED = {
     "step-batch-size-schedule": "a batch that grows",
     "no-masked-softmax-fusion": "a softmax in several operations",
 }
+#: The one way to recompute that is modelled.
+_RECOMPUTE = {"granularity": "full", "method": "uniform", "num-layers": "1"}
+#: Arguments that change no byte of what is modelled, or that say what is taken for granted here.
+_WITHOUT_BYTES = """adam-beta1 adam-beta2 apply-query-key-layer-scaling attention-backend attention-softmax-in-fp32 bf16
+    calculate-per-token-loss ddp-average-in-collective decoder-first-pipeline-num-layers decoupled-lr
+    distributed-timeout-minutes fim-rate fim-spm-rate finetune init-method-std manual-gc moe-aux-loss-coeff
+    no-gradient-accumulation-fusion norm-epsilon num-workers overlap-param-gather recompute-method recompute-num-layers
+    rotary-base train-samples use-tp-pp-dp-mapping"""
 
 
 def parse(arguments: str) -> dict[str, str]:
@@ -51,16 +59,17 @@ class MegatronRun:
     source; "weight gradients kept": Transformer Engine from 2.3, which returns one empty tensor for all weights of a
     shape and never frees it; "weighted after": code of April 2025, which weights the experts' outputs, not what goes
     into their last product.
-    overlap-moe-expert-parallel-comm and use-transformer-engine-op-fuser are taken as if they were off.
+    ignored: arguments that nothing here reads though they may change bytes: the run is played as if they were off.
     Raises ConfigError that names the argument which this module doesn't model, or which is no size.
     """
 
     def __init__(self, arguments: str, gpu: str, gpus: int = 8, environment: Collection[str] = ("cublas",)):
         self.given = given = parse(arguments)
+        self._asked: set[str] = set()
         for name, why in NOT_MODELLED.items():
             if name in given:
                 raise ConfigError(name, f"not modelled: {why}")
-        number, flag = self._number, self._flag
+        number, flag, word = self._number, self._flag, self._read
         self.h, self.a, self.s, self.b = map(
             number, ("hidden-size", "num-attention-heads", "seq-length", "micro-batch-size")
         )
@@ -75,7 +84,7 @@ class MegatronRun:
             if gpus % ranks:
                 raise ConfigError("gpus", f"{gpus} can't hold {what} = {ranks}; name the number in a column gpus")
         self.dp = gpus // (self.t * self.p * self.cp)
-        self.swiglu, self.rms_norm = flag("swiglu"), given.get("normalization") == "RMSNorm"
+        self.swiglu, self.rms_norm = flag("swiglu"), word("normalization") == "RMSNorm"
         self.f = number("ffn-hidden-size", 64 * int(4 * self.h * 2 / 3 / 64) if self.swiglu else 4 * self.h)
         self.groups = number("num-query-groups", self.a) if flag("group-query-attention") else self.a
         self.d = number("kv-channels", self.h // self.a)
@@ -99,32 +108,36 @@ class MegatronRun:
         self.gated = 2 if self.swiglu else 1  # how wide the MLP's first output is, in units of its activation's
         self.local_experts = self.experts // self.ep
         instances = number("num-distributed-optimizer-instances", 1)
-        self.transformer_engine = given.get("transformer-impl") != "local"
+        self.transformer_engine = word("transformer-impl") != "local"
         sharded = flag("use-distributed-optimizer")
         self.shards = self.dp * self.cp // instances if sharded else 0
         self.expert_f = number("moe-ffn-hidden-size", self.f)
         self.expert_shards = gpus // (self.etp * self.ep * self.p) // instances if sharded else 0
         self.grouped_gemm = flag("moe-grouped-gemm") and self.transformer_engine
-        self.all_to_all = given.get("moe-token-dispatcher-type") == "alltoall"
+        self.all_to_all = word("moe-token-dispatcher-type") == "alltoall"
         # Weights of the experts' outputs: in their MLP, before 2659630721 (2025-04-09) after it.
         self.weighted_after = "weighted after" in environment
         # unpermute adds by index_add, which keeps its source, if deterministic and after 56818f9e50 (2025-10-16).
         self.index_add = "deterministic" in environment
         self.overlap_grad_reduce = flag("overlap-grad-reduce")
-        self.exchanged_heads = given.get("cp-comm-type") == "a2a"
+        self.exchanged_heads = word("cp-comm-type") == "a2a"
         self.fused_rope = self.transformer_engine and not flag("no-rope-fusion")
         self.fused_gradients = "weight gradients kept" in environment and not flag("no-gradient-accumulation-fusion")
-        self.fused_loss = flag("cross-entropy-loss-fusion") and given.get("cross-entropy-fusion-impl") == "te"
+        self.fused_loss = flag("cross-entropy-loss-fusion") and word("cross-entropy-fusion-impl") == "te"
         deferred = flag("defer-embedding-wgrad-compute")
         self.deferred = number("wgrad-deferral-limit", self.microbatches) if deferred else 0
         self.flush_overlap = flag("overlap-p2p-communication-warmup-flush")
         by_gpu = "cudnn" if gpu == "h100" else "flash"  # DotProductAttention's own choice: get_attention_backend
-        self.attention = given.get("attention-backend", by_gpu) if self.transformer_engine else "unfused"
-        self.dropout = given.get("hidden-dropout", "0.1") not in ("0", "0.0")
+        self.attention = word("attention-backend", by_gpu) if self.transformer_engine else "unfused"
+        self.dropout, self.attention_dropout = (
+            word(f"{where}-dropout", "0.1") not in ("0", "0.0") for where in ("hidden", "attention")
+        )
         self.linear_bias, self.qk_layernorm = not flag("disable-bias-linear"), flag("qk-layernorm")
-        self.rotary = given.get("position-embedding-type") == "rope"
+        self.rotary = word("position-embedding-type") == "rope"
         self.tied_embeddings = not flag("untie-embeddings-and-output-weights")
-        self.full_recompute = given.get("recompute-granularity") == "full"
+        self.full_recompute = word("recompute-granularity") is not None
+        if self.full_recompute and [given.get(f"recompute-{what}") for what in _RECOMPUTE] != [*_RECOMPUTE.values()]:
+            raise ConfigError("recompute-granularity", "not modelled: anything but each layer whole, by itself")
         self.mask_in_dataloader = not flag("no-create-attention-mask-in-dataloader")
         self.engine_workspace_bytes = (4 if gpu == "a100" else 32) * MEBIBYTE
         # Without CUBLAS_WORKSPACE_CONFIG torch chooses 32 MiB for Hopper and Blackwell, else :4096:2:16:8.
@@ -132,9 +145,11 @@ class MegatronRun:
         self.workspace_bytes = 32 * MEBIBYTE if large or "cublas" in environment else 8 * MEBIBYTE + 128 * KIB
         self.expandable_segments = "expandable" in environment
         self.batches_kept = self.t == 1 and "batches kept" in environment
+        self.positions = number("max-position-embeddings", self.s)
+        self.ignored = sorted(given.keys() - self._asked - {*_WITHOUT_BYTES.split()})
 
     def _number(self, name: str, default: int | None = None) -> int:
-        text = self.given.get(name)
+        text = self._read(name)
         if text is None and default is not None:
             return default
         if text is None or not text.isdecimal() or not int(text):
@@ -142,7 +157,11 @@ class MegatronRun:
         return int(text)
 
     def _flag(self, name: str) -> bool:
-        return self.given.get(name, "false").lower() != "false"
+        return (self._read(name) or "false").lower() != "false"
+
+    def _read(self, name: str, default: str | None = None) -> str | None:
+        self._asked.add(name)
+        return self.given.get(name, default)
 
     def _chunks(self) -> list[int]:
         layers, last = self._number("num-layers"), "decoder-last-pipeline-num-layers"
@@ -190,7 +209,7 @@ class MegatronRun:
             layer += norm + linear("fc1", fc1, h, fc1 // t) + linear("fc2", h, self.f, h)
         parameters = layer * self.chunks[chunk]
         if self.has_embedding and chunk == 0:
-            position = [] if self.rotary else [("position", self.s * h)]
+            position = [] if self.rotary else [("position", self.positions * h)]
             parameters = [("embedding", self.v * h // t), *position, *parameters]
         if chunk == len(self.chunks) - 1:
             parameters += norm
@@ -705,7 +724,7 @@ class Trace:
         self._cublas("forward")
         free(*empty)
         kept = [take("softmax outputs", scores)]
-        if run.dropout:
+        if run.attention_dropout:
             kept += [take("attention dropout", scores), take("attention dropout", scores // 2)]
         by_head = take("transient", out)
         output = take("attention outputs", out)
@@ -716,7 +735,7 @@ class Trace:
             probabilities = take("transient", scores)
             parts = [take("transient", sizes[2])]
             free(gradient)
-            if run.dropout:
+            if run.attention_dropout:
                 free(kept[1])
                 before = take("transient", scores)
                 free(probabilities, kept[2])

@@ -48,10 +48,9 @@ NANOTRON_RUNS = _runs(NanotronRun, "nanotron_runs.tsv")
 
 @dataclass(frozen=True)
 class TitanRun:
-    """One line of torchtitan's tables: peak memory that the allocator reserved, in GiB, the most of all ranks.
+    """One line of torchtitan's tables.  reserved_gib: by the allocator, the most of all ranks.
 
     recompute: "selective", "full".  changed: "" for eager 16-bit training, else what else was on.
-    pipeline_parallel_size above 1: the file doesn't say which rank it is.
     """
 
     model: str

@@ -169,6 +169,10 @@ def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment])
             f"{len(surplus)} rows with experts fit if the fullest rank's get {max(0.0, min(surplus)):.1f} to {max(surplus):.1f}% "
             f"more tokens than an even share, median {median(surplus):.1f}%"
         )
+    if ignored := Counter(name for r in results for name in r.ignored):
+        lines.append(
+            "arguments taken as if they were off: " + ", ".join(f"{name} ({n})" for name, n in ignored.items())
+        )
     if missing := sum(r.played is None for r in results):
         lines.append(f"{missing} rows not modelled")
     if found:

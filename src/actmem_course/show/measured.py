@@ -87,17 +87,16 @@ def runs_figure(results: Sequence[RunResult]) -> Drawing:
 
     A look for each framework.  Limits are drawn where all runs have the same.
     """
-    shown = [r for r in results if r.predicted_mib is not None and r.difference_percent is not None]
-    printed = [r.printed_mib / _MIB_IN_GIB for r in shown]
-    off = [abs(r.difference_percent or 0.0) for r in shown]
+    printed = [r.printed_mib / _MIB_IN_GIB for r in results]
+    off = [abs(r.difference_percent) for r in results]
     low, top = min(printed) / 1.2, max(printed) * 1.2
-    limits = {r.limit_percent for r in shown}
+    limits = {r.limit_percent for r in results}
     limit = limits.pop() if len(limits) == 1 else None
     reach = 1.15 * max([*off, limit or 0])
     below = {"xaxis": "x2", "yaxis": "y2"}
     traces = [line("predicted = logged", [low, top], [low, top], INK, None, "dot", 1)]
-    for (colour, symbol), name in zip(_LOOKS, dict.fromkeys(r.framework for r in shown)):
-        own = [r for r in shown if r.framework == name]
+    for (colour, symbol), name in zip(_LOOKS, dict.fromkeys(r.framework for r in results)):
+        own = [r for r in results if r.framework == name]
         said: dict[str, Any] = {
             "text": [
                 f"{name}, {r.setting}<br>logged {r.printed_mib:,.2f} MiB, predicted {r.predicted_mib:,.2f} MiB"
@@ -106,9 +105,9 @@ def runs_figure(results: Sequence[RunResult]) -> Drawing:
             ],
             "hoverinfo": "text",
         }
-        x, y = [r.printed_mib / _MIB_IN_GIB for r in own], [(r.predicted_mib or 0) / _MIB_IN_GIB for r in own]
+        x, y = [r.printed_mib / _MIB_IN_GIB for r in own], [r.predicted_mib / _MIB_IN_GIB for r in own]
         percents = [r.difference_percent for r in own]
-        look: dict[str, Any] = {"symbol": symbol, "size": 12 if len(shown) < 40 else 9, "edge": 1, **said}
+        look: dict[str, Any] = {"symbol": symbol, "size": 12 if len(results) < 40 else 9, "edge": 1, **said}
         traces += [
             points(f"{name}, {len(own)} runs", x, y, colour, **look),
             points("", x, percents, colour, showlegend=False, **(look | below)),
@@ -118,15 +117,15 @@ def runs_figure(results: Sequence[RunResult]) -> Drawing:
         traces.append(
             line(f"limit {limit}%", [low, top], ends, VERMILION, None, "dash", 2, showlegend=side == 1, **below)
         )
-    half = f", half are within {median(off):.2f}%" if len({r.framework for r in shown}) > 1 else ""
+    half = f", half are within {median(off):.2f}%" if len({r.framework for r in results}) > 1 else ""
     ticks = [size for size in (1, 2, 5, 10, 20, 50, 100) if low < size < top]
     ends = [math.log10(low), math.log10(top)]
-    farthest = sorted(shown, key=lambda r: -abs(r.difference_percent or 0))[:20]
+    farthest = sorted(results, key=lambda r: -abs(r.difference_percent))[:20]
     return chart(
-        f"{len(shown)} runs of others, {min(printed):.0f} to {max(printed):.0f} GiB on a GPU:"
+        f"{len(results)} runs of others, {min(printed):.0f} to {max(printed):.0f} GiB on a GPU:"
         f"<br>no prediction is more than {max(off):.2f}% off{half}",
         traces,
-        f"Predicted over logged peak, {len(shown)} runs, all near the line of equality; the farthest: "
+        f"Predicted over logged peak, {len(results)} runs, all near the line of equality; the farthest: "
         + "; ".join(f"{r.setting} {r.printed_mib:,.0f} MiB, {r.difference_percent:+.3f}%" for r in farthest)
         + ".",
         height=640,

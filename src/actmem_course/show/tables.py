@@ -39,7 +39,6 @@ if TYPE_CHECKING:  # the planner is not loaded to show a table
     from actmem_course.others.published_choices import Choice
 
 _KINDS = ("all-reduce", "all-gather", "reduce-scatter")
-_MIB_IN_GIB = 1024
 _WRONG = "bold red"
 #: Unit of the FLOPs table.
 _PETA = 10**15
@@ -281,23 +280,8 @@ def runs_table(results: Sequence[RunResult]) -> Table:
     """A run a line: its setting, the printed peak, the predicted one, the difference in MiB and percent."""
     made = table("Peak of one GPU, MiB", "run", ">printed", ">predicted", ">diff.", ">%")
     for r in results:
-        if r.predicted_mib is None:
-            made.add_row(r.setting, f"{r.printed_mib:,.2f}", "-", "", "")
-            continue
         numbers = (f"{r.printed_mib:,.2f}", f"{r.predicted_mib:,.2f}", f"{r.predicted_mib - r.printed_mib:+,.2f}")
         made.add_row(r.setting, *numbers, f"{r.difference_percent:+.3f}", style=_style(r.within_limit))
-    return made
-
-
-def reserved_table(results: Sequence[RunResult]) -> Table:
-    """Runs that logged what their allocator reserved, in GiB: printed, what we count of it, and why no more."""
-    title = "torchtitan: GiB that the allocator reserved, and what we count of them"
-    made = table(title, "~run", ">printed", ">counted", ">share")
-    for r in results:
-        counted = ("-", "")
-        if r.predicted_mib is not None:
-            counted = (f"{r.predicted_mib / _MIB_IN_GIB:.1f}", f"{100 * r.predicted_mib / r.printed_mib:.0f}%")
-        made.add_row(f"{r.setting}: {r.note}", f"{r.printed_mib / _MIB_IN_GIB:.1f}", *counted)
     return made
 
 
@@ -336,7 +320,7 @@ def calculators_table(results: Sequence[CalculatorResult], title: str) -> Table:
 def parts_table(results: Sequence[RunResult]) -> Table:
     """What the predicted peak of each run is made of, in MiB, and when it is reached."""
     made = table("What the predicted peak is made of, MiB", "part", ">least", ">most", ">share of the peak")
-    shown = [(r.predicted_mib, r.parts_bytes or {}) for r in results if r.predicted_mib is not None]
+    shown = [(r.predicted_mib, r.parts_bytes or {}) for r in results]
     for part in dict.fromkeys(part for r in results for part in r.parts_bytes or {}):
         sizes = [of_run.get(part, 0) / 2**20 for _, of_run in shown]
         shares = [100 * size / peak for size, (peak, _) in zip(sizes, shown)]

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_size
-from actmem_course.bench.measure_gpu import LAYERS, QUICK_LAYERS, Session
+from actmem_course.bench.measure_gpu import GPU_LAYERS, QUICK_LAYERS, Session
 from actmem_course.bench.measure_peers import PEER_MODES
 from actmem_course.bench.runner import Measurement
 from actmem_course.bench.timing import device_name, setting, usual_dtype
@@ -45,7 +45,7 @@ def main() -> int:
         check_ranks(args, run.parser.prog)
         if args.device == "cpu" and not args.quick:
             raise ConfigError("device", "a CPU would need days for these layers: add --quick")
-        layers = QUICK_LAYERS if args.quick else LAYERS
+        layers = QUICK_LAYERS if args.quick else GPU_LAYERS
         for _, shape in layers:
             check_layer(shape, Parallel(args.emulate, sequence_parallel=True))
         if args.output is None and not args.quick:

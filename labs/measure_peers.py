@@ -23,7 +23,6 @@ from actmem_course.bench.measure_peers import (
     PEER_MODES,
     PEERS,
     measure_peers,
-    table2_units,
 )
 from actmem_course.bench.measure_speed import timed_shape
 from actmem_course.bench.runner import Measurement
@@ -61,12 +60,6 @@ def main() -> int:
             peers=run.chosen("peer"), modes=run.chosen("recompute"),
             sequence_parallel=not args.no_sequence_parallel, on_progress=run.progress,
         )  # fmt: skip
-        # Every rank counts: an exchange is part of it.
-        units = [
-            table2_units(shape, here, mode, not args.no_sequence_parallel)
-            for mode in ("selective", "elementwise")
-            if any(line.over_selective for line in lines)
-        ]
         run.progress()
         run.show(f"One layer by others: {setting(shape, here, dtype)}", style="bold")
         run.show(*(tables.peers_table(lines, mode) for mode in dict.fromkeys(line.mode for line in lines)))
@@ -76,8 +69,8 @@ def main() -> int:
             f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {run.clock}; ours against itself came out up to "
             f"{100 * (lines[0].noise or 0):.1f}% apart. Below each: 95% interval; for bytes, over ours."
         )
-        if units:
-            run.show(tables.elementwise_line(lines, OURS, *units))
+        if line := tables.elementwise_line(lines, OURS):
+            run.show(line)
         ran = {line.name for line in lines if not line.unavailable}
         run.show(*(f"{name}: {NOTES[name]}." for name in (*PEERS, LITERAL) if name in ran))
         run.show(*tables.missing_lines(lines), markup=False)

@@ -13,7 +13,7 @@ SOLUTIONS = (JUDGE / "solutions", JUDGE / "cases")
 #: Names that several files may define, and why.
 SHARED = {
     "main": "a command's entry point is called that",
-    "FUNCTIONS": "a trace finds a file's autograd functions under this name",
+    "FUNCTIONS": "tools find a file's autograd functions under this name",
 }
 
 

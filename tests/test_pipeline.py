@@ -11,7 +11,7 @@ from actmem.layers.gpt import GPT
 from actmem.parallel.linear import load_dense, shard
 from actmem.pipeline import Pipeline, check_pipeline, make_mesh
 from actmem.rows import compare
-from actmem_course.bench.held import InFlight
+from actmem_course.bench.measure_pipeline import InFlight
 from tests.rank_pool import RankFailed
 from tests.tiers import covering
 

@@ -42,7 +42,7 @@ ALONE = [
     ("measure_speed.py", "--emulate 3", "--num-attention-heads: 8 must be divisible by tensor_parallel_size = 3"),
     ("measure_speed.py", "--emulate 2 --rounds 0", "--rounds: must be at least 1, got 0"),
     ("measure_speed.py", "--emulate 1 --model 1T", "model shape: 1 ranks need about "),
-    ("measure_speed.py", "--emulate 2 --trace /proc/x/y", "--trace: cannot write /proc/x/y"),
+    ("measure_speed.py", "--emulate 2 --html /proc/x/y", "--html: cannot write /proc/x/y"),
     ("measure_speed.py", "--emulate 2 --html /proc/x/y", "--html: cannot write /proc/x/y"),
     ("measure_table2.py", "", "run torchrun --nproc-per-node 2 labs/measure_table2.py"),
     ("measure_table2.py", "--emulate 2 --ranks 2", "--ranks: --emulate needs none: leave one of them out"),

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from actmem_course import launch
-from actmem_course.bench import measure_gpu, peak
+from actmem_course.bench import hold, measure_gpu
 from actmem_course.bench.measure_gpu import QUICK_LAYERS, Session, claims
 from actmem_course.bench.race import Work, take_turns
 from actmem_course.ranks import Ranks
@@ -117,11 +117,11 @@ def test_cuda_events_and_one_step_ahead(monkeypatch):
 def test_cuda_memory_is_the_allocators(monkeypatch):
     stats = [
         {"allocated_bytes.all.current": a, "requested_bytes.all.current": r}
-        for a, r in ((1000, 900), (1000, 900), (2536, 2300), (2536, 2300))
+        for a, r in ((1000, 900), (1000, 900), (2536, 2300), (2536, 2300), (1000, 900))
     ]
     cuda = StandIn(monkeypatch, stats)
-    memory = peak._on_cuda(torch.nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True))
-    assert (memory.allocated_bytes, memory.requested_bytes, memory.peak_bytes) == (1536, 1400, 4000)
+    runner = hold.Runner(torch.nn.Linear(4, 4), torch.randn(2, 4, requires_grad=True))
+    assert hold._allocated(runner) == (1536, 1400) and hold._allocator_peak(runner) == 4000
     assert cuda.log.count("reset") == 1
 
 

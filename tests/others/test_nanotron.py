@@ -9,7 +9,7 @@ from actmem.config import ConfigError, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.plan.layout import Layout
 from actmem.rows import total
-from actmem_course.others.nanotron import nanotron_bills, nanotron_layer_rows, nanotron_peak, nanotron_stages
+from actmem_course.others.nanotron import first_stage_layers, nanotron_bills, nanotron_layer_rows, nanotron_peak
 from actmem_course.others.published import (
     NANOTRON_GLOBAL_BATCH,
     NANOTRON_MODEL,
@@ -54,12 +54,8 @@ def test_the_last_stage_keeps_what_its_norm_head_and_loss_make(tp):
 
 
 @pytest.mark.parametrize(("pp", "first"), [(1, 24), (2, 14), (4, 7), (8, 4), (16, 2)])
-def test_stages_hold_every_block_once(pp, first):
-    stages = nanotron_stages(MODEL, pp)
-    assert stages[0].num_layers == first and sum(stage.num_layers for stage in stages) == MODEL.num_layers
-    for end in ("has_embedding", "has_final_norm", "has_head", "has_loss"):
-        assert sum(getattr(stage, end) for stage in stages) == 1
-    assert stages[0].has_embedding and stages[-1].has_loss
+def test_the_block_that_crosses_a_ranks_share_stays(pp, first):
+    assert first_stage_layers(MODEL, pp) == first
 
 
 def test_parameters_are_those_of_the_whole_model():
@@ -70,11 +66,9 @@ def test_parameters_are_those_of_the_whole_model():
 
 def test_activations_are_layers_times_microbatches_in_flight():
     layout = Layout(1, 2, 4, 4)
-    for rank, stage in enumerate(nanotron_stages(MODEL, 4)):
-        bill = nanotron_bills(MODEL, layout, LENGTH, 64, rank)[0]
-        layers = total(nanotron_layer_rows(MODEL, LENGTH, 4, 2)) * stage.num_layers
-        ids = 8 * LENGTH * 4 if rank == 0 else 0
-        assert total(bill.parts["activations"]) == in_flight(layout.parallel, rank) * (layers + ids)
+    layers = total(nanotron_layer_rows(MODEL, LENGTH, 4, 2)) * first_stage_layers(MODEL, 4)
+    bill = nanotron_bills(MODEL, layout, LENGTH, 64)[0]
+    assert total(bill.parts["activations"]) == in_flight(layout.parallel, 0) * (layers + 8 * LENGTH * 4)
 
 
 def test_few_microbatches_leave_the_pipeline_part_empty():
@@ -101,10 +95,9 @@ def test_the_fullest_moment():
             Layout(tensor_parallel_size=3),
             "num_attention_heads: 32 must be divisible by tensor_parallel_size = 3",
         ),
-        (MODEL, Layout(pipeline_parallel_size=16), "pipeline_rank: rank 14 has the head or the loss alone"),
         (MODEL, Layout(zero_stage=3), "layout: these runs have one chunk a rank"),
     ],
 )
 def test_what_it_refuses(model, layout, message):
     with pytest.raises(ConfigError, match=message):
-        nanotron_peak(model, layout, LENGTH, 16, max(0, layout.pipeline_parallel_size - 2))
+        nanotron_peak(model, layout, LENGTH, 16)

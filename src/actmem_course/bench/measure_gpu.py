@@ -35,8 +35,8 @@ from actmem_course.results import Claim, plain
 _LONG = {"seq_length": 8192, "micro_batch_size": 1}  # a microbatch of one, so that an unsharded layer fits too
 _TINY = ModelShape(16, 2, 32, 8, num_layers=1, vocab_size=64)
 #: The layers to measure by their models: at the paper's sequence length, then at four times that.
-LAYERS = [(name, PAPER_MODELS[name].shape) for name in ("22B", "175B")]
-LAYERS += [(name, shape.with_sizes(**_LONG)) for name, shape in LAYERS]
+GPU_LAYERS = [(name, PAPER_MODELS[name].shape) for name in ("22B", "175B")]
+GPU_LAYERS += [(name, shape.with_sizes(**_LONG)) for name, shape in GPU_LAYERS]
 #: The same jobs on layers of no size, quick on a CPU.
 QUICK_LAYERS = [("22B, shrunk", _TINY), ("175B, shrunk", _TINY.with_sizes(seq_length=32, micro_batch_size=1))]
 #: Two saved random-number states on CUDA, which torch keeps on the CPU.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_vocab_size
 from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_extra_rows, stage_rows
 from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts
-from actmem.pipeline import Pipeline, check_pipeline, make_mesh
-from actmem.rows import compare, extra_rows, paper_rows, total
-from actmem_course.bench.held import InFlight
+from actmem.measure.ledger import Ledger, record
+from actmem.measure.parts import rows_by_term
+from actmem.pipeline import Pipeline, Stage, Watcher, check_pipeline, make_mesh
+from actmem.rows import Row, compare, extra_rows, merge, paper_rows, total
 from actmem_course.bench.timing import check_fits
-from actmem_course.results import PipelineResult
+from actmem_course.results import MemorySample, PipelineResult
 
 
 @dataclass(frozen=True)
@@ -70,6 +74,72 @@ class PipelineRun:
     def _sizes(self) -> tuple[int, int, int]:
         parallel = self.parallel
         return parallel.tensor_parallel_size, parallel.pipeline_parallel_size, parallel.num_model_chunks
+
+
+_OUTPUT_REASON = "torch holds a stage's output although the next stage has a copy (appendix B)"
+BUFFER_REASON = "torch makes a receive buffer for every microbatch before the first one runs"
+
+
+class InFlight(Watcher):
+    """A watcher for a Pipeline; read ``samples`` and ``peak_rows()`` after the step."""
+
+    def __init__(self) -> None:
+        self.samples: list[MemorySample] = []
+        self._ledgers: dict[tuple[int, int], list[Ledger]] = {}
+        self._stages: dict[int, Stage] = {}
+        self._peak: tuple[int, list[Row]] = (-1, [])
+
+    @contextmanager
+    def during(self, module: nn.Module, stage: int, microbatch: int) -> Iterator[None]:
+        with record(module) as ledger:
+            yield
+        self._ledgers.setdefault((stage, microbatch), []).append(ledger)
+
+    def after(self, kind: str, stage: Stage, microbatch: int) -> None:
+        self._stages[stage.stage_index] = stage
+        if kind == "B":
+            del self._ledgers[stage.stage_index, microbatch]
+        kept = self._kept()
+        outputs = sum(self._exclude_shared(kept, s.held_outputs()) for s in self._stages.values())
+        buffers = sum(self._exclude_shared(kept, s.receive_buffers()) for s in self._stages.values())
+        sample = MemorySample(
+            kind, stage.stage_index, microbatch, len(self._ledgers), sum(kept.values()), outputs, buffers
+        )
+        self.samples.append(sample)
+        if sample.kept_bytes >= self._peak[0]:  # the last maximum: the steady state, not the warm-up
+            self._peak = sample.kept_bytes, self._rows(sample)
+
+    @property
+    def peak_in_flight(self) -> int:
+        """The most chunk-microbatches that this rank held at once."""
+        return max(sample.in_flight for sample in self.samples)
+
+    def peak_rows(self) -> list[Row]:
+        """Rows by term at the moment when the graphs held most, including torch's own tensors."""
+        return self._peak[1]
+
+    def _kept(self) -> dict[int, int]:
+        """Each storage that a graph in flight keeps, counted once."""
+        return {
+            key: size
+            for ledgers in self._ledgers.values()
+            for ledger in ledgers
+            for key, size in ledger.storages().items()
+        }
+
+    @staticmethod
+    def _exclude_shared(kept: dict[int, int], storages: dict[int, int]) -> int:
+        return sum(size for key, size in storages.items() if key not in kept)
+
+    def _rows(self, sample: MemorySample) -> list[Row]:
+        merged = merge(
+            row for ledgers in self._ledgers.values() for ledger in ledgers for row in rows_by_term(ledger.saved)
+        )
+        assert total(merged) == sample.kept_bytes, "two microbatches share a storage"
+        return merged + [
+            Row("outputs held by the runtime", sample.output_bytes, extra=_OUTPUT_REASON),
+            Row("receive buffers not in use", sample.buffer_bytes, extra=BUFFER_REASON),
+        ]
 
 
 def measure_pipeline(plan: PipelineRun, rank: int, device: str, dtype: torch.dtype) -> PipelineResult:

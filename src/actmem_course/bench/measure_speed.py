@@ -19,7 +19,8 @@ from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
 from actmem_course.arguments import ELEMENT_SIZES, given_sizes, noting_smaller, shape_from
-from actmem_course.bench.race import Race, Runner, hold, race
+from actmem_course.bench.hold import Held, Runner, hold
+from actmem_course.bench.race import Race, race
 from actmem_course.bench.timing import check_fits, memory_bytes, ranks_here
 from actmem_course.others import paper
 from actmem_course.ranks import Ranks
@@ -114,7 +115,7 @@ def measure_speed(
     return [_line(variant, found, held[variant.name], shape, ranks, dtype.itemsize) for variant in VARIANTS]
 
 
-def _line(variant: Variant, found: Race, held, shape: ModelShape, ranks: Ranks, element_size: int) -> SpeedLine:
+def _line(variant: Variant, found: Race, held: Held, shape: ModelShape, ranks: Ranks, element_size: int) -> SpeedLine:
     place = (shape, Parallel(ranks.size, variant.sequence_parallel), variant.recompute, element_size)
     forward, backward, both = (found.spread(variant.name, f"{part}seconds") for part in ("forward_", "backward_", ""))
     return SpeedLine(

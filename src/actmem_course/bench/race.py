@@ -1,4 +1,4 @@
-"""Time several candidates on the same work, in turns, so that what slows one slows all; and the bytes that each holds.
+"""Time several candidates on the same work, in turns, so that what slows one slows all.
 
 A machine's speed drifts: other programs, heat, clocks.  So each round runs every candidate once,
 in a new random order, and candidates are compared within a round.  Forward and backward are timed
@@ -21,12 +21,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
 
 from actmem.config import check_size
-from actmem.measure.ledger import record
 from actmem.recompute import around_second_runs
-from actmem_course.bench.peak import clear_gradients, measure_memory
 from actmem_course.ranks import Ranks
 from actmem_course.results import Overhead, Sample
 
@@ -210,21 +207,6 @@ TWIN = "base once more"
 
 
 @dataclass(frozen=True)
-class Runner:
-    """A module and the input that it runs on."""
-
-    module: nn.Module
-    leaf: Tensor
-
-    def work(self) -> Work:
-        return Work(lambda: self.module(self.leaf), _backward, lambda: clear_gradients(self.module, self.leaf))
-
-
-def _backward(output: Tensor) -> None:
-    output.backward(output.detach())
-
-
-@dataclass(frozen=True)
 class Race:
     """Samples by name, one a round, each of the rank that took longest.  noise: of ``noise_of``."""
 
@@ -268,41 +250,6 @@ def race(
     }
     twins, bases = ([sample.seconds for sample in slowest[name]] for name in (TWIN, base))
     return Race(slowest, noise_of(ratios(twins, bases)))
-
-
-@dataclass(frozen=True)
-class Held:
-    """Bytes of one runner.  held_bytes: by the ledger; the others as in bench.peak.Memory.
-
-    wide_mask_bytes: of held_bytes, what dropout masks of the activations' dtype take beyond 1 byte an
-    element (``F.dropout`` on a CPU).  finite: False if the output holds an infinity or a NaN, on
-    which kernels can run faster.
-    """
-
-    held_bytes: int
-    wide_mask_bytes: int
-    peak_bytes: int
-    allocated_bytes: int | None
-    requested_bytes: int | None
-    finite: bool
-
-
-def hold(runner: Runner) -> Held:
-    """Count what a runner holds between forward and backward, and its peak.  Untimed."""
-    for _ in range(2):  # workspaces, compiled kernels and cached weights are made once
-        with record(runner.module) as ledger:
-            output = runner.module(runner.leaf.clone())
-        finite = bool(torch.isfinite(output).all())
-        _backward(output)
-        del output
-        clear_gradients(runner.module, runner.leaf)
-    memory = measure_memory(runner.module, runner.leaf)
-    wide = sum(
-        saved.bytes - saved.bytes // saved.dtype.itemsize
-        for saved in ledger.saved
-        if saved.op == "dropout" and not saved.argument
-    )
-    return Held(ledger.total_bytes, wide, memory.peak_bytes, memory.allocated_bytes, memory.requested_bytes, finite)
 
 
 #: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.

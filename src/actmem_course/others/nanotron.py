@@ -1,17 +1,15 @@
-"""What nanotron keeps for a Llama, line by line, and the moment at which a rank holds most.
+"""What nanotron keeps for a Llama on rank 0, line by line, and the moment at which that holds most.
 
 Read from its code (models/llama.py, parallel/, optim/, nn/ of huggingface/nanotron at ee785d6c,
 July 2024): sequence-parallel tensor parallelism without asynchronous communication, 1F1B, ZeRO-1,
 gradients added up in float32 without a DDP wrapper, fused AdamW, flash attention, no recomputation,
-16-bit weights.  Nothing here is fitted to a run.  No run of its last stage was seen for p > 1.
+16-bit weights.  Nothing here is fitted to a run.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from actmem.config import ConfigError, check_divides, padded_vocab_size
-from actmem.formulas.first_stage import check_pipeline_rank, in_flight
+from actmem.formulas.first_stage import in_flight
 from actmem.llama_shape import LlamaShape
 from actmem.plan.layout import Layout
 from actmem.plan.rank_bill import Bill
@@ -22,39 +20,15 @@ _WORKSPACE_BYTES = 8 * 4096 * 2**10
 _THREADS = ("main thread", "autograd's thread")
 
 
-@dataclass(frozen=True)
-class NanotronStage:
-    """The blocks of one pipeline rank: whole layers, and which of the model's ends it has."""
+def first_stage_layers(decoder: LlamaShape, pipeline_parallel_size: int) -> int:
+    """Layers of rank 0, which has the embedding too: nanotron spreads blocks by matrix elements, 4h² + 3hf a layer, vh the head.
 
-    num_layers: int
-    has_embedding: bool
-    has_final_norm: bool
-    has_head: bool
-    has_loss: bool
-
-
-def nanotron_stages(decoder: LlamaShape, pipeline_parallel_size: int) -> list[NanotronStage]:
-    """How nanotron spreads blocks over ranks: by matrix elements, 4h² + 3hf a layer, vh the head, 0 the rest.
-
-    Blocks go to a rank until the running sum exceeds its share; the block that crosses stays.
+    Blocks go to the rank until their sum exceeds its share; the block that crosses stays.
     """
     h, p = decoder.hidden_size, pipeline_parallel_size
     layer = 4 * h * h + 3 * h * decoder.ffn_hidden_size
-    head = decoder.vocab_size * h
-    blocks = [("embedding", 0), *[("layer", layer)] * decoder.num_layers, ("final norm", 0)]
-    blocks += [("head", head), ("loss", 0)]
-    whole = sum(cost for _, cost in blocks)
-    ranks: list[list[str]] = [[] for _ in range(p)]
-    rank, so_far = 0, 0
-    for block, cost in blocks:
-        ranks[rank].append(block)
-        so_far += cost
-        if so_far * p > whole * (rank + 1):
-            rank += 1
-    return [
-        NanotronStage(held.count("layer"), *(end in held for end in ("embedding", "final norm", "head", "loss")))
-        for held in ranks
-    ]
+    whole = decoder.num_layers * layer + decoder.vocab_size * h
+    return min(decoder.num_layers, whole // (p * layer) + 1)
 
 
 def nanotron_layer_rows(
@@ -96,12 +70,12 @@ def nanotron_layer_rows(
     return rows
 
 
-def _parameters(decoder: LlamaShape, stage: NanotronStage, t: int, vocab_size: int) -> int:
+def _parameters(decoder: LlamaShape, num_layers: int, whole: bool, t: int, vocab_size: int) -> int:
+    """Of rank 0; whole: it has the final norm and the head too."""
     h = decoder.hidden_size
-    layers = stage.num_layers * ((decoder.attention_weights + decoder.mlp_weights) // t + 2 * h)
-    # The tied head has a weight of its own only where the embedding is on another rank.
-    tables = stage.has_embedding + (stage.has_head and not (decoder.tied_embeddings and stage.has_embedding))
-    return layers + tables * vocab_size * h // t + h * stage.has_final_norm
+    layers = num_layers * ((decoder.attention_weights + decoder.mlp_weights) // t + 2 * h)
+    tables = 2 if whole and not decoder.tied_embeddings else 1
+    return layers + tables * vocab_size * h // t + h * whole
 
 
 def _static_parts(parameters: int, decoder: LlamaShape, layout: Layout, layers: int, seq_length: int) -> dict:
@@ -156,42 +130,30 @@ def _backward_rows(decoder: LlamaShape, seq_length: int, b: int, t: int) -> list
     return [*fuller, Row("weight gradient of the down projection", 2 * h * f // t, t, "16-bit, before it is added")]
 
 
-def nanotron_bills(
-    decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
-) -> list[Bill]:
-    """One rank's bill at each moment that can be its fullest: in the loss, in backward, in the optimizer's step.
+def nanotron_bills(decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int) -> list[Bill]:
+    """Rank 0's bill at each moment that can be its fullest: in backward, in the loss, in the optimizer's step.
 
     Raises ConfigError on a layout that nanotron can't run, or a decoder that its path doesn't fit.
     """
-    check_pipeline_rank(layout.parallel, pipeline_rank)
     if layout.num_model_chunks > 1 or layout.context_parallel_size > 1 or layout.zero_stage != 1:
         raise ConfigError("layout", "these runs have one chunk a rank, no context parallelism and ZeRO stage 1")
     b, dp = layout.micro_batch_size, layout.data_parallel_size
     t, p = layout.tensor_parallel_size, layout.pipeline_parallel_size
-    stage = nanotron_stages(decoder, p)[pipeline_rank]
-    if stage.has_head != stage.has_loss:
-        raise ConfigError("pipeline_rank", f"rank {pipeline_rank} has the head or the loss alone: not modelled here")
+    num_layers, whole = first_stage_layers(decoder, p), p == 1
     vocab_size = padded_vocab_size(decoder.vocab_size, t, multiple=1)
-    parameters = _parameters(decoder, stage, t, vocab_size)
-    static = _static_parts(parameters, decoder, layout, stage.num_layers, seq_length)
+    parameters = _parameters(decoder, num_layers, whole, t, vocab_size)
+    static = _static_parts(parameters, decoder, layout, num_layers, seq_length)
 
-    flight = in_flight(layout.parallel, pipeline_rank, num_microbatches)
-    held = flight * stage.num_layers
-    source = f"{flight} microbatches × {stage.num_layers} layers: "
+    flight = in_flight(layout.parallel, 0, num_microbatches)
+    source = f"{flight} microbatches × {num_layers} layers: "
     activations = [
-        Row(row.term, held * row.bytes, row.split_by, source + row.source)
+        Row(row.term, flight * num_layers * row.bytes, row.split_by, source + row.source)
         for row in nanotron_layer_rows(decoder, seq_length, b, t)
     ]
-    if stage.has_embedding:
-        activations.append(Row("token ids", flight * 8 * seq_length * b, 1, "int64, the embedding's"))
+    activations.append(Row("token ids", flight * 8 * seq_length * b, 1, "int64, the embedding's"))
     running = {**static, "activations": activations}
-
-    bills = []
-    if stage.num_layers:
-        bills.append(
-            Bill("backward of the last MLP", {**running, "transient": _backward_rows(decoder, seq_length, b, t)})
-        )
-    if stage.has_head:
+    bills = [Bill("backward of the last MLP", {**running, "transient": _backward_rows(decoder, seq_length, b, t)})]
+    if whole:
         bills.append(Bill("loss", {**running, "logits": _loss_rows(decoder, seq_length, b, t, vocab_size)}))
     gathering = [
         Row("gathered parameters, flat", 2 * parameters, t, "output of the coalesced all-gather"),
@@ -202,9 +164,6 @@ def nanotron_bills(
     return bills
 
 
-def nanotron_peak(
-    decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int, pipeline_rank: int = 0
-) -> Bill:
-    """The bill of the moment at which the rank holds most."""
-    bills = nanotron_bills(decoder, layout, seq_length, num_microbatches, pipeline_rank)
-    return max(bills, key=lambda bill: bill.bytes)
+def nanotron_peak(decoder: LlamaShape, layout: Layout, seq_length: int, num_microbatches: int) -> Bill:
+    """The bill of the moment at which rank 0 holds most."""
+    return max(nanotron_bills(decoder, layout, seq_length, num_microbatches), key=lambda bill: bill.bytes)

@@ -32,8 +32,7 @@ PARTS = {
     "ledger": [
         "tests/measure/test_ledger.py",
         "tests/measure/test_table2_exact.py",
-        "tests/bench/test_peak.py",
-        "tests/bench/test_trace.py",
+        "tests/bench/test_hold.py",
     ],
     "emulation": ["tests/measure/test_emulate.py"],
     "pipeline": [

@@ -70,14 +70,15 @@ def hold(runner: Runner) -> Held:
         _backward(output)
         del output
         runner.clear_gradients()
-    on_gpu = (_allocator_peak(runner), *_allocated(runner)) if runner.leaf.is_cuda else (live_peak(runner), None, None)
+    allocated, requested = _allocated(runner) if runner.leaf.is_cuda else (None, None)
+    peak = _allocator_peak(runner) if runner.leaf.is_cuda else live_peak(runner)
     runner.clear_gradients()
     wide = sum(
         saved.bytes - saved.bytes // saved.dtype.itemsize
         for saved in ledger.saved
         if saved.op == "dropout" and not saved.argument
     )
-    return Held(ledger.total_bytes, wide, *on_gpu, finite)
+    return Held(ledger.total_bytes, wide, peak, allocated, requested, finite)
 
 
 def _current(kind: str) -> int:
@@ -99,9 +100,7 @@ def _allocator_peak(runner: Runner) -> int:
     torch.cuda.reset_peak_memory_stats()
     runner.run()
     torch.cuda.synchronize()
-    peak = torch.cuda.max_memory_allocated() - before
-    runner.clear_gradients()
-    return peak
+    return torch.cuda.max_memory_allocated() - before
 
 
 def live_peak(runner: Runner) -> int:

@@ -7,7 +7,6 @@ pages that show them.
 from __future__ import annotations
 
 import ast
-import html
 import re
 import shutil
 import subprocess
@@ -179,7 +178,6 @@ def front_page() -> tuple[str, str]:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     head, section, rest = text.partition("\n## ")
     heading, *about = (part for part in head.split("\n\n") if not part.startswith(("![", "| ")))  # no picture, no table
-    picture = f'<img class="actmem-picture dark-light" src="live/pictures/front.png" alt="{html.escape(front_drawing().alt)}">'
     lines = [
         heading,
         "",
@@ -189,7 +187,7 @@ def front_page() -> tuple[str, str]:
         "",
         f'<p>{evidence()}</p>',
         "",
-        live.place("index", "front", picture),
+        live.place("index", "front", "front", front_drawing().alt),
         "",
         "## The chapters",
         "",

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import tarfile
 import tempfile
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

@@ -94,23 +94,10 @@ class Figure {
     this.panel = make("div", { class: "actmem-controls" });
     this.message = make("p", { class: "actmem-message", role: "status" });
     this.figures = make("div", { class: "actmem-figures" });
-    const parts = [this.panel, this.message, this.figures];
-    if (state.question) parts.push(this.form());
-    this.parts = parts;
-    this.show();
-  }
-
-  // The still picture stays until the first drawing is there.
-  async show() {
-    this.place.prepend(this.panel, this.message);
-    this.place.append(...this.parts.slice(3));
+    place.append(this.panel, this.message, this.figures);
+    if (state.question) place.append(this.form());
     this.update();
-    await seen(this.place);
-    await this.draw();
-    // What is there stays in its place: a control that is moved in the page loses the focus.
-    for (const child of [...this.place.childNodes]) if (!this.parts.includes(child)) child.remove();
-    this.message.after(this.figures);
-    this.resize();
+    seen(place).then(() => this.draw());
   }
 
   update() {

@@ -66,18 +66,25 @@ def write_cells(folder: Path, page: str, cells: dict[str, str]) -> None:
     (folder / f"{page}.json").write_text(json.dumps(known), encoding="utf-8")
 
 
-#: A browser loads no module from a file, so nothing else of a page could say this.
-FROM_A_FILE = (
-    '<script>if (location.protocol === "file:") document.currentScript.insertAdjacentHTML("beforebegin", '
-    '"<p class=actmem-message role=status>This figure stands still, because browsers run no modules from files. '
-    'It moves where a server shows the page: python3 -m http.server</p>");</script>'
-)
+#: A browser loads no module from a file, so nothing else of a page could say this, and show the still picture.
+FROM_A_FILE = """<script>
+if (location.protocol === "file:") {
+  const place = document.currentScript.previousElementSibling;
+  place.innerHTML = place.textContent;
+  place.insertAdjacentHTML("afterend", "<p class=actmem-message role=status>This figure stands still, because browsers run "
+    + "no modules from files. It moves where a server shows the page: python3 -m http.server</p>");
+}
+</script>"""
 
 
-def place(page: str, cell: str, still: str, up: str = "") -> str:
-    """Where a figure stands in a page.  still: what is there without JavaScript, and before the figure is drawn."""
+def place(page: str, cell: str, picture: str, words: str, up: str = "") -> str:
+    """Where a figure stands in a page.  Without JavaScript it is a picture, which no page with JavaScript loads."""
+    still = f'<img class="actmem-picture dark-light" src="{up}live/pictures/{picture}.png" alt="{html.escape(words)}">'
     script = f'<script type="module" src="{up}live/live.js"></script>'
-    return f'<div class="actmem-shown" data-page="{page}" data-cell="{cell}">{still}</div>{FROM_A_FILE}{script}'
+    return (
+        f'<div class="actmem-shown" data-page="{page}" data-cell="{cell}"><noscript>{still}</noscript></div>'
+        f"{FROM_A_FILE}{script}"
+    )
 
 
 def put_figures(notebook: NotebookNode, page: str, folder: Path) -> None:
@@ -87,10 +94,6 @@ def put_figures(notebook: NotebookNode, page: str, folder: Path) -> None:
     for cell in notebook.cells:
         if cell.get("id") in cells:
             (output,) = [one for one in cell.outputs if "data" in one]
+            (folder / "pictures" / f"{cell.id}.png").write_bytes(base64.b64decode(output.data["image/png"]))
             words = " ".join(output.data["text/plain"].split())
-            still = f'<p class="actmem-still">{html.escape(words)}</p>'
-            if "image/png" in output.data:
-                (folder / "pictures" / f"{cell.id}.png").write_bytes(base64.b64decode(output.data["image/png"]))
-                # Loaded when it comes near the screen; a page without JavaScript loads all.
-                still = f'<img class="actmem-picture dark-light" loading="lazy" src="../live/pictures/{cell.id}.png" alt="{html.escape(words)}">'
-            output.data, output.metadata = {"text/html": place(page, cell.id, still, "../")}, {}
+            output.data, output.metadata = {"text/html": place(page, cell.id, cell.id, words, "../")}, {}

@@ -77,7 +77,7 @@ Reveal(
 #
 # Weights don't count. They stay in memory anyway.
 #
-# Play it as a game. The layer has eight kinds of operation. What must backward have of each? A right answer earns its bytes,
+# Guess first: play it as a game; the derivations come after the next figure. The layer has eight kinds of operation. What must backward have of each? A right answer earns its bytes,
 # a wrong one nothing, and you can change your mind. ("Attention over V" is the product of the attention probabilities, after
 # their dropout, with V.)
 
@@ -193,13 +193,16 @@ seen = {
 }
 
 # %%
-LiveFigure(bar_chart("Each operation keeps what its gradient reads", {"kept": {name: sum(t.bytes for t in saved) for name, saved in seen.items()}}, f"measured at s = {s}, b = {b}, h = {h}, a = {a}"))
-
-# %% jupyter={"source_hidden": true}
-Fold("each tensor, with its shape", "\n\n".join(f"{name}\n{kept_text(saved)}" for name, saved in seen.items()))
+LiveFigure(bar_chart(
+    "Each operation keeps what its gradient reads",
+    {"kept": {name: sum(t.bytes for t in saved) for name, saved in seen.items()}},
+    f"measured at s = {s}, b = {b}, h = {h}, a = {a}",
+    about={name: kept_text(saved).replace("\n", "<br>") for name, saved in seen.items()},
+))
 
 # %% [markdown]
-# The linear's output, four times as large as its input, is not kept. Adding keeps nothing.
+# Point at a bar to see its tensors, with their shapes. The linear's output, four times as large as its input, is not kept.
+# Adding keeps nothing.
 #
 # **Now write it:** [exercise 1.1](../labs/lab1_count_bytes.py), `layer_bytes`: `python my/labs/lab1_count_bytes.py
 # --only 1.1`.
@@ -296,19 +299,6 @@ Fold(
 agree.add("what the census finds alive, and what the ledger counts", [(ledger.total_bytes, census(layer, lambda: tensor(s, b, h)))])
 
 # %% [markdown]
-# ## Where attention takes over
-#
-# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. The three overtake all others where $5as^2b = 34sbh$, that is at
-#
-# $$s = \frac{34\,h}{5\,a}$$
-#
-# whatever $b$ is: chapter 1 has the two lines and a slider. Models with the same head size $h/a$ have the same crossover.
-# All four of the paper's models train beyond theirs.
-#
-# **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
-# my/labs/lab1_count_bytes.py --only 1.4`.
-
-# %% [markdown]
 # ## On your own module
 #
 # `record` takes any `nn.Module`. Before you optimise, look at what is kept. Here an MLP with GeLU, and one with ReLU:
@@ -330,6 +320,19 @@ LiveFigure(bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {
 #
 # **Now write it:** [exercise 1.3](../labs/lab1_count_bytes.py), `gated_mlp_bytes`: `python my/labs/lab1_count_bytes.py
 # --only 1.3`.
+
+# %% [markdown]
+# ## Where attention takes over
+#
+# Of the 15 rows, 12 grow with $s$ and 3 with $s^2$. The three overtake all others where $5as^2b = 34sbh$, that is at
+#
+# $$s = \frac{34\,h}{5\,a}$$
+#
+# whatever $b$ is: chapter 1 has the two lines and a slider. Models with the same head size $h/a$ have the same crossover.
+# All four of the paper's models train beyond theirs.
+#
+# **Now write it:** [exercise 1.4](../labs/lab1_count_bytes.py), `crossover_seq_length`: `python
+# my/labs/lab1_count_bytes.py --only 1.4`.
 
 # %% [markdown]
 # ## Work it out

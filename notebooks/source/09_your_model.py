@@ -40,14 +40,14 @@ from actmem_course.show.marks import GuessLine
 from actmem_course.show.today import llama_bars
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
-llama = LLAMA_MODELS["llama3-8b"]
+qwen = LLAMA_MODELS["qwen3-32b"]
 agree = Agreement()
-once = 2 * llama.seq_length * llama.micro_batch_size * llama.hidden_size
 
 question = Prediction(
-    "A layer of Llama 3 8B with flash attention, without dropout, in bfloat16. Fully recomputed it keeps its input alone, as the figure "
-    "shows. With nothing run again and nothing kept twice, how many times its own input must it keep for backward?",
-    answer=total(llama_rows(llama)) / once,
+    "Chapter 8's Llama keeps 17 times its input. A layer of Qwen3 32B norms Q and K, its heads together are 1.6 times as wide as the layer, "
+    "and its MLP five times. Fully recomputed it keeps its input alone, as the figure shows. With nothing run again and nothing kept twice, "
+    "how many times its own input must it keep for backward?",
+    answer=total(llama_rows(qwen)) / (2 * qwen.seq_length * qwen.micro_batch_size * qwen.hidden_size),
     unit="times",
     because="No tensor of s² is left, and still the layer keeps many times what goes in: most of it in the MLP.",
     line=GuessLine(),
@@ -55,8 +55,8 @@ question = Prediction(
 Reveal(
     question,
     Panel(
-        lambda s, recompute: llama_bars(llama.with_sizes(seq_length=s), recompute),
-        s=slider("s", "tokens", 1024, 32768, 1024, start=llama.seq_length),
+        lambda s, recompute: llama_bars(qwen.with_sizes(seq_length=s), recompute),
+        s=slider("s", "tokens", 1024, 32768, 1024, start=qwen.seq_length),
         recompute=choice("recomputed", ["full", "elementwise", "none"], "full"),
     ),
     recompute="none",
@@ -352,10 +352,12 @@ agree
 # ## Work it out
 #
 # The layer as written above keeps $8sbf + 24sbh$ bytes, and a little for each token. How many GiB is that for the 32
-# layers of Llama 3 8B at 8,192 tokens, and how many above the floor of the first figure?
+# layers of Llama 3 8B at 8,192 tokens, and how many above the floor, chapter 8's 17 inputs a layer?
 
 # %% jupyter={"source_hidden": true}
+llama = LLAMA_MODELS["llama3-8b"]
 sb, layers = llama.seq_length * llama.micro_batch_size, llama.num_layers
+once = 2 * sb * llama.hidden_size
 written, floor = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
 worked(
     f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. The floor is {floor / once:.0f} times.",

@@ -20,7 +20,7 @@ from actmem.torch_private import fake_tensors
 from actmem_course.bench.predictors import kernel_slopes
 from actmem_course.show.controls import choice, steps
 from actmem_course.show.ends import loss_bars, stage_work
-from actmem_course.show.folded import Agreement, Fold
+from actmem_course.show.folded import Agreement, worked
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.style import size_text
 from actmem_course.show.text import kept_text
@@ -196,7 +196,8 @@ Panel(
 # ## Reinforcement learning
 #
 # Reinforcement learning needs no loss, but $\log p_y$ of the tokens that were generated, and often the
-# entropy $H = -\sum_j p_j \log p_j$. Written with torch's operators in float32, it keeps what each of them reads:
+# entropy $H = -\sum_j p_j \log p_j$. Written with torch's operators in float32, it keeps what each of them reads: two
+# tensors of $v$ float32 numbers a token, $8v$ bytes:
 
 # %%
 class LogProbs(nn.Module):
@@ -212,7 +213,6 @@ with record(module) as ledger:
 # %% jupyter={"source_hidden": true}
 wide = [saved for saved in ledger.saved if saved.shape[-1] == 1000]
 agree.add("log-probabilities and entropy, the tensors of v numbers a token", [(8 * logits.numel(), sum(saved.bytes for saved in wide))])
-print(f"{len(wide)} tensors of v float32 numbers a token are kept: {sum(saved.bytes for saved in wide) // logits.numel()}v bytes a token")
 
 z = torch.randn(5, 1000, dtype=torch.float64, requires_grad=True)
 given = torch.tensor([[0], [999], [3], [3], [500]])
@@ -256,7 +256,7 @@ agree.add("the embedding's gradient", [(2 * 1000 * 64, dense.numel() * dense.ele
 agree.add("rows of it that are not zero: the words that came", [(len(ids.unique()), int(dense.any(-1).sum()))], "rows")
 
 # %% [markdown]
-# ## Worked problem
+# ## Work it out
 #
 # A model with $v$ = 262,144 words, $h$ = 2,560 and 34 layers, one sequence of 32,768 tokens, one GPU of 80 GiB that has 30 GiB
 # left after weights and states, chunks of 1,024 tokens. All layers are recomputed. Which of the four ways to compute the loss fits? Work it out before you open it:
@@ -269,7 +269,7 @@ lines = [f"the {layers} layers keep 2sbh each: {size_text(kept)}"]
 for loss, size in found.items():
     lines.append(f"{loss}: {size_text(size)}, with the layers {size_text(size + kept)}" + (", fits" if size + kept < 30 * 2**30 else ""))
 lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the weight's gradient, and 2cv + 2vh for a chunk")
-Fold("Which fits?", "\n".join(lines))
+worked(*lines)
 
 # %% [markdown]
 # Every number that this chapter compared, byte by byte:

@@ -32,7 +32,6 @@ from actmem_course.show.folded import Agreement, worked
 from actmem_course.show.live import LiveFigure
 from actmem_course.show.marks import GuessLine
 from actmem_course.show.style import size_text
-from actmem_course.show.text import kept_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
@@ -84,7 +83,7 @@ frozen = nn.Linear(h, o, bias=False, dtype=torch.bfloat16).requires_grad_(False)
 frozen.load_state_dict(trains.state_dict())
 with record(frozen) as ledger:
     y = frozen(x)
-print(kept_text(ledger.saved))
+agree.add("a frozen linear", [(0, ledger.total_bytes)])
 
 # %% jupyter={"source_hidden": true}
 def counted(module, x):

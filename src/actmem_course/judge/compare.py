@@ -14,6 +14,8 @@ from actmem_course.judge.verdict import Wrong
 
 #: In float64 the order of summation changes the last digits only.
 TOLERANCE = 1e-9
+#: A sentence lists rows if they are no more stretches than this.
+_MOST_RANGES = 4
 
 
 def close(found: Tensor, expected: Tensor, tolerance: float = TOLERANCE) -> bool:
@@ -86,7 +88,12 @@ def describe(what: str, found: Tensor, expected: Tensor, t: int = 1) -> str:
         if wrong_rows == [len(found) - 1]:
             return f"{what} is wrong in its last row, {wrong_rows[0]}, alone: is a shorter piece at the end left out?"
         rows = "row" if len(wrong_rows) == 1 else "rows"
-        return f"{what} is wrong in {rows} {_ranges(wrong_rows)} of dimension 0 and right in the others"
+        which = (
+            f"{rows} {ranges}"
+            if (ranges := _ranges(wrong_rows)).count(",") < _MOST_RANGES
+            else f"{len(wrong_rows)} rows"
+        )
+        return f"{what} is wrong in {which} of dimension 0 and right in the others"
     error = ((found - expected).abs().max() / expected.abs().max().clamp_min(1e-300)).item()
     return f"{what} has the right shape but wrong values: off by up to {error:.2g} times the largest right value"
 

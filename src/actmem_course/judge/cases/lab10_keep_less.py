@@ -71,7 +71,7 @@ def lora_linear(r: CaseRun) -> None:
         r.see(f"the largest tensor of {when}", max(x.numel(), made.elements), "most", words.format(when=when))
     # The adapter's products are less than half a product with the weight in all.
     products = flops.get_total_flops() // (2 * x.numel() * _O)
-    many = "forward and backward run {found} products with weight where {enough} are enough: one for the result, one for x's gradient"
+    many = "forward and backward run {found} products with weight where {enough} are enough: one for the result, one for x's gradient; weight itself gets none"
     r.see("products", products, "most", many)
     half, half_weight = x.bfloat16(), weight.bfloat16()
     r.passes(own, {"x": half, "a": a.float(), "b": b.float()}, how="half", prefix="for a bfloat16 x, ", why=_IN_16_BITS)
@@ -233,6 +233,10 @@ MISTAKES = {
         return _FrozenLinear.apply(x, codes, scale) -> if id(codes) not in globals().setdefault("widened", {}):\n        widened[id(codes)] = codes * scale\n    return _FrozenLinear.apply(x, codes, scale) ;; return F.linear(x, codes * scale) -> ctx.key = id(codes)\n        return F.linear(x, widened[ctx.key].to(x.dtype)) ;; grad @ (codes * scale) -> grad @ widened[ctx.key].to(grad.dtype) | forward and gradient are right; the widened weight stays in a variable, where no hook can see it: multiply codes and scale each time, and let the product go
         ctx.save_for_backward(codes, scale) -> ctx.save_for_backward(codes.clone(), scale) | forward and gradient are right; a copy of the codes is kept: save codes itself, which the model holds anyway
         return F.linear(x, codes * scale) -> y = F.linear(x, codes * scale)\n        ctx.save_for_backward(codes, scale, y)\n        return y ;; codes, scale = ctx.saved_tensors -> codes, scale, _ = ctx.saved_tensors | forward and gradient are right; the result is kept, and no gradient of a linear reads it
+        return F.linear(x, codes * scale) -> return F.linear(x, codes * scale[0]) | every row is multiplied by the first scale: each of the o rows has its own
+        return grad @ (codes * scale) -> return grad @ (codes * scale[0]) | the forward is right; in backward every row is multiplied by the first scale: each of the o rows has its own
+        return grad @ (codes * scale) -> return grad @ (codes * scale.mean()) | the forward is right; in backward every row is multiplied by the mean scale: each of the o rows has its own
+        return F.linear(x, codes * scale) -> return F.linear(x, codes / scale) | the codes are divided by the scale: multiply
     """,
     "10.2": r"""
         ctx.scale = alpha / len(a) -> ctx.scale = alpha | alpha is not divided by r: the adapter is scaled by alpha/r
@@ -248,7 +252,7 @@ MISTAKES = {
         None, grad_a.to(a.dtype), grad_b -> None, None, grad_b | the forward is right; a gets no gradient, and both a and b train
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> return F.linear(x, weight + ctx.scale * (b @ a).to(x.dtype)) | forward and gradients are right; weight + alpha/r · b @ a is made, as large as the frozen weight: multiply x by a, and that by b
         return F.linear(x, weight) + ctx.scale * F.linear(low, b.to(x.dtype)) -> weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=ctx.scale)\n        y = F.linear(x, weight)\n        weight.addmm_(b.to(x.dtype), a.to(x.dtype), alpha=-ctx.scale)\n        return y | the adapter is merged into weight and taken out again: others read weight, and rounding stays in it. Multiply x by a, and that by b
-        return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; backward makes a tensor as large as the frozen weight: that has no gradient (None), and weight + alpha/r · b @ a is not needed
+        return grad_x, None, grad_a -> return grad_x, grad.flatten(0, 1).t() @ x.flatten(0, 1), grad_a | forward and gradients are right; backward makes a gradient of the frozen weight: return None for it
         ctx.save_for_backward(x, low, weight, a, b) -> ctx.save_for_backward(x, low, weight, a, b, x.clone()) ;; x, low, weight, a, b = ctx -> x, low, weight, a, b, _ = ctx | forward and gradients are right; x is kept twice: the frozen product reads none, so one x, for a's gradient, is enough
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + (alpha / len(a) * F.linear(F.linear(x.to(a.dtype), a), b)).to(x.dtype) | forward and gradients are right; x is kept in 32 bits, and so is F.linear(x, a): round a and b to the dtype of x, and keep what the products read then
         return _LoraLinear.apply(x, weight, a, b, alpha) -> return F.linear(x, weight) + alpha / len(a) * F.linear(F.linear(x, a.to(x.dtype)), b.to(x.dtype)) | forward and gradients are right; 16-bit copies of a and b are kept: write a torch.autograd.Function that saves a and b, and rounds them again in backward
@@ -279,6 +283,12 @@ MISTAKES = {
         grad_up += of_up\n            grad_down += of_down -> grad_up, grad_down = [*grad_up, of_up], [*grad_down, of_down] ;; torch.zeros_like(wide(up)), torch.zeros_like(wide(down)) -> [], [] ;; grad_up.to(up.dtype), grad_down.to(down.dtype) -> sum(map(wide, grad_up)).to(up.dtype), sum(map(wide, grad_down)).to(down.dtype) | forward and gradients are right; the weights' gradients of all tiles live until they are added up: add each tile's to one sum as it comes
         return torch.cat([mlp(rows, up, down) for rows in x.split(tile)]) -> y = torch.cat([mlp(rows, up, down) for rows in x.split(tile)])\n        ctx.save_for_backward(x, up, down, y)\n        return y ;; x, up, down = ctx.saved_tensors -> x, up, down, _ = ctx.saved_tensors | forward and gradients are right; the result is kept, and no gradient reads it
         torch.autograd.grad(y, inputs, upstream) -> torch.autograd.grad(y, inputs, grad[: len(y)]) | the forward is right; every tile takes the first rows of the incoming gradient: each has its own
+        [mlp(rows, up, down) for -> [F.linear(F.gelu(F.linear(rows, up), approximate="tanh"), down) for | GeLU is made by its tanh formula: mlp has the exact one, F.gelu(x)
+        [mlp(rows, up, down) for -> [F.linear(F.linear(rows, up), down) for | GeLU between the two products is missing in forward: call mlp
+        [mlp(rows, up, down) for -> [F.linear(F.relu(F.linear(rows, up)), down) for | ReLU stands for GeLU: call mlp
+        [mlp(rows, up, down) for -> [F.linear(F.silu(F.linear(rows, up)), down) for | SiLU stands for GeLU: call mlp
+        y = mlp(*inputs) -> y = F.linear(F.gelu(F.linear(*inputs[:2]), approximate="tanh"), inputs[2]) | the forward is right; backward goes through GeLU's tanh formula: mlp has the exact one
+        of_rows, of_up, of_down = torch.autograd.grad(y, inputs, upstream) -> of_up = (upstream @ down).flatten(0, 1)\n            of_down = torch.autograd.grad(y, inputs, upstream)[2]\n            of_rows, of_up = (upstream @ down) @ up, of_up.t() @ rows.flatten(0, 1) | the forward is right; the gradients of x and up lack GeLU's derivative, at F.linear(x, up)
     """,
     "10.4": r"""
         x if x.requires_grad else x.detach().requires_grad_() -> x | where x needs no gradient, the weights that function uses get none: apply is given nothing that needs one, and no graph starts

@@ -24,7 +24,7 @@ _V, _H = 64, 24
 _OVERFLOWS = "exp of a logit above 709 is infinite in float64, and so is the log of a softmax that is 0: log p is the logit less logsumexp"
 _SLOPE_ROUNDED = {"logits": "compute it in wide(logits), and go back to the dtype of logits at the end"}
 _LIVE = "{found:,} B live at once, where {enough:,} are enough: let a chunk go before you make the next one"
-_ROUNDED = "compute the loss in wide(logits): 16 bits hold 3 digits of it"
+_ROUNDED = "compute it in wide(logits): 16 bits hold 3 digits"
 
 
 def _tokens(r: CaseRun, v: int, sizes: tuple[int, int] = (_S, _B), same: bool = False) -> Tensor:
@@ -91,7 +91,8 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
             r.see("products", -(-flops.get_total_flops() // (2 * _TOKENS * weight.numel())), "most", many)
         for when, seen, enough in zip(("forward", "backward"), passes, (3 * r.t * size_of(upstream), size_of(x))):
             sent = sum(collective.payload_bytes for collective in seen.collectives)
-            said = f"{when} exchanges {{found:,}} B where {{enough:,}} are enough: a few numbers a token in forward, x's gradient in backward"
+            what = "a few numbers a token" if when == "forward" else "x's gradient, each token's once"
+            said = f"{when} exchanges {{found:,}} B where {{enough:,}} are enough: {what}"
             r.see(f"{prefix}bytes sent in {when}", max(sent, enough) if r.t > 1 else 0, "most", said)
 
     def in_chunks(x: Tensor, w: Tensor) -> Tensor:
@@ -154,24 +155,20 @@ def log_probs_and_entropy(r: CaseRun) -> None:
         )
     half = logits.bfloat16()
     r.see_tensor("for bfloat16 logits, what comes back", own(half.clone()), "near", _ROUNDED)
-    enough = half.numel() * half.element_size()
-    words = "a tensor of {found:,} B is made, where logits have {enough:,}: widen ``chunk`` tokens at a time, in forward and in backward"
     for chunk in (_CHUNK, 1):
         prefix = f"for bfloat16 logits, {chunk} in a chunk, "
-        with Largest(half) as made:
-            r.passes(
-                lambda x: own(x, chunk),  # noqa: B023
-                {"logits": half},
-                how="half",
-                prefix=prefix,
-                why=_SLOPE_ROUNDED,
-            )
-        r.see(f"{prefix}the largest tensor made", max(enough, made.bytes), "most", words)
+        r.passes(lambda x: own(x, chunk), {"logits": half}, how="half", prefix=prefix, why=_SLOPE_ROUNDED)  # noqa: B023
     long = 3 * r.each(100, 3, 512).bfloat16()
     ids = _tokens(r, 512, (100, 3))
     passes = r.makes(lambda x: torch.stack(list(r["log_probs_and_entropy"](x, ids, 7))), {"logits": long}, how="half")
-    for times, when, largest in zip((1, 2), ("forward", "backward"), passes):
-        enough = 2 * times * long.numel() + 6 * 4 * 7 * 512 + 80 * ids.numel()
+    remedy = {
+        "forward": "widen ``chunk`` tokens at a time",
+        "backward": "narrow each chunk's gradient before you join them",
+    }
+    for times, when, largest in zip((1, 2), remedy, passes):
+        words = f"{when} makes a tensor of {{found:,}} B, where logits have {{enough:,}}: {remedy[when]}"
+        r.see(f"the largest tensor of {when}", max(size_of(long), largest.bytes), "most", words)
+        enough = times * size_of(long) + 6 * 4 * 7 * 512 + 80 * ids.numel()
         r.see(f"the peak of {when}", max(enough, largest.peak), "most", f"in {when} {_LIVE}")
     r.keeps(
         own, half, what="the logits in 16 bits, and a few numbers a token", spare=_SPARE - 4 * _TOKENS, others=[tokens]
@@ -241,6 +238,9 @@ MISTAKES = {
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.flatten()[0]) | the forward is right; every token has the first one's incoming gradient: multiply by its own
         slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.mean()) | the forward is right; each token's gradient is multiplied by the mean of the incoming ones: multiply by its own
         losses = [], []\n -> losses = [], []\n        x = x.transpose(0, 1)\n | rows of x and ids are flattened in different orders: in both, s comes before b
+        slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * upstream.unsqueeze(-1)) -> slope[torch.arange(len(ids), device=ids.device), ids] -= 1\n            slope = (slope * grad.flatten()[: len(ids)].unsqueeze(-1)) | the forward is right; every chunk has the first tokens' incoming gradients: each token has its own
+        slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) -> slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += (slope / upstream.unsqueeze(-1)).t() @ rows\n        return torch.cat(grads_x) | the forward is right; the gradient of weight ignores the incoming gradient: multiply each token's by it
+        slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) -> slope = (slope * upstream.unsqueeze(-1)).to(x.dtype)\n            grads_x.append(slope / upstream.unsqueeze(-1) @ weight)\n            grad_weight += slope.t() @ rows\n        return torch.cat(grads_x) | the forward is right; the gradient of x ignores the incoming gradient: multiply each token's by it
     """,
     "9.3": r"""
         dist.all_reduce(grad_x, group=ctx.group) ->  | the forward is right; the gradient of x is this rank's own part, that of its words: add up the ranks' parts
@@ -262,6 +262,10 @@ MISTAKES = {
         sums = torch.stack(((part - largest).exp(), torch.cat(picked) * mine.flatten()))\n        dist.all_reduce(sums, group=group) -> top, sums = torch.cat(picked) * mine.flatten(), (part - largest).exp()\n        dist.all_reduce(top, dist.ReduceOp.MAX, group=group)\n        dist.all_reduce(sums, group=group)\n        sums = torch.stack((sums, top)) | the target's logit is the largest over the ranks: where it is negative, the others' 0 wins. Add them up
         index = own_ids.clamp(0, len(weight) - 1) -> index = own_ids.where(mine, 0) ;; torch.cat(picked) * mine.flatten() -> torch.cat(picked) | ranks that don't hold the target add their first word's logit instead: they must add 0
         largest = part.clone() -> largest = part | the largest over the ranks takes the place of this rank's own: all_reduce writes to what it is given, so give it a copy
+        grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            dist.all_reduce(grad_weight, group=ctx.group)\n        grad_x = torch | the forward is right; the gradient of weight is summed over the ranks chunk by chunk, but each rank's rows are its own
+        grad_weight += slope.t() @ rows\n        grad_x = torch -> grad_weight += slope.t() @ rows\n            for part in grads_x:\n                dist.all_reduce(part, group=ctx.group)\n        grad_x = torch ;; dist.all_reduce(grad_x, group=ctx.group) -> pass | the forward is right; each chunk's all-reduce takes the earlier chunks in again, which are sums already: reduce each chunk once, or all after the loop
+         + dist.get_rank(ctx.group) * len(weight) ->  | the forward is right; backward takes every rank's words for the first v/t: the first one is r·v/t
+        torch.stack(((part - largest).exp(), -> torch.stack((part, ;; normaliser = sums[0].log() + largest -> normaliser = sums[0] | the ranks' logsumexps are added up: add up their exponentials, and take the logarithm of that
     """,
     "9.4": r"""
         return torch.cat(chosen).view(tokens.shape), entropy.clone() -> return -torch.cat(chosen).view(tokens.shape), entropy.clone() | the first is the loss; the log-probability is its negative
@@ -280,8 +284,9 @@ MISTAKES = {
         torch.cat(normalisers), entropy)\n        return torch.cat(chosen) -> torch.cat(normalisers).to(logits.dtype), entropy)\n        return torch.cat(chosen) | right in float64; the logsumexp is kept in 16 bits, so that each probability is off by percents: keep it in 32
         def backward(ctx, grad_chosen, grad_entropy) -> def backward(ctx, grad_entropy, grad_chosen) | the forward is right; the two incoming gradients are swapped: they come in the order of the results
         slope.scatter_add_(-1, ids, up_chosen) -> slope.scatter_(-1, ids, up_chosen) | the forward is right; the token's own gradient takes the place of what is there: add it
-        chosen, entropies = [], [], []\n -> chosen, entropies = [], [], []\n        ctx.set_materialize_grads(False)\n | if one of the two results is not used, its gradient is None: take it as 0, or leave set_materialize_grads alone
+        chosen, entropies = [], [], []\n -> chosen, entropies = [], [], []\n        ctx.set_materialize_grads(False)\n | backward fails where only one of the two results is used: after set_materialize_grads(False) the other's gradient is None. Take None as 0, or leave that call out
         (up_chosen + up_entropy * (log_p + h)) -> (1 + up_entropy * (log_p + h)) | the forward is right; where p is subtracted, the incoming gradient is left out: multiply by it there too
+        up_entropy * (log_p + h) -> up_entropy * (log_p - h) | the forward is right; the gradient of the entropy has H with the wrong sign: −p (log p + H)
     """,
     "9.5": r"""
         ctx.main_grad.index_add_(0, ids.flatten(), wide(grad).flatten(0, 1)) -> ctx.main_grad[ids.flatten()] += wide(grad).flatten(0, 1) | if a word occurs several times, only one of its gradients arrives: main_grad[ids] += … writes each row once. Use index_add_

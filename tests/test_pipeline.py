@@ -5,7 +5,7 @@ import torch
 from torch.distributed.pipelining import PipelineStage, ScheduleInterleaved1F1B
 
 from actmem.config import ConfigError, ModelShape, Parallel
-from actmem.formulas.first_stage import in_flight, stage_extra_rows, stage_rows
+from actmem.formulas.first_stage import in_flight, stage_rows
 from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.layers.gpt import GPT
 from actmem.parallel.linear import load_dense, shard
@@ -173,7 +173,6 @@ def test_the_runtime_runs_the_schedule_that_is_drawn_and_holds_the_formulas_byte
     for rank, (samples, rows) in enumerate(pools[4].run(watched, cut, False, recompute)):
         place = (SHAPE, parallel, rank // t, recompute, microbatches)
         predicted = stage_rows(*place, microbatches_per_round=per_round)
-        predicted += stage_extra_rows(*place, microbatches_per_round=per_round)
         comparison = compare(predicted, [row for row in rows if not row.extra])
         assert comparison.exact, f"rank {rank}: {comparison.describe()}"
         assert max(s.in_flight for s in samples) == in_flight(parallel, rank // t, microbatches, per_round)

@@ -10,16 +10,16 @@ from fractions import Fraction
 from actmem_course.others import paper
 from actmem.config import Parallel
 from actmem.formulas.communication import iteration_exchanges, wire_bytes
-from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
 from actmem.formulas.first_stage import (
-    embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
-    stage_extra_rows, stage_output_rows, stage_rows,
+    capacity, embeddings_in_flight, eq5, eq6, first_stage_bytes, full_recompute_bytes, in_flight, interleave_factor,
+    stage_output_rows, stage_rows,
 )  # fmt: skip
 from actmem.formulas.activations import layer_bytes
 from actmem.models import PAPER_MODELS, TINY, model_shape
-from actmem.rows import total
+from actmem.rows import paper_rows, total
 from actmem_course.others.golden import equalities
-from actmem.formulas.schedule import held, interleaved, one_forward_one_backward, peak_in_flight
+from actmem.formulas.schedule import held, interleaved, moving_window, one_forward_one_backward, peak_in_flight, recomputed_share
+from actmem.formulas.states import state_rows
 from actmem_course.results import PipelineResult, read
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import play, slider, steps
@@ -89,7 +89,7 @@ Panel(
 # %% jupyter={"source_hidden": true}
 pairs = []
 for p in (1, 2, 4, 8, 16, 32):
-    rows = [row for row in stage_rows(GPT3, with_pipeline(CUT, p, 1), 0) if "layer-microbatches" in row.source]
+    rows = [row for row in paper_rows(stage_rows(GPT3, with_pipeline(CUT, p, 1), 0)) if "layer-microbatches" in row.source]
     pairs.append((total(rows), eq5(GPT3, 8)))
 agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pairs)
 
@@ -142,7 +142,7 @@ for name, model in PAPER_MODELS.items():
     each = [first_stage_bytes(model.shape, model.parallel, mode) for mode in ("none", "selective")]
     ways += zip(each, (factor * eq5(model.shape, t), factor * eq6(model.shape, t)))
     for mode, size in zip(("none", "selective"), each):
-        rows = stage_rows(model.shape, model.parallel, 0, mode, n)
+        rows = paper_rows(stage_rows(model.shape, model.parallel, 0, mode, n))
         ways.append((size, sum(row.bytes for row in rows if "layer-microbatches" in row.source)))
     full = [int(factor * full_recompute_bytes(model.shape, t, cut)) for cut in (False, True)]
     for part, size in zip(first.values(), each + full):
@@ -222,8 +222,7 @@ for rank in (0, p - 1):
         tp = tensor_parallel(sequence_parallel=True)
         rows = measure_stage(shape, tp, chunks, [(x.kind, x.chunk, x.microbatch) for x in actions[:fullest]], recompute="selective")
     predicted = stage_rows(shape, model.parallel, rank, "selective", n)
-    extra = stage_extra_rows(shape, model.parallel, rank, "selective", n)
-    agree.add_rows(f"GPT-3, interleaved, pipeline rank {rank} when it holds most", predicted + extra, rows)
+    agree.add_rows(f"GPT-3, interleaved, pipeline rank {rank} when it holds most", predicted, rows)
 
 # %% [markdown]
 # ## Figure 9: every rank, and the outputs that nothing reads
@@ -296,7 +295,7 @@ again = {}
 for name, model in PAPER_MODELS.items():
     n = model.global_batch_size // model.shape.micro_batch_size
     for rank in sorted({0, model.parallel.pipeline_parallel_size - 1}):
-        budget = activation_budget(model.shape, model.parallel, paper.A100_BYTES, rank)
+        budget = paper.A100_BYTES - total(state_rows(model.shape, model.parallel, rank))
         count = capacity(model.shape, model.parallel, budget, rank, n)
         flight = in_flight(model.parallel, rank, n)
         p, m = model.parallel.pipeline_parallel_size, model.parallel.num_model_chunks
@@ -396,7 +395,7 @@ worked(
 # `--chunks 2` interleaves; `--html FILE` writes the figure.
 #
 # **Sources.** 2205.05198 sections 4.2.3 and 4.3, appendices B and C · Narayanan et al., 2104.04473, for both schedules · code:
-# `src/actmem/formulas/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/first_stage.py`, `src/actmem/formulas/microbatches.py`.
+# `src/actmem/formulas/schedule.py`, `src/actmem/pipeline.py`, `src/actmem/formulas/first_stage.py`.
 #
 # ## Now fit your model
 #

@@ -89,38 +89,38 @@ class Match:
         """Measured minus predicted bytes; a side without the term counts as 0."""
         return (self.measured or 0) - (self.predicted or 0)
 
+    def describe(self) -> str:
+        """Both sides, in words."""
+        predicted = "" if self.predicted is None else f"predicted {self.predicted:,} B, "
+        measured = "not measured" if self.measured is None else f"measured {self.measured:,} B"
+        return f"{self.term}: {predicted}{measured}" + ("" if predicted else ", not predicted")
+
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of ``compare``; terms in the order of the prediction, then of the measurement.
+    """The result of ``compare``.  matches: one for each term, in the order of the prediction, then of the measurement."""
 
-    matched: on both sides with the same bytes.  changed: on both sides with different bytes.
-    missing: predicted but not measured.  extra: measured but not predicted.
-    """
+    matches: tuple[Match, ...]
 
-    matched: tuple[Match, ...]
-    changed: tuple[Match, ...]
-    missing: tuple[Match, ...]
-    extra: tuple[Match, ...]
+    @property
+    def unequal(self) -> list[Match]:
+        """The terms on one side only, or with different bytes."""
+        return [match for match in self.matches if match.difference]
 
     @property
     def exact(self) -> bool:
         """True when every term is on both sides with the same bytes."""
-        return not (self.changed or self.missing or self.extra)
+        return not self.unequal
 
     @property
     def difference(self) -> int:
         """Measured minus predicted bytes over all terms."""
-        return sum(match.difference for match in self.changed + self.missing + self.extra)
+        return sum(match.difference for match in self.matches)
 
     def describe(self) -> str:
         """One line for each disagreement, or one line that says there is none."""
-        if self.exact:
-            return f"all {len(self.matched)} terms agree to the byte"
-        lines = [f"{m.term}: predicted {m.predicted:,} B, measured {m.measured:,} B" for m in self.changed]
-        lines += [f"{m.term}: predicted {m.predicted:,} B, not measured" for m in self.missing]
-        lines += [f"{m.term}: measured {m.measured:,} B, not predicted" for m in self.extra]
-        return "\n".join(lines)
+        lines = [match.describe() for match in self.unequal]
+        return "\n".join(lines) or f"all {len(self.matches)} terms agree to the byte"
 
 
 def by_term(rows: Iterable[Row]) -> dict[str, int]:
@@ -140,12 +140,5 @@ def merge(rows: Iterable[Row]) -> list[Row]:
 
 def compare(predicted: Iterable[Row], measured: Iterable[Row]) -> Comparison:
     """Match two sets of rows by term.  Rows of 0 bytes count as absent."""
-    left = {term: size for term, size in by_term(predicted).items() if size}
-    right = {term: size for term, size in by_term(measured).items() if size}
-    both = [Match(term, left[term], right[term]) for term in left if term in right]
-    return Comparison(
-        matched=tuple(m for m in both if not m.difference),
-        changed=tuple(m for m in both if m.difference),
-        missing=tuple(Match(term, left[term], None) for term in left if term not in right),
-        extra=tuple(Match(term, None, right[term]) for term in right if term not in left),
-    )
+    left, right = ({term: size for term, size in by_term(rows).items() if size} for rows in (predicted, measured))
+    return Comparison(tuple(Match(term, left.get(term), right.get(term)) for term in {**left, **right}))

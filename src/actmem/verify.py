@@ -18,8 +18,7 @@ from rich.table import Table
 from torch import nn
 
 from actmem.config import ConfigError, ModelShape, padded_vocab_size
-from actmem.formulas.microbatches import moving_window
-from actmem.formulas.schedule import Action, held, interleaved, one_forward_one_backward
+from actmem.formulas.schedule import Action, held, interleaved, moving_window, one_forward_one_backward
 from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
@@ -141,10 +140,10 @@ def _states(parts: Sequence[nn.Module], plan: Plan) -> list[Row]:
 def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bool:
     """Verify the plan, print each line of its bill beside the counted one, and the peak; True if all are equal."""
     comparison = verify_plan(model, plan)
-    matches = comparison.matched + comparison.changed + comparison.missing + comparison.extra
     console.print(f"\n[bold]Verified:[/] {plan_text(plan)}", highlight=False)
-    console.print(_table(matches, plan))
-    verdict = f"{len(comparison.matched)} of {len(matches)} lines equal what is counted, to the byte"
+    console.print(_table(comparison.matches, plan))
+    lines, unequal = len(comparison.matches), len(comparison.unequal)
+    verdict = f"{lines - unequal} of {lines} lines equal what is counted, to the byte"
     console.print(verdict if comparison.exact else f"[bold red]{verdict}", highlight=False)
     peak = count_peak(model, plan)
     text = (

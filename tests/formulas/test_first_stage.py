@@ -23,7 +23,6 @@ from actmem.formulas.first_stage import (
     layers_per_chunk,
     section43_extras,
     selective_saves,
-    stage_extra_rows,
     stage_output_rows,
     stage_rows,
 )
@@ -161,7 +160,7 @@ def test_stage_rows_are_the_peak_of_the_schedule(cut, recompute, e):
     layer = total(layer_rows(shape, parallel, recompute, e))
     for rank in range(parallel.pipeline_parallel_size):
         peak = peak_by_schedule(shape, parallel, rank, n, layer, sbh, head)
-        assert total(stage_rows(shape, parallel, rank, recompute, n, e)) == peak
+        assert total(paper_rows(stage_rows(shape, parallel, rank, recompute, n, e))) == peak
 
 
 @given(model_cuts(), MODES, ELEMENT_SIZES, st.sampled_from(["cpu", "cuda"]))
@@ -172,16 +171,14 @@ def test_stage_extra_rows_are_the_peak_of_the_schedule(cut, recompute, e, device
     head = 4 * tokens + 2 * tokens * (max(e, 4) if device == "cuda" else e) // cut_by
     of_layer = [r for r in layer_extra_rows(shape, parallel, recompute, e, device) if r.term != "causal mask"]
     for rank in range(parallel.pipeline_parallel_size):
-        rows = stage_extra_rows(shape, parallel, rank, recompute, n, e, device)
-        assert extra_rows(rows) == rows
+        rows = extra_rows(stage_rows(shape, parallel, rank, recompute, n, e, device))
         assert total(rows) == peak_by_schedule(shape, parallel, rank, n, total(of_layer), 4 * tokens, head)
 
 
 @given(model_cuts(), MODES)
 def test_layers_of_the_first_stage(cut, recompute):
     shape, parallel, n = cut
-    rows = stage_rows(shape, parallel, 0, recompute, n)
-    assert paper_rows(rows) == rows
+    rows = paper_rows(stage_rows(shape, parallel, 0, recompute, n))
     layers = [row for row in rows if row.term not in (EMBEDDING_TERM, *HEAD_TERMS)]
     assert total(layers) == first_stage_bytes(shape, parallel, recompute, n)
 
@@ -198,8 +195,8 @@ def test_first_stage_of_the_papers_models(model):
         extras += p * s * b * h // t
     n = model.global_batch_size // shape.micro_batch_size
     factor = interleave_factor(p, m)
-    assert total(stage_rows(shape, parallel, 0, "none", n)) == eq5(shape, t) * factor + extras
-    assert total(stage_rows(shape, parallel, 0, "selective", n)) == eq6(shape, t) * factor + extras
+    assert total(paper_rows(stage_rows(shape, parallel, 0, "none", n))) == eq5(shape, t) * factor + extras
+    assert total(paper_rows(stage_rows(shape, parallel, 0, "selective", n))) == eq6(shape, t) * factor + extras
 
 
 def test_figure_9():

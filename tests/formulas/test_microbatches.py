@@ -8,12 +8,11 @@ from hypothesis import strategies as st
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.activations import layer_bytes
-from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_rows
-from actmem.formulas.microbatches import activation_budget, capacity, moving_window, recomputed_share
-from actmem.formulas.schedule import held, one_forward_one_backward
+from actmem.formulas.first_stage import capacity, in_flight, layers_per_chunk, stage_rows
+from actmem.formulas.schedule import held, moving_window, one_forward_one_backward, recomputed_share
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
-from actmem.rows import total
+from actmem.rows import paper_rows, total
 from actmem_course.others import paper
 from tests.formulas.cuts import model_cuts
 from tests.formulas.test_first_stage import schedule_of
@@ -25,8 +24,8 @@ MODES = st.sampled_from(["selective", "full"])
 def test_never_above_the_budget_and_never_room_for_one_more(cut, recompute, data):
     shape, parallel, n = cut
     rank = data.draw(st.integers(0, parallel.pipeline_parallel_size - 1))
-    least = total(stage_rows(shape, parallel, rank, recompute, n))
-    most = total(stage_rows(shape, parallel, rank, "none", n))
+    least = total(paper_rows(stage_rows(shape, parallel, rank, recompute, n)))
+    most = total(paper_rows(stage_rows(shape, parallel, rank, "none", n)))
     budget = data.draw(st.integers(least, most + 1))
     places = capacity(shape, parallel, budget, rank, n, recompute)
 
@@ -69,15 +68,14 @@ def test_the_papers_models_fit_more_towards_the_end(model):
     n = chosen.global_batch_size // chosen.shape.micro_batch_size
     missing = []
     for rank in range(chosen.parallel.pipeline_parallel_size):
-        budget = activation_budget(chosen.shape, chosen.parallel, paper.A100_BYTES, rank)
-        assert budget + total(state_rows(chosen.shape, chosen.parallel, rank)) == paper.A100_BYTES
+        budget = paper.A100_BYTES - total(state_rows(chosen.shape, chosen.parallel, rank))
         missing.append(in_flight(chosen.parallel, rank, n) - capacity(chosen.shape, chosen.parallel, budget, rank, n))
     assert missing[0] > 0 and missing[-1] == 0
     assert missing == sorted(missing, reverse=True)
 
 
 def test_refuses_a_budget_that_nothing_fits():
-    least = total(stage_rows(TINY, Parallel(), recompute="full"))
+    least = total(paper_rows(stage_rows(TINY, Parallel(), recompute="full")))
     assert capacity(TINY, Parallel(), least, recompute="full") == 0
     with pytest.raises(ConfigError) as error:
         capacity(TINY, Parallel(), least - 1, recompute="full")

@@ -83,7 +83,7 @@ def test_every_line_and_the_peak_are_what_is_counted(case):
     comparison, peak = verify_plan(*CASES[case]), count_peak(*CASES[case])
     assert comparison.exact, comparison.describe()
     assert peak.measured > 0 and not peak.difference, peak
-    assert {"parameters", "gradients", "Adam first moment"} <= {match.term for match in comparison.matched}
+    assert {"parameters", "gradients", "Adam first moment"} <= {match.term for match in comparison.matches}
 
 
 def test_a_plan_of_the_largest_model_as_the_search_finds_it():
@@ -104,7 +104,7 @@ def test_a_wrong_line_is_found(monkeypatch):
         model, "rows", lambda layout, what, *device: [] if what == "last" else rows(layout, what, *device)
     )
     comparison = verify_plan(model, one)
-    assert {"logits (float32)", "target ids"} < {match.term for match in comparison.extra}
+    assert {"logits (float32)", "target ids"} < {match.term for match in comparison.matches if match.predicted is None}
     assert report_verification(Console(quiet=True), model, one) is False
 
 

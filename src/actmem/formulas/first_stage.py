@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from fractions import Fraction
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, check_size
+from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, check_size, check_sizes
 from actmem.formulas.activations import STATISTICS_REASON, eq4, layer_bytes, layer_extra_rows, layer_rows
 from actmem.recipes import Recompute
-from actmem.rows import Row, extra_rows, paper_rows
+from actmem.rows import Row, paper_rows, total
 
 EMBEDDING_TERM = "embedding dropout mask"
 HEAD_TERMS = ("final layer-norm input", "output layer input", "logits (float32)")
@@ -55,10 +55,8 @@ def interleave_factor(pipeline_parallel_size: int, num_model_chunks: int) -> Fra
 
     Section 4.2.3.  With m = 1 the paper means plain 1F1B, not interleaving with one chunk.
     """
-    p, m = (
-        check_size("pipeline_parallel_size", pipeline_parallel_size),
-        check_size("num_model_chunks", num_model_chunks),
-    )
+    p, m = pipeline_parallel_size, num_model_chunks
+    check_sizes(pipeline_parallel_size=p, num_model_chunks=m)
     return Fraction(p * m + p - 1, p * m) if m > 1 else Fraction(1)
 
 
@@ -118,7 +116,7 @@ def first_stage_bytes(
 
     With enough microbatches this is L(1 + (p − 1)/(pm)) layers; with fewer, those in flight.
     """
-    layers = _layers_held(shape, parallel, 0, num_microbatches, None)
+    layers = in_flight(parallel, 0, num_microbatches) * layers_per_chunk(shape, parallel)
     return layers * layer_bytes(shape, parallel, recompute)
 
 
@@ -167,49 +165,18 @@ def stage_rows(
     recompute: Recompute | str = "none",
     num_microbatches: int | None = None,
     element_size: int = 2,
-    microbatches_per_round: int | None = None,
-) -> list[Row]:
-    """The paper's rows of one rank at its peak, all microbatches in flight together.
-
-    The last rank has the logits of one microbatch: the last stage runs its backward immediately.  Raises ConfigError if L is
-    not divisible by p·m, v by t, or n by p if the schedule is interleaved.  Sections 4.2.3 and 4.3.
-    """
-    g = microbatches_per_round
-    return paper_rows(_all_rows(shape, parallel, pipeline_rank, recompute, num_microbatches, element_size, "cpu", g))
-
-
-def stage_extra_rows(
-    shape: ModelShape,
-    parallel: Parallel,
-    pipeline_rank: int = 0,
-    recompute: Recompute | str = "none",
-    num_microbatches: int | None = None,
-    element_size: int = 2,
     device_type: str = "cpu",
     microbatches_per_round: int | None = None,
 ) -> list[Row]:
-    """What torch keeps on one rank beyond ``stage_rows``, each row with its reason.
+    """What one rank keeps at its peak, all microbatches in flight together; ``rows.paper_rows`` has what the paper counts.
 
-    The layers' rows, without the causal mask (all layers share one, made with the model, so it is
-    no activation); the token ids and target ids that the two ends keep, and the final layer norm's
-    statistics.
+    Beyond the paper's: the layers' extra rows, without the causal mask (all layers share one, made with the model, so it is
+    no activation); the token ids and target ids that the two ends keep, and the final layer norm's statistics.
+    The last rank has the logits of one microbatch: the last stage runs its backward immediately.  Raises ConfigError if L is
+    not divisible by p·m, v by t, or n by p if the schedule is interleaved.  Sections 4.2.3 and 4.3.
     """
     n, g = num_microbatches, microbatches_per_round
-    return extra_rows(_all_rows(shape, parallel, pipeline_rank, recompute, n, element_size, device_type, g))
-
-
-def _all_rows(
-    shape: ModelShape,
-    parallel: Parallel,
-    pipeline_rank: int,
-    recompute: Recompute | str,
-    num_microbatches: int | None,
-    element_size: int,
-    device_type: str,
-    microbatches_per_round: int | None,
-) -> list[Row]:
-    n, g = num_microbatches, microbatches_per_round
-    layers = _layers_held(shape, parallel, pipeline_rank, n, g)
+    layers = in_flight(parallel, pipeline_rank, n, g) * layers_per_chunk(shape, parallel)
     of_layer = layer_rows(shape, parallel, recompute, element_size)
     of_layer += layer_extra_rows(shape, parallel, recompute, element_size, device_type)
     rows = [
@@ -280,9 +247,32 @@ def _check_ranks(shape: ModelShape, parallel: Parallel) -> None:
     check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", parallel.tensor_parallel_size)
 
 
-def _layers_held(shape: ModelShape, parallel: Parallel, pipeline_rank: int, n: int | None, g: int | None) -> int:
-    """Layers × microbatches in flight on this rank."""
-    return in_flight(parallel, pipeline_rank, n, g) * layers_per_chunk(shape, parallel)
+def capacity(
+    shape: ModelShape,
+    parallel: Parallel,
+    budget_bytes: int,
+    pipeline_rank: int = 0,
+    num_microbatches: int | None = None,
+    recompute: Recompute | str = "selective",
+) -> int:
+    """How many chunk-microbatches of a rank can keep everything within ``budget_bytes``; the others are recomputed.
+
+    The budget is for the paper's ``stage_rows``: layers and, on the first and last rank, the model's ends.  Appendix C.
+    From 0 to the number in flight (with one chunk, min(p − r, n)).  Raises ConfigError if they
+    don't fit even when all are recomputed.
+    """
+    recompute = Recompute.of(recompute)
+    least = total(paper_rows(stage_rows(shape, parallel, pipeline_rank, recompute, num_microbatches)))
+    if least > budget_bytes:
+        raise ConfigError(
+            "budget_bytes",
+            f"rank {pipeline_rank} needs {least:,} with recompute = {recompute.name!r}, got {budget_bytes:,}",
+        )
+    count = in_flight(parallel, pipeline_rank, num_microbatches)
+    more = layer_bytes(shape, parallel) - layer_bytes(shape, parallel, recompute)
+    if more == 0:
+        return count
+    return min(count, (budget_bytes - least) // (more * layers_per_chunk(shape, parallel)))
 
 
 def bytes_by_rank(
@@ -293,11 +283,11 @@ def bytes_by_rank(
     element_size: int = 2,
     free_outputs: bool = True,
 ) -> list[int]:
-    """Bytes of ``stage_rows`` on every pipeline rank, with or without the outputs.  Figure 9."""
+    """The paper's bytes on every pipeline rank, with or without the outputs.  Figure 9."""
     totals = []
     for rank in range(parallel.pipeline_parallel_size):
-        rows = stage_rows(shape, parallel, rank, recompute, num_microbatches, element_size)
+        rows = paper_rows(stage_rows(shape, parallel, rank, recompute, num_microbatches, element_size))
         if not free_outputs:
             rows += stage_output_rows(shape, parallel, rank, num_microbatches, element_size)
-        totals.append(sum(row.bytes for row in rows))
+        totals.append(total(rows))
     return totals

@@ -8,8 +8,9 @@ the model; with one chunk, rank and stage are the same.  Source: 2205.05198 sect
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from fractions import Fraction
 from itertools import accumulate
 
 from actmem.config import ConfigError, Parallel, check_divides, check_size, check_sizes
@@ -123,3 +124,31 @@ def held(actions: list[Action], weight: Callable[[Action], int] = lambda action:
 def peak_in_flight(ranks: Schedule) -> list[int]:
     """For each rank, the most chunk-microbatches that it holds at once, each until its last action."""
     return [max(held(actions), default=0) for actions in ranks]
+
+
+def moving_window(actions: Iterable[Action], capacity: int) -> list[tuple[int, int]]:
+    """Appendix C: the (chunk, microbatch) pairs of one rank that keep everything, in the order of their forwards.
+
+    After the backward of one, the next microbatch takes its place, so the choice moves like a window.
+    actions: the rank's list in any order.  Each forward takes a place if
+    fewer than ``capacity`` are taken; its backward frees it.
+    """
+    kept: list[tuple[int, int]] = []
+    places: set[tuple[int, int]] = set()
+    for action in actions:
+        which = action.chunk, action.microbatch
+        if action.kind == "B":
+            places.discard(which)
+        elif len(places) < capacity:
+            places.add(which)
+            kept.append(which)
+    return kept
+
+
+def recomputed_share(capacity: int, in_flight: int, num_microbatches: int) -> Fraction:
+    """Share of an iteration's microbatches that a 1F1B rank recomputes; 0 if all fit."""
+    check_sizes(in_flight=in_flight, num_microbatches=num_microbatches)
+    check_size("capacity", capacity, least=0)
+    rounds, rest = divmod(num_microbatches, in_flight)
+    kept = rounds * min(capacity, in_flight) + min(capacity, rest)
+    return Fraction(num_microbatches - kept, num_microbatches)

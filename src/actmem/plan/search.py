@@ -12,7 +12,7 @@ from functools import cache
 from itertools import product
 
 from actmem.config import ConfigError, check_size
-from actmem.formulas.microbatches import recomputed_share
+from actmem.formulas.schedule import recomputed_share
 from actmem.plan.layout import ZERO_STAGES, Layout
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.rank_bill import (

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_layer, check_vocab_size
-from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_extra_rows, stage_rows
+from actmem.formulas.first_stage import bytes_by_rank, in_flight, stage_rows
 from actmem.formulas.schedule import Schedule, interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts
 from actmem.measure.ledger import Ledger, record
@@ -165,22 +165,21 @@ def measure_pipeline(plan: PipelineRun, rank: int, device: str, dtype: torch.dty
 
     stage = rank // t
     place = (shape, parallel, stage, plan.recompute, plan.num_microbatches, dtype.itemsize)
-    predicted = stage_rows(*place, microbatches_per_round=plan.per_round)
-    extra = stage_extra_rows(*place, device_type=device, microbatches_per_round=plan.per_round)
+    predicted = stage_rows(*place, device_type=device, microbatches_per_round=plan.per_round)
     rows = watcher.peak_rows()
     measured = paper_rows(rows)  # what torch's runtime holds besides the graphs is marked as extra
     output_bytes, buffer_bytes = (row.bytes for row in extra_rows(rows))
-    comparison = compare(predicted + extra, measured)
+    comparison = compare(predicted, measured)
     order = [(a.kind, a.chunk * p + a.rank, a.microbatch) for a in plan.schedule[stage]]
     return PipelineResult(
         rank=rank,
         pipeline_rank=stage,
         predicted_in_flight=in_flight(parallel, stage, plan.num_microbatches, plan.per_round),
         measured_in_flight=watcher.peak_in_flight,
-        predicted_bytes=total(predicted),
-        extra_bytes=total(extra),
+        predicted_bytes=total(paper_rows(predicted)),
+        extra_bytes=total(extra_rows(predicted)),
         measured_bytes=total(measured),
-        difference_bytes=total(measured) - total(predicted) - total(extra),
+        difference_bytes=comparison.difference,
         output_bytes=output_bytes,
         buffer_bytes=buffer_bytes,
         exact=comparison.exact,

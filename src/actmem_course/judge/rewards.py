@@ -21,9 +21,8 @@ from actmem.formulas.activations import (
     layer_rows,
 )
 from actmem.formulas.communication import layer_exchanges
-from actmem.formulas.first_stage import stage_extra_rows, stage_output_rows, stage_rows
+from actmem.formulas.first_stage import stage_output_rows, stage_rows
 from actmem.formulas.llama_terms import llama_rows
-from actmem.formulas.microbatches import moving_window
 from actmem.layers.llama import attend
 from actmem.layers.llama_parts import product, row_parallel
 from actmem.llama_shape import LlamaShape
@@ -200,7 +199,9 @@ def lab5_reward(b: Bench) -> BarsReward:
     for rank, actions in enumerate(schedule.one_forward_one_backward(p, n)):
         yours = len(list(b["microbatches_to_keep"](p, rank, n, places)))
         held.append(
-            Measure(f"whole, rank {rank}", "", {"formula": len(moving_window(actions, places)), "yours": yours})
+            Measure(
+                f"whole, rank {rank}", "", {"formula": len(schedule.moving_window(actions, places)), "yours": yours}
+            )
         )
     whole = (
         f"Whole: the microbatches that keep everything if {places} places are free for them; the others are recomputed."
@@ -252,8 +253,7 @@ def lab6_reward(b: Bench) -> BarsReward:
 def _mode_bytes(b: Bench, shape: ModelShape, mode: Configuration) -> int:
     """What one microbatch keeps on a rank, by formula, with what the paper leaves out."""
     parallel = mode.parallel(b.size)
-    extras = stage_extra_rows(shape, parallel, 0, mode.recompute, device_type=b.device)
-    return total([*stage_rows(shape, parallel, 0, mode.recompute), *extras])
+    return total(stage_rows(shape, parallel, 0, mode.recompute, device_type=b.device))
 
 
 def _kept_bytes(b: Bench, shape: ModelShape, mode: Configuration) -> int:
@@ -336,12 +336,11 @@ def lab8_reward(b: Bench) -> BarsReward:
     plan = judged_plan(job, b["plan_of"](job))
     b.progress("one emulated rank runs your plan")
     compared = verify_plan(model, plan)
-    lines = [*compared.matched, *compared.changed, *compared.missing, *compared.extra]
-    largest = sorted(lines, key=lambda line: -(line.predicted or 0))[:8]
+    largest = sorted(compared.matches, key=lambda line: -(line.predicted or 0))[:8]
     measures = [
         Measure(line.term, "B", {"formula": line.predicted or 0, "measured": line.measured or 0}) for line in largest
     ]
-    rest = [line for line in lines if line not in largest]
+    rest = [line for line in compared.matches if line not in largest]
     sums = [sum(getattr(line, side) or 0 for line in rest) for side in ("predicted", "measured")]
     measures.append(Measure(f"{len(rest)} more lines", "B", dict(zip(("formula", "measured"), sums))))
     parts = bill_of(model, plan).by_part()

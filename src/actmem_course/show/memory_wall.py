@@ -10,7 +10,7 @@ from actmem.formulas.activations import CORE_ATTENTION_TERMS, TABLE2, Configurat
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, PaperModel
-from actmem.rows import by_term, total
+from actmem.rows import by_term, paper_rows, total
 from actmem_course.others.paper import A100_BYTES
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import Control, choice
@@ -54,7 +54,11 @@ def gpu_bytes(model: PaperModel, method: str) -> dict[str, int]:
 def stage_parts(shape: ModelShape, parallel: Parallel, recompute: str) -> dict[str, int]:
     """Bytes of parameters, of gradients and optimizer, and of activations on one rank of the first stage."""
     states = by_term(state_rows(shape, parallel))
-    sizes = (states.pop("parameters"), sum(states.values()), total(stage_rows(shape, parallel, recompute=recompute)))
+    sizes = (
+        states.pop("parameters"),
+        sum(states.values()),
+        total(paper_rows(stage_rows(shape, parallel, recompute=recompute))),
+    )
     return dict(zip(PARTS_OF_GPU, sizes))
 
 

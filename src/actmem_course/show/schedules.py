@@ -11,21 +11,22 @@ from actmem.formulas.activations import layer_bytes
 from actmem.formulas.first_stage import (
     bubble_fraction,
     bytes_by_rank,
+    capacity,
     embeddings_in_flight,
     eq5,
     first_stage_bytes,
     layers_per_chunk,
     stage_rows,
 )
-from actmem.formulas.microbatches import capacity, moving_window
 from actmem.formulas.schedule import (
     Action,
     Schedule,
     interleaved,
+    moving_window,
     one_forward_one_backward,
     peak_in_flight,
 )
-from actmem.rows import total
+from actmem.rows import paper_rows, total
 from actmem_course.others.timeline import Span, bubble_of, memory_curve, timeline
 from actmem_course.results import PipelineResult
 from actmem_course.show.bar_chart import bar_chart
@@ -286,7 +287,7 @@ def _measured_curve(spans: Sequence[Span], result: PipelineResult) -> Curve:
 def least_budget_bytes(shape: ModelShape, parallel: Parallel, num_microbatches: int) -> int:
     """What every rank needs if all its passes are recomputed selectively: less is refused."""
     ranks = range(parallel.pipeline_parallel_size)
-    return max(total(stage_rows(shape, parallel, rank, "selective", num_microbatches)) for rank in ranks)
+    return max(total(paper_rows(stage_rows(shape, parallel, rank, "selective", num_microbatches))) for rank in ranks)
 
 
 def moving_window_chart(shape: ModelShape, parallel: Parallel, num_microbatches: int, budget_bytes: int) -> Drawing:

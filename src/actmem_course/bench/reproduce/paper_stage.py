@@ -18,14 +18,14 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ModelShape, Parallel, check_divides
 from actmem.formulas.activations import TABLE2, Configuration, layer_bytes
-from actmem.formulas.first_stage import HEAD_TERMS, layers_per_chunk, stage_extra_rows, stage_rows
+from actmem.formulas.first_stage import HEAD_TERMS, layers_per_chunk, stage_rows
 from actmem.formulas.schedule import Action, Schedule, held, interleaved, one_forward_one_backward
 from actmem.layers.gpt import GPT
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_stage
 from actmem.models import PAPER_MODELS, PaperModel
 from actmem.parallel.groups import tensor_parallel
-from actmem.rows import Row
+from actmem.rows import Row, extra_rows, paper_rows
 
 _CONFIGURATIONS = {configuration.name: configuration for configuration in TABLE2 if configuration.tensor_parallel}
 
@@ -64,11 +64,11 @@ class PaperStage:
 
     def rows(self) -> list[Row]:
         """Predicted: the paper's terms."""
-        return stage_rows(*self._sizes)
+        return paper_rows(stage_rows(*self._sizes))
 
     def extra_rows(self) -> list[Row]:
         """Predicted: what the paper leaves out."""
-        return stage_extra_rows(*self._sizes)
+        return extra_rows(stage_rows(*self._sizes))
 
     def chunks(self) -> list[range]:
         """The layers of each model chunk of this rank: chunk c is stage c·p + r of the model."""

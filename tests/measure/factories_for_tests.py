@@ -97,13 +97,6 @@ def compiled():
     return torch.compile(nn.Linear(8, 8)), (torch.ones(4, 8),)
 
 
-def halves(seq_length=2, batch_size=1):
-    def run(m, x):
-        return m.linear(x)[:, : x.shape[1] // 2].exp()
-
-    return Run(run, linear=nn.Linear(8, 8)), (torch.ones(batch_size, seq_length, 8),)
-
-
 def squared(output):
     return output.square().sum()
 

@@ -11,8 +11,6 @@ import torch
 
 from actmem.__main__ import main
 from actmem.measure import record_command
-from actmem.measure.diagnosis import reason_of, runs_again
-from actmem.measure.ledger import SavedTensor
 from actmem.measure.ledger_tables import folded_name, page
 from actmem.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
@@ -71,7 +69,7 @@ def test_keyword_inputs_dtypes_and_sizes(capsys):
 def test_a_fake_run_says_whether_real_tensors_agree(capsys):
     assert json_of(capsys, f"{HERE}:gpt", "--fake")["notes"] == ["checked: real tensors keep the same bytes"]
     (note,) = json_of(capsys, f"{HERE}:other_when_fake", "--fake")["notes"]
-    assert "takes another path: 256 B instead of 384 B" in note
+    assert "real tensors keep something else: 256 B instead of 384 B" in note
 
 
 def test_everyday_code_makes_a_model_of_fake_tensors(capsys):
@@ -86,7 +84,7 @@ def test_a_large_fake_run_is_checked_at_small_sizes(capsys):
     assert result["notes"] == ["checked at seq_length=16, batch_size=2, num_layers=2: real tensors keep the same bytes"]
     (note,) = json_of(capsys, f"{HERE}:deep_lookup", "--fake")["notes"]
     other, same = 3 * 16 * 2 * 8 * 4, 2 * 16 * 2 * 8 * 4
-    assert f"another path at seq_length=16, batch_size=2: {same:,} B instead of {other:,} B" in note
+    assert f"something else at seq_length=16, batch_size=2: {same:,} B instead of {other:,} B" in note
 
 
 def test_real_tensors_are_tried_where_weights_and_what_is_kept_are_small_together(capsys, monkeypatch):
@@ -113,11 +111,8 @@ BAD = {
     f"{HERE}:tiny --seq-length 9": "seq_length: the factory takes none of s, seq_length",
     f"{HERE}:layer --seq-length 0": "seq-length: must be at least 1",
     f"{HERE}:gpt --hidden-size 9": "hidden_size: the factory takes none of",
-    f"{HERE}:layer --solve s,q": "solve: must be different letters of",
-    f"{HERE}:layer --solve s,s": "solve: must be different letters of",
-    f"{HERE}:layer --solve v": "vocab_size: the factory takes none of v",
     f"{HERE}:tiny --html /no/such/folder/x.html": "No such file or directory",
-    f"{HERE}:tiny --snapshot x": "snapshot: needs --step",
+    f"{HERE}:tiny --snapshot x": "snapshot: needs --step and --device cuda",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --step --loss {HERE}:nothing": "has no nothing",
     "": "the following arguments are required: target",
@@ -171,26 +166,7 @@ def test_diff_names_what_went_came_and_stayed(tmp_path, capsys):
     assert went.startswith("went:") and "softmax" in went and "softmax" not in stayed
     assert came.startswith("came:") and "uint8" in came and "mlp.down" in stayed
     # 34sbh without Q, K and V, which the second run starts from; 0.25sbh are the norms' statistics.
-    assert " B = 28.25 sbh: recomputation is on, and these are still there because\n" in stayed
-    sections = {part.split(":")[0]: part for part in stayed.split("\n… ")[1:]}
-    assert "mlp.down " in sections["the gradient of a weight is computed from the layer's input"]
-    assert "mlp_dropout" in sections["backward drops the same elements, by this mask"]
-    reasons = [int(part.split(": ")[1].split(" B")[0].replace(",", "")) for part in sections.values()]
-    assert sum(reasons) == int(stayed.split(" tensors, ")[1].split(" B")[0].replace(",", ""))
-    assert main(["diff", files[0], files[0]]) == 0
-    assert "recomputation is on" not in capsys.readouterr().out
-
-
-def test_every_kind_of_row_has_a_reason():
-    def row(op, kind="activation", dtype="bfloat16", held_by=""):
-        return SavedTensor("", op, "", (4,), dtype, 8, "", kind, held_by)
-
-    assert reason_of(row("softmax")).endswith("computed from its own result")
-    assert reason_of(row("_Keep", dtype="bool")) == reason_of(row("dropout")) != reason_of(row("_Keep"))
-    assert reason_of(row("mul", kind="cast weight")) == reason_of(row("linear", kind="cast weight"))
-    assert reason_of(row("mul", held_by="an attribute of M")) == "an attribute of M holds it, whatever autograd does"
-    assert reason_of(row("my_op")) == "my_op saves it" and reason_of(row("")) == "an operation saves it"
-    assert runs_again([row("checkpoint")]) and not runs_again([row("linear"), row("_Keep", dtype="bool")])
+    assert f" tensors, {28.25 * 16 * 2 * 32:,.0f} B\n" in stayed
 
 
 @pytest.mark.parametrize("contents", [None, "{}", "nonsense", '{"rows": [1]}'])
@@ -200,20 +176,6 @@ def test_diff_of_what_is_no_record(tmp_path, capsys, contents):
         path.write_text(contents)
     assert main(["diff", str(path), str(path)]) == main(["diff", str(path)]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 2
-
-
-def test_solve_finds_the_papers_equation_and_says_where_a_formula_does_not_hold(capsys):
-    assert record(f"{HERE}:layer", "--solve", "s,b,h", "--fake") == 0
-    # Four heads, so 5as²b is 20; 8sb are the statistics, in bfloat16 on a CPU.
-    assert capsys.readouterr().out == "34sbh + 20s²b + 8sb bytes\n"
-    options = [f"{HERE}:halves", "--solve", "s,b"]  # half of an odd length is rounded down
-    result = json_of(capsys, *options)
-    assert result["formula"] == "48sb" and {term["coefficient"] for term in result["terms"]} == {"48"}
-    kept = json_of(capsys, f"{HERE}:halves", "--seq-length", "7", "--batch-size", "3")["total_bytes"]
-    assert kept == 4 * 8 * 3 * (7 + 3)
-    assert result["notes"] == [f"it holds for s in multiples of 2: at s = 7, b = 3 {kept:,} B stay"]
-    assert record(*options) == 0
-    assert capsys.readouterr().out.splitlines() == ["48sb bytes", *result["notes"]]
 
 
 def test_a_failed_step_leaves_the_ledger(capsys, tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from actmem.measure.ledger import record
-from actmem.tape.evaluate import Event, Make, Tape, read_events
+from actmem.tape.evaluate import Event, Make, Tape, read_events, value
 from actmem.tape.model_tape import model_tape, run_factory, tape_of
 from actmem.tape.record import GENERATOR_STATE
 from actmem.tape.solver import NoFormula, draw_sizes, parsed_letters, solve
@@ -112,6 +112,17 @@ def test_the_command_reads_a_tape_without_torch(solved, tmp_path):
 def test_a_tape_survives_its_file(solved):
     tape = Tape.from_json(solved.read_text())
     assert Tape.from_json(tape.to_json()) == tape
+
+
+def test_the_command_prints_the_papers_formula(tmp_path, capsys):
+    layer, file = "tests.measure.factories_for_tests:layer", tmp_path / "layer.json"
+    assert main([layer, "--letters", "s:4,b,h:8", "--out", str(file)]) == 0
+    # Four heads, so 5as²b is 20; 8sb are the statistics, in bfloat16 on a CPU; the input is not the step's: 32, not 34;
+    # 2 bytes are the loss.
+    assert capsys.readouterr().out.splitlines()[1] == "forward keeps 32sbh + 20s²b + 8sb + 2 bytes"
+    sizes = {"s": 64, "b": 3, "h": 40}
+    tape = Tape.from_json(file.read_text())
+    assert value(tape.kept_formula(), list(sizes.values())) == tape.at(sizes).kept_bytes
 
 
 @pytest.mark.bad_input

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import inspect
 import json
-from contextlib import suppress
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +19,8 @@ from actmem.measure.diagnosis import findings
 from actmem.measure.emulate import gpu_of_this_build
 from actmem.measure.ledger import Ledger, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, page, readable_size, rows_of_file, rows_text
-from actmem.measure.snapshot import is_snapshot, read_snapshot, write_snapshot
+from actmem.measure.snapshot import is_snapshot, read_snapshot
 from actmem.measure.whole_step import StepBill, step
-from actmem.rows import Row
 from actmem.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
@@ -58,18 +56,16 @@ def _parser() -> Parser:
     add("--step", action="store_true", help="run a training step too (after one to warm up), and bill its peak")
     add("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
     add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
-    add("--solve", metavar="s,b,h", help="find the formula in these sizes, which the factory must take")
     parser.add_json("the result")
-    viewers = "https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto"
-    add("--snapshot", metavar="FILE", help=f"with --step: every allocation, for {viewers}")
+    add("--snapshot", metavar="FILE", help="with --step on a GPU: every allocation, for https://pytorch.org/memory_viz")
     add("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
     _check_device(options)
-    if options.snapshot and not options.step:
-        raise ConfigError("snapshot", "needs --step")
+    if options.snapshot and not (options.step and options.device == "cuda" and not options.fake):
+        raise ConfigError("snapshot", "needs --step and --device cuda, on a GPU")
     if is_snapshot(options.target):
         result = read_snapshot(options.target)
         head = f"peak {result['peak_bytes']:,} B, {result['total_bytes']:,} B at the end"
@@ -78,9 +74,6 @@ def _run(options: argparse.Namespace) -> int:
     sizes = {name: value for name in factories.SIZE_NAMES if (value := getattr(options, name)) is not None}
     for name, value in sizes.items():
         check_size(name.replace("_", "-"), value)
-    if options.solve:
-        solved = _solved(factory, [letter.strip() for letter in options.solve.split(",")], sizes, options)
-        return _write(solved, options, "\n".join([f"{solved['formula']} bytes", *solved["notes"]]))
     loss = factories.load_factory(options.loss) if options.loss else None
     bill, failure = None, None
     with factories.tensors_for(options.fake, options.device, _gpu(options)):
@@ -125,7 +118,7 @@ def _check_device(options: argparse.Namespace) -> None:
 
 def _write(result: dict[str, Any], options: argparse.Namespace, text: str) -> int:
     """Write the result as was asked for."""
-    if options.html and "rows" in result:
+    if options.html:
         write(_of_this_rank(options.html), page(result))
     if options.json:
         write(_of_this_rank(options.json), json.dumps(result, ensure_ascii=False) + "\n")
@@ -148,15 +141,8 @@ def _second_step(
     step(model, inputs, loss, optimizer)
     if optimizer is not None:
         optimizer.zero_grad()
-    if not options.snapshot:
+    with memory_snapshot(_of_this_rank(options.snapshot)) if options.snapshot else nullcontext():
         return step(model, inputs, loss, optimizer)
-    file = _of_this_rank(options.snapshot)
-    if options.device == "cuda" and not options.fake:
-        with memory_snapshot(file):
-            return step(model, inputs, loss, optimizer)
-    bill = step(model, inputs, loss, optimizer)
-    write_snapshot(bill, file)
-    return bill
 
 
 def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:
@@ -173,47 +159,6 @@ def _weight_bytes(model: torch.nn.Module) -> int:
 def _is_compiled(module: torch.nn.Module) -> bool:
     inner = (module, module.forward, getattr(module, "_compiled_call_impl", None))
     return any(hasattr(one, "_torchdynamo_orig_callable") for one in inner)
-
-
-def _solved(factory: Any, letters: list[str], sizes: dict[str, int], options: argparse.Namespace) -> dict[str, Any]:
-    """The formula of what stays for backward in these letters, each of which is a multiple of the size given for it.
-
-    notes: where one more of a letter, which is no such multiple, keeps something else.
-    """
-    from actmem.tape.evaluate import formula_text, value
-    from actmem.tape.solver import solve_rows  # needs numpy
-
-    names = {letter: size for size, (letter, *_) in factories.SIZE_NAMES.items()}
-    smallest: dict[str, int] = {}
-    for letter in letters:
-        if letter not in names or letters.count(letter) > 1:
-            raise ConfigError("solve", f"must be different letters of {', '.join(names)}, got {','.join(letters)}")
-        size = names[letter]
-        default = inspect.signature(factory).parameters[factories.keyword_of(factory, size)].default
-        smallest[letter] = sizes.get(size, default if isinstance(default, int) else 1)
-
-    def kept(point: dict[str, int]) -> list[Row]:
-        with factories.tensors_for(options.fake):
-            wanted = {**sizes, **{names[letter]: size for letter, size in point.items()}}
-            ledger = _recorded(*factories.built_model(factory, wanted, options.dtype))
-        return [Row(row.term, row.bytes) for row in ledger.rows()]
-
-    formula = solve_rows(kept, letters, {letter: (size, ()) for letter, size in smallest.items()})
-    notes = []
-    for letter in letters:
-        point = {x: 3 * size + (x == letter) for x, size in smallest.items()}
-        try:
-            real = sum(row.bytes for row in kept(point))
-        except ConfigError:  # the model does not run there
-            continue
-        with suppress(ConfigError):  # the formula is no whole number there
-            if value(formula, list(point.values())) == real:
-                continue
-        where = f"in multiples of {smallest[letter]}" if smallest[letter] > 1 else "where it is odd"
-        shown = ", ".join(f"{x} = {size}" for x, size in point.items())
-        notes.append(f"it holds for {letter} {where}: at {shown} {real:,} B stay")
-    terms = [{"coefficient": str(c), "powers": dict(zip(letters, powers))} for c, powers in formula]
-    return {"formula": formula_text(formula, letters), "terms": terms, "notes": notes}
 
 
 def _gpu(options: argparse.Namespace) -> Gpu | None:
@@ -249,10 +194,7 @@ def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace,
     real, _ = _kept_bytes(factory, sizes, options.dtype)
     if real == told:
         return f"checked{where}: real tensors keep the same bytes"
-    return (
-        f"on real tensors the model takes another path{where}: {real:,} B instead of {told:,} B; "
-        "give it what it looks up in its inputs (position_ids, an attention mask)"
-    )
+    return f"real tensors keep something else{where}: {real:,} B instead of {told:,} B on fake ones"
 
 
 def _kept_bytes(factory: Any, sizes: dict[str, int], dtype: str) -> tuple[int, int]:

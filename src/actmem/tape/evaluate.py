@@ -191,6 +191,12 @@ class Tape:
         own = [sizes[letter] for letter in self.letters]
         return chosen, {i: value(self.formulas[i], own) for i in used}
 
+    def kept_formula(self) -> Formula:
+        """``kept_bytes`` of a reading as a formula, for sizes none of which is 1."""
+        nothing = dict.fromkeys(range(len(self.formulas)), 0)
+        alive = next(alive for event, _, alive in moments(self.variants[()], nothing) if event == Mark(BACKWARD))
+        return added(self.formulas[made.bytes] for made in alive.values())
+
     def at(self, sizes: Mapping[str, int]) -> Reading:
         """Everything that the tape says at these sizes."""
         return read_events(self.events(sizes))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from actmem.command_line import Parser, write
 from actmem.config import ConfigError
-from actmem.tape.evaluate import Reading, Tape, parsed_sizes
+from actmem.tape.evaluate import Reading, Tape, formula_text, parsed_sizes
 
 _HELP = """
 To solve: python -m actmem tape my_model.py:factory --letters s,b,h,a,f,v --out FILE
@@ -55,9 +55,9 @@ def _solve(options: argparse.Namespace) -> int:
     tape = model_tape(options.target, letters, rules, fixed, options.dtype)
     write(options.out, tape.to_json() + "\n")
     ones = "".join(f"; of its own where {' and '.join(some)} = 1" for some in tape.variants if some)
-    print(
-        f"{options.out}: {len(tape.variants[()])} events, {len(tape.formulas)} formulas in {', '.join(letters)}{ones}"
-    )
+    events, formulas = len(tape.variants[()]), len(tape.formulas)
+    print(f"{options.out}: {events} events, {formulas} formulas in {', '.join(letters)}{ones}")
+    print(f"forward keeps {formula_text(tape.kept_formula(), tape.letters)} bytes")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""One page on what this code was put through: ``make report`` writes build/report.md and a summary into README.md.
+"""What this code was put through, in a table of the README: ``make report``.
 
 Faults and bad inputs are counted from a run of the tests marked ``fault`` and ``bad_input``; mutants and torch
 versions from the results that ``make mutants`` and ``make matrix`` stored.  No number is typed.
@@ -7,12 +7,10 @@ versions from the results that ``make mutants`` and ``make matrix`` stored.  No 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
 import tempfile
-from dataclasses import asdict, dataclass
 from datetime import date
 from importlib.metadata import version
 from pathlib import Path
@@ -25,39 +23,23 @@ import mutants
 from actmem.torch_private import CHECKED_ON
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGE = ROOT / "build" / "report.md"
-#: What `make test` leaves: how long it took, and on what day.
-LAST_TESTS = ROOT / "build" / "tests.xml"
 RESULTS = ROOT / ".ci" / "report.json"
 #: The seconds of each test file and of one case of a slow function in the last stored run, for tests/tiers.py.
 DURATIONS = ROOT / "tests" / "durations.json"
 START, END = "<!-- make report writes from here -->", "<!-- make report writes to here -->"
-KINDS = {"fault": "faults", "bad_input": "bad inputs"}
+KINDS = {"fault": "faults survived", "bad_input": "bad inputs answered"}
 PACKAGES = ("torch", "numpy", "rich", "pytest", "hypothesis")
 
 
-@dataclass(frozen=True)
-class Case:
-    """One test as pytest reported it.  inputs: how many bad inputs it tried; a fault is one."""
-
-    name: str
-    kind: str
-    outcome: str
-    inputs: int
-    seconds: float
-
-
-def cases_of(report: str) -> list[Case]:
-    """The tests of pytest's JUnit report that plant a fault or hand over bad input."""
-    found = []
+def counts_of(report: str) -> dict[str, dict[str, int]]:
+    """Of each kind, how many faults or inputs pytest's JUnit report has by outcome; a test may have tried many inputs."""
+    found = {kind: {"passed": 0, "failed": 0, "skipped": 0} for kind in KINDS}
     for case in ElementTree.fromstring(report).iter("testcase"):
         properties = {item.get("name", ""): item.get("value", "") for item in case.iter("property")}
         if properties.get("kind") in KINDS:
             ends = {child.tag for child in case}
             outcome = "failed" if ends & {"failure", "error"} else "skipped" if "skipped" in ends else "passed"
-            name = f"{case.get('classname', '').split('.')[-1]}: {case.get('name')}"
-            inputs = int(properties.get("inputs", 1))
-            found.append(Case(name, properties["kind"], outcome, inputs, float(case.get("time", 0))))
+            found[properties["kind"]][outcome] += int(properties.get("inputs", 1))
     return found
 
 
@@ -86,81 +68,32 @@ def durations(report: str, before: dict[str, float]) -> dict[str, float]:
     )
 
 
-def run_marked() -> list[Case]:
-    """Run the marked tests, two at a time: most of them wait for processes."""
+def run_marked() -> str:
+    """pytest's report of the marked tests, run two at a time: most of them wait for processes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "marked.xml"
         which = ["-m", " or ".join(KINDS), "tests"]
         arguments = ["-q", "-n", "2", "--dist", "worksteal", f"--junitxml={path}", *which]
         subprocess.run([sys.executable, "-m", "pytest", *arguments], cwd=ROOT)
-        return cases_of(path.read_text(encoding="utf-8"))
-
-
-def sums(cases: list[Case], kind: str) -> dict[str, int]:
-    """How many faults or inputs by outcome."""
-    of_kind = [case for case in cases if case.kind == kind]
-    return {end: sum(c.inputs for c in of_kind if c.outcome == end) for end in ("passed", "failed", "skipped")}
+        return path.read_text(encoding="utf-8")
 
 
 def summary(results: dict, versions: list[dict], mutated: dict) -> str:
     """The table of the README, from stored results alone."""
     lines = ["| what | result | date | command |", "|---|---|---|---|"]
-    working = [entry for entry in versions if matrix.works(entry) == "yes"]
     if versions:
+        working = sum(matrix.works(entry) == "yes" for entry in versions)
         last = max(entry["date"] for entry in versions)
-        lines.append(f"| torch versions | {len(working)} of {len(CHECKED_ON)} work | {last} | `make matrix` |")
+        lines.append(f"| torch versions | {working} of {len(CHECKED_ON)} work | {last} | `make matrix` |")
     if mutated:
         caught = sum(bool(entry["caught"]) for entry in mutated["tried"])
         line = f"| mutants of the library | {caught} of {len(mutated['tried'])} caught"
         lines.append(f"{line} | {mutated['date']} | `make mutants` |")
-    for kind, words in (("fault", "faults survived"), ("bad_input", "bad inputs answered")):
-        if results:
-            counts = results["counts"][kind]
-            tried = counts["passed"] + counts["failed"]
-            line = f"| {words} | {counts['passed']:,} of {tried:,}"
-            lines.append(f"{line} | {results['date']} | `make report` |")
+    for kind, words in KINDS.items() if results else ():
+        counts = results["counts"][kind]
+        tried = counts["passed"] + counts["failed"]
+        lines.append(f"| {words} | {counts['passed']:,} of {tried:,} | {results['date']} | `make report` |")
     return "\n".join(lines)
-
-
-def page(results: dict, versions: list[dict], mutated: dict) -> str:
-    """The whole page, in Markdown."""
-    lines = [f"# What actmem was put through, {results['date']}", "", summary(results, versions, mutated), ""]
-    lines += ["## Versions", "", *(f"- {name} {number}" for name, number in results["versions"].items()), ""]
-    for kind, title in KINDS.items():
-        cases = [case for case in results["cases"] if case["kind"] == kind]
-        lines += [f"## {title.capitalize()}", "", "| test | tried | outcome | s |", "|---|---:|---|---:|"]
-        cells = ((case["name"].replace("|", "\\|"), case) for case in cases)
-        lines += [
-            f"| {name} | {case['inputs']:,} | {case['outcome']} | {case['seconds']:.1f} |" for name, case in cells
-        ]
-        lines.append("")
-    lines += ["## Mutants", ""]
-    if mutated:
-        lines += [f"{mutated['date']}, torch {mutated['torch']}", "", "| change | caught by | s |", "|---|---|---:|"]
-        for entry in mutated["tried"]:
-            site = entry["site"].replace("|", "\\|")
-            lines.append(f"| `{site}` | {entry['caught'] or '**nothing**'} | {entry['seconds']} |")
-        lines += ["", "Left out, because no result can change here:", ""]
-        lines += [f"- `{name}`: {why}" for name, why in mutants.LEFT_OUT.items()]
-    lines += ["", "## Torch", "", matrix.table(versions), "", "## Times", ""]
-    total = sum(case["seconds"] for case in results["cases"])
-    lines.append(f"- the tests of faults and bad inputs: {total:.0f} s on {os.cpu_count()} cores, {results['date']}")
-    return "\n".join([*lines, *tests_line(), ""])
-
-
-def tests_line() -> list[str]:
-    """How long the last `make test` here took, if there was one."""
-    if not LAST_TESTS.exists():
-        return []
-    suites = list(ElementTree.parse(LAST_TESTS).iter("testsuite"))
-    number = sum(int(suite.get("tests", 0)) for suite in suites)
-    bad = sum(int(suite.get("failures", 0)) + int(suite.get("errors", 0)) for suite in suites)
-    seconds, day = sum(float(s.get("time", 0)) for s in suites), suites[0].get("timestamp", "")[:10]
-    return [f"- `make test`: {number:,} tests, {bad} failed, {seconds / 60:.1f} minutes, {day}"]
-
-
-def read(path: Path) -> dict:
-    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
 
 
 def with_summary(readme: str, text: str) -> str:
@@ -170,7 +103,7 @@ def with_summary(readme: str, text: str) -> str:
 
 def stored() -> tuple[dict, list[dict], dict]:
     """The latest results of ``make report``, ``make matrix`` and ``make mutants``."""
-    return read(RESULTS), matrix.read_results(), mutants.stored()
+    return json.loads(RESULTS.read_text(encoding="utf-8")), matrix.read_results(), mutants.stored()
 
 
 def main(arguments: list[str]) -> int:
@@ -178,25 +111,20 @@ def main(arguments: list[str]) -> int:
 
     Returns 1 if a fault or an input was not survived.
     """
+    text = Path(arguments[0]).read_text(encoding="utf-8") if arguments else run_marked()
     if arguments:
-        text = Path(arguments[0]).read_text(encoding="utf-8")
-        cases = cases_of(text)
         before = json.loads(DURATIONS.read_text(encoding="utf-8"))
         DURATIONS.write_text(json.dumps(durations(text, before), indent=1) + "\n", encoding="utf-8")
-    else:
-        cases = run_marked()
     results: dict[str, Any] = {
         "date": date.today().isoformat(),
         "versions": {"Python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
-        "counts": {kind: sums(cases, kind) for kind in KINDS},
+        "counts": counts_of(text),
     }
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    found = stored()
+    table = summary(*stored())
     readme = matrix.README.read_text(encoding="utf-8")
-    matrix.README.write_text(with_summary(readme, summary(*found)), encoding="utf-8")
-    PAGE.parent.mkdir(exist_ok=True)
-    PAGE.write_text(page({**results, "cases": [asdict(case) for case in cases]}, *found[1:]), encoding="utf-8")
-    print(f"{summary(*found)}\n\n{PAGE}")
+    matrix.README.write_text(with_summary(readme, table), encoding="utf-8")
+    print(table)
     return int(any(counts["failed"] for counts in results["counts"].values()))
 
 

@@ -1,6 +1,8 @@
 """Initial weights: the same model for every t, every cut into stages and every dtype, drawn shard by shard."""
 
 import copy
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -9,9 +11,9 @@ from torch.overrides import TorchFunctionMode
 
 from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.layers.llama import LlamaLayer
+from actmem.layers.llama import LlamaLayer, LlamaStage
 from actmem.layers.transformer import MLP, TransformerLayer
-from actmem.llama_shape import LlamaShape
+from actmem.llama_shape import LatentHeads, LlamaShape
 from actmem.measure.emulate import emulated_rank
 from actmem.parallel import linear, weights
 from actmem.parallel.groups import TensorParallel, tensor_parallel
@@ -160,6 +162,21 @@ def test_parameters_keep_their_marks_when_they_are_replaced(make, some):
     assert {name: row for name, row in marks(replaced).items() if row[2]} == {
         name: row for name, row in found.items() if row[2]
     }
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_model_made_empty_computes_as_one_that_was_never(device):
+    latents = {"latent": LatentHeads(6, 5, 4, 2, 3)}
+    shapes = [LlamaShape(8, 2, 24, 4, k, 20, vocab_size=8, **more) for k, more in ((2, {}), (4, latents))]
+    models: list[Any] = [lambda: GPT(SHAPE, p=0.0)]
+    models += [partial(LlamaStage, shape, 1, 8, range(1), TensorParallel()) for shape in shapes]
+    for make in models:
+        model, tokens = make(), torch.arange(16).remainder(8).view(2, 8)
+        with torch.device(device):
+            empty = make()
+        empty.to_empty(device="cpu").load_state_dict(model.state_dict())
+        assert torch.equal(empty(tokens), model(tokens))
+        assert torch.equal(empty.double()(tokens), model.double()(tokens))
 
 
 def test_partial_gradients_are_summed_after_values_are_assigned(monkeypatch):

@@ -73,12 +73,15 @@ class GPT(ParallelModule):
             {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}
         )
         # One mask for all layers and steps: a constant, so not an activation.
-        mask = causal_mask(shape.seq_length, device, factory.get("dtype") or torch.get_default_dtype())
-        self.register_buffer("mask", mask, persistent=False)
+        self.dtype = factory.get("dtype") or torch.get_default_dtype()
+        self.register_buffer("mask", self.constants(device)["mask"], persistent=False)
         if self.is_last:
             self.final_norm = ParallelLayerNorm(shape.hidden_size, tp, **factory)
             self.output = OutputLayer(tp)
             self.cross_entropy = VocabParallelCrossEntropy(tp)
+
+    def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        return {"mask": causal_mask(self.shape.seq_length, device or "cpu", self.dtype)}
 
     def forward(self, x: Tensor) -> Tensor:
         if self.is_first:

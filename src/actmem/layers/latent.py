@@ -57,8 +57,13 @@ class LatentAttention(ParallelModule):
         self.k_up, self.v_up = cut("k_up", self.nope, self.rank), cut("v_up", sizes.value_head_size, self.rank)
         own = self.heads * sizes.value_head_size
         self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
-        for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, sizes.rope_head_size)):
-            self.register_buffer(name, table.to(factory.get("device")), persistent=False)
+        self.seq_length, self.rope_head_size = shape.seq_length, sizes.rope_head_size
+        for name, table in self.constants(factory.get("device")).items():
+            self.register_buffer(name, table, persistent=False)
+
+    def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        cos, sin = rotary_tables(self.seq_length, self.rope_head_size)
+        return {"cos": cos.to(device), "sin": sin.to(device)}
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         q = terms("Q latent", self.q_down, x)

@@ -119,11 +119,16 @@ class GroupedQueryAttention(ParallelModule):
         if shape.qk_norm:
             self.q_norm, self.k_norm = (HeadNorm(self.head_size, tp, **factory) for _ in "qk")
         self.qk_norm = shape.qk_norm
-        # One pair of tables for all of this rank's tokens: constants, so not activations.
-        for name, table in zip(("cos", "sin"), rotary_tables(shape.seq_length, self.head_size)):
-            table = context.own_tokens(table) if context.size > 1 else table
-            self.register_buffer(name, table.to(factory.get("device")), persistent=False)
+        self.seq_length = shape.seq_length
+        for name, table in self.constants(factory.get("device")).items():
+            self.register_buffer(name, table, persistent=False)
         self.core = FlashCore()
+
+    def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        """One pair of tables for all of this rank's tokens: not activations."""
+        tables = rotary_tables(self.seq_length, self.head_size)
+        own = [self.context.own_tokens(table) if self.context.size > 1 else table for table in tables]
+        return {name: table.to(device) for name, table in zip(("cos", "sin"), own)}
 
     def forward(self, x: Tensor, terms: Terms = KEEP_ALL) -> Tensor:
         if self.qk_norm:

@@ -78,8 +78,7 @@ class ParallelModule(nn.Module):
     """A module whose parameters carry marks: ``partition_dim``, ``partition``, ``partial_gradient``.
 
     ``copy.deepcopy``, ``load_state_dict(assign=True)`` and ``to_empty`` make parameters that have none, so the module
-    remembers the marks by name and sets them again.  Not so ``GPT.mask`` and rotary tables, which no state dict has:
-    ``to_empty`` leaves them without values.
+    remembers the marks by name and sets them again.  Buffers that no state dict has are made again from the sizes.
     """
 
     _marks: dict[str, dict[str, Any]]
@@ -92,13 +91,24 @@ class ParallelModule(nn.Module):
             marks[name] = vars(param) | marks.get(name, {})
             self._mark_again()
 
+    def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        """The values of its buffers that no state dict has: a mask, rotary tables."""
+        return {}
+
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         self._mark_again()
 
     def _apply(self, fn: Any, recurse: bool = True) -> ParallelModule:
+        before = dict(self._buffers)
         super()._apply(fn, recurse)
         self._mark_again()
+        for name, buffer in before.items():
+            new = self._buffers[name]
+            if new is not None and new is not buffer:  # ``to_empty`` gives it no values
+                with torch.device(new.device):
+                    made = self.constants(new.device)
+                self._buffers[name] = made[name].to(new.dtype) if name in made else new
         return self
 
     def _mark_again(self) -> None:

@@ -62,11 +62,6 @@ class Recompute:
         named = f"one of {', '.join(RECOMPUTE_MODES)}"
         raise ConfigError("recompute", f"must be {named}, or a set of terms, or an action for each, got {shown(mode)}")
 
-    @property
-    def to_the_end(self) -> Recompute:
-        """The same region, run to its end as in the paper."""
-        return next(mode for mode in _MODES if mode.region == self.region and not mode.stop_early)
-
 
 #: What ``Recompute.of`` reads: a mode, its name, a set of terms, or an action for each.
 Mode = Recompute | str | Collection[str] | Mapping[str, str]

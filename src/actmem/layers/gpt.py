@@ -72,7 +72,6 @@ class GPT(ParallelModule):
         self.layers = nn.ModuleDict(
             {str(i): TransformerLayer(shape, tp, seed=child_seed(seed, "layers", i), **modes) for i in layers}
         )
-        # One mask for all layers and steps: a constant, so not an activation.
         self.dtype = factory.get("dtype") or torch.get_default_dtype()
         self.register_buffer("mask", self.constants(device)["mask"], persistent=False)
         if self.is_last:
@@ -81,6 +80,7 @@ class GPT(ParallelModule):
             self.cross_entropy = VocabParallelCrossEntropy(tp)
 
     def constants(self, device: torch.device | str | None) -> dict[str, Tensor]:
+        """One mask for all layers and steps: not an activation."""
         return {"mask": causal_mask(self.shape.seq_length, device or "cpu", self.dtype)}
 
     def forward(self, x: Tensor) -> Tensor:

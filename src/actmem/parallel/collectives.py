@@ -39,19 +39,6 @@ class Pending:
         return self._result
 
 
-def start_exchange(x: Tensor, group: dist.ProcessGroup | None) -> Pending:
-    """Begin a reduce-scatter along dimension 0 of ``x``, which is contiguous and on a CPU, in place of torch's over gloo.
-
-    torch's is an all-reduce of the whole tensor that discards the other ranks' parts: twice the bytes, and
-    more than twice the time.  Here each rank sends every other rank the part that it keeps, and sums what
-    arrives: (t-1)/t of the tensor from each rank, as around a ring.  It is one operator of torch's dispatcher,
-    so that a tool that counts collectives there sees a reduce-scatter and not the all-to-all inside.
-    """
-    assert group is not None
-    ranks = dist.get_world_size(group)
-    return Pending(start_sending_parts(x, ranks, group.group_name), parts=ranks)
-
-
 def start_all_reduce(x: Tensor, tp: TensorParallel, *, in_place: bool = False, by=dist.ReduceOp.SUM) -> Pending:
     """Start to sum ``x`` over the ranks, or to join it ``by`` another operation: any shape in, the same shape out.
 
@@ -77,13 +64,20 @@ def start_all_gather(x: Tensor, tp: TensorParallel) -> Pending:
 
 
 def start_reduce_scatter(x: Tensor, tp: TensorParallel) -> Pending:
-    """Start to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out."""
+    """Start to sum over the ranks and keep this rank's part: ``[s, …]`` in, ``[s/t, …]`` out.
+
+    Over gloo torch's is an all-reduce of the whole tensor that discards the other ranks' parts: twice the bytes, and
+    more than twice the time.  Here each rank sends every other rank the part that it keeps, and sums what
+    arrives: (t-1)/t of the tensor from each rank, as around a ring.  It is one operator of torch's dispatcher,
+    so that a tool that counts collectives there sees a reduce-scatter and not the all-to-all inside.
+    """
     if tp.size == 1:
         return Pending(x)
     if x.shape[0] % tp.size:
         raise ValueError(f"dimension 0 of {tuple(x.shape)} must be divisible by the {tp.size} ranks")
     if x.device.type == "cpu" and dist.get_backend(tp.group) == "gloo":
-        return start_exchange(x.detach().contiguous(), tp.group)
+        parts = start_sending_parts(x.detach().contiguous(), tp.size, tp.group.group_name)  # type: ignore[union-attr]
+        return Pending(parts, parts=tp.size)
     result = x.new_empty((x.shape[0] // tp.size, *x.shape[1:]))
     return Pending(result, torch_reduce_scatter(result, x.detach().contiguous(), group=tp.group, async_op=True))
 

@@ -103,12 +103,10 @@ class ParallelModule(nn.Module):
         before = dict(self._buffers)
         super()._apply(fn, recurse)
         self._mark_again()
-        for name, buffer in before.items():
-            new = self._buffers[name]
-            if new is not None and new is not buffer:  # ``to_empty`` gives it no values
+        for name, new in self._buffers.items():
+            if new is not None and new is not before[name]:  # ``to_empty`` gives it no values
                 with torch.device(new.device):
-                    made = self.constants(new.device)
-                self._buffers[name] = made[name].to(new.dtype) if name in made else new
+                    new.copy_(self.constants(new.device).get(name, new))
         return self
 
     def _mark_again(self) -> None:

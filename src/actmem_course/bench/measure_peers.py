@@ -62,7 +62,7 @@ def build(
 ) -> nn.Module:
     """The layer of one peer, or ours.  Raises PeerUnavailable, or whatever the peer raises."""
     if name in (OURS, LITERAL):
-        recompute = Recompute.of(mode).to_the_end if name == LITERAL else Recompute.of(mode)
+        recompute = Recompute.of(f"paper-{mode}" if name == LITERAL and mode != "none" else mode)
         layer = TransformerLayer(shape, tp, recompute=recompute, p=p, device=device, dtype=dtype)
         return _WithMask(layer, causal_mask(shape.seq_length, device))
     module, function = PEERS[name]

@@ -2,7 +2,7 @@
 
 GPU runs that others published, with the peak that each logged, beside the peak that we predict from what
 the framework's code keeps: 18 runs of a 1.1B Llama under nanotron. No constant is fitted to them. Then published step times beside those of the planner's time model, and
-the paper's own plans beside the fastest of wider and wider searches. --calculators: what public memory
+published plans beside the fastest that their code could run. --calculators: what public memory
 calculators print instead, beside counted bytes. --megatron: instead, the memory that NVIDIA's own CI logged
 for Megatron-LM's functional tests, predicted tensor by tensor on a model of torch's allocator; with --here,
 those whose model the course has are run on this machine too, as one emulated rank, and counted.
@@ -14,14 +14,13 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem_course.bench.golden_here import count_here
-from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import (
     choice_results,
     measure_runs,
     predicted_rows,
     step_time_results,
 )
-from actmem_course.bench.predictors import kernel_slopes, leaderboard
+from actmem_course.bench.predictors import kernel_slopes, leaderboard, measure_calculators, sequence_results
 from actmem_course.bench.runner import Measurement
 from actmem_course.others.golden import GOLDEN, LIMITS, GoldenResult, HereResult, experiments, predict, read_golden
 from actmem_course.process import lab
@@ -80,9 +79,8 @@ def main() -> int:
     if results:
         run.show(tables.runs_table(results), tables.parts_table(results))
     if times:
-        own = [choice for choice in choices if choice.search == "its code"]
-        run.show(tables.times_table(times), tables.choices_table(own))
-        run.show(*(f"{choice.setting}: {choice.reason}" for choice in own if choice.reason))
+        run.show(tables.times_table(times), tables.choices_table(choices))
+        run.show(*(f"{choice.setting}: {choice.reason}" for choice in choices if choice.reason))
     run.write(rows if args.rows else [*results, *times, *choices])
     if not results:
         run.show(f"{len(rows)} runs predicted, none with a peak to compare with")
@@ -116,7 +114,7 @@ def show_here(run: Measurement, results: list[GoldenResult]) -> int:
         run.show(
             here_table(counted),
             here_lines_table(min(counted, key=lambda one: one.golden.row.gpu)),
-            *here_summary(counted),
+            here_summary(counted),
         )
     else:
         run.show("no row has the paper's own layer, a peak and held bytes")

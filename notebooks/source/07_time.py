@@ -311,7 +311,7 @@ worked(
 #
 # **Sources.** 2205.05198 sections 5, 6.2, 6.3 and appendix A, tables 4 and 5 · Chowdhery et al., *PaLM*, 2204.02311, for MFU · Williams,
 # Waterman and Patterson, *Roofline*, Communications of the ACM 52(4), 2009 · NVIDIA's A100 data sheet, for rate and bandwidth · code:
-# `src/actmem/formulas/flops.py`, `src/actmem_course/others/table5.py`.
+# `src/actmem/formulas/flops.py`, `src/actmem_course/others/paper.py`.
 #
 # ## Now fit your model
 #

@@ -12,8 +12,8 @@ from actmem.plan.planned_models import PlannedGPT, planned_model_of
 from actmem.plan.search import bill_of, find_plans
 from actmem.plan.plan_report import half_the_gpus, plan_text, refusal_text, twice_the_sequence
 from actmem.verify import verify_plan
-from actmem_course.bench.measure_calculators import measure_calculators, sequence_results
 from actmem_course.bench.measure_runs import choice_results, golden_result, measure_runs, step_time_results
+from actmem_course.bench.predictors import measure_calculators, sequence_results
 from actmem_course.others.golden import predict, read_golden
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import choice
@@ -129,7 +129,7 @@ for pipeline in (1, 2, 4):
 # constant is fitted to the logs; but the formula for nanotron was written with its rows in view.
 
 # %%
-runs = [run for run in measure_runs() if run.framework == "nanotron"]
+runs = measure_runs()
 played = [golden_result(one) for one in (predict(row) for row in read_golden()) if one.peak_percent is not None]
 LiveFigure(runs_figure(runs + played))
 
@@ -183,7 +183,7 @@ Fold(
 # much longer a step takes than by the fastest, and which place that is:
 
 # %%
-choices = [r for r in choice_results() if r.search == "its code"]
+choices = choice_results()
 LiveFigure(bar_chart("How much longer published plans take than the fastest of their code", {"": {f"{r.setting}: place {r.place}": float(r.behind_percent) for r in choices}}, "longer", "%"))
 
 # %% jupyter={"source_hidden": true}

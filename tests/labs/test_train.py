@@ -8,6 +8,7 @@ import re
 import signal
 import sys
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -25,8 +26,6 @@ from actmem_course.bench.training import (
     load_training,
     newest_save,
     run_training,
-    save_training,
-    streams_of,
 )
 from actmem_course.judge.solutions.lab6_train import LEARNING_RATE, make_model
 from actmem_course.ranks import Ranks
@@ -51,7 +50,7 @@ def state_of(job, folder, step):
     """A digest of the unsharded weights and averages that are read from a save."""
     model = make_model(job.shape, job.mode, None, dropout=job.dropout)
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
-    load_training(folder, step, model, optimizer, seed=1)
+    load_training(folder, step, model, optimizer)
     return digest(model, optimizer)
 
 
@@ -113,30 +112,22 @@ def test_a_llama_that_cannot_train_so_is_refused(ranks, dropout):
         TrainingJob(LLAMA, MODES["tensor"], 6, dropout).check(ranks)
 
 
-def draws(folder, steps):
-    """What each rank's generators draw next: by the run that saved, and by one that reads the save."""
+def dropped():
+    """What the generators of a step, the same step again, and the next one draw."""
     model = make_model(SHAPE, JOB.mode, None, dropout=0.1)
-    optimizer = torch.optim.AdamW(model.parameters())
-    if steps is None:
-        losses = load_training(folder, 1, model, optimizer, seed=1)
-    else:
-        losses = [1.5]
-        streams = streams_of(model)
-        for generator in (streams.replicated, streams.sharded):
-            torch.rand(steps, generator=generator)
-        save_training(folder, model, optimizer, losses)
-    streams = streams_of(model)
-    return losses, [torch.rand(4, generator=one).tolist() for one in (streams.replicated, streams.sharded)]
+    streams: Any = next(layer.streams for layer in model.modules() if hasattr(layer, "streams"))
+    found = []
+    for step in (3, 3, 4):
+        training.seed_dropouts(model, step)
+        found.append(tuple(torch.rand(4, generator=one)[0].item() for one in (streams.replicated, streams.sharded)))
+    return found
 
 
-def test_generators_go_on_where_they_were(pools, tmp_path):
-    saved = pools[2].run(draws, tmp_path, 7)
-    assert pools[2].run(draws, tmp_path, None) == saved
-    shared, own = zip(*(drawn for _, drawn in pools[4].run(draws, tmp_path, None)))
-    assert shared == (saved[0][1][0],) * 4  # what all ranks draw alike goes on, whatever their number
-    assert len({tuple(one) for one in own}) == 4
-    begun = pools[4].run(draws, tmp_path / "other", 0)
-    assert not {tuple(one) for one in own} & {tuple(drawn[1]) for _, drawn in begun}
+def test_dropouts_follow_from_the_step(pools):
+    first, other = pools[2].run(dropped)
+    for step, again, later in (first, other):
+        assert step == again and not {*step} & {*later} and len({*step}) == 2
+    assert first[0][0] == other[0][0] and first[0][1] != other[0][1]  # what all ranks draw alike, and what each draws
 
 
 @pytest.mark.fault
@@ -149,24 +140,6 @@ def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     assert newest_save(tmp_path) == 4
     assert pools[2].run(losses_of, JOB, tmp_path)[0] == pools[2].run(losses_of, JOB)[0]
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
-
-
-def save_as_gpus(folder):
-    """A save whose generators are GPUs', with states of 16 bytes."""
-    with pytest.MonkeyPatch.context() as patch:
-        states = training._generators
-        patch.setattr(
-            training,
-            "_generators",
-            lambda model: {name.replace("cpu", "cuda"): torch.zeros(16, dtype=torch.uint8) for name in states(model)},
-        )
-        return draws(folder, 0)
-
-
-def test_a_save_of_gpus_goes_on_without_them(pools, tmp_path):
-    saved = pools[2].run(save_as_gpus, tmp_path)
-    shared, own = zip(*(drawn for _, drawn in pools[2].run(draws, tmp_path, None)))
-    assert shared[0] == shared[1] != saved[0][1][0] and own[0] != own[1]
 
 
 @pytest.mark.fault

@@ -7,7 +7,7 @@ import pytest
 from actmem.config import ConfigError, ModelShape
 from actmem.formulas.activations import TABLE2, closed_form
 from actmem.models import PAPER_MODELS
-from actmem_course.bench.measure_calculators import measure_calculators, runs_of_two_sizes, sequence_results
+from actmem_course.bench.predictors import measure_calculators, runs_of_two_sizes, sequence_results
 from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.published import NANOTRON_MODEL
 

@@ -19,7 +19,6 @@ from actmem.plan.planned_models import planned_model_of
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
 from actmem_course.others import paper
-from actmem_course.others.table5 import table5
 from actmem_course.show.adapters import PLACES, adapter_bars, lora_rows
 from actmem_course.show.controls import BEFORE, after
 from actmem_course.show.ends import loss_bars, stage_work
@@ -110,7 +109,7 @@ def test_least_times_add_up_to_the_forward_pass():
 
 
 @pytest.mark.parametrize(("draw", "wanted"), [
-    (lambda: utilisation_bars(), [[row.full_recompute_mfu_percent for row in table5()], [row.mfu_percent for row in table5()]]),
+    (lambda: utilisation_bars(), [[paper.mfu_percent(name, getattr(time, f"{which}seconds")) for name, time in paper.TABLE5.items()] for which in ("full_recompute_", "")]),
     (lambda: days_bars(300), [list(days) for days in zip(*(training_days(name, 300) for name in PAPER_MODELS))]),
     (lambda: memory_ladder(512, 4), [
         [100 * closed_form(row, model.shape.with_sizes(seq_length=512), 4) / closed_form(TABLE2[1], model.shape.with_sizes(seq_length=512), 4) for model in PAPER_MODELS.values()]

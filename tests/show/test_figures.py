@@ -134,7 +134,7 @@ DRAWN: dict[Callable, list[tuple]] = {
     first_aid: [("llama3-70b", 80), ("llama3-8b", 80), ("175b", 80)],
     plan_wall: [("llama3-70b", 80, (16, 64)), ("175b", 40, (16,))],
     runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
-    here_figure: [([HereResult(one, one.played.run, one.active_lines, one.active_lines, 0, None) for one in NVIDIAS],)],
+    here_figure: [([HereResult(one, one.played.run, one.active_lines, one.active_lines) for one in NVIDIAS],)],
 }  # fmt: skip
 #: At 700 pixels more is cut; the front door is also read at 390.
 LONGEST: dict[Callable, int] = {front_door: 50}

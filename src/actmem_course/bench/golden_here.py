@@ -17,9 +17,6 @@ from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import SavedTensor
 from actmem.measure.whole_step import watch_step
 from actmem.parallel.groups import tensor_parallel
-from actmem_course.bench.measure_others import bytes_of_second_run
-from actmem_course.bench.peers import PeerUnavailable
-from actmem_course.bench.peers.megatron import megatron_layer
 from actmem_course.others.golden import LAYERS_AND_HEAD, WHY_APART, GoldenResult, HereResult
 from actmem_course.others.megatron_memory import MegatronRun
 
@@ -41,26 +38,25 @@ def count_here(results: Sequence[GoldenResult]) -> list[HereResult]:
             continue
         run = result.played.run
         sizes = run.s, run.b, run.h, run.a, run.v, run.t
-        counted, layers = _counted(sizes, run.chunks[0], run.has_embedding, run.sequence_parallel, run.full_recompute)
-        theirs = None if run.full_recompute else _megatron_core(sizes, run.sequence_parallel)
+        counted = _counted(sizes, run.chunks[0], run.has_embedding, run.sequence_parallel, run.full_recompute)
         on_gpu = Counter[str]()
         for line, size in result.active_lines.items():
             on_gpu[line if line in WHY_APART else LAYERS_AND_HEAD] += size
-        found.append(HereResult(result, run, counted, dict(on_gpu), layers, theirs and run.chunks[0] * theirs))
+        found.append(HereResult(result, run, counted, dict(on_gpu)))
     return found
 
 
 def distinct(results: Sequence[HereResult]) -> list[HereResult]:
     """One result of each model, whole models first."""
-    models = {(r.counted_bytes, r.layer_bytes): r for r in reversed(results)}
+    models = {tuple(r.counted.items()): r for r in reversed(results)}
     return sorted(
         models.values(), key=lambda r: (not r.run.has_embedding, r.run.t, r.run.full_recompute, -r.run.chunks[0])
     )
 
 
 @cache
-def _counted(sizes: tuple[int, ...], layers: int, whole: bool, shared: bool, full: bool) -> tuple[dict[str, int], int]:
-    """Bytes of each line at the peak of one forward and backward, and those of the layers."""
+def _counted(sizes: tuple[int, ...], layers: int, whole: bool, shared: bool, full: bool) -> dict[str, int]:
+    """Bytes of each line at the peak of one forward and backward."""
     s, b, h, a, v, t = sizes
     shape = ModelShape(s, b, h, a, num_layers=layers + (not whole), vocab_size=v)
     held = range(shape.num_layers - layers, shape.num_layers)
@@ -75,12 +71,11 @@ def _counted(sizes: tuple[int, ...], layers: int, whole: bool, shared: bool, ful
             x = torch.zeros(s // t if shared else s, b, h, dtype=torch.bfloat16, requires_grad=True)
         with watch_step(model) as bill:
             model.loss(model(x), targets).backward()
-    lines, own = Counter[str](), 0
+    lines = Counter[str]()
     for row in bill.peak:
         if row.kind not in _AT_REST:
             lines[_line(row, v // t)] += row.bytes
-            own += row.bytes * row.module.startswith("layers.")
-    return dict(lines), own
+    return dict(lines)
 
 
 def _line(row: SavedTensor, classes: int) -> str:
@@ -96,16 +91,3 @@ def _line(row: SavedTensor, classes: int) -> str:
     if row.kind == "made by backward":
         return "transient"
     return "batch" if row.dtype in (torch.int64, torch.int32) else LAYERS_AND_HEAD
-
-
-@cache
-def _megatron_core(sizes: tuple[int, ...], shared: bool) -> int | None:
-    """Bytes that one layer of megatron-core keeps on this CPU, or None."""
-    s, b, h, a, _, t = sizes
-    try:
-        with emulated_rank(t, real_tensors=True):
-            tp = tensor_parallel(sequence_parallel=shared)
-            layer = megatron_layer(ModelShape(s, b, h, a), tp, dtype=torch.bfloat16)
-            return bytes_of_second_run(layer, (s // t if shared else s, b, h))
-    except PeerUnavailable:
-        return None

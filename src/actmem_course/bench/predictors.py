@@ -1,22 +1,30 @@
-"""Who predicts GPU memory how well: a leaderboard, ours computed here; and the slopes of two kernels, counted here."""
+"""Who predicts memory how well: public calculators beside counted bytes, a leaderboard, the slopes of two kernels."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from statistics import mean
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from actmem.config import padded_vocab_size
+from actmem.formulas.activations import TABLE2
+from actmem.measure.emulate import emulated_rank
 from actmem.measure.whole_step import watch_step
+from actmem.models import PAPER_MODELS
 from actmem.torch_private import fake_tensors
-from actmem_course.bench.measure_calculators import sequence_results
-from actmem_course.bench.measure_runs import measure_runs
+from actmem_course.bench.layer_table import LayerTable
+from actmem_course.bench.measure_runs import MIB, measure_runs, predict_nanotron
 from actmem_course.others import table_rows
+from actmem_course.others.calculators import CALCULATORS, calculator_bytes, calculator_sequence_bytes
 from actmem_course.others.golden import LIMITS, predict, read_golden
 from actmem_course.others.megatron_memory import MegatronRun, Trace
-from actmem_course.results import KernelSlope, PredictorLine
+from actmem_course.others.published import NANOTRON_MODEL, NANOTRON_RUNS, NANOTRON_SEQ_LENGTH, NanotronRun
+from actmem_course.ranks import Ranks
+from actmem_course.results import CalculatorResult, KernelSlope, PredictorLine
 
 #: Llama 3 70B and 405B, cut to 12 and 4 layers, under Megatron-LM on 8 B200s: rank 7's logged peak and what its allocator
 #: reserved, and by how much SimuMax's own prediction misses the fullest rank: MooreThreads/SimuMax docs/b200/b200_release_v1.2_summary.json.
@@ -39,6 +47,65 @@ _ON_A100 = {
     "linear and cross entropy": (4096, 128256, {16384: 15302.3759765625, 32768: 27582.5}),
     "SwiGLU MLP": (4096, 11008, {16384: 3452.25, 32768: 6372.25}),
 }
+
+
+def measure_calculators() -> list[CalculatorResult]:
+    """Each calculator's print for each row of table 2, one layer of the 22B model on one of its t ranks.
+
+    Counted on an emulated rank, without what the paper leaves out: no calculator counts those bytes.
+    """
+    paper = PAPER_MODELS["22B"]
+    t = paper.parallel.tensor_parallel_size
+    with emulated_rank(t):
+        rows = LayerTable(paper.shape).measure(Ranks(0, t, "cpu", emulated=True), torch.bfloat16)
+    return [
+        CalculatorResult(
+            calculator.name,
+            calculator.source,
+            row.name,
+            calculator_bytes(calculator, row, paper.shape, t),
+            result.measured_bytes - result.extra_bytes,
+            calculator.why,
+        )
+        for calculator in CALCULATORS
+        for row, result in zip(TABLE2, rows)
+    ]
+
+
+def runs_of_two_sizes() -> tuple[NanotronRun, NanotronRun]:
+    """Two published runs without a pipeline that differ only in their microbatch: what one more sequence takes on a GPU."""
+    pairs = [
+        (small, large)
+        for small in NANOTRON_RUNS
+        for large in NANOTRON_RUNS
+        if small.pp == 1 and small.mbz < large.mbz
+        and (small.gpus, small.dp, small.tp, small.pp) == (large.gpus, large.dp, large.tp, large.pp)
+    ]  # fmt: skip
+    return pairs[0]
+
+
+def sequence_results() -> list[CalculatorResult]:
+    """The same for one more sequence in the microbatch of a Llama, as GPUs measured it; the last line is ours."""
+    small, large = runs_of_two_sizes()
+    more = large.mbz - small.mbz
+    counted = round((large.peak_allocated_mib - small.peak_allocated_mib) * MIB / more)
+    what = f"1.1B Llama, tp {small.tp}, {small.gpus} GPUs"
+    llama = replace(NANOTRON_MODEL, vocab_size=padded_vocab_size(NANOTRON_MODEL.vocab_size, small.tp, multiple=1))
+    ours = [predict_nanotron(run.gpus, run.dp, run.tp, run.pp, run.mbz).bytes for run in (small, large)]
+    lines = [
+        CalculatorResult(
+            calculator.name,
+            calculator.source,
+            what,
+            calculator_sequence_bytes(calculator, llama, NANOTRON_SEQ_LENGTH, small.tp),
+            counted,
+            calculator.why_llama,
+        )
+        for calculator in CALCULATORS
+    ]
+    why = "counted row by row from that code"
+    difference = (ours[1] - ours[0]) // more
+    return [*lines, CalculatorResult("ours", "src/actmem_course/others/nanotron.py", what, difference, counted, why)]
 
 
 def kernel_slopes() -> list[KernelSlope]:

@@ -1,8 +1,8 @@
 """Lab 6's training, of a GPT or a Llama, as a job: it saves itself, and goes on from there when it is started again.
 
 Its state is in files that don't depend on t: torch.distributed.checkpoint writes each rank's shards, and reads those that
-another rank needs.  What belongs to the state: weights, the optimizer's averages and its count of steps, the losses so
-far, and the random-number generators of the dropouts.  The batches don't: they follow from the number of the step.
+another rank needs.  What belongs to the state: weights, the optimizer's averages and its count of steps, and the losses
+so far.  Batches and dropouts don't: they follow from the number of the step.
 
 A save is a folder ``step-00000012`` with torch's files; it is whole if it has ``.metadata``, which torch puts there last.
 That is a pickle, so resume only from a folder that you trust.
@@ -32,7 +32,6 @@ from actmem.layers.llama import LlamaStage
 from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape, check_llama_ranks
 from actmem.parallel.groups import TensorParallel, tensor_parallel
-from actmem.parallel.rng import DropoutStreams
 from actmem.parallel.weights import child_seed
 from actmem_course.files import check_writable, write_text
 from actmem_course.judge.solutions.lab6_train import (
@@ -141,7 +140,7 @@ def run_training(
     if folder:
         saved = here.gather(newest_save(folder))[0]  # as rank 0 sees it
         if saved:
-            losses = load_training(folder, saved, model, optimizer, SEED)
+            losses = load_training(folder, saved, model, optimizer)
         elif here.rank == 0:
             _make(folder)
             write_text(folder / SETTINGS, json.dumps(job.settings(text)) + "\n")
@@ -149,6 +148,7 @@ def run_training(
     while len(losses) < job.num_steps:
         tokens, targets = batch(text, len(losses), job.shape.seq_length, size)
         microbatches = list(zip(tokens.chunk(NUM_MICROBATCHES), targets.chunk(NUM_MICROBATCHES)))
+        seed_dropouts(model, len(losses))
         losses.append(training_step(model, optimizer, microbatches, MAX_NORM))
         on_step(len(losses), losses[-1])
         if folder and (len(losses) % save_every == 0 or len(losses) == job.num_steps):
@@ -179,7 +179,7 @@ def newest_save(folder: Path) -> int:
 def save_training(folder: Path, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, losses: list[float]) -> None:
     """Save the state after ``len(losses)`` steps.  Every rank must call it, and see the same folder."""
     place = _place(folder, len(losses))
-    state = {**_shards(model, optimizer), **_generators(model), "losses": torch.tensor(losses, dtype=torch.float64)}
+    state = {**_shards(model, optimizer), "losses": torch.tensor(losses, dtype=torch.float64)}
     _one_error(lambda: dcp.save(state, storage_writer=dcp.FileSystemWriter(place)), place)
     if torch.distributed.get_rank() == 0:
         for step in sorted(_whole_saves(folder))[:-KEPT_SAVES]:
@@ -188,28 +188,25 @@ def save_training(folder: Path, model: GPT | LlamaStage, optimizer: torch.optim.
             shutil.rmtree(old)
 
 
-def load_training(
-    folder: Path, step: int, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer, seed: int
-) -> list[float]:
+def load_training(folder: Path, step: int, model: GPT | LlamaStage, optimizer: torch.optim.Optimizer) -> list[float]:
     """Read the save of ``step`` into a new model and optimizer; returns the losses so far.
 
-    The ranks may share the model in another way than those that saved it, and be of another kind.  A generator that
-    was not saved, as those of other ranks and of another kind of device weren't, begins anew: from ``seed`` and the step, not where it
-    began the first time.
+    The ranks may share the model in another way than those that saved it, and be of another kind.
     """
     place = _place(folder, step)
-    reader = dcp.FileSystemReader(place)
-    saved = reader.read_metadata().state_dict_metadata
     losses = torch.zeros(step, dtype=torch.float64)
-    generators = {name: state for name, state in _generators(model).items() if name in saved}
-    state = {**_shards(model, optimizer), **generators, "losses": losses}
-    _one_error(lambda: dcp.load(state, storage_reader=reader), place)
-    for name, generator in _named_generators(model).items():
-        if name in generators:
-            generator.set_state(generators[name])
-        else:
-            generator.manual_seed(child_seed(seed, name, step))
+    state = {**_shards(model, optimizer), "losses": losses}
+    _one_error(lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(place)), place)
     return losses.tolist()
+
+
+def seed_dropouts(model: GPT | LlamaStage, step: int) -> None:
+    """Seed the generators that all dropouts of a GPT share, for one step.  A Llama drops nothing out."""
+    if isinstance(model, LlamaStage):
+        return
+    streams = next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
+    streams.replicated.manual_seed(child_seed(SEED, "dropout", step))
+    streams.sharded.manual_seed(child_seed(SEED, "dropout", step, model.tp.rank))
 
 
 def _one_error(run: Callable[[], object], place: Path) -> None:
@@ -262,25 +259,3 @@ def _averages(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, 
         state["step"] = torch.zeros((), dtype=torch.float32)
         state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(parameter), torch.zeros_like(parameter)
     return state
-
-
-def streams_of(model: GPT) -> DropoutStreams:
-    """The generators that all dropouts of a model share."""
-    return next(layer.streams for layer in model.modules() if isinstance(layer, TransformerLayer))
-
-
-def _named_generators(model: GPT | LlamaStage) -> dict[str, torch.Generator]:
-    """The model's generators by their device, whose states differ; one that differs among the ranks by its rank and t too.
-
-    A Llama has none: it drops nothing out.
-    """
-    if isinstance(model, LlamaStage):
-        return {}
-    streams = streams_of(model)
-    kind = streams.replicated.device.type
-    mine = f"generator.{kind}.sharded.{model.tp.rank} of {model.tp.size}"
-    return {f"generator.{kind}.replicated": streams.replicated, mine: streams.sharded}
-
-
-def _generators(model: GPT | LlamaStage) -> dict[str, Tensor]:
-    return {name: generator.get_state() for name, generator in _named_generators(model).items()}

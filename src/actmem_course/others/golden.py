@@ -299,17 +299,12 @@ WHY_APART = {
 
 @dataclass(frozen=True)
 class HereResult:
-    """A row beside a count.  counted, on_gpu: bytes of each line at the peak, ours and the played run's.
-
-    megatron_core: bytes that its layers keep here, None where it isn't installed; layer_bytes: those of ours.
-    """
+    """A row beside a count.  counted, on_gpu: bytes of each line at the peak, ours and the played run's."""
 
     golden: GoldenResult = field(repr=False)
     run: MegatronRun = field(repr=False)
     counted: dict[str, int]
     on_gpu: dict[str, int]
-    layer_bytes: int
-    megatron_core: int | None
 
     @property
     def logged_bytes(self) -> int:

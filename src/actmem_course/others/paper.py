@@ -1,4 +1,4 @@
-"""What 2205.05198 printed, only to compare with: nothing here goes into a prediction.
+"""What 2205.05198 printed, only to compare with: nothing here goes into a prediction.  And what its times make of its FLOPs.
 
 Table 3 (sizes) is in ``actmem.models``, because the models are built from it; table 2 is a set of
 formulas, in ``actmem.formulas.activations``.  Numbers are as printed, rounded as printed.
@@ -7,6 +7,9 @@ formulas, in ``actmem.formulas.activations``.  Numbers are as printed, rounded a
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+from actmem.formulas.flops import A100_FLOPS_PER_SECOND, eq7, utilisation
+from actmem.models import PAPER_MODELS
 
 #: Table 3, number of GPUs, without data parallelism.
 TABLE3_DEVICES = {"22B": 8, "175B": 64, "530B": 280, "1T": 512}
@@ -96,3 +99,14 @@ APPENDIX_C = {"175B": MicrobatchLevel(52.3, 0.7), "530B": MicrobatchLevel(56.4, 
 #: Figure 10 draws appendix C for this many pipeline stages and microbatches.
 FIGURE10_PIPELINE_PARALLEL_SIZE = 4
 FIGURE10_NUM_MICROBATCHES = 9
+
+
+def percent_of_peak(model_name: str, flops: int, seconds: float) -> float:
+    """FLOPs of an iteration as a share of the highest rate of the model's A100s, 312 TFLOP/s each."""
+    return 100 * utilisation(flops, seconds, PAPER_MODELS[model_name].num_devices, A100_FLOPS_PER_SECOND)
+
+
+def mfu_percent(model_name: str, seconds: float) -> float:
+    """The same of equation 7's FLOPs, those of the model alone."""
+    model = PAPER_MODELS[model_name]
+    return percent_of_peak(model_name, eq7(model.shape, model.global_batch_size), seconds)

@@ -19,9 +19,8 @@ from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster
 from actmem_course.others.paper import A100_BYTES
 from actmem_course.others.published import LLAMA3_RUNS, TITAN_RUNS, Llama3Run, TitanRun
 
-#: What the paper's code could choose: its recomputation modes (2205.05198) and its ZeRO stages.  And what came later.
+#: The recomputation modes that the paper's code could choose; it had no ZeRO.
 PAPER_MODES = ("none", "selective", "full")
-SEARCHES = {"its code": (PAPER_MODES, (0,)), "all that is planned": ((*PAPER_MODES, "elementwise"), ZERO_STAGES)}
 _H100_96 = 96 * 10**9
 
 
@@ -29,12 +28,11 @@ _H100_96 = 96 * 10**9
 class Choice:
     """A published layout: its place among the plans that fit, fastest first, and the first of them.
 
-    search: what those may use.  reason: why it doesn't stand, where it doesn't.
+    reason: why it doesn't stand, where it doesn't.
     """
 
     source: str
     setting: str
-    search: str
     plan: Plan = field(repr=False)
     best: Plan = field(repr=False)
     place: int
@@ -50,17 +48,9 @@ class Choice:
         return plan_text(self.best)
 
     @property
-    def published_seconds(self) -> float:
-        return self.plan.seconds.total
-
-    @property
-    def best_seconds(self) -> float:
-        return self.best.seconds.total
-
-    @property
     def behind_percent(self) -> float:
         """How much longer it takes than the first, by predicted time."""
-        return 100 * (self.published_seconds / self.best_seconds - 1)
+        return 100 * (self.plan.seconds.total / self.best.seconds.total - 1)
 
     @property
     def hidden_seconds(self) -> float:
@@ -82,7 +72,6 @@ def _choice(
     modes: Collection[str],
     stages: Collection[int],
     sizes: dict[str, int | bool],
-    search: str = "its code",
     windows: bool = True,
 ) -> Choice:
     """The layout with these sizes among plans for the model, its GPUs and batch.  modes, stages: what its code may choose."""
@@ -93,13 +82,13 @@ def _choice(
         for i, plan in enumerate(able, 1)
         if all(getattr(plan.layout, name) == size for name, size in sizes.items())
     )
-    return Choice(source, setting, search, plan, able[0], place, len(able))
+    return Choice(source, setting, plan, able[0], place, len(able))
 
 
-def paper_choice(model: str, search: str = "its code") -> Choice:
+def paper_choice(model: str) -> Choice:
     """One of the paper's models on its own GPUs.  Raises ConfigError on another name."""
     check_choice("model", model, PAPER_MODELS)
-    paper, (modes, stages) = PAPER_MODELS[model], SEARCHES[search]
+    paper = PAPER_MODELS[model]
     own, cluster = paper.parallel, Cluster(paper.num_devices, A100_BYTES, device=DEVICES["a100"])
     sizes: dict[str, int | bool] = {
         "tensor_parallel_size": own.tensor_parallel_size,
@@ -110,7 +99,7 @@ def paper_choice(model: str, search: str = "its code") -> Choice:
     }
     gpt = PlannedGPT(model, paper.shape)
     batch = paper.global_batch_size
-    return _choice("2205.05198 table 3", model, gpt, cluster, batch, modes, stages, sizes, search)
+    return _choice("2205.05198 table 3", model, gpt, cluster, batch, PAPER_MODES, (0,), sizes)
 
 
 def llama3_choice(run: Llama3Run, num_layers: int | None = None) -> Choice:
@@ -150,9 +139,8 @@ def titan_choice(run: TitanRun) -> Choice:
 
 
 def published_choices() -> Iterator[Choice]:
-    """All of them; the paper's also among everything that is planned."""
-    for search in SEARCHES:
-        yield from (paper_choice(name, search) for name in PAPER_MODELS)
+    """All of them."""
+    yield from map(paper_choice, PAPER_MODELS)
     for run in LLAMA3_RUNS:
         choice, even = llama3_choice(run), llama3_choice(run, 128)
         text = "chunks of 126 layers, the end ones a layer short, aren't planned: with 128 layers"

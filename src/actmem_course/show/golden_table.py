@@ -125,20 +125,12 @@ def slopes_table(slopes: Sequence[KernelSlope]) -> Table:
     return made
 
 
-def here_summary(results: Sequence[HereResult]) -> list[str]:
-    """How many rows are explained to the byte, and what megatron-core's own layers keep here."""
+def here_summary(results: Sequence[HereResult]) -> str:
+    """How many rows are explained to the byte."""
     worst = max(results, key=lambda r: abs(r.open_bytes) / r.logged_bytes)
     percent = 100 * abs(worst.open_bytes) / worst.logged_bytes
     explained = f"{len(results)} rows: {sum(not r.open_bytes for r in results)} explained to the byte; worst "
-    explained += f"{worst.open_bytes:+,} B, {percent:.3f}% ({short(worst.golden.row.case)})"
-    first = next((r for r in results if r.megatron_core), None)
-    if not first or not first.megatron_core:
-        return [explained, "megatron-core's layers: not installed; pip install -e '.\\[peers]'"]
-    run, more = first.run, first.megatron_core - first.layer_bytes
-    masks = run.chunks[0] * (run.a * run.s**2 * run.b + 2 * run.s * run.b * run.h) // run.t
-    core = f"megatron-core's {run.chunks[0]} layers here keep {first.megatron_core:,} B, ours {first.layer_bytes:,}: "
-    core += f"{more:,} more; as²b + 2sbh a layer, {masks:,}, are masks of 2 bytes on a CPU for 1 on a GPU"
-    return [explained, core]
+    return explained + f"{worst.open_bytes:+,} B, {percent:.3f}% ({short(worst.golden.row.case)})"
 
 
 def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment]) -> list[str]:

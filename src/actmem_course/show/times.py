@@ -14,7 +14,6 @@ from actmem.formulas.flops import (
 )
 from actmem.models import PAPER_MODELS
 from actmem_course.others import paper
-from actmem_course.others.table5 import table5
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.marks import Drawing, chart, line, points, scale
 from actmem_course.show.style import BLUE, INK, PAINT, VERMILION, YELLOW, size_text, three_digits
@@ -56,7 +55,10 @@ def table4_bars(count: int = len(paper.TABLE4)) -> Drawing:
 
 def utilisation_bars() -> Drawing:
     """Table 5: MFU of the four models with full recomputation, which the paper leaves out, and with both methods."""
-    rows = {row.model: (row.full_recompute_mfu_percent, row.mfu_percent) for row in table5()}
+    rows = {
+        name: (paper.mfu_percent(name, time.full_recompute_seconds), paper.mfu_percent(name, time.seconds))
+        for name, time in paper.TABLE5.items()
+    }
     gained = [after - before for before, after in rows.values()]
     return _pairs(
         f"Not recomputing everything lifts the share of useful FLOPs<br>by {min(gained):.1f} to {max(gained):.1f} points",

@@ -25,7 +25,6 @@ from actmem_course.bench.reproduce.paper_stage import (
 )
 from actmem_course.others import paper
 from actmem_course.others.disagreements import disagreements
-from actmem_course.others.table5 import data_parallel_530b_mfu_percent, percent_of_peak
 from actmem_course.ranks import Ranks
 from actmem_course.results import PaperEntry, Table2Result
 
@@ -210,7 +209,7 @@ def table4(name: str) -> list[PaperEntry]:
 
 def table5_entries(name: str) -> list[PaperEntry]:
     """Gain, MFU and HFU as printed and from the printed times; MFU also from counted FLOPs."""
-    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(percent_of_peak, name)
+    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     full, both = time.full_recompute_seconds, time.seconds
     flops, hardware = (equation(model.shape, model.global_batch_size) for equation in (eq7, eq8))
     counted = sum(count_iteration(name, "none").values())
@@ -225,14 +224,14 @@ def table5_entries(name: str) -> list[PaperEntry]:
     if name == "530B":
         run = paper.DATA_PARALLEL_530B
         label = f"MFU, {run.num_devices} GPUs, {run.data_parallel_size}-way data parallel"
-        entries.append(entry(label, "%", run.mfu_percent, data_parallel_530b_mfu_percent()))
+        entries.append(entry(label, "%", run.mfu_percent, paper.mfu_percent(name, run.seconds)))
         entries.append(entry("the same with full recomputation", "%", run.full_recompute_mfu_percent))
     return entries
 
 
 def flops_entries(name: str) -> list[PaperEntry]:
     """FLOPs of one iteration in every mode, then the MFU and HFU that they give."""
-    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(percent_of_peak, name)
+    model, time, percent = PAPER_MODELS[name], paper.TABLE5[name], partial(paper.percent_of_peak, name)
     sizes = model.shape, model.global_batch_size
     printed = {"none": eq7(*sizes), "selective": eq8(*sizes), "paper-selective": eq8(*sizes)}
     entry = partial(PaperEntry, "flops", name)

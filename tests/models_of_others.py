@@ -48,7 +48,7 @@ _GROUPED = {**_USUAL, "k": "num_key_value_heads"}
 _N = {"h": "n_embd", "a": "n_head", "v": "vocab_size"}
 _LATE = {"use_cache": False}
 CAUSAL: dict[str, tuple[dict, dict]] = {
-    **{kind: (_GROUPED, _LATE) for kind in ("llama", "mistral", "qwen2", "phi3", "olmo2", "starcoder2", "granite")},
+    **{kind: (_GROUPED, _LATE) for kind in ("llama", "mistral", "qwen2", "phi3", "olmo2", "granite")},
     "qwen3": (_GROUPED, {**_LATE, "head_dim": 8}),
     "gemma": (_GROUPED, {**_LATE, "head_dim": 8}),
     "gemma2": (_GROUPED, {**_LATE, "head_dim": 8, "attn_implementation": "eager"}),
@@ -63,18 +63,12 @@ CAUSAL: dict[str, tuple[dict, dict]] = {
 MASKED = {
     "bert": (_USUAL, {}),
     "roberta": (_USUAL, {}),
-    "electra": (_USUAL, {"embedding_size": 12}),
     "albert": (_USUAL, {"embedding_size": 12}),
     "distilbert": ({"h": "dim", "a": "n_heads", "f": "hidden_dim", "v": "vocab_size"}, {"n_layers": 2}),
     "deberta-v2": (_USUAL, {"relative_attention": True, "pos_att_type": ["p2c", "c2p"]}),
 }
 SEQUENCES = {
     "t5": ({"h": "d_model", "a": "num_heads", "f": "d_ff", "v": "vocab_size"}, {**_LATE, "d_kv": 8, "num_layers": 2, "decoder_start_token_id": 0}),
-    "bart": (
-        {"h": "d_model", "v": "vocab_size", "f": "encoder_ffn_dim"},
-        {**_LATE, "encoder_layers": 2, "decoder_layers": 2, "encoder_attention_heads": 4, "decoder_attention_heads": 4, "decoder_ffn_dim": 48,
-         "decoder_start_token_id": 0},
-    ),
 }  # fmt: skip
 
 
@@ -136,7 +130,6 @@ PICTURES: dict[str, tuple[dict[str, Any], str]] = {
         {"hidden_sizes": lambda h: [h, 2 * h], "embedding_size": 8, "depths": [1, 1], "layer_type": "basic"},
         "i:16",
     ),
-    "mobilenet_v2": ({"depth_multiplier": 0.1}, "i:32"),
     "swin": ({"embed_dim": lambda h: h, "depths": [2], "num_heads": [4], "window_size": 4, "patch_size": 4}, "i:16"),
     "efficientnet": ({"width_coefficient": 0.1, "depth_coefficient": 0.1, "hidden_dim": 128}, "i:32"),
 }
@@ -156,20 +149,7 @@ def clip(b, s, h):
     return CLIPModel(config), {"input_ids": ids, "pixel_values": torch.randn(b, 3, 16, 16), "return_loss": True}
 
 
-def whisper(b, s, h, a):
-    sides = [
-        (f"{side}_{name}", x)
-        for side in ("encoder", "decoder")
-        for name, x in (("layers", 2), ("attention_heads", a), ("ffn_dim", 48))
-    ]
-    ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 1, "use_cache": False}
-    fields = {"d_model": h, "vocab_size": 64, "num_mel_bins": 8, "max_source_positions": 2 * s, **ends, **dict(sides)}
-    inputs = {"input_features": torch.randn(b, 8, 4 * s), "labels": 3 + torch.randint(0, 61, (b, 9))}
-    return _built("whisper", "AutoModelForSpeechSeq2Seq", fields, inputs)
-
-
 _add("clip", clip, "b,s,h:8")
-_add("whisper", whisper, "b,s,h:8a,a")
 
 
 class Of(nn.Module):
@@ -197,35 +177,6 @@ def lstm(s, b, h):
     return Of(lambda m, x: m["rnn"](x)[0], rnn=nn.LSTM(h, h, 2)), (torch.randn(5, b, h),)
 
 
-def lstm_by_hand(s, b, h):
-    def run(m, x):
-        state, cell = torch.zeros(b, h), torch.zeros(b, h)
-        for _ in range(3):
-            i, f, g, o = (m["x"](x) + m["h"](state)).chunk(4, -1)
-            cell = torch.sigmoid(f) * cell + torch.sigmoid(i) * torch.tanh(g)
-            state = torch.sigmoid(o) * torch.tanh(cell)
-        return state
-
-    return Of(run, x=nn.Linear(h, 4 * h), h=nn.Linear(h, 4 * h)), (torch.randn(b, h),)
-
-
-def gru(s, b, h):
-    return Of(lambda m, x: m["rnn"](x)[0], rnn=nn.GRU(h, h)), (torch.randn(4, b, h),)
-
-
-def mixer(s, b, h, f):
-    def run(m, x):
-        x = x + m["tokens"](m["norm1"](x).transpose(1, 2)).transpose(1, 2)
-        return x + m["channels"](m["norm2"](x))
-
-    def mlp(width):
-        return nn.Sequential(nn.Linear(width, f), nn.GELU(), nn.Linear(f, width))
-
-    return Of(run, norm1=nn.LayerNorm(h), norm2=nn.LayerNorm(h), tokens=mlp(s), channels=mlp(h)), (
-        torch.randn(b, s, h),
-    )
-
-
 def unet(b, i, c):
     """A diffusion model's: group norms, SiLU, attention at the lowest resolution, a skip."""
 
@@ -238,19 +189,6 @@ def unet(b, i, c):
 
     parts = {"in": nn.Conv2d(3, c, 3, padding=1), "norm": nn.GroupNorm(4, c), "down": nn.Conv2d(c, c, 3, 2, 1)}
     return Of(run, **parts, qkv=nn.Linear(c, 3 * c), out=nn.Conv2d(2 * c, 3, 3, padding=1)), (torch.randn(b, 3, i, 32),)
-
-
-def vae(b, h, f):
-    def run(m, x):
-        mean, log = m["encoder"](x).chunk(2, -1)
-        seen = m["decoder"](mean + torch.exp(0.5 * log) * torch.randn(b, h))
-        return F.mse_loss(seen, x) - 0.5 * (1 + log - mean.square() - log.exp()).mean()
-
-    sides = (
-        nn.Sequential(nn.Linear(f, f), nn.ReLU(), nn.Linear(f, 2 * h)),
-        nn.Sequential(nn.Linear(h, f), nn.Tanh(), nn.Linear(f, f)),
-    )
-    return Of(run, encoder=sides[0], decoder=sides[1]), (torch.randn(b, f),)
 
 
 def recommender(b, h, v):
@@ -274,20 +212,6 @@ def linear_attention(s, b, h):
         return m["out"](q.softmax(-1) @ (k.softmax(1).transpose(1, 2) @ v))
 
     return Of(run, qkv=nn.Linear(h, 3 * h), out=nn.Linear(h, h)), (torch.randn(b, s, h),)
-
-
-def experts(s, b, h, f):
-    """All experts on all tokens, weighed by a router."""
-
-    def run(m, x):
-        weights = m["router"](x).softmax(-1)
-        seen = torch.stack([expert(x) for expert in m["experts"]], -2)
-        return torch.einsum("bse,bseh->bsh", weights, seen)
-
-    def mlp():
-        return nn.Sequential(nn.Linear(h, f), nn.SiLU(), nn.Linear(f, h))
-
-    return Of(run, router=nn.Linear(h, 3), experts=nn.ModuleList([mlp() for _ in range(3)])), (torch.randn(b, s, h),)
 
 
 def contrast(b, h, f):
@@ -339,18 +263,14 @@ def squeeze(b, i, c):
         return m["out"](x * torch.sigmoid(m["gate"](F.silu(x.mean((2, 3)))))[..., None, None])
 
     parts = {"wide": nn.Conv2d(c, c, 3, padding=1, groups=c), "norm": nn.BatchNorm2d(c), "out": nn.Conv2d(c, c, 1)}
-
-    def gate(m, x):
-        return run(m, x)
-
-    return Of(lambda m, x: gate(m, x), **parts, gate=nn.Linear(c, c)), (torch.randn(b, c, i, i),)
+    return Of(run, **parts, gate=nn.Linear(c, c)), (torch.randn(b, c, i, i),)
 
 
 WRITTEN_HERE = {
     "encoder": (encoder, "s,b,h:a,a,f"), "transformer": (transformer, "s,b,h:a,a,f"), "lstm": (lstm, "s,b,h"),
-    "lstm_by_hand": (lstm_by_hand, "s,b,h"), "gru": (gru, "s,b,h"), "mixer": (mixer, "s,b,h,f"), "unet": (unet, "b,i:4,c:4"),
-    "vae": (vae, "b,h,f"), "recommender": (recommender, "b,h,v"), "linear_attention": (linear_attention, "s,b,h"),
-    "experts": (experts, "s,b,h,f"), "contrast": (contrast, "b,h,f"), "lora": (lora, "s,b,h,f"), "graph": (graph, "s,b,h"),
+    "unet": (unet, "b,i:4,c:4"),
+    "recommender": (recommender, "b,h,v"), "linear_attention": (linear_attention, "s,b,h"),
+    "contrast": (contrast, "b,h,f"), "lora": (lora, "s,b,h,f"), "graph": (graph, "s,b,h"),
     "squeeze": (squeeze, "b,i,c"),
 }  # fmt: skip
 MODELS |= {name: model for name, (model, _) in WRITTEN_HERE.items()}

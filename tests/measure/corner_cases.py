@@ -5,7 +5,7 @@ given to ``case`` is what must be counted, written as a sum of bytes; without on
 """
 
 import functools
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict
 from dataclasses import dataclass
 
 import torch
@@ -66,10 +66,8 @@ B = 4 * 8 * 4  # bytes of x()
 run(B, lambda m, x: x.exp(), x, name="result_of_exp")
 run(B, lambda m, x: x.sin(), x, name="input_of_sin")
 run(0, lambda m, x: x + 1, x, name="nothing")
-run(0, lambda m, x: x.sum(), x, name="sum_keeps_nothing")
 run(2 * B, lambda m, x, y: x * y, x, lambda: x(seed=1), name="two_inputs")
 run(B, lambda m, x: x * x, x, name="one_tensor_twice")
-run(B, lambda m, x: x.t().exp().t(), x, name="transposed")
 run(B, lambda m, x: torch.relu_(x * 2), x, name="in_place")
 run(B, lambda m, x: (x + 1)[:1].sin(), x, name="slice_keeps_all")
 run(B, lambda m, x: sum(p.sin().sum() for p in (x + 1).unbind(0)), x, name="views_of_one_storage")
@@ -77,16 +75,9 @@ run(32, lambda m, x: x[:1].exp().expand(100, 8).sum(), x, name="expanded")
 run(B, lambda m, x: (x + 1).as_strided((16,), (2,)).sin(), x, name="as_strided")
 run(2 * B, lambda m, x: torch.cat([x, x]).sin(), x, name="cat")
 run(3 * B, lambda m, x: torch.complex(x, x).abs().sum() * 1, x, name="complex_abs")
-run(None, lambda m, x: torch.view_as_real(torch.complex(x, x)).exp(), x, name="view_as_real")
 run(4 * 8 * 8, lambda m, x: x.sort().values, x, name="sort_keeps_indices")
-run(4 * 8, lambda m, x: x.max(-1).values, x, name="max_keeps_indices")
-run(2 * 4 * 8, lambda m, x: x.topk(2).values, x, name="topk_keeps_indices")
 run(None, lambda m, x: x.cumprod(0), x, name="cumprod")
-run(None, lambda m, x: x.prod(), x, name="prod")
-run(None, lambda m, x: x.std(), x, name="std")
-run(None, lambda m, x: torch.logsumexp(x, -1), x, name="logsumexp")
 run(4 * 8, lambda m, x: torch.where(x > 0.5, x, 0.0), x, name="where_keeps_the_condition")
-run(4 * 8, lambda m, x: x.masked_fill(x > 0.5, 0.0), x, name="masked_fill_keeps_the_mask")
 run(
     B + 32,
     lambda m, x, i: x.gather(0, i),
@@ -98,7 +89,6 @@ run(2 * B, lambda m, x: torch.einsum("ij,kj->ik", x, x + 1), x, name="einsum")
 run(None, lambda m, x: torch.linalg.inv(x @ x.t() + torch.eye(4)), x, name="inverse")
 run(None, lambda m, x: torch.fft.rfft(x).abs(), x, name="fft")
 run(B // 2, lambda m, x: x.sin(), lambda: x(dtype=torch.bfloat16), name="sixteen_bits")
-run(B * 2, lambda m, x: x.sin(), lambda: x(dtype=torch.float64), name="sixty_four_bits")
 run(B // 2, lambda m, x: x.to(torch.bfloat16).sin(), x, name="cast_of_an_activation")
 run(0, lambda m, x: x.exp().detach() + x, x, name="detached")
 run(0, lambda m, x: [x.exp().sum().item(), x + 1][1], x, name="freed_during_forward")
@@ -107,10 +97,8 @@ run(4 * 8, lambda m, x: x * (torch.rand(4, 8) > 0.5), x, name="a_mask_of_its_own
 run(0, lambda m, x: torch.zeros(0, 8).sin() + x.sum(), x, name="empty_tensors")
 run(4, lambda m, x: x.sum().sin(), x, name="a_scalar")
 
+
 # Arguments and results in every structure.
-Pair = namedtuple("Pair", "first second")
-
-
 @dataclass
 class Output:
     logits: torch.Tensor
@@ -126,9 +114,7 @@ run(B, lambda m, x: (x.exp(), None, 3), x, name="returns_a_tuple")
 run(B, lambda m, x: {"a": x.exp(), "b": [x + 1]}, x, name="returns_a_dict")
 run(B, lambda m, x: OrderedDict(logits=x.exp()), x, name="returns_a_model_output")
 run(B, lambda m, x: Output(x.exp(), (x + 1,)), x, name="returns_a_dataclass")
-run(B, lambda m, x: Pair(x.exp(), x + 1), x, name="returns_a_namedtuple")
 run(B, lambda m, x: Anything(loss=x.exp(), cache=Anything(keys=[x + 1])), x, name="returns_an_object")
-run(B, lambda m, x: [x.exp()], x, name="returns_a_list")
 run(0, lambda m, x: x, x, name="returns_its_input")
 run(0, lambda m, x: x[:2], x, name="returns_a_view")
 run(0, lambda m, x: None, x, name="returns_nothing")
@@ -152,25 +138,16 @@ for name, make, inputs in [
     ("linear", lambda: nn.Linear(8, 3), x),
     ("layer_norm", lambda: nn.LayerNorm(8), x),
     ("rms_norm", lambda: nn.RMSNorm(8), x),
-    ("group_norm", lambda: nn.GroupNorm(2, 8), x),
     ("batch_norm", lambda: nn.BatchNorm1d(8), x),
     ("dropout", lambda: nn.Dropout(0.5), x),
-    ("prelu", lambda: nn.PReLU(), x),
     ("gelu", lambda: nn.GELU(), x),
-    ("gelu_tanh", lambda: nn.GELU("tanh"), x),
     ("softmax", lambda: nn.Softmax(-1), x),
     ("lstm", lambda: nn.LSTM(8, 5, 2, dropout=0.1), x),
     ("gru", lambda: nn.GRU(8, 5, bidirectional=True), x),
     ("conv", lambda: nn.Conv1d(4, 3, 3), x),
-    ("conv_transposed", lambda: nn.ConvTranspose1d(4, 3, 3), x),
-    ("max_pool", lambda: nn.MaxPool1d(2), x),
-    ("upsample", lambda: nn.Upsample(scale_factor=2), lambda: x(1, 4, 8)),
     ("encoder_layer", lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), lambda: x(2, 4, 8)),
-    ("embedding_bag", lambda: nn.EmbeddingBag(9, 3), lambda: torch.arange(4).view(2, 2)),
     ("weight_norm", lambda: nn.utils.parametrizations.weight_norm(nn.Linear(8, 3)), x),
-    ("spectral_norm", lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(8, 3)), x),
     ("script", lambda: torch.jit.script(nn.Sequential(nn.Linear(8, 8), nn.Tanh())), x),
-    ("fx", lambda: torch.fx.symbolic_trace(nn.Sequential(nn.Linear(8, 8), nn.Tanh())), x),
 ]:
     run(None, lambda m, x: m.inner(x), inputs, inner=make, name=name)
 
@@ -183,7 +160,6 @@ def _fused(m, x):
     return F.scaled_dot_product_attention(x, x, x, is_causal=True)
 
 
-run(2 * B, lambda m, x, y: m.b(x, y), x, lambda: x(seed=1), b=lambda: nn.Bilinear(8, 8, 3), name="bilinear")
 run(None, _multihead, lambda: x(4, 2, 8), a=lambda: nn.MultiheadAttention(8, 2), name="multihead")
 run(None, _fused, lambda: x(1, 2, 4, 8), name="fused_attention")
 run(None, lambda m, x, t: F.cross_entropy(x, t), x, lambda: torch.arange(4), name="cross_entropy")
@@ -247,7 +223,6 @@ def _packed(pack, unpack):
     return forward
 
 
-run(B, _packed(lambda t: t, lambda t: t), x, name="packed_as_it_is")
 run(B // 2, _packed(lambda t: t.to(torch.bfloat16), lambda t: t.float()), x, name="packed_smaller")
 run(B, _packed(lambda t: {"t": [t.clone()]}, lambda d: d["t"][0]), x, name="packed_in_a_dict")
 
@@ -298,7 +273,6 @@ run(2 * B, _selective([torch.ops.aten.tanh.default]), x, name="selective_list", 
 
 # Tensors that are no plain tensors.
 run(None, lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse(), x).sin(), x, name="sparse")
-run(None, lambda m, x: (x * 2).to_sparse().coalesce().values().sin(), x, name="made_sparse")
 run(None, lambda m, x: torch.sparse.mm(torch.eye(4).to_sparse_csr(), x).sin(), x, name="sparse_rows")
 
 
@@ -323,7 +297,6 @@ run(
 )
 run(None, lambda m, x: torch.func.jvp(m.inner, (x,), (torch.ones_like(x),))[1], x, name="jvp", **_INNER)
 run(None, lambda m, x: torch.func.grad(lambda y: y.sin().sum())(x), x, name="functional_grad")
-run(None, lambda m, x: torch.func.vjp(torch.sin, x)[0], x, name="functional_vjp")
 run(None, lambda m, x: torch.func.jacrev(torch.sin)(x[0]).sum(), x, name="jacobian")
 run(
     B + 3 * 8 * 4,

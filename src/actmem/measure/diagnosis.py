@@ -148,17 +148,16 @@ def main(argv: list[str]) -> int:
 
     def run(options: Any) -> int:
         files = options.before, options.after
-        before, after = results = [_read(file) for file in files]
+        results = [_read(file) for file in files]
         seen = [is_snapshot(file) for file in files]
         name = "peak" if any(seen) and all("peak" in result for result in results) else "rows"
-        rows = [rows_of_file(result[name]) for result in results]
-        if seen != [False, True]:
-            print(diff_text(*rows, ("went", "came", "stayed")))
-            return 0
-        # Predicted against seen.  A GPU's allocations say little of their tensors, and are rounded up.
-        predicted = [replace(row, bytes=-(-row.bytes // GRAIN_BYTES) * GRAIN_BYTES) for row in rows[0] if row.bytes]
-        names = "predicted and not seen", "seen and not predicted", "predicted and seen"
-        print(diff_text(predicted, rows[1], names, attrgetter("bytes")))
+        one, other = (rows_of_file(result[name]) for result in results)
+        if seen == [False, True]:  # a GPU's allocations say little of their tensors, and are rounded up
+            one = [replace(row, bytes=-(-row.bytes // GRAIN_BYTES) * GRAIN_BYTES) for row in one if row.bytes]
+            names = "predicted and not seen", "seen and not predicted", "predicted and seen"
+            print(diff_text(one, other, names, attrgetter("bytes")))
+        else:
+            print(diff_text(one, other))
         return 0
 
     return parser.run(argv, run)
@@ -181,7 +180,7 @@ def _key(row: SavedTensor) -> tuple:
     return row.module, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind
 
 
-def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any] = _key) -> Rows:
+def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any]) -> Rows:
     """The rows that have no equal among ``others``, each of which takes one."""
     left = Counter(map(key, others))
     rest = []
@@ -192,7 +191,12 @@ def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any] = _key)
     return rest
 
 
-def diff_text(before: Rows, after: Rows, names: tuple[str, str, str], key: Callable[[SavedTensor], Any] = _key) -> str:
+def diff_text(
+    before: Rows,
+    after: Rows,
+    names: tuple[str, str, str] = ("went", "came", "stayed"),
+    key: Callable[[SavedTensor], Any] = _key,
+) -> str:
     """What is in ``before`` only, in ``after`` only, and in both: three tables under these names.
 
     key: what must be equal in rows of both.  A tensor that another operation saves now (first a layer norm, then a

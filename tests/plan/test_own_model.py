@@ -218,7 +218,7 @@ def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
     options = ["llama3-8b", "--framework", "hugging-face", "--gpus", "8", "--memory", "80", "--global-batch", "8"]
     code, found = planned(capsys, *options)
     assert code == 1 and found["num_parameters"] == planned_model_of("llama3-8b").num_parameters
-    assert 80 < found["asked"]["bytes"] / 2**30 < 81
+    assert 78 < found["asked"]["bytes"] / 2**30 < 79
     assert [way["text"].partition(" of ")[0] for way in found["ways"]] == ["b 1, mlp", "b 1, 2", "b 1, self_attn"]
     for name in ("llama3-8b", "qwen3-32b"):
         small = planned_model_of(name).with_sizes(num_layers=2)

@@ -2,8 +2,9 @@
 
 A tape holds a fixed number of blocks.  What one block more adds is the difference of two tapes, moment by moment.
 Line two tapes up where forward turns into backward: while both run the same operations, the longer one holds exactly
-one block's kept bytes more.  What comes after that in backward has fewer blocks left and holds less, but for
-the ends of the model, which are the same in all.  ``model_tape.solved_blocks`` solves them, and checks this on a run of more.
+one block's kept bytes more, until the shorter one's only block frees what all blocks share, as rotary tables.  From there
+the longer one is read, and in it the second block too, which adds to gradients that the first has made.  Later blocks
+of backward do the same with fewer left.  ``model_tape.solved_blocks`` solves them, and checks this on a run of more.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
@@ -134,6 +135,7 @@ class BlockModel:
     elements: tuple[Formula, Formula, Formula]
     element_size: int
     frozen: tuple[Formula, Formula] = ((), ())
+    _heads: dict[tuple[str, ...], int] = field(default_factory=dict, compare=False)
 
     @property
     def letters(self) -> tuple[str, ...]:
@@ -151,7 +153,18 @@ class BlockModel:
         base, at = (min(again, 1), min(whole, 1)), tuple(sizes.items())
         more = [(again - base[0], self._moments(base[0] + 1, base[1], at))] if again else []
         more += [(whole - base[1], self._moments(base[0], base[1] + 1, at))] if whole else []
-        return self._moments(*base, at).with_more(more)
+        return self._moments(*base, at).with_more(more, self._head(at))
+
+    def _head(self, at: tuple) -> int:
+        """Operations of backward before its first block; the same at all sizes, but for those that are 1.
+
+        What follows the only block of a tape can begin as a block does: of two kinds of blocks the shorter is right.
+        """
+        ones = tuple(letter for letter, size in at if size == 1)
+        if ones not in self._heads:
+            pairs = [[self._moments(*each, at) for each in bases] for bases in (BASES[:2], BASES[2:4])]
+            self._heads[ones] = min(one.num_alike(two) - one.num_more(two) for one, two in pairs)
+        return self._heads[ones]
 
     @cached_property
     def _moments(self) -> Callable[[int, int, tuple], _Moments]:
@@ -169,57 +182,63 @@ class _Moments:
         phase = self.forward
         for place, (event, live, _) in enumerate(moments(self.events)):
             if isinstance(event, Mark) and event.name == BACKWARD:
-                self.kept = live
+                self.kept, self.end = live, place
                 phase = self.backward
             elif isinstance(event, Run):
                 phase.append((live, event.op, place))
         self.forward.reverse()
         self.reading = read_events(self.events)
 
-    def with_more(self, more: Sequence[tuple[int, _Moments]]) -> Need:
+    def with_more(self, more: Sequence[tuple[int, _Moments]], head: int) -> Need:
+        """head: operations of backward before its first block.  more: further blocks of each kind, those that backward meets last
+        first, and the moments of a tape with one of them."""
         added = [other.kept - self.kept for _, other in more]
-        ends, blocks = Peak(0, ()), Peak(0, ())
-        for side in ("forward", "backward"):
-            own: list[tuple[int, str, int]] = getattr(self, side)
-            alike = [self._alike(other, side, each) for (_, other), each in zip(more, added)]
-            # Both run as many blocks alike as this one has; the last of ``more`` are those that backward meets first.
-            head = alike[-1] - (len(more[-1][1].backward) - len(self.backward)) if side == "backward" else len(own)
-            for i, (live, _, _) in enumerate(own):
-                counts = [number if i < length else 0 for (number, _), length in zip(more, alike)]
-                live += sum(number * each for number, each in zip(counts, added))
-                # In forward only what both tapes end with is known to come last.
-                if side == "forward" and i >= min(alike):
-                    continue
-                if i < head and live > ends.bytes:
-                    ends = Peak(live, (side, i, counts))
-                elif i >= head and live > blocks.bytes:
-                    blocks = Peak(live, (side, i, counts))
+        found: dict[bool, tuple] = {False: (0,), True: (0,)}
+
+        def consider(in_blocks: bool, tape: _Moments, moment: tuple[int, str, int], counts: list[int]) -> None:
+            live = moment[0] + sum(number * each for number, each in zip(counts, added))
+            if live > found[in_blocks][0]:
+                found[in_blocks] = live, tape, moment[2], counts
+
+        # In forward only what all tapes end with is known to come last.
+        for moment in self.forward[: min(self._alike(other, "forward", each) for (_, other), each in zip(more, added))]:
+            consider(False, self, moment, [number for number, _ in more])
+        alike = [self._alike(other, "backward", each) for (_, other), each in zip(more, added)]
+        for i, moment in enumerate(self.backward):
+            counts = [number if i < length else 0 for (number, _), length in zip(more, alike)]
+            consider(i >= head, self, moment, counts)
+        for k, ((number, other), start) in enumerate(zip(more, alike)):
+            end = self.num_alike(other) + self.num_more(other)
+            for moment in other.backward[start:end] if number else ():
+                consider(True, other, moment, [*(n for n, _ in more[:k]), number - 1, *(0 for _ in more[k + 1 :])])
 
         def whole(name: str) -> int:
             each = getattr(self.reading, name).total()
             return each + sum(number * (getattr(other.reading, name).total() - each) for number, other in more)
 
         kept = self.kept + sum(number * each for (number, _), each in zip(more, added))
-        return Need(
-            kept,
-            added[-1],
-            self._with_rows(ends, more),
-            self._with_rows(blocks, more),
-            whole("flops"),
-            whole("moved_bytes"),
-        )
+        ends, blocks = (self._with_rows(more, *found[in_blocks]) for in_blocks in (False, True))
+        return Need(kept, added[-1], ends, blocks, whole("flops"), whole("moved_bytes"))
 
-    def _with_rows(self, peak: Peak, more: Sequence[tuple[int, _Moments]]) -> Peak:
-        side, i, counts = peak.rows
-        rows = self._rows(getattr(self, side)[i][2])
-        sums = dict(rows)
+    def _with_rows(self, more: Sequence, size: int, tape: _Moments, place: int, counts: Sequence[int]) -> Peak:
+        """The peak at a place of a tape, with more blocks' kept rows."""
+        sums, kept = Counter(tape._rows(place)), self._rows(self.end)
         for number, (_, other) in zip(counts, more):
             if number:
-                theirs = other._rows(getattr(other, side)[i][2])
-                for term in {**rows, **theirs}:
-                    sums[term] = sums.get(term, 0) + number * (theirs.get(term, 0) - rows.get(term, 0))
-        found = sorted(((size, term) for term, size in sums.items() if size), reverse=True)
-        return Peak(peak.bytes, tuple(Row(term, size) for size, term in found))
+                theirs = other._rows(other.end)
+                for term in {**kept, **theirs}:
+                    sums[term] += number * (theirs.get(term, 0) - kept.get(term, 0))
+        found = sorted(((each, term) for term, each in sums.items() if each), reverse=True)
+        return Peak(size, tuple(Row(term, each) for each, term in found))
+
+    def num_alike(self, other: _Moments) -> int:
+        """For how many operations of backward the other tape runs the same."""
+        pairs = zip(self.backward, other.backward)
+        return next((i for i, (mine, theirs) in enumerate(pairs) if mine[1] != theirs[1]), len(self.backward))
+
+    def num_more(self, other: _Moments) -> int:
+        """How many more operations of backward the other tape has: those of one block."""
+        return len(other.backward) - len(self.backward)
 
     def _alike(self, other: _Moments, side: str, each: int) -> int:
         """For how many moments the other tape runs the same and holds ``each`` bytes more."""

@@ -99,7 +99,7 @@ def pictures(notebook):
 @pytest.mark.parametrize("name", BY_DAY)
 def test_a_chapter_is_a_page(name, reader, shots):
     received = []
-    reader.context.on("response", received.append)
+    reader.context.on("response", lambda response: received.append(response))
     opened = reader.open(f"notebooks/{Path(name).stem}.html")
     page = opened.page
     page.locator("footer").last.scroll_into_view_if_needed()

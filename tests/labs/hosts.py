@@ -1,7 +1,6 @@
 """Two hosts on one machine: network namespaces with names and addresses of their own, and a cable between them."""
 
 import os
-import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -16,14 +15,11 @@ echo host-a
 echo host-b
 """
 #: Runs the command on both hosts at once.  When one fails the other is ended too: --kill-on-bad-exit.
-#: Over a cut cable that order comes late: the other host's ranks have to find out for themselves.  They do so seconds
-#: apart; then their torchrun would wait for the store on the first host, for longer than anybody does.
 SRUN = """#!/bin/bash
-[ "$1" = --kill-on-bad-exit=1 ] && [ "${{2%%=*}}" = --cpus-per-task ] && shift 2 || exit 2
+[ "$1" = --kill-on-bad-exit=1 ] && [ "${2%%=*}" = --cpus-per-task ] && shift 2 || exit 2
 {on_a} "$@" & {on_b} "$@" &
 for _ in 1 2; do
     wait -n && continue
-    [ -e {cut} ] && sleep 30
     kill $(jobs -p) 2>/dev/null
     sleep 5
     kill -9 $(jobs -p) 2>/dev/null
@@ -58,7 +54,7 @@ class TwoHosts:
         tools.mkdir()
         for name, text in {
             "scontrol": SCONTROL,
-            "srun": SRUN.format(on_a=self.prefix("a"), on_b=self.prefix("b"), cut=shlex.quote(str(tools / "cut"))),
+            "srun": SRUN.format(on_a=self.prefix("a"), on_b=self.prefix("b")),
         }.items():
             (tools / name).write_text(text)
             (tools / name).chmod(0o755)
@@ -68,11 +64,6 @@ class TwoHosts:
         """What runs a command on a host, to be followed by its words."""
         name = f'hostname host-{host} && exec "$@"'
         return f"ip netns exec {self.names[host]} unshare --uts sh -c '{name}' sh"
-
-    def cut(self):
-        """Nothing passes between the hosts from now on, and nobody is told."""
-        (self.tools / "cut").touch()
-        ip("-n", self.names["b"], "link", "set", "cable", "down")
 
     def processes(self, host):
         """The numbers of the processes on a host."""

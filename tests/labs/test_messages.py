@@ -2,6 +2,7 @@
 
 import pickle
 from datetime import timedelta
+from fractions import Fraction
 
 import pytest
 import torch
@@ -40,16 +41,6 @@ def test_tensors_come_back_to_the_bit(dtype, sizes):
         assert again.dtype == dtype and again.shape == one.shape and torch.equal(again, one)
 
 
-class Unknown:
-    pass
-
-
-@pytest.mark.parametrize("value", [Unknown(), print, torch.float32, {"a": Unknown()}, 1j])
-def test_what_may_not_travel(value):
-    with pytest.raises(TypeError, match="may not travel"):
-        encoded(value)
-
-
 RAN = []
 
 
@@ -58,28 +49,10 @@ class Attack:
         return RAN.append, ("code from the store",)
 
 
-BAD = [
-    pickle.dumps(Attack()),
-    b"",
-    b"[",
-    b"[" * 100_000,
-    b'{"kind": "Popen", "fields": {"args": "true"}}',
-    b'{"kind": "Sample", "fields": {"seconds": 1}}',
-    b'{"kind": ["Sample"]}',
-    b'{"tensor": "load", "raw": "", "shape": []}',
-    b'{"tensor": "float32", "raw": "AAA=", "shape": [5]}',
-    b'{"tensor": "float32", "raw": "AAAAAA==", "shape": [1000000000000]}',
-    b'{"tensor": "float32", "raw": "", "shape": [0], "device": "mars"}',
-    b'{"tensor": "float32", "raw": "", "shape": [0], "device": "xpu"}',
-    b'{"dict": 3}',
-    b'{"code": "print()"}',
-]
-
-
-@pytest.mark.parametrize("text", BAD, ids=lambda text: repr(text[:30]))
-def test_nothing_else_is_read(text):
+@pytest.mark.parametrize("message", [pickle.dumps(Attack()), b"", encoded(Fraction(1, 2)), encoded(1)[:-1]])
+def test_nothing_else_is_read(message):
     with pytest.raises(BadMessage) as error:
-        decoded(text)
+        decoded(message)
     assert "\n" not in str(error.value) and not RAN
 
 

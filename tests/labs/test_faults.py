@@ -8,7 +8,7 @@ import time
 import pytest
 
 from actmem_course import launch
-from tests.labs.faults import GOAL_SECONDS, TORCHRUN, Started, listening, planted
+from tests.labs.faults import GOAL_SECONDS, Started, listening, planted
 from tests.labs.stuck import learner_file
 from tests.tiers import at_night
 
@@ -163,14 +163,6 @@ def test_the_parent_of_judged_ranks_is_ended_and_its_ranks_with_it(name, tmp_pat
     code, output, errors = run.end()
     assert code in (143, 129, -9) and "passed" not in output
     assert run.nothing_is_left()
-
-
-def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
-    file = learner_file(tmp_path, "lab3_sequence_parallel", seconds=10_000, g=LOOPS)
-    run = Started([*TORCHRUN, str(file), "--only", "3.1"], tmp_path)
-    run.wait_for_the_loop()
-    run.harm(signal.SIGKILL)
-    assert run.end()[0] == -9 and run.nothing_is_left()
 
 
 @pytest.mark.parametrize("rank", [0, at_night(1)])

@@ -79,11 +79,10 @@ class RankParent:
         if self.members:
             return
         processes = 1 if self.virtual else self.size
-        left_out = ("TORCHELASTIC_", "GROUP_", "MASTER_", VIRTUAL)
         environment = {
             "OMP_NUM_THREADS": "1",
             "TORCH_CPP_LOG_LEVEL": "ERROR",
-            **{name: value for name, value in os.environ.items() if not name.startswith(left_out)},
+            **os.environ,
             "WORLD_SIZE": str(processes),
             "LOCAL_WORLD_SIZE": str(processes),
             "ACTMEM_DEVICE": self.device,
@@ -127,7 +126,6 @@ class RankParent:
         outdated: whether the file has been saved again.  Raises Stuck, and Outdated.
         """
         self.start()
-        torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         asked, limit, since, stopped = False, float(START_SECONDS), time.monotonic(), 0.0
         for member in self.members:
             member.done = False
@@ -149,9 +147,6 @@ class RankParent:
                     since, limit = time.monotonic(), message.get("seconds", limit)
                 if (member.number == 0 or "verdict" in message) and not stopped:
                     yield message
-            if torchrun not in (None, os.getppid()):  # what started this process is gone
-                self.end()
-                raise SystemExit(1)
             if asked and not stopped and outdated():
                 stopped = time.monotonic()
                 for member in self.members:

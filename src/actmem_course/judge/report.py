@@ -77,15 +77,13 @@ class Report:
         self.show(verdict)
         self.verdicts.sort(key=lambda verdict: verdict.exercise)
 
-    def end(self, farewell: str = "") -> None:
-        """The sum of it, what to do next, and the file; ``farewell`` if something is left to do."""
+    def end(self) -> None:
+        """The sum of it, and what to do next."""
         self._status.stop()
         passed = sum(verdict.status == PASSED for verdict in self.verdicts)
         self.console.print(Text(f"{passed} of {len(self.verdicts)} passed", style="bold"))
         if passed < len(self.verdicts):
             self.console.print(Text(self._next_step()), soft_wrap=True)
-            if farewell:
-                self.console.print(Text(farewell, style="dim"), soft_wrap=True)
 
     def write(self) -> None:
         """The file, if one is asked for: verdicts, and what was measured, on what."""

@@ -47,7 +47,7 @@ def decoded(message: bytes) -> Any:
         raise BadMessage(f"no message of ours: {type(error).__name__}") from None
 
 
-def _own_device(storage: torch.UntypedStorage, place: str) -> torch.UntypedStorage:
+def _own_device(storage: Any, place: str) -> Any:
     return storage.cuda() if place.startswith("cuda") else storage
 
 

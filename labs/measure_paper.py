@@ -10,16 +10,12 @@ import os
 import sys
 import time
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 from actmem.config import check_size
 from actmem.models import PAPER_MODELS
 from actmem_course.bench.measure_paper import SECTIONS, measure_paper, parts_of
 from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
 
-COLUMNS = (TextColumn("measuring models"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
 PROCESSES = "measure the models in up to N processes, each of about 0.4 GiB (default: %(default)s)"
 
 
@@ -34,12 +30,10 @@ def main() -> int:
         check_size("processes", args.processes, largest=64)
 
     sections, models = run.chosen("section"), run.chosen("model")
-    screen = Console(stderr=True)
-    with Progress(*COLUMNS, console=screen, transient=True, disable=not screen.is_terminal) as bar:
-        task = bar.add_task("", total=len(models))
-        started = time.monotonic()
-        entries = measure_paper(sections, models, args.processes, lambda: bar.advance(task))
-        seconds = time.monotonic() - started
+    started = time.monotonic()
+    with run.status(f"measuring {len(models)} models") as say:
+        entries = measure_paper(sections, models, args.processes, lambda name: say(f"measured {name}"))
+    seconds = time.monotonic() - started
     for section in sections:
         run.show(*parts_of(section, entries[section]), "", crop=False)  # rather too wide than cut off
     everything = [entry for section in sections for entry in entries[section]]

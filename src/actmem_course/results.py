@@ -194,26 +194,20 @@ class ParityResult:
 class ExchangeCount:
     """Exchanges of one layer, forward and backward, on this rank: by formula, and counted.
 
-    predicted, measured: how many of each kind.  Bytes are of all together: the tensors' own, and
-    what a ring sends for them.
+    predicted, measured: how many of each kind.  Bytes are what a ring sends for all together.
     """
 
     name: str
     recompute: str
     predicted: dict[str, int]
     measured: dict[str, int]
-    predicted_payload_bytes: int
-    measured_payload_bytes: int
     predicted_wire_bytes: int
     measured_wire_bytes: int
 
     @property
     def exact(self) -> bool:
-        return (self.predicted, self.predicted_payload_bytes, self.predicted_wire_bytes) == (
-            self.measured,
-            self.measured_payload_bytes,
-            self.measured_wire_bytes,
-        )
+        same_bytes = self.predicted_wire_bytes == self.measured_wire_bytes
+        return same_bytes and self.predicted == self.measured
 
     @property
     def difference(self) -> str:

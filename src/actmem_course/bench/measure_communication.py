@@ -54,12 +54,8 @@ def count_exchanges(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list
                 run()
             by_formula = exchanges_by_formula(shape, tp, dtype, recompute)
             really = exchanges_of(seen.collectives, ranks.size)
-            found.append(
-                ExchangeCount(
-                    name, recompute, counts(by_formula), counts(really), _payload(by_formula), _payload(really),
-                    wire_bytes(by_formula), wire_bytes(really),
-                )
-            )  # fmt: skip
+            numbers = counts(by_formula), counts(really), wire_bytes(by_formula), wire_bytes(really)
+            found.append(ExchangeCount(name, recompute, *numbers))
     return found
 
 
@@ -91,10 +87,6 @@ def exchanges_of(collectives: list[Collective], ranks: int) -> list[Exchange]:
         Exchange(kind, "measured", "", ranks, payload, count)
         for (kind, payload), count in Counter((c.kind, c.payload_bytes) for c in collectives).items()
     ]
-
-
-def _payload(exchanges: list[Exchange]) -> int:
-    return sum(exchange.count * exchange.payload_bytes for exchange in exchanges)
 
 
 def measure_sent(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> list[SocketCount]:

@@ -189,7 +189,7 @@ def parts_of(section: str, entries: Sequence[PaperEntry]) -> list[RenderableType
 
 
 def measure_paper(
-    sections: Sequence[str], models: Models, processes: int = 1, on_model: Callable[[], None] = lambda: None
+    sections: Sequence[str], models: Models, processes: int = 1, on_model: Callable[[str], None] = lambda name: None
 ) -> dict[str, list[PaperEntry]]:
     """The entries of each section.  Every rank is emulated: one process is enough, and no model needs more than one.
 
@@ -198,10 +198,10 @@ def measure_paper(
     chosen = {section: SECTIONS[section].models(models) for section in sections}
     wanted = {name: own for name in (*models, "") if (own := [s for s in sections if name in chosen[s]])}
     found: dict[str, list[PaperEntry]] = {section: [] for section in sections}
-    for entries in _in_processes(wanted, min(processes, len(models))):
+    for name, entries in zip(wanted, _in_processes(wanted, min(processes, len(models)))):
         for entry in entries:
             found[entry.section].append(entry)
-        on_model()
+        on_model(name)
     return found
 
 

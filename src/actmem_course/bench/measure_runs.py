@@ -34,18 +34,18 @@ LIMIT_PERCENT = 0.2
 _SIZES = ("gpus", "dp", "tp", "pp", "mbz")
 
 
-def predict_nanotron(gpus: int, dp: int, tp: int, pp: int, mbz: int) -> Bill:
+def predict_nanotron(run: NanotronRun) -> Bill:
     """The bill of rank 0 of the 1.1B Llama at its peak.  Raises ConfigError on sizes that don't fit together."""
-    layout = Layout(dp, tp, pp, mbz)
-    if layout.num_devices != gpus:
-        raise ConfigError("gpus", f"must be dp · tp · pp = {layout.num_devices}, got {gpus}")
+    layout = Layout(run.dp, run.tp, run.pp, run.mbz)
+    if layout.num_devices != run.gpus:
+        raise ConfigError("gpus", f"must be dp · tp · pp = {layout.num_devices}, got {run.gpus}")
     count = layout.num_microbatches(NANOTRON_GLOBAL_BATCH)
     return nanotron_peak(NANOTRON_MODEL, layout, NANOTRON_SEQ_LENGTH, count)
 
 
 def nanotron_result(run: NanotronRun) -> RunResult:
     """One nanotron run, printed and predicted."""
-    bill = predict_nanotron(run.gpus, run.dp, run.tp, run.pp, run.mbz)
+    bill = predict_nanotron(run)
     return RunResult(
         "nanotron",
         f"{run.gpus} GPUs dp {run.dp} tp {run.tp} pp {run.pp} mbz {run.mbz}",

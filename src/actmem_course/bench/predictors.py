@@ -91,7 +91,7 @@ def sequence_results() -> list[CalculatorResult]:
     counted = round((large.peak_allocated_mib - small.peak_allocated_mib) * MIB / more)
     what = f"1.1B Llama, tp {small.tp}, {small.gpus} GPUs"
     llama = replace(NANOTRON_MODEL, vocab_size=padded_vocab_size(NANOTRON_MODEL.vocab_size, small.tp, multiple=1))
-    ours = [predict_nanotron(run.gpus, run.dp, run.tp, run.pp, run.mbz).bytes for run in (small, large)]
+    ours = [predict_nanotron(run).bytes for run in (small, large)]
     lines = [
         CalculatorResult(
             calculator.name,

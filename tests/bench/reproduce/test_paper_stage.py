@@ -17,7 +17,6 @@ from actmem_course.bench.reproduce.paper_stage import (
     STAGE_CONFIGURATIONS,
     PaperStage,
     measure_paper_stage,
-    num_microbatches,
     schedule,
 )
 from tests.tiers import covering
@@ -80,12 +79,3 @@ def test_other_ranks_and_configurations(stage):
     measured = measure_paper_stage(stage)
     assert compare(stage.rows() + stage.extra_rows(), measured).exact
     assert total(measured) > total(stage.rows()) > 0
-
-
-def test_microbatches():
-    assert {name: num_microbatches(model) for name, model in PAPER_MODELS.items()} == {
-        "22B": 1,
-        "175B": 64,
-        "530B": 280,
-        "1T": 512,
-    }

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from actmem.formulas.activations import TABLE2, closed_form
-from actmem.formulas.flops import eq7, eq8, hardware_flops
+from actmem.formulas.flops import hardware_flops
 from actmem.formulas.states import num_parameters, parameter_counts
 from actmem.models import PAPER_MODELS
 from actmem.rows import Row
@@ -88,31 +88,6 @@ def test_a_wrong_measurement_is_seen(section, change):
     assert wrong and all(e.difference or e.disagreement for e in wrong)
 
 
-def test_table_5_is_reproduced():
-    entries = entries_by_formula("table5")
-    percents = {(e.model, e.quantity): e for e in entries}
-    for name, row in paper.TABLE5.items():
-        for quantity, printed in (("MFU, eq. 7", row.mfu_percent), ("HFU, eq. 8", row.hfu_percent)):
-            entry = percents[name, quantity]
-            assert entry.paper == printed and abs(entry.difference_from_paper) < 0.2
-        left_out = percents[name, "MFU with full recomputation"]
-        assert left_out.paper is None
-        mfu = percents[name, "MFU, eq. 7"].ours_formula
-        assert left_out.ours_formula * row.full_recompute_seconds == pytest.approx(mfu * row.seconds)
-
-
-def test_three_ways_to_count_selective_stand_side_by_side():
-    for name, model in PAPER_MODELS.items():
-        shape, batch = model.shape, model.global_batch_size
-        entries = [e for e in entries_by_formula("flops") if e.model == name]
-        text, ours = (e for e in entries if e.unit == "FLOPs" and e.quantity.startswith("selective"))
-        assert text.paper == ours.paper == eq8(shape, batch)
-        core = 4 * batch * shape.num_layers * shape.seq_length**2 * shape.hidden_size
-        assert (text.measured - eq7(shape, batch), ours.measured - eq7(shape, batch)) == (core, core // 2)
-        hfu = [e.ours_formula for e in entries if e.quantity.startswith("HFU, selective")]
-        assert len(hfu) == 3 and hfu == sorted(hfu, reverse=True)
-
-
 def test_figure_7_and_1():
     entries = entries_by_formula("figure7")
     for name in MODELS:
@@ -146,11 +121,10 @@ def test_an_empty_section_says_why(section):
     assert "22B model" in str(line)
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_models_in_their_order_by_one_process_or_two(processes):
+def test_models_in_their_order_by_two_processes():
     done = []
-    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"], processes, lambda: done.append(1))
-    assert list(entries) == ["disagreements", "table4", "table3"] and len(done) == 3
+    entries = measure_paper(["disagreements", "table4", "table3"], ["22B", "175B"], 2, done.append)
+    assert list(entries) == ["disagreements", "table4", "table3"] and done == ["22B", "175B", ""]
     assert list(dict.fromkeys(e.model for e in entries["table3"])) == ["22B", "175B"]
     assert all(e.exact is not False for of in entries.values() for e in of)
     assert not any(e.exact or e.difference for name in ("disagreements", "table4") for e in entries[name])

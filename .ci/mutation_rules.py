@@ -162,7 +162,7 @@ RULES: dict[str, tuple[Rule, int]] = {
 ALWAYS = (
     ("parallel/conjugates.py", "_GBar.backward", "collective dropped"),
     ("parallel/linear.py", "reduce_partial_gradients", "collective dropped"),
-    ("parallel/conjugates.py", "leave_block", "twins swapped"),
+    ("parallel/conjugates.py", "f_bar_or_g_bar", "twins swapped"),
     ("parallel/rng.py", "DropoutStreams.__init__", "twins swapped"),
     ("layers/attention.py", "CoreAttention.forward", "step skipped"),
     ("layers/attention.py", "causal_mask", "step skipped"),

@@ -11,7 +11,7 @@ from actmem.config import ConfigError, ModelShape, Parallel, shown
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange, pipeline_sends
 from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
-from actmem.formulas.llama_terms import context_rows, expert_mlp_rows, latent_head_rows, latent_products, llama_rows
+from actmem.formulas.llama_terms import context_rows, expert_mlp_rows, llama_rows
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
 from actmem.layers.context import ContextParallel
@@ -210,8 +210,6 @@ LINES = [
     (lambda: EXPERTS.with_sizes(num_shared_experts=0), "num_shared_experts: must be at least 1, got 0"),
     (lambda: LlamaLayer(EXPERTS.with_sizes(num_shared_experts=1, ffn_hidden_size=41), FOUR), "the shared experts' width: 41 must be divisible by tensor_parallel_size = 4"),
     (lambda: own_context_shape(LATENT, Parallel(), 2), "context_parallel_size: must be 1, got 2"),
-    (lambda: latent_head_rows(LLAMA), "shape: this layer has no latents"),
-    (lambda: latent_products(LLAMA), "shape: this layer has no latents"),
     (lambda: LlamaLayer(LATENT, recompute={"Q before its norm"}), "recompute: 'Q before its norm' is no term"),
     (lambda: context_rows(LLAMA, Parallel(), 3), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
     (lambda: context_rows(LLAMA, Parallel(), 8), "seq_length: 8 must be divisible by 2 · context_parallel_size = 16"),

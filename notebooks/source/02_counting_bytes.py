@@ -272,7 +272,7 @@ with record(layer) as ledger:
 Fold(f"{len(ledger.saved)} tensors, {ledger.total_bytes:,} bytes: {ledger.total_bytes / (s * b * h):.1f} sbh", saved_text(ledger.saved))
 
 # %% [markdown]
-# Open the list. There are more than 15 lines: each layer norm adds two statistics. (`_Keep` and `_GatherInBackward` are operations of the
+# Open the list. There are more than 15 lines: each layer norm adds two statistics. (`_Keep` and `_ColumnParallel` are operations of the
 # course's own layer: a kept dropout mask, and a linear that can be shared among devices.) `rows_by_term` names each line as
 # the formulas do, by its module and operation and never by its size. Then each term is compared with its formula:
 

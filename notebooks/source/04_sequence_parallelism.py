@@ -183,7 +183,7 @@ Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3),
 
 # %% [markdown]
 # **The cure** is one autograd function that gathers and multiplies, keeps only the shard, and gathers *again* in backward
-# (`_GatherInBackward` in `actmem/parallel/linear.py`). That gather need not cost time: the gradient of the input,
+# (`_ColumnParallel` in `actmem/parallel/linear.py`). That gather need not cost time: the gradient of the input,
 # $\mathrm{d}Y A^\top$, does not need $X$, so the two overlap.
 
 # %%

@@ -14,7 +14,7 @@ from actmem.config import ModelShape, Parallel
 from actmem.formulas.activations import TABLE2, closed_form, eq1, layer_bytes, layer_rows
 from actmem.formulas.communication import counts, layer_exchanges, wire_bytes
 from actmem_course.others.golden import equalities
-from actmem.formulas.flops import forward_products, layer_overhead
+from actmem.formulas.flops import layer_overhead, layer_products
 from actmem.models import PAPER_MODELS, model_shape
 from actmem.rows import total
 from actmem_course.show.bar_chart import bar_chart
@@ -246,7 +246,7 @@ Panel(
 # %% jupyter={"source_hidden": true}
 groups = rebuilds(GPT3)
 agree.add("the bytes of the layer without its input, and of the groups", [(sum(r.bytes for r in groups), eq1(GPT3) - layer_rows(GPT3)[0].bytes)])
-forward = sum(product.flops for product in forward_products(GPT3.with_sizes(num_layers=1), 1) if product.term not in ("4h→h", "logits"))
+forward = sum(flops for name, flops in layer_products(GPT3).items() if name != "4h→h")
 agree.add("the FLOPs of forward up to 4h→h, and of the groups", [(sum(r.flops for r in groups), forward)], "FLOPs")
 agree.add("per FLOP the core frees 5a/2 times what a linear does", [(5 * GPT3.num_attention_heads // 2, core_over_gelu(GPT3))], "times")
 

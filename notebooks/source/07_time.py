@@ -62,10 +62,10 @@ Reveal(
 # %% jupyter={"source_hidden": true}
 GPT3 = PAPER_MODELS["175B"]
 products = forward_products(GPT3.shape, GPT3.global_batch_size)
-whole = sum(p.flops for p in products)
+whole = sum(products.values())
 agree.add("an iteration: three times its forward products, and equation 7", [(3 * whole, eq7(GPT3.shape, GPT3.global_batch_size))], "FLOPs")
-linears = sum(p.flops for p in products if p.term not in ("QKᵀ", "attention over V")) / whole
-LiveFigure(bar_chart(f"{linears:.0%} of GPT-3's FLOPs are in its linears", {"": {p.term: 100 * p.flops / whole for p in products}}, "share of the forward pass", "%"))
+linears = sum(flops for name, flops in products.items() if name not in ("QKᵀ", "attention over V")) / whole
+LiveFigure(bar_chart(f"{linears:.0%} of GPT-3's FLOPs are in its linears", {"": {name: 100 * flops / whole for name, flops in products.items()}}, "share of the forward pass", "%"))
 
 # %% [markdown]
 # torch counts every product while a model runs forward and backward on the `meta` device. Here it is the 22B model, cut to 4

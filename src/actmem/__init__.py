@@ -8,66 +8,54 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from actmem import plan, tape
-    from actmem.config import ModelShape, Parallel
-    from actmem.formulas.activations import layer_rows
-    from actmem.layers.gpt import GPT
-    from actmem.layers.llama import LlamaLayer
-    from actmem.layers.transformer import TransformerLayer
-    from actmem.llama_shape import LlamaShape
-    from actmem.measure.census import census
-    from actmem.measure.emulate import emulated_rank
-    from actmem.measure.ledger import record
-    from actmem.measure.whole_step import step, watch_step
-    from actmem.parallel.groups import tensor_parallel
-    from actmem.recompute import checkpoint
-    from actmem.rows import compare
+    from actmem import plan as plan
+    from actmem import tape as tape
+    from actmem.config import ModelShape as ModelShape
+    from actmem.config import Parallel as Parallel
+    from actmem.formulas.activations import layer_rows as layer_rows
+    from actmem.layers.gpt import GPT as GPT
+    from actmem.layers.llama import LlamaLayer as LlamaLayer
+    from actmem.layers.transformer import TransformerLayer as TransformerLayer
+    from actmem.llama_shape import LlamaShape as LlamaShape
+    from actmem.measure.census import census as census
+    from actmem.measure.emulate import emulated_rank as emulated_rank
+    from actmem.measure.ledger import record as record
+    from actmem.measure.whole_step import step as step
+    from actmem.measure.whole_step import watch_step as watch_step
+    from actmem.parallel.groups import tensor_parallel as tensor_parallel
+    from actmem.recompute import checkpoint as checkpoint
+    from actmem.rows import compare as compare
 
 __version__ = "0.1.0"
 
-#: The modules in which the names are; tape and plan are packages themselves.
+#: The module in which each name is; tape and plan are packages themselves.
 _HOMES = {
-    "config": ("ModelShape", "Parallel"),
-    "llama_shape": ("LlamaShape",),
-    "formulas.activations": ("layer_rows",),
-    "parallel.groups": ("tensor_parallel",),
-    "layers.transformer": ("TransformerLayer",),
-    "layers.gpt": ("GPT",),
-    "layers.llama": ("LlamaLayer",),
-    "recompute": ("checkpoint",),
-    "measure.ledger": ("record",),
-    "measure.census": ("census",),
-    "measure.whole_step": ("step", "watch_step"),
-    "measure.emulate": ("emulated_rank",),
-    "rows": ("compare",),
+    "GPT": "layers.gpt",
+    "LlamaLayer": "layers.llama",
+    "LlamaShape": "llama_shape",
+    "ModelShape": "config",
+    "Parallel": "config",
+    "TransformerLayer": "layers.transformer",
+    "census": "measure.census",
+    "checkpoint": "recompute",
+    "compare": "rows",
+    "emulated_rank": "measure.emulate",
+    "layer_rows": "formulas.activations",
+    "plan": "plan",
+    "record": "measure.ledger",
+    "step": "measure.whole_step",
+    "tape": "tape",
+    "tensor_parallel": "parallel.groups",
+    "watch_step": "measure.whole_step",
 }
-
-__all__ = [
-    "GPT",
-    "LlamaLayer",
-    "LlamaShape",
-    "ModelShape",
-    "Parallel",
-    "TransformerLayer",
-    "census",
-    "checkpoint",
-    "compare",
-    "emulated_rank",
-    "layer_rows",
-    "plan",
-    "record",
-    "step",
-    "tape",
-    "tensor_parallel",
-    "watch_step",
-]
+__all__ = [*_HOMES]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOMES:
         raise AttributeError(f"module 'actmem' has no attribute {name!r}")
-    home = next((home for home, names in _HOMES.items() if name in names), None)
-    return getattr(import_module(f"actmem.{home}"), name) if home else import_module(f"actmem.{name}")
+    module = import_module(f"actmem.{_HOMES[name]}")
+    return getattr(module, name, module)
 
 
 def __dir__() -> list[str]:

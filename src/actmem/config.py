@@ -160,11 +160,9 @@ class Parallel:
 def check_layer(shape: ModelShape, parallel: Parallel) -> None:
     """Raise ConfigError if t ranks cannot share one layer of this shape.
 
-    t must divide a (a head is never split) and, under sequence parallelism, s.  Then it divides h
-    and 4h too, because a divides h.
+    t must divide a (a head is never split) and, under sequence parallelism, s.  As a divides h, t divides h and 4h too.
     """
     t = parallel.tensor_parallel_size
     check_divides("num_attention_heads", shape.num_attention_heads, "tensor_parallel_size", t)
-    check_divides("hidden_size", shape.hidden_size, "tensor_parallel_size", t)
     if parallel.sequence_parallel:
         check_divides("seq_length", shape.seq_length, "tensor_parallel_size", t)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
@@ -65,7 +66,7 @@ class Terms:
     def __enter__(self) -> Terms:
         if self.dropped:
             self.autocast = autocast_state()
-            self._hooks = saved_tensors_hooks(self._pack, open_slot)
+            self._hooks = saved_tensors_hooks(self._pack, self._open)
             self._hooks.__enter__()
         return self
 
@@ -128,7 +129,7 @@ class Terms:
         return names.get(int(tensor.storage_offset()), "") or (next(iter(names.values())) if len(names) == 1 else "")
 
     def _pack(self, tensor: Tensor) -> Slot:
-        slot = Slot(self, TensorView.of(tensor), tensor.is_leaf and tensor.requires_grad)
+        slot = Slot(TensorView.of(tensor), tensor.is_leaf and tensor.requires_grad)
         if name := self._name_of(tensor):
             self._decide(slot, tensor, name)
         else:  # a result, saved before its call ends and gives it a name; or a by-product; or a weight
@@ -153,7 +154,7 @@ class Terms:
         self._hooks.__exit__()  # what is kept is the business of the hooks outside
         try:
             if name not in self.stored:
-                slot.kept.append(keep(tensor.detach(), name=name))
+                slot.kept = keep(tensor.detach(), name=name)
             elif name not in self._in_store:
                 self._store(tensor.detach(), name)
         finally:
@@ -175,9 +176,8 @@ class Terms:
                 if needed in self.stored:
                     self._store(self._inputs[needed].detach(), needed)
                     continue
-                source = Slot(self, TensorView.of(self._inputs[needed]))
-                source.name = needed
-                source.kept.append(keep(self._inputs[needed].detach(), name=needed))
+                source = Slot(TensorView.of(self._inputs[needed]), name=needed)
+                source.kept = keep(self._inputs[needed].detach(), name=needed)
                 self.slots.setdefault(needed, []).append(weakref.ref(source))
                 for slot in self.alive(name):
                     slot.holds.append(source)
@@ -195,18 +195,25 @@ class Terms:
         """The slots of that name which the graph still holds."""
         return [slot for reference in self.slots.get(name, ()) if (slot := reference()) is not None]
 
-    def kept(self, name: str) -> Slot | None:
-        """A slot of that name that has its tensor, if there is one."""
-        return next((slot for slot in self.alive(name) if slot.kept), None)
+    def kept(self, name: str) -> tuple[Kept, TensorView] | None:
+        """The tensor of that name and how it lay, if a slot has it."""
+        return next(((slot.kept, slot.view) for slot in self.alive(name) if slot.kept), None)
 
-    def read(self, slot: Slot) -> Tensor:
-        """The tensor of a slot whose name is dropped (rules 3 and 4)."""
+    def _open(self, slot: Slot) -> Tensor:
+        """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again (rules 3 and 4)."""
+        if slot.kept:
+            return slot.kept.tensors()[0]
+        if slot.tensor is not None:
+            return slot.tensor
+        empties = released_by_reader() or graph_is_retained()
         tensor = self._made(slot.name, slot.view, slot.index)
         slot.was_read = True
         self._forget(self.recipes[slot.name])
         if graph_is_retained() and all(other.was_read for other in self.alive(slot.name)):
             for other in self.alive(slot.name):
                 other.was_read = False  # for the next backward pass
+        if not empties:
+            slot.tensor = tensor
         return tensor
 
     def _made(self, name: str, view: TensorView, index: int | None = None) -> Tensor:
@@ -250,8 +257,9 @@ class Terms:
         for read in self.alive(source.name):
             if read.tensor is not None:
                 return source.view.on(read.tensor, read.view)
-        if source.name not in self._rebuilt and (slot := self.kept(source.name)):
-            return source.view.on(slot.kept[0].tensors()[0], slot.view)
+        if source.name not in self._rebuilt and (found := self.kept(source.name)):
+            kept, view = found
+            return source.view.on(kept.tensors()[0], view)
         tensor = self._made(source.name, source.view)
         self._forget(self.recipes[source.name])
         return tensor
@@ -267,32 +275,21 @@ class Terms:
 KEEP_ALL = Terms()
 
 
-def open_slot(slot: Slot) -> Tensor:
-    """What autograd asks for when backward reads a saved tensor: the one kept, or the one made again."""
-    if slot.kept:
-        return slot.kept[0].tensors()[0]
-    if slot.tensor is not None:
-        return slot.tensor
-    empties = released_by_reader() or graph_is_retained()
-    tensor = slot.terms.read(slot)
-    if not empties:
-        slot.tensor = tensor
-    return tensor
-
-
+@dataclass(eq=False)
 class Slot:
     """What the graph holds in place of a saved tensor: what ``keep`` returned, or nothing until backward reads it.
 
     index: which of a call's by-products; None for a tensor with its own name.  holds: slots of inputs that its recipe reads.
     """
 
-    def __init__(self, terms: Terms, view: TensorView, is_weight: bool = False):
-        self.terms, self.view, self.is_weight = terms, view, is_weight
-        self.name, self.was_read = "", False
-        self.index: int | None = None
-        self.kept: list[Kept] = []
-        self.holds: list[Slot] = []
-        self.tensor: Tensor | None = None
+    view: TensorView
+    is_weight: bool = False
+    name: str = ""
+    index: int | None = None
+    kept: Kept | None = None
+    tensor: Tensor | None = None
+    was_read: bool = False
+    holds: list[Slot] = field(default_factory=list)
 
 
 class TensorView(NamedTuple):

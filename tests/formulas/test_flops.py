@@ -19,6 +19,7 @@ from actmem.formulas.flops import (
     forward_products,
     hardware_flops,
     layer_overhead,
+    layer_products,
     least_seconds,
     text_selective,
     utilisation,
@@ -39,7 +40,7 @@ def test_products_add_up_to_the_equations(cut, B):
     shape = cut[0]
     assert hardware_flops(shape, B) == eq7(shape, B)
     assert hardware_flops(shape, B, "paper-selective") == text_selective(shape, B)
-    layers = [p.flops for p in forward_products(shape, B) if p.term != "logits"]
+    layers = [flops for name, flops in forward_products(shape, B).items() if name != "logits"]
     assert hardware_flops(shape, B, "paper-full") == eq7(shape, B) + sum(layers)
 
 
@@ -58,7 +59,7 @@ def test_equations_as_printed(cut, B):
 @given(model_cuts(), BATCHES, st.sampled_from(RECOMPUTE_MODES))
 def test_layer_overhead_is_the_share_of_the_layers_products(cut, B, recompute):
     shape = cut[0]
-    layers = 3 * sum(p.flops for p in forward_products(shape, B) if p.term != "logits")
+    layers = 3 * sum(flops for name, flops in forward_products(shape, B).items() if name != "logits")
     added = hardware_flops(shape, B, recompute) - eq7(shape, B)
     assert layer_overhead(shape, recompute) == Fraction(added, layers)
 
@@ -113,7 +114,7 @@ def test_torch_counts_the_same_on_the_real_model(recompute):
 
 @given(shapes())
 def test_products_are_those_of_appendix_a(shape):
-    expected = {p.term: p.flops for p in forward_products(shape, shape.micro_batch_size) if p.term != "logits"}
+    expected = layer_products(shape)
     assert {o.name: o.flops for o in forward_operations(shape) if o.product} == expected
 
 

@@ -11,13 +11,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
-from actmem.layers.context import ContextParallel, reduce_context_gradients
+from actmem.layers.context import ContextParallel
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
 from actmem.measure import emulated_rank
 from actmem.measure.parts import layer_rows_of, measure_layer
-from actmem.parallel.collectives import all_gather
+from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
@@ -147,7 +147,8 @@ def largest_error(shape, recompute, tp=TensorParallel(), context=ContextParallel
     y = layer(x)
     (y * cut(loss_weights)).sum().backward()
     reduce_partial_gradients(layer, tp)
-    reduce_context_gradients(layer, context)
+    for parameter in layer.parameters():
+        all_reduce(parameter.grad, context.ranks, in_place=True)
 
     def join(z):
         return context.gathered(all_gather(z, tp) if tp.sequence_parallel else z)

@@ -37,14 +37,14 @@ def layer_rows(
     e = element_size
     t = parallel.tensor_parallel_size
     # Tensor parallelism leaves these whole; sequence parallelism splits them along s.
-    whole = parallel.sequence_parts
+    cut = parallel.sequence_parts
     sbh, scores = s * b * h, a * s * s * b
 
     # In 16 bits without parallelism, in sbh: norm 2 + QKV input 2, Q, K and V 2 + 2 + 2, projection 2 + its mask 1, norm 2
     # + MLP input 2, GeLU 8 + 4h→h input 8 + its mask 1: 34.  The three softmax rows are 2 + 1 + 2 of as²b: 5as²b.
     rows = [
-        Row("layer-norm 1 input", e * sbh // whole, whole, "§4.1, layer norm"),
-        Row("QKV projection input", e * sbh // whole, whole, "§4.1, Q, K, V products"),
+        Row("layer-norm 1 input", e * sbh // cut, cut, "§4.1, layer norm"),
+        Row("QKV projection input", e * sbh // cut, cut, "§4.1, Q, K, V products"),
         Row("Q", e * sbh // t, t, "§4.1, QKᵀ"),
         Row("K", e * sbh // t, t, "§4.1, QKᵀ"),
         Row("softmax output", e * scores // t, t, "§4.1, softmax"),
@@ -52,12 +52,12 @@ def layer_rows(
         Row("softmax dropout output", e * scores // t, t, "§4.1, attention over V"),
         Row("V", e * sbh // t, t, "§4.1, attention over V"),
         Row("attention projection input", e * sbh // t, t, "§4.1, linear projection"),
-        Row("attention dropout mask", sbh // whole, whole, "§4.1, attention dropout"),
-        Row("layer-norm 2 input", e * sbh // whole, whole, "§4.1, layer norm"),
-        Row("h→4h input", e * sbh // whole, whole, "§4.1, MLP"),
+        Row("attention dropout mask", sbh // cut, cut, "§4.1, attention dropout"),
+        Row("layer-norm 2 input", e * sbh // cut, cut, "§4.1, layer norm"),
+        Row("h→4h input", e * sbh // cut, cut, "§4.1, MLP"),
         Row("GeLU input", 4 * e * sbh // t, t, "§4.1, MLP"),
         Row("4h→h input", 4 * e * sbh // t, t, "§4.1, MLP"),
-        Row("MLP dropout mask", sbh // whole, whole, "§4.1, MLP"),
+        Row("MLP dropout mask", sbh // cut, cut, "§4.1, MLP"),
     ]
     return on_device(rows, PAPER_LAYER, recompute, element_size)
 

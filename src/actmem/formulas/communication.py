@@ -22,8 +22,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from actmem.config import ModelShape, Parallel, check_choice, check_divides, check_layer, check_size
-from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
+from actmem.config import ModelShape, Parallel, check_choice, check_layer, check_size
+from actmem.formulas.first_stage import check_stage, layers_per_chunk
 from actmem.recipes import PAPER_LAYER, Recompute
 
 #: How often each rank sends its share, payload / ranks, to its neighbour: once a step around the ring.
@@ -126,23 +126,22 @@ def ends_exchanges(
     shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0, element_size: int = 2
 ) -> list[Exchange]:
     """Exchanges of one microbatch in the embedding (rank 0) and in the output layer and loss (rank p − 1)."""
-    check_layer(shape, parallel)
-    check_pipeline_rank(parallel, pipeline_rank)
+    check_stage(shape, parallel, pipeline_rank)
     t, size = parallel.tensor_parallel_size, _activation_bytes(shape, element_size)
-    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", t)
     if t == 1:
         return []
-    sequence, rows = parallel.sequence_parallel, []
+    sequence = parallel.sequence_parallel
+    reduction = "reduce-scatter" if sequence else "all-reduce"
+    rows = []
     if pipeline_rank == 0:
-        rows.append(Exchange("reduce-scatter" if sequence else "all-reduce", "forward", "embedding", t, size))
-        if sequence:
-            rows.append(Exchange("all-gather", "backward", "embedding", t, size))
+        rows = [Exchange(reduction, "forward", "embedding", t, size)]
+        rows += [Exchange("all-gather", "backward", "embedding", t, size)] * sequence
     if pipeline_rank == parallel.pipeline_parallel_size - 1:
-        if sequence:
-            rows.append(Exchange("all-gather", "forward", "output layer", t, size))
-            rows.append(Exchange("all-gather", "backward", "input of the output layer, gathered again", t, size))
-        rows.append(Exchange("reduce-scatter" if sequence else "all-reduce", "backward", "output layer", t, size))
+        gather = Exchange("all-gather", "forward", "output layer", t, size)
+        again = Exchange("all-gather", "backward", "input of the output layer, gathered again", t, size)
         numbers = max(element_size, 4) * shape.seq_length * shape.micro_batch_size
+        rows += [gather, again] * sequence
+        rows.append(Exchange(reduction, "backward", "output layer", t, size))
         rows.append(Exchange("all-reduce", "forward", "largest logit of each token", t, numbers))
         rows.append(Exchange("all-reduce", "forward", "sum and target logit of each token", t, 2 * numbers))
     return rows
@@ -157,11 +156,9 @@ def step_exchanges(
     and of positions from its own tokens only: one all-reduce for each chunk.  With p > 1 the
     two copies of the word embedding are added up between the first and the last stage.
     """
-    check_layer(shape, parallel)
-    check_pipeline_rank(parallel, pipeline_rank)
+    check_stage(shape, parallel, pipeline_rank)
     _, _, h, s = shape.letters()
     e, t, p = element_size, parallel.tensor_parallel_size, parallel.pipeline_parallel_size
-    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", t)
     per_chunk, rows = layers_per_chunk(shape, parallel), []
     if t > 1 and parallel.sequence_parallel:
         for chunk in range(parallel.num_model_chunks):
@@ -186,15 +183,10 @@ def pipeline_sends(
     2sbh bytes each in 16 bits, 2sbh/t under sequence parallelism.  With m chunks a rank sends m
     times as often.
     """
-    check_layer(shape, parallel)
-    check_pipeline_rank(parallel, pipeline_rank)
-    n, m, p = (
-        check_size("num_microbatches", num_microbatches),
-        parallel.num_model_chunks,
-        parallel.pipeline_parallel_size,
-    )
-    cut = parallel.sequence_parts
-    size = _activation_bytes(shape, element_size) // cut
+    check_stage(shape, parallel, pipeline_rank)
+    n, m, p = num_microbatches, parallel.num_model_chunks, parallel.pipeline_parallel_size
+    check_size("num_microbatches", n)
+    size = _activation_bytes(shape, element_size) // parallel.sequence_parts
     forward = n * (m - (pipeline_rank == p - 1))  # the last stage of the model sends nothing on
     backward = n * (m - (pipeline_rank == 0))
     rows = [

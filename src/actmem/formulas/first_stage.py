@@ -140,6 +140,13 @@ def bubble_fraction(parallel: Parallel, num_microbatches: int) -> Fraction:
     return Fraction(parallel.pipeline_parallel_size - 1, n * parallel.num_model_chunks)
 
 
+def check_stage(shape: ModelShape, parallel: Parallel, pipeline_rank: int = 0) -> None:
+    """Raise ConfigError if t ranks can't share a layer or the vocabulary, or if there is no such pipeline rank."""
+    check_layer(shape, parallel)
+    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", parallel.tensor_parallel_size)
+    check_pipeline_rank(parallel, pipeline_rank)
+
+
 def check_pipeline_rank(parallel: Parallel, pipeline_rank: int) -> None:
     """Raise ConfigError if there is no such pipeline rank."""
     p = parallel.pipeline_parallel_size
@@ -175,6 +182,7 @@ def stage_rows(
     The last rank has the logits of one microbatch: the last stage runs its backward immediately.  Raises ConfigError if L is
     not divisible by p·m, v by t, or n by p if the schedule is interleaved.  Sections 4.2.3 and 4.3.
     """
+    check_stage(shape, parallel, pipeline_rank)
     n, g = num_microbatches, microbatches_per_round
     layers = in_flight(parallel, pipeline_rank, n, g) * layers_per_chunk(shape, parallel)
     of_layer = layer_rows(shape, parallel, recompute, element_size)
@@ -184,7 +192,6 @@ def stage_rows(
         for row in of_layer
         if row.term != "causal mask"
     ]
-    _check_ranks(shape, parallel)
     if pipeline_rank == 0:
         rows += embedding_rows(shape, parallel, embeddings_in_flight(parallel, n, g))
     if pipeline_rank == parallel.pipeline_parallel_size - 1:
@@ -194,27 +201,27 @@ def stage_rows(
 
 def embedding_rows(shape: ModelShape, parallel: Parallel, num_microbatches: int = 1) -> list[Row]:
     """What the embedding keeps of its microbatches: its dropout mask, sbh/t each, and the token ids.  Section 4.3."""
-    _check_ranks(shape, parallel)
+    check_stage(shape, parallel)
     _, b, h, s = shape.letters()
-    n, whole = num_microbatches, parallel.sequence_parts
+    n, cut = num_microbatches, parallel.sequence_parts
     return [
-        Row(EMBEDDING_TERM, n * s * b * h // whole, whole, f"§4.3, {n} microbatches"),
+        Row(EMBEDDING_TERM, n * s * b * h // cut, cut, f"§4.3, {n} microbatches"),
         Row("token ids", n * 4 * s * b, 1, "embedding", IDS_REASON),
     ]
 
 
 def output_rows(shape: ModelShape, parallel: Parallel, element_size: int = 2, device_type: str = "cpu") -> list[Row]:
     """What the final layer norm, the output layer and the loss keep of one microbatch.  Section 4.3."""
-    _check_ranks(shape, parallel)
+    check_stage(shape, parallel)
     _, b, h, s = shape.letters()
-    v, e, t, whole = shape.vocab_size, element_size, parallel.tensor_parallel_size, parallel.sequence_parts
+    v, e, t, cut = shape.vocab_size, element_size, parallel.tensor_parallel_size, parallel.sequence_parts
     norm_input, output_input, logits = HEAD_TERMS
     statistic = max(e, 4) if device_type == "cuda" else e
     return [
-        Row(norm_input, e * s * b * h // whole, whole, "§4.3, layer norm"),
-        Row(output_input, e * s * b * h // whole, whole, "§4.3, output layer"),
+        Row(norm_input, e * s * b * h // cut, cut, "§4.3, layer norm"),
+        Row(output_input, e * s * b * h // cut, cut, "§4.3, output layer"),
         Row(logits, max(e, 4) * s * b * v // t, t, "§4.3, cross entropy"),
-        Row("final layer-norm statistics", 2 * s * b * statistic // whole, whole, "layer norm", STATISTICS_REASON),
+        Row("final layer-norm statistics", 2 * s * b * statistic // cut, cut, "layer norm", STATISTICS_REASON),
         Row("target ids", 4 * s * b, 1, "cross entropy", IDS_REASON),
     ]
 
@@ -237,14 +244,9 @@ def stage_output_rows(
     if pipeline_rank == parallel.pipeline_parallel_size - 1:
         count -= 1  # the one microbatch in the last chunk
     _, b, h, s = shape.letters()
-    whole = parallel.sequence_parts
-    size = count * element_size * s * b * h // whole
-    return [Row(OUTPUT_TERM, size, whole, f"appendix B, {count} outputs", OUTPUT_REASON)] if count else []
-
-
-def _check_ranks(shape: ModelShape, parallel: Parallel) -> None:
-    check_layer(shape, parallel)
-    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", parallel.tensor_parallel_size)
+    cut = parallel.sequence_parts
+    size = count * element_size * s * b * h // cut
+    return [Row(OUTPUT_TERM, size, cut, f"appendix B, {count} outputs", OUTPUT_REASON)] if count else []
 
 
 def capacity(

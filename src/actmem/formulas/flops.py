@@ -13,17 +13,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import NamedTuple
 
 from actmem.config import ModelShape, Parallel, check_layer, check_size
 from actmem.recipes import PAPER_LAYER, Recompute
-
-
-class Product(NamedTuple):
-    """FLOPs of one kind of matrix product over the whole model, in one forward pass."""
-
-    term: str
-    flops: int
 
 
 def layer_products(shape: ModelShape) -> dict[str, int]:
@@ -40,12 +32,12 @@ def layer_products(shape: ModelShape) -> dict[str, int]:
     }
 
 
-def forward_products(shape: ModelShape, global_batch_size: int) -> list[Product]:
-    """The products of one forward pass over B sequences, in order.  Appendix A."""
+def forward_products(shape: ModelShape, global_batch_size: int) -> dict[str, int]:
+    """FLOPs of each product of one forward pass of the whole model over B sequences, in order.  Appendix A."""
     B = check_size("global_batch_size", global_batch_size)
     layer = layer_products(shape.with_sizes(micro_batch_size=B))
-    logits = Product("logits", 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size)
-    return [*(Product(term, flops * shape.num_layers) for term, flops in layer.items()), logits]
+    logits = 2 * B * shape.seq_length * shape.hidden_size * shape.vocab_size
+    return {**{name: flops * shape.num_layers for name, flops in layer.items()}, "logits": logits}
 
 
 def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompute | str = "none") -> int:
@@ -55,7 +47,7 @@ def hardware_flops(shape: ModelShape, global_batch_size: int, recompute: Recompu
     out; the text of the paper counts it.
     """
     again = PAPER_LAYER.products_again(recompute)
-    return sum((3 + (term in again)) * flops for term, flops in forward_products(shape, global_batch_size))
+    return sum((3 + (name in again)) * flops for name, flops in forward_products(shape, global_batch_size).items())
 
 
 def eq7(shape: ModelShape, global_batch_size: int) -> int:

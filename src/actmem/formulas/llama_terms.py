@@ -50,24 +50,24 @@ def llama_rows(
     4sbh + 4sbad + 4sbkd + 4sbf + 4asb + 8sb if all that needs no product is (elementwise); ad is h in most models.  Under sequence
     parallelism all of it is divided by t, as long as t <= k; with t > k every rank keeps one head's
     K and V.  A norm over each head's query and key keeps those before it and 4 bytes a head and token.
-    Latent attention: see ``latent_head_rows``.  routed_tokens: of experts, see ``expert_mlp_rows``.
+    Latent attention: see ``_latent_rows``.  routed_tokens: of experts, see ``expert_mlp_rows``.
     Raises ConfigError if t ranks can't share the layer, or on a set that can't be rebuilt.
     """
     check_llama_ranks(shape, parallel)
     check_choice("element_size", element_size, ELEMENT_BYTES)
     s, b, h, f = shape.seq_length, shape.micro_batch_size, shape.hidden_size, shape.ffn_hidden_size
     a, e, t = shape.num_attention_heads, element_size, parallel.tensor_parallel_size
-    whole = parallel.sequence_parts
+    cut = parallel.sequence_parts
     wide = max(e, FLOAT32)
     rows = [
-        Row("norm 1 input", e * s * b * h // whole, whole, "RMSNorm"),
-        Row("norm 1 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
-        Row("QKV projection input", e * s * b * h // whole, whole, "Q, K, V products"),
-        *(latent_head_rows(shape, parallel, e) if shape.latent else _head_rows(shape, t, e)),
+        Row("norm 1 input", e * s * b * h // cut, cut, "RMSNorm"),
+        Row("norm 1 statistics", wide * s * b // cut, cut, "RMSNorm: 1/rms of each token"),
+        Row("QKV projection input", e * s * b * h // cut, cut, "Q, K, V products"),
+        *(_latent_rows(shape, shape.latent, parallel, e) if shape.latent else _head_rows(shape, t, e)),
         Row("log-sum-exp", wide * a * s * b // t, t, "attention: one number a query"),
         Row("attention projection input", e * s * b * a * shape.value_size // t, t, "attention and projection"),
-        Row("norm 2 input", e * s * b * h // whole, whole, "RMSNorm"),
-        Row("norm 2 statistics", wide * s * b // whole, whole, "RMSNorm: 1/rms of each token"),
+        Row("norm 2 input", e * s * b * h // cut, cut, "RMSNorm"),
+        Row("norm 2 statistics", wide * s * b // cut, cut, "RMSNorm: 1/rms of each token"),
     ]
     if shape.num_experts:
         rows += expert_mlp_rows(shape, parallel, element_size, routed_tokens)
@@ -75,7 +75,7 @@ def llama_rows(
         raise ConfigError("routed_tokens", "this layer has no experts")
     else:
         rows += [
-            Row("gate and up input", e * s * b * h // whole, whole, "gate and up products"),
+            Row("gate and up input", e * s * b * h // cut, cut, "gate and up products"),
             Row("gate", e * s * b * f // t, t, "SwiGLU"),
             Row("up", e * s * b * f // t, t, "SwiGLU"),
             Row("down input", e * s * b * f // t, t, "down product"),
@@ -114,7 +114,7 @@ def llama_products(shape: LlamaShape) -> dict[str, int]:
     router = {"router": 2 * tokens * h * shape.num_experts} if shape.num_experts else {}
     of_shared = {"shared gate and up": 4 * tokens * h * shared, "shared down": 2 * tokens * h * shared}
     return {
-        **(latent_products(shape) if shape.latent else heads),
+        **(_latent_products(shape, shape.latent) if shape.latent else heads),
         "QKᵀ": pairs * d,
         "attention over V": pairs * shape.value_size,
         "attention projection": 2 * tokens * a * shape.value_size * h,
@@ -131,26 +131,22 @@ def llama_recomputed_flops(shape: LlamaShape, recompute: Mode) -> int:
     return sum(products[name] for name in llama_layer_terms(shape).products_again(recompute))
 
 
-def latent_head_rows(shape: LlamaShape, parallel: Parallel = Parallel(), element_size: int = 2) -> list[Row]:
+def _latent_rows(shape: LlamaShape, sizes: LatentHeads, parallel: Parallel, e: int) -> list[Row]:
     """From the two latents to Q, K and V, in the order of the forward pass.
 
     In 16 bits and without parallelism: 4sbq + 4sbc + 2sbr + 8sb for the latents, before and after their norms,
     and 4sba(n + r) + 2sbav for the heads.  The heads are divided by t.  A latent is made from whole tokens, so
     only sequence parallelism divides it.  The key's part with positions lies in the KV latent's tensor.
-    Raises ConfigError on a layer without latents, or if t ranks can't share it.
     """
-    sizes = _latent(shape)
-    check_llama_ranks(shape, parallel)
-    t, e = parallel.tensor_parallel_size, element_size
-    whole = parallel.sequence_parts
-    own = shape.seq_length * shape.micro_batch_size // whole
+    t, cut = parallel.tensor_parallel_size, parallel.sequence_parts
+    own = shape.seq_length * shape.micro_batch_size // cut
     heads = e * shape.seq_length * shape.micro_batch_size * shape.num_attention_heads // t
     rows = []
     for name, rank, more in (("Q", sizes.query_rank, 0), ("KV", sizes.key_value_rank, sizes.rope_head_size)):
         rows += [
-            Row(f"{name} latent", e * own * (rank + more), whole, "RMSNorm of the latent"),
-            Row(f"{name} latent norm statistics", max(e, FLOAT32) * own, whole, "RMSNorm: 1/rms of each latent"),
-            Row(f"{name} up-projection input", e * own * rank, whole, "up-projection to the heads"),
+            Row(f"{name} latent", e * own * (rank + more), cut, "RMSNorm of the latent"),
+            Row(f"{name} latent norm statistics", max(e, FLOAT32) * own, cut, "RMSNorm: 1/rms of each latent"),
+            Row(f"{name} up-projection input", e * own * rank, cut, "up-projection to the heads"),
         ]
     return [
         *rows[:3],
@@ -161,9 +157,8 @@ def latent_head_rows(shape: LlamaShape, parallel: Parallel = Parallel(), element
     ]
 
 
-def latent_products(shape: LlamaShape) -> dict[str, int]:
+def _latent_products(shape: LlamaShape, sizes: LatentHeads) -> dict[str, int]:
     """FLOPs of the products that make Q, K and V, forward, over all ranks; a latent's counts once, as a router's does."""
-    sizes = _latent(shape)
     tokens, h, a = shape.seq_length * shape.micro_batch_size, shape.hidden_size, shape.num_attention_heads
     return {
         "Q down-projection": 2 * tokens * h * sizes.query_rank,
@@ -171,12 +166,6 @@ def latent_products(shape: LlamaShape) -> dict[str, int]:
         "KV down-projection": 2 * tokens * h * (sizes.key_value_rank + sizes.rope_head_size),
         "KV up-projection": 2 * tokens * sizes.key_value_rank * a * (sizes.nope_head_size + sizes.value_head_size),
     }
-
-
-def _latent(shape: LlamaShape) -> LatentHeads:
-    if shape.latent is None:
-        raise ConfigError("shape", "this layer has no latents")
-    return shape.latent
 
 
 #: Bytes of a norm's statistic, of a log-sum-exp and of a routing weight, which are float32 for every e up to 4.
@@ -203,16 +192,16 @@ def expert_mlp_rows(
     if routed_tokens is None:
         routed_tokens = check_divides("routed_tokens", pairs, "tensor_parallel_size", t)
     check_size("routed_tokens", routed_tokens, most, least=0)
-    whole = parallel.sequence_parts
-    own, weight = pairs // whole, max(e, FLOAT32)
+    cut = parallel.sequence_parts
+    own, weight = pairs // cut, max(e, FLOAT32)
     wide = e * routed_tokens * shape.ffn_hidden_size
     shared = e * (pairs // taken) * shape.shared_ffn_size // t
     weighing = "sigmoid of the chosen scores" if shape.sigmoid_router else "softmax over the chosen experts"
     rows = [
-        Row("router input", e * own // taken * shape.hidden_size, whole, "router; the experts dispatch it again"),
-        Row("chosen experts", INDEX * own, whole, "routing weights"),
-        Row("routing weights", weight * own, whole, weighing),
-        Row("dispatch order", INDEX * own, whole, "pairs sorted by expert"),
+        Row("router input", e * own // taken * shape.hidden_size, cut, "router; the experts dispatch it again"),
+        Row("chosen experts", INDEX * own, cut, "routing weights"),
+        Row("routing weights", weight * own, cut, weighing),
+        Row("dispatch order", INDEX * own, cut, "pairs sorted by expert"),
         Row("dispatched weights", weight * routed_tokens, t, "SwiGLU: one number a pair"),
         Row("gate", wide, t, "SwiGLU of the experts"),
         Row("up", wide, t, "SwiGLU of the experts"),

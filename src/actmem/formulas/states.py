@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from actmem.config import ConfigError, ModelShape, Parallel, check_choice, check_divides, check_layer, shown
-from actmem.formulas.first_stage import check_pipeline_rank, layers_per_chunk
+from actmem.config import ConfigError, ModelShape, Parallel, check_choice, shown
+from actmem.formulas.first_stage import check_stage, layers_per_chunk
 from actmem.rows import Row
 
 
@@ -80,12 +80,10 @@ def parameter_counts(shape: ModelShape, parallel: Parallel = Parallel(), pipelin
     v/t rows of h; with p > 1 the last rank holds a second copy for the output layer.  Raises
     ConfigError if a or v is not divisible by t, or L by p·m.
     """
-    check_layer(shape, parallel)
-    check_pipeline_rank(parallel, pipeline_rank)
+    check_stage(shape, parallel, pipeline_rank)
     _, _, h, s = shape.letters()
     t, p = parallel.tensor_parallel_size, parallel.pipeline_parallel_size
     layers = layers_per_chunk(shape, parallel) * parallel.num_model_chunks
-    check_divides("vocab_size", shape.vocab_size, "tensor_parallel_size", t)
     first, last = pipeline_rank == 0, pipeline_rank == p - 1
     return {
         "layer weights": layers * (3 * h * h + h * h + 4 * h * h + 4 * h * h) // t,

@@ -24,14 +24,13 @@ from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd import Function
 
 from actmem.config import ConfigError, check_choice
 from actmem.keep import differentiates_once
 from actmem.llama_shape import CONTEXT_KINDS
-from actmem.main_grad import gradient_of
-from actmem.parallel.collectives import all_gather, all_reduce, all_to_all, reduce_scatter
+from actmem.parallel.collectives import all_gather, all_to_all, reduce_scatter
 from actmem.parallel.conjugates import g
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.torch_private import flash_attention, flash_backward, flash_on_cpu, flash_on_cpu_backward
@@ -40,6 +39,8 @@ from actmem.torch_private import flash_attention, flash_backward, flash_on_cpu, 
 @dataclass(frozen=True)
 class ContextParallel:
     """The ranks that share a sequence.  ranks: their group, seen from one of them; all may hold different tokens.
+
+    Each finds every weight's gradient from its own tokens: add them up as those of data-parallel ranks.
 
     kind: one of CONTEXT_KINDS.  "gather" keeps this rank's K and V and gathers them again in backward, as
     sequence parallelism does with a product's input; "gather-plain" keeps the gathered K and V.
@@ -122,14 +123,6 @@ def layer_groups(
         return TensorParallel(), ContextParallel(kind=kind)
     tensor, context = groups
     return tensor_parallel(tensor, sequence_parallel=sequence_parallel), ContextParallel(tensor_parallel(context), kind)
-
-
-@torch.no_grad()
-def reduce_context_gradients(module: nn.Module, context: ContextParallel) -> None:
-    """Once an iteration, after backward: each rank found every weight's gradient from its own tokens; add them up."""
-    for parameter in module.parameters():
-        if (grad := gradient_of(parameter)) is not None:
-            all_reduce(grad, context.ranks, in_place=True)
 
 
 def to_heads(x: Tensor, ranks: TensorParallel) -> Tensor:

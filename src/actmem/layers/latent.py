@@ -23,7 +23,7 @@ from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import differentiates_once
 from actmem.layers.llama_parts import ReplicatedLinear, RMSNorm, rotary_tables, rotate, row_parallel
 from actmem.llama_shape import LlamaShape
-from actmem.parallel.conjugates import enter_block
+from actmem.parallel.conjugates import f_or_g
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, own_weight
@@ -92,7 +92,7 @@ class LatentAttention(ParallelModule):
     def keys_and_values(self, normed: Tensor, latent: Tensor) -> tuple[Tensor, Tensor]:
         """K ``[b, a/t, s, n + r]``, of which all heads have the same r elements, and V ``[b, a/t, s, v]``."""
         k, v = self.up(normed, self.k_up, self.v_up)
-        shared = enter_block(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
+        shared = f_or_g(latent[..., self.rank :].contiguous(), self.tp)  # [s, b, r]
         return self.joined(k, shared[:, :, None]), v.permute(1, 2, 0, 3)
 
     def joined(self, plain: Tensor, turned: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch.autograd import Function
 
 from actmem.drop import KEEP_ALL, Terms
 from actmem.keep import differentiates_once
-from actmem.parallel.conjugates import leave_block
+from actmem.parallel.conjugates import f_bar_or_g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import autocast_dtype, column_parallel
 from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gradient, own_weight
@@ -143,7 +143,7 @@ class _SwiGLU(Function):
 
 def row_parallel(x: Tensor, weight: Tensor, tp: TensorParallel) -> Tensor:
     """``[s, b, in/t]`` to ``[s, b, out]``, or ``[s/t, b, out]`` under sequence parallelism.  Keeps ``x`` as given."""
-    return leave_block(product(x, weight), tp)
+    return f_bar_or_g_bar(product(x, weight), tp)
 
 
 def product(x: Tensor, weight: Tensor) -> Tensor:

@@ -40,13 +40,13 @@ def g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
     return _GBar.apply(x, tp)
 
 
-def enter_block(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Enter a block: g under sequence parallelism, else f.  ``linear._GatherInBackward`` does it without this."""
+def f_or_g(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Enter a block: g under sequence parallelism, else f.  The linears don't call it: ``linear._ColumnParallel`` gathers."""
     return g(x, tp) if tp.sequence_parallel else f(x, tp)
 
 
-def leave_block(x: Tensor, tp: TensorParallel) -> Tensor:
-    """Leave it: ḡ under sequence parallelism, else f̄."""
+def f_bar_or_g_bar(x: Tensor, tp: TensorParallel) -> Tensor:
+    """Leave a block: ḡ under sequence parallelism, else f̄."""
     return g_bar(x, tp) if tp.sequence_parallel else f_bar(x, tp)
 
 

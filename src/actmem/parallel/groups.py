@@ -30,11 +30,6 @@ class TensorParallel:
     def __deepcopy__(self, memo: dict) -> TensorParallel:
         return self  # frozen, and a process group has no copies
 
-    def __reduce__(self):
-        if self.group is not None:
-            raise TypeError("a process group can't be pickled: save module.state_dict() instead of the module")
-        return TensorParallel, (None, self.size, self.rank, self.sequence_parallel, self.keep_gathered_input)
-
 
 def tensor_parallel(
     group: dist.ProcessGroup | None = None, *, sequence_parallel: bool = False, keep_gathered_input: bool = False

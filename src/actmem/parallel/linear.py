@@ -18,7 +18,7 @@ from actmem.config import ConfigError, check_divides
 from actmem.keep import differentiates_once
 from actmem.main_grad import gradient_of
 from actmem.parallel.collectives import all_gather, all_reduce, start_all_gather, start_all_reduce, start_reduce_scatter
-from actmem.parallel.conjugates import enter_block, leave_block
+from actmem.parallel.conjugates import f_bar_or_g_bar, f_or_g
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, Part, mark_partial_gradient, own_weight, part_of
 
@@ -56,9 +56,9 @@ def column_parallel(x: Tensor, tp: TensorParallel, *weights: Tensor, bias: Tenso
     # Under autocast the linear would convert its input itself, but only after the gather.
     x = x.to(autocast_dtype(x))
     if tp.keep_gathered_input:
-        full = enter_block(x, tp)
+        full = f_or_g(x, tp)
         return tuple(F.linear(full, weight, bias) for weight in weights)
-    return _GatherInBackward.apply(x, tp, bias, *weights)
+    return _ColumnParallel.apply(x, tp, bias, *weights)
 
 
 def autocast_dtype(x: Tensor) -> torch.dtype:
@@ -86,10 +86,10 @@ class RowParallelLinear(ParallelModule):
 
     def forward(self, x: Tensor) -> Tensor:
         partial = F.linear(x, self.weight)  # [s, b, out] partial over t
-        return leave_block(partial, self.tp) + self.bias
+        return f_bar_or_g_bar(partial, self.tp) + self.bias
 
 
-class _GatherInBackward(Function):
+class _ColumnParallel(Function):
     """f or g, and the linears after it, as one operation that keeps its input as given.
 
     Only the weights' gradients need the gathered input, so under sequence parallelism each rank keeps its shard and
@@ -198,4 +198,4 @@ def shard(full: Tensor, partition_dim: int | None, part: Part | TensorParallel) 
 
 
 #: The autograd Function behind ``column_parallel``, for tools that time or name it.
-FUNCTIONS = {"column_parallel": _GatherInBackward}
+FUNCTIONS = {"column_parallel": _ColumnParallel}

@@ -14,7 +14,7 @@ from torch.autograd import Function
 from actmem.config import ConfigError, check_vocab_size
 from actmem.keep import differentiates_once
 from actmem.parallel.collectives import all_reduce, all_reduce_max
-from actmem.parallel.conjugates import leave_block
+from actmem.parallel.conjugates import f_bar_or_g_bar
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.weights import ParallelModule, own_weight
 from actmem.torch_private import assert_async
@@ -36,7 +36,7 @@ class VocabParallelEmbedding(ParallelModule):
 
     def forward(self, ids: Tensor) -> Tensor:
         own_copy = checked_copy("token ids", ids, self.weight.shape[0] * self.tp.size)
-        return leave_block(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
+        return f_bar_or_g_bar(_Lookup.apply(own_copy, self.weight, self.tp), self.tp)
 
 
 class _Lookup(Function):

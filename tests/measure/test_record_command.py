@@ -62,7 +62,7 @@ def test_keyword_inputs_dtypes_and_sizes(capsys):
     assert json_of(capsys, f"{HERE}:by_keyword")["total_bytes"] == 128
     assert json_of(capsys, f"{HERE}:by_keyword", "--dtype", "bfloat16")["total_bytes"] == 64
     assert json_of(capsys, f"{HERE}:by_keyword", "--dtype", "bfloat16", "--fake")["total_bytes"] == 64
-    one, two = (json_of(capsys, f"{HERE}:layer", "--batch-size", str(b))["total_bytes"] for b in (1, 2))
+    one, two = (json_of(capsys, f"{HERE}:layer", "--at", f"b={b}")["total_bytes"] for b in (1, 2))
     assert two == 2 * one
 
 
@@ -81,10 +81,10 @@ def test_everyday_code_makes_a_model_of_fake_tensors(capsys):
 def test_a_large_fake_run_is_checked_at_small_sizes(capsys):
     result = json_of(capsys, f"{HERE}:deep", "--fake")
     assert result["total_bytes"] == 100 * 64 * 4 * 8 << 20
-    assert result["notes"] == ["checked at seq_length=16, batch_size=2, num_layers=2: real tensors keep the same bytes"]
+    assert result["notes"] == ["checked at s=16, b=2, l=2: real tensors keep the same bytes"]
     (note,) = json_of(capsys, f"{HERE}:deep_lookup", "--fake")["notes"]
     other, same = 3 * 16 * 2 * 8 * 4, 2 * 16 * 2 * 8 * 4
-    assert f"something else at seq_length=16, batch_size=2: {same:,} B instead of {other:,} B" in note
+    assert f"something else at s=16, b=2: {same:,} B instead of {other:,} B" in note
 
 
 def test_real_tensors_are_tried_where_weights_and_what_is_kept_are_small_together(capsys, monkeypatch):
@@ -108,15 +108,15 @@ BAD = {
     "no.such.module:f": "can't be loaded: ModuleNotFoundError",
     "no_such_file.py:f": "there is no file no_such_file.py",
     "word": "must be pkg.module:factory or file.py:factory",
-    f"{HERE}:tiny --seq-length 9": "seq_length: the factory takes none of s, seq_length",
-    f"{HERE}:layer --seq-length 0": "seq-length: must be at least 1",
-    f"{HERE}:gpt --hidden-size 9": "hidden_size: the factory takes none of",
+    f"{HERE}:tiny --at s=9": "s: the factory takes none of s, seq_length",
+    f"{HERE}:layer --at s=0": "s: must be at least 1",
+    f"{HERE}:gpt --at h=9": "h: the factory takes none of",
     f"{HERE}:tiny --html /no/such/folder/x.html": "No such file or directory",
     f"{HERE}:tiny --snapshot x": "snapshot: needs --step and --device cuda",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --step --loss {HERE}:nothing": "has no nothing",
     "": "the following arguments are required: target",
-    f"{HERE}:tiny --seq-length x": "argument --seq-length: invalid int value: 'x'",
+    f"{HERE}:tiny --at s=x": "at: must be sizes as s=200,b=3",
     f"{HERE}:tiny --no-such-option": "unrecognized arguments: --no-such-option",
 }
 

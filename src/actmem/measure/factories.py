@@ -27,16 +27,16 @@ from actmem.measure.emulate import cuda_without_device
 from actmem.measure.tools import replaced
 from actmem.torch_private import fake_tensors, no_dispatch_modes, tree_map_only
 
-#: What a size may be called in a factory, the paper's letter first.
+#: What a factory may call the size of each of the paper's letters, besides the letter itself.
 SIZE_NAMES = {
-    "seq_length": ("s", "seq_length", "seq_len", "sequence_length", "length"),
-    "batch_size": ("b", "batch_size", "micro_batch_size", "batch"),
-    "hidden_size": ("h", "hidden_size", "hidden", "d_model", "dim"),
-    "num_heads": ("a", "num_attention_heads", "num_heads", "heads", "n_heads"),
-    "num_kv_heads": ("k", "num_key_value_heads", "num_kv_heads", "kv_heads", "n_kv_heads"),
-    "ffn_size": ("f", "intermediate_size", "ffn_hidden_size", "ffn_size", "mlp_size"),
-    "num_layers": ("l", "num_layers", "num_hidden_layers", "layers", "n_layers"),
-    "vocab_size": ("v", "vocab_size", "vocab"),
+    "s": ("seq_length", "seq_len", "sequence_length", "length"),
+    "b": ("batch_size", "micro_batch_size", "batch"),
+    "h": ("hidden_size", "hidden", "d_model", "dim"),
+    "a": ("num_attention_heads", "num_heads", "heads", "n_heads"),
+    "k": ("num_key_value_heads", "num_kv_heads", "kv_heads", "n_kv_heads"),
+    "f": ("intermediate_size", "ffn_hidden_size", "ffn_size", "mlp_size"),
+    "l": ("num_layers", "num_hidden_layers", "layers", "n_layers"),
+    "v": ("vocab_size", "vocab"),
 }
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 
@@ -90,8 +90,13 @@ def built_model(
     Each size goes to the factory.  Raises ConfigError if it doesn't take one, on anything that it must not return, and if
     it fails.
     """
-    taken = {keyword_of(factory, size): value for size, value in sizes.items()}
-    there = {"device": device} if device != "cpu" and takes(factory, "device") else {}
+    taken = {}
+    for size, value in sizes.items():
+        if not (keyword := keyword_of(factory, size)):
+            rule = f"the factory takes none of {', '.join((size, *SIZE_NAMES.get(size, ())))}"
+            raise ConfigError(size, rule)
+        taken[keyword] = value
+    there = {"device": device} if device != "cpu" and keyword_of(factory, "device") else {}
     before = torch.get_default_dtype()
     try:
         if dtype:
@@ -190,19 +195,12 @@ def one_line(error: BaseException) -> str:
 
 
 def keyword_of(factory: Callable[..., Any], size: str) -> str:
-    """What the factory calls a size.  Raises ConfigError if it doesn't take it."""
-    names = SIZE_NAMES.get(size, (size,))
+    """What the factory calls a size, a letter; "" if it doesn't take it."""
+    names = (size, *SIZE_NAMES.get(size, ()))
     try:
-        return next(name for name in names if name in inspect.signature(factory).parameters)
-    except (TypeError, ValueError, StopIteration):
-        raise ConfigError(size, f"the factory takes none of {', '.join(names)}") from None
-
-
-def takes(factory: Callable[..., Any], size: str) -> bool:
-    """True if the factory takes the size."""
-    with contextlib.suppress(ConfigError):
-        return bool(keyword_of(factory, size))
-    return False
+        return next((name for name in names if name in inspect.signature(factory).parameters), "")
+    except (TypeError, ValueError):  # it has no signature
+        return ""
 
 
 @contextlib.contextmanager

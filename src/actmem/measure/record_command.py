@@ -21,12 +21,13 @@ from actmem.measure.ledger import Ledger, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, page, readable_size, rows_of_file, rows_text
 from actmem.measure.snapshot import is_snapshot, read_snapshot
 from actmem.measure.whole_step import StepBill, step
+from actmem.tape.evaluate import parsed_sizes
 from actmem.torch_private import memory_snapshot
 
 #: A fake run is checked against a real one if all of that fits into this.
 _CHECKED_BYTES = 256 << 20
 #: Sizes of that check, of those that were given or that the factory takes.
-_SMALL = {"seq_length": 16, "batch_size": 2, "num_layers": 2}
+_SMALL = {"s": 16, "b": 2, "l": 2}
 _EVAL_MODE = "the model is in eval mode, where dropout and batch norm keep less: call model.train() in the factory"
 CPU_BUILD = (
     "this torch is a CPU build; install one for CUDA, no GPU needed: "
@@ -51,8 +52,11 @@ def _parser() -> Parser:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     kernels = "with --fake --device cuda: whose kernels (default: 9.0, an H100's)"
     add("--capability", default="9.0", metavar="X.Y", help=kernels)
-    for size in factories.SIZE_NAMES:
-        add(f"--{size.replace('_', '-')}", type=int, dest=size, help="goes to the factory, which must take it")
+    add(
+        "--at",
+        metavar="s=128,b=2,…",
+        help="sizes, which the factory must take, under these letters or as seq_length, …",
+    )
     add("--step", action="store_true", help="run a training step too (after one to warm up), and bill its peak")
     add("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
     add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
@@ -71,9 +75,9 @@ def _run(options: argparse.Namespace) -> int:
         head = f"peak {result['peak_bytes']:,} B, {result['total_bytes']:,} B at the end"
         return _write(result, options, "\n".join([head, rows_text(rows_of_file(result["peak"]))]))
     factory = factories.load_factory(options.target)
-    sizes = {name: value for name in factories.SIZE_NAMES if (value := getattr(options, name)) is not None}
-    for name, value in sizes.items():
-        check_size(name.replace("_", "-"), value)
+    sizes = parsed_sizes(options.at) if options.at else {}
+    for letter, size in sizes.items():
+        check_size(letter, size)
     loss = factories.load_factory(options.loss) if options.loss else None
     bill, failure = None, None
     with factories.tensors_for(options.fake, options.device, _gpu(options)):
@@ -184,7 +188,7 @@ def _fake_note(factory: Any, sizes: dict[str, int], options: argparse.Namespace,
     """Whether real tensors give the same bytes, where they are small enough to try, or else at small sizes."""
     where, told = "", ledger.total_bytes
     if options.device == "cpu" and weights + told > _CHECKED_BYTES:
-        small = {name: size for name, size in _SMALL.items() if factories.takes(factory, name)}
+        small = {name: size for name, size in _SMALL.items() if factories.keyword_of(factory, name)}
         sizes = {**sizes, **small}
         where = f" at {', '.join(f'{name}={size}' for name, size in small.items())}"
         with factories.tensors_for(True):

@@ -29,8 +29,6 @@ Factory = Callable[..., Any]
 Prepare = Callable[[nn.Module], object]
 #: The letter of the number of blocks.
 _BLOCKS = "l"
-#: The field that each of the paper's letters stands for.
-FIELDS = {names[0]: size for size, names in factories.SIZE_NAMES.items()}
 
 
 def model_tape(
@@ -86,7 +84,7 @@ def tape_of(
 
 def _built(factory: Factory, sizes: Mapping[str, int], dtype: str) -> tuple[nn.Module, Any]:
     torch.manual_seed(0)
-    return factories.built_model(factory, {FIELDS.get(letter, letter): size for letter, size in sizes.items()}, dtype)
+    return factories.built_model(factory, sizes, dtype)
 
 
 def run_factory(

@@ -18,7 +18,7 @@ from typing import Any
 
 from actmem.command_line import Parser
 from actmem.config import ConfigError
-from actmem.measure.ledger_tables import HEADINGS, SavedTensor, aligned, fold, lines_of, rows_of_file
+from actmem.measure.ledger_tables import SavedTensor, rows_of_file, rows_text
 from actmem.measure.snapshot import GRAIN_BYTES, is_snapshot, read_snapshot
 
 Rows = list[SavedTensor]
@@ -207,9 +207,7 @@ def diff_text(
     sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
     for name, rows in zip(names, (went, came, stayed)):
-        parts.append(f"{name}: {len(rows)} tensors, {_size(rows):,} B" + (f"\n{_table(rows)}" if rows else ""))
+        parts.append(
+            f"{name}: {len(rows)} tensors, {_size(rows):,} B" + (f"\n{rows_text(rows, len(rows))}" if rows else "")
+        )
     return "\n\n".join(parts)
-
-
-def _table(rows: Rows) -> str:
-    return aligned(HEADINGS, lines_of(fold(rows)))

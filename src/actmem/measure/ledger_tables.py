@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from html import escape
 from typing import Any
 
@@ -65,28 +65,25 @@ def rows_of_file(rows: Iterable[dict[str, Any]]) -> list[SavedTensor]:
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
 
-@dataclass(frozen=True)
-class Folded:
-    """Equal rows of repeated modules.  row: the first of them.  module: with ranges for the numbers.  bytes: of all."""
+def fold(rows: Iterable[SavedTensor]) -> list[SavedTensor]:
+    """Rows that differ only in the numbers of their module's name as one, with the bytes of all, the largest first.
 
-    module: str
-    row: SavedTensor
-    count: int
-    bytes: int
-
-
-def fold(rows: Iterable[SavedTensor]) -> list[Folded]:
-    """Rows that differ only in the numbers of their module's name as one, the largest first."""
+    Its module has ranges for the numbers, and says how many rows it stands for: ``layers.0-3.norm ×4``.
+    """
     groups: dict[tuple, list[SavedTensor]] = {}
     for row in rows:
         pattern = _NUMBER.sub("*", row.module)
         key = (pattern, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind)
         groups.setdefault(key, []).append(row)
     folded = [
-        Folded(folded_name([row.module for row in group]), group[0], len(group), sum(row.bytes for row in group))
+        replace(
+            group[0],
+            module=folded_name([row.module or "root" for row in group]) + (f" ×{len(group)}" if len(group) > 1 else ""),
+            bytes=sum(row.bytes for row in group),
+        )
         for group in groups.values()
     ]
-    return sorted(folded, key=lambda one: -one.bytes)
+    return sorted(folded, key=lambda row: -row.bytes)
 
 
 def folded_name(names: list[str]) -> str:
@@ -117,18 +114,18 @@ def readable_size(size: int) -> str:
     return f"{amount:,.4g} GiB"
 
 
-def lines_of(folded: Iterable[Folded]) -> list[tuple[str, ...]]:
-    """Cells of a table: bytes, module, operation, shape, dtype, kind."""
+def lines_of(rows: Iterable[SavedTensor]) -> list[tuple[str, ...]]:
+    """Cells of a table of folded rows, under ``HEADINGS``."""
     return [
         (
-            f"{one.bytes:,}",
-            f"{one.module or 'root'}{f' ×{one.count}' if one.count > 1 else ''}",
-            f"{one.row.op} {one.row.argument}".rstrip(),
-            "×".join(map(str, one.row.shape)) or "scalar",
-            str(one.row.dtype).removeprefix("torch."),
-            one.row.kind + (f", held by {one.row.held_by}" if one.row.held_by else ""),
+            f"{row.bytes:,}",
+            row.module,
+            f"{row.op} {row.argument}".rstrip(),
+            "×".join(map(str, row.shape)) or "scalar",
+            str(row.dtype).removeprefix("torch."),
+            row.kind + (f", held by {row.held_by}" if row.held_by else ""),
         )
-        for one in folded
+        for row in rows
     ]
 
 
@@ -158,11 +155,11 @@ def ledger_text(ledger: Any) -> str:
     return "\n".join([head, *([rows_text(ledger.tensors)] if ledger.tensors else [])])
 
 
-def rows_text(rows: Iterable[SavedTensor]) -> str:
+def rows_text(rows: Iterable[SavedTensor], most: int = _SHOWN) -> str:
     """A table of the largest rows, folded."""
     folded = fold(rows)
-    text = aligned(HEADINGS, lines_of(folded[:_SHOWN]))
-    return text + (f"\n… and {len(folded) - _SHOWN} smaller rows" if len(folded) > _SHOWN else "")
+    text = aligned(HEADINGS, lines_of(folded[:most]))
+    return text + (f"\n… and {len(folded) - most} smaller rows" if len(folded) > most else "")
 
 
 def ledger_html(ledger: Any) -> str:
@@ -262,7 +259,7 @@ def page(result: dict[str, Any]) -> str:
 
 def _rows(rows: Iterable[dict[str, Any]]) -> str:
     folded = fold(rows_of_file(rows))
-    return _wide((*HEADINGS, "line"), [(*cells, one.row.line) for one, cells in zip(folded, lines_of(folded))])
+    return _wide((*HEADINGS, "line"), [(*cells, row.line) for row, cells in zip(folded, lines_of(folded))])
 
 
 def _wide(headings: Sequence[str], lines: Iterable[Sequence[str]]) -> str:

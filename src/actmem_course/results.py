@@ -387,12 +387,9 @@ class SpeedLine:
     recompute: str
     literal: bool
     forward_seconds: float
-    forward_quartiles: tuple[float, float]
     backward_seconds: float
-    backward_quartiles: tuple[float, float]
     recompute_seconds: float
     combined_seconds: float
-    combined_quartiles: tuple[float, float]
     over: Overhead | None
     noise: float
     flops_overhead: float
@@ -417,8 +414,7 @@ class PeerLine:
     unavailable: why it did not run; the rest is None then.  ours: our time over this one's; None of
     ours.  over: this one's time over its own without recomputation; None if that did not run.
     over_selective: the same against its own selective recomputation.  noise: of our layer, which ran
-    twice a round.  wide_mask_bytes: of held_bytes, what masks of ``F.dropout`` on a CPU take beyond
-    1 byte an element.
+    twice a round.
     """
 
     mode: str
@@ -432,7 +428,6 @@ class PeerLine:
     over_selective: Overhead | None = None
     noise: float | None = None
     held_bytes: int | None = None
-    wide_mask_bytes: int = 0
     peak_bytes: int | None = None
     allocated_bytes: int | None = None
     requested_bytes: int | None = None

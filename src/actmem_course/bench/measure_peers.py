@@ -34,7 +34,7 @@ NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
     "parallelism it keeps the gathered inputs whole, 30/t + 4 in place of 34/t",
     "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the activations' "
-    "dtype, on a GPU of 1 byte: what is more is the last line of its bytes; elementwise: recompute_modules core_attn, layernorm and mlp, "
+    "dtype, on a GPU of 1 byte; elementwise: recompute_modules core_attn, layernorm and mlp, "
     "which runs the MLP's products again",
     LITERAL: "runs again all that the paper runs again",
 }
@@ -129,14 +129,11 @@ def _reason(error: Exception) -> str:
 
 def _line(mode: str, name: str, found: Race, held: Held) -> PeerLine:
     key, without, selective = (mode, name), ("none", OURS if name == LITERAL else name), ("selective", name)
-    forward, backward, both = (found.spread(key, f"{part}seconds").median for part in ("forward_", "backward_", ""))
     beside = mode == "elementwise" and selective in found.samples
     return PeerLine(
         mode=mode,
         name=name,
-        forward_seconds=forward,
-        backward_seconds=backward,
-        combined_seconds=both,
+        **found.medians(key),
         ours=None if name == OURS else found.over((mode, OURS), key),
         over=found.over(key, without) if _runs_again(mode) and without in found.samples else None,
         over_selective=found.over(key, selective) if beside else None,

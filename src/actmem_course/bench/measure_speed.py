@@ -6,6 +6,7 @@ import argparse
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -117,27 +118,17 @@ def measure_speed(
 
 def _line(variant: Variant, found: Race, held: Held, shape: ModelShape, ranks: Ranks, element_size: int) -> SpeedLine:
     place = (shape, Parallel(ranks.size, variant.sequence_parallel), variant.recompute, element_size)
-    forward, backward, both = (found.spread(variant.name, f"{part}seconds") for part in ("forward_", "backward_", ""))
     return SpeedLine(
         name=variant.name,
         sequence_parallel=variant.sequence_parallel,
         recompute=variant.recompute,
         literal=variant.literal,
-        forward_seconds=forward.median,
-        forward_quartiles=(forward.lower_quartile, forward.upper_quartile),
-        backward_seconds=backward.median,
-        backward_quartiles=(backward.lower_quartile, backward.upper_quartile),
-        recompute_seconds=found.spread(variant.name, "recompute_seconds").median,
-        combined_seconds=both.median,
-        combined_quartiles=(both.lower_quartile, both.upper_quartile),
+        **found.medians(variant.name),
+        recompute_seconds=median(sample.recompute_seconds for sample in found.samples[variant.name]),
         over=None if variant.name == BASELINE else found.over(variant.name, BASELINE),
         noise=found.noise,
         flops_overhead=float(layer_overhead(shape, variant.recompute)),
         paper_overhead_percent=paper.TABLE4[variant.paper_row].overhead_percent,
         predicted_bytes=total(layer_rows(*place)) + total(layer_extra_rows(*place, ranks.device)),
-        held_bytes=held.held_bytes,
-        peak_bytes=held.peak_bytes,
-        allocated_bytes=held.allocated_bytes,
-        requested_bytes=held.requested_bytes,
-        finite=held.finite,
+        **vars(held),
     )

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import comb
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 import torch
@@ -144,11 +144,9 @@ def _no_garbage_collection() -> Iterator[Callable[[], object]]:
 
 @dataclass(frozen=True)
 class Spread:
-    """Median and quartiles of ``count`` samples, and the interval that holds the true median (95%, from 6 samples on)."""
+    """The median of ``count`` samples, and the interval that holds the true median (95%, from 6 samples on)."""
 
     median: float
-    lower_quartile: float
-    upper_quartile: float
     low: float
     high: float
     count: int
@@ -162,9 +160,8 @@ class Spread:
 def spread(samples: Sequence[float]) -> Spread:
     """The spread of at least one sample."""
     ordered = sorted(samples)
-    first, _, third = quantiles(ordered, n=4, method="inclusive") if len(ordered) > 1 else ordered * 3
     outside = _ranks_outside(len(ordered))
-    return Spread(median(ordered), first, third, ordered[outside], ordered[-1 - outside], len(ordered))
+    return Spread(median(ordered), ordered[outside], ordered[-1 - outside], len(ordered))
 
 
 def ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
@@ -213,9 +210,14 @@ class Race:
     samples: Mapping[Hashable, list[Sample]]
     noise: float
 
-    def spread(self, name: Hashable, part: str = "seconds") -> Spread:
-        """Of one candidate; part: an attribute of Sample."""
-        return spread([getattr(sample, part) for sample in self.samples[name]])
+    def medians(self, name: Hashable) -> dict[str, float]:
+        """One candidate's seconds of forward, of backward, and of both, named as in results."""
+        parts = {
+            "forward_seconds": "forward_seconds",
+            "backward_seconds": "backward_seconds",
+            "combined_seconds": "seconds",
+        }
+        return {field: median(getattr(one, part) for one in self.samples[name]) for field, part in parts.items()}
 
     def over(self, name: Hashable, base: Hashable) -> Overhead:
         """One candidate's time over another's, as an overhead."""

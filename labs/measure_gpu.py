@@ -51,7 +51,9 @@ def main() -> int:
         if args.output is None and not args.quick:
             name = re.sub(r"[^a-z0-9]+", "-", device_name(args.device).lower()).strip("-")
             args.output = RESULTS / f"{name}-{date.today()}.json"
-        check_output(args.output)
+            RESULTS.mkdir(exist_ok=True)
+        if args.output is not None:
+            check_writable("output", args.output)
 
     # What peers and torch warn of while they are built is not this lab's to say.
     warnings.filterwarnings("ignore")
@@ -67,20 +69,6 @@ def main() -> int:
         run.show(f"wrote {args.output}", soft_wrap=True)
     failed = [skip for skip in results["skipped"] if skip["reason"] != "no time left"]
     return 1 if failed or not all(claim.holds for claim in results["claims"]) else 0
-
-
-def check_output(path: Path | None) -> None:
-    """Raise ConfigError if results can't be written there.  A results folder is made; a device is refused, for it would be replaced."""
-    if path is None:
-        return
-    try:
-        if path.parent == RESULTS:
-            RESULTS.mkdir(exist_ok=True)
-        if path.exists() and not path.is_file():
-            raise ConfigError("output", f"{path} must be a file")
-    except OSError as error:
-        raise ConfigError("output", f"cannot write {path}: {error.strerror}") from None
-    check_writable("output", path)
 
 
 def report(run: Measurement, results: dict, here) -> None:

@@ -210,7 +210,7 @@ class Race:
     samples: Mapping[Hashable, list[Sample]]
     noise: float
 
-    def medians(self, name: Hashable) -> dict[str, float]:
+    def medians(self, name: Hashable) -> dict[str, Any]:
         """One candidate's seconds of forward, of backward, and of both, named as in results."""
         parts = {
             "forward_seconds": "forward_seconds",

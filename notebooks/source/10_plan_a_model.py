@@ -10,7 +10,7 @@ from actmem.models import TINY
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.plan.planned_models import PlannedGPT, planned_model_of
 from actmem.plan.search import bill_of, find_plans
-from actmem.plan.plan_report import half_the_gpus, plan_text, refusal_text, twice_the_sequence
+from actmem.plan.plan_report import plan_text, refusal_text
 from actmem.verify import verify_plan
 from actmem_course.bench.measure_runs import choice_results, golden_result, measure_runs, step_time_results
 from actmem_course.bench.predictors import measure_calculators, sequence_results
@@ -203,8 +203,9 @@ Fold(
 # What happens with half the GPUs, or with twice the sequence? And why were the nearest layouts refused?
 
 # %%
-print(fill(half_the_gpus(model, cluster, 512), 96))
-print(fill(twice_the_sequence(model, cluster, 512), 96))
+for gpus, length in ((32, model.seq_length), (64, 2 * model.seq_length)):
+    best = find_plans(model.with_sizes(seq_length=length), Cluster(gpus, 80 * GIBIBYTE), 512, 1).plans[0]
+    print(fill(f"{gpus} GPUs, {length:,} tokens: {best.seconds.total:.2f} s a step by {plan_text(best)}", 96))
 for refused in found.nearest[:3]:
     print(fill("refused: " + refusal_text(model, refused, cluster), 96))
 

@@ -6,9 +6,13 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Literal, NoReturn
 
 from actmem.config import ConfigError
+
+if TYPE_CHECKING:  # only what prints tables needs rich
+    from rich.console import Console
+    from rich.table import Table
 
 
 class Parser(argparse.ArgumentParser):
@@ -54,3 +58,26 @@ def write(where: str, text: str) -> None:
         Path(where).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"cannot write {where}", error.strerror or "") from error
+
+
+def screen() -> Console:
+    """Where tables are printed, which need 80 columns."""
+    from rich.console import Console
+
+    console = Console(soft_wrap=False)
+    console.width = max(80, console.width)
+    return console
+
+
+def empty_table(title: str, *columns: str) -> Table:
+    """An empty table for people: names to the left, numbers to the right; plans and sources wrap."""
+    from rich import box
+    from rich.table import Table
+
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
+    for name in columns:
+        justify: Literal["left", "right"] = "left" if name in ("plan", "line", "source") else "right"
+        made.add_column(name, justify=justify, no_wrap=name not in ("plan", "source"))
+    return made

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
-from rich import box
 from rich.console import Console
 from rich.table import Table
 from torch import nn
 
+from actmem.command_line import empty_table
 from actmem.config import ConfigError, ModelShape, padded_vocab_size
 from actmem.formulas.schedule import Action, held, interleaved, moving_window, one_forward_one_backward
 from actmem.layers.context import ContextParallel, layer_groups
@@ -157,13 +157,8 @@ def report_verification(console: Console, model: PlannedModel, plan: Plan) -> bo
 
 def _table(matches: tuple[Match, ...], plan: Plan) -> Table:
     title = f"Pipeline rank {plan.pipeline_rank}, emulated on CPU: the bill and what is counted"
-    table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
-    )
-    table.add_column("line", no_wrap=True)
-    for name in ("bill", "counted", "diff."):
-        table.add_column(name, justify="right", no_wrap=True)
+    found = empty_table(title, "line", "bill", "counted", "diff.")
     for match in matches:
         cells = (f"{match.predicted or 0:,}", f"{match.measured or 0:,}", f"{match.difference:,}")
-        table.add_row(match.term, *cells, style="bold red" if match.difference else "")
-    return table
+        found.add_row(match.term, *cells, style="bold red" if match.difference else "")
+    return found

@@ -7,7 +7,8 @@ from actmem.config import ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import planned_model_of
-from actmem.plan.rank_bill import static_lines
+from actmem.plan.rank_bill import static_rows
+from actmem.rows import total
 from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS
@@ -51,10 +52,7 @@ def test_the_most_that_fit():
 def test_the_states_are_those_of_the_bill(stage):
     model = planned_model_of("22b")
     for t, dp in ((1, 7), (8, 7), (2, 64), (4, 3), (8, 11)):
-        alone = static_lines(model, Layout(1, t, zero_stage=0), 0)
-        parameters = sum(size for part, _, size, _ in alone if part == "weights") // 2
-        billed = dict.fromkeys(STATE_PARTS, 0)
-        for part, _, size, _ in static_lines(model, Layout(dp, t, zero_stage=stage), 0):
-            if part in billed:
-                billed[part] += size
+        parameters = total(static_rows(model, Layout(1, t, zero_stage=0), 0)["weights"]) // 2
+        parts = static_rows(model, Layout(dp, t, zero_stage=stage), 0)
+        billed = {part: total(parts[part]) for part in STATE_PARTS}
         assert rank_state_bytes(parameters, dp, stage) == billed

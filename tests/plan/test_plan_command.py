@@ -28,7 +28,7 @@ def test_json_has_the_bill_line_by_line(capsys):
     assert [plan["seconds"]["total"] for plan in out["plans"]] == sorted(p["seconds"]["total"] for p in out["plans"])
     usable = 80 * 2**30 - bill["allowance_bytes"]
     assert out["refused"] and all(r["over_bytes"] == r["bytes"] - usable > 0 for r in out["refused"])
-    assert out["counted"] > 1000 and len(out["what_if"]) == 2
+    assert out["counted"] > 1000 and not out["would_fit"]
     assert set(out["settings"]) == {"Megatron-LM", "torchtitan", "Hugging Face"}
 
 
@@ -44,17 +44,16 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
         "optimizer states",
         "allowance",
         "--tensor-model-parallel-size",
-        "half the GPUs",
     ):
         assert words in out
 
 
-@pytest.mark.parametrize("gpus", [64, 128])
+@pytest.mark.parametrize("gpus", [64])
 def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
     assert main(["1T", "--gpus", str(gpus), "--memory", "80", "--global-batch", "512", "--json"]) == 1
     out = json.loads(capsys.readouterr().out)
-    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["what_if"][0]
-    more = int(re.search(r"on ([\d,]+) GPUs", out["what_if"][0])[1].replace(",", ""))
+    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["would_fit"]
+    more = int(re.search(r"on ([\d,]+) GPUs", out["would_fit"])[1].replace(",", ""))
     assert more // gpus in (2, 4, 8, 16) and more % gpus == 0
     for fits, there in ((0, more), (1, more // 2)):
         assert main(["1T", "--gpus", str(there), "--memory", "80", "--global-batch", "512", "--json"]) == fits
@@ -89,7 +88,6 @@ BAD = {
     "no gpus": (["22b", "--gpus", "0"], "gpus: must be at least 1, got 0"),
     "no memory": (["22b", "--gpus", "8", "--memory", "0"], "memory: must be a number of GiB above 0, got 0"),
     "too little for anything": (["22b", "--gpus", "8", "--memory", "3"], "leaves nothing for the model"),
-    "too little for one layer": (["1t", "--gpus", "8", "--memory", "5"], "memory: one layer of 1T with one sequence"),
     "no sequence": (["22b", "--gpus", "8", "--seq-length", "0"], "seq_length: must be at least 1, got 0"),
     "no such device": (["22b", "--gpus", "8", "--device", "cpu"], "device: must be one of a100, h100, h200, b200"),
     "no such optimizer": (["22b", "--gpus", "8", "--optimizer", "lion"], "optimizer: must be one of adamw"),
@@ -121,11 +119,3 @@ def test_bad_input_is_one_line_and_exit_code_2(case, capsys):
     assert output.out == ""
     (line,) = output.err.splitlines()
     assert line.startswith("actmem plan: ") and expected in line
-
-
-@pytest.mark.slow
-def test_an_unknown_word_names_the_commands():
-    done = subprocess.run(
-        [sys.executable, "-m", "actmem", "plot"], capture_output=True, text=True, env={"PYTHONPATH": "src"}
-    )
-    assert done.returncode == 2 and "plan" in done.stderr and len(done.stderr.splitlines()) == 1

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cache, cached_property
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 from actmem.config import LARGEST_PARALLEL_SIZE, ConfigError, Parallel, check_choice, check_size
 
@@ -38,12 +38,8 @@ class Layout:
     @cached_property
     def parallel(self) -> Parallel:
         """The axes that share one copy of the model: t, p, m."""
-        return Parallel(
-            self.tensor_parallel_size,
-            self.sequence_parallel,
-            self.pipeline_parallel_size,
-            self.num_model_chunks,
-        )
+        p, m = self.pipeline_parallel_size, self.num_model_chunks
+        return Parallel(self.tensor_parallel_size, self.sequence_parallel, p, m)
 
     @cached_property
     def within_layer(self) -> Parallel:
@@ -58,26 +54,23 @@ class Layout:
     @cached_property
     def stage_axes(self) -> Layout:
         """What a stage's activations depend on: this layout without data-parallel ranks."""
-        return self._axes(self.pipeline_parallel_size, self.num_model_chunks)
+        return replace(self, data_parallel_size=1, zero_stage=1)
 
     @cached_property
     def layer_axes(self) -> Layout:
-        """What a layer's tensors depend on: t, c, b and whether the sequence is cut, the rest 1."""
-        return self._axes(1, 1)
-
-    def _axes(self, p: int, m: int) -> Layout:
-        t, c, b = self.tensor_parallel_size, self.context_parallel_size, self.micro_batch_size
-        return _layout(1, t, p, b, m, c, self.sequence_parallel)
+        """What a layer's tensors depend on: t, c, b and whether the sequence is cut."""
+        return replace(self.stage_axes, pipeline_parallel_size=1, num_model_chunks=1)
 
     @property
     def num_devices(self) -> int:
         """Devices of the whole job."""
-        return (
-            self.data_parallel_size
-            * self.context_parallel_size
-            * self.tensor_parallel_size
-            * self.pipeline_parallel_size
-        )
+        t, p = self.tensor_parallel_size, self.pipeline_parallel_size
+        return self.replicas * t * p
+
+    @property
+    def replicas(self) -> int:
+        """Ranks that hold the same weights, and among which ZeRO divides: data · context."""
+        return self.data_parallel_size * self.context_parallel_size
 
     def num_microbatches(self, global_batch_size: int) -> int:
         """Microbatches of one step on one data-parallel rank: global batch / (data · b).
@@ -89,6 +82,3 @@ class Layout:
             sizes = f"data_parallel_size · micro_batch_size = {self.data_parallel_size} · {self.micro_batch_size}"
             raise ConfigError("global_batch_size", f"{global_batch_size} must be divisible by {sizes}")
         return global_batch_size // per_pass
-
-
-_layout = cache(Layout)

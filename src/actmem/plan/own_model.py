@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import textwrap
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
-from actmem.command_line import Parser, write
+from actmem.command_line import Parser, empty_table, screen, write
 from actmem.config import ConfigError, check_choice, check_size
+from actmem.formulas.states import states_with
 from actmem.plan.layout import Layout
 from actmem.plan.plan_command import add_cluster_options, cluster_of
 from actmem.plan.planned_models import RankWork, planned_model_of
@@ -34,8 +33,11 @@ from actmem.rows import Row, total
 from actmem.tape.blocks import OFFLOAD, BlockModel, Need, recompute_code
 from actmem.tape.evaluate import parsed_sizes
 
+if TYPE_CHECKING:  # only the screen needs it
+    from rich.console import Console
+    from rich.table import Table
+
 _LARGEST_MICROBATCH, _LARGEST_SEQUENCE = 2**14, 2**24
-_COLUMNS = 80
 _HUGGING_FACE = "hugging-face"
 #: Between a GPU and its host, each way: PCIe 4.0.  torch's save_on_cpu copies while nothing computes.
 _HOST_BYTES_PER_SECOND = 25 * 10**9
@@ -54,32 +56,16 @@ for block in model.{path}.children():
 fully_shard(model, mp_policy=policy)"""
 
 
-@dataclass(frozen=True)
-class Optimizer:
-    """What an optimizer holds.  states: bytes of its states for each of a weight's.  byte_states: bytes of states that have
-    one byte for each element, whatever the weight's.  copies: tensors as large as all weights that its step makes."""
-
-    code: str
-    term: str = ""
-    states: int = 0
-    byte_states: int = 0
-    copies: int = 0
-
-    def state_bytes(self, elements: int, element_size: int) -> int:
-        """Of so many weights; eight-bit states have a float32 scale for each 256."""
-        return self.states * element_size * elements + self.byte_states * (elements + 4 * -(-elements // 256))
-
-
-#: By the name that ``--optimizer`` takes.  torchao's isn't run here: weights below 4,096 elements keep whole states.
+#: What ``--optimizer`` takes, and its code.  torchao's isn't run here: weights below 4,096 elements keep whole states.
 OPTIMIZERS = {
-    "adamw": Optimizer("", "AdamW's moments", states=2, copies=1),
-    "adamw8bit": Optimizer("torchao.optim.AdamW8bit(model.parameters())", "AdamW8bit's moments", byte_states=2),
-    "sgd": Optimizer("torch.optim.SGD(model.parameters(), lr=0.1)"),
-    "momentum": Optimizer("torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)", "SGD's momentum", states=1),
+    "adamw": "",
+    "adamw8bit": "torchao.optim.AdamW8bit(model.parameters())",
+    "sgd": "torch.optim.SGD(model.parameters(), lr=0.1)",
+    "momentum": "torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)",
 }
 
 #: ``tape.model_tape.solved_target``, which needs torch.
-Solved = Callable[[str, dict[str, int], str, str, list[str]], tuple[dict[str, BlockModel], dict[str, int], int]]
+Solved = Callable[[str | dict, dict[str, int], str, str, list[str]], tuple[dict[str, BlockModel], dict[str, int], int]]
 
 
 @dataclass(frozen=True)
@@ -104,7 +90,7 @@ class OwnModel:
     num_blocks: int
     cluster: Cluster
     global_batch_size: int
-    optimizer: Optimizer = OPTIMIZERS["adamw"]
+    optimizer: str = "adamw"
 
     @property
     def blocks(self) -> BlockModel:
@@ -155,10 +141,17 @@ class OwnModel:
             Row("weights", size * (number + self.num_frozen()), source=sources[0]),
             Row("gradients", size * number, source=sources[1]),
         ]
-        if states := self.optimizer.state_bytes(number, size):
-            rows.append(Row(self.optimizer.term, states, source=sources[2]))
+        rows += [replace(row, source=sources[2]) for row in self._moments(number, size)]
         buckets = Row("DDP's buckets", each * whole, source="a copy of all gradients")
         return [*rows, buckets] if ranks > 1 and not way.sharded else rows
+
+    def _moments(self, elements: int, element_size: int) -> list[Row]:
+        """The optimizer's states of so many weights, each as wide as a weight unless it has eight bits."""
+        _, _, _, *states = states_with(self.optimizer)  # after the weights, the gradients and their float32 copy
+        return [
+            Row(state.term, elements * element_size if state.bytes_per_parameter == 4 else state.bytes_of(elements))
+            for state in states
+        ]
 
     def _held_weights(self, way: Way) -> tuple[int, int]:
         """Trained weights that one rank holds, and bytes of an element of them."""
@@ -187,7 +180,9 @@ class OwnModel:
         """Everything at the peak: of a microbatch's step, or of the optimizer's, which with ``foreach`` may make a copy."""
         need, static = self.need(way), self.static_rows(way)
         number, size = self._held_weights(way)
-        copy = Row("AdamW's copy", self.optimizer.copies * size * number, source="foreach: the roots of the moments")
+        copy = Row(
+            "AdamW's copy", size * number * (self.optimizer == "adamw"), source="foreach: the roots of the moments"
+        )
         moments = [[*(self._fsdp_rows(in_blocks, need) if way.sharded else ()), *peak.rows]
                    for in_blocks, peak in ((False, need.ends), (True, need.blocks))]  # fmt: skip
         return [*static, *max([*moments, [copy]], key=total)]
@@ -212,7 +207,7 @@ class OwnModel:
         data, hidden = data_seconds(shards, layout, number, (of_block, 2 * of_block), self.cluster)
         held, size = self._held_weights(way)
         # Gradients are read, weights and states read and written.
-        moved = 3 * size * held + 2 * self.optimizer.state_bytes(held, size)
+        moved = 3 * size * held + 2 * total(self._moments(held, size))
         step = moved / self.cluster.device.memory_bytes_per_second
         copies = 2 * self.host_bytes(way) / _HOST_BYTES_PER_SECOND
         return StepSeconds(number * (compute + copies), 0, 0, 0, data, 0, step, hidden)
@@ -253,7 +248,7 @@ class OwnModel:
         """What to paste."""
         lines = recompute_code(self.blocks.path, way.again, way.part).split("\n") if way.again else []
         lines += _SHARD.format(path=self.blocks.path, dtype=dtype).split("\n") if way.sharded else []
-        return lines + ([f"optimizer = {self.optimizer.code}"] if self.optimizer.code else [])
+        return lines + ([f"optimizer = {OPTIMIZERS[self.optimizer]}"] if OPTIMIZERS[self.optimizer] else [])
 
 
 def way_text(way: Way, num_blocks: int, gpus: int) -> str:
@@ -302,18 +297,18 @@ def main(argv: Sequence[str], solved: Solved) -> int:
         if args.json:
             write(args.json, json.dumps(found, ensure_ascii=False, indent=1) + "\n")
         if args.json != "-":
-            write("-", "\n".join(report(model, asked, found)) + "\n")
+            print_outcome(screen(), found, model.cluster)
         return 0 if found["fits"] else 1
 
     return _parser().run(argv, run)
 
 
 def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> tuple[OwnModel, Way]:
-    config = None
+    target: str | dict = args.target
     if args.framework is not None:
         check_choice("framework", args.framework, (_HUGGING_FACE,))
         named = planned_model_of(args.target)
-        config = hugging_face_config(named)
+        target = hugging_face_config(named)
         given = {"s": named.seq_length, "b": 1} | given
     for letter in "sb":
         if letter not in given:
@@ -324,45 +319,45 @@ def _asked(args: argparse.Namespace, given: dict[str, int], solved: Solved) -> t
     batch = check_size("global_batch", size * args.gpus if args.global_batch is None else args.global_batch)
     if batch % (args.gpus * size):
         raise ConfigError("global_batch", f"{batch} must be divisible by gpus · b = {args.gpus * size}")
-    again = args.again if args.again is not None else _ITS_PARTS if config else ""
+    again = args.again if args.again is not None else _ITS_PARTS if args.framework else ""
     parts = ["", *dict.fromkeys(part for part in again.split(",") if part)]
-    with TemporaryDirectory() as folder:
-        target = args.target
-        if config:
-            path = Path(folder) / "config.json"
-            path.write_text(json.dumps(config), encoding="utf-8")
-            target = str(path)
-        solving = [part for part in parts if part != OFFLOAD]
-        blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, solving)
+    solving = [part for part in parts if part != OFFLOAD]
+    blocks, sizes, number = solved(target, given, args.letters or "", args.dtype, solving)
     if OFFLOAD in parts:
         blocks = {**blocks, OFFLOAD: blocks[""]}
-    without_b = {letter: number for letter, number in sizes.items() if letter != "b"}
-    optimizer = OPTIMIZERS[args.optimizer]
-    model = OwnModel(blocks, without_b, number, cluster, batch, optimizer)
+    sizes = {letter: own for letter, own in sizes.items() if letter != "b"}
+    model = OwnModel(blocks, sizes, number, cluster, batch, args.optimizer)
     return model, Way(size, 0, model.may_shard())
 
 
 def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
-    """The whole outcome, for JSON: plain numbers and text."""
-    need = model.bytes(asked)
+    """The whole outcome: plain numbers and text."""
 
     def described(way: Way) -> dict:
         seconds = model.seconds(way)
         return {
             "text": way_text(way, model.num_blocks, model.cluster.gpus),
-            "micro_batch_size": way.micro_batch_size, "blocks_again": way.again, "sharded": way.sharded,
-            "bytes": model.bytes(way), "host_bytes": model.host_bytes(way), "seconds": seconds.total, "waiting_seconds": seconds.data,
-            "hidden_seconds": seconds.hidden, "code": model.code(way, dtype),
-        }  # fmt: skip
+            "micro_batch_size": way.micro_batch_size,
+            "blocks_again": way.again,
+            "sharded": way.sharded,
+            "bytes": model.bytes(way),
+            "host_bytes": model.host_bytes(way),
+            "seconds": seconds.total,
+            "waiting_seconds": seconds.data,
+            "hidden_seconds": seconds.hidden,
+            "code": model.code(way, dtype),
+        }
 
     every = replace(asked, again=model.num_blocks)
+    trained, frozen = model.num_elements()[0], model.num_frozen()
     return {
-        "num_parameters": model.num_elements()[0] + model.num_frozen(),
-        "num_trained": model.num_elements()[0],
+        "num_parameters": trained + frozen,
+        "num_trained": trained,
         "blocks": {"path": model.blocks.path, "number": model.num_blocks},
+        "sizes": dict(model.sizes),
         "asked": described(asked),
         "usable_bytes": model.cluster.usable_bytes,
-        "fits": need <= model.cluster.usable_bytes,
+        "fits": model.fits(asked),
         "bill": [{"term": row.term, "bytes": row.bytes, "source": row.source} for row in model.bill(asked)],
         "kept_bytes": model.need(asked).kept_bytes,
         "ways": [described(way) for way in model.ways(asked)[:3]],
@@ -374,49 +369,49 @@ def outcome(model: OwnModel, asked: Way, dtype: str) -> dict:
     }
 
 
-def report(model: OwnModel, asked: Way, found: Mapping) -> Iterator[str]:
-    """What people read, in lines of at most 80 columns."""
-    cluster, need = model.cluster, found["asked"]["bytes"]
+def print_outcome(console: Console, found: Mapping, cluster: Cluster) -> None:
+    """``outcome``, in tables of at most 80 columns."""
 
-    def gib(size: int) -> str:
-        return f"{size / GIBIBYTE:8.2f} GiB"
+    def say(line: str) -> None:
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
 
-    sizes = " ".join(f"{letter}={size}" for letter, size in model.sizes.items())
-    yield f"{found['num_parameters'] / 1e9:.2f} billion parameters, {model.num_blocks} blocks in {model.blocks.path}"
+    def ways(title: str, some: Sequence[Mapping]) -> Table:
+        made = empty_table(title, "plan", "s a step", "waits", "hidden", "GiB")
+        for way in some:
+            there = f": {gib_or_mib(way['host_bytes'])} there" if way["host_bytes"] else ""
+            seconds = (f"{way[name]:,.3f}" for name in ("seconds", "waiting_seconds", "hidden_seconds"))
+            made.add_row(way["text"] + there, *seconds, f"{way['bytes'] / GIBIBYTE:.2f}")
+        return made
+
+    asked, usable = found["asked"], found["usable_bytes"]
+    say(
+        f"{found['num_parameters'] / 1e9:.2f} billion parameters, {found['blocks']['number']} blocks in {found['blocks']['path']}"
+    )
     if found["num_trained"] < found["num_parameters"]:
-        yield f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU"
-    yield sizes
-    yield f"{found['asked']['text']}: {need / GIBIBYTE:.2f} GiB needed, {cluster.usable_bytes / GIBIBYTE:.2f} there"
-    over = need - cluster.usable_bytes
-    largest = max(found["bill"], key=lambda row: row["bytes"])
+        say(f"{found['num_trained']:,} parameters are trained, the others frozen: whole on each GPU")
+    say(" ".join(f"{letter}={size}" for letter, size in found["sizes"].items()))
+    say(f"{asked['text']}: {asked['bytes'] / GIBIBYTE:.2f} GiB needed, {usable / GIBIBYTE:.2f} there")
+    over = asked["bytes"] - usable
     verdict = f"It doesn't fit: {gib_or_mib(over)} too much" if over > 0 else f"It fits: {gib_or_mib(-over)} free"
-    yield f"{verdict}; the largest line is {largest['term']}, {largest['bytes'] / GIBIBYTE:.2f} GiB"
-    yield ""
-    shown = found["bill"][:16]
-    for row in shown:
-        source = textwrap.wrap(row["source"], _COLUMNS - 58) or [""]
-        yield f"{gib(row['bytes'])}  {row['term'][:42]:42} {source[0]}".rstrip()
-        yield from (f"{'':57} {more}" for more in source[1:])
-    if rest := found["bill"][len(shown) :]:
-        yield f"{gib(sum(row['bytes'] for row in rest))}  {len(rest)} smaller lines"
-    yield f"{gib(need)}  together"
-    yield ""
+    largest = max(found["bill"], key=lambda line: line["bytes"])
+    say(f"{verdict}; the largest line is {largest['term']}, {largest['bytes'] / GIBIBYTE:.2f} GiB")
+    bill, rest = empty_table("The bill", "line", "GiB", "source"), found["bill"][16:]
+    lines = [
+        *found["bill"][:16],
+        {"term": f"{len(rest)} smaller lines", "bytes": sum(line["bytes"] for line in rest), "source": ""},
+    ]
+    for line in lines if rest else lines[:-1]:
+        bill.add_row(line["term"][:42], f"{line['bytes'] / GIBIBYTE:.2f}", line["source"])
+    bill.add_row("together", f"{asked['bytes'] / GIBIBYTE:.2f}", "", style="bold")
+    console.print(bill)
     if found["ways"]:
-        yield f"Fits, fastest first, by {cluster.device.name}'s data sheet (seconds a step):"
+        console.print(ways(f"Fits, fastest first, by {cluster.device.name}'s data sheet", found["ways"]))
     else:
-        yield "Nothing fits: neither with every block again nor, on several GPUs, sharded."
-    for way in found["ways"]:
-        yield f"  {way['seconds']:9.3f} s {gib(way['bytes'])}  {way['text']}"
-        if cluster.gpus > 1:
-            yield f"{'':15}waits {way['waiting_seconds']:.3f} s for exchanges, hides {way['hidden_seconds']:.3f} s of them"
-    yield "With all blocks alike:"
-    for way in found["all_blocks"]:
-        yield f"  {way['seconds']:9.3f} s {gib(way['bytes'])}  {way['text']}"
-        if way["host_bytes"]:
-            yield f"{'':15}and {gib_or_mib(way['host_bytes'])} on the host, copied at {_HOST_BYTES_PER_SECOND / 1e9:.0f} GB/s"
+        say("Nothing fits: neither with every block again nor, on several GPUs, sharded.")
+    console.print(ways("With all blocks alike", found["all_blocks"]))
     for name, most in found["largest"].items():
-        yield f"The largest that fits with {name}: b = {most['b']:,} or, at b = {asked.micro_batch_size}, s = {most['s']:,}"
+        b = asked["micro_batch_size"]
+        say(f"The largest that fits with {name}: b = {most['b']:,} or, at b = {b}, s = {most['s']:,}")
     if found["ways"] and found["ways"][0]["code"]:
-        yield ""
-        yield f"For {found['ways'][0]['text']}:"
-        yield from found["ways"][0]["code"]
+        say(f"\nFor {found['ways'][0]['text']}:")
+        say("\n".join(found["ways"][0]["code"]))

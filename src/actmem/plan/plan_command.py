@@ -7,14 +7,12 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from rich.console import Console
-
-from actmem.command_line import Parser, write
+from actmem.command_line import Parser, screen, write
 from actmem.config import ConfigError, check_choice, check_size, shown
 from actmem.formulas.states import OTHER_MOMENTS
-from actmem.plan.plan_report import Request, as_object, check_memory_of_one_layer, print_plans
-from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.search import Plan, find_plans
+from actmem.plan.plan_report import Request, as_object, print_plans
+from actmem.plan.planned_models import planned_model_of
+from actmem.plan.search import find_plans
 from actmem.plan.step_time import ALLOWANCE_BYTES, DEVICES, GIBIBYTE, Cluster
 
 #: Options that fix one axis, and the size of Layout that each fixes.
@@ -34,8 +32,6 @@ _RATES = {
     "--node-bandwidth": ("node_bytes_per_second", "GB/s", "what it sends in one direction inside its node"),
     "--network-bandwidth": ("network_bytes_per_second", "GB/s", "the same to another node"),
 }
-#: Tables are made for this many columns.
-_COLUMNS = 80
 
 
 def make_parser() -> Parser:
@@ -120,13 +116,35 @@ def cluster_of(args: argparse.Namespace) -> Cluster:
     return Cluster(args.gpus, memory, args.per_node, device, allowance)
 
 
-def request_of(args: argparse.Namespace) -> Request:
-    """What the arguments ask for.  Raises ConfigError on anything impossible."""
-    model, cluster = planned_model_of(args.model), cluster_of(args)
+def main(argv: Sequence[str] | None = None, verify: Callable[..., bool] = lambda *_: False) -> int:
+    """Exit code 0 if a plan fits, 1 if none does or ``verify`` finds a difference, 2 on an impossible request.
+
+    verify: prints, on a console, the bill of a model's plan beside what is counted, and returns whether they agree; it needs torch.
+    """
+
+    def run(args: argparse.Namespace) -> int:
+        request = _request(args)
+        given = {size: getattr(args, option.lstrip("-").replace("-", "_")) for option, size in _AXES.items()}
+        fixed = {size: value for size, value in given.items() if value is not None}
+        found = find_plans(request.model, request.cluster, request.global_batch_size, args.top, fixed)
+        outcome = as_object(request, found)
+        console = screen()
+        if args.json:
+            write(args.json, json.dumps(outcome, ensure_ascii=False, indent=1) + "\n")
+        if args.json != "-":
+            print_plans(console, outcome)
+        if args.verify and found.plans:
+            return 0 if verify(console, request.model, found.plans[0]) else 1
+        return 0 if found.plans else 1
+
+    return make_parser().run(argv, run)
+
+
+def _request(args: argparse.Namespace) -> Request:
+    model, cluster = planned_model_of(args.model).with_optimizer(args.optimizer), cluster_of(args)
     batch = model.global_batch_size if args.global_batch is None else args.global_batch
     if batch is None:
         raise ConfigError("global_batch", f"must be given: {model.name}'s paper states none")
-    check_size("global_batch", batch)
     check_size("top", args.top, largest=10_000)
     if args.seq_length is not None:
         model = model.with_sizes(seq_length=args.seq_length)
@@ -134,33 +152,4 @@ def request_of(args: argparse.Namespace) -> Request:
         model = model.with_routing(args.routing)
     if args.recompute:
         model = model.with_modes(args.recompute)
-    return Request(model.with_optimizer(args.optimizer), cluster, batch)
-
-
-def main(
-    argv: Sequence[str] | None = None, verify: Callable[[Console, PlannedModel, Plan], bool] = lambda *_: False
-) -> int:
-    """Exit code 0 if a plan fits, 1 if none does or ``verify`` finds a difference, 2 on an impossible request.
-
-    verify: prints a plan's bill beside what is counted, and returns whether they agree; it needs torch.
-    """
-
-    def run(args: argparse.Namespace) -> int:
-        values = {size: getattr(args, option.lstrip("-").replace("-", "_")) for option, size in _AXES.items()}
-        fixed = {size: value for size, value in values.items() if value is not None}
-        request = request_of(args)
-        for size, value in fixed.items():
-            check_size(size, value, least=0 if size == "zero_stage" else 1)
-        check_memory_of_one_layer(request.model, request.cluster)
-        found = find_plans(request.model, request.cluster, request.global_batch_size, args.top, fixed)
-        screen = Console(soft_wrap=False)
-        screen.width = max(_COLUMNS, screen.width)
-        if args.json:
-            write(args.json, json.dumps(as_object(request, found), ensure_ascii=False, indent=1) + "\n")
-        if args.json != "-":
-            print_plans(screen, request, found)
-        if args.verify and found.plans:
-            return 0 if verify(screen, request.model, found.plans[0]) else 1
-        return 0 if found.plans else 1
-
-    return make_parser().run(argv, run)
+    return Request(model, cluster, batch)

@@ -8,11 +8,12 @@ outputs are freed once they are sent (2205.05198 appendix B).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from actmem.config import ConfigError, Parallel
+from actmem.config import ConfigError
 from actmem.formulas.first_stage import embeddings_in_flight, in_flight
+from actmem.formulas.states import State
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel
 from actmem.rows import Row, total
@@ -60,126 +61,108 @@ def stage_layers(num_layers: int, pipeline_parallel_size: int, num_model_chunks:
     return tuple(layers)
 
 
+# A search asks for thousands of layouts: what some of them share is computed once for the axes that it depends on.
+
+
 @lru_cache(maxsize=2**12)
-def _refusal(model: PlannedModel, layer_axes: Layout, p: int, m: int) -> str:
+def refusal(model: PlannedModel, stage_axes: Layout) -> str:
+    """Why ranks can't share the model as the layout says; empty if they can."""
     try:
-        model.check(layer_axes)
-        stage_layers(model.num_layers, p, m)
+        model.check(stage_axes.layer_axes)
+        stage_layers(model.num_layers, stage_axes.pipeline_parallel_size, stage_axes.num_model_chunks)
     except ConfigError as error:
         return str(error)
     return ""
 
 
-def refusal(model: PlannedModel, layout: Layout) -> str:
-    """Why ranks can't share the model as the layout says; empty if they can."""
-    return _refusal(model, layout.layer_axes, layout.pipeline_parallel_size, layout.num_model_chunks)
-
-
-# What layouts share is computed once for the axes that a layer sees, because a search asks for thousands of layouts.
-
-
 @lru_cache(maxsize=2**12)
-def _parameters(model: PlannedModel, layer_axes: Layout, first: bool, last: bool) -> tuple[int, int]:
-    """Elements of one layer, and of the model's ends."""
-    return model.layer_parameters(layer_axes), model.end_parameters(layer_axes, first, last)
-
-
-@lru_cache(maxsize=2**12)
-def kept_rows(
-    model: PlannedModel, layer_axes: Layout, what: str, device_type: str = "cuda"
-) -> tuple[Sequence[Row], int]:
-    """Rows of what one microbatch keeps, and their bytes.  what: see ``PlannedModel.rows``."""
-    rows = model.rows(layer_axes, what, device_type)
-    return rows, total(rows)
-
-
-def rank_parameters(model: PlannedModel, layout: Layout, pipeline_rank: int) -> tuple[int, int, int]:
+def rank_parameters(model: PlannedModel, stage_axes: Layout, pipeline_rank: int) -> tuple[int, int, int]:
     """Elements on one rank; of them, those of one layer and those of the model's ends."""
-    p = layout.pipeline_parallel_size
-    layer, ends = _parameters(model, layout.layer_axes, pipeline_rank == 0, pipeline_rank == p - 1)
-    layers = stage_layers(model.num_layers, p, layout.num_model_chunks)[pipeline_rank]
+    p = stage_axes.pipeline_parallel_size
+    layer = model.layer_parameters(stage_axes.layer_axes)
+    ends = model.end_parameters(stage_axes, pipeline_rank == 0, pipeline_rank == p - 1)
+    layers = stage_layers(model.num_layers, p, stage_axes.num_model_chunks)[pipeline_rank]
     return layers * layer + ends, layer, ends
+
+
+@lru_cache(maxsize=2**12)
+def kept_rows(model: PlannedModel, layer_axes: Layout, what: str, device_type: str = "cuda") -> Sequence[Row]:
+    """Rows of what one microbatch keeps.  what: see ``PlannedModel.rows``."""
+    return model.rows(layer_axes, what, device_type)
 
 
 def share(elements: int, layout: Layout, divided: bool) -> int:
     """Elements of each rank if data-parallel ranks divide them (``divided``), rounded up."""
-    return -(-elements // (layout.data_parallel_size * layout.context_parallel_size)) if divided else elements
+    return -(-elements // layout.replicas) if divided else elements
 
 
-def static_lines(model: PlannedModel, layout: Layout, pipeline_rank: int) -> list[tuple[str, str, int, str]]:
-    """Weights, gradients, optimizer states and communication buffers: what doesn't depend on recomputation.
+def static_rows(model: PlannedModel, layout: Layout, pipeline_rank: int) -> dict[str, list[Row]]:
+    """Weights, gradients, optimizer states and communication buffers, by part: what doesn't depend on recomputation."""
+    elements, of_layer, ends = rank_parameters(model, layout.stage_axes, pipeline_rank)
 
-    Part, term, bytes and source of each line.
-    """
-    elements, of_layer, ends = rank_parameters(model, layout, pipeline_rank)
-    lines = []
-    for i, state in enumerate(model.states):
-        # Optimizer states are divided from ZeRO's stage 1 on, weights only in stage 3.
-        part, from_stage = (("weights", 3), ("gradients", 2), ("optimizer states", 1))[min(i, 2)]
-        size = state.bytes_of(share(elements, layout, layout.zero_stage >= from_stage))
-        lines.append((part, state.term, size, f"{state.bytes_per_parameter} B each: {state.reason}"))
+    def rows(states: Sequence[State], from_stage: int) -> list[Row]:
+        own = share(elements, layout, layout.zero_stage >= from_stage)
+        return [
+            Row(state.term, state.bytes_of(own), source=f"{state.bytes_per_parameter} B each: {state.reason}")
+            for state in states
+        ]
+
     buffers = []
     if layout.pipeline_parallel_size > 1:
-        buffers.append(("pipeline receive buffers", 2 * model.output_bytes(layout), "one output and one gradient"))
-    if layout.data_parallel_size * layout.context_parallel_size > 1 and layout.zero_stage >= 2:
+        size = 2 * model.output_bytes(layout)
+        buffers.append(Row("pipeline receive buffers", size, source="one output and one gradient"))
+    if layout.replicas > 1 and layout.zero_stage >= 2:
         if layout.zero_stage == 3:
             size = 2 * (_GATHERED_LAYERS * of_layer + ends)
-            buffers.append(("gathered weights", size, "16-bit, two layers and the model's ends"))
-        buffers.append(("gradients before they are divided", 2 * of_layer, "16-bit, one layer"))
-    return lines + [("communication buffers", *buffer) for buffer in buffers]
+            buffers.append(Row("gathered weights", size, source="16-bit, two layers and the model's ends"))
+        buffers.append(Row("gradients before they are divided", 2 * of_layer, source="16-bit, one layer"))
+    return {
+        "weights": rows(model.states[:1], 3),
+        "gradients": rows(model.states[1:2], 2),
+        "optimizer states": rows(model.states[2:], 1),
+        "communication buffers": buffers,
+    }
 
 
-@lru_cache(maxsize=2**16)
-def flights(num_layers: int, p: int, m: int, num_microbatches: int, pipeline_rank: int) -> tuple[int, int, int]:
-    """Chunk-microbatches in flight on a rank, layers of each, and microbatches in flight in the first chunk."""
-    parallel = Parallel(pipeline_parallel_size=p, num_model_chunks=m)
-    layers = stage_layers(num_layers, p, m)[pipeline_rank]
-    flight = in_flight(parallel, pipeline_rank, num_microbatches)
-    return flight, layers // m, embeddings_in_flight(parallel, num_microbatches)
+def flights(model: PlannedModel, layout: Layout, num_microbatches: int, pipeline_rank: int) -> tuple[int, int]:
+    """Chunk-microbatches in flight on a rank, and layers of each."""
+    m = layout.num_model_chunks
+    layers = stage_layers(model.num_layers, layout.pipeline_parallel_size, m)[pipeline_rank]
+    return in_flight(layout.parallel, pipeline_rank, num_microbatches), layers // m
 
 
-#: What forward passes keep: part, how often, of what, and the rows of one with their bytes.
-_KeptLine = tuple[str, int, str, tuple[Sequence[Row], int]]
-#: The backward pass that follows, as ``transient_bytes`` and ``transient_rows`` take it.
-_Backward = tuple[StagePart, StagePart | None, bool, bool, int]
+def _kept(
+    model: PlannedModel, layout: Layout, recompute: str, num_microbatches: int, pipeline_rank: int, whole: int = 0
+) -> list[tuple[str, int]]:
+    """What forward passes have left on a rank when it holds most, as ``PlannedModel.rows`` calls it, and how often."""
+    flight, layers = flights(model, layout, num_microbatches, pipeline_rank)
+    kept = [(recompute, (flight - whole) * layers), ("none", whole * layers)]
+    if pipeline_rank == 0:
+        kept.append(("first", embeddings_in_flight(layout.parallel, num_microbatches)))
+    if pipeline_rank == layout.pipeline_parallel_size - 1:
+        kept.append(("last", 1))
+    return [(what, count) for what, count in kept if count]
 
 
-def _fullest_moment(
-    model: PlannedModel,
-    layout: Layout,
-    recompute: str,
-    num_microbatches: int,
-    pipeline_rank: int,
-    whole_microbatches: int = 0,
-    device_type: str = "cuda",
-) -> tuple[list[_KeptLine], _Backward]:
-    """What a rank keeps when it keeps most, and the backward pass that comes then."""
-    p, m, axes = layout.pipeline_parallel_size, layout.num_model_chunks, layout.layer_axes
-    flight, layers, embeddings = flights(model.num_layers, p, m, num_microbatches, pipeline_rank)
-    first, last, again = pipeline_rank == 0, pipeline_rank == p - 1, flight - whole_microbatches
-    what = f"{again} microbatches × {layers} layers"
-    lines = [("activations", again * layers, what, kept_rows(model, axes, recompute, device_type))]
-    if whole_microbatches:
-        what = f"{whole_microbatches} microbatches × {layers} layers, all kept"
-        lines.append(("activations", whole_microbatches * layers, what, kept_rows(model, axes, "none", device_type)))
-    if first:
-        lines.append(
-            ("activations", embeddings, f"{embeddings} microbatches", kept_rows(model, axes, "first", device_type))
-        )
-    if last:
-        lines.append(("logits and loss", 1, "", kept_rows(model, axes, "last", device_type)))
-    # With several chunks the next backward is that of the last one, which has no embedding.
-    first = first and m == 1
-    return lines, (*model.parts(axes, recompute, first, last, device_type), first, last, layers)
+def _next_backward(
+    model: PlannedModel, layout: Layout, recompute: str, pipeline_rank: int, device_type: str = "cuda"
+) -> tuple[StagePart, StagePart | None, bool, bool, int]:
+    """The backward pass that comes then, as ``transient_bytes`` takes it."""
+    p, m = layout.pipeline_parallel_size, layout.num_model_chunks
+    layers = stage_layers(model.num_layers, p, m)[pipeline_rank] // m
+    # With several chunks it is that of the last one, which has no embedding.
+    first, last = pipeline_rank == 0 and m == 1, pipeline_rank == p - 1
+    return *model.parts(layout.layer_axes, recompute, first, last, device_type), first, last, layers
 
 
 @lru_cache(maxsize=2**10)
 def held_bytes(
     model: PlannedModel, stage_axes: Layout, recompute: str, num_microbatches: int, pipeline_rank: int
 ) -> int:
-    """The bytes of ``rank_bill`` without ``static_lines``."""
-    lines, backward = _fullest_moment(model, stage_axes, recompute, num_microbatches, pipeline_rank)
-    return sum(count * size for _, count, _, (_, size) in lines) + transient_bytes(*backward)
+    """The bytes of ``rank_bill`` without ``static_rows``."""
+    kept = _kept(model, stage_axes, recompute, num_microbatches, pipeline_rank)
+    held = sum(count * total(kept_rows(model, stage_axes.layer_axes, what)) for what, count in kept)
+    return held + transient_bytes(*_next_backward(model, stage_axes, recompute, pipeline_rank))
 
 
 def rank_bill(
@@ -195,16 +178,15 @@ def rank_bill(
 
     whole_microbatches: of the chunk-microbatches in flight, those that keep everything (appendix C).
     """
-    p, sizes = layout.pipeline_parallel_size, (model, layout, recompute, num_microbatches, pipeline_rank)
-    names = ("weights", "gradients", "optimizer states", "activations", "logits and loss", "communication buffers")
-    parts: dict[str, list[Row]] = {name: [] for name in names}
-    for part, term, size, source in static_lines(model, layout, pipeline_rank):
-        parts[part].append(Row(term, size, source=source))
-    lines, backward = _fullest_moment(*sizes, whole_microbatches, device_type)
-    for part, count, what, (rows, _) in lines:
-        for row in rows:
-            source = f"{row.source}, {what}" if what else row.source
-            parts[part].append(Row(row.term, count * row.bytes, row.split_by, source, row.extra))
-    parts["transient"] = transient_rows(*backward)
-    flight = flights(model.num_layers, p, layout.num_model_chunks, num_microbatches, pipeline_rank)[0]
-    return Bill(f"pipeline rank {pipeline_rank} of {p}, {flight} microbatches in flight", parts)
+    held: dict[str, list[Row]] = {"activations": [], "logits and loss": []}
+    for what, count in _kept(model, layout, recompute, num_microbatches, pipeline_rank, whole_microbatches):
+        part = held["logits and loss" if what == "last" else "activations"]
+        for row in kept_rows(model, layout.layer_axes, what, device_type):
+            part.append(replace(row, bytes=count * row.bytes, source=f"{row.source}, {count:,} of them"))
+    *states, buffers = static_rows(model, layout, pipeline_rank).items()
+    backward = transient_rows(*_next_backward(model, layout, recompute, pipeline_rank, device_type))
+    flight, _ = flights(model, layout, num_microbatches, pipeline_rank)
+    where = f"pipeline rank {pipeline_rank} of {layout.pipeline_parallel_size}"
+    return Bill(
+        f"{where}, {flight} microbatches in flight", dict([*states, *held.items(), buffers, ("transient", backward)])
+    )

@@ -25,7 +25,7 @@ from actmem.plan.rank_bill import (
     refusal,
     share,
     stage_layers,
-    static_lines,
+    static_rows,
 )
 from actmem.plan.step_time import (
     MODEL_ERROR,
@@ -39,6 +39,7 @@ from actmem.plan.step_time import (
     pipeline_seconds,
     work_seconds,
 )
+from actmem.rows import total
 
 #: Microbatches of more sequences than this only hold more.
 LARGEST_MICRO_BATCH = 32
@@ -122,8 +123,7 @@ class Found:
     """The outcome of a search.  plans: that fit, fastest first.  nearest: of those that don't, the smallest first.
 
     counted: layouts whose bytes were computed; fitting: of them, those that fit; near: of these, those whose times are
-    within MODEL_ERROR of the first's, and least_hidden the one that hides least.  unfit: reasons why sizes don't go
-    together, with how many layouts each ruled out.
+    within MODEL_ERROR of the first's.  unfit: reasons why sizes don't go together, with how many layouts each ruled out.
     """
 
     plans: list[Plan]
@@ -132,7 +132,6 @@ class Found:
     fitting: int
     unfit: dict[str, int] = field(default_factory=dict)
     near: int = 0
-    least_hidden: Plan | None = None
 
 
 def find_plans(
@@ -166,7 +165,7 @@ class _Search:
         plans: list[Plan] = []
         nearest: list[Refused] = []
         for layout in layouts(self.model, self.cluster, self.batch, fixed):
-            if reason := refusal(self.model, layout):
+            if reason := refusal(self.model, layout.stage_axes):
                 self.unfit[reason] = self.unfit.get(reason, 0) + 1
                 continue
             outcome = self._best(layout)
@@ -178,11 +177,8 @@ class _Search:
             raise ConfigError("gpus", f"{rule}: {reasons}" if reasons else rule)
         best = heapq.nsmallest(keep, plans, key=lambda plan: plan.order)
         close = heapq.nsmallest(keep, nearest, key=lambda refused: (refused.bytes, repr(refused.layout)))
-        near = (
-            [plan for plan in plans if plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total] if best else []
-        )
-        least = min(near, key=lambda plan: (plan.seconds.hidden, *plan.order), default=None)
-        return Found(best, close, self.counted, len(plans), self.unfit, len(near), least)
+        near = sum(plan.seconds.total <= (1 + MODEL_ERROR) * best[0].seconds.total for plan in plans)
+        return Found(best, close, self.counted, len(plans), self.unfit, near)
 
     def _layer_seconds(self, layout: Layout, recompute: str) -> tuple[float, float, dict[bool, Traffic], float]:
         """One layer: forward, recomputation, exchanges; and the output layer's forward."""
@@ -200,7 +196,7 @@ class _Search:
         p = layout.pipeline_parallel_size
         # Ranks between hold as much as rank 1 or less; rank 1 may have a layer more than the ends.
         ranks = sorted({0, min(1, p - 1), p - 1})
-        static = {rank: sum(size for *_, size, _ in static_lines(self.model, layout, rank)) for rank in ranks}
+        static = {rank: sum(map(total, static_rows(self.model, layout, rank).values())) for rank in ranks}
         room = self.cluster.usable_bytes
         sizes: dict[int, int] = {}
         # Where not even the states fit, only the smallest sizes are of interest.
@@ -221,11 +217,11 @@ class _Search:
 
     def _whole(self, layout: Layout, recompute: str, n: int, sizes: dict[int, int]) -> tuple[int, float]:
         """Microbatches that keep everything in the room that is left (appendix C), on rank 0, which decides the pace."""
-        everything, least = (kept_rows(self.model, layout.layer_axes, mode)[1] for mode in ("none", recompute))
+        everything, least = (total(kept_rows(self.model, layout.layer_axes, mode)) for mode in ("none", recompute))
         more = everything - least
         if not self.windows or recompute == "none" or layout.num_model_chunks > 1 or more <= 0:
             return 0, float(recompute != "none")
-        flight, layers, _ = flights(self.model.num_layers, layout.pipeline_parallel_size, 1, n, 0)
+        flight, layers = flights(self.model, layout, n, 0)
         whole = min(flight, (self.cluster.usable_bytes - sizes[0]) // (more * layers))
         sizes[0] += whole * more * layers
         return whole, float(recomputed_share(whole, flight, n))
@@ -246,11 +242,9 @@ class _Search:
         tensor = n * layers * (sum(link.forward + link.backward for link in traffic.values()) + late)
         pipeline = n * m * pipeline_seconds(self.model, layout, self.cluster)
         bubble = (p - 1) / (n * m) * (compute + extra + tensor)
-        elements, of_layer, of_ends = rank_parameters(self.model, layout, 0)
+        elements, of_layer, of_ends = rank_parameters(self.model, layout.stage_axes, 0)
         # While a layer's exchanges wait, the other link is free.
-        inside = self.cluster.inside_node(
-            layout.data_parallel_size * layout.context_parallel_size, layout.tensor_parallel_size
-        )
+        inside = self.cluster.inside_node(layout.replicas, layout.tensor_parallel_size)
         own, other = traffic[inside], traffic[not inside]
         room = forward + other.forward, 2 * forward + again * recomputed + other.backward - min(own.beside, forward)
         data, hidden = data_seconds(Shards(of_layer, of_ends, layers), layout, n, room, self.cluster)

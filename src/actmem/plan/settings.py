@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from actmem.config import ConfigError
 from actmem.llama_shape import LlamaShape
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.rank_bill import stage_layers
 from actmem.plan.search import Plan
 
-
-@dataclass(frozen=True)
-class _Family:
-    """Models of one name: the base of their rotary positions, and what torchtitan calls them, if it has them."""
-
-    rotary_base: int
-    titan_name: str = ""
-
-
-#: Rotary bases: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
-_FAMILIES = {"llama3": _Family(500_000, "llama3"), "qwen3": _Family(1_000_000, "qwen3"), "mixtral": _Family(1_000_000)}
+#: The base of rotary positions, by how names begin: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
+_ROTARY_BASES = {"llama3": 500_000, "qwen3": 1_000_000, "mixtral": 1_000_000}
+_TITAN_FAMILIES = ("llama3", "qwen3")
 _TRAINER_OPTIMIZER = {"adamw": "adamw_torch", "adamw8bit": "adamw_torch_8bit", "sgd": "sgd", "momentum": "sgd"}
 _MEGATRON_OPTIMIZER = {
     "sgd": ["--optimizer sgd", "--sgd-momentum 0.0"],
     "momentum": ["--optimizer sgd"],
     "adamw8bit": ["# it has no 8-bit Adam: with --use-precision-aware-optimizer its moments have 2 bytes or fp8"],
 }
-#: Data-parallel sharding in Megatron-FSDP's words, by ZeRO stage.
-_MEGATRON_FSDP = {2: "optim_grads", 3: "optim_grads_params"}
+_MEGATRON_FSDP = ["--overlap-param-gather", "--use-megatron-fsdp", "--use-distributed-optimizer",
+                  "--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]  # fmt: skip
+#: By ZeRO stage; from stage 2 on in Megatron-FSDP's words.
+_MEGATRON_ZERO: dict[int, list[str]] = {
+    0: [],
+    1: ["--overlap-param-gather", "--use-distributed-optimizer"],
+    2: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads"],
+    3: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads_params"],
+}
+_MEGATRON_RECOMPUTE: dict[str, list[str]] = {
+    "none": [],
+    "selective": ["--recompute-granularity selective", "--recompute-modules core_attn"],
+    "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+}
 
 
 def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -> list[str]:
     """Flags of Megatron-LM's pretrain scripts, and comments where it has no flag."""
     layout, shape = plan.layout, model.shape
+    t, p, m = layout.tensor_parallel_size, layout.pipeline_parallel_size, layout.num_model_chunks
+    groups = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
     flags = [
         f"--num-layers {shape.num_layers}",
         f"--hidden-size {shape.hidden_size}",
@@ -48,21 +52,19 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         "--make-vocab-size-divisible-by 1",
         f"--micro-batch-size {layout.micro_batch_size}",
         f"--global-batch-size {global_batch_size}",
-        f"--tensor-model-parallel-size {layout.tensor_parallel_size}",
-        f"--pipeline-model-parallel-size {layout.pipeline_parallel_size}",
+        f"--tensor-model-parallel-size {t}",
+        f"--pipeline-model-parallel-size {p}",
         "--bf16",
         "--accumulate-allreduce-grads-in-fp32",
     ]
-    groups = getattr(shape, "num_key_value_heads", shape.num_attention_heads)
     if groups != shape.num_attention_heads:
         flags += ["--group-query-attention", f"--num-query-groups {groups}"]
     if layout.sequence_parallel:
         flags.append("--sequence-parallel")
-    if layout.num_model_chunks > 1:
-        each = model.num_layers // (layout.pipeline_parallel_size * layout.num_model_chunks)
-        flags.append(f"--num-layers-per-virtual-pipeline-stage {each}")
-    if layout.pipeline_parallel_size > 1 and model.num_layers % layout.pipeline_parallel_size:
-        first, *between, last = stage_layers(model.num_layers, layout.pipeline_parallel_size)
+    if m > 1:
+        flags.append(f"--num-layers-per-virtual-pipeline-stage {model.num_layers // (p * m)}")
+    if p > 1 and model.num_layers % p:
+        first, *between, last = stage_layers(model.num_layers, p)
         if not between or first < between[0]:
             flags.append(f"--decoder-first-pipeline-num-layers {first}")
         flags.append(f"--decoder-last-pipeline-num-layers {last}")
@@ -70,27 +72,16 @@ def megatron_settings(model: PlannedModel, plan: Plan, global_batch_size: int) -
         flags.append(f"--context-parallel-size {layout.context_parallel_size}")
     if isinstance(shape, LlamaShape) and shape.num_experts:
         flags += [f"--num-experts {shape.num_experts}", f"--moe-router-topk {shape.experts_per_token}"]
-        flags += [f"--expert-model-parallel-size {layout.tensor_parallel_size}", "--expert-tensor-parallel-size 1"]
+        flags += [f"--expert-model-parallel-size {t}", "--expert-tensor-parallel-size 1"]
         flags.append("--moe-token-dispatcher-type alltoall")
-        if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
+        if t > 1 and not layout.sequence_parallel:
             flags.append("# it has no tensor parallelism with experts unless the sequence is cut too")
-    if layout.data_parallel_size * layout.context_parallel_size > 1:
+    if layout.replicas > 1:
         flags.append("--overlap-grad-reduce")
-    if layout.zero_stage:
-        flags.append("--overlap-param-gather")
-    if layout.zero_stage == 1:
-        flags.append("--use-distributed-optimizer")
-    flags += _MEGATRON_OPTIMIZER.get(model.optimizer, [])
-    if layout.zero_stage in _MEGATRON_FSDP:
-        strategy = _MEGATRON_FSDP[layout.zero_stage]
-        flags += ["--use-megatron-fsdp", f"--data-parallel-sharding-strategy {strategy}", "--use-distributed-optimizer"]
-        flags += ["--no-gradient-accumulation-fusion", "--ckpt-format fsdp_dtensor"]
-    recompute = {
-        "none": [],
-        "selective": ["--recompute-granularity selective", "--recompute-modules core_attn"],
-        "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
-    }
-    flags += recompute.get(plan.recompute, [f"# no flag recomputes exactly {plan.recompute}: see --recompute-modules"])
+    flags += _MEGATRON_ZERO[layout.zero_stage] + _MEGATRON_OPTIMIZER.get(model.optimizer, [])
+    flags += _MEGATRON_RECOMPUTE.get(
+        plan.recompute, [f"# no flag recomputes exactly {plan.recompute}: see --recompute-modules"]
+    )
     if plan.whole_microbatches:
         whole = f"# {plan.whole_microbatches} of the microbatches in flight keep everything (appendix C)"
         flags.append(f"{whole}: its code has --recompute-num-layers, but nothing for each microbatch")
@@ -111,8 +102,7 @@ def _megatron_layer(model: PlannedModel) -> list[str]:
         "--hidden-dropout 0.0",
         "--attention-dropout 0.0",
     ]
-    if family := next((family for name, family in _FAMILIES.items() if model.name.startswith(name)), None):
-        flags.append(f"--rotary-base {family.rotary_base}")
+    flags += [f"--rotary-base {base}" for name, base in _ROTARY_BASES.items() if model.name.startswith(name)]
     flags += [] if shape.tied_embeddings else ["--untie-embeddings-and-output-weights"]
     return flags + (["--qk-layernorm"] if shape.qk_norm else [])
 
@@ -122,13 +112,13 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
     layout = plan.layout
     replicate = layout.data_parallel_size if layout.zero_stage in (0, 1) else 1
     recompute = {"none": "none", "full": "full"}.get(plan.recompute, "selective")
-    family = next((family for name, family in _FAMILIES.items() if model.name.startswith(name)), None)
-    if family is None or not family.titan_name:
+    family, _, flavor = model.name.partition("-")
+    if family not in _TITAN_FAMILIES:
         return [f"# it has no {model.name}: this plan can't be run there"]
     lines = [
         "[model]",
-        f'name = "{family.titan_name}"',
-        f'flavor = "{model.name.partition("-")[2].upper()}"',
+        f'name = "{family}"',
+        f'flavor = "{flavor.upper()}"',
         "[optimizer]",
         'name = "AdamW"' if model.optimizer == "adamw" else f"# it has no {model.optimizer}, only Adam and AdamW",
         "[training]",

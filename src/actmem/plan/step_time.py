@@ -187,7 +187,7 @@ def pipeline_seconds(model: PlannedModel, layout: Layout, cluster: Cluster) -> f
     """Sends of one microbatch through one chunk: an output on, a gradient back."""
     if layout.pipeline_parallel_size == 1:
         return 0.0
-    stride = layout.tensor_parallel_size * layout.context_parallel_size * layout.data_parallel_size
+    stride = layout.tensor_parallel_size * layout.replicas
     return 2 * (model.output_bytes(layout) / cluster.link(2, stride) + cluster.latency(2, stride))
 
 
@@ -215,7 +215,7 @@ def data_seconds(
     another: forward waits for the first weights, backward for the last gradients, and each layer between for what takes
     longer than its computing.  In stages 2 and 3 every pass through a chunk does, as FSDP2 waits at its ends.
     """
-    ranks = layout.data_parallel_size * layout.context_parallel_size
+    ranks = layout.replicas
     if ranks == 1:
         return 0.0, 0.0
     stage, n, m = layout.zero_stage, num_microbatches, layout.num_model_chunks

@@ -131,8 +131,8 @@ _CONFIG_SIZES = {
 }
 
 
-def config_factory(path: str) -> tuple[Callable[..., Any], dict[str, int], str]:
-    """A factory of the causal language model that a Hugging Face ``config.json`` describes, its sizes by letter, and rules.
+def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, int], str]:
+    """A factory of the causal language model that a Hugging Face ``config.json``, or its content, describes, its sizes by letter, and rules.
 
     Rules as ``--letters`` takes them.  Where positions turn only a part of each head, heads are multiples of 8.
 
@@ -144,19 +144,19 @@ def config_factory(path: str) -> tuple[Callable[..., Any], dict[str, int], str]:
     except ImportError as error:
         raise ConfigError("target", "a config.json needs transformers: pip install transformers") from error
     try:
-        given = json.loads(Path(path).read_text(encoding="utf-8"))
+        given = dict(target if isinstance(target, dict) else json.loads(Path(target).read_text(encoding="utf-8")))
         kind = given.pop("model_type")
         config = transformers.AutoConfig.for_model(kind, **given)
     except Exception as error:
         raise ConfigError(
-            "target", f"{path} is no configuration that transformers knows: {factories.one_line(error)}"
+            "target", f"{target} is no configuration that transformers knows: {factories.one_line(error)}"
         ) from error
     sizes = {x: getattr(config, name, None) for x, name in _CONFIG_SIZES.items()}
     found = {x: size for x, size in sizes.items() if isinstance(size, int)}
     if "d" in found and found["d"] * found.get("a", 0) == found.get("h"):
         del found["d"]
     if len({*(getattr(config, "layer_types", None) or ["full_attention"])}) > 1:
-        raise ConfigError("target", f"{path} has layers of several kinds, which have no formula as one block")
+        raise ConfigError("target", f"{target} has layers of several kinds, which have no formula as one block")
     kinds = [getattr(config, "layer_types", None) or [""]][0][:1]
 
     def factory(s: int, b: int, **letters: int) -> tuple[nn.Module, dict[str, torch.Tensor]]:
@@ -240,7 +240,7 @@ def solved_blocks(
 
 
 def solved_target(
-    target: str, asked: Mapping[str, int], rules_text: str, dtype: str, parts: Sequence[str]
+    target: str | dict, asked: Mapping[str, int], rules_text: str, dtype: str, parts: Sequence[str]
 ) -> tuple[dict[str, BlockModel], dict[str, int], int]:
     """Tapes of ``file.py:factory`` or of a ``config.json``, all its sizes without the number of blocks, and that number.
 
@@ -249,7 +249,7 @@ def solved_target(
     """
     check_choice("dtype", dtype, tuple(factories.DTYPES))
     sizes = dict(asked)
-    if target.endswith(".json"):
+    if isinstance(target, dict) or target.endswith(".json"):
         factory, own, own_rules = config_factory(target)
         rules_text = rules_text or own_rules
         window = own.pop("window", 0)

@@ -7,22 +7,29 @@ from typing import Any
 import pytest
 import torch
 
-from actmem.config import ConfigError, ModelShape, Parallel, shown
+from actmem.config import LARGEST_SIZE, ConfigError, ModelShape, Parallel, check_vocab_size, shown
 from actmem.formulas.activations import layer_rows
 from actmem.formulas.communication import Exchange, pipeline_sends
 from actmem.formulas.first_stage import in_flight, layers_per_chunk, stage_output_rows, stage_rows
 from actmem.formulas.llama_terms import context_rows, expert_mlp_rows, llama_rows
+from actmem.formulas.loss_peak import loss_peak_rows
 from actmem.formulas.schedule import interleaved, one_forward_one_backward, torch_microbatches_per_round
 from actmem.formulas.states import parameter_counts, state_rows
 from actmem.layers.context import ContextParallel
+from actmem.layers.gpt import GPT
 from actmem.layers.llama import LlamaLayer
+from actmem.layers.transformer import MLP, TransformerLayer
 from actmem.llama_shape import LatentHeads, LlamaShape, llama_shape, own_context_shape
 from actmem.measure.emulate import emulated_rank
-from actmem.models import TINY
+from actmem.models import TINY, model_shape
+from actmem.parallel.chunked_loss import LinearCrossEntropy
 from actmem.parallel.groups import TensorParallel
+from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear
 from actmem.parallel.rng import DropoutMask
-from actmem.recipes import PAPER_LAYER
+from actmem.pipeline import check_pipeline
+from actmem.recipes import PAPER_LAYER, Recompute
 from actmem.rows import Row
+from actmem.store import HostMemory
 from actmem_course.bench.race import take_turns
 
 S, P, LLAMA = ModelShape(8, 2, 16, 4, num_layers=4, vocab_size=32), Parallel(2, True, 2), LlamaShape(8, 2, 16, 4, 2, 24)
@@ -217,6 +224,28 @@ LINES = [
     (lambda: context_rows(LLAMA, Parallel(), 4, "ulysses"), "num_key_value_heads: 2 must be divisible by tensor_parallel_size · context_parallel_size = 4"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 3, 0))), "seq_length: 8 must be divisible by 2 · context_parallel_size = 6"),
     (lambda: LlamaLayer(LLAMA, context=ContextParallel(TensorParallel(None, 2, 0)))(torch.zeros(3, 3, 16)), "seq_length: the layer was made for 4 tokens a sequence, got 3"),
+    (lambda: ModelShape(LARGEST_SIZE + 1, 1, 4, 1), f"seq_length: must be at most {LARGEST_SIZE}, got {LARGEST_SIZE + 1}"),
+    (lambda: ModelShape(4, 1, "4", 1), "hidden_size: must be a whole number, got '4'"),  # type: ignore[arg-type]
+    (lambda: model_shape("7B"), "model: must be one of tiny, 22B, 175B, 530B, 1T, got '7B'"),
+    (lambda: check_vocab_size(50257, 4), "vocab_size: 50257 must be divisible by tensor_parallel_size = 4; padded_vocab_size(50257, 4) = 50688 is"),
+    (lambda: Recompute.of([1]), "recompute: must be one of none, selective, elementwise, full, paper-selective, paper-full, or"),  # type: ignore[list-item]
+    (lambda: loss_peak_rows("in place", 8, 8, 9, 2), "vocab_size: 9 must be divisible by tensor_parallel_size = 2"),
+    (lambda: LinearCrossEntropy(TensorParallel(), 0), "chunk: must be at least 1, got 0"),
+    (lambda: DropoutMask(1, None), "p: must be at least 0 and less than 1, got 1"),
+    (lambda: HostMemory(0), "ahead: must be at least 1, got 0"),
+    (lambda: TransformerLayer(S, recompute={"GeLU input": "offload"}, host=4), "host: must be a HostMemory or None, got 4"),  # type: ignore[arg-type]
+    (lambda: TransformerLayer(S)(torch.zeros(9, 2, 16)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
+    (lambda: GPT(S)(torch.zeros(2, 9, dtype=torch.int64)), "seq_length: the model was made for 8 tokens a sequence, got 9"),
+    (lambda: GPT(S, TensorParallel(size=2, sequence_parallel=True))(torch.zeros(2, 7, dtype=torch.int64)), "sequence length: 7 must be divisible by tensor_parallel_size = 2"),
+    (lambda: GPT(S, layers=range(1, 5)), "layers: range(1, 5) must be a part of range(0, 4)"),
+    (lambda: GPT(S.with_sizes(vocab_size=30), FOUR), "vocab_size: 30 must be divisible by tensor_parallel_size = 4"),
+    (lambda: ColumnParallelLinear(8, 10, FOUR), "out_features: 10 must be divisible by tensor_parallel_size = 4"),
+    (lambda: RowParallelLinear(10, 8, FOUR), "in_features: 10 must be divisible by tensor_parallel_size = 4"),
+    (lambda: MLP(S, TensorParallel(size=3)), "out_features: 64 must be divisible by tensor_parallel_size = 3"),
+    (lambda: TransformerLayer(S, TensorParallel(size=3)), "num_attention_heads: 4 must be divisible by tensor_parallel_size = 3"),
+    (lambda: check_pipeline(S, 3, 1, 4, False), "num_layers: 4 must be divisible by pipeline_parallel_size · num_model_chunks = 3"),
+    (lambda: check_pipeline(S, 2, 2, 5, False), "num_microbatches: 5 must be divisible by pipeline_parallel_size = 2"),
+    (lambda: check_pipeline(S, 4, 1, 3, False), "num_microbatches: torch's 1F1B needs at least one a stage"),
 ]  # fmt: skip
 
 

@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import ModelShape
 from actmem.layers.gpt import GPT
-from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
 from actmem.measure.parts import rows_by_term
 from actmem.parallel.groups import TensorParallel, tensor_parallel
@@ -139,21 +138,3 @@ def shorter(sequence_parallel, recompute, length):
 @pytest.mark.parametrize("sequence_parallel", [False, True])
 def test_shorter_sequences(pools, sequence_parallel, recompute):
     assert max(pools[2].run(shorter, sequence_parallel, recompute, 6)) < 1e-14
-
-
-def test_sequences_that_do_not_fit_are_refused():
-    layer, model, parallel = TransformerLayer(SHAPE), GPT(SHAPE), TensorParallel(size=2, sequence_parallel=True)
-    message = "^seq_length: the model was made for 8 tokens a sequence, got 9$"
-    with pytest.raises(ConfigError, match=message):
-        model(torch.zeros(2, 9, dtype=torch.int64))
-    with pytest.raises(ConfigError, match=message):
-        layer(torch.zeros(9, 2, 24))
-    with pytest.raises(ConfigError, match="^sequence length: 7 must be divisible by tensor_parallel_size = 2$"):
-        GPT(SHAPE, parallel)(torch.zeros(2, 7, dtype=torch.int64))
-
-
-def test_refuses_what_cannot_be():
-    with pytest.raises(ConfigError, match="layers"):
-        GPT(SHAPE, layers=range(1, 3))
-    with pytest.raises(ConfigError, match="vocab_size: 20 must be divisible by tensor_parallel_size = 8"):
-        GPT(SHAPE.with_sizes(hidden_size=32, num_attention_heads=8), TensorParallel(size=8))

@@ -9,19 +9,16 @@ import torch.nn.functional as F
 from torch import nn
 
 from actmem.config import ConfigError, ModelShape
-from actmem.layers.attention import SelfAttention
 from actmem.layers.gpt import GPT
 from actmem.layers.llama import LlamaLayer
-from actmem.layers.transformer import MLP, TransformerLayer
+from actmem.layers.transformer import TransformerLayer
 from actmem.llama_shape import LlamaShape
 from actmem.measure.comms import count_collectives
 from actmem.measure.ledger import record
 from actmem.parallel.collectives import all_gather
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import ColumnParallelLinear, RowParallelLinear, column_parallel, load_dense
-from actmem.parallel.rng import DropoutStreams
 from actmem.parallel.vocab import VocabParallelCrossEntropy
-from actmem.recipes import Recompute
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=20)
 FORMS: dict[str, dict[str, Any]] = {
@@ -29,18 +26,6 @@ FORMS: dict[str, dict[str, Any]] = {
     "tensor+sequence": {"sequence_parallel": True},
     "tensor+sequence, plain": {"sequence_parallel": True, "keep_gathered_input": True},
 }
-
-
-def test_sizes_that_do_not_divide_are_refused():
-    four, three = TensorParallel(size=4), TensorParallel(size=3)
-    with pytest.raises(ConfigError, match="out_features: 10 must be divisible by tensor_parallel_size = 4"):
-        ColumnParallelLinear(8, 10, four)
-    with pytest.raises(ConfigError, match="in_features: 10 must be divisible by tensor_parallel_size = 4"):
-        RowParallelLinear(10, 8, four)
-    with pytest.raises(ConfigError, match="out_features: 32 must be divisible by tensor_parallel_size = 3"):
-        MLP(ModelShape(8, 2, 8, 4), three)
-    with pytest.raises(ConfigError, match="num_attention_heads: 4 must be divisible by tensor_parallel_size = 3"):
-        SelfAttention(SHAPE, three, 0.0, DropoutStreams(1, three), Recompute.of("none"))
 
 
 @pytest.mark.parametrize(

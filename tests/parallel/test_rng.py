@@ -111,12 +111,6 @@ def test_default_layers_drop_differently_and_alike_under_one_seed():
     )
 
 
-@pytest.mark.parametrize("p", [-0.1, 1.0, 2])
-def test_refuses_what_is_no_probability(p):
-    with pytest.raises(ConfigError, match="p: must be at least 0 and less than 1"):
-        DropoutMask(p, stream())
-
-
 def test_a_dropped_mask_needs_a_generator_whose_state_can_be_read():
     like = torch.empty(8, 2, device="meta")  # goes where a GPU's tensors go
     with pytest.raises(ConfigError, match="^generator: must be given to draw 'mask' again$"):

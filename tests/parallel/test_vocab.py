@@ -131,8 +131,3 @@ def test_loss_in_chunks_computes_the_gradients_that_are_needed(needs_x, needs_we
         assert (tensor.grad is not None) == needs
         if needs:
             torch.testing.assert_close(tensor.grad, *torch.autograd.grad(expected, tensor, retain_graph=True))
-
-
-def test_chunks_below_one_are_refused():
-    with pytest.raises(ConfigError, match="^chunk: must be at least 1, got 0$"):
-        LinearCrossEntropy(TensorParallel(), 0)

@@ -20,10 +20,6 @@ ROWS = st.lists(
 )
 
 
-def test_fifteen_terms():
-    assert len(LAYER_TERMS) == len(set(LAYER_TERMS)) == 15
-
-
 @pytest.mark.parametrize("size", [1.0, "1", None, True])
 def test_bytes_are_whole_numbers(size):
     with pytest.raises(ConfigError, match="^bytes: row 'Q' must hold a whole number, got"):

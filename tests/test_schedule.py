@@ -24,6 +24,7 @@ from actmem.formulas.schedule import (
     torch_microbatches_per_round,
 )
 from actmem_course.others.timeline import bubble_of, draw, memory_curve, timeline, validate
+from tests.tiers import covering
 
 TIMES = [(1, 2), (1, 1), (2, 1), (3, 7)]
 
@@ -112,15 +113,11 @@ def test_torch_runs_the_same_1f1b(p, n):
         assert torch_1f1b(p, n, rank) == ours
 
 
-@given(p=st.integers(1, 6), n=st.integers(1, 12), times=st.sampled_from(TIMES))
-def test_bubble_of_1f1b(p, n, times):
-    assert bubble_of(timeline(one_forward_one_backward(p, n), *times)) == Fraction(p - 1, n)
-
-
 @given(interleaved_sizes(), st.sampled_from([(1, 2), (1, 1)]))
-def test_bubble_of_interleaved(sizes, times):
+def test_bubbles(sizes, times):
     p, m, n = sizes
     assert bubble_of(timeline(interleaved(p, m, n), *times)) == Fraction(p - 1, n * m)
+    assert bubble_of(timeline(one_forward_one_backward(p, n + 1), 3, 7)) == Fraction(p - 1, n + 1)
 
 
 @given(interleaved_sizes(), st.sampled_from(TIMES))
@@ -190,9 +187,7 @@ def test_drawing():
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("p", [2, 4, 8])
-@pytest.mark.parametrize("m", [2, 3, 4])
-@pytest.mark.parametrize("rounds", [1, 2, 3, 4])
+@pytest.mark.parametrize(("p", "m", "rounds"), covering([2, 4, 8], [2, 3, 4], [1, 2, 3, 4]))
 def test_a_short_warm_up_is_as_fast_while_sends_take_no_time(p, m, rounds):
     n = p * rounds
     long, short = interleaved(p, m, n), interleaved(p, m, n, short_warmup=True)

@@ -62,21 +62,18 @@ def on_ranks(shape, context_parallel_size, way, sequence_parallel, members=None)
     return max(errors), "".join(wrong)
 
 
-@pytest.mark.parametrize(("context_parallel_size", "way", "kind"), covering([2, 4], CONTEXT_KINDS, SHAPES))
-def test_on_ranks(pools, context_parallel_size, way, kind):
-    for error, wrong in pools[context_parallel_size].run(on_ranks, SHAPES[kind], context_parallel_size, way, False):
-        assert error < 1e-12 and wrong == ""
-
-
-@pytest.mark.parametrize(("sequence_parallel", "way", "kind"), covering([False, True], CONTEXT_KINDS, SHAPES))
-def test_with_tensor_parallelism(pools, sequence_parallel, way, kind):
-    for error, wrong in pools[4].run(on_ranks, SHAPES[kind], 2, way, sequence_parallel):
-        assert error < 1e-12 and wrong == ""
-
-
-@ways
-def test_in_a_subgroup(pools, way):
-    for error, wrong in pools[4].run(on_ranks, SHAPE, 2, way, False, [3, 1]):
+@pytest.mark.parametrize(
+    ("ranks", "context_parallel_size", "sequence_parallel", "way", "kind", "members"),
+    [
+        *covering([2], [2], [False], CONTEXT_KINDS, SHAPES, [None]),
+        *covering([4], [2, 4], [False, True], CONTEXT_KINDS, SHAPES, [None]),
+        *((4, 2, False, way, "llama", [3, 1]) for way in CONTEXT_KINDS),
+    ],
+)
+def test_on_ranks(pools, ranks, context_parallel_size, sequence_parallel, way, kind, members):
+    for error, wrong in pools[ranks].run(
+        on_ranks, SHAPES[kind], context_parallel_size, way, sequence_parallel, members
+    ):
         assert error < 1e-12 and wrong == ""
 
 

@@ -14,6 +14,7 @@ from actmem.measure.parts import rows_by_term
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.rows import by_term
+from tests.tiers import covering
 
 SHAPE = ModelShape(8, 2, 24, 4, num_layers=2, vocab_size=20)
 
@@ -51,9 +52,9 @@ def largest_error(sequence_parallel, recompute):
     return max(errors)
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize(
+    ("size", "sequence_parallel", "recompute"), covering([2, 4], [False, True], ["none", "selective", "full"])
+)
 def test_loss_and_gradients_equal_the_unsharded_model(pools, size, sequence_parallel, recompute):
     assert max(pools[size].run(largest_error, sequence_parallel, recompute)) < 1e-12
 
@@ -134,7 +135,6 @@ def shorter(sequence_parallel, recompute, length):
     return (whole[:length] - part).abs().max().item()
 
 
-@pytest.mark.parametrize("recompute", ["none", "selective", "full"])
-@pytest.mark.parametrize("sequence_parallel", [False, True])
+@pytest.mark.parametrize(("sequence_parallel", "recompute"), [(False, "full"), (True, "none"), (True, "selective")])
 def test_shorter_sequences(pools, sequence_parallel, recompute):
     assert max(pools[2].run(shorter, sequence_parallel, recompute, 6)) < 1e-14

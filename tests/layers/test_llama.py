@@ -12,6 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from actmem.config import ConfigError, Parallel
 from actmem.formulas.llama_terms import forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.context import ContextParallel
+from actmem.layers.latent import attend_uneven
 from actmem.layers.llama import LlamaLayer
 from actmem.layers.llama_parts import rotary_tables, swiglu
 from actmem.llama_shape import LLAMA_MODELS, LatentHeads, LlamaShape, llama_layer_terms, llama_shape
@@ -23,7 +24,7 @@ from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
 from actmem.rows import compare, total
 from actmem.torch_private import TorchDispatchMode
-from tests.tiers import covering, examples, sampled
+from tests.tiers import covering, examples
 
 SHAPE = LlamaShape(12, 3, 32, 8, 2, 40)
 #: As Qwen3: a norm over each head's query and key, and heads that are wider than h/a.
@@ -190,15 +191,12 @@ def on_ranks(shape, sequence_parallel, members=None):
 
 
 # k = 2: with four ranks two hold the same key and value head.
-@pytest.mark.parametrize(("size", "sequence_parallel", "kind"), covering([2, 4], [False, True], SHAPES))
-def test_on_ranks(pools, size, sequence_parallel, kind):
-    for error, wrong in pools[size].run(on_ranks, SHAPES[kind], sequence_parallel):
-        assert error < 1e-12 and wrong == ""
-
-
-@pytest.mark.parametrize("kind", sampled(SHAPES, 2, always=["deepseek"]))
-def test_in_a_subgroup(pools, kind):
-    for error, wrong in pools[4].run(on_ranks, SHAPES[kind], True, [3, 1]):
+@pytest.mark.parametrize(
+    ("size", "sequence_parallel", "kind", "members"),
+    [*covering([2, 4], [False, True], SHAPES, [None]), (4, True, "deepseek", [3, 1]), (4, True, "qwen3", [3, 1])],
+)
+def test_on_ranks(pools, size, sequence_parallel, kind, members):
+    for error, wrong in pools[size].run(on_ranks, SHAPES[kind], sequence_parallel, members):
         assert error < 1e-12 and wrong == ""
 
 
@@ -364,3 +362,35 @@ def test_heads_that_ranks_hold_alike_name_no_group():
     layer = LlamaLayer(SHAPE, TensorParallel(None, 4, 1), seed=1)
     part = part_of(dict(layer.named_parameters())["attention.k"], TensorParallel(None, 4, 1))
     assert part == (2, 0) and not hasattr(part, "group")
+
+
+def test_the_floors_of_latent_attention():
+    s, b, h, a, f = 12, 3, 32, 8, 40
+    q, c, n, r, v = 20, 14, 6, 4, 8
+    latents = 4 * s * b * q + 4 * s * b * c + 2 * s * b * r + 8 * s * b
+    heads = 4 * s * b * a * (n + r) + 2 * s * b * a * v
+    rest = 8 * s * b * h + 8 * s * b + 4 * a * s * b + 2 * s * b * a * v + 6 * s * b * f
+    for t in (1, 2, 4):
+        of_heads = [row for row in llama_rows(LATENT, Parallel(t)) if row.term[0] in "QKV" and "QKV" not in row.term]
+        assert total(of_heads) == latents + heads // t
+        assert total(llama_rows(LATENT, Parallel(t, True))) == (latents + heads + rest) // t
+        # Elementwise drops the latents' norms' outputs as well.
+        kept = 4 * s * b * h + 2 * s * b * (q + c) + 2 * s * b * f
+        assert total(llama_rows(LATENT, Parallel(t, True), "elementwise")) == (latents + heads + rest - kept) // t
+
+
+@pytest.mark.parametrize("widths", [(6, 10), (10, 6), (4, 4)])
+def test_attention_of_two_widths(widths):
+    generator = torch.Generator().manual_seed(1)
+    sizes = [(2, 3, 7, width) for width in (widths[0], *widths)]
+    heads = [torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes]
+
+    def run(attend):
+        q, k, v = (x.clone().requires_grad_() for x in heads)
+        y = attend(q, k, v)
+        (y * torch.linspace(-1, 1, y.numel(), dtype=torch.float64).view_as(y)).sum().backward()
+        return y, q.grad, k.grad, v.grad
+
+    wanted = run(lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True).permute(2, 0, 1, 3).flatten(2))
+    for ours, theirs in zip(run(attend_uneven), wanted, strict=True):
+        assert (ours - theirs).abs().max() < 1e-12

@@ -80,39 +80,26 @@ def test_what_each_computes(pools, size):
     pools[size].run(check_meaning)
 
 
-def bytes_kept():
-    x = torch.ones(4, 2, requires_grad=True)
-    kept = []
-    for operator in (f, f_bar, g, g_bar):
-        with record(torch.nn.Identity()) as ledger:
-            y = operator(x, tensor_parallel())  # noqa: F841 (its graph must live to the end of the block)
-        kept.append(sum(row.bytes for row in ledger.saved))  # y is alive too, as the caller's
-    return kept
-
-
-def test_they_keep_nothing(pools):
-    assert pools[2].run(bytes_kept) == [[0] * 4] * 2
-
-
-def exchanges():
-    """The kinds of collective that each operator's forward and backward start."""
-    found = {}
+def exchanges_and_bytes_kept():
+    """The kinds of collective that each operator's forward and backward start; what it keeps."""
+    found, kept = {}, []
     for name, operator in (("f", f), ("f̄", f_bar), ("g", g), ("ḡ", g_bar)):
         x = torch.ones(4, 2, requires_grad=True)
-        with count_collectives() as forward:
+        with count_collectives() as forward, record(torch.nn.Identity()) as ledger:
             y = operator(x, tensor_parallel())
+        kept += ledger.saved  # y is alive, as the caller's
         with count_collectives() as backward:
             y.sum().backward()
         found[name] = [[one.kind for one in seen.collectives] for seen in (forward, backward)]
-    return found
+    return found, kept
 
 
-def test_the_drawn_operators_exchange_what_these_do(pools):
+def test_they_keep_nothing_and_the_drawn_operators_exchange_what_these_do(pools):
     drawn = {
         operator: [[kind] if (kind := FORWARD_EXCHANGE[one]) else [] for one in (operator, CONJUGATE_OF[operator])]
         for operator in FORWARD_EXCHANGE
     }
-    assert pools[2].run(exchanges) == [drawn] * 2
+    assert pools[2].run(exchanges_and_bytes_kept) == [(drawn, [])] * 2
 
 
 def test_one_rank_exchanges_nothing():

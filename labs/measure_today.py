@@ -12,7 +12,6 @@ import sys
 from actmem.config import ConfigError
 from actmem.llama_shape import CONTEXT_KINDS, LLAMA_MODELS, llama_shape
 from actmem.models import PAPER_MODELS, model_shape
-from actmem_course.arguments import noting_smaller
 from actmem_course.bench.layer_table import CONTEXT_WORDS, LayerTable, run_layer_table, today_configurations
 from actmem_course.bench.runner import Measurement
 from actmem_course.process import lab
@@ -68,9 +67,9 @@ def table_from(args) -> LayerTable:
         other = [name for name in ONLY_TODAY if name in given] + ["context_parallel_size"] * (args.context != 1)
         if other:
             raise ConfigError(other[0], "the paper's layer has none: leave out --paper-layer, or this")
-        shape = noting_smaller(model_shape(args.model or "tiny").with_sizes(**given))
+        shape = model_shape(args.model or "tiny").with_sizes(**given)
         return LayerTable(shape, "The paper's layer", today_configurations())
-    llama = noting_smaller(llama_shape(args.model or "tiny-llama").with_sizes(**given))
+    llama = llama_shape(args.model or "tiny-llama").with_sizes(**given)
     word = CONTEXT_WORDS[args.context_kind] if args.context != 1 else ""
     lines = today_configurations(word)
     return LayerTable(llama, "Today's layer", lines, args.routing, args.context, args.context_kind)

@@ -58,9 +58,6 @@ class LabParser(argparse.ArgumentParser):
     spelled: options that are shorter than the argument that a ConfigError names.
     """
 
-    #: Sizes to try where memory is too small, once a lab knows its own.
-    smaller = ""
-
     def __init__(self, *args, spelled: dict[str, str] | None = None, **kwargs):
         super().__init__(*args, **kwargs)
         self._spelled = spelled or {}
@@ -107,21 +104,12 @@ def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") 
 
 def shape_from(args: argparse.Namespace) -> ModelShape:
     """The shape that the arguments name.  Raises ConfigError on sizes that do not fit together."""
-    return noting_smaller(model_shape(args.model or "tiny").with_sizes(**given_sizes(args)))
+    return model_shape(args.model or "tiny").with_sizes(**given_sizes(args))
 
 
 def given_sizes(args: argparse.Namespace) -> dict[str, int]:
     """The sizes that the command line states, by name."""
     return {name: getattr(args, name) for name in _SIZES if getattr(args, name) is not None}
-
-
-def noting_smaller(shape):
-    """The same shape; if memory is too small for it, the lab's error names half its microbatch, or half its sequence."""
-    for name in ("micro_batch_size", "seq_length"):
-        if getattr(shape, name) > 1:
-            LabParser.smaller = f"--{name.replace('_', '-')} {getattr(shape, name) // 2}"
-            break
-    return shape
 
 
 def add_json_argument(parser: argparse.ArgumentParser) -> None:

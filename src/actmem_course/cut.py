@@ -3,14 +3,13 @@
 A public function keeps its signature and docstring and loses its body; a private function or
 class goes; everything else stays.  The lines that call the judge come from here: the judge
 imports the solutions, so they don't import the judge.  Whoever edits a solution runs ``python -m actmem_course.cut``
-after it: it writes labs/ anew, and leaves a file alone that somebody else has edited.
+after it: it writes labs/ anew, and leaves a file alone that has answers.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -85,44 +84,30 @@ def _given(before: list[str]) -> bool:
 
 
 def write_labs(folder: Path) -> list[Path]:
-    """Write every lab into ``folder``.  Returns the files that were left alone because they hold someone's work."""
+    """Write every lab into ``folder``.  Returns the files that were left alone because they hold answers."""
     left = []
     for name in lab_names():
         path, source = folder / f"{name}.py", lab_source(name)
         old = path.read_text(encoding="utf-8") if path.exists() else None
-        if old == source:
-            continue
-        if old is not None and not _is_ours(path, old):
+        if old is not None and _answered(old):
             left.append(path)
-            continue
-        path.write_text(source, encoding="utf-8")
-        _git(path, "hash-object", "-w", path.name)  # git now knows what we wrote, committed or not
+        else:
+            path.write_text(source, encoding="utf-8")
     return left
 
 
-def _is_ours(path: Path, text: str) -> bool:
-    """Whether a lab holds no answers, and git has its very text: then writing over it loses nothing."""
+def _answered(text: str) -> bool:
+    """Whether a lab holds answers, or can't be read."""
     try:
-        answered = cut(text) != text
+        return cut(text) != text
     except SyntaxError:
-        return False
-    blob = _git(path, "hash-object", path.name)
-    return not answered and bool(blob) and _git(path, "cat-file", "-t", blob) == "blob"
-
-
-def _git(path: Path, *arguments: str) -> str:
-    """What git says in the folder of ``path``; nothing if it fails or isn't there."""
-    try:
-        done = subprocess.run(["git", *arguments], cwd=path.parent, capture_output=True, text=True)
-    except OSError:
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
+        return True
 
 
 def main() -> int:
     left = write_labs(LABS)
     for path in left:
-        print(f"{path}: left alone, it has answers or edits in it; make labs moves them to my/labs", file=sys.stderr)
+        print(f"{path}: left alone, it has answers in it; make labs moves them to my/labs", file=sys.stderr)
     return 1 if left else 0
 
 

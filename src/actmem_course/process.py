@@ -16,7 +16,6 @@ from types import TracebackType
 import torch
 import torch.distributed as dist
 
-from actmem_course.arguments import LabParser
 from actmem_course.console import lab_console as lab_console  # labs take it from here
 from actmem_course.guard import Guard, done, leave, say
 
@@ -110,15 +109,14 @@ def cause_of(error: BaseException) -> str:
 
 
 def _out_of_gpu_memory(text: str) -> str:
-    """What was asked for, what this rank holds and what is free on its GPU, and a smaller size to try."""
+    """What was asked for, what this rank holds and what is free on its GPU."""
     asked = re.search(r"allocate ([\d.]+ \w+)", text)
     parts = [f"{asked[1]} asked for"] if asked else []
     with suppress(RuntimeError, AssertionError):  # a GPU that failed may not answer
         free, whole = (number / 2**30 for number in torch.cuda.mem_get_info())
         held = torch.cuda.memory_allocated() / 2**30
         parts.append(f"{held:.2f} GiB held by this rank, {free:.2f} of {whole:.2f} GiB free")
-    line = f"out of memory on a GPU: {', '.join(parts) or text}"
-    return line + (f"; try {LabParser.smaller}" if LabParser.smaller else "")
+    return f"out of memory on a GPU: {', '.join(parts) or text}"
 
 
 def _last_own(trace: TracebackType | None) -> str:

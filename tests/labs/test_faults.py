@@ -81,7 +81,7 @@ def test_a_rank_has_no_memory_left(place, tmp_path):
 
 #: A fault, whether all ranks have it, and what is said.
 SAID = {
-    ("has no GPU memory", False): "out of memory on a GPU: 2.00 GiB asked for; try --micro-batch-size 1",
+    ("has no GPU memory", False): "out of memory on a GPU: 2.00 GiB asked for",
     ("cannot save", True): "a save or its reading failed on rank 1: cannot write x/y: No space left on device",
     ("meets NCCL's error", True): "NCCL: unhandled system error: "
     "Error while creating shared memory segment /dev/shm/nccl-4t5 (size 9637888)",

@@ -149,7 +149,7 @@ Error while creating shared memory segment /dev/shm/nccl-4t5gQb (size 9637888)""
 NCCL_SAID = (
     "NCCL: unhandled system error: Error while creating shared memory segment /dev/shm/nccl-4t5gQb (size 9637888)"
 )
-MEMORY_SAID = r"out of memory on a GPU: [\d.]+ MiB asked for, 0.00 GiB held by this rank, 0.00 of 0.00 GiB free; try --micro-batch-size 1"
+MEMORY_SAID = r"out of memory on a GPU: [\d.]+ MiB asked for, 0.00 GiB held by this rank, 0.00 of 0.00 GiB free"
 #: Variables of the stand-in, a fault planted on rank 1 only, and what is said.
 FAILURES = {
     "one rank": ({}, "raises", r"rank 1: ValueError: planted \(measure_parity.py:\d+; .*\)"),

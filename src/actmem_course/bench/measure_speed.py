@@ -19,7 +19,7 @@ from actmem.measure.parts import layer_input
 from actmem.models import PAPER_MODELS
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.rows import total
-from actmem_course.arguments import ELEMENT_SIZES, given_sizes, noting_smaller, shape_from
+from actmem_course.arguments import ELEMENT_SIZES, given_sizes, shape_from
 from actmem_course.bench.hold import Held, Runner, hold
 from actmem_course.bench.race import Race, race
 from actmem_course.bench.timing import check_fits, memory_bytes, ranks_here
@@ -74,7 +74,7 @@ def timed_shape(args: argparse.Namespace, size: int, dtype: str) -> ModelShape:
 
     if args.device == "cuda" and args.model is None and not given_sizes(args):
         with suppress(ConfigError):
-            return noting_smaller(checked(PAPER_MODELS["22B"].shape))
+            return checked(PAPER_MODELS["22B"].shape)
     return checked(shape_from(args))
 
 

@@ -7,7 +7,6 @@ from torch.utils.checkpoint import checkpoint
 
 from actmem import recompute
 from actmem.measure.ledger import record
-from actmem.measure.origins import UNSAVED
 from tests.measure.corner_cases import STATE, B, Run, x
 
 
@@ -144,18 +143,6 @@ def test_gradients_are_those_without_a_record():
         y = model(inputs)
     (grad,) = torch.autograd.grad(y.sum(), inputs)
     assert torch.equal(grad, expected)
-
-
-def test_a_holder_is_named():
-    class Cached(nn.Module):
-        def forward(self, x):
-            self.cache = [x.detach() + 1]
-            return x + 1
-
-    with record(module := Cached()) as ledger:
-        y = module(x())
-    (cached,) = ledger.unsaved
-    assert y is not None and (cached.kind, cached.held_by, cached.bytes) == (UNSAVED, "an attribute of Cached", B)
 
 
 def test_it_shows_itself():

@@ -11,11 +11,10 @@ from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_conte
 
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure import tools
-from actmem.measure.census import census
 from actmem.measure.ledger import record
 from actmem.measure.ledger_tables import UNSAVED, readable_size
 from actmem.models import TINY
-from tests.measure.corner_cases import B, Hidden, Run, x
+from tests.measure.corner_cases import B, Run, x
 
 
 def ledger_of(module, *inputs):
@@ -128,16 +127,6 @@ def test_the_ledger_keeps_nothing_alive_itself():
     assert result() is None and not ledger.storages()
 
 
-def test_what_hooks_do_not_see_is_listed_with_its_holder():
-    hiding = Run(lambda m, x: Hidden.apply(x, "attribute"))
-    ledger = ledger_of(hiding, x())
-    (hidden,) = ledger.unsaved
-    assert not ledger.saved
-    assert (hidden.bytes, hidden.kind, hidden.held_by) == (B, UNSAVED, "an attribute of ctx of Hidden")
-    assert f"{hidden.kind}, held by an attribute of ctx of Hidden" in str(ledger)
-    assert census(hiding, x) == B
-
-
 class Keeps(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x):
@@ -149,11 +138,43 @@ class Keeps(torch.autograd.Function):
         return grad * 4
 
 
-def test_near_and_deep_attributes_of_one_ctx_are_named():
-    ledger = ledger_of(Run(lambda m, x: Keeps.apply(m.a(x)), a=nn.Linear(8, 8)), x())
-    assert [(t.op, t.held_by) for t in ledger.unsaved] == [
-        (op, "an attribute of ctx of Keeps") for op in ("addmm", "mul", "mul")
-    ]
+class Cached(nn.Module):
+    def forward(self, x):
+        self.cache = [x.detach() + 1]
+        return x + 1
+
+
+def _on_cpu(m, x):
+    with torch.autograd.graph.save_on_cpu():
+        return m.b(torch.relu(m.a(x)))
+
+
+def _selective(m, x):
+    def context():
+        return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
+
+    return checkpoint(lambda y: m.a(y).relu(), x, use_reentrant=False, context_fn=context, preserve_rng_state=False)
+
+
+CTX, HOOKS = "an attribute of ctx of Keeps", "the hooks of save_on_cpu"
+LINEARS = {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}
+HOLDERS = {
+    "ctx, near and deep": (Run(lambda m, x: Keeps.apply(m.a(x)), **LINEARS), [("addmm", CTX), ("mul", CTX), ("mul", CTX)]),
+    "a module": (Cached(), [("add", "an attribute of Cached")]),
+    # On a CPU save_on_cpu holds the tensors themselves: the input and relu's result.
+    "hooks in the block": (Run(_on_cpu, **LINEARS), [("linear", HOOKS), ("relu", HOOKS)]),
+    "selective checkpointing": (Run(_selective, **LINEARS), [("addmm", "the cache of selective checkpointing")]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HOLDERS)
+def test_what_autograd_did_not_save_is_listed_with_its_holder(name):
+    module, expected = HOLDERS[name]
+    ledger = ledger_of(module, x())
+    held = [t for t in ledger.tensors if t.held_by]
+    assert sorted((t.op, t.held_by) for t in held) == expected and {t.bytes for t in held} == {B}
+    assert all(f"held by {holder}" in str(ledger) for _, holder in expected)
+    assert {t.kind for t in ledger.unsaved} <= {UNSAVED}
 
 
 def test_dtensor_is_counted_by_what_it_wraps(pools):
@@ -201,31 +222,6 @@ def test_a_readable_size_keeps_every_byte_below_a_kibibyte():
     sizes = [0, 1023, 1024, 1536, 2**20 - 1, 3 * 2**20, 80 * 2**30, 2048 * 2**30]
     texts = ["0 B", "1,023 B", "1 KiB", "1.5 KiB", "1024 KiB", "3 MiB", "80 GiB", "2,048 GiB"]
     assert [readable_size(size) for size in sizes] == texts
-
-
-def test_what_hooks_inside_the_block_pack_is_counted_and_named():
-    def run(m, x):
-        with torch.autograd.graph.save_on_cpu():
-            return m.b(torch.relu(m.a(x)))
-
-    ledger = ledger_of(Run(run, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), x())
-    # On a CPU save_on_cpu holds the tensors themselves: the input and relu's result.
-    assert {(t.op, t.bytes, t.held_by) for t in ledger.tensors} == {
-        ("linear", B, "the hooks of save_on_cpu"),
-        ("relu", B, "the hooks of save_on_cpu"),
-    }
-
-
-def test_the_cache_of_selective_checkpointing_is_named():
-    def run(m, x):
-        def context():
-            return create_selective_checkpoint_contexts([torch.ops.aten.addmm.default])
-
-        return checkpoint(lambda y: m.b(torch.relu(m.a(y))), x, use_reentrant=False, context_fn=context)
-
-    ledger = ledger_of(Run(run, a=nn.Linear(8, 8), b=nn.Linear(8, 8)), x())
-    (cached,) = (t for t in ledger.tensors if t.op == "addmm")
-    assert cached.held_by == "the cache of selective checkpointing" and cached.bytes == B
 
 
 def test_bytes_on_the_host_are_no_bytes_of_the_device():

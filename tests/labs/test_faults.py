@@ -8,26 +8,12 @@ import time
 import pytest
 
 from actmem_course import launch
-from tests.labs.faults import GOAL_SECONDS, Started, listening, planted
+from tests.labs.faults import Started, listening, planted
 from tests.labs.stuck import learner_file
 from tests.tiers import at_night
 
 pytestmark = [pytest.mark.fault, pytest.mark.skipif(sys.platform != "linux", reason="reads processes from /proc")]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
-
-
-@pytest.fixture(autouse=True)
-def times(record_property, monkeypatch):
-    """Put on record how long each fault took to end every process; the goal is 10 s."""
-    gone = Started.nothing_is_left
-
-    def timed(run):
-        result = gone(run)
-        record_property("seconds_to_the_end", round(run.seconds, 1))
-        print(f"everything has ended {run.seconds:.1f} s after the fault; the goal is {GOAL_SECONDS} s")
-        return result
-
-    monkeypatch.setattr(Started, "nothing_is_left", timed)
 
 
 @pytest.mark.parametrize("place", [at_night("forward"), at_night("backward"), "a collective"])

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 from actmem_course.rank_store import BadMessage, RankStore, decoded, encoded
-from actmem_course.results import ExchangeCount, MemorySample, Sample
+from actmem_course.results import MemorySample, ParityResult, Sample
 from actmem_course.start import served_store
 
 VALUES = [
@@ -22,7 +22,7 @@ VALUES = [
     [1, (2, [3.5, None]), {"a": (1,), (2, "b"): {1, 2}}, frozenset({"x"})],
     Sample(0.1, 0.2, 0.3),
     [MemorySample("F", 0, 1, 1, 10, 20, 30)],
-    ExchangeCount("tensor", "none", {"all-reduce": 4}, {"all-reduce": 4}, 1, 1, 2, 2),
+    ParityResult("tensor", 2, 0, 0.0, True, {"all-reduce": 4}, {"all-reduce": 4}, []),
 ]
 
 

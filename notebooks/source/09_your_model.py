@@ -22,7 +22,7 @@ from actmem.formulas.llama_terms import llama_rows
 from actmem.llama_shape import LLAMA_MODELS, LlamaShape
 from actmem.measure.diagnosis import findings
 from actmem.measure.ledger_tables import readable_size
-from actmem.measure.parts import layer_input, measure_layer_peak, run_between_others
+from actmem.measure.parts import layer_input, run_between_others
 from actmem.measure.record_command import as_dict
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.rows import total
@@ -306,9 +306,12 @@ for mode in RECOMPUTE_MODES:
     tape = solve(lambda sizes: events(sizes, mode), list(at), {"s": (4, ())}, may_be_one=())
     alive = [(live, event.where, event.op) for event, live, _ in moments(tape.events(at)) if hasattr(event, "op")]
     peak, node, op = max(alive, key=lambda moment: moment[0])
-    predicted, measured = there + peak, measure_layer_peak(paper, recompute=mode).peak_bytes
-    agree.add(f"peak with {mode}, by a tape solved at tiny sizes", [(predicted, measured)])
-    peaks[f"{mode}: in {node}"] = measured
+    one = TransformerLayer(paper, recompute=mode, dtype=torch.bfloat16)
+    one_x = layer_input(paper, TensorParallel(), "cpu", torch.bfloat16)
+    with actmem.watch_step(one, None, one_x) as one_bill:
+        run_between_others(one, one_x)
+    agree.add(f"peak with {mode}, by a tape solved at tiny sizes", [(there + peak, one_bill.peak_bytes)])
+    peaks[f"{mode}: in {node}"] = one_bill.peak_bytes
 LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 
 # %% [markdown]

@@ -24,7 +24,6 @@ from actmem.measure.census import LiveStorages, census
 from actmem.measure.ledger import SavedTensor, record
 from actmem.measure.savers import kept_as
 from actmem.measure.tools import storages_of
-from actmem.measure.whole_step import StepBill, watch_step
 from actmem.parallel import linear, vocab
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
@@ -112,28 +111,11 @@ def measure_layer(
     return rows
 
 
-def measure_layer_peak(
-    shape: ModelShape,
-    tp: TensorParallel = TensorParallel(),
-    recompute: Recompute | str = "none",
-    *,
-    device: str = "cpu",
-    dtype: torch.dtype = torch.bfloat16,
-) -> StepBill:
-    """The bill of one layer's forward and backward, as between two others.
-
-    Its input is the caller's, and so is the gradient of its input at the end.  The gradient of its
-    output comes when backward begins, and goes when nothing reads it any more.
-    """
-    layer = TransformerLayer(shape, tp, recompute=recompute, device=device, dtype=dtype)
-    x = layer_input(shape, tp, device, dtype)
-    with watch_step(layer, None, x) as bill:
-        run_between_others(layer, x)
-    return bill
-
-
 def run_between_others(layer: nn.Module, x: Tensor) -> None:
-    """One layer's forward and backward.  The gradient of its output comes when backward begins."""
+    """One layer's forward and backward, as between two others.
+
+    The gradient of its output comes when backward begins, and goes when nothing reads it any more.
+    """
     end = _NextLayer.apply(layer(x))
     end.backward(end.detach())
 

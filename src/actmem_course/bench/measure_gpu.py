@@ -21,7 +21,8 @@ import actmem
 from actmem.config import ModelShape
 from actmem.formulas.activations import TABLE2
 from actmem.layers.transformer import TransformerLayer
-from actmem.measure.parts import layer_input, measure_layer_peak
+from actmem.measure.parts import layer_input, run_between_others
+from actmem.measure.whole_step import watch_step
 from actmem.models import PAPER_MODELS
 from actmem.torch_private import TorchDispatchMode
 from actmem_course.bench.layer_table import LayerTable
@@ -163,19 +164,25 @@ def allocated_curve(shape: ModelShape, ranks: Ranks, dtype: torch.dtype) -> dict
     """One layer's forward and backward with selective recomputation and SP: the picture's data.
 
     allocated_bytes: what the allocator had given out after each operation.  counted_bytes: the same step by live storages,
-    which needs no GPU (``measure_layer_peak``), at more moments.  Both without what there was before the step.
+    which needs no GPU (``watch_step``), at more moments.  Both without what there was before the step.
     """
     tp = group_of(sequence_parallel=True)
-    counted = measure_layer_peak(shape, tp, "selective", device=ranks.device, dtype=dtype).curve
-    layer = TransformerLayer(shape, tp, recompute="selective", device=ranks.device, dtype=dtype)
-    x = layer_input(shape, tp, ranks.device, dtype)
+
+    def layer_and_input() -> tuple[TransformerLayer, torch.Tensor]:
+        layer = TransformerLayer(shape, tp, recompute="selective", device=ranks.device, dtype=dtype)
+        return layer, layer_input(shape, tp, ranks.device, dtype)
+
+    layer, x = layer_and_input()
+    with watch_step(layer, None, x) as bill:
+        run_between_others(layer, x)
+    layer, x = layer_and_input()
     before = torch.cuda.memory_allocated() if ranks.device == "cuda" else 0
     with _Allocated(ranks.device) as seen:
         y = layer(x)
         y.backward(y.detach())
     return {
         "allocated_bytes": [held - before for held in seen.curve],
-        "counted_bytes": [held - counted[0] for held in counted],
+        "counted_bytes": [held - bill.curve[0] for held in bill.curve],
     }
 
 

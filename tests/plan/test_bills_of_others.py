@@ -1,0 +1,145 @@
+"""The bill of ``plan``, line by line, is that of a real run of the code that it prints, for models that nobody here wrote."""
+
+import inspect
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from actmem.measure.emulate import fused_attention_on_cpu
+from actmem.measure.factories import built_model
+from actmem.measure.whole_step import loss_of, watch_step
+from actmem.plan.own_model import OwnModel, Way
+from actmem.plan.step_time import Cluster
+from actmem.tape.evaluate import Run, moments
+from actmem.tape.model_tape import config_factory, run_factory, solved_target
+from tests.models_of_others import CAUSAL, MASKED, _language
+from tests.tape import models_for_tapes
+from tests.tiers import at_night
+
+transformers = pytest.importorskip("transformers")
+
+#: Larger than what any tape is solved from; six blocks.
+SIZES = {"s": 56, "b": 3, "h": 96, "a": 4, "k": 2, "d": 16, "f": 130, "v": 330}
+LAYERS = 6
+
+
+def with_layers(kind):
+    """A factory of ``models_of_others`` that also takes the number of layers."""
+    auto = "AutoModelForCausalLM" if kind in CAUSAL else "AutoModelForMaskedLM"
+    kinds: dict[str, Any] = {**CAUSAL, **MASKED}
+    names, fixed = kinds[kind]
+
+    def factory(num_layers: int, **sizes: int):
+        return _language(kind, names, fixed | {"num_hidden_layers": num_layers}, auto, **sizes)
+
+    parameters = [inspect.Parameter(x, inspect.Parameter.KEYWORD_ONLY) for x in ("s", "b", *names, "num_layers")]
+    factory.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    return factory
+
+
+bert, roberta, granite, deberta, mixtral, gemma, falcon = map(
+    with_layers, ("bert", "roberta", "granite", "deberta-v2", "mixtral", "gemma", "falcon")
+)
+FACTORIES = {
+    "bert": "h:8a", "roberta": "h:8a", "granite": "h:8a,a:k", "deberta": "h:8a", "mixtral": "h:8a,a:k", "gemma": "h:8a,a:k", "falcon": "h:8a"
+}  # fmt: skip
+CONFIGS = ("gpt2", "qwen3", "phi", "olmo2", "opt")
+#: DeBERTa's blocks add gradients to positions that they share; Qwen3's share rotary tables.
+BY_DAY = ("bert", "gpt2")
+
+
+def real_lines(factory, sizes, code):
+    """Of a step after ``code``: the lines alive at its peak, and bytes of weights, gradients and moments."""
+
+    def prepare(model):
+        exec(code, {"model": model, "torch": torch})
+
+    names = {}
+    run_factory(factory, sizes, "bfloat16", names, prepare)
+    peak, at_peak = 0, {}
+    for event, live, alive in moments(run_factory(factory, sizes, "bfloat16", prepare=prepare)):
+        if isinstance(event, Run) and live > peak:
+            peak, at_peak = live, dict(alive)
+    lines = Counter()
+    for made in at_peak.values():
+        lines[re.sub(r"\.\d+(?=[.:])", ".*", names.get(made.number, made.name))] += made.bytes
+
+    model, inputs = built_model(factory, sizes, "bfloat16")
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(model(**inputs)).backward()
+    optimizer.step()
+    static = {
+        "weights": model.parameters(),
+        "gradients": [p.grad for p in model.parameters()],
+        "Adam first moment": [state["exp_avg"] for state in optimizer.state.values()],
+        "Adam second moment": [state["exp_avg_sq"] for state in optimizer.state.values()],
+    }
+    return lines + Counter({term: sum(x.nbytes for x in tensors) for term, tensors in static.items()})
+
+
+@pytest.fixture
+def solved(request, tmp_path):
+    """A target's factory, its sizes, and the model that ``plan`` solves of it."""
+    target = request.param
+    sizes, rules = {**SIZES, "l": LAYERS}, FACTORIES.get(target, "")
+    if target in FACTORIES:
+        factory = globals()[target]
+        own: Any = inspect.signature(factory).parameters
+        place = f"{__name__}:{target}"
+    else:
+        config = transformers.AutoConfig.for_model(target)
+        place = str(tmp_path / "config.json")
+        Path(place).write_text(json.dumps({**config.to_dict(), "model_type": target}, default=str))
+        factory, own, _ = config_factory(place)
+        sizes["k"] = SIZES["k"] if own.get("k") != own.get("a") else SIZES["a"]
+    sizes = {letter: size for letter, size in sizes.items() if letter in own or letter in "sbl"}
+    parts, without, layers = solved_target(place, sizes, rules, "bfloat16", [""])
+    del without["b"]
+    return factory, sizes, OwnModel(parts, without, layers, Cluster(1, 2**30, allowance_bytes=0), 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "solved", [case if case in BY_DAY else at_night(case) for case in (*FACTORIES, *CONFIGS)], indirect=True
+)
+def test_each_line_is_that_of_a_real_run(solved):
+    factory, sizes, model = solved
+    for again in (0, 2, LAYERS):
+        way = Way(sizes["b"], again, False)
+        bill = Counter()
+        for row in [*model.static_rows(way), *model.need(way).peak.rows]:  # the optimizer's step can need more
+            bill[row.term] += row.bytes
+        with fused_attention_on_cpu():
+            assert bill == real_lines(factory, sizes, "\n".join(model.code(way, ""))), again
+
+
+def llamas_peaks(code, sizes):
+    """Bytes at the peak of a rank's second microbatch, without the inputs, buffers and the optimizer's counts of steps."""
+    with fused_attention_on_cpu():
+        model, inputs = models_for_tapes.llama(**sizes, num_layers=LAYERS)
+        exec(code, {"model": model.float(), "torch": torch})
+        optimizer = torch.optim.AdamW(model.parameters())
+        loss_of(model(**inputs)).backward()
+        optimizer.step()
+        with watch_step(model, optimizer, inputs) as bill:
+            loss_of(model(**inputs)).backward()
+    return sum(row.bytes for row in bill.peak if row.kind not in ("input", "buffer") and row.op != "step")
+
+
+@pytest.mark.nightly
+def test_fsdp_of_a_model_whose_blocks_share_tables(pools):
+    sizes = {letter: size for letter, size in SIZES.items() if letter != "d"} | {
+        "v": 900
+    }  # so that the peak is at the loss
+    parts, own, layers = solved_target(
+        f"{models_for_tapes.__file__}:llama", {**sizes, "l": LAYERS}, "h:8a,a:k", "bfloat16", [""]
+    )
+    del own["b"]
+    model = OwnModel(parts, own, layers, Cluster(2, 2**30, allowance_bytes=0), 6)
+    way = Way(sizes["b"], 0, True)
+    assert set(pools[2].run(llamas_peaks, "\n".join(model.code(way, "bfloat16")), sizes)) == {model.bytes(way)}

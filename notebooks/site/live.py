@@ -17,7 +17,8 @@ from notebooks.site.needs import needs_machine
 from notebooks.site.slices import figures
 
 SOURCE = cache.ROOT / "src"
-SCRIPTS = tuple(Path(__file__).with_name(name) for name in ("live.js", "judge.js", "worker.js"))
+SHOW = SOURCE / "actmem_course" / "show"
+SCRIPTS = (SHOW / "figures.js", *(Path(__file__).with_name(name) for name in ("live.js", "worker.js")))
 #: Bars and lines only: a quarter of plotly.js.
 PLOTLY = "plotly.js-basic-dist-min@4.1.1"
 #: The interpreter, without the packages that its lock file would fetch from a server of its own: pages ask for none.
@@ -61,8 +62,7 @@ def write_cells(folder: Path, page: str, cells: dict[str, str]) -> None:
     """The code of a page's figures, how they look before anything is moved, and the answers to its questions."""
     known = {}
     for cell, code in cells.items():
-        shown = run_cell(code)
-        known[cell] = {"code": code, "state": shown.state(), **({"answer": shown.answer()} if shown.question else {})}
+        known[cell] = {"code": code, **run_cell(code).stored()}
     (folder / f"{page}.json").write_text(json.dumps(known), encoding="utf-8")
 
 

@@ -1,8 +1,6 @@
-"""A notebook open in a page of JupyterLab: its cells, its kernel and its outputs."""
+"""A notebook open in a page of JupyterLab: its cells and their outputs."""
 
 from __future__ import annotations
-
-import json
 
 from tests.patience import SECONDS as PATIENCE_SECONDS
 
@@ -24,28 +22,13 @@ OUTPUTS = """
   .map((cell) => ({ count: cell.model.executionCount, source: cell.model.sharedModel.getSource(), outputs: cell.model.outputs.toJSON() }))
 """
 
-_ASK = """
-async (code) => {
-  const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-  let printed = "", error = "";
-  const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false });
-  future.onIOPub = ({ header, content }) => {
-    if (header.msg_type === "stream") printed += content.text;
-    if (header.msg_type === "error") error = `${content.ename}: ${content.evalue}`;
-  };
-  await future.done;
-  return [printed, error];
-}
-"""
-
-#: Go to the cell that displays a widget; JupyterLab draws a cell when it comes near the screen.
+#: Go to a code cell, by its number among code cells; JupyterLab draws a cell when it comes near the screen.
 _GO = """
-async (model) => {
+async (number) => {
   const notebook = window.jupyterapp.shell.currentWidget.content;
-  const shows = (cell) => cell.model.type === "code" && JSON.stringify(cell.model.outputs.toJSON()).includes(model);
-  notebook.activeCellIndex = notebook.widgets.findIndex(shows);
-  notebook.activeCell.node.dataset.shows = model;
-  await notebook.scrollToCell(notebook.activeCell, "start");
+  const cell = notebook.widgets.filter((one) => one.model.type === "code")[number];
+  notebook.activeCellIndex = notebook.widgets.indexOf(cell);
+  await notebook.scrollToCell(cell, "start");
 }
 """
 
@@ -107,17 +90,10 @@ class OpenNotebook:
         self.page.evaluate(_RUN_ALL)
         return self.page.evaluate(OUTPUTS)
 
-    def ask(self, code: str):
-        """What ``code`` prints in the notebook's kernel, as JSON, beside the notebook's cells."""
-        printed, error = self.page.evaluate(_ASK, code)
-        if error:
-            raise RuntimeError(error)
-        return json.loads(printed)
-
-    def go_to(self, model: str):
-        """Bring the output that displays a widget on screen, and return its place in the page."""
-        self.page.evaluate(_GO, model)
-        return self.page.locator(f"[data-shows='{model}'] .jp-OutputArea-output").last
+    def go_to(self, number: int):
+        """Bring a code cell on screen, and return its place in the page."""
+        self.page.evaluate(_GO, number)
+        return self.page.locator(".jp-Notebook .jp-Cell.jp-mod-active")
 
     def save_and_reload(self) -> None:
         """Save, and open the page again with the kernel still running.

@@ -1,11 +1,15 @@
-"""A reader of the site: a server of its files, a window that opens its pages, and the links on them."""
+"""A reader of the site: a server of its files, a window that opens its pages, the links on them; and how figures are used."""
 
 from __future__ import annotations
 
 import http.server
+import re
 from html.parser import HTMLParser
 from urllib.parse import urlsplit
 
+from playwright.sync_api import expect
+
+from actmem_course.show.controls import BUTTONS
 from tests.notebooks.opened import PATIENCE_SECONDS, OpenNotebook
 
 #: Sizes of a window that the course has to be readable in.
@@ -48,6 +52,45 @@ class Reader:
         """Whether the last page sent requests to this server only, and got everything."""
         elsewhere = [url for url in self.asked if not url.startswith((self.address, "data:", "blob:"))]
         assert (elsewhere, self.failed, Files.missing) == ([], [], [])
+
+
+def use(place, shown):
+    """Use a figure on screen by keyboard, in a notebook or on a page: a guess, then its last control, one step.
+
+    shown: the same figure, here; what is drawn has to be what it draws.
+    """
+    page, plots = place.page, place.locator(".actmem-plot")
+
+    def matches():
+        for plot, drawing in zip(plots.all(), shown.moves.drawings, strict=True):
+            expect(plot).to_have_attribute("aria-label", drawing.alt)
+
+    place.scroll_into_view_if_needed()
+    expect(place).to_have_attribute("data-drawn", "true")
+    matches()
+    if asked := shown.question:
+        form = place.locator(".actmem-guess")
+        field, reply = form.locator("input"), form.locator("output")
+        expect(reply).to_have_text("")
+        field.fill("seven")
+        page.keyboard.press("Enter")
+        expect(reply).to_have_text(re.compile("^✗ seven is not a number"))
+        expect(field).to_have_attribute("aria-invalid", "true")
+        field.fill("7")
+        page.keyboard.press("Enter")
+        expect(reply).to_contain_text("You said 7")
+        expect(reply).to_contain_text(asked.because)
+        shown.answer()
+        expect(plots.nth(asked.line.figure)).to_contain_text("your guess")
+        matches()
+    for name, control in list(shown.moves.controls.items())[-1:]:
+        at = shown.moves.options(name).index(shown.moves.values[name])
+        key, to = ("ArrowLeft", at - 1) if at else ("ArrowRight", at + 1)
+        buttons = place.locator(".actmem-choice").last.locator("input:checked")
+        (buttons if control.look == BUTTONS else place.locator(".actmem-controls input").last).focus()
+        page.keyboard.press(key)
+        shown.moves.move(name, shown.moves.options(name)[to])
+        matches()
 
 
 class Links(HTMLParser):

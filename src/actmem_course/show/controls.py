@@ -1,7 +1,6 @@
-"""What a reader can change or guess, as plain data, and what a change does to the figures.
+"""What a reader can change, as plain data, and what a change does to the figures.
 
-Notebooks make widgets of controls (``widgets``), pages of the site their own sliders (``in_page``).  A control offers
-only values that can be drawn: where they depend on other controls, they are a function of those before it.
+A control offers only values that can be drawn: where they depend on other controls, they are a function of those before it.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import Any
 
 from actmem.config import ConfigError
 from actmem_course.show.marks import Axis, Drawing, points
-from actmem_course.show.style import INK, size_text, three_digits
+from actmem_course.show.style import INK, size_text
 
 #: How a control looks: a slider over evenly spaced numbers, one that stops at given values, buttons, a checkbox, a
 #: slider that plays.
@@ -123,7 +122,7 @@ class Moves:
 
     def move(self, name: str, value: Any) -> str:
         """Put a control to a value.  Returns why it can't be drawn, or nothing; then ``drawings`` are new."""
-        self._wanted[name] = value
+        self._wanted = {**self._wanted, name: value}
         self.values = fitted(self.controls, self._wanted)
         before, self._before = self._before, self.drawings
         try:
@@ -188,62 +187,3 @@ def _marks(ends: dict[str, float], axis: Axis) -> dict:
     symbol = "line-ns" if along_x else "line-ew"
     marker = {"symbol": symbol, "size": 30, "line": {"width": 3, "color": INK}, "opacity": 0.6}
     return points(BEFORE, at if along_x else ends, ends if along_x else at, INK, marker=marker)
-
-
-#: What a form sends in place of a guess when its second button is pressed.
-SHOW_ME = "show me"
-
-
-@dataclass(frozen=True)
-class Judged:
-    """What a guess is answered.  value: the guess as a number; None if it was none."""
-
-    reply: str
-    refused: bool = False
-    value: float | None = None
-
-
-def judged(guess: str, answer: float, unit: str = "", because: str = "") -> Judged:
-    """The answer to a guess, how far off it was, and why; or that it is no number."""
-    unit = unit if unit in ("", "%") else f" {unit}"
-    reason = f"\n{because}" if because else ""
-    if guess == SHOW_ME:
-        return Judged(f"It is {_plain(answer)}{unit}.{reason}")
-    value = _number(guess, unit)
-    if value is None:
-        what = guess.strip() or "An empty field"
-        return Judged(f"✗ {what} is not a number: write it like 1.5 or 1,500", refused=True)
-    told = f"You said {_plain(value)}{unit}. It is {_plain(answer)}{unit}: {_how_far(value, answer)}."
-    return Judged(told + reason, value=value)
-
-
-def _number(text: str, unit: str) -> float | None:
-    """The text as a finite number, with its unit or without; None if it isn't one.
-
-    Commas stand between thousands; a single one elsewhere is a decimal comma: 12,5.
-    """
-    text = text.strip().removesuffix(unit.strip()).removesuffix("%").strip()
-    if re.fullmatch(r"[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?", text):
-        text = text.replace(",", "")
-    elif text.count(",") == 1 and "." not in text:
-        text = text.replace(",", ".")
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if abs(number) < float("inf") else None
-
-
-def _plain(number: float) -> str:
-    return f"{int(number):,}" if number == int(number) else three_digits(number)
-
-
-def _how_far(guess: float, answer: float) -> str:
-    """How far off a guess is, as a factor; within 2% it is right."""
-    if abs(guess - answer) <= 0.02 * abs(answer):
-        return "you have it"
-    if guess * answer <= 0:
-        return "not close"
-    factor = max(guess / answer, answer / guess)
-    times = f"{three_digits(factor)} times" if factor >= 1.5 else f"{(factor - 1):.0%}"
-    return f"{times} too {'high' if abs(guess) > abs(answer) else 'low'}"

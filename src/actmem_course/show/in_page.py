@@ -1,24 +1,30 @@
-"""Figures on a page of the site: the code of a chapter's cell, run by the Python in the page.
+"""What a cell shows: figures, controls that change them, and a question about them, in a notebook or on a page of the site.
 
-The page has no ipywidgets, no plotly and no numpy: a cell's last line, which displays a widget in a notebook,
-makes one of the plain objects below instead.  What goes to the page and what comes from it is JSON.
+``figures.js`` draws both.  It gets the state as JSON and asks for the next one when a control moves: a page asks the Python
+in the page, which has no ipywidgets, no plotly and no numpy; a notebook asks its kernel (``live``).
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
-from actmem_course.show.controls import SHOW_ME, Control, Moves, judged, shown_value
+from actmem_course.show.controls import Control, Moves, shown_value
 from actmem_course.show.marks import Drawing, GuessLine
+from actmem_course.show.style import three_digits
 
 
 @dataclass
 class Question:
-    """What ``Prediction`` asks."""
+    """Asks for a number before it is shown.
+
+    question: one sentence.  answer: the number, in ``unit``.  because: shown with the answer.  line: where a guess stands
+    in the figure.
+    """
 
     question: str
     answer: float
@@ -26,14 +32,44 @@ class Question:
     because: str = ""
     line: GuessLine | None = None
 
+    def reply(self) -> str:
+        """The answer and its reason, as "show me" brings them; after a guess the page adds how far off it was."""
+        number = f"{int(self.answer):,}" if self.answer == int(self.answer) else three_digits(self.answer)
+        unit = self.unit if self.unit in ("", "%") else f" {self.unit}"
+        return f"It is {number}{unit}." + (f"\n{self.because}" if self.because else "")
 
-@dataclass
-class LiveCell:
+    def __repr__(self) -> str:
+        return f"Your prediction: {self.question} (run this cell, then write a number; the answer comes after it)"
+
+
+_Shown = TypeVar("_Shown", bound="Shown")
+
+
+@dataclass(repr=False)
+class Shown:
     """A figure, or figures with controls, and a question about them; ``shows``: the controls that show its answer."""
 
     moves: Moves
     question: Question | None = None
     shows: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def panel(cls: type[_Shown], draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> _Shown:
+        """Controls above the figures that they change; ``draw`` takes their values by name.
+
+        If it raises ConfigError, its message is shown in letters, and the figures stay as they were.
+        """
+        return cls(Moves(draw, controls))
+
+    @classmethod
+    def figure(cls: type[_Shown], drawing: Drawing) -> _Shown:
+        """A figure alone."""
+        return cls(Moves(lambda: drawing, {}))
+
+    @classmethod
+    def reveal(cls: type[_Shown], question: Question, panel: Shown, **shows: Any) -> _Shown:
+        """A panel that raises a question, and the question below it; an answer moves the panel to ``shows``."""
+        return cls(panel.moves, question, shows)
 
     def state(self) -> dict:
         """Controls with what they offer, the drawings, and the question."""
@@ -44,24 +80,39 @@ class LiveCell:
             "question": None if self.question is None else {"text": self.question.question, "unit": self.question.unit},
         }
 
+    def stored(self) -> dict:
+        """How it begins and, for a question, the state that shows its answer: no page waits for Python with these."""
+        if self.question is None:
+            return {"state": self.state()}
+        after = copy.copy(self)
+        after.moves = copy.copy(self.moves)
+        return {"state": self.state(), "answer": after.answer()}
+
     def answer(self) -> dict:
-        """The state that shows the answer.  The page stores it, with what it says to a guess, and waits for no Python."""
+        """The state that shows the answer, with what a guess is judged by."""
         asked = self.question
         assert asked is not None
         for name, value in self.shows.items():
             self.moves.move(name, value)
-        said = {"number": asked.answer, "reply": judged(SHOW_ME, asked.answer, asked.unit, asked.because).reply}
+        said = {**self.state(), "number": asked.answer, "reply": asked.reply()}
         if asked.line is None:
-            return {**self.state(), **said}
-        drawing = self.moves.drawings[asked.line.figure]
-        shape = drawing.marked(asked.line, asked.answer).layout["shapes"][-1]
-        unit = drawing.axis.unit if drawing.axis else 1
-        return {**self.state(), **said, "line": {**asdict(asked.line), "unit": unit, "shape": shape}}
+            return said
+        axis = self.moves.drawings[asked.line.figure].axis
+        return {**said, "line": {**asdict(asked.line), "unit": axis.unit if axis else 1, "shape": asked.line.shape()}}
 
-    def move(self, name: str, place: int) -> dict:
-        """The state after a control was put to the option at ``place``; ``message`` says why it can't be drawn."""
-        message = self.moves.move(name, self.moves.options(name)[place])
+    def next(self, asked: Mapping[str, Any]) -> dict:
+        """The state after a control was put to the option at a place (``message`` says why it can't be drawn), or after an answer."""
+        if "answer" in asked:
+            return self.answer()
+        name = asked["control"]
+        message = self.moves.move(name, self.moves.options(name)[asked["place"]])
         return {**self.state(), "message": message}
+
+    def __repr__(self) -> str:
+        lines = [repr(self.question)] if self.question else []
+        at = [f"{control.label} = {self.moves.values[name]}" for name, control in self.moves.controls.items()]
+        lines += [f"Sliders: {', '.join(at)}"] if at else []
+        return "\n".join(lines + [drawing.alt for drawing in self.moves.drawings])
 
 
 def _offered(moves: Moves, name: str) -> dict:
@@ -74,28 +125,16 @@ def _offered(moves: Moves, name: str) -> dict:
     }
 
 
-def _panel(draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> LiveCell:
-    return LiveCell(Moves(draw, controls))
-
-
-def _figure(drawing: Drawing) -> LiveCell:
-    return LiveCell(Moves(lambda: drawing, {}))
-
-
-def _reveal(question: Question, figure: LiveCell, **shows: Any) -> LiveCell:
-    return LiveCell(figure.moves, question, shows)
-
-
 #: What the names of the widgets stand for in a page.
 IN_PAGE: Mapping[str, Callable[..., Any]] = {
-    "Panel": _panel,
-    "LiveFigure": _figure,
+    "Panel": Shown.panel,
+    "LiveFigure": Shown.figure,
     "Prediction": Question,
-    "Reveal": _reveal,
+    "Reveal": Shown.reveal,
 }
 
 
-def run_cell(code: str) -> LiveCell:
+def run_cell(code: str) -> Shown:
     """Run a cell whose last line makes a figure, and return that."""
     *before, last = ast.parse(code).body
     assert isinstance(last, ast.Expr)
@@ -109,19 +148,12 @@ class Page:
 
     def __init__(self, cells: str):
         self._cells: dict[str, str] = json.loads(cells)
-        self._shown: dict[str, LiveCell] = {}
-
-    def shown(self, cell: str) -> LiveCell:
-        if cell not in self._shown:
-            self._shown[cell] = run_cell(self._cells[cell])
-        return self._shown[cell]
+        self._shown: dict[str, Shown] = {}
 
     def ask(self, message: str) -> str:
         """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is shown."""
         asked = json.loads(message)
-        shown = self.shown(asked["cell"])
-        if "answer" in asked:
-            return json.dumps(shown.answer())
-        if "control" in asked:
-            return json.dumps(shown.move(asked["control"], asked["place"]))
-        return json.dumps(shown.state())
+        cell = asked["cell"]
+        if cell not in self._shown:
+            self._shown[cell] = run_cell(self._cells[cell])
+        return json.dumps(self._shown[cell].next(asked))

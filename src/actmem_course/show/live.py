@@ -1,9 +1,8 @@
-"""Figures that change in place in a notebook.
+"""Figures that move in a notebook: what ``in_page`` shows, drawn by ``figures.js`` in a widget.
 
 plotly's own FigureWidget sends plotly.js (5 MB) with every figure, and after each change answers
-with the whole state of the figure.  Here plotly.js is sent once for each kernel, by
-PlotlyScript; a LiveFigure holds one Drawing, and plotly.js changes the figure on screen to it.
-The widget's state is the current drawing, so a reloaded page shows what was there.
+with the whole state of the figure.  Here plotly.js is sent once for each kernel, by PlotlyScript.
+The widget's state is the current one, so a reloaded page shows what was there.
 
 anywidget gives a widget two seconds to start; one that needs longer starts, but never receives another
 message.  plotly.js keeps a slow page busy for longer than that.  A model of ipywidgets' own has no such
@@ -21,7 +20,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from actmem_course.show.marks import Drawing
+from actmem_course.show.in_page import Shown
 
 #: Set by the build of the notebooks: figures then also display the data of a picture.
 PICTURES = "ACTMEM_PICTURES"
@@ -55,17 +54,12 @@ class Carried(anywidget.AnyWidget):
         self.carried = {**self.carried, **values}
         self.carrier.value = json.dumps(self.carried)
 
-    def close(self) -> None:
-        self.carrier.close()
-        super().close()
-
 
 # Both scripts meet at one promise on the page, whichever comes first.
 _MEET = """
 function meeting() {
-  const place = (globalThis.__actmemPlotly ??= {});
+  const place = (globalThis.__actmemPlotly ??= { figures: 0 });
   place.plotly ??= new Promise((arrived) => { place.arrived = arrived; });
-  place.drawn ??= Promise.resolve();
   return place;
 }
 """
@@ -97,55 +91,37 @@ export default { initialize };
 # plotly.js is written for <script>, CommonJS and AMD; inside a module it takes CommonJS.
 _MODULE = "const module = {{ exports: {{}} }};\n{}\nexport default module.exports;\n"
 
-_FIGURE = (
+_HERE = Path(__file__).parent
+# Questions go to the kernel one at a time: a model sends only the last of several changes.
+_WIDGET = (
     _MEET
     + CARRIED
+    + (_HERE / "figures.js").read_text(encoding="utf-8")
     + """
 async function render({ model, el }) {
-  const node = document.createElement("div");
-  node.className = "actmem-figure";
-  node.style.width = "100%";
-  node.setAttribute("role", "figure");
-  const state = await carried(model);
-  const describe = () => node.setAttribute("aria-label", state.get("alt"));
-  describe();
-  el.append(node);
-  const Plotly = await meeting().plotly;
-  const draw = () => {
-    const { data, layout, config } = state.get("spec");
-    return Plotly.react(node, data, layout, config);
-  };
-  const change = () => { describe(); draw(); };
-  state.on(change);
-  // Figures that waited for plotly.js are drawn in a task each, or they would hold the page together.
-  const place = meeting();
-  const first = place.drawn.then(() => new Promise((next) => setTimeout(next))).then(draw);
-  place.drawn = first.catch(() => {});
-  await first;
-  node.dataset.drawn = "true";
-  let width = node.clientWidth;
-  const watch = new ResizeObserver(() => {
-    if (node.clientWidth && node.clientWidth !== width) {
-      width = node.clientWidth;
-      Plotly.Plots.resize(node).catch(() => {});  // hidden again before it was done
-    }
-  });
-  watch.observe(node);
-  return () => {
-    watch.disconnect();
-    state.off(change);
-    Plotly.purge(node);
-  };
+  const place = document.createElement("div");
+  place.className = "actmem-shown";
+  // Keys belong to the figure: JupyterLab looks at them before it (shortcuts) and after it (Enter).
+  place.dataset.lmSuppressShortcuts = "true";
+  place.onkeydown = (event) => event.stopPropagation();
+  el.append(place);
+  const carrier = await carried(model);
+  let number = carrier.get("number"), answered = () => {}, before = Promise.resolve();
+  const listen = () => { if (carrier.get("number") === number) answered(carrier.get("state")); };
+  carrier.on(listen);
+  const ask = (message) => before = before.then(() => new Promise((done) => {
+    answered = done;
+    number += 1;
+    model.set("asked", { ...message, number });
+    model.save_changes();
+  }));
+  const meet = meeting();
+  const figure = new Figure(place, `figure${meet.figures += 1}`, { state: carrier.get("state"), answer: carrier.get("answer") }, ask, meet.plotly);
+  return () => { carrier.off(listen); figure.close(); };
 }
 export default { render };
 """
 )
-
-
-#: In JupyterLab's dark theme a figure is its own negative, with the hues that it had: nothing white is left.
-DARK = """
-[data-jp-theme-light="false"] .actmem-figure, [data-jp-theme-light="false"] .actmem-predict { filter: invert(0.9) hue-rotate(180deg); }
-"""
 
 
 class PlotlyScript(anywidget.AnyWidget):
@@ -180,36 +156,40 @@ class PlotlyScript(anywidget.AnyWidget):
         return state
 
 
-class LiveFigure(Carried):
-    """One figure on screen.  ``draw`` changes it in place."""
+class Widget(Carried):
+    """What a cell shows, on screen."""
 
-    _esm = _FIGURE
-    _css = DARK
+    _esm = _WIDGET
+    _css = (_HERE / "figures.css").read_text(encoding="utf-8")
+    asked = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, drawing: Drawing):
+    def __init__(self, shown: Shown):
         PlotlyScript.send()
-        super().__init__({"spec": drawing.spec(), "alt": drawing.alt})
-        self.drawing = drawing
+        super().__init__({**shown.stored(), "number": 0})
+        self.shown = shown
         self.layout.width = "100%"
+        self.observe(self._answer, "asked")
 
-    def draw(self, drawing: Drawing) -> None:
-        """Change the figure to ``drawing``, in one message."""
-        self.drawing = drawing
-        self.carry(spec=drawing.spec(), alt=drawing.alt)
-
-    def __repr__(self) -> str:
-        return self.drawing.alt
-
-    def _repr_mimebundle_(self, **kwargs: object) -> dict:  # type: ignore[override]  # Jupyter takes both forms
-        return mime_bundle(self, repr(self), [self.drawing])
+    def _answer(self, change: Any) -> None:
+        self.carry(state=self.shown.next(change["new"]), number=change["new"]["number"])
 
 
-def mime_bundle(widget: anywidget.AnyWidget, text: str, drawings: list[Drawing]) -> dict:
-    """What a widget displays: itself, and for pages that cannot run it a text and the pictures."""
-    bundle: dict[str, Any] = {
-        "text/plain": text,
-        WIDGET_MIME: {"version_major": 2, "version_minor": 0, "model_id": widget.model_id},
-    }
-    if drawings and os.environ.get(PICTURES):
-        bundle[PICTURE_MIME] = [{**drawing.spec(), "fingerprint": drawing.fingerprint()} for drawing in drawings]
-    return bundle
+class Displayed(Shown):
+    """A ``Shown`` that a notebook displays as a widget."""
+
+    def _repr_mimebundle_(self, **kwargs: object) -> dict:
+        bundle: dict[str, Any] = mime_bundle(Widget(self), repr(self))
+        if os.environ.get(PICTURES):
+            drawings = self.moves.drawings
+            bundle[PICTURE_MIME] = [{**drawing.spec(), "fingerprint": drawing.fingerprint()} for drawing in drawings]
+        return bundle
+
+
+#: A figure alone, as a notebook displays it.
+LiveFigure = Displayed.figure
+
+
+def mime_bundle(widget: anywidget.AnyWidget, text: str) -> dict:
+    """What a widget displays: itself, and a text for pages that can't run it."""
+    view = {"version_major": 2, "version_minor": 0, "model_id": widget.model_id}
+    return {"text/plain": text, WIDGET_MIME: view}

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from actmem_course.show.style import BLUE, CONFIG, GREEN, INK, ORANGE, PURPLE, SKY, TEMPLATE, VERMILION, YELLOW, Fill
@@ -47,6 +47,14 @@ class GuessLine:
     axis: str = "x"
     figure: int = 0
 
+    def shape(self) -> dict:
+        """The line as plotly has it, and its words; the page puts it at the guess."""
+        across = "y" if self.axis[0] == "x" else "x"
+        place = {f"{self.axis[0]}ref": self.axis, f"{across}ref": "paper", f"{across}0": 0, f"{across}1": 1}
+        end = "start" if across == "x" else "end"
+        name = {"text": "your guess", "textangle": 0, "textposition": end, "yanchor": "bottom"}
+        return {"type": "line", **place, "line": {"color": PURPLE, "width": 3, "dash": "dot"}, "label": name}
+
 
 @dataclass(frozen=True)
 class Drawing:
@@ -65,30 +73,6 @@ class Drawing:
         layout = {"template": TEMPLATE, "autosize": True, "height": 420, **self.layout}
         # Copies of what all drawings share: plotly.io writes its own entries into what it is given.
         return {"data": self.traces, "layout": layout, "config": dict(CONFIG)}
-
-    def marked(self, line: GuessLine, guess: float) -> Drawing:
-        """The drawing with the guess in it; at the axis's end if it lies beyond."""
-        along, across = line.axis[0], "y" if line.axis[0] == "x" else "x"
-        at = (line.start + line.per * guess) / (self.axis.unit if self.axis else 1)
-        axis = self.layout.get(f"{along}axis{line.axis[1:]}", {})
-        if "range" in axis:
-            at = min(max(at, axis["range"][0]), axis["range"][1])
-        place = {
-            f"{along}ref": line.axis,
-            f"{along}0": at,
-            f"{along}1": at,
-            f"{across}ref": "paper",
-            f"{across}0": 0,
-            f"{across}1": 1,
-        }
-        name = {
-            "text": "your guess",
-            "textangle": 0,
-            "textposition": "start" if along == "y" else "end",
-            "yanchor": "bottom",
-        }
-        shape = {"type": "line", **place, "line": {"color": PURPLE, "width": 3, "dash": "dot"}, "label": name}
-        return replace(self, layout={**self.layout, "shapes": [*self.layout.get("shapes", []), shape]})
 
     def fingerprint(self) -> str:
         """Changes if and only if the drawing does: shows whether a stored picture is up to date."""

@@ -1,0 +1,292 @@
+// The figures of the course, in a notebook and on a page: drawn by Plotly.js, changed by the course's own Python.
+// Nothing here knows a number: what a control offers and what a figure shows comes from Python.  How a figure begins, and
+// the answer to its question, are there from the start, because Python may be busy for seconds.
+const still = matchMedia("(prefers-reduced-motion: reduce)");
+
+const make = (tag, attributes = {}, ...children) => {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name in node && typeof value !== "string") node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children);
+  return node;
+};
+
+const wrap = (text, letters) => text.split("<br>").map((line) => line.split(" ").reduce((lines, word) => {
+  const last = lines.at(-1);
+  if (last !== undefined && `${last} ${word}`.length <= letters) lines[lines.length - 1] = `${last} ${word}`;
+  else lines.push(word);
+  return lines;
+}, []).join("<br>")).join("<br>");
+// Plotly neither wraps nor shrinks words beside an axis: on a narrow page they leave no room, or run out of it.
+const LETTER = 7.5, LINE = 18, NARROW = 520, SIDES = 130;
+// So do legends, and words beside a bar.
+const BESIDE = 22;
+const worded = (data, width) => data.map((trace) => {
+  const text = trace.orientation === "h" && Array.isArray(trace.text) ? trace.text.map((words) => typeof words === "string" ? wrap(words, BESIDE) : words) : trace.text;
+  return { ...trace, text, name: trace.name && wrap(trace.name, Math.floor(width / LETTER) - 12) };
+});
+const fitted = (data, layout, width) => {
+  if (width >= NARROW) return layout;
+  const fit = { ...layout };
+  const names = [...new Set(data.flatMap(({ orientation, y }) => orientation === "h" ? y ?? [] : []))].filter((name) => typeof name === "string");
+  let left = layout.margin?.l ?? 60;
+  if (names.length && layout.yaxis?.showticklabels !== false && !layout.yaxis?.ticktext) {
+    const room = (layout.height - SIDES) / names.length;  // of one bar: two lines of words or one
+    const words = names.map((name) => room < 2 * LINE ? name : wrap(name, 16));
+    left = LETTER * Math.max(...words.flatMap((text) => text.split("<br>")).map((line) => line.length));
+    fit.yaxis = { ...layout.yaxis, tickmode: "array", tickvals: names, ticktext: words };
+  }
+  let lines = 1;
+  for (const [name, axis] of Object.entries(layout)) {
+    if (!/^xaxis\d*$/.test(name) || !axis.title?.text) continue;
+    const [from, to] = axis.domain ?? [0, 1];
+    const text = wrap(axis.title.text, Math.max(12, Math.floor((width - Math.max(left, 60)) * (to - from) / LETTER)));
+    fit[name] = { ...axis, title: { ...axis.title, text } };
+    lines = Math.max(lines, text.split("<br>").length);
+  }
+  const entries = data.filter(({ name, showlegend }) => name && showlegend !== false).map(({ name }) => name.split("<br>").length);
+  const more = LINE * (lines - 1 + Math.max(0, entries.reduce((sum, rows) => sum + rows, 0) - 1));
+  return { ...fit, height: layout.height + more, margin: { ...layout.margin, b: (layout.margin?.b ?? layout.template.layout.margin.b) + more } };
+};
+
+// What is said to a guess, without waiting for Python.
+const digits = (value) => {
+  const decimals = value ? Math.max(0, 2 - Number(Math.abs(value).toExponential(6).split("e")[1])) : 0;
+  return value.toLocaleString("en", { minimumFractionDigits: decimals, maximumFractionDigits: decimals });
+};
+const plain = (value) => Number.isInteger(value) ? value.toLocaleString("en") : digits(value);
+
+const numberIn = (text, unit) => {
+  let bare = text.trim();
+  for (const end of [unit, "%"]) if (end && bare.endsWith(end)) bare = bare.slice(0, -end.length).trim();
+  if (/^[+-]?[1-9]\d{0,2}(,\d{3})+(\.\d*)?$/.test(bare)) bare = bare.replaceAll(",", "");
+  else if (bare.split(",").length === 2 && !bare.includes(".")) bare = bare.replace(",", ".");
+  return /^[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?$/i.test(bare) && Number.isFinite(Number(bare)) ? Number(bare) : null;
+};
+
+const howFar = (guess, right) => {
+  if (Math.abs(guess - right) <= 0.02 * Math.abs(right)) return "you have it";
+  if (guess * right <= 0) return "not close";
+  const factor = Math.max(guess / right, right / guess);
+  const times = factor >= 1.5 ? `${digits(factor)} times` : `${Math.round(100 * (factor - 1))}%`;
+  return `${times} too ${Math.abs(guess) > Math.abs(right) ? "high" : "low"}`;
+};
+
+// answer: number, and the reply to "show me", which begins "It is 12 GiB."
+export const judged = (text, unit, { number, reply }) => {
+  const guess = numberIn(text, unit);
+  if (guess === null) return { refused: true, reply: `✗ ${text.trim() || "An empty field"} is not a number: write it like 1.5 or 1,500` };
+  const [is, ...because] = reply.split("\n");
+  const said = `You said ${plain(guess)}${unit && unit !== "%" ? " " : ""}${unit}.`;
+  return { guess, refused: false, reply: [`${said} ${is.slice(0, -1)}: ${howFar(guess, number)}.`, ...because].join("\n") };
+};
+
+// The line of a guess in its figure; at the axis's end if it lies beyond.
+const guessLine = (guess, { axis, start, per, unit, shape }, layout) => {
+  const along = axis[0], range = layout[`${along}axis${axis.slice(1)}`]?.range;
+  const at = (start + per * guess) / unit;
+  const inside = range ? Math.min(Math.max(at, range[0]), range[1]) : at;
+  return { ...shape, [`${along}0`]: inside, [`${along}1`]: inside };
+};
+
+// ask: sends Python a message, and promises the next state.  plotly: a promise of Plotly.js.
+export class Figure {
+  constructor(place, cell, { state, answer }, ask, plotly) {
+    Object.assign(this, { place, cell, state, answer, ask, plotly, nodes: [], controls: {}, waiting: new Map(), answers: 0 });
+    this.panel = make("div", { class: "actmem-controls" });
+    this.message = make("p", { class: "actmem-message", role: "status" });
+    this.figures = make("div", { class: "actmem-figures" });
+    place.append(this.panel, this.message, this.figures);
+    if (state.question) place.append(this.form());
+    this.update();
+    seen(place).then(() => this.draw());
+  }
+
+  update() {
+    for (const [name, control] of Object.entries(this.state.controls)) {
+      (this.controls[name] ??= this.control(name, control)).set(control);
+    }
+    this.message.textContent = this.state.message ?? "";
+  }
+
+  async draw() {
+    const Plotly = await this.plotly;
+    for (const [number, { data, layout, config, alt }] of this.state.drawings.entries()) {
+      const first = !this.nodes[number];
+      if (first) {
+        const title = make("p", { class: "actmem-title", "aria-hidden": "true" });
+        const plot = make("div", { class: "actmem-plot", role: "figure" });
+        // A diagram keeps its width, and scrolls where there is less room.
+        const diagram = layout.xaxis?.visible === false;
+        const frame = make("div", diagram ? { class: "actmem-frame actmem-diagram", tabindex: "0", role: "group", "aria-label": "diagram; scrolls sideways" } : { class: "actmem-frame" }, plot);
+        this.figures.append(make("div", { class: "actmem-card" }, title, frame));
+        this.nodes.push({ title, plot });
+      }
+      const { title, plot } = this.nodes[number];
+      // Titles are text of the page, which wraps; Plotly would cut them.
+      const lines = layout.title?.text ?? "";
+      title.innerHTML = lines.replaceAll("<br>", " ");
+      plot.setAttribute("aria-label", alt);
+      const top = 24, cut = (layout.margin?.t ?? layout.template.layout.margin.t) - top;
+      const bare = { ...layout, title: undefined, height: layout.height - cut, margin: { ...layout.margin, t: top } };
+      const width = this.place.clientWidth;
+      const shown = width < NARROW ? worded(data, width) : data;
+      await Plotly.react(plot, shown, fitted(shown, bare, width), config);
+      if (first) new ResizeObserver(() => this.resize()).observe(plot.parentElement);
+    }
+    if (this.nodes.length) this.place.dataset.drawn = "true";
+  }
+
+  close() {
+    this.plotly.then((Plotly) => this.nodes.forEach(({ plot }) => Plotly.purge(plot)));
+  }
+
+  resize() {
+    this.plotly.then((Plotly) => {
+      for (const { plot } of this.nodes) {
+        const width = plot.clientWidth;
+        if (width && plot.isConnected && Math.abs((plot._fullLayout?.width ?? 0) - width) > 1) Plotly.Plots.resize(plot);
+      }
+    });
+  }
+
+  // While an answer is awaited, only the last place of each control is kept.
+  async move(control, place) {
+    this.waiting.set(control, place);
+    if (this.busy) return;
+    this.busy = true;
+    try {
+      while (this.waiting.size) {
+        const [[name, to]] = this.waiting;
+        this.waiting.delete(name);
+        await this.take(this.ask({ control: name, place: to }), this.answers);
+      }
+    } finally { this.busy = false; }
+  }
+
+  // What was asked before the answer came on screen is of no interest after it.
+  async take(asked, answers) {
+    const wait = setTimeout(() => { this.message.textContent = "… Python is not ready yet; the figure follows"; }, 400);
+    try {
+      const state = await asked;
+      if (answers !== this.answers) return;
+      this.state = state;
+    } catch (error) {
+      this.message.textContent = `✗ ${error.message}`;
+      return;
+    } finally { clearTimeout(wait); }
+    this.update();
+    await this.draw();
+  }
+
+  control(name, { label, look }) {
+    const maker = { buttons: this.buttons, play: this.player }[look] ?? this.slider;
+    const made = maker.call(this, name, label);
+    this.panel.append(made.node);
+    return made;
+  }
+
+  slider(name, label) {
+    const input = make("input", { type: "range", min: "0", step: "1" });
+    const value = make("output", {});
+    const node = make("label", { class: "actmem-slider" }, make("span", {}, label), input, value);
+    input.addEventListener("input", () => this.move(name, input.valueAsNumber));
+    return { node, input, set: ({ options, place }) => {
+      input.max = String(options.length - 1);
+      if (!this.waiting.has(name)) input.value = String(place);
+      value.textContent = options[place];
+      input.setAttribute("aria-valuetext", options[place]);
+    } };
+  }
+
+  // A slider with a button that moves it on, and two that move it by one; nothing moves by itself.
+  player(name, label) {
+    const made = this.slider(name, label);
+    const play = make("button", { type: "button" }, "▶ Play");
+    const step = (by) => {
+      const to = made.input.valueAsNumber + by;
+      if (to < 0 || to > Number(made.input.max)) return false;
+      made.input.value = String(to);
+      this.move(name, to);
+      return true;
+    };
+    let timer = 0;
+    const stop = () => { clearInterval(timer); timer = 0; play.textContent = "▶ Play"; };
+    play.addEventListener("click", () => {
+      if (timer) return stop();
+      if (made.input.valueAsNumber === Number(made.input.max)) { made.input.value = "0"; this.move(name, 0); }
+      play.textContent = "❚❚ Pause";
+      timer = setInterval(() => { if (!this.busy && !step(1)) stop(); }, 450);
+    });
+    const back = make("button", { type: "button", "aria-label": `${label}: one step back` }, "◀");
+    const on = make("button", { type: "button", "aria-label": `${label}: one step on` }, "▶▏");
+    back.addEventListener("click", () => { stop(); step(-1); });
+    on.addEventListener("click", () => { stop(); step(1); });
+    made.input.addEventListener("input", stop);
+    const follow = () => { play.hidden = still.matches; if (still.matches) stop(); };
+    still.addEventListener("change", follow);
+    follow();
+    return { ...made, node: make("div", { class: "actmem-player" }, made.node, make("span", { class: "actmem-buttons" }, play, back, on)) };
+  }
+
+  buttons(name, label) {
+    const box = make("fieldset", { class: "actmem-choice" }, make("legend", {}, label));
+    const group = `${this.cell}-${name}`;
+    return { node: box, set: ({ options, place }) => {
+      if (box.querySelectorAll("input").length !== options.length) {
+        box.replaceChildren(box.firstChild, ...options.map((option, number) => {
+          const input = make("input", { type: "radio", name: group });
+          input.addEventListener("change", () => this.move(name, number));
+          return make("label", {}, input, make("span", {}, option));
+        }));
+      }
+      box.querySelectorAll("input")[place].checked = true;
+    } };
+  }
+
+  form() {
+    const { text, unit } = this.state.question;
+    const input = make("input", { type: "text", inputmode: "decimal", autocomplete: "off" });
+    const reply = make("output", { role: "status" });
+    const show = make("button", { type: "button" }, "Show me");
+    const form = make("form", { class: "actmem-guess" },
+      make("label", {}, make("span", { class: "question" }, text), make("span", {}, input, ` ${unit}`)),
+      make("button", { type: "submit" }, "This is my guess"), show, reply);
+    const say = ({ guess, reply: words, refused = false }) => {
+      reply.textContent = words;
+      reply.classList.toggle("refused", refused);
+      input.setAttribute("aria-invalid", String(refused));
+      if (refused) return;
+      const { line } = this.answer;
+      this.answers += 1;
+      this.waiting.clear();
+      this.state = { ...this.answer, drawings: this.answer.drawings.map((drawing, number) => {
+        if (guess === undefined || line?.figure !== number) return drawing;
+        const { layout } = drawing;
+        return { ...drawing, layout: { ...layout, shapes: [...layout.shapes ?? [], guessLine(guess, line, layout)] } };
+      }) };
+      painted().then(() => { this.update(); return this.draw(); });  // the words first
+      this.ask({ answer: true }).catch(() => {});  // so that Python's sliders go on from here
+    };
+    // The browser keeps a guess for the next time, unless it may not store anything.
+    const kept = (use) => { try { return use(localStorage, `actmem guess: ${text}`); } catch { return null; } };
+    input.value = kept((storage, name) => storage.getItem(name)) ?? "";
+    form.addEventListener("submit", (event) => {
+      event.preventDefault();
+      kept((storage, name) => storage.setItem(name, input.value));
+      say(judged(input.value, unit, this.answer));
+    });
+    show.addEventListener("click", () => say(this.answer));
+    return form;
+  }
+}
+
+const seen = (node) => new Promise((done) => {
+  const watch = new IntersectionObserver((entries) => {
+    if (entries.some((entry) => entry.isIntersecting)) { watch.disconnect(); done(); }
+  }, { rootMargin: "400px" });
+  watch.observe(node);
+});
+export const painted = () => new Promise((done) => requestAnimationFrame(() => setTimeout(done)));

@@ -36,8 +36,7 @@ async (number) => {
 _RESTORED = """
 () => {
   const said = [...document.querySelectorAll(".jp-OutputArea-output")].map((output) => output.textContent);
-  const shown = document.querySelector(".jp-OutputArea-output.jupyter-widgets, .jp-OutputArea-output .jupyter-widgets");
-  return shown && !said.includes("Loading widget...");
+  return document.querySelector(".actmem-shown") && !said.includes("Loading widget...");
 }
 """
 LOST = "Error displaying widget: model not found"

@@ -7,7 +7,7 @@ import pytest
 
 from actmem.config import ConfigError, ModelShape, Parallel
 from actmem.models import model_shape
-from actmem_course.show.controls import Moves, fitted, in_letters, slider, steps
+from actmem_course.show.controls import Moves, after, fitted, in_letters, slider, steps
 from actmem_course.show.in_page import Page
 from actmem_course.show.marks import Drawing
 from actmem_course.show.memory_wall import front_door
@@ -142,7 +142,7 @@ def test_a_button_draws_what_the_function_draws():
     moved = ask(page, cell="front", control="recompute", place=2)
     assert moved["controls"]["model"]["options"] == ["22B", "175B", "530B", "1T"]
     assert moved["controls"]["recompute"]["place"] == 2 and moved["message"] == ""
-    drawn = front_door("175B", "tensor", "full")
+    drawn = after(front_door("175B", "tensor", "none"), front_door("175B", "tensor", "full"))
     assert moved["drawings"] == json.loads(json.dumps([{**drawn.spec(), "alt": drawn.alt}]))
 
 

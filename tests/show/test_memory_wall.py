@@ -53,8 +53,8 @@ def test_segments_are_the_fullest_stages_bytes(name, method):
 def test_the_front_doors_bars_are_the_bytes_and_no_method_adds_any(chosen):
     drawing = front_door("175B", *chosen)
     for trace in drawing.traces[: len(PARTS_OF_GPU)]:
-        for name, value in zip(trace["x"], trace["y"], strict=True):
-            assert value * 2**30 == one_gpu(PAPER_MODELS[name], *chosen)[trace["name"]]
+        for name, value in zip(trace["y"], trace["x"], strict=True):
+            assert value * drawing.axis.unit == one_gpu(PAPER_MODELS[name], *chosen)[trace["name"]]
     sizes = {name: sum(one_gpu(model, *chosen).values()) for name, model in PAPER_MODELS.items()}
     assert ("it fits" in drawing.layout["title"]["text"]) == (sizes["175B"] <= A100_BYTES)
     parallelism, recompute = chosen

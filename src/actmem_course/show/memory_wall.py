@@ -14,8 +14,8 @@ from actmem.rows import by_term, paper_rows, total
 from actmem_course.others.paper import A100_BYTES
 from actmem_course.show.bar_chart import bar_chart
 from actmem_course.show.controls import Control, choice
-from actmem_course.show.marks import STACKED, Drawing, bars, chart, line, log_scale, points, scale, words
-from actmem_course.show.style import BLUE, CARD, GIB, INK, PAINT, VERMILION, Fill, exact_text, size_text, three_digits
+from actmem_course.show.marks import Drawing, chart, line, log_scale, points, scale
+from actmem_course.show.style import BLUE, GIB, INK, PAINT, VERMILION, Fill, exact_text, size_text, three_digits
 
 #: Rows of table 2 that a GPU of a parallel run can have, by their names in a control.
 METHODS: dict[str, Configuration] = {row.name: row for row in TABLE2 if row.tensor_parallel}
@@ -35,8 +35,6 @@ PART_FILLS = {
     "freed by the method": Fill("#FFFFFF", "."),
 }
 PARTS_OF_GPU = tuple(PART_FILLS)[:3]
-#: Of the front door's vertical axis, in bytes.  Bars that go on beyond it are cut off, and say so.
-TOP_BYTES = 5 * A100_BYTES // 2
 #: Sequence lengths of the crossover's horizontal axis, in tokens.
 LENGTHS = tuple(2**power for power in range(7, 16))
 
@@ -62,11 +60,6 @@ def stage_parts(shape: ModelShape, parallel: Parallel, recompute: str) -> dict[s
     return dict(zip(PARTS_OF_GPU, sizes))
 
 
-def title_of(method: str) -> str:
-    """A method of table 2 in words."""
-    return _TITLES[method]
-
-
 def memory_wall(method: str = BASELINE_METHOD, activations: bool = True) -> Drawing:
     """Figure 1 of the paper: four bars, one for each model's fullest GPU, against the 80 GB of an A100.
 
@@ -86,7 +79,7 @@ def memory_wall(method: str = BASELINE_METHOD, activations: bool = True) -> Draw
     some = f"of the four models only {', '.join(fit)} fits"
     verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
     return bar_chart(
-        f"{title_of(method) if activations else 'Parameters, gradients and optimizer'}:<br>{verdict} in {A100_BYTES // GIB} GiB",
+        f"{_TITLES[method] if activations else 'Parameters, gradients and optimizer'}:<br>{verdict} in {A100_BYTES // GIB} GiB",
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
         fills=[PART_FILLS[part] for part in shown],
@@ -123,45 +116,14 @@ def front_door(model: str, parallelism: str, recompute: str) -> Drawing:
     sums = {name: sum(parts.values()) for name, parts in held.items()}
     over = sums[model] - A100_BYTES
     verdict = f"{size_text(over)} too much" if over > 0 else "it fits"
-    said = "; ".join(f"{name} {size_text(size)}{'' if size > A100_BYTES else ', fits'}" for name, size in sums.items())
-    traces = []
-    for part in PARTS_OF_GPU:
-        sizes = [parts[part] for parts in held.values()]
-        hover = f"<b>%{{x}}</b>, {part}<br>%{{customdata}}"
-        values, said_of = [size / GIB for size in sizes], list(map(exact_text, sizes))
-        trace = bars(part, held, values, PART_FILLS[part], hover, along="y", customdata=said_of)
-        trace["marker"] |= {"opacity": [1 if name == model else 0.45 for name in held]}
-        traces.append(trace)
-    # Each bar's size above it; at the top, with an arrow, where the bar goes on.
-    tops = [min(size + 0.04 * TOP_BYTES, 0.95 * TOP_BYTES) / GIB for size in sums.values()]
-    texts = [
-        f"<b>{'↑ ' * (size > TOP_BYTES)}{size_text(size).replace(' ', '<br>' if size > TOP_BYTES else ' ')}</b>"
-        for size in sums.values()
-    ]
-    # The line across is part of the layout: a category axis has no place for the ends of a trace.
-    across, level = {"xref": "paper", "yref": "y"}, A100_BYTES / GIB
-    wall = {
-        "type": "line",
-        "x0": 0,
-        "x1": 1,
-        "y0": level,
-        "y1": level,
-        "line": {"color": INK, "width": 3, "dash": "dash"},
-    }
-    look = {"showarrow": False, "xanchor": "right", "yanchor": "bottom", "bgcolor": CARD, "font": {"size": 13}}
-    names = {"categoryorder": "array", "categoryarray": list(sums), "range": [-0.5, len(sums) - 0.5]}
-    return chart(
+    return bar_chart(
         f"{model}: {size_text(sums[model])} on one GPU of {size_text(A100_BYTES)},<br>{verdict}",
-        [*traces, words(sums, tops, texts, 14)],
-        f"Stacked bars against {size_text(A100_BYTES)}, one GPU of each model, parallelism {parallelism}, recomputation {recompute}: {said}.",
-        bargap=0.3,
-        height=440,
-        xaxis={"tickfont": {"size": 15}, **names},
-        yaxis=scale("one GPU, GiB", 0, TOP_BYTES / GIB, dtick=40),
-        shapes=[{**across, **wall}],
-        annotations=[{**across, "x": 1, "y": level, "text": f"<b>one A100: {size_text(A100_BYTES)}</b>", **look}],
-        margin={"l": 60, "r": 16, "t": 76, "b": 92},
-        **STACKED,
+        {part: {name: parts[part] for name, parts in held.items()} for part in PARTS_OF_GPU},
+        "one GPU of the first stage",
+        fills=[PART_FILLS[part] for part in PARTS_OF_GPU],
+        notes={name: size_text(size) + (", fits" if size <= A100_BYTES else "") for name, size in sums.items()},
+        room_for=A100_BYTES,
+        limit=("one A100", A100_BYTES),
     )
 
 

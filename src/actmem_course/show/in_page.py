@@ -42,11 +42,11 @@ class Question:
         return f"Your prediction: {self.question} (run this cell, then write a number; the answer comes after it)"
 
 
-_Shown = TypeVar("_Shown", bound="Shown")
+_Cell = TypeVar("_Cell", bound="LiveCell")
 
 
 @dataclass(repr=False)
-class Shown:
+class LiveCell:
     """A figure, or figures with controls, and a question about them; ``shows``: the controls that show its answer."""
 
     moves: Moves
@@ -54,7 +54,7 @@ class Shown:
     shows: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def panel(cls: type[_Shown], draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> _Shown:
+    def panel(cls: type[_Cell], draw: Callable[..., Drawing | Sequence[Drawing]], **controls: Control) -> _Cell:
         """Controls above the figures that they change; ``draw`` takes their values by name.
 
         If it raises ConfigError, its message is shown in letters, and the figures stay as they were.
@@ -62,12 +62,12 @@ class Shown:
         return cls(Moves(draw, controls))
 
     @classmethod
-    def figure(cls: type[_Shown], drawing: Drawing) -> _Shown:
+    def figure(cls: type[_Cell], drawing: Drawing) -> _Cell:
         """A figure alone."""
         return cls(Moves(lambda: drawing, {}))
 
     @classmethod
-    def reveal(cls: type[_Shown], question: Question, panel: Shown, **shows: Any) -> _Shown:
+    def reveal(cls: type[_Cell], question: Question, panel: LiveCell, **shows: Any) -> _Cell:
         """A panel that raises a question, and the question below it; an answer moves the panel to ``shows``."""
         return cls(panel.moves, question, shows)
 
@@ -127,14 +127,14 @@ def _offered(moves: Moves, name: str) -> dict:
 
 #: What the names of the widgets stand for in a page.
 IN_PAGE: Mapping[str, Callable[..., Any]] = {
-    "Panel": Shown.panel,
-    "LiveFigure": Shown.figure,
+    "Panel": LiveCell.panel,
+    "LiveFigure": LiveCell.figure,
     "Prediction": Question,
-    "Reveal": Shown.reveal,
+    "Reveal": LiveCell.reveal,
 }
 
 
-def run_cell(code: str) -> Shown:
+def run_cell(code: str) -> LiveCell:
     """Run a cell whose last line makes a figure, and return that."""
     *before, last = ast.parse(code).body
     assert isinstance(last, ast.Expr)
@@ -148,7 +148,7 @@ class Page:
 
     def __init__(self, cells: str):
         self._cells: dict[str, str] = json.loads(cells)
-        self._shown: dict[str, Shown] = {}
+        self._shown: dict[str, LiveCell] = {}
 
     def ask(self, message: str) -> str:
         """Answer one message of the page: ``{"cell": …}`` with a control's name and place, or that its answer is shown."""

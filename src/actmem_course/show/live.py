@@ -20,7 +20,7 @@ import anywidget
 import ipywidgets
 import traitlets
 
-from actmem_course.show.in_page import Shown
+from actmem_course.show.in_page import LiveCell
 
 #: Set by the build of the notebooks: figures then also display the data of a picture.
 PICTURES = "ACTMEM_PICTURES"
@@ -163,7 +163,7 @@ class Widget(Carried):
     _css = (_HERE / "figures.css").read_text(encoding="utf-8")
     asked = traitlets.Dict().tag(sync=True)
 
-    def __init__(self, shown: Shown):
+    def __init__(self, shown: LiveCell):
         PlotlyScript.send()
         super().__init__({**shown.stored(), "number": 0})
         self.shown = shown
@@ -174,8 +174,8 @@ class Widget(Carried):
         self.carry(state=self.shown.next(change["new"]), number=change["new"]["number"])
 
 
-class Displayed(Shown):
-    """A ``Shown`` that a notebook displays as a widget."""
+class Displayed(LiveCell):
+    """A ``LiveCell`` that a notebook displays as a widget."""
 
     def _repr_mimebundle_(self, **kwargs: object) -> dict:
         bundle: dict[str, Any] = mime_bundle(Widget(self), repr(self))

@@ -1,5 +1,7 @@
 """Parity as a user runs it: real processes, JSON, bad input in one line, and a fault that is found."""
 
+from collections import Counter
+
 from actmem.config import ModelShape, Parallel
 from actmem.formulas.communication import counts, layer_exchanges
 from actmem.models import TINY
@@ -20,14 +22,6 @@ SEEN_IN_PARTS = [
 SMALL = ["--seq-length", 16, "--micro-batch-size", 3, "--hidden-size", 48]
 
 
-def merged(*parts):
-    sums = {}
-    for part in parts:
-        for kind, count in part.items():
-            sums[kind] = sums.get(kind, 0) + count
-    return sums
-
-
 def test_on_four_ranks(pools):
     check_results(lab_results(pools[4], SCRIPT, *SMALL), 4)
 
@@ -44,7 +38,7 @@ def check_results(results, processes):
         predicted = layer_exchanges(
             TINY, Parallel(processes, sequence), keep_gathered_input="keep_gathered_input" in FORMS[r["form"]]
         )
-        assert merged(r["forward"], r["backward"]) == counts(predicted)
+        assert Counter(r["forward"]) + Counter(r["backward"]) == counts(predicted)
         assert r["partial_gradients"] == (SEEN_IN_PARTS if sequence else [])
 
 

@@ -16,7 +16,6 @@ import torch
 from actmem_course.arguments import add_shape_arguments
 from actmem_course.bench.measure_others import measure_others
 from actmem_course.bench.measure_peers import (
-    LITERAL,
     NOTES,
     OURS,
     OVER_GLOO,
@@ -72,7 +71,7 @@ def main() -> int:
         if line := tables.elementwise_line(lines, OURS):
             run.show(line)
         ran = {line.name for line in lines if not line.unavailable}
-        run.show(*(f"{name}: {NOTES[name]}." for name in (*PEERS, LITERAL) if name in ran))
+        run.show(*(f"{name}: {NOTES[name]}." for name in PEERS if name in ran))
         run.show(*tables.missing_lines(lines), markup=False)
         if here.device == "cpu" and here.size > 1 and not here.emulated:
             run.show(f"{OURS}: {OVER_GLOO}.")

@@ -1,14 +1,13 @@
 """measure_peers as a user starts it: every peer in every mode, and what cannot run is said."""
 
 import json
-from types import SimpleNamespace
 
 import torch
 
 from actmem.config import ModelShape
 from actmem.measure.emulate import emulated_rank
 from actmem_course.bench import measure_peers as peers
-from actmem_course.bench.measure_peers import LITERAL, OURS, PEER_MODES, PEERS, measure_peers
+from actmem_course.bench.measure_peers import OURS, PEER_MODES, PEERS, measure_peers
 from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.ranks import Ranks
 from tests.labs.in_process import shown_in_80_columns
@@ -23,9 +22,7 @@ def test_every_mode_and_peer(tmp_path):
     assert "gloo" not in shown  # an emulated rank exchanges nothing
     lines = json.loads(path.read_text())
     assert [(line["mode"], line["name"]) for line in lines] == [
-        (mode, name)
-        for mode in PEER_MODES
-        for name in (OURS, *([LITERAL] if mode in ("selective", "full") else []), *PEERS)
+        (mode, name) for mode in PEER_MODES for name in (OURS, *PEERS)
     ]
     by_name = {(line["mode"], line["name"]): line for line in lines}
     for line in lines:
@@ -51,16 +48,14 @@ def test_under_torchrun_elementwise_beside_selective(tmp_path):
 
 
 def test_a_peer_that_fails_is_left_out(monkeypatch):
-    class Other:
-        @staticmethod
-        def dtensor_layer(*args, **options):
-            raise PeerUnavailable("not here")
+    def failing(error):
+        def layer(*args, **options):
+            raise error
 
-        @staticmethod
-        def megatron_layer(*args, **options):
-            raise ValueError("first line\nsecond line")
+        return layer
 
-    monkeypatch.setattr(peers, "importlib", SimpleNamespace(import_module=lambda name: Other))
+    monkeypatch.setitem(peers.PEERS, "DTensor", failing(PeerUnavailable("not here")))
+    monkeypatch.setitem(peers.PEERS, "megatron-core", failing(ValueError("first line\nsecond line")))
     with emulated_rank(4, real_tensors=True):
         lines = measure_peers(
             ModelShape(16, 1, 32, 4), Ranks(0, 4, "cpu", True), torch.float32, rounds=3, modes=["none"]

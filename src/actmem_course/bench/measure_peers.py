@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 
 import torch
@@ -13,22 +12,18 @@ from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input
 from actmem.parallel.groups import TensorParallel
-from actmem.recipes import Recompute
 from actmem_course.bench.hold import Held, Runner, hold
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
+from actmem_course.bench.peers.megatron import megatron_layer
+from actmem_course.bench.peers.plain import dtensor_layer
 from actmem_course.bench.race import Race, race
 from actmem_course.ranks import Ranks
 from actmem_course.results import PeerLine
 
 OURS = "ours"
-LITERAL = "ours, literal"
 PEER_MODES = ("none", "selective", "elementwise", "full")
-#: Peer → module of actmem_course.bench.peers and its function.
-PEERS = {
-    "DTensor": ("plain", "dtensor_layer"),
-    "megatron-core": ("megatron", "megatron_layer"),
-}
+PEERS = {"DTensor": dtensor_layer, "megatron-core": megatron_layer}
 
 NOTES = {
     "DTensor": "torch's ColwiseParallel, RowwiseParallel and SequenceParallel, with torch.utils.checkpoint; under sequence "
@@ -36,7 +31,6 @@ NOTES = {
     "megatron-core": "its local specification, softmax in the activations' dtype; on a CPU F.dropout keeps masks in the activations' "
     "dtype, on a GPU of 1 byte; elementwise: recompute_modules core_attn, layernorm and mlp, "
     "which runs the MLP's products again",
-    LITERAL: "runs again all that the paper runs again",
 }
 #: Printed if ranks exchange over gloo.
 OVER_GLOO = (
@@ -61,22 +55,10 @@ def build(
     name: str, shape: ModelShape, tp: TensorParallel, mode: str, device: str, dtype: torch.dtype, p: float = 0.1
 ) -> nn.Module:
     """The layer of one peer, or ours.  Raises PeerUnavailable, or whatever the peer raises."""
-    if name in (OURS, LITERAL):
-        recompute = Recompute.of(f"paper-{mode}" if name == LITERAL and mode != "none" else mode)
-        layer = TransformerLayer(shape, tp, recompute=recompute, p=p, device=device, dtype=dtype)
+    if name == OURS:
+        layer = TransformerLayer(shape, tp, recompute=mode, p=p, device=device, dtype=dtype)
         return _WithMask(layer, causal_mask(shape.seq_length, device))
-    module, function = PEERS[name]
-    make = getattr(importlib.import_module(f"actmem_course.bench.peers.{module}"), function)
-    return make(shape, tp, mode, p=p, device=device, dtype=dtype)
-
-
-def _runs_again(mode: str) -> bool:
-    return Recompute.of(mode).region != "none"
-
-
-def _has_literal(mode: str) -> bool:
-    """Whether the paper runs this region again, to its end."""
-    return Recompute.of(mode).region in ("core", "layer")
+    return PEERS[name](shape, tp, mode, p=p, device=device, dtype=dtype)
 
 
 def runner_of(
@@ -103,7 +85,7 @@ def measure_peers(
 
     All modes of all layers take turns in every round, so that modes can be compared too.
     """
-    candidates = [(mode, name) for mode in modes for name in (OURS, *([LITERAL] if _has_literal(mode) else []), *peers)]
+    candidates = [(mode, name) for mode in modes for name in (OURS, *peers)]
     runners, held, missing = {}, {}, {}
     for mode, name in candidates:
         on_progress(f"building {name}, recompute: {mode}")
@@ -112,7 +94,7 @@ def measure_peers(
             held[mode, name] = hold(runner)
             runners[mode, name] = runner
         except Exception as error:
-            if name in (OURS, LITERAL):
+            if name == OURS:
                 raise
             missing[mode, name] = _reason(error)
     found = race(
@@ -128,14 +110,14 @@ def _reason(error: Exception) -> str:
 
 
 def _line(mode: str, name: str, found: Race, held: Held) -> PeerLine:
-    key, without, selective = (mode, name), ("none", OURS if name == LITERAL else name), ("selective", name)
+    key, without, selective = (mode, name), ("none", name), ("selective", name)
     beside = mode == "elementwise" and selective in found.samples
     return PeerLine(
         mode=mode,
         name=name,
         **found.medians(key),
         ours=None if name == OURS else found.over((mode, OURS), key),
-        over=found.over(key, without) if _runs_again(mode) and without in found.samples else None,
+        over=found.over(key, without) if mode != "none" and without in found.samples else None,
         over_selective=found.over(key, selective) if beside else None,
         noise=found.noise,
         **vars(held),

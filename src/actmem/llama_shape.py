@@ -275,14 +275,11 @@ _EXCHANGED = (
 )
 
 
-def llama_layer_terms(shape: LlamaShape) -> LayerTerms:
-    """The table of the layer of this shape."""
-    return _layer(shape.latent is not None, shape.qk_norm, shape.num_experts is not None, shape.shared_ffn_size > 0)
-
-
-def ulysses_layer_terms(shape: LlamaShape) -> LayerTerms:
-    """The same layer's table if all-to-alls exchange its tokens for heads around attention."""
-    terms = llama_layer_terms(shape)
+def llama_layer_terms(shape: LlamaShape, ulysses: bool = False) -> LayerTerms:
+    """The table of the layer of this shape.  ulysses: all-to-alls exchange its tokens for heads around attention."""
+    terms = _layer(shape.latent is not None, shape.qk_norm, shape.num_experts is not None, shape.shared_ffn_size > 0)
+    if not ulysses:
+        return terms
     recipes = [_EXCHANGED if each.term == "attention projection input" else (each,) for each in terms.recipes]
     return replace(terms, recipes=tuple(each for group in recipes for each in group))
 

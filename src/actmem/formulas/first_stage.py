@@ -17,7 +17,6 @@ from actmem.rows import Row, paper_rows, total
 
 EMBEDDING_TERM = "embedding dropout mask"
 HEAD_TERMS = ("final layer-norm input", "output layer input", "logits (float32)")
-OUTPUT_TERM = "outputs held by the runtime"
 
 IDS_REASON = "4sb bytes of token numbers; the paper ignores them beside sbh"
 OUTPUT_REASON = "a copy of what the next stage already has; appendix B frees it after sending"
@@ -246,7 +245,9 @@ def stage_output_rows(
     _, b, h, s = shape.letters()
     cut = parallel.sequence_parts
     size = count * element_size * s * b * h // cut
-    return [Row(OUTPUT_TERM, size, cut, f"appendix B, {count} outputs", OUTPUT_REASON)] if count else []
+    return (
+        [Row("outputs held by the runtime", size, cut, f"appendix B, {count} outputs", OUTPUT_REASON)] if count else []
+    )
 
 
 def capacity(

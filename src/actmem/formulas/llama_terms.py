@@ -31,9 +31,8 @@ from actmem.llama_shape import (
     check_llama_ranks,
     llama_layer_terms,
     own_context_shape,
-    ulysses_layer_terms,
 )
-from actmem.recipes import LayerTerms, Mode, Recompute
+from actmem.recipes import Mode, Recompute
 from actmem.rows import Row, on_device
 
 
@@ -272,7 +271,7 @@ def context_rows(
         if row.term == "attention projection input" and context_kind == "ulysses":
             rows.append(replace(row, term="attention output before all-to-all", source="attention"))
         rows.append(row)
-    return on_device(rows, _terms(shape, context_kind), recompute, element_size)
+    return on_device(rows, llama_layer_terms(shape, context_kind == "ulysses"), recompute, element_size)
 
 
 #: What ``where`` begins with in exchanges among the ranks that share experts, and among context-parallel ranks.
@@ -324,7 +323,7 @@ def context_exchanges(
     own = own_context_shape(shape, parallel, c, context_kind)
     if c == 1:
         return []
-    dropped = _terms(shape, context_kind).dropped(recompute)
+    dropped = llama_layer_terms(shape, context_kind == "ulysses").dropped(recompute)
     one_head = element_size * own.seq_length * own.micro_batch_size * own.d
     key = one_head * max(own.num_key_value_heads // t, 1)
     query = one_head * (own.num_attention_heads // t)
@@ -350,10 +349,6 @@ def context_exchanges(
         ),
         Exchange("reduce-scatter", "backward", f"{CONTEXT_EXCHANGE}, gradients", c, c * key, 2),
     ]
-
-
-def _terms(shape: LlamaShape, context_kind: str) -> LayerTerms:
-    return ulysses_layer_terms(shape) if context_kind == "ulysses" else llama_layer_terms(shape)
 
 
 def _made_again(shape: LlamaShape, dropped: frozenset[str]) -> set[str]:

@@ -104,24 +104,17 @@ class ContextParallel:
 
 
 def layer_groups(
-    context_parallel_size: int,
-    kind: str = "gather",
-    *,
-    sequence_parallel: bool = False,
-    members: list[int] | None = None,
+    context_parallel_size: int, kind: str = "gather", *, sequence_parallel: bool = False
 ) -> tuple[TensorParallel, ContextParallel]:
     """This rank's tensor-parallel and context-parallel groups.  Every rank of the job must call it.
 
-    members: the ranks that share the layer, c·t of them; all by default.  t neighbours share its weights, and
-    every t-th rank a sequence.  A rank that is no member gets groups of one.
+    All ranks share one layer: t neighbours share its weights, and every t-th rank a sequence.
     """
-    ranks = sorted(members or range(dist.get_world_size()))
-    t = len(ranks) // context_parallel_size
-    rows = [ranks[first : first + t] for first in range(0, len(ranks), t)]
-    groups = [dist.new_subgroups_by_enumeration(each)[0] for each in (rows, [list(row) for row in zip(*rows)])]
-    if dist.get_rank() not in ranks:
-        return TensorParallel(), ContextParallel(kind=kind)
-    tensor, context = groups
+    world = dist.get_world_size()
+    t = world // context_parallel_size
+    rows = [list(range(first, first + t)) for first in range(0, world, t)]
+    columns = [list(row) for row in zip(*rows)]
+    tensor, context = (dist.new_subgroups_by_enumeration(each)[0] for each in (rows, columns))
     return tensor_parallel(tensor, sequence_parallel=sequence_parallel), ContextParallel(tensor_parallel(context), kind)
 
 

@@ -18,8 +18,8 @@ from actmem.layers.context import ContextParallel, attend_part, to_tokens
 from actmem.layers.experts import ExpertMLP, Routing
 from actmem.layers.gpt import OutputLayer
 from actmem.layers.latent import LatentAttention
-from actmem.layers.llama_parts import GatedMLP, HeadNorm, RMSNorm, rotary_tables, rotate, row_parallel
-from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape, ulysses_layer_terms
+from actmem.layers.llama_parts import GatedMLP, RMSNorm, rotary_tables, rotate, row_parallel
+from actmem.llama_shape import LlamaShape, llama_layer_terms, own_context_shape
 from actmem.parallel.groups import TensorParallel
 from actmem.parallel.linear import column_parallel
 from actmem.parallel.vocab import VocabParallelCrossEntropy, VocabParallelEmbedding
@@ -55,7 +55,7 @@ class LlamaLayer(nn.Module):
         parallel = Parallel(tp.size, tp.sequence_parallel)
         self.seq_length = own_context_shape(shape, parallel, context.size, context.kind).seq_length
         self.recompute = Recompute.of(recompute)
-        terms = ulysses_layer_terms(shape) if context.is_ulysses else llama_layer_terms(shape)
+        terms = llama_layer_terms(shape, context.is_ulysses)
         self.dropped, self.stores = terms.dropped(self.recompute), stores(terms.stored(self.recompute), host)
         seed = fresh_seed() if seed is None else seed
         self.shape, self.tp, self.context = shape, tp, context
@@ -117,7 +117,7 @@ class GroupedQueryAttention(ParallelModule):
         self.v = own_weight(tp, child_seed(seed, "v"), held, h, dim=0, part=part, **factory)
         self.projection = own_weight(tp, child_seed(seed, "projection"), h, own, dim=1, **factory)
         if shape.qk_norm:
-            self.q_norm, self.k_norm = (HeadNorm(self.head_size, tp, **factory) for _ in "qk")
+            self.q_norm, self.k_norm = (RMSNorm(self.head_size, tp, of_heads=True, **factory) for _ in "qk")
         self.qk_norm = shape.qk_norm
         self.seq_length = shape.seq_length
         for name, table in self.constants(factory.get("device")).items():

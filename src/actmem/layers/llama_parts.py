@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,28 +18,21 @@ from actmem.parallel.weights import ParallelModule, child_seed, mark_partial_gra
 
 
 class RMSNorm(ParallelModule):
-    """Over the last dimension.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial."""
+    """Over the last dimension.  Keeps its input and 4 bytes a token.  Under sequence parallelism its gradient is partial.
 
-    def __init__(self, size: int, tp: TensorParallel, **factory):
+    of_heads: over the d elements of each head, with one weight for all heads.  Every rank sees its own heads only, so the
+    gradient is partial without sequence parallelism too.
+    """
+
+    def __init__(self, size: int, tp: TensorParallel, *, of_heads: bool = False, **factory):
         super().__init__()
-        self.weight = self.marked(nn.Parameter(torch.ones(size, **factory)), tp)
-
-    def marked(self, weight: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
-        return mark_partial_gradient(weight, tp)
+        weight: Any = mark_partial_gradient(nn.Parameter(torch.ones(size, **factory)), tp)
+        if of_heads:
+            weight.partial_gradient = tp.size > 1
+        self.weight = weight
 
     def forward(self, x: Tensor) -> Tensor:
         return rms_norm(x, self.weight)
-
-
-class HeadNorm(RMSNorm):
-    """Over the d elements of each head, with one weight for all heads.
-
-    Every rank sees its own heads only, so the gradient is partial without sequence parallelism too.
-    """
-
-    def marked(self, weight: nn.Parameter, tp: TensorParallel) -> nn.Parameter:
-        weight.partial_gradient = tp.size > 1  # type: ignore[attr-defined]
-        return weight
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float = 1e-5) -> Tensor:

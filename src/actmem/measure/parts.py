@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from actmem import keep
 from actmem.config import ModelShape
 from actmem.layers.context import ContextParallel
 from actmem.layers.experts import Routing
@@ -65,7 +64,7 @@ def term_name(saved: SavedTensor) -> str:
         return "token ids"
     if op in _LINEARS and last in _LINEAR_TERMS:
         return _LINEAR_TERMS[last]
-    if op == keep.FUNCTIONS["keep"].__name__ and saved.dtype is torch.uint8:
+    if saved.kind == "generator state":
         return "random-number state"
     return saved.name
 

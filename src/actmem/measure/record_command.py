@@ -29,8 +29,8 @@ _CHECKED_BYTES = 256 << 20
 #: Sizes of that check, of those that were given or that the factory takes.
 _SMALL = {"s": 16, "b": 2, "l": 2}
 _EVAL_MODE = "the model is in eval mode, where dropout and batch norm keep less: call model.train() in the factory"
-CPU_BUILD = (
-    "this torch is a CPU build; install one for CUDA, no GPU needed: "
+_NO_CUDA = (
+    "there is no GPU that this torch can use, and --fake needs a build for CUDA: "
     "pip install torch --index-url https://download.pytorch.org/whl/cu130"
 )
 
@@ -109,11 +109,8 @@ def _run(options: argparse.Namespace) -> int:
 def _check_device(options: argparse.Namespace) -> None:
     if options.device == "cpu" or torch.cuda.is_available():
         return
-    if torch.version.hip is not None:
-        rule = "this torch is for AMD's GPUs, and there is none here; --fake needs a build for CUDA"
-        raise ConfigError("device", rule)
     if torch.version.cuda is None:
-        raise ConfigError("device", CPU_BUILD)
+        raise ConfigError("device", _NO_CUDA)
     if not options.fake:
         raise ConfigError("device", "there is no GPU here: add --fake to list what one would keep")
     if options.step:

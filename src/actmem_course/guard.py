@@ -20,7 +20,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
-from actmem_course.arguments import tell_torchrun
 from actmem_course.rank_store import RanksLost, RankStore
 
 #: Between two looks at the others.
@@ -149,7 +148,6 @@ class Guard(threading.Thread):
         if cause:
             by = f"rank {self.store.rank}: " * (self.store.size > 1)
             say(f"{self.program}: {by}{cause}")
-            tell_torchrun(f"{by}{cause}")
         leave(1 if cause else 0)
 
 

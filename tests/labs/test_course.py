@@ -75,9 +75,7 @@ def test_json_says_what_judged(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())
-    assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1) and {"python", "torch", "actmem"} <= found[
-        "versions"
-    ].keys()
+    assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1)
     assert [v["status"] for v in found["verdicts"]] == ["passed"] * 4
     assert found["reward"]["measures"][0]["values"]["yours"] == found["reward"]["measures"][0]["values"]["measured"]
 

@@ -12,7 +12,7 @@ from tests.labs.judged import real_bench
 
 def reward_of(name):
     rewards.NUM_STEPS = 2  # in this rank's own process; more steps show nothing new
-    return load_lab(name).reward(real_bench(dict(solutions_of(name))))
+    return rewards.reward_of(load_lab(name), real_bench(dict(solutions_of(name))))
 
 
 @pytest.mark.parametrize("name", LAB_NAMES)

@@ -73,12 +73,6 @@ class Lab:
     one_process: bool = False
     fewest_virtual: int = 1
 
-    @property
-    def reward(self) -> Callable:
-        """What is measured once all exercises are passed: called with a Bench on every rank, returns a BarsReward."""
-        rewards = importlib.import_module("actmem_course.judge.rewards")
-        return getattr(rewards, f"{self.name.partition('_')[0]}_reward")
-
     def chapter_of(self, exercise: Exercise) -> str:
         """The chapter that explains an exercise."""
         return exercise.chapter or self.chapter

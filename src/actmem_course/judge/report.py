@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import platform
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
@@ -91,11 +89,10 @@ class Report:
             write_text(self.json_file, self.json())
 
     def json(self) -> str:
-        """Lab, ranks, versions, verdicts so far, and the reward."""
+        """Lab, ranks, verdicts so far, and the reward."""
         found = {
             "lab": self.lab.name,
             "ranks": self.ranks,
-            "versions": _versions(),
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "reward": self.reward,
         }
@@ -108,14 +105,3 @@ class Report:
         (exercise,) = (e for e in self.lab.exercises if e.number == left[0].exercise)
         hint = f"and for a hint: python {self.script} --hint {exercise.number}"
         return f"next: {exercise.number}, {hint}; read {reading(self.lab, exercise)}"
-
-
-def _versions() -> dict[str, str]:
-    """What judged: Python, torch and the course."""
-    found = {"python": platform.python_version()}
-    for name in ("torch", "actmem"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            found[name] = "not installed as a package"
-    return found

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -24,34 +23,27 @@ from actmem.formulas.activations import (
 )
 from actmem.formulas.communication import Exchange, layer_exchanges
 from actmem.formulas.first_stage import stage_output_rows, stage_rows
-from actmem.formulas.llama_terms import llama_rows
-from actmem.layers.llama import attend
-from actmem.layers.llama_parts import product, row_parallel
-from actmem.llama_shape import LlamaShape
 from actmem.measure.ledger import record
 from actmem.models import PAPER_MODELS
-from actmem.parallel.conjugates import f, f_bar
-from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.plan.search import bill_of
 from actmem.recipes import Recompute
 from actmem.rows import total
 from actmem.verify import COUNTED_PARTS, verify_plan
+from actmem_course.judge.case import CaseRun
 from actmem_course.judge.cases.lab1_count_bytes import measured
 from actmem_course.judge.cases.lab4_recompute import as_block, flops_of, layer_weights
 from actmem_course.judge.cases.lab5_pipeline import on_paper
-from actmem_course.judge.cases.lab7_todays_layer import most_shared
 from actmem_course.judge.cases.lab8_plan import STATE_PARTS, asked, gib, judged_plan
-from actmem_course.judge.cases.lab10_keep_less import CountingHost
 from actmem_course.judge.kept import kept
+from actmem_course.judge.outline import Lab, solution_module
 from actmem_course.judge.solutions.lab8_plan import JOBS
-from actmem_course.judge.solutions.lab10_keep_less import mlp
 from actmem_course.judge.workbench import Bench
 from actmem_course.others.timeline import bubble_of, draw, timeline
 from actmem_course.pieces import Dropouts, LayerWeights, layer, random_weights
 from actmem_course.standard_library import standard_library
 
 #: Who a bar belongs to, and its colour in the terminal.
-SIDES = {"formula": "cyan", "measured": "cyan", "yours": "green"}
+SIDES = {"formula": "cyan", "measured": "cyan", "ours": "cyan", "yours": "green"}
 BAR_WIDTH = 30
 #: Of lab 6's training, in each mode.
 NUM_STEPS = 8
@@ -320,54 +312,6 @@ def _kept_bytes(b: Bench, shape: ModelShape, mode: Configuration) -> int:
     return ledger.total_bytes
 
 
-def lab7_reward(b: Bench) -> BarsReward:
-    """The layer with its linears' inputs kept, and with their recipes' sources in place of them."""
-    t = b.size
-    a = 2 * t * max(1, 4 // t)
-    shape = LlamaShape(128, 2, 32 * a, a, most_shared(t), 80 * a)
-    tp = tensor_parallel(b.group) if t > 1 else TensorParallel()
-    x, weights = b.random(128, 2, shape.hidden_size, seed=40).bfloat16(), _weights(b, shape)
-
-    both = {"inputs kept": {**b.functions, "recipe_linear": _keeps_its_input}, "recipes": b.functions}
-    forms: dict[str, Piece] = {form: (_llama_layer(shape, tp, own), x, weights) for form, own in both.items()}
-    # Whoever keeps a norm's sources keeps no statistics of it: the recipe makes them again.
-    recipes = (row for row in llama_rows(shape, Parallel(t), recompute="elementwise") if "statistics" not in row.term)
-    formulas = total(llama_rows(shape, Parallel(t))), total(recipes)
-    measures = _kept(b, forms, formulas)
-    what = f"A Llama layer on rank {b.rank} of {t}: s=128 b=2 h={shape.hidden_size} a={shape.num_attention_heads}"
-    what += f" k={shape.num_key_value_heads} f={shape.ffn_hidden_size}, bfloat16, t={t}"
-    return BarsReward(what, measures)
-
-
-def _llama_layer(shape: LlamaShape, tp: TensorParallel, functions: Mapping) -> Callable[..., Tensor]:
-    """Under tensor parallelism, without rotation; Q, K and V from one product, gate and up from another."""
-    norm, linear, d = functions["rms_norm"], functions["recipe_linear"], shape.d
-
-    def entered(x: Tensor, weight: Tensor) -> Tensor:
-        return f(norm(x, weight, 1e-5), tp)
-
-    def run(x: Tensor, norm1, qkv, projection, norm2, gate_up, down) -> Tensor:
-        y = linear(entered, qkv, x, norm1).unflatten(-1, (-1, d)).permute(1, 2, 0, 3)  # [b, heads, s, d]
-        q = shape.num_attention_heads // tp.size
-        y = attend(*y.split([q, *[(y.shape[1] - q) // 2] * 2], 1))
-        x = x + row_parallel(y, projection, tp)
-        gate, up = linear(entered, gate_up, x, norm2).chunk(2, -1)
-        return x + f_bar(linear(functions["swiglu"], down, gate, up), tp)
-
-    return run
-
-
-def _keeps_its_input(recipe: Callable[..., Tensor], weight: Tensor, *sources: Tensor) -> Tensor:
-    return product(recipe(*sources), weight)
-
-
-def _weights(b: Bench, shape: LlamaShape) -> tuple[Tensor, ...]:
-    h, own, held = shape.hidden_size, shape.hidden_size // b.size, max(1, shape.num_key_value_heads // b.size) * shape.d
-    wide = shape.ffn_hidden_size // b.size
-    sizes = ((h,), (own + 2 * held, h), (h, own), (h,), (2 * wide, h), (h, wide))
-    return tuple((b.random(*size, seed=50 + i) / h**0.5).bfloat16() for i, size in enumerate(sizes))
-
-
 def lab8_reward(b: Bench) -> BarsReward:
     """The learner's plan of the first job, run on an emulated rank: its bill's lines beside the counted ones."""
     job = next(iter(JOBS))
@@ -390,54 +334,30 @@ def lab8_reward(b: Bench) -> BarsReward:
     return BarsReward(f"Your plan of the {job} model, run on one emulated rank", measures, remark)
 
 
-def lab9_reward(b: Bench) -> BarsReward:
-    """The loss and the log-probabilities of a vocabulary 32 times as wide as the hidden size, in 16 bits."""
-    s, micro_batch, h, chunk = 64, 2, 64, 32
-    v, tokens = 32 * h * b.size, s * micro_batch
-    x, weight = (b.random(*size, seed=60 + i).bfloat16() for i, size in enumerate(((s, micro_batch, h), (v, h))))
-    own, logits = b.shards(weight)[b.rank], F.linear(x, weight)
-    targets = torch.arange(tokens, device=b.device).view(s, micro_batch)
-
-    ends: dict[str, Piece] = {
-        "the loss": (lambda z: b["cross_entropy"](z, targets), logits, ()),
-        "the loss in chunks": (lambda y, w: b["linear_cross_entropy"](y, w, targets, chunk), x, (weight,)),
-        f"the loss on {b.size} ranks": (
-            lambda y, w: b["parallel_linear_cross_entropy"](y, w, targets, chunk, b.group), x, (own,)
-        ),
-        "log-probabilities and entropy": (
-            lambda z: torch.add(*b["log_probs_and_entropy"](z, targets, chunk)), logits, ()
-        ),
-    }  # fmt: skip
-    # Beside its large tensor each keeps ids of 8 bytes and one sum a token, the last one the entropy as well.
-    formulas = [size * tokens for size in (2 * v + 12, 2 * h + 12, 2 * h + 12, 2 * v + 16)]
-    measures = _kept(b, ends, formulas)
-    plain = kept(b, lambda z: F.cross_entropy(z.float().flatten(0, 1), targets.flatten()), logits).bytes
-    remark = f"F.cross_entropy of float32 logits keeps {plain:,} B."
-    what = f"The loss on rank {b.rank} of {b.size}: s={s} b={micro_batch} h={h} v={v}, bfloat16, {chunk} tokens a chunk"
-    return BarsReward(what, measures, remark)
+def kept_reward(lab: Lab, b: Bench) -> BarsReward:
+    """Of the other labs: what each function keeps where its case counts it, beside ours."""
+    measures = []
+    for exercise in lab.exercises:
+        yours, ours = CaseRun(b), CaseRun(b.with_functions(vars(solution_module(lab.name))))
+        for run in (yours, ours):
+            exercise.check(run)
+            b.progress()
+        for name, noted in ours.seen.items():
+            if noted.how == "kept":
+                sides = {"ours": noted.value.bytes, "yours": yours.seen[name].value.bytes}
+                measures.append(Measure(f"{exercise.number} {name.replace('bytes', exercise.function)}", sides))
+    return BarsReward(f"What your functions keep for backward on rank {b.rank} of {b.size}, beside ours", measures)
 
 
-def lab10_reward(b: Bench) -> BarsReward:
-    """A frozen linear, an adapter, an MLP in tiles, and a checkpoint on the host, in 16 bits."""
-    s, micro_batch, h, f, r = 128, 2, 64, 256, 4
-    x, up, down = (
-        b.random(*size, seed=70 + i).bfloat16() for i, size in enumerate(((s, micro_batch, h), (f, h), (h, f)))
-    )
-    low, back = b.random(r, h, seed=73).float(), b.random(f, r, seed=74).float()
-    codes, scale = up.to(torch.int8), torch.ones_like(up[:, :1])
-
-    def from_host(y: Tensor, u: Tensor, d: Tensor) -> Tensor:
-        return b["offloading_checkpoint"](lambda z: mlp(z, u, d), y, CountingHost())
-
-    pieces: dict[str, Piece] = {
-        "a frozen linear": (lambda y: b["frozen_linear"](y, codes, scale), x, ()),
-        "with an adapter": (lambda y, a, c: b["lora_linear"](y, up, a, c, 8.0), x, (low, back)),
-        "the MLP in tiles": (lambda y, u, d: b["tiled_mlp"](y, u, d, 16), x, (up, down)),
-        "the MLP from the host": (from_host, x, (up, down)),
-    }
-    formulas = (0, 2 * s * micro_batch * (h + r), 2 * s * micro_batch * h, 0)
-    measures = _kept(b, pieces, formulas, (codes, scale, up, down))
-    plain = kept(b, mlp, x, (up, down)).bytes
-    remark = f"The MLP out of torch's operators keeps {plain:,} B, 2sbh + 4sbf."
-    what = f"Frozen weights, adapters and MLPs: s={s} b={micro_batch} h={h} f={f} r={r}, bfloat16"
-    return BarsReward(what, measures, remark)
+def reward_of(lab: Lab, b: Bench) -> BarsReward:
+    """What is measured once all exercises are passed; called on every rank."""
+    own = {
+        "lab1_count_bytes": lab1_reward,
+        "lab2_tensor_parallel": lab2_reward,
+        "lab3_sequence_parallel": lab3_reward,
+        "lab4_recompute": lab4_reward,
+        "lab5_pipeline": lab5_reward,
+        "lab6_train": lab6_reward,
+        "lab8_plan": lab8_reward,
+    }.get(lab.name)
+    return own(b) if own else kept_reward(lab, b)

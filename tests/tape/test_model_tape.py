@@ -140,7 +140,6 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
         (["{models}:odd_mlp", "--letters", "s,b,h,f", "--out", "{new}", "--dtype", "int3"], "dtype"),
         (["{models}:odd_mlp", "--letters", "s,b,h=2,f", "--out", "{new}"], "at s="),
         (["{models}:nothing", "--letters", "s,b", "--out", "{new}"], "nothing"),
-        (["{models}:positive", "--letters", "s,b,h", "--out", "{new}"], "index"),
         (["{models}:odd_mlp", "--letters", "s,b,h,f", "--out", "{folder}/none/x.json"], "none/x.json"),
         (["{tape}"], "at"),
         (["{tape}", "--at", "s=1"], "missing"),
@@ -151,7 +150,6 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
         (["{tape}", "--at", "s=64,s=2"], "s=2"),
         (["{models}", "--at", "s=64"], "tape"),
         (["{folder}/nowhere.json", "--at", "s=64"], "nowhere"),
-        (["{folder}", "--at", "s=64"], "folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(options, says, solved, tmp_path, capsys):

@@ -53,15 +53,10 @@ def tape_of(
 ) -> Tape:
     """The tape of a factory's model after ``prepare(model)``; for the last three see ``solve``."""
 
-    names: dict[int, str] = {}
-    first: list[tuple[dict[str, int], list[Event]]] = []
-
     def recorded(sizes: dict[str, int]) -> list[Event]:
         shown = ", ".join(f"{letter}={size}" for letter, size in sizes.items())
         try:
-            events = run_factory(factory, {**sizes, **fixed}, dtype, None if first else names, prepare)
-            first.append((sizes, events))
-            return events
+            return run_factory(factory, {**sizes, **fixed}, dtype, prepare=prepare)
         except NoFormula:
             raise
         except ConfigError as error:
@@ -73,10 +68,8 @@ def tape_of(
         tape = solve(recorded, letters, rules, may_be_one=may_be_one, num_runs=num_runs, known=known)
     finally:
         torch.set_num_threads(threads)
-    sizes, events = first[0]
-    if tape.events(sizes) != events:  # it held more, as the first of a process can
-        names.clear()
-        run_factory(factory, {**sizes, **fixed}, dtype, names, prepare)
+    names: dict[int, str] = {}
+    run_factory(factory, {**draw_sizes(letters, rules, random.Random(0)), **fixed}, dtype, names, prepare)
     for events in tape.variants.values():
         events[:] = [replace(e, name=names.get(e.number, e.name)) if isinstance(e, Make) else e for e in events]
     return tape

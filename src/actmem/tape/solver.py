@@ -196,16 +196,13 @@ def _solved(
     fit = _Fit([sizes for sizes, _ in runs], free, rules)
     numbers = {formula: i for i, formula in enumerate(tape.formulas)}
     # What other letters of 1 had first: of several formulas that fit, the one that fits there too.
-    known: dict[tuple[int, ...], int] = {}
-    for i, old in enumerate(tape.formulas):
-        with suppress(ConfigError):
-            known.setdefault(tuple(value(old, list(sizes.values())) for sizes, _ in runs), i)
+    known = _by_values(tape, runs)
     events = []
     for same in zip(*(events for _, events in runs)):
         solved = []
         for given in zip(*map(sizes_of, same)):
             if given in known:
-                solved.append(known[given])
+                solved.append(known[given][0])
                 continue
             formula = fit.formula(given)
             if formula is None:
@@ -228,16 +225,22 @@ def _all_known(tape: Tape, runs: list[tuple[dict[str, int], list[Event]]], free:
     """
     if any(len({Fraction(sizes[x], sizes[y]) for sizes, _ in runs}) == 1 for x, y in combinations(free, 2)):
         return False
-    places = [i for i, letter in enumerate(tape.letters) if letter in free]
-    of_sizes: dict[tuple[int, ...], set] = {}
-    for formula in tape.formulas:
+    places, known = [i for i, letter in enumerate(tape.letters) if letter in free], _by_values(tape, runs)
+
+    def powers_of(number: int) -> frozenset:
+        return frozenset(tuple(powers[i] for i in places) for _, powers in tape.formulas[number])
+
+    wanted = {given for same in zip(*(events for _, events in runs)) for given in zip(*map(sizes_of, same))}
+    return all(len({*map(powers_of, known.get(given, ()))}) == 1 for given in wanted)
+
+
+def _by_values(tape: Tape, runs: Sequence[tuple[dict[str, int], list[Event]]]) -> dict[tuple[int, ...], list[int]]:
+    """The numbers of the tape's formulas by what they give in these runs."""
+    found: dict[tuple[int, ...], list[int]] = {}
+    for i, formula in enumerate(tape.formulas):
         with suppress(ConfigError):
-            given = tuple(value(formula, list(sizes.values())) for sizes, _ in runs)
-            powers = {tuple(powers[i] for i in places) for _, powers in formula}
-            of_sizes.setdefault(given, set()).add(frozenset(powers))
-    events = zip(*(events for _, events in runs))
-    wanted = {given for same in events for given in zip(*map(sizes_of, same))}
-    return all(len(of_sizes.get(given, ())) == 1 for given in wanted)
+            found.setdefault(tuple(value(formula, list(sizes.values())) for sizes, _ in runs), []).append(i)
+    return found
 
 
 def _text(sizes: Mapping[str, int]) -> str:
@@ -290,12 +293,8 @@ class _Fit:
 
     def formula(self, sizes: tuple[int, ...]) -> list[tuple[Fraction, dict[str, int]]] | None:
         if sizes not in self._found:
-            ways = (way(sizes) for way in (self._constant, self._monomial, self._sum))
-            self._found[sizes] = next((found for found in ways if found is not None), None)
+            self._found[sizes] = (self._monomial(sizes) or self._sum(sizes)) if any(sizes) else []
         return self._found[sizes]
-
-    def _constant(self, sizes):
-        return None if len(set(sizes)) > 1 else [(Fraction(sizes[0]), {})] if sizes[0] else []
 
     def _value(self, powers: Mapping[str, int], run: Mapping[str, int]) -> Fraction:
         return math.prod((Fraction(run[x]) ** e for x, e in powers.items()), start=Fraction(1))

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property, lru_cache
 
-from actmem.rows import Row
-from actmem.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, moments, read_events, value
+from actmem.rows import Row, by_term
+from actmem.tape.evaluate import BACKWARD, Formula, Mark, Run, Tape, alive_after, moments, read_events, value
 
 #: Blocks that run again and blocks that keep everything, of the tapes that together give any number of both.
 BASES = ((0, 1), (0, 2), (1, 0), (2, 0), (1, 1), (2, 1), (1, 2))
@@ -249,11 +249,5 @@ class _Moments:
         )
 
     def _rows(self, place: int) -> dict[str, int]:
-        for at, (_, _, alive) in enumerate(moments(self.events)):
-            if at == place:
-                sums: dict[str, int] = {}
-                for made in alive.values():
-                    term = re.sub(r"\.\d+(?=[.:])", ".*", made.name)
-                    sums[term] = sums.get(term, 0) + made.bytes
-                return sums
-        raise AssertionError("no such moment")
+        alive = alive_after(self.events, place).values()
+        return by_term(Row(re.sub(r"\.\d+(?=[.:])", ".*", made.name), made.bytes) for made in alive)

@@ -286,9 +286,15 @@ def moments(
         yield event, live, alive
 
 
+def alive_after(events: Sequence[Event], place: int) -> dict[int, Make]:
+    """What is alive after the event at that place, by its number; sizes as the events have them."""
+    *_, (_, _, alive) = moments(events[: place + 1])
+    return alive
+
+
 def read_events(events: Sequence[Event]) -> Reading:
     """What events in bytes add up to."""
-    reading, phase, fullest = Reading(), FORWARD, -1
+    reading, phase, fullest = Reading(), FORWARD, None
     for i, (event, live, alive) in enumerate(moments(events)):
         if isinstance(event, Mark) and event.name in (FORWARD, BACKWARD):
             phase = event.name
@@ -302,9 +308,8 @@ def read_events(events: Sequence[Event]) -> Reading:
                 reading.peak_bytes, fullest = live, i
         elif isinstance(event, Transfer):
             reading.exchanges.append((phase, event))
-    for i, (_, _, alive) in enumerate(moments(events)):
-        if i == fullest:
-            reading.peak_rows = _rows(alive)
+    if fullest is not None:
+        reading.peak_rows = _rows(alive_after(events, fullest))
     return reading
 
 

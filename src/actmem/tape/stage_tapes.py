@@ -17,7 +17,7 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem.rows import Row, by_term, merge
-from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, moments, unpacked
+from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, alive_after, moments, unpacked
 
 #: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
 LAYERS = "layers"
@@ -42,12 +42,11 @@ class StageMoment:
     @property
     def made(self) -> dict[str, int]:
         """What backward has made and not freed by then, in bytes by name."""
-        kept: set[int] = set()
-        alive: dict[int, Make] = {}
-        for event, _, alive in moments(self.events[: self.place + 1], self.values):
-            if event == Mark(BACKWARD):
-                kept = set(alive)
-        rows = [Row(made.name, self.values[made.bytes]) for number, made in alive.items() if number not in kept]
+        rows = []
+        if self.events:
+            kept = alive_after(self.events, self.events.index(Mark(BACKWARD)))
+            alive = alive_after(self.events, self.place)
+            rows = [Row(made.name, self.values[made.bytes]) for number, made in alive.items() if number not in kept]
         return by_term([*rows, *([Row(_GIVEN, self.stays)] if self.stays else [])])
 
 

@@ -108,9 +108,10 @@ class Guard(threading.Thread):
         echo: the cause is what an exchange says whose other side is gone.  It counts if no rank knows better.
         """
         self._giving_up.acquire()  # and never release it: the other thread waits here for the end
+        speaks = cause is not None and not echo
         try:
             # Before the alarm: who hears it finds that somebody speaks, and blames nobody.
-            speaks = cause is not None and not echo and self.store.count("spoken") == 1
+            speaks = speaks and self.store.count("spoken") == 1
             self.store.count("alarm")
             self.store.post("here", True)
             if echo or cause is None and not self._to_start:
@@ -118,7 +119,9 @@ class Guard(threading.Thread):
                 speaks = cause is not None and self.store.count("spoken") == 1
             self.quit(cause if speaks else None)
         except RanksLost:
-            self.quit(cause)
+            if echo:  # what another rank said is gone with the store
+                self.lost()
+            self.quit(cause if speaks else None)
 
     def _blame(self, echo: str | None) -> str | None:
         """Who has failed, if nobody says so itself; ``echo`` if all are there."""

@@ -4,10 +4,12 @@ import re
 import signal
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
-from actmem_course import launch
+from actmem_course import guard, launch
+from actmem_course.rank_store import RanksLost
 from tests.labs.faults import Started, listening, planted
 from tests.labs.stuck import learner_file
 from tests.tiers import at_night
@@ -193,3 +195,26 @@ def test_a_narrow_screen_and_a_poor_encoding_lose_no_digit(tmp_path):
     assert (code, errors) == (0, []) and output.isascii()
     numbers = re.findall(r"\d[\d,]{5,}", wide)
     assert len(numbers) > 10 and re.findall(r"\d[\d,]{5,}", output) == numbers
+
+
+@pytest.mark.parametrize(
+    ("echo", "spoken", "said"),
+    [(False, 1, ["rank 1: mine"]), (False, 2, []), (True, 2, [])],
+    ids=["first", "second", "echo"],
+)
+def test_a_store_that_goes_while_a_rank_gives_up_makes_no_second_line(echo, spoken, said, monkeypatch):
+    lines = []
+    monkeypatch.setattr(guard, "say", lines.append)
+    monkeypatch.setattr(guard, "leave", sys.exit)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    one = guard.Guard()
+
+    def count(key, more=1):
+        if key == "alarm":
+            raise RanksLost
+        return spoken
+
+    one.store = SimpleNamespace(rank=1, size=2, count=count)
+    with pytest.raises(SystemExit):
+        one.give_up("mine", echo)
+    assert [line.partition(": ")[2] for line in lines] == said

@@ -20,6 +20,9 @@ def read(name):
     return (ROOT / name).read_text(encoding="utf-8")
 
 
+TARGETS = set(re.findall(r"^([a-z-]+):", read("Makefile"), re.MULTILINE))
+
+
 def workflow(name):
     found = yaml.safe_load(read(f".github/workflows/{name}.yml"))
     found["on"] = found.pop(True)  # YAML 1.1 reads the key as a truth value
@@ -30,22 +33,17 @@ def steps(job):
     return [step.get("run") or step["uses"] for step in job["steps"]]
 
 
-def test_every_push_and_pull_request_runs_ci():
-    ci = workflow("ci")
+def test_a_push_runs_ci_and_every_night_what_it_does_not_wait_for():
+    ci, nightly = workflow("ci"), workflow("nightly")
     assert ci["on"] == {"push": None, "pull_request": None}
-    assert ci["permissions"] == {"contents": "read"}
+    assert set(nightly["on"]) == {"schedule", "workflow_dispatch"}
+    assert ci["permissions"] == nightly["permissions"] == {"contents": "read"}
     (job,) = ci["jobs"].values()
     assert steps(job)[-1] == ".ci/run" and (ROOT / ".ci" / "run").exists()
     assert job["timeout-minutes"] <= 120
-
-
-def test_every_night_runs_what_a_push_does_not_wait_for():
-    nightly = workflow("nightly")
-    assert set(nightly["on"]) == {"schedule", "workflow_dispatch"} and nightly["permissions"] == {"contents": "read"}
     targets = [word for job in nightly["jobs"].values() for word in steps(job)[-1].split() if "=" not in word]
     assert targets == [".ci/run", "test-all", "mutants", "make", "matrix"]
-    for target in ("test-all", "mutants", "matrix"):
-        assert re.search(rf"^{target}:", read("Makefile"), re.MULTILINE)
+    assert {"test-all", "mutants", "matrix"} <= TARGETS
 
 
 def test_main_publishes_what_make_site_builds():
@@ -61,8 +59,7 @@ def test_main_publishes_what_make_site_builds():
 def test_the_dev_container_sets_up_with_make():
     container = json.loads(read(".devcontainer/devcontainer.json"))
     command, target, *_ = container["postCreateCommand"].split()
-    assert command == "make" and re.search(rf"^{target}:", read("Makefile"), re.MULTILINE)
-    assert container["forwardPorts"] == [8888]
+    assert command == "make" and target in TARGETS and container["forwardPorts"] == [8888]
 
 
 def test_hooks_use_the_ruff_of_the_constraints():
@@ -78,33 +75,20 @@ def test_the_citation_and_the_changes_name_todays_version():
     assert versions[:2] == ["Unreleased", actmem.__version__]
 
 
-def test_contributing_names_files_and_modules_that_exist():
-    text = read("CONTRIBUTING.md")
-    named = re.findall(r"`((?:src|tests|labs|notebooks)/[\w/.]+)`", text)
-    assert len(named) > 20
+def test_what_contributing_and_the_readme_name_is_there():
+    """Modules behind ``python -m`` are programs; files exist."""
+    contributing, readme = read("CONTRIBUTING.md"), read("README.md")
+    named = re.findall(r"`((?:src|tests|labs|notebooks)/[\w/.]+)`", contributing)
+    named += re.findall(r"\b(?:labs|tests|notebooks)/[\w/]+\.(?:py|ipynb|sbatch)\b", readme)
+    assert len(named) > 40
     assert [name for name in named if not any(ROOT.glob(name.rstrip("/").replace("NN_name", "[0-9][0-9]_*")))] == []
-    modules = re.findall(r"python -m ([\w.]+)", text)
-    assert modules and all(importlib.util.find_spec(module) for module in modules)
-
-
-def test_what_the_readme_runs_is_there():
-    """Modules behind ``python -m`` are programs, and paths of labs, tests and notebooks exist."""
-    readme = read("README.md")
-    modules = {
-        name for name in re.findall(r"python -m ([\w.]+)", readme) if name.partition(".")[0] not in ("http", "pip")
-    }
+    modules = set(re.findall(r"python -m ([\w.]+)", contributing + readme)) - {"http.server", "pip"}
     assert {"actmem", "actmem_course.make_copies"} <= modules
     for name in modules:
         spec = importlib.util.find_spec(name)
-        program = (
-            Path(spec.submodule_search_locations[0]) / "__main__.py"
-            if spec.submodule_search_locations
-            else Path(spec.origin)
-        )
+        folder = spec.submodule_search_locations
+        program = Path(folder[0]) / "__main__.py" if folder else Path(spec.origin)
         assert program.name == "__main__.py" or '__name__ == "__main__"' in program.read_text(encoding="utf-8"), name
-    paths = set(re.findall(r"\b(?:labs|tests|notebooks)/[\w/]+\.(?:py|ipynb|sbatch)\b", readme))
-    assert len(paths) > 20
-    assert not [path for path in paths if not (ROOT / path).exists()]
 
 
 def test_an_installed_package_has_its_files_that_are_no_python():

@@ -22,7 +22,7 @@ from actmem.parallel.collectives import all_gather, all_reduce
 from actmem.parallel.groups import TensorParallel, tensor_parallel
 from actmem.parallel.linear import load_dense, reduce_partial_gradients, shard
 from actmem.parallel.weights import part_of
-from actmem.rows import compare, total
+from actmem.rows import by_term, compare, total
 from actmem.torch_private import TorchDispatchMode
 from tests.tiers import covering, examples
 
@@ -377,6 +377,15 @@ def test_the_floors_of_latent_attention():
         # Elementwise drops the latents' norms' outputs as well.
         kept = 4 * s * b * h + 2 * s * b * (q + c) + 2 * s * b * f
         assert total(llama_rows(LATENT, Parallel(t, True), "elementwise")) == (latents + heads + rest - kept) // t
+
+
+def test_a_latent_in_place_of_its_keys_and_values():
+    shape = llama_shape("deepseek-v3")
+    tokens, rows = shape.seq_length * shape.micro_batch_size, by_term(llama_rows(shape))
+    assert rows["KV latent"] == 1_152 * tokens and rows["K"] + rows["V"] == 81_920 * tokens
+    freed = 1 - total(llama_rows(shape, recompute={"K", "V"})) / total(llama_rows(shape))
+    again = llama_recomputed_flops(shape, {"K", "V"}) / (3 * sum(llama_products(shape).values()))
+    assert (round(100 * freed), round(100 * again, 1)) == (24, 0.6)
 
 
 @pytest.mark.parametrize("widths", [(6, 10), (10, 6), (4, 4)])

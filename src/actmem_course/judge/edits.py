@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import ast
 import copy
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations, permutations
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -208,9 +209,7 @@ class Families:
                     words = f"{name} comes before {steps[other]}{self._belongs(name)}"
                     changes.append((words, [*rest[:place], node, *rest[place:]]))
         for words, changed in changes:
-            self.function.body = changed
-            yield words, self._source()
-        self.function.body = body
+            yield words, self._source_with([(self.function, "body", changed)])
 
     def _each(self, spines, change, words):
         for node, wrappers, leaf in spines:
@@ -247,13 +246,10 @@ class Families:
         for name in dict.fromkeys(_name(call.func) for call in calls):
             mine = [call for call in calls if _name(call.func) == name]
             for which, (words, _) in enumerate(_VARIANTS[name]):
+                instead = ast.parse(f"_instead({name!r}, {which})", mode="eval").body
                 for places in [[call] for call in mine] + [mine] * (len(mine) > 1):
-                    before = [call.func for call in places]
-                    for call in places:
-                        call.func = ast.parse(f"_instead({name!r}, {which})", mode="eval").body
-                    yield ("every " * (len(places) > 1)) + words, self._source()
-                    for call, func in zip(places, before):
-                        call.func = func
+                    source = self._source_with([(call, "func", instead) for call in places])
+                    yield ("every " * (len(places) > 1)) + words, source
 
     def _names(self):
         """A weight or a value where another of the same kind belongs, and two of them swapped."""
@@ -270,31 +266,27 @@ class Families:
                 yield f"{one} and {other} are swapped", self._renamed(nodes, {one: other, other: one})
 
     def _renamed(self, nodes, names):
-        changed = [(node, names[name]) for name, all_ in nodes.items() if name in names for node in all_]
         field = {ast.Attribute: "attr", ast.Name: "id"}
-        before = [getattr(node, field[type(node)]) for node, _ in changed]
-        for node, name in changed:
-            setattr(node, field[type(node)], name)
-        source = self._source()
-        for (node, _), name in zip(changed, before):
-            setattr(node, field[type(node)], name)
-        return source
+        return self._source_with(
+            [(node, field[type(node)], new) for name, new in names.items() for node in nodes[name]]
+        )
 
     def _belongs(self, *names: str) -> str:
         place = next((self.places[name] for name in names if name in self.places), "")
         return f": it belongs {place}" if place else ""
 
     def _edited(self, words, spines):
-        before = [node.value for node, _, _ in spines]
-        for node, wrappers, leaf in spines:
-            node.value = _wrapped(wrappers, leaf)
-        source = self._source()
-        for (node, _, _), value in zip(spines, before):
-            node.value = value
-        return words, source
+        return words, self._source_with([(node, "value", _wrapped(wrappers, leaf)) for node, wrappers, leaf in spines])
 
-    def _source(self) -> str:
-        return f"{self.source}\n\n{ast.unparse(ast.fix_missing_locations(self.function))}\n"
+    def _source_with(self, changes: Sequence[tuple[ast.AST, str, Any]]) -> str:
+        """Our module with the function changed: in each a node, a field of it, and what that is for once."""
+        before = [(node, field, getattr(node, field)) for node, field, _ in changes]
+        for node, field, value in changes:
+            setattr(node, field, value)
+        function = ast.unparse(ast.fix_missing_locations(self.function))
+        for node, field, value in before:
+            setattr(node, field, value)
+        return f"{self.source}\n\n{function}\n"
 
     def _inline_calls(self, function: str) -> None:
         """The functions of one line that ours calls, in place of their calls; not the operators."""
@@ -337,6 +329,11 @@ def _returned(function: ast.FunctionDef) -> ast.expr:
     return statement.value
 
 
+def _names_of(node: ast.AST, use: type[ast.expr_context]) -> list[str]:
+    """The names that a piece of code reads (ast.Load) or writes (ast.Store), each as often as it does."""
+    return [n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, use)]
+
+
 def _inline_names(body: list[ast.stmt]) -> None:
     """A name that is used once, in the place of its use."""
     i = 0
@@ -345,22 +342,14 @@ def _inline_names(body: list[ast.stmt]) -> None:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and len(node.targets) == 1:
             name, uses = node.targets[0].id, []
             for later in body[i + 1 :]:
-                uses += [
-                    (later, n)
-                    for n in ast.walk(later)
-                    if isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Load)
-                ]
-                if any(
-                    isinstance(n, ast.Name) and n.id == name and isinstance(n.ctx, ast.Store) for n in ast.walk(later)
-                ):
+                uses += [later] * _names_of(later, ast.Load).count(name)
+                if name in _names_of(later, ast.Store):
                     break
-            read = {n.id for n in ast.walk(node.value) if isinstance(n, ast.Name)}
-            between = body[i + 1 : body.index(uses[0][0])] if uses else []
-            stored = {
-                n.id for s in between for n in ast.walk(s) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-            }
-            if len(uses) == 1 and not read & stored and isinstance(uses[0][0], (ast.Assign, ast.Return)):
-                _Put({name: node.value}).visit(uses[0][0])
+            between = body[i + 1 : body.index(uses[0])] if uses else []
+            stored = {other for statement in between for other in _names_of(statement, ast.Store)}
+            unchanged = stored.isdisjoint(_names_of(node.value, ast.Load))
+            if len(uses) == 1 and unchanged and isinstance(uses[0], (ast.Assign, ast.Return)):
+                _Put({name: node.value}).visit(uses[0])
                 del body[i]
                 continue
         i += 1

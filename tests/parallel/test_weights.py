@@ -166,7 +166,7 @@ def test_parameters_keep_their_marks_when_they_are_replaced(make, some):
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
 def test_a_model_made_empty_computes_as_one_that_was_never(device):
-    latents = {"latent": LatentHeads(6, 5, 4, 2, 3)}
+    latents: dict[str, Any] = {"latent": LatentHeads(6, 5, 4, 2, 3)}
     shapes = [LlamaShape(8, 2, 24, 4, k, 20, vocab_size=8, **more) for k, more in ((2, {}), (4, latents))]
     models: list[Any] = [lambda: GPT(SHAPE, p=0.0)]
     models += [partial(LlamaStage, shape, 1, 8, range(1), TensorParallel()) for shape in shapes]

@@ -94,15 +94,10 @@ def layer_bytes(
     e, t = element_size, parallel.tensor_parallel_size
     if region == "layer":
         return e * s * b * h // parallel.sequence_parts
-    if t == 1:
-        whole = eq1(shape, e)
-    else:
-        whole = eq4(shape, t, e) if parallel.sequence_parallel else eq2(shape, t, e)
     if region == "terms":
         return total(layer_rows(shape, parallel, recompute, e))
-    if region == "core":
-        return whole - (2 * e + 1) * a * s * s * b // t
-    return whole
+    core = (2 * e + 1) * a * s * s * b // t if region == "core" else 0
+    return (eq4(shape, t, e) if parallel.sequence_parallel else eq2(shape, t, e)) - core
 
 
 def gathered_input_bytes(shape: ModelShape, tensor_parallel_size: int, element_size: int = 2) -> int:

@@ -12,6 +12,7 @@ from fractions import Fraction
 
 from actmem.config import ConfigError, ModelShape, Parallel, check_divides, check_layer, check_size, check_sizes
 from actmem.formulas.activations import STATISTICS_REASON, eq4, layer_bytes, layer_extra_rows, layer_rows
+from actmem.formulas.schedule import round_size
 from actmem.recipes import Recompute
 from actmem.rows import Row, paper_rows, total
 
@@ -80,14 +81,10 @@ def in_flight(
     """
     p, m = parallel.pipeline_parallel_size, parallel.num_model_chunks
     check_pipeline_rank(parallel, pipeline_rank)
-    for name, size in (("num_microbatches", num_microbatches), ("microbatches_per_round", microbatches_per_round)):
-        if size is not None:
-            check_size(name, size)
-    if m == 1:
-        most = p - pipeline_rank
-    else:
-        g = _per_round(parallel, num_microbatches, microbatches_per_round)
-        most = (m - 1) * g + 2 * (p - 1 - pipeline_rank) + 1
+    if num_microbatches is not None:
+        check_size("num_microbatches", num_microbatches)
+    g = round_size(p, num_microbatches if m > 1 else None, microbatches_per_round)
+    most = p - pipeline_rank if m == 1 else (m - 1) * g + 2 * (p - 1 - pipeline_rank) + 1
     return most if num_microbatches is None else min(most, num_microbatches * m)
 
 
@@ -101,7 +98,7 @@ def embeddings_in_flight(
     """
     if parallel.num_model_chunks == 1:
         return in_flight(parallel, 0, num_microbatches)
-    most = 2 * _per_round(parallel, num_microbatches, microbatches_per_round)
+    most = 2 * round_size(parallel.pipeline_parallel_size, num_microbatches, microbatches_per_round)
     return most if num_microbatches is None else min(most, num_microbatches)
 
 
@@ -151,17 +148,6 @@ def check_pipeline_rank(parallel: Parallel, pipeline_rank: int) -> None:
     p = parallel.pipeline_parallel_size
     if not 0 <= pipeline_rank < p:
         raise ConfigError("pipeline_rank", f"must be from 0 to {p - 1}, got {pipeline_rank}")
-
-
-def _per_round(parallel: Parallel, num_microbatches: int | None, microbatches_per_round: int | None) -> int:
-    p, n = parallel.pipeline_parallel_size, num_microbatches
-    if microbatches_per_round is None:
-        if n is not None:
-            check_divides("num_microbatches", n, "pipeline_parallel_size", p)
-        return p
-    if n is not None:
-        check_divides("num_microbatches", n, "microbatches_per_round", microbatches_per_round)
-    return microbatches_per_round
 
 
 def stage_rows(

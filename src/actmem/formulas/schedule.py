@@ -71,12 +71,7 @@ def interleaved(
     Parallel(pipeline_parallel_size=p, num_model_chunks=m)
     check_size("num_microbatches", n)
     check_schedule_length(p * m * n)
-    if microbatches_per_round is None:
-        check_divides("num_microbatches", n, "pipeline_parallel_size", p)
-        g = p
-    else:
-        g = check_size("microbatches_per_round", microbatches_per_round)
-        check_divides("num_microbatches", n, "microbatches_per_round", g)
+    g = round_size(p, n, microbatches_per_round)
     order = [(chunk, start + i) for start in range(0, n, g) for chunk in range(m) for i in range(g)]
     ranks = []
     for rank in range(p):
@@ -84,6 +79,17 @@ def interleaved(
         backwards = [Action("B", rank, m - 1 - chunk, i) for chunk, i in order]
         ranks.append(_in_turn(forwards, backwards, warmup=(2 - short_warmup) * (p - rank - 1) + (m - 1) * g))
     return ranks
+
+
+def round_size(pipeline_parallel_size: int, num_microbatches: int | None, microbatches_per_round: int | None) -> int:
+    """How many microbatches go through one chunk before the next (g): p if None.  Raises ConfigError if it doesn't divide n."""
+    name, g = "microbatches_per_round", microbatches_per_round
+    if g is None:
+        name, g = "pipeline_parallel_size", pipeline_parallel_size
+    check_size(name, g)
+    if num_microbatches is not None:
+        check_divides("num_microbatches", num_microbatches, name, g)
+    return g
 
 
 def torch_microbatches_per_round(pipeline_parallel_size: int, num_microbatches: int) -> int:

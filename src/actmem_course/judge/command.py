@@ -50,8 +50,8 @@ def main(functions: dict) -> int:
         size = _size(lab, args)
         if not args.solution:
             script = _file(script)
-        device = _device(args)
-    judging = _Judging(lab, exercises, args, script, size, device)
+        gpus = _gpus(args)
+    judging = _Judging(lab, exercises, args, script, size, gpus)
     try:
         with signals_end(judging.virtual, judging.real):
             code = judging.watch() if args.watch else judging.once()
@@ -69,14 +69,15 @@ def main(functions: dict) -> int:
 class _Judging:
     """One file, what judges it, and what is said of it.
 
-    Virtual ranks judge.  If all that was asked for has passed, it runs once more on real processes, which then measure.
+    Virtual ranks judge, and may share a GPU.  If all that was asked for has passed, it runs once more on real processes,
+    which want a GPU each, and then measure.
     """
 
-    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, device: str):
+    def __init__(self, lab: Lab, exercises: tuple[Exercise, ...], args, script: Path, size: int, gpus: int):
         self.lab, self.exercises, self.args, self.script = lab, exercises, args, script
-        self.size, self.device = size, device
-        self.virtual = RankParent(size, device, virtual=True)
-        self.real = RankParent(size, device if enough_gpus(size, device) else "cpu", alone=lab.one_process)
+        self.size, self.device = size, "cuda" if gpus else "cpu"
+        self.virtual = RankParent(size, self.device, virtual=True)
+        self.real = RankParent(size, "cuda" if gpus >= size else "cpu", alone=lab.one_process)
 
     def once(self) -> int:
         """Judge, and measure if all has passed."""
@@ -241,26 +242,16 @@ def _size(lab: Lab, args) -> int:
     return 4 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
 
 
-def _device(args) -> str:
-    """ "cpu" or "cuda".  Raises ConfigError if there is no GPU and one is asked for."""
+def _gpus(args) -> int:
+    """How many GPUs may be used.  Raises ConfigError if there is none and one is asked for."""
     if args.device == "cpu" or args.device == "auto" and not os.path.exists("/dev/nvidiactl"):
-        return "cpu"
+        return 0
     import torch  # where there may be GPUs
 
-    if torch.cuda.is_available():
-        return "cuda"  # virtual ranks share one
-    if args.device == "cuda":
+    found = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if args.device == "cuda" and not found:
         raise ConfigError("device", "torch finds no CUDA GPU here")
-    return "cpu"
-
-
-def enough_gpus(size: int, device: str) -> bool:
-    """Whether each of ``size`` processes can have a GPU of its own; else they run on the CPU."""
-    if device == "cpu":
-        return True
-    import torch
-
-    return torch.cuda.device_count() >= size
+    return found
 
 
 def _file(script: Path) -> Path:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from actmem.__main__ import main
 from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.factories import built_model
 from actmem.measure.whole_step import loss_of, watch_step
@@ -116,6 +117,15 @@ def test_each_line_is_that_of_a_real_run(solved):
             bill[row.term] += row.bytes
         with fused_attention_on_cpu():
             assert bill == real_lines(factory, sizes, "\n".join(model.code(way, ""))), again
+
+
+@pytest.mark.bad_input
+def test_a_configuration_fetches_no_kernel(tmp_path, capsys):
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({"model_type": "llama", "text_config": {"attn_implementation": "somebody/kernel"}}))
+    assert main(["plan", str(config), "--at", "s=8,b=2", "--memory", "9"]) == 2
+    error = capsys.readouterr().err
+    assert "somebody's kernel" in error and error.count("\n") == 1
 
 
 def llamas_peaks(code, sizes):

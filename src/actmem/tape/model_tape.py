@@ -124,6 +124,14 @@ _CONFIG_SIZES = {
 }
 
 
+def _without_code(fields: dict) -> dict:
+    """A JSON object, unless transformers would fetch the kernel that it names, as ``attn_implementation: "owner/name"``, and run it."""
+    for name, value in fields.items():
+        if name.endswith("_implementation") and "/" in str(value):
+            raise ValueError(f"{name} is somebody's kernel, whose code isn't run")
+    return fields
+
+
 def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, int], str]:
     """A factory of the causal language model that a Hugging Face ``config.json``, or its content, describes, its sizes by letter, and rules.
 
@@ -137,7 +145,11 @@ def config_factory(target: str | dict) -> tuple[Callable[..., Any], dict[str, in
     except ImportError as error:
         raise ConfigError("target", "a config.json needs transformers: pip install transformers") from error
     try:
-        given = dict(target if isinstance(target, dict) else json.loads(Path(target).read_text(encoding="utf-8")))
+        given = dict(
+            target
+            if isinstance(target, dict)
+            else json.loads(Path(target).read_text(encoding="utf-8"), object_hook=_without_code)
+        )
         kind = given.pop("model_type")
         config = transformers.AutoConfig.for_model(kind, **given)
     except Exception as error:

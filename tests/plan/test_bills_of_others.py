@@ -49,7 +49,8 @@ bert, roberta, granite, deberta, mixtral, gemma, falcon = map(
 FACTORIES = {
     "bert": "h:8a", "roberta": "h:8a", "granite": "h:8a,a:k", "deberta": "h:8a", "mixtral": "h:8a,a:k", "gemma": "h:8a,a:k", "falcon": "h:8a"
 }  # fmt: skip
-CONFIGS = ("gpt2", "qwen3", "phi", "olmo2", "opt")
+CONFIGS = ("gpt2", "qwen2", "qwen3", "mistral", "phi", "phi3", "opt", "gpt_neox", "olmo2", "starcoder2", "stablelm", "cohere",
+           "glm")  # fmt: skip
 #: DeBERTa's blocks add gradients to positions that they share; Qwen3's share rotary tables.
 BY_DAY = ("bert", "gpt2")
 

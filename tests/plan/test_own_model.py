@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from actmem.__main__ import main
-from actmem.measure.emulate import fused_attention_on_cpu
 from actmem.measure.whole_step import loss_of, watch_step
 from actmem.plan.own_model import OwnModel, Way
 from actmem.plan.planned_models import planned_model_of
@@ -17,7 +16,7 @@ from actmem.plan.settings import hugging_face_config
 from actmem.plan.step_time import Cluster
 from actmem.tape import model_tape
 from actmem.tape.evaluate import Run, moments
-from actmem.tape.model_tape import config_factory, run_factory, solved_target
+from actmem.tape.model_tape import run_factory, solved_target
 from tests.tape import models_for_tapes
 from tests.tiers import at_night
 
@@ -226,27 +225,6 @@ def test_a_named_model_in_hugging_faces_code(capsys, tmp_path):
         with torch.device("meta"):
             model = transformers.AutoModelForCausalLM.from_config(config)
         assert sum(p.numel() for p in model.parameters()) == small.num_parameters
-
-
-KINDS = ("gpt2", "qwen2", "qwen3", "mistral", "gemma", "phi", "phi3", "opt", "gpt_neox", "olmo2", "starcoder2", "stablelm",
-         "falcon", "granite", "cohere", "glm")  # fmt: skip
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("kind", KINDS)
-def test_architectures_of_hugging_face_are_real_runs(kind, tmp_path):
-    transformers = pytest.importorskip("transformers")
-    path = tmp_path / "config.json"
-    config = transformers.AutoConfig.for_model(kind).to_dict()
-    path.write_text(json.dumps({**config, "model_type": kind}, default=str))
-    factory, own, _ = config_factory(str(path))
-    sizes = {"s": 40, "b": 3, "h": 96, "a": 4, "k": 2 if own.get("k") != own["a"] else 4, "d": 16, "f": 130, "v": 260}
-    sizes = {letter: size for letter, size in sizes.items() if letter in own or letter in "sb"}
-    parts, sizes, layers = solved_target(str(path), {**sizes, "l": 6}, "", "bfloat16", [""])
-    for again in (0, 2, 6):
-        code = OwnModel(parts, sizes, layers, Cluster(1, 2**30, allowance_bytes=0), 3).code(Way(3, again, False), "")
-        with fused_attention_on_cpu():
-            assert parts[""].need(sizes, again, 6 - again).peak.bytes == peak(factory, sizes, 6, "\n".join(code))
 
 
 def test_layers_of_several_kinds_are_refused(capsys, tmp_path):

@@ -49,6 +49,11 @@ async (place) => {
 """
 
 
+class Server(http.server.ThreadingHTTPServer):
+    def handle_error(self, request, client_address):
+        """Nothing: a window that closes drops what it was loading."""
+
+
 def first_answers(browser: Browser, address: str) -> list[float]:
     """Milliseconds from click to answer, one for each new window."""
     found = []
@@ -82,7 +87,7 @@ def main() -> None:
         path for path in sorted(SITE.glob("notebooks/*.html")) if not sys.argv[1:] or path.name[:2] in sys.argv[1:]
     ]
     files = functools.partial(Files, directory=SITE)
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), files) as server, sync_playwright() as playwright:
+    with Server(("127.0.0.1", 0), files) as server, sync_playwright() as playwright:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         browser = playwright.chromium.launch(executable_path=chromium(), args=list(CHROMIUM_FLAGS))
         print("page, milliseconds: first answer; key to figure: median, slowest figure")

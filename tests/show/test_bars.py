@@ -9,12 +9,11 @@ from actmem.formulas.flops import (
     A100_FLOPS_PER_SECOND,
     forward_operations,
     layer_overhead,
-    least_seconds,
 )
 from actmem.formulas.llama_terms import llama_products, llama_rows
 from actmem.formulas.loss_peak import LOSSES, loss_peak_rows
 from actmem.llama_shape import LLAMA_MODELS
-from actmem.models import PAPER_MODELS, TINY, model_shape
+from actmem.models import PAPER_MODELS, model_shape
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.step_time import GIBIBYTE, Cluster
 from actmem.rows import total
@@ -102,10 +101,6 @@ def test_bars_are_the_formulas_numbers(name):
         wanted, rel=1e-9, abs=0.11 * ("table 4" in name)
     )
     assert max(found.values()) <= drawing.axis.end * drawing.axis.unit
-
-
-def test_least_times_add_up_to_the_forward_pass():
-    assert sum(sums(least_times(SMALL, CUT)).values()) == pytest.approx(1000 * float(least_seconds(OPERATIONS, *A100)))
 
 
 @pytest.mark.parametrize(("draw", "wanted"), [
@@ -226,7 +221,3 @@ def test_nothing_is_marked_where_nothing_moved_nor_at_bars_side_by_side():
     assert marks(after(at(2048), at(2048))) == []
     drawn = after(days_bars(300), days_bars(200))
     assert drawn.axis == days_bars(300).axis and marks(drawn) == []
-
-
-def test_the_smallest_sizes_are_drawn():
-    assert recompute_trade(TINY).traces and least_times(TINY, Parallel()).traces

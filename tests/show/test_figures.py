@@ -136,12 +136,9 @@ DRAWN: dict[Callable, list[tuple]] = {
     runs_figure: [(NANOTRON,), (NANOTRON + [golden_result(one) for one in NVIDIAS],)],
     here_figure: [([HereResult(one, one.played.run, one.active_lines, one.active_lines) for one in NVIDIAS],)],
 }  # fmt: skip
-#: At 700 pixels more is cut; the front door is also read at 390.
-LONGEST: dict[Callable, int] = {front_door: 50}
-#: Drawn by tests of their own, from what was measured; the last four are what others are made of.
+#: Drawn by tests of their own, from what was measured; the others are what figures are made of.
 ELSEWHERE = {
     "speed_figure",
-    "with_setting",
     "chart",
     "diagram",
     "after",
@@ -170,7 +167,7 @@ def test_plotly_knows_every_property_and_the_words_fit(draw):
         title = drawing.layout["title"]["text"]
         # A bar above a letter is a character of its own, and takes no room.
         widths = [sum(not combining(letter) for letter in line) for line in title.split("<br>")]
-        assert max(widths) <= LONGEST.get(draw, 75), title
+        assert max(widths) <= 75, title  # at 700 pixels more is cut
         assert "\n" not in drawing.alt and drawing.alt.endswith("."), drawing.alt
 
 

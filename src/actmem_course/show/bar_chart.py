@@ -91,6 +91,7 @@ def bar_chart(
         for number, trace in enumerate(traces[: len(parts)]):
             trace |= {"width": each / row, "offset": 0.46 - (thick - each * number * beside) / row}
         over = {"xref": "paper", "x": 0, "xanchor": "left", "yanchor": "bottom", "align": "left", "showarrow": False}
+        over |= {"bgcolor": CARD, "borderpad": 0} if limit else {}  # the limit's line passes behind the words
         told_names = [{**over, "y": text, "yshift": thick - 0.46 * row, "text": text} for text in lines.values()]
     beyond = {"showarrow": False, "xanchor": "left", "bgcolor": CARD, "borderpad": 0}
     if above:

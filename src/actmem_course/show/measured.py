@@ -34,13 +34,6 @@ def write_page(drawing: Drawing, path: Path) -> None:
     figure.write_html(path, include_plotlyjs=True, config=spec["config"])
 
 
-def with_setting(drawing: Drawing, under: str) -> Drawing:
-    """The drawing with what was run where below its title."""
-    return replace(
-        drawing, layout={**drawing.layout, "title": {**drawing.layout["title"], "subtitle": {"text": under}}}
-    )
-
-
 def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
     """Figure 8, measured here: a bar for each variant, cut into forward, second run, backward; the first on top.
 
@@ -62,7 +55,8 @@ def speed_figure(lines: Sequence[SpeedLine], setting: str) -> Drawing:
         fills=list(_PARTS.values()),
         notes={one.name: both[one.name] + (f", {overhead_text(one.over)}" if one.over else "") for one in lines},
     )
-    return with_setting(drawing, setting)
+    title = {**drawing.layout["title"], "subtitle": {"text": setting}}
+    return replace(drawing, layout={**drawing.layout, "title": title})
 
 
 def overhead_finding(lines: Sequence[SpeedLine]) -> str:

@@ -104,7 +104,7 @@ def speed_facts(lines: Iterable[Mapping]) -> dict[str, str]:
 
     The three times are medians of their own, so they do not add up.  An overhead within noise is not named.
     """
-    typed = _typed(lines)
+    typed = [read(SpeedLine, line) for line in lines]
     facts = {line.name: _times_in_words(line) for line in typed}
     compared = [line.over for line in typed if line.over]
     real = sum(over.is_real for over in compared)
@@ -115,22 +115,10 @@ def speed_facts(lines: Iterable[Mapping]) -> dict[str, str]:
 
 
 def _times_in_words(line: SpeedLine) -> str:
-    forward, backward, both = _times(line)
-    overhead = (
-        f", overhead {overhead_text(line.over)} (paper {_printed(line)})" if line.over and line.over.is_real else ""
-    )
-    return f"forward {forward}, backward {backward}, both {both} ms{overhead}"
-
-
-def _typed(lines: Iterable[Mapping]) -> list[SpeedLine]:
-    return [read(SpeedLine, line) for line in lines]
-
-
-def _times(line: SpeedLine) -> tuple[str, str, str]:
     seconds = (line.forward_seconds, line.backward_seconds, line.combined_seconds)
     forward, backward, both = map(milliseconds, seconds)
-    return forward, backward, both
-
-
-def _printed(line: SpeedLine) -> str:
-    return "–" if line.paper_overhead_percent is None else f"{line.paper_overhead_percent:+}%"
+    said = f"forward {forward}, backward {backward}, both {both} ms"
+    if not line.over or not line.over.is_real:
+        return said
+    paper = "–" if line.paper_overhead_percent is None else f"{line.paper_overhead_percent:+}%"
+    return f"{said}, overhead {overhead_text(line.over)} (paper {paper})"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
@@ -37,6 +38,26 @@ def command(script: str, *arguments: object, processes: int | None = None) -> li
         return [sys.executable, path, *words]
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
     return [*launcher, path, *words]
+
+
+def rank_environment(number: int, size: int, address: tuple[str, int] | None = None) -> dict[str, str]:
+    """The environment of rank ``number`` of ``size`` on this host.  address: of the store that another process or socket serves."""
+    place: dict[str, object] = {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+    if address:
+        # By the last, rank 0 doesn't look for a port to serve a store on.
+        place |= {"MASTER_ADDR": address[0], "MASTER_PORT": address[1], "TORCHELASTIC_USE_AGENT_STORE": True}
+    # A thread pool of its own for each rank would fight over the cores.  The store's C++ side writes pages when a rank is gone.
+    usual = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}  # of another job
+    return {**usual, **inherited, **{name: str(value) for name, value in place.items()}}
+
+
+def loopback_listener() -> socket.socket:
+    """A socket that listens where nobody on another machine reaches it; nobody else can take its port meanwhile."""
+    listener = socket.socket()
+    listener.bind(("127.0.0.1", 0))
+    listener.listen()
+    return listener
 
 
 def run(

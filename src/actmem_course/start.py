@@ -20,6 +20,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from actmem_course.guard import LINE, say
+from actmem_course.launch import loopback_listener, rank_environment
 
 #: How long ranks that are told to end may take: one may have a verdict to print.
 GRACE_SECONDS = 8
@@ -82,20 +83,7 @@ def start_ranks(script: str, arguments: list[str], size: int) -> int:
 
 def _start(script: str, arguments: list[str], size: int, number: int, address: tuple[str, int]) -> Rank:
     ours, theirs = socket.socketpair()
-    # The store's C++ side writes pages when a rank is gone; the guard says it in a line.
-    environment = {
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
-        **os.environ,
-        "MASTER_ADDR": address[0],
-        "MASTER_PORT": str(address[1]),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",  # rank 0 need not serve the store: this process does
-        "WORLD_SIZE": str(size),
-        "LOCAL_WORLD_SIZE": str(size),
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        LINE: str(theirs.fileno()),
-    }
+    environment = rank_environment(number, size, address) | {LINE: str(theirs.fileno())}
     command = [sys.executable, script, *arguments]
     with theirs:
         return Rank(number, subprocess.Popen(command, env=environment, pass_fds=[theirs.fileno()]), ours)
@@ -127,9 +115,7 @@ def _kind(rank: Rank) -> str:
 @contextmanager
 def served_store() -> Iterator[tuple[str, int]]:
     """A store for the ranks, which nobody on another machine can reach."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))  # the port is ours from here on: nobody can take it meanwhile
-        listener.listen()
+    with loopback_listener() as listener:
         host, port = listener.getsockname()
         served = dist.TCPStore(
             host, port, None, True, timedelta(seconds=50), wait_for_workers=False, master_listen_fd=listener.detach()

@@ -7,9 +7,7 @@ before its verdict has no verdict but the parent's.
 from __future__ import annotations
 
 import json
-import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -19,6 +17,8 @@ from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from typing import Any
+
+from actmem_course.launch import loopback_listener, rank_environment
 
 #: The file descriptors of a process's line and of what rank 0 listens on, and how many virtual ranks it has, by name in
 #: the environment.
@@ -79,27 +79,15 @@ class RankParent:
         if self.members:
             return
         processes = 1 if self.virtual else self.size
-        environment = {
-            "OMP_NUM_THREADS": "1",
-            "TORCH_CPP_LOG_LEVEL": "ERROR",
-            **os.environ,
-            "WORLD_SIZE": str(processes),
-            "LOCAL_WORLD_SIZE": str(processes),
-            "ACTMEM_DEVICE": self.device,
-        }
-        listener = None
-        if self.virtual:
-            environment[VIRTUAL] = "1"
-        elif not self.alone:
-            listener = socket.socket()
-            listener.bind(("127.0.0.1", 0))  # nobody on another machine reaches it
-            listener.listen()
-            host, port = listener.getsockname()
-            # Rank 0 serves the store already when torch's own start looks for one.
-            environment |= {"MASTER_ADDR": host, "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        # Rank 0 serves the store already when torch's own start looks for one.
+        listener = None if self.virtual or self.alone else loopback_listener()
+        address = listener.getsockname() if listener else None
         for number in range(processes):
             ours, theirs = Pipe()
-            own = environment | {"RANK": str(number), "LOCAL_RANK": str(number), RANKS_LINE: str(theirs.fileno())}
+            own = rank_environment(number, processes, address)
+            own |= {"ACTMEM_DEVICE": self.device, RANKS_LINE: str(theirs.fileno())}
+            if self.virtual:
+                own[VIRTUAL] = "1"
             handed = [theirs.fileno()]
             if listener and number == 0:
                 own[RANKS_STORE] = str(listener.fileno())

@@ -14,6 +14,7 @@ from actmem.layers.transformer import TransformerLayer
 from actmem.measure.ledger import record
 from actmem.recipes import RECOMPUTE_MODES
 from actmem.recompute import around_second_runs, checkpoint
+from actmem.rows import LAYER_TERMS
 
 SHAPE = ModelShape(16, 2, 24, 4)
 
@@ -138,7 +139,7 @@ def test_no_inputs_inputs_without_gradients_and_nothing_to_differentiate():
         assert not checkpoint(lambda x: x * 2, scale).requires_grad
 
 
-@pytest.mark.parametrize("recompute", RECOMPUTE_MODES)
+@pytest.mark.parametrize("recompute", [*RECOMPUTE_MODES, LAYER_TERMS[1:]])
 def test_a_layer_under_autocast(recompute):
     def gradients(mode):
         torch.manual_seed(0)

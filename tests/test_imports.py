@@ -71,7 +71,7 @@ SOLUTIONS = [SOURCE / "actmem_course" / "judge" / folder for folder in ("solutio
 #: Names that several files may define, and why.
 SHARED = {
     "main": "a command's entry point is called that",
-    "FUNCTIONS": "tools find a file's autograd functions under this name",
+    "FUNCTIONS": "a trace finds a file's autograd functions under this name",
 }
 
 

@@ -8,8 +8,10 @@ so each finds the same fault: rank 0 prints it and exits with 2, the others leav
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
+import time
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -79,7 +81,16 @@ def stop(program: str, message: str) -> NoReturn:
     if int(os.environ.get("RANK", "0")):
         sys.exit(0)
     print(f"{program}: {message}", file=sys.stderr, flush=True)
+    tell_torchrun(message)
     sys.exit(2)
+
+
+def tell_torchrun(message: str) -> None:
+    """Let torchrun's report of this rank's exit code end with ``message``, and not with a link to torch's pages."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        # The form that torch.distributed.elastic.multiprocessing.errors reads.
+        error = {"message": {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}}
+        Path(file).write_text(json.dumps(error), encoding="utf-8")
 
 
 def add_shape_arguments(parser: argparse.ArgumentParser, default: str = "tiny") -> None:

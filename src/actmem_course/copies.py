@@ -4,18 +4,22 @@
    keeps the old one under another name.
 2. Nobody has to know about it: whoever runs ``labs/lab2_….py`` gets the copy judged, and answers that
    were written there are moved into ``my/labs``.  So git never sees a learner's work, and a pull can't conflict.
+3. ``my/.given.json`` remembers what each copy was made from, to say when an exercise has changed since.
 
 This is the only code that writes into ``my/``.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import shlex
 from itertools import count
 from pathlib import Path
 
 from actmem_course.cut import lab_names, lab_source
+from actmem_course.files import read_object
 from actmem_course.launch import LABS
 
 NOTEBOOKS = LABS.parent / "notebooks"
@@ -38,6 +42,7 @@ class Copies:
 
     def __init__(self, folder: Path, given: dict[str, bytes]):
         self.folder, self.given = folder, given
+        self._record_file = folder / ".given.json"
 
     def make(self) -> list[str]:
         """Copy what isn't there yet, and return that."""
@@ -68,14 +73,33 @@ class Copies:
         self._write(name, path, contents)
         return path
 
+    def outdated(self) -> list[str]:
+        """Copies of something that has changed since they were made."""
+        record = read_object(self._record_file)
+        return [
+            name
+            for name, contents in self.given.items()
+            if (self.folder / name).is_file()
+            and record.get(name, _digest(contents)) != _digest(contents)
+            and (self.folder / name).read_bytes() != contents
+        ]
+
     def _untouched(self, name: str) -> bool:
         path = self.folder / name
-        return path.is_file() and path.read_bytes() == self.given[name]
+        untouched = read_object(self._record_file).get(name), _digest(self.given[name])
+        return path.is_file() and _digest(path.read_bytes()) in untouched
 
     def _write(self, name: str, path: Path, contents: bytes) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "xb") as file:  # fails if someone was faster
             file.write(contents)
+        if path == self.folder / name:
+            record = read_object(self._record_file) | {name: _digest(self.given[name])}
+            self._record_file.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def _digest(contents: bytes) -> str:
+    return hashlib.sha256(contents).hexdigest()
 
 
 def _beside(path: Path) -> Path:
@@ -103,21 +127,27 @@ def _is_as_given(tracked: Path) -> bool:
     return tracked.read_text(encoding="utf-8", errors="replace") == lab_source(tracked.stem)
 
 
-def file_to_judge(script: Path, labs: Path = LABS, mine: Path = MINE) -> tuple[Path, str]:
+def file_to_judge(script: Path, may_write: bool, labs: Path = LABS, mine: Path = MINE) -> tuple[Path, str]:
     """What to judge when a learner runs ``script``, and one line to say about it, or none.
 
     A lab in labs/ leads to the learner's copy, which is made if there is none; what was written in
-    labs/ is moved there.
+    labs/ is moved there.  may_write: False where several processes ask at once.
     """
     name, script = script.stem, script.resolve()
-    copy = mine / "labs" / f"{name}.py"
+    copy, copies = mine / "labs" / f"{name}.py", Copies(mine, lab_files())
     if script != (labs / f"{name}.py").resolve() or name not in lab_names():
+        if f"labs/{name}.py" in copies.outdated() and script == copy.resolve():
+            return script, changed([f"labs/{name}.py"])
         return script, ""
-    if moved := move_edits(name, labs, mine):
+    if may_write and (moved := move_edits(name, labs, mine)):
         return moved, f"what you wrote in {typed(script)} is now in {typed(moved)}: go on there"
+    if not _is_as_given(script):
+        return script, f"{typed(script)} belongs to the course: make labs moves what you wrote there to {typed(copy)}"
     if copy.is_file():
         return copy, f"judging your copy, {typed(copy)}"
-    Copies(mine, lab_files()).make()
+    if not may_write:
+        return script, f"{typed(script)} belongs to the course: make labs gives you a copy to write in"
+    copies.make()
     return copy, f"{typed(copy)} is your copy of this lab: write there, and run python {typed(copy)}"
 
 
@@ -126,3 +156,12 @@ def typed(path: Path) -> str:
     path = path if path.is_absolute() else Path.cwd() / path
     short = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
     return shlex.quote(str(short))
+
+
+def changed(names: list[str]) -> str:
+    """What to say about copies that are ``outdated``."""
+    short = " ".join(Path(name).stem.partition("_")[0] for name in names)
+    make = "make labs" if all(name.startswith("labs/") for name in names) else "make course"
+    in_checkout = f"{make} FRESH={shlex.quote(short)}"
+    command = in_checkout if LABS.is_dir() else f"python -m actmem_course.make_copies --fresh {short}"
+    return f"changed since your copy was made: {', '.join(names)}; {command} gives the new one and keeps yours"

@@ -4,8 +4,9 @@ A rank can't go on if it is told to end, if what started it is gone, or if anoth
 Signals reach the thread through a pipe that C code fills, so it hears them even while the main
 thread waits in a collective.  Of all ranks, one says what happened, in one line.
 
-On one host the kernel says at once that a process has ended.  Where the network to another host is gone, a rank waits
-until the process group's time is over.
+On one host the kernel says at once that a process has ended.  Between hosts nothing arrives any more, and a
+rank that waits for another waits until the process group's time is over.  So every rank says twice a
+second that it is there; rank 0 misses those that don't, and each rank misses the store if that is silent.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import NoReturn
 
+from actmem_course.arguments import tell_torchrun
 from actmem_course.rank_store import RanksLost, RankStore
 
 #: Between two looks at the others.
@@ -45,6 +47,7 @@ class Guard(threading.Thread):
         #: Whether all ranks have been there.
         self.met = False
         self._over, self._giving_up = threading.Event(), threading.Lock()
+        self._signs = Signs(self.quit)
         self._parent = os.getppid()
         self._to_start = [int(os.environ[LINE])] if LINE in os.environ else []
         self._wake, self._wake_end = os.pipe()
@@ -62,6 +65,7 @@ class Guard(threading.Thread):
     def stop(self) -> None:
         """No more watching; signals end the process again."""
         self._over.set()
+        self._signs.stop()
         os.write(self._wake_end, b"\0")
         self.join()
         signal.set_wakeup_fd(-1)
@@ -96,6 +100,8 @@ class Guard(threading.Thread):
         """Twice a second: has another rank failed?"""
         if self.store.size > 1 and self.store.count("alarm", 0):
             self.give_up(None)
+        if self.met and (silent := self._signs.exchange(self.store)):
+            self.give_up(silent)
 
     def lost(self) -> None:
         """The store is gone, and with it what started the ranks."""
@@ -151,6 +157,7 @@ class Guard(threading.Thread):
         if cause:
             by = f"rank {self.store.rank}: " * (self.store.size > 1)
             say(f"{self.program}: {by}{cause}")
+            tell_torchrun(f"{by}{cause}")
         leave(1 if cause else 0)
 
 
@@ -183,3 +190,55 @@ def done() -> None:
     if LINE in os.environ:
         with suppress(OSError):
             os.write(int(os.environ[LINE]), b".")
+
+
+#: A rank whose thread has said nothing for so long is taken for gone.
+ABSENT_SECONDS = 60
+
+
+class Signs(threading.Thread):
+    """This rank's signs to ranks on other hosts; it does nothing where all are on one.
+
+    on_silence: called on this thread with what to say, on one rank of each host, or with None.  It ends the process.
+    """
+
+    def __init__(self, on_silence: Callable[[str | None], object]):
+        super().__init__(name="signs", daemon=True)
+        here, everywhere = os.environ.get("LOCAL_WORLD_SIZE"), os.environ.get("WORLD_SIZE")
+        self.needed = here is not None and here != everywhere
+        self.speaks = os.environ.get("LOCAL_RANK", "0") == "0"
+        self._here, self._on_silence = int(here or 1), on_silence
+        self._over = threading.Event()
+        self._count, self._answered = 0, 0.0
+        self._heard: dict[int, tuple[int, float]] = {}
+
+    def exchange(self, store: RankStore) -> str | None:
+        """Say that this rank is there.  On rank 0: which rank has been silent for too long, in a sentence."""
+        if not self.needed or store.size == 1:
+            return None
+        self._count += 1
+        store.post("sign", self._count)
+        silent = self._silent(store) if store.rank == 0 else None
+        self._answered = time.monotonic()
+        if not self.is_alive():
+            self.start()
+        return silent
+
+    def _silent(self, store: RankStore) -> str | None:
+        for rank in range(self._here, store.size):
+            count, now = store.read_if_posted("sign", rank) or 0, time.monotonic()
+            if rank not in self._heard or count != self._heard[rank][0]:
+                self._heard[rank] = count, now
+            elif now - self._heard[rank][1] > ABSENT_SECONDS:
+                return f"no sign of rank {rank} for {ABSENT_SECONDS} s: its host, or the network to it, is gone"
+        return None
+
+    def run(self) -> None:
+        while not self._over.wait(1):
+            if time.monotonic() - self._answered > ABSENT_SECONDS:
+                first = os.environ.get("MASTER_ADDR")
+                text = f"no answer from {first} for {ABSENT_SECONDS} s: that host, or the network to it, is gone"
+                self._on_silence(text if self.speaks else None)
+
+    def stop(self) -> None:
+        self._over.set()

@@ -48,7 +48,8 @@ def rank_environment(number: int, size: int, address: tuple[str, int] | None = N
         place |= {"MASTER_ADDR": address[0], "MASTER_PORT": address[1], "TORCHELASTIC_USE_AGENT_STORE": True}
     # A thread pool of its own for each rank would fight over the cores.  The store's C++ side writes pages when a rank is gone.
     usual = {"OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("MASTER_")}  # of another job
+    others = ("MASTER_", "GROUP_", "TORCHELASTIC_")  # another job's, as torchrun's around a judge
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(others)}
     return {**usual, **inherited, **{name: str(value) for name, value in place.items()}}
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from actmem.config import ConfigError
 from actmem_course.arguments import LabParser
-from actmem_course.copies import MINE, Copies, lab_files, move_edits, notebook_files, typed
+from actmem_course.copies import MINE, Copies, changed, lab_files, move_edits, notebook_files, typed
 from actmem_course.cut import lab_names
 
 
@@ -66,6 +66,8 @@ def _make(copies: Copies, fresh: list[str]) -> None:
         if name not in new:
             kept = copies.renew(name)
             print(f"{typed(MINE / name)} is new; yours {f'is now {typed(kept)}' if kept else 'had no edits'}")
+    if outdated := copies.outdated():
+        print(changed(outdated))
     for kind in kinds:
         made = " (made now)" if any(name.startswith(kind) for name in new) else ""
         print(f"your copies of the {kind} are in {typed(MINE / kind)}{made}")

@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 from actmem_course.cut import lab_source
+from tests.labs.faults import TORCHRUN
 from tests.patience import SECONDS
 
 #: So that a test waits for seconds where a learner would for half a minute.
@@ -36,10 +37,10 @@ def learner_file(folder, name, seconds=None, **bodies):
     return path
 
 
-def start(path, *arguments, **environment):
-    """Run a file to its end."""
+def start(path, *arguments, torchrun=False, **environment):
+    """Run a file by itself, or by torchrun with two ranks, to its end."""
     return subprocess.run(
-        [sys.executable, str(path), *arguments],
+        [*(TORCHRUN if torchrun else [sys.executable]), str(path), *arguments],
         capture_output=True,
         text=True,
         timeout=SECONDS,

@@ -55,6 +55,7 @@ def test_a_copy_of_every_lab_and_chapter(mine):
     given = {**lab_files(), **notebook_files()}
     assert Copies(mine, given).make() == list(given)
     made = everything(mine)
+    made.pop(".given.json")
     assert made == given
     assert {f"labs/{path.name}" for path in LABS.glob("lab*.py")} < set(made)
     assert {f"notebooks/{path.name}" for path in (ROOT / "notebooks").glob("[0-9][0-9]_*.ipynb")} < set(made)
@@ -87,17 +88,29 @@ def test_a_new_copy_keeps_the_old_one_under_a_free_name(mine):
     assert contents[COPY] == lab_files()[COPY]
 
 
+def test_an_exercise_that_changed_is_noticed_until_there_is_a_new_copy(mine):
+    Copies(mine, lab_files()).make()
+    newer = Copies(mine, {**lab_files(), COPY: lab_files()[COPY] + b"# harder\n"})
+    assert Copies(mine, lab_files()).outdated() == [] and newer.outdated() == [COPY]
+    edited(mine / COPY)
+    assert newer.outdated() == [COPY]
+    newer.renew(COPY)
+    assert newer.outdated() == []
+    (mine / ".given.json").write_text("{", encoding="utf-8")
+    assert newer.outdated() == [] and newer.make() == []
+
+
 # what to judge
 
 
 def test_a_lab_of_the_course_leads_to_the_learners_copy(labs, mine):
     lab = labs / f"{LAB}.py"
-    judged, remark = file_to_judge(lab, labs=labs, mine=mine)
-    assert judged == mine / COPY and "is your copy of this lab" in remark and set(lab_files()) == set(everything(mine))
+    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
+    assert judged == mine / COPY and "is your copy of this lab" in remark and set(lab_files()) < set(everything(mine))
     work = edited(mine / COPY)
-    judged, remark = file_to_judge(lab, labs=labs, mine=mine)
+    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
     assert judged == mine / COPY and remark.startswith("judging your copy") and judged.read_bytes() == work
-    assert file_to_judge(mine / COPY, labs=labs, mine=mine) == (mine / COPY, "")
+    assert file_to_judge(mine / COPY, may_write=True, labs=labs, mine=mine) == (mine / COPY, "")
 
 
 @pytest.mark.parametrize("copy", ["none", "untouched", "edited"])
@@ -109,11 +122,23 @@ def test_what_was_written_in_labs_moves_and_nothing_is_lost(copy, labs, mine):
     if other:
         (mine / COPY).write_bytes(other)
     work = edited(lab)
-    judged, remark = file_to_judge(lab, labs=labs, mine=mine)
+    judged, remark = file_to_judge(lab, may_write=True, labs=labs, mine=mine)
     assert judged == (mine / "labs" / f"{LAB}_2.py" if other else mine / COPY) and "is now in" in remark
     assert judged.read_bytes() == work and (not other or (mine / COPY).read_bytes() == other)
     assert lab.read_text(encoding="utf-8") == lab_source(LAB)
     assert move_edits(LAB, labs, mine) is None
+
+
+def test_ranks_that_start_at_once_write_nothing(labs, mine):
+    lab = labs / f"{LAB}.py"
+    judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
+    assert judged == lab and "make labs" in remark
+    Copies(mine, lab_files()).make()
+    assert file_to_judge(lab, may_write=False, labs=labs, mine=mine)[0] == mine / COPY
+    edited(lab)
+    before = everything(mine.parent)
+    judged, remark = file_to_judge(lab, may_write=False, labs=labs, mine=mine)
+    assert judged == lab and "make labs moves" in remark and everything(mine.parent) == before
 
 
 # the commands
@@ -177,7 +202,7 @@ def test_without_a_checkout_labs_come_to_where_one_works(tmp_path):
     here.mkdir()
     done = run(here, "-m", "actmem_course.make_copies", PYTHONPATH=str(installed))
     assert done.stdout.startswith("your copies of the labs are in my/labs (made now)\n")
-    assert set(everything(here / "my")) == set(lab_files())
+    assert set(everything(here / "my")) == {".given.json", *lab_files()}
     code = "from actmem_course import launch; launch.run('measure_table2.py')"
     assert "measure_table2.py is in the repository's labs/" in run(here, "-c", code, PYTHONPATH=str(installed)).stderr
 

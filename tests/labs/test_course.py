@@ -1,16 +1,23 @@
-"""One course: what has passed over all labs, what --json carries."""
+"""One course: what has passed over all labs, a class's files, what --json carries."""
 
+import csv
 import json
 import re
+import subprocess
+import sys
+
+import pytest
 
 from actmem_course.cut import lab_source
 from actmem_course.judge import learner_progress
 from actmem_course.judge.judging import names_used_by
 from actmem_course.judge.learner_progress import LearnerProgress
-from actmem_course.judge.outline import ALL_LABS, solutions_of
+from actmem_course.judge.outline import ALL_LABS, load_lab, solutions_of
 from actmem_course.judge.verdict import PASSED, WRONG, Verdict
 from actmem_course.launch import LABS
 from tests.labs.stuck import learner_file, start
+
+RIGHT = "return 34 * hidden_size // (5 * num_attention_heads) + 1"
 
 
 def test_progress_is_kept_and_reset(tmp_path, monkeypatch):
@@ -75,9 +82,40 @@ def test_json_says_what_judged(tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(path.read_text())
-    assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1)
+    assert (found["lab"], found["ranks"]) == ("lab1_count_bytes", 1) and {"python", "torch", "actmem"} <= found[
+        "versions"
+    ].keys()
     assert [v["status"] for v in found["verdicts"]] == ["passed"] * 4
     assert found["reward"]["measures"][0]["values"]["yours"] == found["reward"]["measures"][0]["values"]["measured"]
+
+
+@pytest.mark.nightly
+def test_a_class_is_judged_each_in_its_own_process(tmp_path):
+    for name, body in {"ada": RIGHT, "bob": "return 1", "eve": "while True:\n        pass"}.items():
+        (tmp_path / "class" / name).mkdir(parents=True)
+        learner_file(tmp_path / "class" / name, "lab1_count_bytes", seconds=15, crossover_seq_length=body)
+    (tmp_path / "class" / "notes.py").write_text("print('no lab')")
+    table = tmp_path / "class.csv"
+    done = subprocess.run(
+        [sys.executable, "-m", "actmem_course.judge", str(tmp_path / "class"), "--csv", str(table), "--seconds", "100"],
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stderr
+    rows = list(csv.DictReader(table.open(encoding="utf-8")))
+    assert len(rows) == 3 * len(load_lab("lab1_count_bytes").exercises)
+    last = {row["file"].partition("/")[0]: row["status"] for row in rows if row["exercise"] == "1.4"}
+    assert last == {"ada": "passed", "bob": "wrong", "eve": "wrong"} and "1 of 4" in done.stdout
+
+
+def test_a_class_that_is_none_is_one_line(tmp_path):
+    for arguments, expected in (
+        ([str(tmp_path)], "no Python file"),
+        (["nowhere"], "must be a folder or the word progress"),
+    ):
+        done = subprocess.run([sys.executable, "-m", "actmem_course.judge", *arguments], capture_output=True, text=True)
+        assert done.returncode == 2 and expected in done.stderr and len(done.stderr.splitlines()) == 1
 
 
 def test_a_hint_needs_no_torch(tmp_path):

@@ -5,12 +5,13 @@ import signal
 import sys
 import time
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from actmem_course import guard, launch
 from actmem_course.rank_store import RanksLost
-from tests.labs.faults import Started, listening, planted
+from tests.labs.faults import TORCHRUN, Started, listening, planted
 from tests.labs.stuck import learner_file
 from tests.tiers import at_night
 
@@ -153,6 +154,14 @@ def test_the_parent_of_judged_ranks_is_ended_and_its_ranks_with_it(name, tmp_pat
     assert run.nothing_is_left()
 
 
+def test_judged_ranks_whose_torchrun_is_killed_end(tmp_path):
+    file = learner_file(tmp_path, "lab3_sequence_parallel", seconds=10_000, g=LOOPS)
+    run = Started([*TORCHRUN, str(file), "--only", "3.1"], tmp_path)
+    run.wait_for_the_loop()
+    run.harm(signal.SIGKILL)
+    assert run.end()[0] == -9 and run.nothing_is_left()
+
+
 @pytest.mark.parametrize("rank", [0, at_night(1)])
 def test_an_answer_that_ends_the_process_has_not_passed(rank, tmp_path):
     body = f"if dist.get_rank() == {rank}:\n        import os\n        os._exit(0)\n    return x"
@@ -172,6 +181,15 @@ def test_an_answer_that_ends_the_only_process_has_not_passed(tmp_path):
 
 
 EMULATED = [sys.executable, str(launch.LABS / "measure_table2.py"), "--emulate", "4"]
+
+
+TRACED = [str(launch.LABS / "measure_speed.py"), "--emulate", "2", "--rounds", "1", "--trace", "/dev/full"]
+SMALL = ["--seq-length", "16", "--micro-batch-size", "1", "--hidden-size", "32", "--num-attention-heads", "4"]
+
+
+def test_a_trace_on_a_full_disk(tmp_path):
+    code, output, errors = Started([sys.executable, *TRACED, *SMALL], tmp_path).end()
+    assert (code, errors[-1]) == (1, "measure_speed.py: cannot write /dev/full: No space left on device")
 
 
 def shell(command, redirection, folder, **environment):
@@ -214,7 +232,7 @@ def test_a_store_that_goes_while_a_rank_gives_up_makes_no_second_line(echo, spok
             raise RanksLost
         return spoken
 
-    one.store = SimpleNamespace(rank=1, size=2, count=count)
+    one.store = cast(Any, SimpleNamespace(rank=1, size=2, count=count))
     with pytest.raises(SystemExit):
         one.give_up("mine", echo)
     assert [line.partition(": ")[2] for line in lines] == said

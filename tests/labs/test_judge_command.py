@@ -24,9 +24,17 @@ def test_solution_passes_with_exit_code_0_and_a_file(tmp_path):
     assert "2 of 2 passed" in done.stdout and "our solution, 4 ranks on cpu" in done.stdout
 
 
-def test_torchrun_is_refused(monkeypatch, capsys):
-    code, out, (line,) = judge_exit(LAB3, ["--solution"], monkeypatch, capsys, RANK="0", WORLD_SIZE="2")
-    assert (code, out) == (2, "") and "torchrun: the judge starts its ranks itself" in line
+def test_under_torchrun(tmp_path):
+    done = start(learner_file(tmp_path, LAB3), "--solution", "--only", "3.1", torchrun=True)
+    assert done.returncode == 0 and "1 of 1 passed" in done.stdout
+    assert "TCPStore" not in done.stderr  # the ranks' store outlives the last who asks it
+
+
+def test_torchruns_report_says_that_nothing_but_the_lab_failed(tmp_path):
+    done = start(learner_file(tmp_path, LAB4), "--only", "4.1", torchrun=True)
+    assert done.returncode == 1 and "torchrun reports exit code 1 below" in done.stdout
+    assert "traceback : nothing failed but the lab: its verdicts are above" in done.stderr
+    assert "To enable traceback see" not in done.stderr
 
 
 def test_something_to_do_is_exit_code_1(tmp_path):

@@ -30,12 +30,20 @@ STUCK = {
 GATHER = "\n    y = x.new_empty(2 * x.shape[0], *x.shape[1:])\n    dist.all_gather_into_tensor(y, x.contiguous(), group=group)\n    return y"
 
 
-@pytest.mark.parametrize("case", [at_night(case) if case == "a rank that is killed" else case for case in STUCK])
-def test_every_rank_ends_and_the_verdict_says_where(case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "torchrun"),
+    [
+        *((case, False) for case in STUCK if case != "a rank that is killed"),
+        at_night(("a rank that is killed", False)),
+        at_night(("an endless loop", True)),
+        ("a rank that dies", True),
+    ],
+)
+def test_every_rank_ends_and_the_verdict_says_where(case, torchrun, tmp_path):
     body, expected = STUCK[case]
     path = tmp_path / "verdicts.json"
     file = learner_file(tmp_path, NAME, seconds=12, g=body + GATHER)
-    done = start(file, "--only", "3.1,3.2", "--json", str(path), "--ranks", "2")
+    done = start(file, "--only", "3.1,3.2", "--json", str(path), *["--ranks", "2"] * (not torchrun), torchrun=torchrun)
     assert done.returncode == 1
     first, second = json.loads(path.read_text())["verdicts"]
     assert (first["exercise"], first["status"]) == ("3.1", "wrong") and re.search(expected, first["diagnosis"]), first

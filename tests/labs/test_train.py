@@ -23,6 +23,7 @@ from actmem_course.bench.training import (
     TEXT_BYTES,
     TRAINING_SHAPE,
     TrainingJob,
+    check_save,
     load_training,
     newest_save,
     run_training,
@@ -134,12 +135,28 @@ def test_dropouts_follow_from_the_step(pools):
 def test_a_save_that_was_cut_off_is_none(pools, tmp_path):
     pools[2].run(losses_of, JOB, tmp_path)
     assert newest_save(tmp_path) == 6
-    (tmp_path / "step-00000006" / ".metadata").unlink()
+    (tmp_path / "step-00000006" / "checksums.json").unlink()
     (tmp_path / "step-x").mkdir()
-    (tmp_path / "step-x" / ".metadata").touch()
+    (tmp_path / "step-x" / "checksums.json").touch()
     assert newest_save(tmp_path) == 4
     assert pools[2].run(losses_of, JOB, tmp_path)[0] == pools[2].run(losses_of, JOB)[0]
     assert sorted(path.name for path in tmp_path.glob("step-0*")) == ["step-00000004", "step-00000006"]
+
+
+@pytest.mark.fault
+def test_one_flipped_byte_is_found(pools, tmp_path):
+    pools[2].run(losses_of, replace(JOB, num_steps=2), tmp_path)
+    place = tmp_path / "step-00000002"
+    check_save(tmp_path, 2)
+    for path in [path for path in place.iterdir() if path.name != "checksums.json"]:
+        contents = bytearray(path.read_bytes())
+        contents[len(contents) // 2] ^= 1
+        path.write_bytes(contents)
+        with pytest.raises(ConfigError, match=f"{path.name} is damaged: remove"):
+            check_save(tmp_path, 2)
+        contents[len(contents) // 2] ^= 1
+        path.write_bytes(contents)
+    check_save(tmp_path, 2)
 
 
 @pytest.mark.fault
@@ -208,7 +225,7 @@ def test_bad_input_is_one_line(arguments, expected, monkeypatch, capsys, tmp_pat
     (tmp_path / "file").touch()
     whole = tmp_path / "saved" / "step-00000004"
     whole.mkdir(parents=True)
-    (whole / ".metadata").touch()
+    (whole / "checksums.json").write_text("{}")
     settings = TrainingJob(TRAINING_SHAPE, JOB.mode, 4, 0.5).settings(standard_library(TEXT_BYTES))
     (tmp_path / "saved" / "training.json").write_text(json.dumps(settings))
     names = {"folder": str(tmp_path), "saved": str(tmp_path / "saved")}

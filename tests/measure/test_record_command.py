@@ -11,6 +11,8 @@ import torch
 
 from actmem.__main__ import main
 from actmem.measure import record_command
+from actmem.measure.diagnosis import reason_of, runs_again
+from actmem.measure.ledger import SavedTensor
 from actmem.measure.ledger_tables import folded_name, page
 from actmem.torch_private import memory_snapshot
 from tests.measure import factories_for_tests
@@ -112,7 +114,7 @@ BAD = {
     f"{HERE}:layer --at s=0": "s: must be at least 1",
     f"{HERE}:gpt --at h=9": "h: the factory takes none of",
     f"{HERE}:tiny --html /no/such/folder/x.html": "No such file or directory",
-    f"{HERE}:tiny --snapshot x": "snapshot: needs --step and --device cuda",
+    f"{HERE}:tiny --snapshot x": "snapshot: needs --step",
     f"{HERE}:compiled --fake": "fake: torch.compile does not run on fake tensors",
     f"{HERE}:tiny --step --loss {HERE}:nothing": "has no nothing",
     "": "the following arguments are required: target",
@@ -166,7 +168,26 @@ def test_diff_names_what_went_came_and_stayed(tmp_path, capsys):
     assert went.startswith("went:") and "softmax" in went and "softmax" not in stayed
     assert came.startswith("came:") and "uint8" in came and "mlp.down" in stayed
     # 34sbh without Q, K and V, which the second run starts from; 0.25sbh are the norms' statistics.
-    assert f" tensors, {28.25 * 16 * 2 * 32:,.0f} B\n" in stayed
+    assert " B = 28.25 sbh: recomputation is on, and these are still there because\n" in stayed
+    sections = {part.split(":")[0]: part for part in stayed.split("\n… ")[1:]}
+    assert "mlp.down " in sections["the gradient of a weight is computed from the layer's input"]
+    assert "mlp_dropout" in sections["backward drops the same elements, by this mask"]
+    reasons = [int(part.split(": ")[1].split(" B")[0].replace(",", "")) for part in sections.values()]
+    assert sum(reasons) == int(stayed.split(" tensors, ")[1].split(" B")[0].replace(",", ""))
+    assert main(["diff", files[0], files[0]]) == 0
+    assert "recomputation is on" not in capsys.readouterr().out
+
+
+def test_every_kind_of_row_has_a_reason():
+    def row(op, kind="activation", dtype="bfloat16", held_by=""):
+        return SavedTensor("", op, "", (4,), dtype, 8, "", kind, held_by)
+
+    assert reason_of(row("softmax")).endswith("computed from its own result")
+    assert reason_of(row("_Keep", dtype="bool")) == reason_of(row("dropout")) != reason_of(row("_Keep"))
+    assert reason_of(row("mul", kind="cast weight")) == reason_of(row("linear", kind="cast weight"))
+    assert reason_of(row("mul", held_by="an attribute of M")) == "an attribute of M holds it, whatever autograd does"
+    assert reason_of(row("my_op")) == "my_op saves it" and reason_of(row("")) == "an operation saves it"
+    assert runs_again([row("checkpoint")]) and not runs_again([row("linear"), row("_Keep", dtype="bool")])
 
 
 @pytest.mark.parametrize("contents", [None, "{}", "nonsense", '{"rows": [1]}'])

@@ -1,4 +1,4 @@
-"""What a ledger's rows tell: known wastes, and what came and went between two records.
+"""What a ledger's rows tell: known wastes, why each row is kept, and what came and went between two records.
 
 A rule looks at what made a tensor and what reads it, as ``origins`` followed them, never at a shape alone: a square picture
 is no attention.  Bytes are those of the rows found; the floor is what the change leaves of them.
@@ -12,6 +12,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from math import prod
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -147,17 +148,11 @@ def main(argv: list[str]) -> int:
     parser.add_argument("after")
 
     def run(options: Any) -> int:
-        files = options.before, options.after
-        results = [_read(file) for file in files]
-        seen = [is_snapshot(file) for file in files]
-        name = "peak" if any(seen) and all("peak" in result for result in results) else "rows"
-        one, other = (rows_of_file(result[name]) for result in results)
-        if seen == [False, True]:  # a GPU's allocations say little of their tensors, and are rounded up
-            one = [replace(row, bytes=-(-row.bytes // GRAIN_BYTES) * GRAIN_BYTES) for row in one if row.bytes]
-            names = "predicted and not seen", "seen and not predicted", "predicted and seen"
-            print(diff_text(one, other, names, attrgetter("bytes")))
-        else:
-            print(diff_text(one, other))
+        before, after = _read(options.before), _read(options.after)
+        was_seen = is_snapshot(options.before), is_snapshot(options.after)
+        name = "peak" if all("peak" in result for result in (before, after)) and any(was_seen) else "rows"
+        rows = rows_of_file(before[name]), rows_of_file(after[name])
+        print(seen_text(*rows, name) if was_seen == (False, True) else diff_text(*rows))
         return 0
 
     return parser.run(argv, run)
@@ -180,7 +175,7 @@ def _key(row: SavedTensor) -> tuple:
     return row.module, row.op, row.argument, row.shape, row.dtype, row.bytes, row.kind
 
 
-def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any]) -> Rows:
+def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any] = _key) -> Rows:
     """The rows that have no equal among ``others``, each of which takes one."""
     left = Counter(map(key, others))
     rest = []
@@ -191,23 +186,99 @@ def _without(rows: Rows, others: Rows, key: Callable[[SavedTensor], Any]) -> Row
     return rest
 
 
-def diff_text(
-    before: Rows,
-    after: Rows,
-    names: tuple[str, str, str] = ("went", "came", "stayed"),
-    key: Callable[[SavedTensor], Any] = _key,
-) -> str:
-    """What is in ``before`` only, in ``after`` only, and in both: three tables under these names.
+def seen_text(predicted: Rows, seen: Rows, name: str) -> str:
+    """Predicted allocations against those that a GPU made, matched by their bytes, which its allocator rounds up.
 
-    key: what must be equal in rows of both.  A tensor that another operation saves now (first a layer norm, then a
-    checkpoint) is one row before and another one after.
+    name: "peak" if they are those of both peaks, else they are alive at the end.
     """
-    went, came = _without(before, after, key), _without(after, before, key)
-    stayed = _without(before, went, key)
+    predicted = [replace(row, bytes=-(-row.bytes // GRAIN_BYTES) * GRAIN_BYTES) for row in predicted if row.bytes]
+    by_bytes = attrgetter("bytes")
+    missing, more = _without(predicted, seen, by_bytes), _without(seen, predicted, by_bytes)
+    place = "at the peak" if name == "peak" else "at the end"
+    parts = [f"{_size(predicted) - _size(missing):,} B are predicted and seen, {place}"]
+    for what, rows in (("predicted and not seen", missing), ("seen and not predicted", more)):
+        parts.append(
+            f"{what}: {len(rows)} allocations, {_size(rows):,} B" + (f"\n{rows_text(rows, len(rows))}" if rows else "")
+        )
+    return "\n".join(parts)
+
+
+def diff_text(before: Rows, after: Rows) -> str:
+    """What went, came and stayed, each with its bytes; of what stayed, why it is still there, tensor by tensor.
+
+    Rows are equal in module, operation, argument, shape, dtype, bytes and kind.  A tensor that another operation saves
+    now (first a layer norm, then a checkpoint) went and came.
+    """
     sizes = _size(before), _size(after)
     parts = [f"{sizes[0]:,} B before, {sizes[1]:,} B after: {sizes[1] - sizes[0]:+,} B"]
-    for name, rows in zip(names, (went, came, stayed)):
-        parts.append(
-            f"{name}: {len(rows)} tensors, {_size(rows):,} B" + (f"\n{rows_text(rows, len(rows))}" if rows else "")
-        )
+    went, came = _without(before, after), _without(after, before)
+    for name, rows in (("went", went), ("came", came)):
+        parts.append(_head(name, rows) + (f"\n{rows_text(rows, len(rows))}" if rows else ""))
+    stayed = _without(before, went)
+    parts.append(_head("stayed", stayed) + _in_inputs(stayed))
+    if stayed:
+        on = "recomputation is on, and these are still there because" if runs_again(after) else "still there because"
+        parts[-1] += f": {on}"
+    by_reason: dict[str, Rows] = {}
+    for row in stayed:
+        by_reason.setdefault(reason_of(row), []).append(row)
+    for reason, rows in sorted(by_reason.items(), key=lambda item: -_size(item[1])):
+        parts[-1] += f"\n… {reason}: {_size(rows):,} B\n{rows_text(rows, len(rows))}"
     return "\n\n".join(parts)
+
+
+def _head(name: str, rows: Rows) -> str:
+    return f"{name}: {len(rows)} tensors, {_size(rows):,} B"
+
+
+def _in_inputs(rows: Rows) -> str:
+    """The bytes in the paper's unit, where an input ``[s, b, h]`` is among the rows: bytes for each of its elements."""
+    shape = next((row.shape for row in rows if row.kind == "input" and len(row.shape) == 3), None)
+    if shape is None or not prod(shape):
+        return ""
+    return f" = {_size(rows) / prod(shape):.4g} sbh"
+
+
+_MASK = "backward drops the same elements, by this mask"
+_SECOND_RUN = "a second run in backward starts from it"
+_FUSED = (
+    "scaled_dot_product_attention",
+    *(f"_scaled_dot_product_{kernel}_attention" for kernel in ("flash", "cudnn", "efficient")),
+    "flash_attn_func",
+)
+_CHECKPOINTS = ("checkpoint", "CheckpointFunction")
+#: Operations by name, and why each keeps what it keeps.
+_REASONS = (
+    (("linear", "addmm", "_ColumnParallel", "conv1d", "conv2d"), "the gradient of a weight is computed from the layer's input"),
+    (("layer_norm", "rms_norm", "group_norm", "batch_norm"), "the gradient of a norm is computed from its input and its statistics"),
+    (("softmax", "log_softmax", "sigmoid", "tanh", "exp", "rsqrt", "sqrt"), "this operation's gradient is computed from its own result"),
+    (("gelu", "silu", "relu", "leaky_relu", "pow", "square", "sin", "cos", "log"), "this activation's gradient is computed from its input"),
+    (("dropout", "native_dropout"), _MASK),
+    (("embedding",), "the gradient of the table needs the ids"),
+    (("cross_entropy", "nll_loss", "cross_entropy_loss"), "the loss's gradient is computed from the probabilities and the targets"),
+    ("bmm baddbmm matmul mm __matmul__ einsum mul __mul__ __rmul__ div __truediv__".split(), "the gradient of each factor is computed from the other one"),
+    (_FUSED, "a fused kernel makes the scores again from Q, K and V, and keeps its output to do so"),
+    (_CHECKPOINTS, "a checkpoint runs its region again from its inputs"),
+)  # fmt: skip
+_OF_KIND = {
+    "generator state": "the second run draws the same dropout from it",
+    "cast weight": "backward reads the weight in the dtype in which the product ran",
+    "gathered weight": "the weight was gathered for forward and not freed after it",
+}
+
+
+def reason_of(row: SavedTensor) -> str:
+    """One clause on why ``row`` is kept for backward."""
+    if row.kind in _OF_KIND:
+        return _OF_KIND[row.kind]
+    if row.held_by:
+        return f"{row.held_by} holds it, whatever autograd does"
+    if row.op == "_Keep":
+        is_mask = "bool" in str(row.dtype) and row.kind == "activation"
+        return _MASK if is_mask else _SECOND_RUN
+    return next((reason for names, reason in _REASONS if row.op in names), f"{row.op or 'an operation'} saves it")
+
+
+def runs_again(rows: Iterable[SavedTensor]) -> bool:
+    """True if one of ``rows`` is there for a second run: recomputation is on."""
+    return any(reason_of(row) in (_OF_KIND["generator state"], _SECOND_RUN, _REASONS[-1][1]) for row in rows)

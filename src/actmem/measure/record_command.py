@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from actmem.measure.diagnosis import findings
 from actmem.measure.emulate import gpu_of_this_build
 from actmem.measure.ledger import Ledger, record
 from actmem.measure.ledger_tables import bill_text, ledger_text, page, readable_size, rows_of_file, rows_text
-from actmem.measure.snapshot import is_snapshot, read_snapshot
+from actmem.measure.snapshot import is_snapshot, read_snapshot, write_snapshot
 from actmem.measure.whole_step import StepBill, step
 from actmem.tape.evaluate import parsed_sizes
 from actmem.torch_private import memory_snapshot
@@ -61,15 +60,16 @@ def _parser() -> Parser:
     add("--optimizer", choices=("adamw", "sgd", "none"), default="adamw", help="of --step")
     add("--loss", metavar="TARGET", help="of --step: a function of the output, as pkg.module:function")
     parser.add_json("the result")
-    add("--snapshot", metavar="FILE", help="with --step on a GPU: every allocation, for https://pytorch.org/memory_viz")
+    viewers = "https://pytorch.org/memory_viz, or, without a GPU, .json for Perfetto"
+    add("--snapshot", metavar="FILE", help=f"with --step: every allocation, for {viewers}")
     add("--html", metavar="FILE", help="one page with a treemap and, with --step, the curve")
     return parser
 
 
 def _run(options: argparse.Namespace) -> int:
     _check_device(options)
-    if options.snapshot and not (options.step and options.device == "cuda" and not options.fake):
-        raise ConfigError("snapshot", "needs --step and --device cuda, on a GPU")
+    if options.snapshot and not options.step:
+        raise ConfigError("snapshot", "needs --step")
     if is_snapshot(options.target):
         result = read_snapshot(options.target)
         head = f"peak {result['peak_bytes']:,} B, {result['total_bytes']:,} B at the end"
@@ -142,8 +142,15 @@ def _second_step(
     step(model, inputs, loss, optimizer)
     if optimizer is not None:
         optimizer.zero_grad()
-    with memory_snapshot(_of_this_rank(options.snapshot)) if options.snapshot else nullcontext():
+    if not options.snapshot:
         return step(model, inputs, loss, optimizer)
+    file = _of_this_rank(options.snapshot)
+    if options.device == "cuda" and not options.fake:
+        with memory_snapshot(file):
+            return step(model, inputs, loss, optimizer)
+    bill = step(model, inputs, loss, optimizer)
+    write_snapshot(bill, file)
+    return bill
 
 
 def _recorded(model: torch.nn.Module, inputs: Any) -> Ledger:

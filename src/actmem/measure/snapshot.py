@@ -1,4 +1,4 @@
-"""Read allocations of a GPU, as ``torch.cuda.memory._dump_snapshot`` writes them.
+"""Allocations as ``torch.cuda.memory._dump_snapshot`` writes them: read a file of a GPU, and write a step's own in the same form.
 
 A snapshot is a pickle of plain values: segments with their blocks at the end, and of each device the trace of what its
 allocator did.  A stranger's pickle could run code, so the reader knows no class and no function at all.
@@ -6,13 +6,17 @@ allocator did.  A stranger's pickle could run code, so the reader knows no class
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from actmem.config import ConfigError
 from actmem.measure.ledger_tables import SavedTensor
+
+if TYPE_CHECKING:  # to read needs no torch
+    from actmem.measure.whole_step import StepBill
 
 #: A GPU's allocator rounds each allocation up to a multiple of this.
 GRAIN_BYTES = 512
@@ -97,3 +101,56 @@ def _row(size: int, frames: list, kind: str) -> dict[str, Any]:
     theirs = next((frame for frame in python if _TORCH not in str(frame["filename"])), None)
     line = f"{os.path.basename(str(theirs['filename']))}:{theirs['line']}" if theirs else ""
     return SavedTensor("", op, "", (size,), "uint8", size, line, kind).as_dict()
+
+
+def write_snapshot(bill: StepBill, path: str) -> None:
+    """Write a step's storages: a ``.json`` file as https://ui.perfetto.dev reads it, others as https://pytorch.org/memory_viz.
+
+    Times are the moments of ``bill.curve``, as microseconds; an address is used once.
+    """
+    try:
+        with open(path, "wb") as file:
+            if path.endswith(".json"):
+                file.write(json.dumps(_trace(bill)).encode())
+            else:
+                pickle.dump(_snapshot(bill), file)
+    except OSError as error:
+        raise ConfigError(f"cannot write {path}", error.strerror or "") from error
+
+
+def _snapshot(bill: StepBill) -> dict[str, Any]:
+    events: list[tuple[int, int, dict[str, Any]]] = []
+    blocks, end = [], 0
+    for row, sizes in bill.lives:
+        frames = [{"name": f"{row.name} {'×'.join(map(str, row.shape))} {row.dtype}", "filename": row.kind, "line": 0}]
+        ends = [*(moment for moment, _ in sizes[1:]), None]
+        for (born, size), last in zip(sizes, ends):
+            if not size:
+                continue
+            own = {"addr": end, "size": size, "stream": 0, "frames": frames}
+            events.append((born, 1, {"action": "alloc", **own, "time_us": born}))
+            if last is not None:
+                events += [
+                    (last, 0, {"action": f"free_{what}", **own, "time_us": last}) for what in ("requested", "completed")
+                ]
+            state = "inactive" if last is not None else "active_allocated"
+            blocks.append({"address": end, "size": size, "requested_size": size, "state": state, "frames": frames})
+            end += size
+    alive = sum(sizes[-1][1] for _, sizes in bill.lives)
+    segment: dict[str, Any] = {"address": 0, "total_size": end, "allocated_size": alive, "active_size": alive}
+    segment |= {"requested_size": alive, "stream": 0, "device": 0, "segment_type": "large", "segment_pool_id": (0, 0)}
+    segment |= {"is_expandable": False, "frames": [], "blocks": blocks}
+    trace = [event for _, _, event in sorted(events, key=lambda one: one[:2])]
+    return {"segments": [segment], "device_traces": [trace], "allocator_settings": {}}
+
+
+def _trace(bill: StepBill) -> dict[str, Any]:
+    ends = [start for _, start in bill.phases[1:]] + [len(bill.curve)]
+    spans = [
+        {"ph": "X", "name": name, "ts": start, "dur": end - start, "pid": 0, "tid": 0}
+        for (name, start), end in zip(bill.phases, ends)
+    ]
+    counts = [
+        {"ph": "C", "name": "live bytes", "ts": i, "pid": 0, "args": {"B": size}} for i, size in enumerate(bill.curve)
+    ]
+    return {"traceEvents": spans + counts}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ class StepBill:
     """What ``step`` saw.  peak_bytes: the most bytes alive after any operation; peak: its bill, whose bytes add up to it.
 
     curve: live bytes after each operation.  phases: index in ``curve`` at which forward, backward and
-    the optimizer begin, in order.
+    the optimizer begin, in order.  lives: of each storage its line, its bytes from each moment on, at last 0 if it died.
     """
 
     peak_bytes: int = 0
@@ -47,6 +47,7 @@ class StepBill:
     peak: list[SavedTensor] = field(default_factory=list)
     curve: list[int] = field(default_factory=list)
     phases: list[tuple[str, int]] = field(default_factory=list)
+    lives: list[tuple[SavedTensor, list[tuple[int, int]]]] = field(default_factory=list)
 
     def by_kind(self) -> dict[str, int]:
         """Bytes of each kind at the peak, in the order of ``BILL_KINDS``."""
@@ -136,7 +137,12 @@ def watch_step(
     bill.phases = [(name, start) for name, start in lives.phases if start < len(lives.curve)]
     bill.peak_bytes = max(lives.curve)
     bill.peak_at = lives.curve.index(bill.peak_bytes)
-    at_peak = [life.line(size) for life in lives.lives if (size := life.bytes_at(bill.peak_at))]
+    bill.lives = [(life.line(), life.sizes) for life in lives.lives]
+    at_peak = [
+        replace(row, bytes=size)
+        for row, sizes in bill.lives
+        if (size := next((size for start, size in reversed(sizes) if start <= bill.peak_at), 0))
+    ]
     bill.peak = sorted(at_peak, key=lambda row: (BILL_KINDS.index(row.kind), -row.bytes))
 
 
@@ -151,14 +157,10 @@ class Life:
     kind: str = ""
     is_output: bool = False
 
-    def bytes_at(self, moment: int) -> int:
-        """Its bytes at a moment; 0 before its birth and after its death."""
-        return next((size for start, size in reversed(self.sizes) if start <= moment), 0)
-
-    def line(self, size: int) -> SavedTensor:
-        """Its line on the bill, of that many bytes."""
+    def line(self) -> SavedTensor:
+        """Its line on the bill; the bytes are the first."""
         kind, module, op, argument = _named(self)
-        return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, size, "", kind)
+        return SavedTensor(module, op, argument, self.origin.shape, self.origin.dtype, self.sizes[0][1], "", kind)
 
 
 class Lives:

@@ -98,3 +98,7 @@ class _GBar(Function):
         # Each rank holds the gradient of its own tokens; every rank's partial sum
         # reached all tokens, so each needs all of it.
         return g(grad, ctx.tp), None
+
+
+#: The autograd Function behind each operator, for tools that time or name them.
+FUNCTIONS = {"f": _F, "f_bar": _FBar, "g": _G, "g_bar": _GBar}

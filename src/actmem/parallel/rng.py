@@ -135,3 +135,7 @@ def _drop(x: Tensor, mask: Tensor, scale: float) -> Tensor:
         return mask.view(torch.uint8).to(x.dtype).mul_(x).mul_(scale)
     # Written for gradients, but it is the same product, in a single kernel.
     return torch.ops.aten.native_dropout_backward(x, mask, scale)
+
+
+#: The autograd Function behind ``Mask.drop``, for tools that time or name it.
+FUNCTIONS = {"drop": _Drop}

@@ -4,8 +4,8 @@ Its state is in files that don't depend on t: torch.distributed.checkpoint write
 another rank needs.  What belongs to the state: weights, the optimizer's averages and its count of steps, and the losses
 so far.  Batches and dropouts don't: they follow from the number of the step.
 
-A save is a folder ``step-00000012`` with torch's files; it is whole if it has ``.metadata``, which torch puts there last.
-That is a pickle, so resume only from a folder that you trust.
+A save is a folder ``step-00000012`` with torch's files and, written last, their checksums: it is whole only with those.
+``.metadata`` is a pickle, so resume only from a folder that you trust: a checksum finds accidents, not forgers.
 """
 
 from __future__ import annotations
@@ -110,6 +110,7 @@ def check_folder(job: TrainingJob, text: Tensor, folder: Path, resume: bool) -> 
             "resume",
             f"the training in {folder} has another {different[0]}: {saved.get(different[0])}, not {own[different[0]]}",
         )
+    check_save(folder, there)
     if there > job.num_steps:
         raise ConfigError("steps", f"{folder} holds {there} already")
 
@@ -168,7 +169,7 @@ def job_model(job: TrainingJob, **factory) -> GPT | LlamaStage:
 
 #: Whole saves that stay; older ones are deleted.
 KEPT_SAVES = 2
-_WRITTEN_LAST = ".metadata"
+_COMPLETE = "checksums.json"
 
 
 def newest_save(folder: Path) -> int:
@@ -182,9 +183,10 @@ def save_training(folder: Path, model: GPT | LlamaStage, optimizer: torch.optim.
     state = {**_shards(model, optimizer), "losses": torch.tensor(losses, dtype=torch.float64)}
     _one_error(lambda: dcp.save(state, storage_writer=dcp.FileSystemWriter(place)), place)
     if torch.distributed.get_rank() == 0:
+        write_text(place / _COMPLETE, json.dumps(_checksums(place)) + "\n")
         for step in sorted(_whole_saves(folder))[:-KEPT_SAVES]:
             old = _place(folder, step)
-            (old / _WRITTEN_LAST).unlink()  # first: what is left by a kill in between is no save
+            (old / _COMPLETE).unlink()  # first: what is left by a kill in between is no save
             shutil.rmtree(old)
 
 
@@ -209,6 +211,23 @@ def seed_dropouts(model: GPT | LlamaStage, step: int) -> None:
     streams.sharded.manual_seed(child_seed(SEED, "dropout", step, model.tp.rank))
 
 
+def check_save(folder: Path, step: int) -> None:
+    """Raise ConfigError if a file of the save of ``step`` is not what was written."""
+    place = _place(folder, step)
+    try:
+        written, found = json.loads((place / _COMPLETE).read_text(encoding="utf-8")), _checksums(place)
+    except (OSError, ValueError):
+        written, found = {_COMPLETE: 0}, {}
+    for name in written:
+        if found.get(name) != written[name]:
+            raise ConfigError("resume", f"{place / name} is damaged: remove {place} to go on from an older save")
+
+
+def _checksums(place: Path) -> dict[str, int]:
+    files = (path for path in place.iterdir() if path.is_file() and not path.name.startswith(_COMPLETE))
+    return {path.name: zlib.crc32(path.read_bytes()) for path in sorted(files)}
+
+
 def _one_error(run: Callable[[], object], place: Path) -> None:
     """``run()``; what fails on any rank is an OSError on every one: torch's own is no Exception, and has 100 lines."""
     try:
@@ -225,7 +244,7 @@ def _place(folder: Path, step: int) -> Path:
 
 
 def _whole_saves(folder: Path) -> set[int]:
-    names = {file.parent.name.removeprefix("step-") for file in folder.glob(f"step-*/{_WRITTEN_LAST}")}
+    names = {file.parent.name.removeprefix("step-") for file in folder.glob(f"step-*/{_COMPLETE}")}
     return {int(name) for name in names if name.isdecimal()}
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from rich.text import Text
 
 from actmem.config import ConfigError, check_size
-from actmem_course.arguments import LabParser, add_json_argument
+from actmem_course.arguments import LabParser, add_json_argument, tell_torchrun
 from actmem_course.console import lab_console
 from actmem_course.copies import file_to_judge, typed
 from actmem_course.files import check_files
@@ -48,6 +48,8 @@ def main(functions: dict) -> int:
         if args.watch and (args.json or args.solution):
             raise ConfigError("watch", "judges at each save and writes no files: leave --json and --solution out")
         size = _size(lab, args)
+        if int(os.environ.get("RANK", "0")):  # torchrun's other ranks: the first one starts all that it needs
+            return 0
         if not args.solution:
             script = _file(script)
         gpus = _gpus(args)
@@ -86,12 +88,16 @@ class _Judging:
         self._verdicts(report, source, changed_only=False)
         self.virtual.end()
         passed = report.all_passed and self._confirmed(report, source)
-        report.end()
-        if passed and self.exercises == self.lab.exercises:
+        torchrun = "TORCHELASTIC_RUN_ID" in os.environ
+        report.end(f"(torchrun reports exit code 1 below; python {typed(self.script)} ends without it)" * torchrun)
+        if passed and self.exercises == self.lab.exercises and not self.args.verdicts_only:
             self._measure(report, source)
         self._remember(report)
         report.write()
-        return 0 if passed else 1
+        if passed:
+            return 0
+        tell_torchrun("nothing failed but the lab: its verdicts are above")
+        return 1
 
     def watch(self) -> int:
         """Judge whenever the file is saved, by a process that stays; what has not changed since keeps its verdict."""
@@ -235,10 +241,12 @@ def _stamp(path: Path) -> tuple[int, int] | None:
 
 def _size(lab: Lab, args) -> int:
     """How many ranks.  Raises ConfigError if that doesn't fit to how this was started."""
-    if "RANK" in os.environ:
-        raise ConfigError("torchrun", "the judge starts its ranks itself: run the file with python")
     if lab.one_process:
         return 1
+    if "WORLD_SIZE" in os.environ and "RANK" in os.environ:
+        if args.ranks is not None:
+            raise ConfigError("ranks", "torchrun has started the ranks: leave one of them out")
+        return int(os.environ["WORLD_SIZE"])
     return 4 if args.ranks is None else check_size("ranks", args.ranks, largest=64)
 
 
@@ -256,8 +264,9 @@ def _gpus(args) -> int:
 
 def _file(script: Path) -> Path:
     """The learner's copy, if that is what should be judged instead of ``script``."""
+    alone = "RANK" not in os.environ
     try:
-        judged, remark = file_to_judge(script)
+        judged, remark = file_to_judge(script, may_write=alone)
     except OSError as error:  # a checkout that belongs to somebody else
         judged, remark = script.resolve(), f"no copy of your own: cannot write {error.filename}: {error.strerror}"
     if remark:
@@ -273,6 +282,7 @@ def _parser(lab: Lab, script: str, doc: str) -> LabParser:
         "--only", metavar="N", action="append", help="judge exercise N only (again, or N,M, for several)"
     )
     parser.add_argument("--solution", action="store_true", help="judge our solution instead of this file")
+    parser.add_argument("--verdicts-only", action="store_true", help="leave out the measurement that follows")
     add_json_argument(parser)
     if not lab.one_process:
         parser.add_argument("--ranks", type=int, metavar="N", help="how many ranks (default: 4)")
@@ -290,8 +300,10 @@ def _check_alone(args, parser: LabParser) -> None:
 
 
 def _hint(exercise: Exercise, script: Path) -> int:
-    screen = lab_console(highlight=False, emoji=False)
-    screen.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
-    for number, hint in enumerate(LearnerProgress(script).next_hints(exercise), 1):
-        screen.print(Text(f"{number} of {len(exercise.hints)}", style="dim"), Text(hint), sep="\n")
+    if int(os.environ.get("RANK", "0")) == 0:
+        screen = lab_console(highlight=False, emoji=False)
+        screen.print(Text(f"{exercise.number} {exercise.function}", style="bold"))
+        hints: Sequence[str] = LearnerProgress(script).next_hints(exercise)
+        for number, hint in enumerate(hints, 1):
+            screen.print(Text(f"{number} of {len(exercise.hints)}", style="dim"), Text(hint), sep="\n")
     return 0

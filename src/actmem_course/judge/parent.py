@@ -7,6 +7,7 @@ before its verdict has no verdict but the parent's.
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -114,6 +115,7 @@ class RankParent:
         outdated: whether the file has been saved again.  Raises Stuck, and Outdated.
         """
         self.start()
+        torchrun = os.getppid() if "TORCHELASTIC_RUN_ID" in os.environ else None
         asked, limit, since, stopped = False, float(START_SECONDS), time.monotonic(), 0.0
         for member in self.members:
             member.done = False
@@ -135,6 +137,9 @@ class RankParent:
                     since, limit = time.monotonic(), message.get("seconds", limit)
                 if (member.number == 0 or "verdict" in message) and not stopped:
                     yield message
+            if torchrun not in (None, os.getppid()):  # what started this process is gone
+                self.end()
+                raise SystemExit(1)
             if asked and not stopped and outdated():
                 stopped = time.monotonic()
                 for member in self.members:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import platform
 from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from rich.console import Console
@@ -75,13 +77,15 @@ class Report:
         self.show(verdict)
         self.verdicts.sort(key=lambda verdict: verdict.exercise)
 
-    def end(self) -> None:
-        """The sum of it, and what to do next."""
+    def end(self, farewell: str = "") -> None:
+        """The sum of it, what to do next, and the file; ``farewell`` if something is left to do."""
         self._status.stop()
         passed = sum(verdict.status == PASSED for verdict in self.verdicts)
         self.console.print(Text(f"{passed} of {len(self.verdicts)} passed", style="bold"))
         if passed < len(self.verdicts):
             self.console.print(Text(self._next_step()), soft_wrap=True)
+            if farewell:
+                self.console.print(Text(farewell, style="dim"), soft_wrap=True)
 
     def write(self) -> None:
         """The file, if one is asked for: verdicts, and what was measured, on what."""
@@ -89,10 +93,11 @@ class Report:
             write_text(self.json_file, self.json())
 
     def json(self) -> str:
-        """Lab, ranks, verdicts so far, and the reward."""
+        """Lab, ranks, versions, verdicts so far, and the reward."""
         found = {
             "lab": self.lab.name,
             "ranks": self.ranks,
+            "versions": _versions(),
             "verdicts": [asdict(verdict) for verdict in self.verdicts],
             "reward": self.reward,
         }
@@ -105,3 +110,14 @@ class Report:
         (exercise,) = (e for e in self.lab.exercises if e.number == left[0].exercise)
         hint = f"and for a hint: python {self.script} --hint {exercise.number}"
         return f"next: {exercise.number}, {hint}; read {reading(self.lab, exercise)}"
+
+
+def _versions() -> dict[str, str]:
+    """What judged: Python, torch and the course."""
+    found = {"python": platform.python_version()}
+    for name in ("torch", "actmem"):
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed as a package"
+    return found

@@ -86,3 +86,20 @@ def test_a_step_with_adamw_bills_the_independent_peak_real_and_fake():
         kinds.append(bill.by_kind())
     assert kinds[0] == kinds[1] and kinds[0]["activation"] > 0
     assert kinds[0]["optimizer state"] > kinds[0]["weight"]
+
+
+def test_watching_mamba_changes_neither_its_gradients_nor_its_peak():
+    def gradients(run):
+        torch.manual_seed(0)
+        model, inputs = MODELS["mamba"](b=2, h=32, v=64)
+        seen = run(model, inputs)
+        return seen, [parameter.grad for parameter in model.parameters()]
+
+    def plainly(model, inputs):
+        with LiveCount(*existing(model, inputs, None)) as second:
+            one_step(model, inputs, loss_of, None)
+        return second.peak_bytes
+
+    peak, expected = gradients(plainly)
+    bill, found = gradients(step)
+    assert bill.peak_bytes == peak and all(map(torch.equal, found, expected))

@@ -54,8 +54,8 @@ CONFIG = {
 #: What the course is about, on the first screen.
 SENTENCE = (
     "The weights fit, and training still runs out of memory: most of it is activations, what forward leaves for backward. "
-    "Choose the methods of <i>Reducing Activation Recomputation in Large Transformer Models</i> and see which models drop below the "
-    "line. In this course you predict each of these bytes, then measure them."
+    "Choose the methods of <i>Reducing Activation Recomputation in Large Transformer Models</i> and see which models fit. "
+    "In this course you predict each of these bytes, then measure them."
 )
 
 _ICON_SCRIPT = re.compile(r'<script[^>]*/fontawesome\.js[^>]*></script>')

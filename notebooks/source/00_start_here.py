@@ -23,7 +23,7 @@ question = Prediction(
     answer=kept / 2**30,
     unit="GiB",
     because=f"Each of the {gpt3.num_layers} layers keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input for one sequence of {s:,} tokens: "
-    f"{size_text(eq1(gpt3))}, shared by {model.parallel.tensor_parallel_size} GPUs. Now choose the methods, and see which bars drop below the line.",
+    f"{size_text(eq1(gpt3))}, shared by {model.parallel.tensor_parallel_size} GPUs. Now choose the methods, and see which models fit.",
     line=GuessLine(per=2**30),
 )
 Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="none")

@@ -28,7 +28,9 @@ def test_json_has_the_bill_line_by_line(capsys):
     assert [plan["seconds"]["total"] for plan in out["plans"]] == sorted(p["seconds"]["total"] for p in out["plans"])
     usable = 80 * 2**30 - bill["allowance_bytes"]
     assert out["refused"] and all(r["over_bytes"] == r["bytes"] - usable > 0 for r in out["refused"])
-    assert out["counted"] > 1000 and not out["would_fit"]
+    assert out["counted"] > 1000
+    half, twice = out["what_if"]
+    assert half.startswith("half the GPUs: ") and twice.startswith("twice the sequence (") and "s a step by" in twice
     assert set(out["settings"]) == {"Megatron-LM", "torchtitan", "Hugging Face"}
 
 
@@ -43,6 +45,7 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
         "plans are within 10% of the first",
         "optimizer states",
         "allowance",
+        "half the GPUs",
         "--tensor-model-parallel-size",
     ):
         assert words in out
@@ -52,8 +55,8 @@ def test_text_fits_80_columns_and_names_the_flags(tmp_path, capsys):
 def test_what_would_fit_is_the_first_power_of_2_times_the_gpus(gpus, capsys):
     assert main(["1T", "--gpus", str(gpus), "--memory", "80", "--global-batch", "512", "--json"]) == 1
     out = json.loads(capsys.readouterr().out)
-    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["would_fit"]
-    more = int(re.search(r"on ([\d,]+) GPUs", out["would_fit"])[1].replace(",", ""))
+    assert out["plans"] == [] and out["bill"] is None and out["refused"] and "would fit" in out["what_if"][0]
+    more = int(re.search(r"on ([\d,]+) GPUs", out["what_if"][0])[1].replace(",", ""))
     assert more // gpus in (2, 4, 8, 16) and more % gpus == 0
     for fits, there in ((0, more), (1, more // 2)):
         assert main(["1T", "--gpus", str(there), "--memory", "80", "--global-batch", "512", "--json"]) == fits

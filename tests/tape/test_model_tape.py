@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -150,12 +151,15 @@ def test_the_command_prints_the_papers_formula(tmp_path, capsys):
         (["{tape}", "--at", "s=64,s=2"], "s=2"),
         (["{models}", "--at", "s=64"], "tape"),
         (["{folder}/nowhere.json", "--at", "s=64"], "nowhere"),
+        (["{endless}", "--at", "s=64,b=3,h=48,f=100"], "is no monomial"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(options, says, solved, tmp_path, capsys):
     folder = tmp_path / "folder"
     folder.mkdir()
-    named = {"models": MODELS, "tape": solved, "new": tmp_path / "new.json", "folder": folder}
+    endless = tmp_path / "endless.json"  # a coefficient that would take forever
+    endless.write_text(re.sub(r'"formulas":\[\[\["[^"]*"', '"formulas":[[["1e999999999"', solved.read_text(), count=1))
+    named = {"models": MODELS, "tape": solved, "new": tmp_path / "new.json", "folder": folder, "endless": endless}
     code = main([option.format(**named) for option in options])
     error = capsys.readouterr().err.strip()
     assert code == 2 and says in error and error.count("\n") == 0, error

@@ -74,7 +74,7 @@ def as_object(request: Request, found: Found) -> dict:
             for refused in found.nearest
         ],
         "sizes_that_do_not_fit_together": found.unfit,
-        "would_fit": "" if chosen else nearest_that_fits(request, found),
+        "what_if": what_ifs(request) if chosen else [nearest_that_fits(request, found)],
         "whose_bill": _whose_bill(request),
         "settings": {
             name: settings(model, chosen, batch) if chosen else [] for name, settings in FRAMEWORK_SETTINGS.items()
@@ -179,6 +179,28 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
     )
 
 
+def what_ifs(request: Request) -> list[str]:
+    """What half the GPUs would do, and sequences of twice the length."""
+    cluster, length = request.cluster, 2 * request.model.seq_length
+    return [
+        f"half the GPUs: {_best_text(request, gpus=cluster.gpus // 2)}",
+        f"twice the sequence ({length:,}): {_best_text(request, seq_length=length)}",
+    ]
+
+
+def _best_text(request: Request, gpus: int = 0, **sizes: int) -> str:
+    """The fastest plan on other GPUs, or of other sizes; else why there is none."""
+    try:
+        model = request.model.with_sizes(**sizes)
+        cluster = replace(request.cluster, gpus=gpus) if not sizes else request.cluster
+        found = find_plans(model, cluster, request.global_batch_size, keep=1)
+    except ConfigError as error:
+        return str(error)
+    if found.plans:
+        return f"{found.plans[0].seconds.total:.2f} s a step by {plan_text(found.plans[0])}"
+    return f"nothing fits; nearest: {refusal_text(model, found.nearest[0], cluster)}"
+
+
 def nearest_that_fits(request: Request, found: Found) -> str:
     """Where nothing fits: the memory that the smallest layout needs, and the first power of 2 times the GPUs that fits."""
     cluster, least = request.cluster, found.nearest[0]
@@ -231,9 +253,8 @@ def print_plans(console: Console, outcome: Mapping) -> None:
         head("Sizes that do not go together")
         most = sorted(unfit.items(), key=lambda item: (-item[1], item[0]))[:3]
         say(*(f"- {count:,} layouts: {reason}" for reason, count in most))
-    if outcome["would_fit"]:
-        head("What would fit")
-        say(outcome["would_fit"])
+    head("What it would take")
+    say(*(f"- {line}" for line in outcome["what_if"]))
 
 
 def _gib(size: int) -> str:

@@ -247,7 +247,13 @@ def unpacked(tapes: Mapping, name: str) -> Tape:
         types = zip(kind.__annotations__.values(), fields[1:], strict=True)
         return kind(*(words[x] if t == "str" else tuple(x) if t != "int" else x for t, x in types))
 
-    formulas = [tuple((Fraction(c), tuple(powers)) for c, *powers in formula) for formula in tapes["formulas"]]
+    def monomial(coefficient: str, *powers: int) -> Monomial:
+        # A stranger's file could have numbers that take forever.
+        if not re.fullmatch(r"-?\d{1,30}(/\d{1,30})?", coefficient) or any(abs(power) > 9 for power in powers):
+            raise ValueError(f"{coefficient[:40]} of powers {powers} is no monomial")
+        return Fraction(coefficient), powers
+
+    formulas = [tuple(monomial(*fields) for fields in formula) for formula in tapes["formulas"]]
     variants = {
         tuple(ones.split(",")) if ones else (): [event(fields) for fields in events]
         for ones, events in tapes["tapes"][name].items()

@@ -114,7 +114,7 @@ def show_here(run: Measurement, results: list[GoldenResult]) -> int:
         run.show(
             here_table(counted),
             here_lines_table(min(counted, key=lambda one: one.golden.row.gpu)),
-            here_summary(counted),
+            *here_summary(counted),
         )
     else:
         run.show("no row has the paper's own layer, a peak and held bytes")

@@ -1,5 +1,6 @@
 """Published runs as a user starts it: tables, JSON, rows of one's own, bad input in one line."""
 
+import importlib.util
 import json
 
 import pytest
@@ -12,6 +13,7 @@ from actmem_course.others.published import LLAMA3_RUNS, NANOTRON_RUNS
 from tests.labs.in_process import lab_refusal, shown_in_80_columns
 
 SCRIPT = "measure_runs.py"
+HAS_MEGATRON = importlib.util.find_spec("megatron") is not None
 
 
 def test_all_runs_as_a_table_json_and_a_page(tmp_path):
@@ -113,6 +115,10 @@ def test_nvidias_models_are_counted_on_this_machine(tmp_path):
         for line in (LAYERS_AND_HEAD, "logits, 16 bits", "logits, float32"):
             assert one["counted"][line] == one["on_gpu"][line]
     assert "4 rows: 4 explained to the byte" in shown
+    theirs = (
+        "in 3 of 3 rows all they add is dropout's masks" if HAS_MEGATRON else "megatron-core's layers: not installed"
+    )
+    assert theirs in " ".join(shown.split())
 
 
 def test_a_run_that_is_far_off_is_exit_code_1(tmp_path):

@@ -17,6 +17,9 @@ from actmem.measure.emulate import emulated_rank
 from actmem.measure.ledger import SavedTensor
 from actmem.measure.whole_step import watch_step
 from actmem.parallel.groups import tensor_parallel
+from actmem_course.bench.measure_others import bytes_of_second_run
+from actmem_course.bench.measure_peers import OURS, build
+from actmem_course.bench.peers import PeerUnavailable
 from actmem_course.others.golden import LAYERS_AND_HEAD, WHY_APART, GoldenResult, HereResult
 from actmem_course.others.megatron_memory import MegatronRun
 
@@ -42,7 +45,9 @@ def count_here(results: Sequence[GoldenResult]) -> list[HereResult]:
         on_gpu = Counter[str]()
         for line, size in result.active_lines.items():
             on_gpu[line if line in WHY_APART else LAYERS_AND_HEAD] += size
-        found.append(HereResult(result, run, counted, dict(on_gpu)))
+        more = None if run.full_recompute else _more_in_megatron_core(sizes, run.sequence_parallel)
+        theirs = None if more is None else sum(counted.values()) + run.chunks[0] * more
+        found.append(HereResult(result, run, counted, dict(on_gpu), theirs))
     return found
 
 
@@ -91,3 +96,22 @@ def _line(row: SavedTensor, classes: int) -> str:
     if row.kind == "made by backward":
         return "transient"
     return "batch" if row.dtype in (torch.int64, torch.int32) else LAYERS_AND_HEAD
+
+
+@cache
+def _more_in_megatron_core(sizes: tuple[int, ...], shared: bool) -> int | None:
+    """Bytes that a layer of megatron-core keeps on this CPU beyond ours; None where it isn't installed."""
+    s, b, h, a, _, t = sizes
+    with emulated_rank(t, real_tensors=True):
+        tp = tensor_parallel(sequence_parallel=shared)
+        try:
+            theirs, ours = (
+                bytes_of_second_run(
+                    build(name, ModelShape(s, b, h, a), tp, "none", "cpu", torch.bfloat16),
+                    (s // t if shared else s, b, h),
+                )
+                for name in ("megatron-core", OURS)
+            )
+        except PeerUnavailable:
+            return None
+    return theirs - ours

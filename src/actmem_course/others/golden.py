@@ -299,12 +299,16 @@ WHY_APART = {
 
 @dataclass(frozen=True)
 class HereResult:
-    """A row beside a count.  counted, on_gpu: bytes of each line at the peak, ours and the played run's."""
+    """A row beside a count.  counted, on_gpu: bytes of each line at the peak, ours and the played run's.
+
+    megatron_core: counted bytes with its layers in place of ours; None where it isn't installed, or runs layers again.
+    """
 
     golden: GoldenResult = field(repr=False)
     run: MegatronRun = field(repr=False)
     counted: dict[str, int]
     on_gpu: dict[str, int]
+    megatron_core: int | None = None
 
     @property
     def logged_bytes(self) -> int:

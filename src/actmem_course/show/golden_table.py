@@ -9,7 +9,7 @@ from statistics import median
 from rich.table import Table
 
 from actmem_course.others.golden import LIMITS, REASONS, THINGS, WHY_APART, Experiment, GoldenResult, HereResult
-from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES
+from actmem_course.others.megatron_memory import NOT_MODELLED, SOURCES, MegatronRun
 from actmem_course.results import KernelSlope, PredictorLine
 from actmem_course.show.tables import table
 
@@ -87,12 +87,18 @@ def reasons_table(results: Sequence[GoldenResult]) -> Table:
 
 
 def here_table(results: Sequence[HereResult]) -> Table:
-    """A row a line: peak less held as a GPU logged it, counted here, and what of the difference no line explains."""
+    """A row a line: peak less held as a GPU logged it, counted here, and what of the difference no line explains.
+
+    Below ours, dim: the count with megatron-core's layers.
+    """
     made = table("Peak less held: logged by a GPU, counted here", "~case", "GPU", ">logged", ">here", ">apart", ">open")
     for r in results:
         numbers = (r.logged_bytes, r.counted_bytes, r.logged_bytes - r.counted_bytes, r.open_bytes)
         style = "bold red" if abs(r.open_bytes) > r.logged_bytes / 100 else "green" if not r.open_bytes else ""
         made.add_row(short(r.golden.row.case), r.golden.row.gpu, *(f"{number:,}" for number in numbers), style=style)
+        if r.megatron_core:
+            theirs = (r.megatron_core, r.logged_bytes - r.megatron_core)
+            made.add_row("  megatron-core", "", "", *(f"{number:,}" for number in theirs), style="dim")
     return made
 
 
@@ -125,12 +131,27 @@ def slopes_table(slopes: Sequence[KernelSlope]) -> Table:
     return made
 
 
-def here_summary(results: Sequence[HereResult]) -> str:
-    """How many rows are explained to the byte."""
+def here_summary(results: Sequence[HereResult]) -> list[str]:
+    """How many rows are explained to the byte, and what megatron-core's layers keep here beyond ours."""
     worst = max(results, key=lambda r: abs(r.open_bytes) / r.logged_bytes)
     percent = 100 * abs(worst.open_bytes) / worst.logged_bytes
     explained = f"{len(results)} rows: {sum(not r.open_bytes for r in results)} explained to the byte; worst "
-    return explained + f"{worst.open_bytes:+,} B, {percent:.3f}% ({short(worst.golden.row.case)})"
+    explained += f"{worst.open_bytes:+,} B, {percent:.3f}% ({short(worst.golden.row.case)})"
+    theirs = [(r.run, r.megatron_core - r.counted_bytes) for r in results if r.megatron_core]
+    if not theirs:
+        return [explained, "megatron-core's layers: not installed; pip install -e '.\\[peers]'"]
+    wide = sum(more == run.chunks[0] * _wide_masks(run) for run, more in theirs)
+    masks = "dropout's masks, of 2 bytes on a CPU for 1 on a GPU"
+    return [
+        explained,
+        f"megatron-core's layers in place of ours: in {wide} of {len(theirs)} rows all they add is {masks}",
+    ]
+
+
+def _wide_masks(run: MegatronRun) -> int:
+    """Bytes of a layer's masks in 16 bits beyond 1 byte an element: as²b of attention, 2sbh outside of it."""
+    tokens = run.s * run.b
+    return run.a * run.s * tokens // run.t + 2 * tokens * run.h // (run.t if run.sequence_parallel else 1)
 
 
 def golden_summary(results: Sequence[GoldenResult], found: Sequence[Experiment]) -> list[str]:

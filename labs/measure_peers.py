@@ -1,7 +1,8 @@
 """torchrun --nproc-per-node 2 labs/measure_peers.py
 
-The same transformer layer by this course, by torch's DTensor plan and by megatron-core, in one
-run: time of forward and backward in turns, bytes held by one ledger, bytes at the peak. A peer that is not installed, or cannot run here, is named and left out.
+The same transformer layer by this course, by torch's DTensor plan, by megatron-core and under FSDP2, in one run: time of
+forward and backward in turns, bytes held by one ledger, bytes at the peak. Over gloo DTensor and megatron-core run as shipped
+and with our reduce-scatter. A peer that is not installed, or cannot run here, is named and left out.
 On one GPU: python labs/measure_peers.py --emulate 8 --device cuda --model 22B
 What Hugging Face's blocks keep beside ours, on one process: python labs/measure_peers.py --today
 Exit code 0, 1 if --today finds other bytes than its formulas, or 2 on wrong use.
@@ -21,6 +22,7 @@ from actmem_course.bench.measure_peers import (
     OVER_GLOO,
     PEER_MODES,
     PEERS,
+    SAME_EXCHANGE,
     measure_peers,
 )
 from actmem_course.bench.measure_speed import timed_shape
@@ -70,7 +72,7 @@ def main() -> int:
         )
         if line := tables.elementwise_line(lines, OURS):
             run.show(line)
-        ran = {line.name for line in lines if not line.unavailable}
+        ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
         run.show(*(f"{name}: {NOTES[name]}." for name in PEERS if name in ran))
         run.show(*tables.missing_lines(lines), markup=False)
         if here.device == "cpu" and here.size > 1 and not here.emulated:

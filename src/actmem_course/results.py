@@ -411,10 +411,11 @@ class SpeedLine:
 class PeerLine:
     """One library's layer in one mode.
 
-    unavailable: why it did not run; the rest is None then.  ours: our time over this one's; None of
-    ours.  over: this one's time over its own without recomputation; None if that did not run.
+    unavailable: why it did not run; the rest is None then.  ours: our time over this one's, per sequence;
+    None of ours.  over: this one's time over its own without recomputation; None if that did not run.
     over_selective: the same against its own selective recomputation.  noise: of our layer, which ran
-    twice a round.
+    twice a round.  sequences: how many the ranks ran together.  wide_mask_bytes: of held_bytes, what masks of
+    ``F.dropout`` on a CPU take beyond 1 byte an element.
     """
 
     mode: str
@@ -427,7 +428,9 @@ class PeerLine:
     over: Overhead | None = None
     over_selective: Overhead | None = None
     noise: float | None = None
+    sequences: int = 1
     held_bytes: int | None = None
+    wide_mask_bytes: int = 0
     peak_bytes: int | None = None
     allocated_bytes: int | None = None
     requested_bytes: int | None = None

@@ -15,7 +15,7 @@ from actmem.config import ConfigError
 from actmem.measure.tools import replaced
 from actmem.recompute import checkpoint
 from actmem_course.bench import race as clock
-from actmem_course.bench.race import Sample, Spread, Work, is_real, noise_of, ratios, spread, take_turns
+from actmem_course.bench.race import Race, Sample, Spread, Work, is_real, noise_of, ratios, spread, take_turns
 
 
 class Steps:
@@ -184,3 +184,9 @@ def test_freed_memory_stays():
         for how in ("keep", "not")
     }
     assert left["not"] < 30 and left["keep"] > 130
+
+
+def test_a_candidate_that_did_twice_the_work_is_compared_per_piece():
+    found = Race({"one": [Sample(1, 1, 0)] * 6, "two": [Sample(1, 3, 0)] * 6}, noise=0.01)
+    assert (found.over("two", "one").value, found.over("two", "one", factor=1 / 2).value) == (1.0, 0.0)
+    assert found.over("one", "two", factor=2).value == 0.0

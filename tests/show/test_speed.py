@@ -116,6 +116,16 @@ def test_peers_table():
     assert missing_lines(PEER_LINES) == ["Another did not run (selective, none): not here"]
 
 
+def test_bytes_per_sequence_and_what_is_a_wide_mask():
+    ours, other, *_ = PEER_LINES
+    sharded = replace(other, name="FSDP2", sequences=2, held_bytes=2 * 10**6)
+    masks = replace(other, wide_mask_bytes=7_864_320, ours=around(0.0, 0.5, False))
+    text = printed(peers_table([ours, sharded, replace(masks, name="megatron-core, our exchange")], "selective"))
+    assert "…" not in text and all(len(line) <= 80 for line in text.splitlines())
+    assert "× 1.00" in text and "× 2.00" not in text, "two sequences on two ranks"
+    assert "masks:" in text and "7.50 MiB" in text and "our exchange" in text
+
+
 def test_elementwise_beside_selective_in_one_sentence():
     assert elementwise_line(PEER_LINES, "ours") == ""
     beside = replace(

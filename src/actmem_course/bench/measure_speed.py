@@ -130,5 +130,9 @@ def _line(variant: Variant, found: Race, held: Held, shape: ModelShape, ranks: R
         flops_overhead=float(layer_overhead(shape, variant.recompute)),
         paper_overhead_percent=paper.TABLE4[variant.paper_row].overhead_percent,
         predicted_bytes=total(layer_rows(*place)) + total(layer_extra_rows(*place, ranks.device)),
-        **vars(held),
+        held_bytes=held.held_bytes,
+        peak_bytes=held.peak_bytes,
+        allocated_bytes=held.allocated_bytes,
+        requested_bytes=held.requested_bytes,
+        finite=held.finite,
     )

@@ -13,7 +13,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import comb
 from statistics import median
@@ -35,6 +35,18 @@ class Work:
     forward: Callable[[], Any]
     backward: Callable[[Any], None]
     finish: Callable[[], None] = lambda: None
+
+    def under(self, context: Callable[[], AbstractContextManager[object]]) -> Work:
+        """The same, forward and backward each in a ``context()`` of its own."""
+
+        def inside(run: Callable) -> Callable:
+            def entered(*args):
+                with context():
+                    return run(*args)
+
+            return entered
+
+        return Work(inside(self.forward), inside(self.backward), self.finish)
 
 
 class Stopwatch:
@@ -219,9 +231,10 @@ class Race:
         }
         return {field: median(getattr(one, part) for one in self.samples[name]) for field, part in parts.items()}
 
-    def over(self, name: Hashable, base: Hashable) -> Overhead:
-        """One candidate's time over another's, as an overhead."""
-        ratio = spread(ratios(*([sample.seconds for sample in self.samples[one]] for one in (name, base))))
+    def over(self, name: Hashable, base: Hashable, factor: float = 1) -> Overhead:
+        """One candidate's time over another's, times ``factor``, as an overhead."""
+        times = ([sample.seconds for sample in self.samples[one]] for one in (name, base))
+        ratio = spread([factor * one for one in ratios(*times)])
         return Overhead(ratio.median - 1, ratio.low - 1, ratio.high - 1, is_real(ratio, self.noise), self.noise)
 
 

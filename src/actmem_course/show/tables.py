@@ -211,16 +211,22 @@ def noise_line(noise: float, rounds: int, clock: str) -> str:
 
 
 def peers_table(lines: Sequence[PeerLine], mode: str) -> Table:
-    """The lines of one mode: medians, our time over each, bytes held (and over ours) and at the peak.  Ours is the first line."""
+    """The lines of one mode: medians, our time over each, bytes held (and over ours) and at the peak.  Ours is the first line.
+
+    What is over ours is per sequence.  masks: what a CPU's wide dropout masks take of the bytes held.
+    """
     columns = ("layer", ">forward", ">backward", ">both, ms", ">ours ÷ it", ">holds", ">peak")
     made = table(f"recompute: {mode}", *columns)
     ours = None
     for line in (line for line in lines if line.mode == mode):
         if line.unavailable or line.held_bytes is None or line.peak_bytes is None:
             continue
-        ours = ours or line.held_bytes
+        each = line.held_bytes / line.sequences
+        ours = ours or each
         times = (milliseconds(getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined"))
-        holds = _dim(size_text(line.held_bytes), f"× {line.held_bytes / ours:.2f}")
+        holds = _dim(size_text(line.held_bytes), f"× {each / ours:.2f}")
+        if line.wide_mask_bytes:
+            holds.append(f"\nmasks:\n{size_text(line.wide_mask_bytes)}", style="dim")
         made.add_row(line.name.replace(", ", "\n  "), *times, _ratio(line.ours), holds, size_text(line.peak_bytes))
     return made
 

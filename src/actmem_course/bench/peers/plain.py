@@ -1,6 +1,7 @@
-"""The transformer layer as one would write it for a single device, with torch's own checkpoint, cut by DTensor's plan.
+"""The transformer layer as one would write it for a single device, with torch's own checkpoint, parallelized by torch.
 
-The plan of Colwise, Rowwise and SequenceParallel cuts the layer without changes to its code.
+DTensor's plan of Colwise, Rowwise and SequenceParallel cuts the layer without changes to its code.  FSDP2 cuts only
+its weights.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.utils.checkpoint import checkpoint
@@ -95,6 +97,19 @@ def dtensor_layer(
     }
     parallelize_module(layer, mesh, plan)
     return _Local(_filled(layer), mesh)
+
+
+def fsdp_layer(
+    shape: ModelShape, tp: TensorParallel, recompute: str, *, p: float, device: str, dtype: torch.dtype
+) -> nn.Module:
+    """PlainLayer with its weights sharded over the ranks by FSDP2.  In and out: ``[s, b', h]``, b' sequences of this rank alone.
+
+    Keeps what an uncut layer keeps for b' sequences.
+    """
+    layer = PlainLayer(shape, recompute, p, device=device, dtype=dtype)
+    assert tp.group is not None
+    fully_shard(layer, mesh=DeviceMesh.from_group(tp.group, device))  # in place
+    return layer
 
 
 def _filled(layer: PlainLayer) -> PlainLayer:

@@ -439,13 +439,17 @@ class PeerLine:
 
 @dataclass(frozen=True)
 class TimedPair:
-    """Two ways to do the same, timed in turns.  over: the second's seconds over the first's."""
+    """Two ways to do the same, timed in turns.  over: the second's seconds over the first's.
+
+    hidden: the share of the exchanges' own time that overlap takes off backward; None if that could be noise.
+    """
 
     first: str
     second: str
     first_seconds: float
     second_seconds: float
     over: Overhead
+    hidden: float | None = None
 
 
 @dataclass(frozen=True)

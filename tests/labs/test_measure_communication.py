@@ -1,7 +1,9 @@
 """measure_communication as a user starts it: every exchange as the formula has it; times are never judged."""
 
 import json
+from types import SimpleNamespace
 
+import pytest
 import torch
 
 from actmem.config import ModelShape
@@ -10,8 +12,11 @@ from actmem.measure.emulate import emulated_rank
 from actmem.parallel import linear
 from actmem.parallel.groups import tensor_parallel
 from actmem_course.bench import measure_communication as communication
-from actmem_course.bench.measure_communication import count_exchanges, measure_sent
+from actmem_course.bench.measure_communication import compare_overlap, count_exchanges, measure_sent, without_overlap
+from actmem_course.bench.race import Race
 from actmem_course.ranks import Ranks
+from actmem_course.results import Sample
+from actmem_course.show.tables import compared_line
 from tests.labs.in_process import shown_in_80_columns
 
 SCRIPT = "measure_communication.py"
@@ -33,8 +38,9 @@ def test_under_torchrun(tmp_path):
         all(line["sent_bytes"] == line["predicted_bytes"] + line["header_bytes"] > 0 for line in sent)
         and len(sent) == 7
     )
-    assert [line["comparison"] for line in compared] == ["Same bytes"]
-    assert compared[0]["first_seconds"] > 0 and compared[0]["second_seconds"] > 0
+    titles = ["Same bytes", "Backward, tensor parallel", "Backward, tensor + sequence"]
+    assert [line["comparison"] for line in compared] == titles and all(f"{title}: " in shown for title in titles)
+    assert all(line["first_seconds"] > 0 and line["second_seconds"] > 0 for line in compared)
 
 
 class Alike(Ranks):
@@ -67,3 +73,69 @@ def test_one_exchange_more_is_seen(monkeypatch):
     with emulated_rank(2):
         counted = count_exchanges(SHAPE, Ranks(0, 2, "cpu", True), torch.float32)
     assert not any(one.exact for one in counted)
+
+
+@pytest.mark.parametrize("starts", [["start_all_gather", "start_reduce_scatter"], ["start_all_reduce"]])
+def test_without_overlap_each_exchange_is_waited_for_at_once(starts, monkeypatch):
+    """In backward of a column-parallel linear; what waits right after its start finds nothing left to wait for later."""
+    log = []
+
+    def noted(name, start):
+        def run(x, tp, **options):
+            log.append(name)
+            pending = start(x, tp, **options)
+            return SimpleNamespace(wait=lambda: log.append(f"{name} done") or pending.wait())
+
+        return run
+
+    def backward():
+        layer = linear.ColumnParallelLinear(4, 4, tensor_parallel(sequence_parallel=len(starts) > 1))
+        y = layer(torch.randn(2, 1, 4, requires_grad=True))
+        log.clear()
+        y.backward(torch.ones_like(y))
+        return list(log)
+
+    for name in starts:
+        monkeypatch.setattr(linear, name, noted(name, getattr(linear, name)))
+    with emulated_rank(2, real_tensors=True):
+        overlapping = [word for name in starts for word in (name, f"{name} done")]
+        assert backward() == overlapping
+        with without_overlap():
+            assert backward() == [word for name in starts for word in (name, f"{name} done", f"{name} done")]
+        assert backward() == overlapping
+
+
+def test_gradients_are_the_same_without_overlap(pools):
+    for difference in pools[2].run(gradient_difference):
+        assert difference == 0
+
+
+def gradient_difference():
+    torch.manual_seed(0)
+    layer = TransformerLayer(SHAPE, tensor_parallel(sequence_parallel=True), p=0.0, dtype=torch.float64)
+    x = torch.randn(8, 1, 32, dtype=torch.float64)
+
+    def gradient():
+        leaf = x.clone().requires_grad_()
+        layer(leaf).sum().backward()
+        return leaf.grad
+
+    with without_overlap():
+        waiting = gradient()
+    return float((waiting - gradient()).abs().max())
+
+
+@pytest.mark.parametrize("is_real", [True, False])
+def test_the_hidden_share_is_said_only_if_there_is_a_difference(is_real, monkeypatch):
+    """Backward takes 3 seconds with overlap and 4 without; the exchanges alone take 2."""
+    steps = {"with overlap": (1, 3), "without": (1, 4), "exchanges alone": (2, 0)}
+
+    def timed(work, base, ranks, *, rounds, part, on_round):
+        noise = 0.1 if is_real else 0.5
+        return Race({name: [Sample(*steps[name], 0)] * rounds for name in work}, noise, part)
+
+    monkeypatch.setattr(communication, "race", timed)
+    with emulated_rank(2, real_tensors=True):
+        compared = compare_overlap(SHAPE, Ranks(0, 2, "cpu", True), torch.float32, sequence_parallel=True, rounds=6)
+    assert (compared.first_seconds, compared.second_seconds, compared.hidden) == (3, 4, 0.5 if is_real else None)
+    assert ("overlap hides 50% of the exchanges' own time" in compared_line(compared)) == is_real

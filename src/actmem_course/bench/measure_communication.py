@@ -1,4 +1,4 @@
-"""What ranks exchange in one layer: counted against the formula, sent by sockets, and timed.
+"""What ranks exchange in one layer: counted against the formula, sent by sockets, timed, and how much of it backward hides.
 
 gloo connects its ranks by TCP, even on one machine, and Linux counts each connection's payload, without the headers
 of TCP and IP.  So "the same bytes" (2205.05198 section 4.2.2) can be read from the sockets, below torch and below gloo.
@@ -12,7 +12,8 @@ import struct
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -23,8 +24,11 @@ from actmem.formulas.communication import Exchange, counts, layer_exchanges, wir
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.comms import Collective, count_collectives
 from actmem.measure.parts import layer_input
+from actmem.measure.tools import replaced
+from actmem.parallel import linear
 from actmem.parallel.collectives import all_gather, all_reduce, reduce_scatter, torch_reduce_scatter
 from actmem.parallel.groups import TensorParallel, tensor_parallel
+from actmem_course.bench.hold import Runner
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.race import Work, race
 from actmem_course.others.ring import gloo_header_bytes
@@ -146,6 +150,61 @@ def compare_collectives(
     found = race(work, one, ranks, rounds=rounds, on_round=on_round)
     first, second = (found.medians(name)["combined_seconds"] for name in work)
     return TimedPair(one, other, first, second, found.over(other, one))
+
+
+def compare_overlap(
+    shape: ModelShape,
+    ranks: Ranks,
+    dtype: torch.dtype,
+    *,
+    sequence_parallel: bool,
+    rounds: int,
+    on_round: Callable[[int], None] = lambda n: None,
+) -> TimedPair:
+    """Time backward of one layer, and the same if it waits for each exchange at once."""
+    tp = group_of(sequence_parallel)
+    layer = TransformerLayer(shape, tp, device=ranks.device, dtype=dtype)
+    plain = Runner(layer, layer_input(shape, tp, ranks.device, dtype)).work()
+    full = layer_input(shape, TensorParallel(), ranks.device, dtype).detach()
+    shard = full[: shape.seq_length // ranks.size].contiguous()
+
+    def overlapped() -> None:
+        """What overlaps in backward, alone: both column-parallel linears have it."""
+        for _ in range(2):
+            if sequence_parallel:
+                all_gather(shard, tp)
+                reduce_scatter(full, tp)
+            else:
+                all_reduce(full, tp)
+
+    one, other, alone = "with overlap", "without", "exchanges alone"
+    work = {one: plain, other: plain.under(without_overlap), alone: Work(overlapped, lambda _: None)}
+    found = race(work, one, ranks, rounds=rounds, part="backward_seconds", on_round=on_round)
+    first, second = (found.medians(name)["backward_seconds"] for name in (one, other))
+    over = found.over(other, one)
+    hidden = (second - first) / found.medians(alone)["forward_seconds"] if over.is_real else None
+    return TimedPair(one, other, first, second, over, hidden)
+
+
+@contextmanager
+def without_overlap() -> Iterator[None]:
+    """In the block, column-parallel linears wait for each collective of backward right after starting it.
+
+    The same collectives and products run in the same order, but nothing overlaps.
+    """
+    with ExitStack() as stack:
+        for name in ("start_all_gather", "start_reduce_scatter", "start_all_reduce"):
+            stack.enter_context(replaced(linear, name, _waiting))
+        yield
+
+
+def _waiting(start: Callable) -> Callable:
+    def start_and_wait(x, tp, **options):
+        pending = start(x, tp, **options)
+        pending.wait()
+        return pending
+
+    return start_and_wait
 
 
 #: In Linux's struct tcp_info, since kernel 4.19: tcpi_bytes_sent and tcpi_bytes_retrans, 64-bit numbers after 200 bytes.

@@ -217,10 +217,14 @@ TWIN = "base once more"
 
 @dataclass(frozen=True)
 class Race:
-    """Samples by name, one a round, each of the rank that took longest.  noise: of ``noise_of``."""
+    """Samples by name, one a round, each of the rank that took longest.
+
+    part: the seconds of ``Sample`` that are compared.  noise: of ``noise_of``, of that part.
+    """
 
     samples: Mapping[Hashable, list[Sample]]
     noise: float
+    part: str = "seconds"
 
     def medians(self, name: Hashable) -> dict[str, Any]:
         """One candidate's seconds of forward, of backward, and of both, named as in results."""
@@ -233,7 +237,7 @@ class Race:
 
     def over(self, name: Hashable, base: Hashable, factor: float = 1) -> Overhead:
         """One candidate's time over another's, times ``factor``, as an overhead."""
-        times = ([sample.seconds for sample in self.samples[one]] for one in (name, base))
+        times = ([getattr(sample, self.part) for sample in self.samples[one]] for one in (name, base))
         ratio = spread([factor * one for one in ratios(*times)])
         return Overhead(ratio.median - 1, ratio.low - 1, ratio.high - 1, is_real(ratio, self.noise), self.noise)
 
@@ -244,9 +248,10 @@ def race(
     ranks: Ranks,
     *,
     rounds: int,
+    part: str = "seconds",
     on_round: Callable[[int], None] = lambda number: None,
 ) -> Race:
-    """Time all candidates in turns, ``base`` twice a round.  Every rank must call it."""
+    """Time all candidates in turns, ``base`` twice a round.  part: of ``Race``.  Every rank must call it."""
     keep_freed_memory()
     # Meaningless values of emulated ranks may be denormal numbers, on which CPUs are slow.
     torch.set_flush_denormal(True)
@@ -263,8 +268,8 @@ def race(
         name: [max(at_once, key=lambda one: one.seconds) for at_once in zip(*(samples[name] for samples in by_rank))]
         for name in own
     }
-    twins, bases = ([sample.seconds for sample in slowest[name]] for name in (TWIN, base))
-    return Race(slowest, noise_of(ratios(twins, bases)))
+    twins, bases = ([getattr(sample, part) for sample in slowest[name]] for name in (TWIN, base))
+    return Race(slowest, noise_of(ratios(twins, bases)), part)
 
 
 #: glibc's mallopt: the size from which a block gets a system call of its own, and how much may stay free at the heap's end.

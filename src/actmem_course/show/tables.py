@@ -185,7 +185,8 @@ def compared_line(one: TimedPair) -> str:
     ms = f"{one.first} {milliseconds(one.first_seconds)} ms, {one.second} {milliseconds(one.second_seconds)} ms"
     if not one.over.is_real:
         return f"{ms}; no difference that stands out of the noise (±{100 * one.over.within:.0f}%)."
-    return f"{ms} ({overhead_text(one.over)})."
+    hidden = "" if one.hidden is None else f"; overlap hides {100 * one.hidden:.0f}% of the exchanges' own time"
+    return f"{ms} ({overhead_text(one.over)}){hidden}."
 
 
 def speed_table(lines: Iterable[SpeedLine], title: str) -> Table:

@@ -376,7 +376,7 @@ class Overhead:
 
 @dataclass(frozen=True)
 class SpeedLine:
-    """One way to run a layer, timed.  recompute_seconds are part of backward_seconds.
+    """One way to run a layer, timed: medians, and quartiles.  recompute_seconds are part of backward_seconds.
 
     over: its time over the baseline's; None of the baseline.  flops_overhead: by formula.  predicted_bytes: by
     formula, what the paper leaves out included.  finite: False if the output had an infinity or a NaN.
@@ -387,9 +387,12 @@ class SpeedLine:
     recompute: str
     literal: bool
     forward_seconds: float
+    forward_quartiles: tuple[float, float]
     backward_seconds: float
+    backward_quartiles: tuple[float, float]
     recompute_seconds: float
     combined_seconds: float
+    combined_quartiles: tuple[float, float]
     over: Overhead | None
     noise: float
     flops_overhead: float

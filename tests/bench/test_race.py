@@ -15,7 +15,18 @@ from actmem.config import ConfigError
 from actmem.measure.tools import replaced
 from actmem.recompute import checkpoint
 from actmem_course.bench import race as clock
-from actmem_course.bench.race import Race, Sample, Spread, Work, is_real, noise_of, ratios, spread, take_turns
+from actmem_course.bench.race import (
+    Race,
+    Sample,
+    Spread,
+    Work,
+    is_real,
+    noise_of,
+    quartiles,
+    ratios,
+    spread,
+    take_turns,
+)
 
 
 class Steps:
@@ -114,7 +125,7 @@ def test_replaced_puts_back_and_keeps_static_methods():
 def test_spread_of_known_samples():
     assert spread([3.0]) == Spread(3, 3, 3, count=1)
     found = spread([5, 1, 4, 2, 3])
-    assert found.median == 3
+    assert found.median == 3 and quartiles([5, 1, 4, 2, 3]) == (2, 4) and quartiles([3.0]) == (3, 3)
     # Of nine samples the true median lies outside the second and eighth with probability 2 · 10 / 512.
     found = spread(range(9))
     assert (found.low, found.high, found.margin) == (1, 7, 3)

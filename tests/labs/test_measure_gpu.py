@@ -59,7 +59,7 @@ def test_no_time_at_all_still_ends_with_a_file(tmp_path):
 
 def line(name, overhead, **changed):
     return SpeedLine(
-        name, False, "none", False, 0.2, 0.3, 0.0, 0.5,
+        name, False, "none", False, 0.2, (0.2, 0.2), 0.3, (0.3, 0.3), 0.0, 0.5, (0.5, 0.5),
         Overhead(overhead, overhead - 0.01, overhead + 0.01, True, 0.0), 0.0, 0.0, None, 1016, 1016, 2000, 1024, **{"requested_bytes": 1000, "finite": True, **changed},
     )  # fmt: skip
 

@@ -31,8 +31,8 @@ def line(variant, number):
     over = around(0.1 * number, 0.02, number > 1, 0.118) if number else None
     return SpeedLine(
         name=variant.name, sequence_parallel=variant.sequence_parallel, recompute=variant.recompute, literal=variant.literal,
-        forward_seconds=0.1234, backward_seconds=0.3,
-        recompute_seconds=0.05, combined_seconds=0.4234, over=over, noise=0.118,
+        forward_seconds=0.1234, forward_quartiles=(0.1111, 0.1999), backward_seconds=0.3, backward_quartiles=(0.2501, 0.4321),
+        recompute_seconds=0.05, combined_seconds=0.4234, combined_quartiles=(0.4, 0.5), over=over, noise=0.118,
         flops_overhead=0.3333, paper_overhead_percent=39, predicted_bytes=10**9, held_bytes=10**9, peak_bytes=2 * 10**9,
         allocated_bytes=None, requested_bytes=None, finite=True,
     )  # fmt: skip
@@ -52,7 +52,7 @@ def test_eighty_columns_cut_nothing_off():
     text = printed(speed_table(LINES, "title"))
     assert "…" not in text and all(len(row.rstrip()) <= 80 for row in text.splitlines())
     assert "953.7 MiB" not in text and "holds 954 MiB" in text and "peak 1.86 GiB" in text
-    assert "paper +39%" in text and "FLOPs +33.3%" in text
+    assert "111–200" in text and "paper +39%" in text and "FLOPs +33.3%" in text
 
 
 def test_noise_is_never_printed_as_an_overhead():

@@ -124,6 +124,7 @@ def _line(variant: Variant, found: Race, held: Held, shape: ModelShape, ranks: R
         recompute=variant.recompute,
         literal=variant.literal,
         **found.medians(variant.name),
+        **found.quartiles(variant.name),
         recompute_seconds=median(sample.recompute_seconds for sample in found.samples[variant.name]),
         over=None if variant.name == BASELINE else found.over(variant.name, BASELINE),
         noise=found.noise,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from math import comb
-from statistics import median
+from statistics import median, quantiles
 from typing import Any
 
 import torch
@@ -176,6 +176,12 @@ def spread(samples: Sequence[float]) -> Spread:
     return Spread(median(ordered), ordered[outside], ordered[-1 - outside], len(ordered))
 
 
+def quartiles(samples: Sequence[float]) -> tuple[float, float]:
+    """The lower and the upper quartile of at least one sample."""
+    low, _, high = quantiles(samples, n=4, method="inclusive") if len(samples) > 1 else [*samples] * 3
+    return low, high
+
+
 def ratios(samples: Sequence[float], base: Sequence[float]) -> list[float]:
     """Each sample divided by the base's sample of the same round, so that what slowed both cancels."""
     return [sample / other for sample, other in zip(samples, base, strict=True)]
@@ -228,12 +234,15 @@ class Race:
 
     def medians(self, name: Hashable) -> dict[str, Any]:
         """One candidate's seconds of forward, of backward, and of both, named as in results."""
-        parts = {
-            "forward_seconds": "forward_seconds",
-            "backward_seconds": "backward_seconds",
-            "combined_seconds": "seconds",
-        }
-        return {field: median(getattr(one, part) for one in self.samples[name]) for field, part in parts.items()}
+        return {f"{part}_seconds": median(own) for part, own in self._parts(name).items()}
+
+    def quartiles(self, name: Hashable) -> dict[str, Any]:
+        """Between which seconds half of the rounds lie, of the same parts."""
+        return {f"{part}_quartiles": quartiles(own) for part, own in self._parts(name).items()}
+
+    def _parts(self, name: Hashable) -> dict[str, list[float]]:
+        fields = {"forward": "forward_seconds", "backward": "backward_seconds", "combined": "seconds"}
+        return {part: [getattr(one, field) for one in self.samples[name]] for part, field in fields.items()}
 
     def over(self, name: Hashable, base: Hashable, factor: float = 1) -> Overhead:
         """One candidate's time over another's, times ``factor``, as an overhead."""

@@ -1,6 +1,6 @@
 """Tables for terminals, by rich.  Bytes in full, since they are exact; at most 80 columns.
 
-Times are medians, and no overhead is printed that could be noise.
+Times are medians, Table 4's with their quartiles, and no overhead is printed that could be noise.
 """
 
 from __future__ import annotations
@@ -190,13 +190,16 @@ def compared_line(one: TimedPair) -> str:
 
 
 def speed_table(lines: Iterable[SpeedLine], title: str) -> Table:
-    """Table 4.  Three lines a variant: medians; bytes held and FLOPs; peak bytes and the paper's overhead."""
+    """Table 4.  Three lines a variant: medians; quartiles, bytes held and FLOPs; peak bytes and the paper's overhead."""
     made = table(title, "one layer, milliseconds", ">forward", ">backward", ">both", ">overhead")
     for line in lines:
         label = Text(line.name, style=_style(line.exact))
         held = f"\n  holds {size_text(line.held_bytes)}\n  peak {size_text(line.peak_bytes)}"
         label.append(held, style="dim not bold")
-        times = [milliseconds(getattr(line, f"{part}_seconds")) for part in ("forward", "backward", "combined")]
+        times = []
+        for part in ("forward", "backward", "combined"):
+            quartiles = "–".join(map(milliseconds, getattr(line, f"{part}_quartiles")))
+            times.append(_dim(milliseconds(getattr(line, f"{part}_seconds")), quartiles))
         flops = f"FLOPs +{100 * line.flops_overhead:.1f}%" if line.flops_overhead else ""
         paper = f"\npaper {line.paper_overhead_percent:+}%" if line.paper_overhead_percent is not None else ""
         made.add_row(label, *times, _dim(overhead_text(line.over), flops + paper))

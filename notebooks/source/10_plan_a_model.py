@@ -77,10 +77,12 @@ LiveFigure(bar_chart(
 
 # %% [markdown]
 # Bytes are counted. Seconds are counts too (FLOPs, bytes moved, bytes sent, the bubble), divided by stated rates; the one share
-# that is assumed, how much of the peak rate matrix products reach, is the same for every plan. So trust the order more than
-# the seconds. `python -m actmem plan --help` lists what you can fix.
+# that is assumed, how much of the peak rate matrix products reach, is the same for every plan. The six bars are closer together than
+# our times are right (see below), so choose among the first plans by memory and simplicity. *none* recomputes nothing; *2
+# microbatches whole* recomputes in all microbatches in flight but two. `python -m actmem plan --help` lists what you can fix.
 #
-# Move the model and the memory: when does a bar reach the line?
+# Move the model and the memory: how many GPUs does it take until activations are the largest part? (*Transient* is what
+# backward holds only at the fullest moment. The line is the GPU's memory; a plan must stay 4 GiB below it.)
 
 # %%
 Panel(
@@ -104,14 +106,15 @@ shown["left for CUDA, NCCL and the allocator"] = cluster.memory_bytes - bill.byt
 LiveFigure(bar_chart(f"{size_text(bill.bytes)} of {size_text(cluster.memory_bytes)}: {bill.moment}", {"": shown}, "lines of the bill"))
 
 # %% [markdown]
-# The last line is an allowance, not a prediction: the planner leaves 4 GiB. Chapter 13 shows where they go.
+# The last line is an allowance, not a prediction: the planner leaves 4 GiB for CUDA's context, NCCL's buffers and what
+# the allocator reserves beyond what it hands out. `python -m actmem plan` prints these three; chapter 13 is about the allocator.
 #
 # **Now write it:** [exercises 8.1 and 8.2](../labs/lab8_plan.py), `rank_state_bytes` and `largest_micro_batch_size`: what ZeRO
 # leaves of the states, and the largest microbatch that still fits: `python my/labs/lab8_plan.py --only 8.1,8.2`.
 #
-# ## Is the bill true?
+# ## Is the bill right?
 #
-# Every line of the bill can be counted. The cell runs the fullest rank of a plan on tensors without memory: the real layers,
+# Every line of the bill can be counted. The cell runs the fullest rank of a plan on fake tensors, which have no storage: the real layers,
 # every forward that would be in flight, one step of Adam. Three plans of a small model; `plan … --verify` does it for large
 # ones.
 
@@ -126,7 +129,7 @@ for pipeline in (1, 2, 4):
 # %% [markdown]
 # And GPUs that others ran? Public runs of a 1.1B Llama under nanotron logged their peak, and so did NVIDIA's own CI (chapter
 # 2), whose runs are simulated here, tensor by tensor, with a model of torch's allocator. No
-# constant is fitted to the logs; but the formula for nanotron was written with its rows in view.
+# constant is fitted to the logs; but we had seen nanotron's when we wrote its formula.
 
 # %%
 runs = measure_runs()
@@ -136,7 +139,8 @@ LiveFigure(runs_figure(runs + played))
 # %% [markdown]
 # ## What public calculators print
 #
-# Most people ask a calculator. Here are four, restated from what their code computes, each with the settings that suit it
+# Most people ask a calculator. Here are four (the ultrascale playbook's, EleutherAI's cookbook, Megatron-LM's own and
+# llm-analysis), restated from what their code computes, each with the settings that suit it
 # best, for one layer of the 22B model on one of eight ranks. We count what an emulated rank keeps, without the statistics and
 # states that the paper leaves out too. Open the line to see how far each is off, in bytes. For a Llama, two of the runs above differ only in their
 # microbatch, so their peaks say what one more sequence takes on a GPU. That is in the fold too.
@@ -157,8 +161,9 @@ Fold(
 )
 
 # %% [markdown]
-# `labs/measure_runs.py --calculators` says where each goes wrong. Most errors have one cause: a formula is right for one code and
-# is asked about another, which gathers its inputs, keeps its logits twice in float32 and has a gated MLP.
+# `labs/measure_runs.py --calculators` says where each goes wrong: llm-analysis, with no row right, leaves out
+# the mask of the MLP's dropout in all of them. Most errors have one cause: each formula fits the code
+# it was written for, and is used on another, which gathers its inputs, keeps its logits twice in float32 and has a gated MLP.
 #
 # ## How long does a step take?
 
@@ -175,8 +180,8 @@ Fold(
 )
 
 # %% [markdown]
-# The paper's own runs are predicted well. Llama 3's come out too slow, because the planner runs plain 1F1B and they
-# interleaved. An eager 8B is predicted twice as fast as it ran, because its many small operations aren't counted. A time model that is
+# The paper's own runs are predicted well. Llama 3's come out too slow: they interleaved chunks of 126 layers, the
+# end ones a layer short, which the planner can't, so it runs plain 1F1B. An eager 8B is predicted twice as fast as it ran, because its many small operations aren't counted. A time model that is
 # right for one code is wrong for another.
 #
 # Others published their layouts. How good are they? The planner ranks all plans that the same code could run. Each bar says how
@@ -195,7 +200,7 @@ Fold(
 )
 
 # %% [markdown]
-# The fold has the reason for each that is far behind. The rest are behind by less than our times are off. *s hidden*, in the list, are
+# The fold has the reason for each that is far behind. The rest are behind by less than the largest error of the paper's runs. *s hidden*, in the list, are
 # the seconds of exchanges that must run beside computing. Of two plans that take as long, take the one that hides less.
 #
 # ## What if
@@ -225,15 +230,16 @@ LiveFigure(first_aid("llama3-70b", 80))
 # So ask, in this order:
 #
 # 1. **Is sequence parallelism off?** Switch it on wherever you use tensor parallelism. It frees bytes and saves time.
-# 2. **Are the bytes activations?** Run again what needs no product (`elementwise`). If your attention stores its scores, run
-#    the core again first, or better: use a kernel that doesn't store them.
+# 2. **Are the bytes activations?** Recompute the elementwise operations (`elementwise`). If your attention stores its scores, recompute
+#    the core first, or better: use a kernel that doesn't store them.
 # 3. **Is there more than one sequence in a microbatch?** Take one, unless the GPU then waits for small products.
 # 4. **Do you have replicas?** Turn half of them into pipeline stages, or put two ranks on each sequence (context parallelism).
-# 5. **Still too much?** Now a GiB is dear. Recompute everything, if the bytes are activations; divide gradients (ZeRO-2) and weights
-#    (ZeRO-3), if they are states.
-# 6. **Nothing helps?** Run your plan: if nothing fits, its last lines say how much memory or how many GPUs would do.
+# 5. **Still too much?** Recompute everything, if the bytes are activations; divide gradients (ZeRO-2) and weights (ZeRO-3), if they
+#    are states. From the start in the figure this is dear, because steps 4 have spent all replicas (DP 1). With replicas left
+#    ZeRO-2 comes earlier: the fastest plan of all, at the top, has it.
+# 6. **Nothing helps?** Run the planner: if nothing fits, its last lines say how much memory or how many GPUs would do.
 #
-# Prices change after every step, and with every model: in the figure at the top of chapter 13 they do so with each token. So
+# Prices change after every step, and with every model: in the figure at the top of chapter 13 with the length of the sequence, too. So
 # plan again after each change.
 
 # %% jupyter={"source_hidden": true}
@@ -243,7 +249,7 @@ agree
 # ## Your own model
 #
 # `python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512` prints a plan with the settings to paste, for
-# Megatron-LM, torchtitan and Hugging Face.
+# Megatron-LM and torchtitan. For Hugging Face it says that Trainer can't run a plan with pipeline stages; `--pipeline 1` finds one without.
 #
 # All of this was our Llama. Another code's Llama keeps more (chapter 9). The same command takes a function that makes *your*
 # model, or a `config.json` of Hugging Face: it runs it at tiny sizes, with one, two and three layers, and says what the real one
@@ -273,8 +279,8 @@ worked(
 #
 # <details><summary><b>1.</b> When does the planner choose full recomputation?</summary>
 #
-# When memory is short, as on 16 GPUs in the figure at the top. It costs about a quarter more FLOPs. Elementwise recomputation frees much
-# of the same memory for no matrix product, and ZeRO or another stage frees states, which are larger than activations in many layouts.
+# When memory is short, as on 16 GPUs in the figure at the top. It costs about a quarter more FLOPs. Elementwise recomputation frees a
+# third of a 70B layer, where full recomputation frees nearly all, but for no matrix product, and ZeRO or another stage frees states, which are larger than activations in many layouts.
 # </details>
 #
 # <details><summary><b>2.</b> A plan fits with 0.2 GiB to spare beyond the allowance. Would you run it?</summary>
@@ -298,5 +304,5 @@ worked(
 #
 # ## Now fit your model
 #
-# Look at the last stage's bill once more: its logits and loss don't shrink with recomputation. [Chapter 11](11_the_ends.ipynb)
-# takes them apart.
+# The bill above is the first stage's. The last stage holds logits and the loss as well, and these don't shrink with
+# recomputation. [Chapter 11](11_the_ends.ipynb) takes them apart.

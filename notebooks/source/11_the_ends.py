@@ -55,7 +55,7 @@ Reveal(
 # parallelism](03_tensor_parallelism.ipynb). **You will** derive what the loss keeps and what it takes at its peak, compute it
 # a chunk at a time, share its vocabulary among ranks, and do the same for log-probabilities and for the embedding.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ words of the vocabulary, $t$ ranks, $c$ tokens of a chunk.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $v$ size of the vocabulary, $t$ ranks, $c$ tokens of a chunk.
 
 # %% [markdown]
 # ## What the loss keeps
@@ -64,8 +64,8 @@ Reveal(
 #
 # $$\ell = \log \sum_j e^{z_j} - z_y, \qquad dz = (p - \mathrm{onehot}_y)\, d\ell$$
 #
-# Ask chapter 2's question: which tensors does $dz$ read? Only $p$, or $z$ and one number a token, from which $p$ can be made
-# again. So **$2v$ bytes a token** are enough in 16 bits. `F.cross_entropy` keeps $\log p$, in the dtype of the logits: $2v$
+# Ask chapter 2's question: which tensors does $dz$ read? Only $p$, or $z$ and one number per token, from which $p$ can be
+# recomputed. So **$2v$ bytes per token** are enough in 16 bits. `F.cross_entropy` keeps $\log p$, in the dtype of the logits: $2v$
 # if these have 16 bits, $4v$ after the `logits.float()` of most libraries.
 #
 # But the peak comes in backward. Alive then, for each token:
@@ -78,7 +78,7 @@ Reveal(
 # | the output layer's input, and its gradient if an earlier run left one | $2h + 2h$ |
 # | the target, a 64-bit number | $8$ |
 #
-# Together **$6v + 4h + 8$ bytes a token** ($2h$ less in the figure at the top, where no earlier run left a gradient), and $12v$ instead of $6v$ with float32 logits. Liger's benchmark has logged this
+# Together **$6v + 4h + 8$ bytes per token** ($2h$ less in the figure at the top, where no earlier run left a gradient), and $12v$ instead of $6v$ with float32 logits. Liger's benchmark has logged this
 # peak on an A100, at the sizes of Llama 3 8B. Here the same step runs on fake tensors:
 
 # %% jupyter={"source_hidden": true}
@@ -93,9 +93,9 @@ agree.add("and logged on an A100, within a thousandth", [(abs(off) < 1e-3, True)
 # %% [markdown]
 # ## A chunk at a time
 #
-# A token's loss reads the logits of that token and of no other. So take $c$ tokens: compute their logits, add up, keep
-# $\log\sum e^z$, one number, and drop the logits. Backward makes them again. That is recomputation, and a good trade: one
-# product more, $2sbhv$ FLOPs, frees $v$ numbers a token. It keeps the output layer's input, $2sbh$, and no logit:
+# A token's loss reads the logits of that token and of no other. So take $c$ tokens: compute their logits, sum the exponentials, keep
+# $\log\sum e^z$, one number per token, and drop the logits. Backward makes them again. That is recomputation, and a good trade: one
+# product more, $2sbhv$ FLOPs, frees $v$ numbers per token. It keeps the output layer's input, $2sbh$, and no logit:
 
 # %%
 torch.manual_seed(0)
@@ -158,8 +158,8 @@ agree.add("peak with 16-bit logits that the model returns, beyond the same witho
 
 # %% [markdown]
 # Chunking changes results only by rounding: each token's loss is its own. Only the weight's gradient is a sum over all tokens,
-# now chunk by chunk. Liger goes further: its forward knows that $d\ell$ will be the same for all tokens, so it makes both
-# gradients at once and keeps them *in place of* $x$. No product is run again, and $2vh$ more bytes live from forward to backward.
+# now chunk by chunk. Liger goes further: its forward knows that $d\ell$ will be the same for all tokens, so it runs this part
+# of backward at once, and keeps both gradients instead of $x$. No product is run again, and $2vh$ more bytes live from forward to backward.
 #
 # **Now write it:** [exercise 9.2](../labs/lab9_the_ends.py), `linear_cross_entropy`: `python my/labs/lab9_the_ends.py --only
 # 9.2`.
@@ -167,9 +167,9 @@ agree.add("peak with 16-bit logits that the model returns, beyond the same witho
 # %% [markdown]
 # ## The last stage
 #
-# Tensor parallelism gives each of $t$ ranks $v/t$ words: chapter 3 and exercise 2.8. For each token a rank needs three numbers
+# Tensor parallelism gives each of $t$ ranks $v/t$ tokens of the vocabulary: chapter 3 and exercise 2.8. For each token a rank needs three numbers
 # from the others: the largest logit, the sum of the exponentials, the target's logit. With chunks only
-# $\log\sum e^z$ over a rank's own words and the target's logit are left, and one exchange after the last chunk is enough. Backward
+# $\log\sum e^z$ over a rank's own part and the target's logit are left, and one exchange after the last chunk is enough. Backward
 # sums the gradient of $x$ over the ranks; that of the weight is each rank's own.
 #
 # A pipeline has another reason to share it. The output layer is on the last stage, and it is work: for Llama 3 8B as
@@ -184,9 +184,9 @@ Panel(
 )
 
 # %% [markdown]
-# *Vocabulary parallelism* gives each of the $p$ stages $v/p$ words of the output layer. The last layer's output is broadcast
-# to all of them, they exchange the few numbers above, and each stage makes its part of the gradient. The work is even, and so
-# are the weights' states, 18 bytes a parameter, and the logits. The function is the same as for tensor parallelism: its
+# *Vocabulary parallelism* gives each of the $p$ stages $v/p$ rows of the output layer. The last layer's output is broadcast
+# to all of them, they exchange the few numbers above, and each stage makes its part of the gradient. Compute, weight states (18 bytes per
+# parameter) and logits are balanced. The function is the same as for tensor parallelism: its
 # group is the pipeline.
 #
 # **Now write it:** [exercise 9.3](../labs/lab9_the_ends.py), `parallel_linear_cross_entropy`: `python my/labs/lab9_the_ends.py
@@ -195,9 +195,9 @@ Panel(
 # %% [markdown]
 # ## Reinforcement learning
 #
-# Reinforcement learning needs no loss, but $\log p_y$ of the tokens that were generated, and often the
+# Reinforcement learning needs no cross-entropy. Its loss reads $\log p_y$ of the tokens that were generated, and often the
 # entropy $H = -\sum_j p_j \log p_j$. Written with torch's operators in float32, it keeps what each of them reads: two
-# tensors of $v$ float32 numbers a token, $8v$ bytes:
+# tensors of $v$ float32 numbers per token, $8v$ bytes:
 
 # %%
 class LogProbs(nn.Module):
@@ -241,7 +241,7 @@ agree.add("gradients of log-probabilities and entropies, numbers that differ fro
 # The embedding looks up rows, so it keeps nothing but the ids. Its gradient is another matter. At most $sb$ of $v$ rows have
 # one, yet torch's backward makes all $v$: $2vh$ bytes of mostly zeros, in every microbatch, only to add them to the sum of the
 # microbatches before. If the output layer shares the weight, its gradient is dense, $v$ rows, and goes to the same
-# place. So add the $sb$ rows straight to that sum, in float32. One trap: a word that comes twice must be added twice.
+# place. So add the $sb$ rows straight to that sum, in float32. One trap: a token that comes twice must be added twice.
 #
 # **Now write it:** [exercise 9.5](../labs/lab9_the_ends.py), `embedding`: `python my/labs/lab9_the_ends.py --only 9.5`.
 
@@ -258,7 +258,7 @@ agree.add("rows of it that are not zero: the words that came", [(len(ids.unique(
 # %% [markdown]
 # ## Work it out
 #
-# A model with $v$ = 262,144 words, $h$ = 2,560 and 34 layers, one sequence of 32,768 tokens, one GPU of 80 GiB that has 30 GiB
+# A model with a vocabulary of $v$ = 262,144, $h$ = 2,560 and 34 layers, one sequence of 32,768 tokens, one GPU of 80 GiB that has 30 GiB
 # left after weights and states, chunks of 1,024 tokens. All layers are recomputed. Which of the four ways to compute the loss fits? Work it out before you open it:
 
 # %% jupyter={"source_hidden": true}
@@ -272,7 +272,7 @@ lines.append("in chunks it is 4sbh for the input and its gradient, 4vh for the w
 worked(*lines)
 
 # %% [markdown]
-# Every number that this chapter compared, byte by byte:
+# What this chapter compared, bytes and counts. The fold has each line:
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -288,8 +288,8 @@ agree
 #
 # <details><summary><b>2.</b> Tensor parallelism divides the logits among the ranks. Is that enough at 131,072 tokens?</summary>
 #
-# Set $t$ = 8 in the figure at the top: the softmax in place is divided, and still a large part of what the layers keep. The chunks
-# don't grow with $s$ at all.
+# Set $t$ = 8 and $v$ = 128,256 in the figure at the top: the softmax in place is divided, and still takes about three times what
+# the layers keep. In chunks only the output layer's input and its gradient, $4sbh$, grow with $s$; the logits don't.
 # </details>
 #
 # <details><summary><b>3.</b> Why does a pipeline's last stage hold logits of one microbatch only?</summary>
@@ -301,7 +301,7 @@ agree
 #
 # - **"The loss is one number."** It is. But forward keeps $\log p$, as large as the logits, and backward makes two more of that size.
 # - **"Full recomputation solves long sequences."** It leaves $2sbh$ a layer, and the loss as it was.
-# - **Returning the logits.** A model that returns them holds $2v$ bytes a token more, through all of backward.
+# - **Returning the logits.** A model that returns them holds $2v$ bytes per token more, through all of backward.
 #
 # **Sources.** 2205.05198 section 4.3 · Liger Kernel, 2410.10989, and its `benchmark/data` · *Cut Your Losses*, 2411.09009 ·
 # *Balancing Pipeline Parallelism with Vocabulary Parallelism*, 2411.05288 · code: `src/actmem/parallel/chunked_loss.py`,

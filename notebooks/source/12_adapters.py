@@ -68,7 +68,7 @@ Reveal(
 # %% [markdown]
 # ## A frozen weight
 #
-# A tensor is kept if and only if a gradient reads it. A linear $y = Wx$ has two gradients:
+# A tensor need be kept only if a gradient reads it. A linear $y = Wx$ has two gradients:
 #
 # $$dx = W^\top dy, \qquad dW = dy\, x^\top$$
 #
@@ -137,7 +137,7 @@ agree.add("8 bits, x in ctx: 2sbh", [(2 * s * b * h, counted(Careless(), x))])
 
 # %% [markdown]
 # `Linear8bitLt` of version 0.50.2 still does it: on a CPU our ledger counted $2sbh$ for it, and nothing for `Linear4bit`. On a
-# GPU it holds its input as well; that we only read in its code, on paper.
+# GPU we read its code and did not run it: there, too, it holds its input.
 #
 # ## An adapter
 #
@@ -188,8 +188,8 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 # - **Dropout.** Its gradient reads a mask: $sbh$ more on a GPU. (A CPU's mask is as wide as $x$.)
 # - **Nothing is shared.** q, k and v read one tensor, $2sbh$ for all three. But each adapter makes its own copy, and draws its own mask.
 #
-# peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Try that in the figure at the top: LoRA now keeps
-# far more than full training. AgileRL leaves the copies out, and its peak on an A100 fell by 20% and 24% on two models
+# peft makes adapters float32 unless you say `autocast_adapter_dtype=False`. Set *adapters compute in* to float32 in the figure at the top:
+# now LoRA keeps far more than full training. AgileRL leaves the copies out, and its peak on an A100 fell by 20% and 24% on two models
 # ([AgileRL#623](https://github.com/AgileRL/AgileRL/pull/623)).
 #
 # ## A whole frozen layer
@@ -201,7 +201,7 @@ agree.add("an adapter, in six forms", in_each_form(lambda *form: adapter_rows(s 
 # - **SwiGLU** reads gate and up: $4sbf$
 # - seven **linears** read their weights: nothing
 #
-# That is chapter 8's `elementwise` set, term by term. In Llama 3 8B it is two thirds of the layer. Adapters bring the last
+# That is what chapter 8's `elementwise` recomputation leaves, term by term. In Llama 3 8B it is two thirds of the layer. Adapters bring the last
 # third back.
 
 # %% jupyter={"source_hidden": true}
@@ -282,8 +282,8 @@ print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)
 #
 # ## Under sequence parallelism
 #
-# A column-parallel linear gathers $x$ from all ranks (chapter 4). The frozen weight's gradient would have read it; now $A$'s does. So
-# autograd keeps the *gathered* $x$, $2sbh$ on every rank, which section 4.2.2 of the paper avoids. The same cure works: put $A$
+# A column-parallel linear gathers $x$ from all ranks (chapter 4). With the weight frozen nothing needs the gathered $x$, except
+# $A$'s gradient. So autograd keeps the *gathered* $x$, $2sbh$ on every rank, which section 4.2.2 of the paper avoids. The same cure works: put $A$
 # into the function that keeps the shard, and gathers again in backward. Megatron-Bridge got it in 2026
 # ([Megatron-Bridge#4581](https://github.com/NVIDIA-NeMo/Megatron-Bridge/pull/4581)). For an adapter there is a cheaper one: multiply
 # by $A$ *before* the gather. Then backward reads the shard alone, and what is gathered is $Ax$, which is narrow:
@@ -329,7 +329,7 @@ LiveFigure(bar_chart("Gather A·x: it keeps the shard, and gathers x once", size
 # ## What LoRA does save
 #
 # States. A weight that trains takes 18 bytes with its gradient, its float32 copy and two moments; a frozen one takes 2. QLoRA
-# stores the linears in 4 bits and the scales in 8, together 0.516 bytes a weight (2305.14314; on paper here). What is left *is*
+# stores the linears in 4 bits and the scales in 8, together 0.516 bytes a weight (2305.14314; not measured here). What is left *is*
 # activations, so what you know about recomputing them matters more now, not less. Llama 3 8B, without the loss:
 
 # %% jupyter={"source_hidden": true}
@@ -365,7 +365,7 @@ worked(
 )
 
 # %% [markdown]
-# Every number that this chapter compared, byte by byte:
+# What this chapter compared, bytes and counts. The fold has each line:
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -380,7 +380,7 @@ agree
 #
 # <details><summary><b>2.</b> You train only $B$, and freeze $A$ as well. What does the linear keep?</summary>
 #
-# $2sbr$. $dB$ reads $Ax$, and nobody reads $x$. That is the idea of LoRA-FA (2308.03303).
+# $2sbr$. $dB$ reads $Ax$, and nothing reads $x$. That is the idea of LoRA-FA (2308.03303).
 # </details>
 #
 # ## What people get wrong here
@@ -394,6 +394,6 @@ agree
 #
 # ## Now fit your model
 #
-# `python -m actmem record` on your own model with its adapters shows each copy and mask, and who asked for it. `python -m actmem plan`
-# bills frozen weights without states. **Lab 10** writes the functions of this chapter: `python my/labs/lab10_keep_less.py`.
+# `python -m actmem record` on your own model with its adapters shows each copy and mask, and which operation saved it. `python -m
+# actmem plan my_model.py:make` (`--help` says what `make` must be) bills its frozen weights without states. **Lab 10** writes the functions of this chapter: `python my/labs/lab10_keep_less.py`.
 # [Chapter 13](13_long_sequences.ipynb) makes the sequence long.

@@ -69,7 +69,7 @@ Reveal(
 # If all layers are recomputed, each keeps its input, and there are two candidates for the peak: the loss, and the backward pass of a layer's
 # MLP, when its attention has run again. The figure takes the fuller one. Recomputing leaves the loss on top, so chapter 11's chunks come next. Then the layers'
 # inputs and one layer at work are left. Each step below removes what is largest *then*; in another order it would help little.
-# accelerate's users saw it: with checkpoints on the host a short sequence's peak didn't move
+# A benchmark in accelerate shows it: with checkpoints on the host a short sequence's peak didn't move
 # ([accelerate#4175](https://github.com/huggingface/accelerate/pull/4175)).
 #
 # Bytes grow with $s$, the work of attention with $s^2$. So the prices of chunks and tiles, as shares of a step, *fall*: move the
@@ -126,7 +126,8 @@ agree.add("gradients in tiles, numbers that differ by more than rounding", [(0, 
 
 # %% [markdown]
 # An MLP keeps $2sbh + 6sbf$; in tiles it keeps its input alone. At the peak of its backward the whole MLP takes $6h + 10f$ bytes a
-# token. In tiles $10f$ is there for one tile only, and the whole sequence takes $10h$: a quarter for Llama 3 8B. The price is three more products for each
+# token. In tiles $10f$ is there for one tile only, and the whole sequence takes $10h$, not $6h$, since $x$'s gradient exists
+# twice when its tiles are joined: a quarter for Llama 3 8B. The price is three more products for each
 # tile. Autograd adds the tiles' weight gradients up in 16 bits, and each sum rounds; a function of your own can do it in float32.
 #
 # **Now write it:** [exercise 10.3](../labs/lab10_keep_less.py), `tiled_mlp`: `python my/labs/lab10_keep_less.py --only 10.3`.
@@ -186,8 +187,9 @@ agree.add("freed for 8 layers, h = 1,024, 8,192 tokens, as transformers#48444 me
 
 # %% [markdown]
 # The device holds three tensors of $2sbh$: the input in use, the next one on its way, and the last layer's output, later its
-# gradient. The host holds $2sbhL$. transformers can do it since September 2026, and measured on an H100 just this:
-# [#48444](https://github.com/huggingface/transformers/pull/48444). The price is the link: the copy must not take longer than a
+# gradient. The host holds $2sbhL$. transformers can do it since September 2026, and on an H100 this freed just
+# $2sbhL$: 128 MiB for 8 layers of $h$ = 1,024 and 8,192 tokens
+# ([#48444](https://github.com/huggingface/transformers/pull/48444)). The price is the link: the copy must not take longer than a
 # layer. One layer copies $2sbh$ bytes and its FLOPs grow with $s^2$, so it hides better the longer the sequence is.
 #
 # **Now write it:** [exercise 10.4](../labs/lab10_keep_less.py), `offloading_checkpoint`: `python my/labs/lab10_keep_less.py --only
@@ -195,7 +197,7 @@ agree.add("freed for 8 layers, h = 1,024, 8,192 tokens, as transformers#48444 me
 #
 # ## More GPUs for one sequence
 #
-# What is left belongs to one layer: attention's half. It can't run in tiles as the MLP does, since a query reads all keys before
+# At a million tokens most of what is left belongs to one layer: attention's half. It can't run in tiles as the MLP does, since a query reads all keys before
 # it. Context parallelism (chapter 14) gives each of $c$ ranks $s/c$ tokens of *everything*, the loss and the inputs too. Under
 # **gather** the ranks exchange K and V, under **Ulysses** tokens for heads. **Ring** attention sends K and V around instead of
 # gathering them: the same bytes are kept and sent, but no rank ever has K and V whole.
@@ -223,7 +225,7 @@ for kind in ("gather", "ulysses"):
 #
 # Generating text needs $S$ alone. But training? $dq_t$ reads $S_t$, so autograd through a loop over tokens keeps a state *a token*:
 # $4shd$ bytes in float32, where flash attention keeps some $8sh$. With $d$ = 128 that is 64 times as much. For
-# a loop with several such tensors a token a contributor to mlx-lm measured 8 MB a token and layer
+# a loop with several such tensors a token a contributor to mlx-lm measured 8 MB per token and layer at 512 tokens, and 26 at 4,096
 # ([mlx-lm#1870](https://github.com/ml-explore/mlx-lm/pull/1870)). The cure is this chapter's: keep the state once in $c$ tokens, and
 # make the others again, all at once as two products:
 
@@ -291,13 +293,14 @@ agree.add("gradients of a loop and of chunks, numbers that differ from the quadr
 
 # %% [markdown]
 # In 16 bits with states in float32 a chunked layer keeps $6sh + 4shd/c$. With $c = d$ that is $10sh$, a quarter more than attention, but
-# its work grows with $s$, not with $s^2$. Kernels go on: Mamba's makes all states again in backward, and keeps none of them (on paper here).
+# its work grows with $s$, not with $s^2$. Kernels go further: Mamba's recomputes all states in backward, and keeps none of them (not measured here).
 #
 # ## Eight bits, honestly
 #
 # FP8 makes products faster. Many expect half the memory as well, and measure more than before
-# ([TransformerEngine#1261](https://github.com/NVIDIA/TransformerEngine/issues/1261),
-# [#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). Ask what a linear keeps. Its three products read
+# ([TransformerEngine#257](https://github.com/NVIDIA/TransformerEngine/issues/257),
+# [#1429](https://github.com/NVIDIA/TransformerEngine/issues/1429)), or no less
+# ([#1764](https://github.com/NVIDIA/TransformerEngine/issues/1764)). Ask what a linear keeps. Its three products read
 #
 # $$y = x W^\top, \qquad dx = dy\, W, \qquad dW = dy^\top x$$
 #
@@ -305,7 +308,7 @@ agree.add("gradients of a loop and of chunks, numbers that differ from the quadr
 # scales go along one axis. So each tensor is needed in 8 bits *twice*:
 #
 # - **$x$ in both orientations** takes $2 \cdot sbh$ bytes: what 16 bits take. Nothing is saved. Transformer Engine keeps only the one
-#   that $dW$ reads: its maintainers say so in #1764, on paper here.
+#   that $dW$ reads: its maintainers say so in #1764; not measured here.
 # - **$W$ in both**, beside the 16-bit weight that the optimizer updates: 2 bytes a parameter *more*.
 # - **A 16-bit copy lives anyway**, if somebody else reads it: flash attention's backward reads its output, which is the
 #   projection's input. There 8 bits come on top.
@@ -381,8 +384,8 @@ Panel(
 # A layer saves $h + f$ bytes a token, and takes 2 bytes a weight: with short microbatches FP8 takes more. If all layers are
 # recomputed it costs memory: one layer at a time saves, but all hold copies of their weights.
 #
-# DeepSeek-V3 (2412.19437, section 3.3; on paper here) removes these copies one by one: each input is kept in one orientation, with a scale for
-# each 128 elements, and turned in backward; the projection's input has 12 bits, and attention's backward reads the same;
+# DeepSeek-V3 (2412.19437, section 3.3; not measured here) removes these copies one by one: each input is kept in one orientation, with a scale for
+# each 128 elements, and transposed in backward; the projection's input has 12 bits, and attention's backward reads the same;
 # SwiGLU's inputs have 8 bits, and its output is made again.
 #
 # ## Why is reserved above allocated?
@@ -401,7 +404,7 @@ Panel(
 
 # %% [markdown]
 # Boxes are blocks, with their MiB; empty ones are free. **Expandable segments** map pages of 2 or 20 MiB one after another to one
-# range of addresses. What was freed joins, and a longer batch needs only what is missing. Here are eight batches on the tape of
+# range of addresses. Adjacent free blocks merge, and a longer batch needs only what is missing. Here are eight batches on the tape of
 # a real layer (chapter 9), 32 times:
 
 # %% jupyter={"source_hidden": true}
@@ -425,8 +428,8 @@ print(f"{len(logged)} layouts: reserved, predicted within {100 * furthest:.1f}%;
 #
 # ## Work it out
 #
-# LoRA of Llama 3 8B with 16-bit weights, on one GPU of 80 GiB with a host of 256 GiB: which of the four steps does a sequence of
-# 262,144 tokens need? Does the copy hide, at 50 GB/s and $4 \cdot 10^{14}$ FLOPs a second? And how many GPUs does a million tokens take?
+# LoRA of Llama 3 8B with 16-bit weights, on one GPU of 80 GiB with a host of 256 GiB: which of the steps in the figure does a sequence
+# of 262,144 tokens need? Is the copy hidden behind compute, at 50 GB/s and $4 \cdot 10^{14}$ FLOPs a second? And how many GPUs does a million tokens take?
 
 # %% jupyter={"source_hidden": true}
 from actmem.formulas.llama_terms import llama_products
@@ -443,7 +446,7 @@ worked(
 )
 
 # %% [markdown]
-# Every number that this chapter compared, byte by byte:
+# What this chapter compared, bytes and counts. The fold has each line:
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -459,14 +462,15 @@ agree
 #
 # <details><summary><b>2.</b> Why not offload everything, rather than recompute?</summary>
 #
-# A layer keeps 17 times its input. The link would have to carry that in the time of one forward pass; the input alone
-# hides.
+# The host is too small. A layer keeps 17 times its input: at 262,144 tokens that is 1,089 GiB for 32 layers. The link isn't the
+# reason: at the rates above the copy takes less time than the layer, from about 41,000 tokens on (with attention's FLOPs not
+# halved for the causal mask).
 # </details>
 #
 # <details><summary><b>3.</b> <code>nvidia-smi</code> shows 23 GiB, your formula 17. Who is wrong?</summary>
 #
-# Neither. Compare the formula with `torch.cuda.max_memory_allocated()`; the rest is cached, and fragmented if the lengths of batches
-# change.
+# Neither. Compare the formula with `torch.cuda.max_memory_allocated()`; the rest is cached (and fragmented
+# if the lengths of batches change), or belongs to CUDA's context and NCCL.
 # </details>
 #
 # ## What people get wrong here
@@ -476,7 +480,7 @@ agree
 # - **"A smaller batch frees memory."** Reserved memory stays reserved, until the allocator runs out.
 #
 # **Sources.** *Arctic Long Sequence Training*, 2506.13996 · *Mini-sequence Transformer*, 2407.15892 · *Ulysses*, 2309.14509 · *Ring
-# Attention*, 2310.01889 · Gated DeltaNet, 2412.06464 · asked for in
+# Attention*, 2310.01889 · Gated DeltaNet, 2412.06464 · asked for, or merged since, in
 # [Megatron-LM#3644](https://github.com/NVIDIA/Megatron-LM/issues/3644),
 # [pytorch#158657](https://github.com/pytorch/pytorch/issues/158657),
 # [TRL#6846](https://github.com/huggingface/trl/pull/6846) · `src/actmem_course/others/allocator.py`,

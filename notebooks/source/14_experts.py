@@ -57,17 +57,18 @@ Reveal(
 # ## Experts
 #
 # Many models have many MLPs in a layer, and send each token to a few of them: to `κ` of `E` **experts**. A router scores the
-# experts. The tokens are sorted by expert and dispatched, and what the experts return is weighed and added up.
+# experts. The tokens are sorted by expert and dispatched, and what the experts return is weighted and summed.
 #
 # What does backward read? Take one pair of a token and an expert, and ask:
 #
 # - **gate, up, and the down product's input**: yes, as in one MLP. `6f` bytes a pair, `6sbκf` in all.
-# - **the dispatched token**: no. Backward dispatches it again, as sequence parallelism gathers again.
+# - **the dispatched token**: yes, for the weight gradients of gate and up. Plain code keeps it. Ours doesn't: backward dispatches it
+#   again, one more all-to-all, as sequence parallelism gathers again.
 # - **the expert's output**: no. The down product is linear, so the weight may multiply before it.
-# - **who goes where**: yes, a few bytes a pair.
+# - **the routing indices**: yes, a few bytes a pair.
 #
 # One more change, in Qwen3: it normalises the query and the key of each head before it rotates them. So the layer keeps Q and K
-# once more, before the norm.
+# once more, before the norm. The *floor*, in the figure, is what backward must read if nothing is recomputed.
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(llama_bars(EXPERTS))
@@ -144,7 +145,7 @@ agree
 # ## Work it out
 #
 # Mixtral 8x7B has 8 experts of width 14,336, and each token takes 2. At 8,192 tokens on 8 ranks, one expert on each: how
-# much do the experts of a layer keep on a rank if the router is even, and how much at worst? Use `6f` bytes a pair.
+# much do the experts of a layer keep on a rank if routing is balanced, and how much at worst? Use `6f` bytes a pair.
 
 # %% jupyter={"source_hidden": true}
 MIXTRAL = llama_shape("mixtral-8x7b")
@@ -176,7 +177,8 @@ worked(
 #
 # ## What people get wrong here
 #
-# - **"Sparse models keep less."** A token passes through `κ` experts, and each keeps `6f` bytes for it.
+# - **"Sparse models keep less."** Less than a dense MLP with as many parameters (width `Ef`), yes. But a token passes through `κ` experts, and
+#   each keeps `6f` bytes for it: as much as a dense MLP of width `κf`.
 # - **"The router is even on average, so plan for the average."** The fullest rank decides, in the worst microbatch.
 # - **"Context parallelism divides the weights too."** It divides activations only; ZeRO divides weights.
 #
@@ -191,10 +193,11 @@ worked(
 #
 # ## Now fit your model
 #
-# Plan one with experts, and look at the line of its fullest rank:
+# Plan one with experts for the worst case, on 8 ranks a layer, and look at the bill of its fullest rank:
 #
 # ```
-# python -m actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512
+# python -m actmem plan qwen3-30b-a3b --gpus 64 --memory 80 --global-batch 512 --tensor 8 --routing one-sided
 # ```
 #
-# This is the last chapter. Go back to [10 Plan a model](10_plan_a_model.ipynb) with what you know now.
+# This is the last chapter. You can now derive what a layer keeps, count it, and plan for it: do all three for a model of your
+# own, with the command at the end of [10 Plan a model](10_plan_a_model.ipynb).

@@ -24,6 +24,7 @@ from actmem_course.bench.measure_peers import (
     PEERS,
     SAME_EXCHANGE,
     measure_peers,
+    table2_units,
 )
 from actmem_course.bench.measure_speed import timed_shape
 from actmem_course.bench.runner import Measurement
@@ -55,12 +56,16 @@ def main() -> int:
     if args.today:
         return today(run)
 
+    sequence_parallel = not args.no_sequence_parallel
     with run.ranks(real_tensors=True) as here:
         lines = measure_peers(
             shape, here, getattr(torch, dtype), rounds=args.rounds,
             peers=run.chosen("peer"), modes=run.chosen("recompute"),
-            sequence_parallel=not args.no_sequence_parallel, on_progress=run.progress,
+            sequence_parallel=sequence_parallel, on_progress=run.progress,
         )  # fmt: skip
+        # Every rank counts: an exchange is part of it.
+        beside = any(line.over_selective for line in lines)
+        units = [table2_units(shape, here, m, sequence_parallel) for m in ("selective", "elementwise") if beside]
         run.progress()
         run.show(f"One layer by others: {setting(shape, here, dtype)}", style="bold")
         run.show(*(tables.peers_table(lines, mode) for mode in dict.fromkeys(line.mode for line in lines)))
@@ -70,8 +75,8 @@ def main() -> int:
             f"ours ÷ it: below 1, ours is faster. {args.rounds} rounds, {run.clock}; ours against itself came out up to "
             f"{100 * (lines[0].noise or 0):.1f}% apart. Below each: 95% interval; for bytes, over ours."
         )
-        if line := tables.elementwise_line(lines, OURS):
-            run.show(line)
+        if units:
+            run.show(tables.elementwise_line(lines, OURS, *units))
         ran = {line.name.removesuffix(SAME_EXCHANGE) for line in lines if not line.unavailable}
         run.show(*(f"{name}: {NOTES[name]}." for name in PEERS if name in ran))
         run.show(*tables.missing_lines(lines), markup=False)

@@ -54,7 +54,7 @@ def test_under_torchrun_elementwise_beside_selective_and_the_same_exchange(tmp_p
     path = tmp_path / "peers.json"
     chosen = ["--recompute", "none", "--recompute", "selective", "--recompute", "elementwise", "--peer", "DTensor"]
     shown = " ".join(shown_in_80_columns(SCRIPT, *TINY, *chosen, "--json", path, processes=2).split())
-    assert "ours, elementwise beside selective" in shown
+    assert "20/34 of its bytes in 16 bits (sbh/t)" in shown
     assert "its reduce-scatter over gloo sends only what is kept" in shown
     lines = {(line["mode"], line["name"]): line for line in json.loads(path.read_text())}
     shipped, same = lines["none", "DTensor"], lines["none", "DTensor, our exchange"]

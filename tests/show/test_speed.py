@@ -127,14 +127,16 @@ def test_bytes_per_sequence_and_what_is_a_wide_mask():
 
 
 def test_elementwise_beside_selective_in_one_sentence():
-    assert elementwise_line(PEER_LINES, "ours") == ""
+    assert elementwise_line(PEER_LINES, "ours", 34.0, 20.0) == ""
     beside = replace(
         PEER_LINES[0],
         mode="elementwise",
         over_selective=around(0.012, 0.013, False),
     )
     lines = [*PEER_LINES, beside]
-    assert elementwise_line(lines, "ours") == ("ours, elementwise beside selective: 1.012 of its time (0.999–1.025).")
+    assert elementwise_line(lines, "ours", 34.0, 20.0) == (
+        "ours, elementwise beside selective: 1.012 of its time (0.999–1.025), 20/34 of its bytes in 16 bits (sbh/t)."
+    )
 
 
 def test_overheads_over_the_same_layer():

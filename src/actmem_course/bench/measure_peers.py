@@ -9,11 +9,13 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
-from actmem.config import ModelShape
+from actmem.config import ModelShape, Parallel
+from actmem.formulas.activations import layer_extra_rows
 from actmem.layers.attention import causal_mask
 from actmem.layers.transformer import TransformerLayer
 from actmem.measure.parts import layer_input
 from actmem.parallel.groups import TensorParallel
+from actmem.rows import total
 from actmem_course.bench.hold import Held, Runner, hold
 from actmem_course.bench.measure_speed import group_of
 from actmem_course.bench.peers import PeerUnavailable
@@ -127,6 +129,16 @@ def measure_peers(
         PeerLine(*key, one) if isinstance(one, str) else _line(*key, found, one, shape, ranks)
         for key, one in held.items()
     ]
+
+
+def table2_units(shape: ModelShape, ranks: Ranks, mode: str, sequence_parallel: bool = True) -> float:
+    """Bytes that our layer holds in 16 bits, counted, without what the paper leaves out; in sbh/t."""
+    tp = group_of(sequence_parallel)
+    held = hold(runner_of(OURS, shape, ranks, mode, torch.bfloat16, sequence_parallel)).held_bytes
+    rows = layer_extra_rows(shape, Parallel(tp.size, sequence_parallel), mode, 2, ranks.device)
+    extra = total([row for row in rows if row.term != "causal mask"])  # a buffer here, which all layers share
+    a, b, h, s = shape.letters()
+    return (held - extra) * tp.size / (s * b * h)
 
 
 def _reason(error: Exception) -> str:

@@ -253,13 +253,19 @@ def overheads_table(lines: Sequence[PeerLine]) -> Table | None:
     return made
 
 
-def elementwise_line(lines: Sequence[PeerLine], name: str) -> str:
-    """One sentence on the time of ``elementwise`` beside ``selective`` in this run; "" if either did not run."""
+def elementwise_line(lines: Sequence[PeerLine], name: str, selective_units: float, elementwise_units: float) -> str:
+    """One sentence on ``elementwise`` beside ``selective``: time in this run, and bytes in 16 bits; "" if either did not run.
+
+    units: bytes in 16 bits, in sbh/t.
+    """
     over = next((line.over_selective for line in lines if line.name == name and line.over_selective), None)
     if over is None:
         return ""
     interval = f"{1 + over.low:.3f}–{1 + over.high:.3f}"
-    return f"{name}, elementwise beside selective: {1 + over.value:.3f} of its time ({interval})."
+    return (
+        f"{name}, elementwise beside selective: {1 + over.value:.3f} of its time ({interval}), "
+        f"{elementwise_units:g}/{selective_units:g} of its bytes in 16 bits (sbh/t)."
+    )
 
 
 def missing_lines(lines: Sequence[PeerLine]) -> list[str]:

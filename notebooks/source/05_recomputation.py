@@ -29,8 +29,8 @@ GPT3 = model_shape("175B")
 agree = Agreement()
 
 question = Prediction(
-    f"The figure stands at 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Suppose backward makes the "
-    "core's tensors again: QKᵀ runs once more, attention over V, whose output nobody reads, doesn't. How many percent does that add to the FLOPs of the layer's forward and backward?",
+    f"The figure stands at 256 tokens. At {GPT3.seq_length:,} the attention core (QKᵀ, softmax, dropout, attention over V) holds most of GPT-3's bytes. Suppose backward recomputes the "
+    "core's tensors: QKᵀ runs once more, attention over V, whose output nobody reads, doesn't. How many percent does that add to the FLOPs of the layer's forward and backward?",
     float(100 * layer_overhead(GPT3, "selective")),
     "%",
     "Backward reads the scores' softmax, which needs QKᵀ again, and never the output of attention over V. So one product of 2s²bh runs again, "
@@ -76,8 +76,8 @@ Panel(
 # round: forward and backward of a layer take `72sbh²` FLOPs in the linears, and only `12s²bh` in the two attention
 # products.
 #
-# Full recomputation stops early as well (step 3 below), and so costs less than a third. Drag `s` in the figure at the top: in
-# the upper bars the striped part is what recomputing the core frees; in the lower bars the dotted part is what it adds.
+# Drag `s` in the figure at the top: in the upper bars the striped part is what recomputing the core frees; in the lower bars
+# the dotted part is what it adds. (Full recomputation adds less than a third there; step 3 below says why.)
 #
 # The price grows with `s/h`: the longer the sequences, the more of the layer's work is attention. The saving grows too, with
 # `5as/h`.
@@ -85,8 +85,8 @@ Panel(
 # %% [markdown]
 # ## How a checkpoint function works, in four steps
 #
-# The region is the attention core, on small tensors. `gradients(run)` has the gradients of q, k and v when the core runs
-# through `run`; each time with the same inputs and the same stream of random numbers. `kept(run)` has what autograd keeps.
+# We checkpoint the attention core, on small tensors. `gradients(run)` returns the gradients of q, k and v when the core runs
+# through `run`; each time with the same inputs and the same stream of random numbers. `kept(run)` returns what autograd keeps.
 
 # %% jupyter={"source_hidden": true}
 from actmem.measure import record
@@ -214,7 +214,7 @@ for name, way in ways.items():
         found = gradients(way)
     core_bytes[f"{name}: {counter.get_total_flops() // product} products"] = kept(way).total_bytes
     agree.add(f"the core, {name}: gradients bit by bit", [(int((x != y).sum()), 0) for x, y in zip(gradients(plainly), found)], "elements apart")
-LiveFigure(bar_chart("Stop early: the same bytes freed, for one product less", {"kept by the core": core_bytes}, "measured, this small core"))
+LiveFigure(bar_chart("Stop early: the same bytes freed, with one fewer product", {"kept by the core": core_bytes}, "measured, this small core"))
 
 # %% [markdown]
 # Two products in forward and four in backward make six; a second run adds two, or one if it stops early.
@@ -237,11 +237,12 @@ Panel(
 # %% [markdown]
 # Move `s`: the core's bar stays. Its bytes and its FLOPs both grow with `s²`, and the ratio is `5as²b / 2s²bh = 5a/(2h)`. A
 # linear frees `2sbh·n / 2sbh²·n = 1/h`. So per FLOP the core frees `5a/2` times as many bytes, whatever `s` is: hundreds of
-# times as many in GPT-3. That is why the MLP's linears stay. GeLU's output is different:
+# times as many in GPT-3. That is why the MLP's linears stay.
 #
-# three groups need no product at all: layer norm, GeLU and dropout only read and write memory. The paper keeps the
-# outputs of the norms and of GeLU, and the dropout masks. Later versions of Megatron can drop some of them (`--recompute-modules layernorm`, for example). They are smaller
-# than the core, and cost about as little time per byte (chapter 7).
+# Three groups need no product: the outputs of the norms and of GeLU, and the dropout masks. (Not drawn: their FLOPs are 0.)
+# Layer norm, GeLU and dropout only read and write memory. The paper keeps all three groups. Later versions of Megatron can
+# drop some of them (`--recompute-modules layernorm`, for example). They are smaller than the core, and cost about as little
+# time per byte (chapter 7).
 
 # %% jupyter={"source_hidden": true}
 groups = rebuilds(GPT3)
@@ -328,8 +329,9 @@ agree.add("exchanges of GPT-3's layer, by kind", pairs, "exchanges")
 LiveFigure(bar_chart("Selective recomputation sends nothing more, full recomputation does", sent, "sent by one rank of eight, one GPT-3 layer"))
 
 # %% [markdown]
-# So full recomputation also costs communication that nothing hides, and selective recomputation costs none. Chapter 7 finds
-# this cost in the paper's milliseconds.
+# So full recomputation also costs communication that nothing hides, and selective recomputation costs none. Chapter 7 shows
+# why this matters for time. (The bars of TP + SP start longer: SP keeps shards, so backward gathers two inputs again,
+# chapter 4.)
 #
 # ## Table 2: six ways to train a layer
 #
@@ -406,8 +408,8 @@ agree.add(f"logged on A100s: {what}", [(by_formula, logged)])
 # ## Does a larger batch pay for it?
 #
 # The old argument for recomputing everything is that it frees so much memory that the batch can grow, and a larger batch
-# runs faster. When is that true? Let a step cost a fixed part, the same for every microbatch size, plus a part per
-# sequence. Let `φ` be the fixed part over the work of the sequences that fit *without* recomputation. With overhead `o` and
+# runs faster. When is that true? Let one pass over a microbatch cost a fixed part, the same for every microbatch
+# size, plus a part per sequence. Let `φ` be the fixed part over the work of the sequences that fit *without* recomputation. With overhead `o` and
 # `f` times the sequences in the same bytes (all layers, plus everything that the layer in backward has recomputed),
 #
 # $$\text{throughput over none} = \frac{1 + \varphi}{1 + o + \varphi / f}, \qquad \text{so it pays above } \varphi = \frac{o}{1 - 1/f}.$$
@@ -420,10 +422,10 @@ Panel(
 )
 
 # %% [markdown]
-# The title has the point from which each pays. Full recomputation multiplies the batch by the larger factor, and still loses
-# wherever the fixed part is small. A large
+# The title gives each one's break-even `φ`. (*Full* runs to its end here, as in the paper, so its `o` is a third.)
+# Full recomputation multiplies the batch by the larger factor, and still loses wherever the fixed part is small. A large
 # factor cannot help: as `f` grows, `φ/f` vanishes and `o` stays. Where one sequence of a large model keeps the GPU busy,
-# `φ` is a few percent, so selective recomputation pays and full recomputation does not. With a small model, or short
+# `φ` may be a few percent; then selective recomputation pays and full recomputation does not. With a small model, or short
 # sequences, `φ` can be large: measure before you choose. And a pipeline pulls the other way: for a fixed global batch,
 # larger microbatches are fewer, and fewer microbatches mean more idle time (chapter 6).
 #
@@ -511,7 +513,7 @@ worked(
 # ## What people get wrong here
 #
 # - **"The batch doubles, so the throughput doubles."** Sequences a second are bounded by the FLOPs of a sequence, and
-#   recomputation raises those. Only the fixed part of a step is shared by more sequences.
+#   recomputation raises those. Only the fixed part of a pass is shared by more sequences.
 # - **"34sbhL is full checkpointing."** It is the selective case, equation 6. Full recomputation keeps `2sbhL`.
 # - **"Selective recomputation recomputes half of the layer."** It recomputes the part with most of the bytes and, at these
 #   sizes, about one percent of the FLOPs.
@@ -529,11 +531,12 @@ worked(
 #
 # ## Now fit your model
 #
-# Which mode does your model need? Plan it with one, then with another, and compare the seconds of a step:
+# Which mode does your model need? Plan one layout with one mode, then with another, and compare the seconds of a step and
+# the GiB:
 #
 # ```
-# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --recompute selective
-# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --recompute full
+# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute selective
+# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --tensor 8 --pipeline 8 --chunks 6 --micro-batch-size 1 --recompute full
 # ```
 #
 # Next, [chapter 6](06_pipeline.ipynb): a rank keeps the bytes of this chapter once for each microbatch in flight.

@@ -68,8 +68,8 @@ Reveal(
 # what this microbatch needs for backward. It could wait, but then it would sit idle. So it starts the next microbatches,
 # until `p` are in flight and the first comes back. From then on one backward follows each forward: 1F1B.
 #
-# Rank `r` gets its first microbatch `r` steps after rank 0, and gets it back `r` steps before rank 0 does. So it holds `p − r` microbatches. Press
-# play and watch the curves climb, each to its own height:
+# Rank `r` gets its first microbatch `r` forward passes after rank 0, and gets it back `r` backward passes before rank 0 does.
+# So it holds `p − r` microbatches. Press play and watch the curves climb, each to its own height:
 
 # %%
 Panel(
@@ -100,7 +100,7 @@ agree.add("p = 1 to 32: what rank 0 holds, tensor by tensor, and equation 5", pa
 # %% [markdown]
 # ## Interleaving: less idle time, more bytes
 #
-# Give each rank `m` thin chunks instead of one thick one: the model goes around the ranks `m` times, and rank 0 gets the
+# Give each rank `m` thin chunks instead of one thick one: each microbatch goes around the ranks `m` times, and rank 0 gets the
 # first chunk of every round. The pipeline fills in thinner slices, so the idle time at both ends shrinks to `1/m`. But now
 # a rank runs further ahead:
 
@@ -111,8 +111,11 @@ Panel(
 )
 
 # %% [markdown]
-# Count it on rank 0: `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` on the way, and the current one. Together these
-# are `pm + p − 1` chunk-microbatches of `L/(pm)` layers, which is `L(1 + (p − 1)/(pm))` layers' worth. The paper's factor,
+# If `n > p`, two chunks hold most; each further chunk brings rank 0's bytes down again.
+#
+# Count it on rank 0: `(m − 1)p` forwards for the earlier chunks, `2(p − 1)` more that the schedule runs ahead (why: below),
+# and the current one. If `n > p`, these are `pm + p − 1` chunk-microbatches of `L/(pm)` layers, which is
+# `L(1 + (p − 1)/(pm))` layers' worth. (With `n = p` there are no more than `pm`, which is `L` layers' worth.) The paper's factor,
 # this formula and a count over a real list of actions give the same number for all four models. (2104.04473 gives idle time
 # as a share of the working time; here it is a share of the whole step.)
 
@@ -193,7 +196,7 @@ LiveFigure(measured_schedule(one_forward_one_backward(4, 8), [read(PipelineResul
 
 # %% [markdown]
 # The curves are measured; the time axis is the schedule's, where a backward takes as long as two forwards. Rank 3 does not
-# hold a quarter of rank 0's bytes: it also holds the logits, in 32 bits. Section 4.3 counts these ends: besides its layers,
+# hold a quarter of rank 0's bytes: it also holds the logits, in 32 bits. The paper's section 4.3 counts these ends: besides its layers,
 # rank 0 holds the embedding's dropout mask for each microbatch in flight, and the last rank holds the final layer norm's
 # input, the output layer's input and the logits, for one microbatch.
 #
@@ -276,7 +279,8 @@ LiveFigure(bar_chart("Freed: one output is left on each rank that sends", {"meas
 # With `p − r` microbatches in flight, later ranks have memory to spare, and even rank 0 may have some. So let each rank
 # keep everything for as many microbatches as fit, and recompute only the others. After the backward of a microbatch that
 # kept everything its place is free, and the next forward takes it: a moving window. The figure uses the sizes of the
-# paper's figure 10; you choose the memory, starting where every microbatch is recomputed.
+# paper's figure 10; you choose the memory. At the slider's lowest value all ranks but the last
+# recompute every microbatch.
 
 # %%
 FIGURE10 = with_pipeline(CUT, paper.FIGURE10_PIPELINE_PARALLEL_SIZE, 1)
@@ -288,7 +292,7 @@ Panel(
 # %% [markdown]
 # What would fit on the paper's 80 GiB devices, by formula: everything that parameters, gradients and Adam (18 bytes per
 # parameter) leave free. A real device has less, because workspaces, buffers and fragmentation take some, so read this as an
-# upper bound.
+# upper bound. With `m` chunks a rank, each microbatch counts once for each chunk that it passes.
 
 # %% jupyter={"source_hidden": true}
 again = {}
@@ -306,6 +310,8 @@ for name, model in PAPER_MODELS.items():
 LiveFigure(bar_chart("Last ranks keep everything; rank 0 can't", {"recomputed": again}, "passes that recompute", "%"))
 
 # %% [markdown]
+# The 22B model has no pipeline: its one rank is the first and the last.
+#
 # **Now write it:** [exercises 5.4 and 5.5](../labs/lab5_pipeline.py), `how_many_fit` and `microbatches_to_keep`:
 # `python my/labs/lab5_pipeline.py --only 5.4,5.5`.
 
@@ -399,11 +405,12 @@ worked(
 #
 # ## Now fit your model
 #
-# How deep should its pipeline be? Plan it with few stages, then with more, and compare the fullest rank's bill and the bubble:
+# How deep should its pipeline be? Plan it with few stages, then with more, all else equal but the replicas (DP), which take the
+# GPUs that are left. Compare the fullest rank's bill and the bubble:
 #
 # ```
-# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --pipeline 4
-# python -m actmem plan 175B --gpus 64 --memory 80 --global-batch 64 --pipeline 16
+# python -m actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 4
+# python -m actmem plan 175B --gpus 128 --memory 80 --global-batch 64 --tensor 8 --chunks 3 --micro-batch-size 1 --recompute selective --pipeline 16
 # ```
 #
 # Next, [chapter 7](07_time.ipynb): what all this costs in seconds.

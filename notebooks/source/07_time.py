@@ -21,15 +21,15 @@ from actmem_course.show.times import days_bars, least_times, roofline, table4_ba
 from actmem_course.show.widgets import Panel, Prediction, Progress, Reveal, Varies
 
 A100 = (A100_FLOPS_PER_SECOND, A100_BYTES_PER_SECOND)
-baseline = paper.TABLE4["baseline, no recompute"]
+baseline, full = paper.TABLE4["baseline, no recompute"], paper.TABLE4["full recompute"]
 agree = Agreement()
 
 question = Prediction(
     "Table 4 of the paper times one layer of the 22B model on 8 GPUs. Full recomputation runs the forward pass once more. In FLOPs forward is a third "
     "of forward and backward together, so it adds 33%. How many percent did it add to the layer's time?",
-    100 * baseline.forward_ms / baseline.combined_ms,
+    100 * (full.combined_ms / baseline.combined_ms - 1),
     "%",
-    f"Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms: not twice as long, so forward is more than a third of the whole.",
+    f"{full.combined_ms} ms in place of {baseline.combined_ms}. Forward takes {baseline.forward_ms} ms and backward {baseline.backward_ms} ms: not twice as long, so forward is more than a third of the whole.",
     GuessLine(baseline.combined_ms / 100, baseline.combined_ms),
 )
 ALL = "every way that the paper times"
@@ -45,7 +45,7 @@ Reveal(
 # **Letters.** `B` sequences of one iteration (the global batch) · `v` vocabulary size · `s`, `h`, `a`, `L`, `t` as before.
 # A **FLOP** is one addition or one multiplication. **MFU**, model FLOPs utilisation: the FLOPs that the model needs, over
 # what the devices could do in that time. **HFU**, hardware FLOPs utilisation: the FLOPs that actually ran, recomputation
-# included, over the same.
+# included, divided by the same peak.
 
 # %% [markdown]
 # ## FLOPs of an iteration
@@ -119,7 +119,8 @@ for name, row in paper.TABLE4.items():
     if row.overhead_percent is not None:
         rounded.append((row.overhead_percent, round(100 * (row.combined_ms / baseline.combined_ms - 1))))
     if name in again:
-        overheads["time added, table 4"][name] = 100 * (row.combined_ms / baseline.combined_ms - 1)
+        without = paper.TABLE4["sequence parallel"] if "sequence parallel" in name else baseline  # the same layer, nothing recomputed
+        overheads["time added, table 4"][name] = 100 * (row.combined_ms / without.combined_ms - 1)
         overheads["FLOPs added"][name] = float(100 * layer_overhead(PAPER_MODELS["22B"].shape, again[name]))
 agree.add("overheads in table 4, as printed and from the printed times, rounded", rounded, "percent")
 LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B layer, whose backward is {baseline.backward_ms / baseline.forward_ms:.2f} × forward", "%", beside=True))
@@ -130,14 +131,15 @@ LiveFigure(bar_chart("Time does not follow FLOPs", overheads, f"added to a 22B l
 # Forward's all-reduce overlaps nothing. A second forward adds all-reduces of its own, and nothing hides them.
 #
 # **Why selective recomputation costs more than its FLOPs.** The bars show the FLOPs that the paper's text counts; the time
-# is two to four times that. The roofline below shows why.
+# is nearly four times that, with sequence parallelism or without. (Each is compared with the same layer that recomputes
+# nothing; the paper's table compares all rows with the first.) The roofline below shows why.
 #
 # ## On this machine
 #
 # Times differ from machine to machine, so this notebook does not store them: run the next cell to see yours. Two processes
 # run the five layers of table 4 in turn, so that a slow moment slows all of them, and then the paper's own forms
-# (*literal*), which recompute more than backward needs. Each time is a median of its own, so forward and backward do not
-# add up to both. Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios from it.
+# (*literal*), which recompute more than backward needs. Each column is its own median, so forward + backward need not
+# equal their combined time. Overheads below the noise are not printed. The layer is tiny; don't expect the paper's ratios from it.
 
 # %% jupyter={"source_hidden": true}
 from actmem_course.launch import results
@@ -219,7 +221,7 @@ for name, (group, size) in freed.items():
 LiveFigure(bar_chart("The attention core is cheap to run again, and so is what has no product", prices, "time for each GiB that is freed, 22B layer, t = 8", "ms", beside=True))
 
 # %% [markdown]
-# By FLOPs the core looks almost free. By the roofline it takes several times longer, and is still an order of magnitude
+# By FLOPs the core looks almost free. By the roofline it takes nine times as long, and is still an order of magnitude
 # cheaper per byte than everything outside the core. Layer norms and GeLU are as cheap: drop them next, if that is not
 # enough. How close is the core's time to table 4?
 
@@ -249,7 +251,7 @@ LiveFigure(bar_chart(
 agree
 
 # %% [markdown]
-# You have now met every number of the paper. Most hold. The fold lists where the paper disagrees with its own formulas, with what
+# You have now met nearly every number of the paper. Most hold. The fold lists where the paper disagrees with its own formulas, with what
 # we compute instead.
 
 # %% jupyter={"source_hidden": true}
@@ -265,10 +267,11 @@ in_the_paper("")
 gpt3, gpus, tokens, share = PAPER_MODELS["175B"], 1024, 300 * 10**9, 0.5
 rate = gpus * A100_FLOPS_PER_SECOND * share
 flops = eq7(gpt3.shape, 1) * tokens / gpt3.shape.seq_length
+more = {mode: hardware_flops(gpt3.shape, 1, mode) / eq7(gpt3.shape, 1) - 1 for mode in ("full", "paper-full")}
 worked(
     f"6 · 175 billion · 300 billion = {6 * 175e9 * tokens:.3g} FLOPs; {gpus:,} GPUs do {rate:.3g} a second: {6 * 175e9 * tokens / rate / 86400:.1f} days.",
     f"Equation 7 counts the products of the attention core and the output layer too: {flops:.3g} FLOPs, {flops / rate / 86400:.1f} days.",
-    "With full recomputation the same GPUs run a quarter more FLOPs, or a third if the second run goes to its end. At the same HFU the days grow as much.",
+    f"With full recomputation the same GPUs run {more['full']:.1%} more FLOPs if the second run stops early, {more['paper-full']:.1%} if it goes to its end. At the same HFU the days grow as much.",
 )
 
 # %% [markdown]
@@ -276,8 +279,8 @@ worked(
 #
 # <details><summary><b>1.</b> Two runs have the same HFU. One recomputes everything. Which trains faster?</summary>
 #
-# The other one. At equal HFU the devices run FLOPs at the same rate, but with full recomputation a quarter of them are
-# repeats (a third more than the model needs). Its MFU is three quarters of its HFU.
+# The other one. At equal HFU the devices run FLOPs at the same rate, but with full recomputation, run to its end, a
+# quarter of them are repeats (a third more than the model needs). Its MFU is three quarters of its HFU.
 # </details>
 #
 # <details><summary><b>2.</b> Why can sequence parallelism make forward <em>faster</em>, although it moves the same bytes between ranks?</summary>

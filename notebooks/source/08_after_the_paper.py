@@ -29,7 +29,7 @@ all_kept = total(llama_rows(LLAMA))
 share_left = lambda mode: 100 * total(llama_rows(LLAMA, recompute=mode)) / all_kept
 question = Prediction(
     f"A layer of Llama 3 8B, 8,192 tokens. A flash kernel never stores the scores, so selective recomputation of the core frees {100 - share_left('selective'):.1f}%. "
-    "How many percent of the layer's activation bytes go if all that needs no matrix product is made again?",
+    "How many percent of the layer's activation bytes go if everything that needs no matrix product is recomputed?",
     100 - share_left("elementwise"),
     "%",
     "The outputs of both norms and of the gated product: 4sbh + 2sbf. No product runs again.",
@@ -70,7 +70,7 @@ Reveal(
 #   is the projection's input: one tensor, counted once.
 # - **SwiGLU**, `silu(gate) · up`, reads gate and up: `4sbf`.
 #
-# One layer of Llama 3 8B; hover for bytes and for who reads them:
+# Together this is the *floor*: nothing recomputed, nothing kept twice. One layer of Llama 3 8B; hover for bytes and for who reads them:
 
 # %% jupyter={"source_hidden": true}
 LiveFigure(llama_bars(LLAMA))
@@ -198,7 +198,7 @@ trade = {"bytes freed": {}, "FLOPs added": {}}
 for mode in ("selective", "elementwise", "full"):
     trade["bytes freed"][mode] = float(100 - share_left(mode))
     trade["FLOPs added"][mode] = float(100 * llama_recomputed_flops(LLAMA, mode) / (3 * forward))
-LiveFigure(bar_chart("Elementwise frees a third of a Llama layer for no product", trade, "of the layer's bytes, and of its FLOPs", "%", beside=True))
+LiveFigure(bar_chart("Elementwise frees a third of a Llama layer without rerunning a product", trade, "of the layer's bytes, and of its FLOPs", "%", beside=True))
 
 # %% [markdown]
 # The dropped tensor is always the input of a linear. So one function is enough: a linear that keeps what its input is
@@ -207,8 +207,9 @@ LiveFigure(bar_chart("Elementwise frees a third of a Llama layer for no product"
 # **Now write it:** [exercise 7.4](../labs/lab7_todays_layer.py), `recipe_linear`: `python my/labs/lab7_todays_layer.py
 # --only 7.4`.
 #
-# The same works for the paper's own layer. Of the `34sbh/t` that selective recomputation leaves, the two norm outputs, the
-# GeLU's output and the two dropout masks go: `20sbh/t`. Masks are drawn again from a seed.
+# The same works for the paper's own layer. There `elementwise` also drops the attention core and reruns QKᵀ, as selective
+# recomputation does. Of the `34sbh/t` that selective leaves, the two norm outputs, the GeLU's output and the two dropout
+# masks go, which leaves `20sbh/t`, for no product more. Masks are drawn again from a seed.
 
 # %% jupyter={"source_hidden": true}
 gpt3 = model_shape("175B")
@@ -217,7 +218,7 @@ for name, model in PAPER_MODELS.items():
     agree.add(f"{name}, elementwise: 20 sbh/t", [(20 * sbh // model.parallel.tensor_parallel_size, layer_bytes(model.shape, model.parallel, "elementwise"))])
 
 # %% [markdown]
-# ## The frontier: make it again, put it elsewhere, or make it smaller
+# ## The frontier: recompute, offload or compress
 #
 # A layer is a table of terms, and backward reads each of them once. Until then you can do one of four things with each:
 # **keep** it, **recompute** it from other terms, **offload** it to the host's memory, or **compress** it to eight bits.
@@ -225,8 +226,10 @@ for name, model in PAPER_MODELS.items():
 # forward runs, back while backward does. Compressing costs accuracy: gradients are then those of a slightly different
 # backward pass.
 #
-# The figure tries them all for one layer of GPT-3 on an A100. Each line joins the choices that nothing beats. Make the link
-# faster or slower: 25 GB/s is PCIe 4.0, and a faster link lets you offload more for free.
+# The figure tries them all for one layer of GPT-3 on an A100. Each line is a Pareto front. The axis counts the
+# time of products and of copies that nothing hides, no other operation: by chapter 7's roofline norms, GeLU and masks take
+# some time too, and the core more than its product. Make the link faster or slower: 25 GB/s is PCIe 4.0, and a faster link
+# lets you offload more for free.
 
 # %%
 Panel(
@@ -236,7 +239,7 @@ Panel(
 )
 
 # %% [markdown]
-# Every point is code that runs. Give a layer a set of terms to make again, or an action for each term (`src/actmem/drop.py`,
+# Every point is code that runs. Give a layer a set of terms to recompute, or an action for each term (`src/actmem/drop.py`,
 # `src/actmem/store.py`). An offloaded tensor leaves the device, and comes back while backward still works on the one before
 # it:
 
@@ -261,10 +264,14 @@ def step(recompute):
 core = dict.fromkeys(("softmax output", "softmax dropout mask", "softmax dropout output"), "recompute")
 whole, _, wanted = step("none")
 places = {"on the device": {}, "on the host": {}}
-for recompute in ("elementwise", {"GeLU input": "offload", "4h→h input": "recompute", **core}, {"GeLU input": "compress"}):
+ways = {
+    "elementwise": "elementwise",
+    "GeLU input offloaded, its output and core again": {"GeLU input": "offload", "4h→h input": "recompute", **core},
+    "GeLU input compressed": {"GeLU input": "compress"},
+}
+for label, recompute in ways.items():
     size, host, gradients = step(recompute)
     furthest = max(((x - y).norm() / y.norm()).item() for x, y in zip(gradients, wanted))
-    label = recompute if isinstance(recompute, str) else f"GeLU input: {recompute['GeLU input']}"
     bar = f"{label}; gradients {'equal' if furthest == 0 else f'up to {furthest:.1%} off'}"
     places["on the device"][bar], places["on the host"][bar] = 100 * size / whole, 100 * host / whole
 LiveFigure(bar_chart("Dropped and offloaded: equal bit for bit; compressed: nearly", places, "of what the layer keeps", "%"))
@@ -308,7 +315,7 @@ worked(
 #
 # </details>
 #
-# **3.** To drop K alone frees nothing in the paper's layer, so the code refuses it there. In the Llama layer it frees K's bytes. Why?
+# **3.** Dropping K alone frees nothing in the paper's layer, so the code refuses it there. In the Llama layer it frees K's bytes. Why?
 #
 # <details><summary>Answer</summary>
 #
@@ -334,11 +341,11 @@ worked(
 #
 # ## Now fit your model
 #
-# Where attention stores no scores, which recomputation is left? Plan one of today's models with each:
+# Where attention stores no scores, which recomputation is left? Plan one layout of one of today's models with each:
 #
 # ```
-# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --recompute elementwise
-# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --recompute full
+# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute elementwise
+# python -m actmem plan qwen3-32b --gpus 64 --memory 80 --global-batch 512 --tensor 1 --pipeline 1 --context 1 --zero 3 --micro-batch-size 1 --recompute full
 # ```
 #
 # Experts, latent attention and context parallelism have a chapter of their own, [14](14_experts.ipynb): read it when you meet one.

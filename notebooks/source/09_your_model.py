@@ -64,15 +64,17 @@ Reveal(
 
 # %% [markdown]
 # *30 minutes.* **You need:** [02 Counting bytes](02_counting_bytes.ipynb) and [05 Recomputation](05_recomputation.ipynb).
-# **You will** record a Llama layer, find its formula by machine, name its wastes, remove three of them, and read the bill of
-# a whole training step.
+# **You will** record a Llama layer, fit its formula automatically, find what it wastes, remove it, and read the bill of a whole
+# training step.
 #
-# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key/value heads, $f$ width of the MLP, $d = h/a$.
+# **Letters used:** $s$ tokens, $b$ sequences, $h$ hidden size, $a$ heads, $k$ key/value heads, $f$ width of the MLP,
+# $d$ elements of a head: $h/a$ here, but more in Qwen3 32B.
 #
 # ## A layer as many libraries write it
 #
 # The norm computes in float32. Keys and values have fewer heads than queries, and are copied for each query head. The MLP
-# multiplies `silu(gate)` by `up`. This is the form of Hugging Face's Llama, with the biases, the rotary positions and the cache left out.
+# multiplies `silu(gate)` by `up`. This is the form of Hugging Face's Llama, with the biases, the rotary positions and the cache
+# left out. (The copies are those of its eager attention, which stores the scores as well; its `sdpa` makes none: chapter 8.)
 
 # %%
 class Norm(nn.Module):
@@ -158,7 +160,7 @@ floor = total(llama_rows(LlamaShape(s, b, h, a, k, f)))
 ledger
 
 # %% [markdown]
-# ## The formula, found by machine
+# ## The formula, fitted automatically
 #
 # Run the layer at a dozen tiny sizes without common factors, and fit each row's bytes to one product of powers. The fit is
 # exact, because every count is. If a row has no such formula, the solver refuses it by name.
@@ -187,15 +189,15 @@ print(formula_text(found, "sbhf"), f"bytes, with a = {a} heads and k = {k}")
 # %%
 known = findings(ledger.tensors)
 Fold(
-    f"{len(known)} wastes, {sum(finding.bytes for finding in known) / ledger.total_bytes:.0%} of the layer: {', '.join(finding.waste for finding in known)}",
+    f"{len(known)} kinds of waste, {sum(finding.bytes for finding in known) / ledger.total_bytes:.0%} of the layer: {', '.join(finding.waste for finding in known)}",
     "\n".join(f"{finding.waste}: {finding.bytes:,} B could go, {finding.floor:,} B stay\n   {finding.text}" for finding in known),
 )
 
 # %% [markdown]
 # ## The fix
 #
-# Three changes, none of which repeats a matrix product. They also lose the norms' 16-bit results before the weight, which the
-# list doesn't count as waste.
+# Three changes, none of which repeats a matrix product. They save $4sbh$ bytes more than the list says: the normalised `x`,
+# which each norm kept in 16 bits for its weight's gradient.
 #
 # - **Norm.** A function that keeps `x` in 16 bits and one float32 number a token, and computes the rest again in backward.
 # - **Attention.** `enable_gqa=True` lets the kernel read each key head for several query heads.
@@ -225,6 +227,8 @@ with actmem.record(lean_model) as lean_ledger:
     lean_y = lean_model(x)
 
 agree.add("the lean layer, and the floor by formula", [(floor, lean_ledger.total_bytes)])
+beyond = ledger.total_bytes - lean_ledger.total_bytes - sum(finding.bytes for finding in known)
+agree.add("4sbh bytes saved beyond the list", [(4 * s * b * h, beyond)])
 left = [finding.waste for finding in findings(lean_ledger.tensors)]
 LiveFigure(bar_chart(
     f"{1 - lean_ledger.total_bytes / ledger.total_bytes:.0%} less: the floor, and no waste left" if not left else f"left: {left}",
@@ -315,8 +319,10 @@ for mode in RECOMPUTE_MODES:
 LiveFigure(bar_chart("The peak of one layer of the paper, by what is recomputed", {"peak": peaks}, "measured; after the colon, where"))
 
 # %% [markdown]
-# Full recomputation makes everything again before backward begins, so the peak of a single layer is no lower. It pays off
-# with many layers. The others make the core again only after the MLP's tensors are gone.
+# `selective` and `full` stop the second run early; `paper-selective` and `paper-full` run it to its end, as the paper does. Full
+# recomputation makes everything again before the layer's backward begins, so the peak of a single layer does not fall; it is
+# even a little higher. It pays off with many layers. The selective modes and `elementwise` recompute the core only after the
+# MLP's tensors are gone.
 #
 # The Llama layer is small, so weights and optimizer states outweigh activations. At which sequence length do activations win?
 
@@ -364,7 +370,7 @@ once = 2 * sb * llama.hidden_size
 written, floor = sb * (8 * llama.ffn_hidden_size + 24 * llama.hidden_size), total(llama_rows(llama))
 worked(
     f"One layer: {sb:,} · (8 · {llama.ffn_hidden_size:,} + 24 · {llama.hidden_size:,}) = {readable_size(written)}, {written / once:.0f} times its input. The floor is {floor / once:.0f} times.",
-    f"{layers} layers: {readable_size(layers * written)} in place of {readable_size(layers * floor)}. {readable_size(layers * (written - floor))} of a GPU hold what one could compute again without a product, or need not copy.",
+    f"{layers} layers: {readable_size(layers * written)} in place of {readable_size(layers * floor)}. {readable_size(layers * (written - floor))} go to tensors that could be recomputed without a product, or need no copy.",
 )
 
 # %% [markdown]
@@ -392,5 +398,5 @@ worked(
 #
 # ## Now fit your model
 #
-# You know what one layer of it keeps. How many GPUs does the whole take, and divided how? Next, [chapter
+# You know what one layer of it keeps. How many GPUs does the whole model need, and how is it split? Next, [chapter
 # 10](10_plan_a_model.ipynb) finds the layouts that fit, and checks the fullest GPU's bill.

@@ -61,7 +61,7 @@ def utilisation_bars() -> Drawing:
     }
     gained = [after - before for before, after in rows.values()]
     return _pairs(
-        f"Not recomputing everything lifts the share of useful FLOPs<br>by {min(gained):.1f} to {max(gained):.1f} points",
+        f"Not recomputing everything raises MFU<br>by {min(gained):.1f} to {max(gained):.1f} points",
         rows, "MFU", "%",
     )  # fmt: skip
 

@@ -101,8 +101,9 @@ def llama_bars(shape: LlamaShape, recompute: str = "none") -> Drawing:
     for row in rows:
         first = row.term.split()[0]
         parts["norm" if first == "norm" else "MLP" if first in _MLP else "attention"][row.term] = row.bytes / once
+    what = "At the floor" if recompute == "none" else f"With {recompute} recomputation"
     return bar_chart(
-        f"At the floor the layer keeps {size_text(kept)}: {kept / once:.1f} times its input",
+        f"{what} the layer keeps {size_text(kept)}: {kept / once:.1f} times its input",
         parts,
         "kept by one layer",
         "times its input",
@@ -119,7 +120,7 @@ def others_bars(shape: LlamaShape) -> Drawing:
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
     kept = {layer.name: bytes_of_other(layer, shape) / sbh for layer in layers if "as²b" not in layer.formula}
     return bar_chart(
-        f"The same sizes, {max(kept.values()):.0f} sbh or {min(kept.values()):.0f}: the code decides",
+        f"A Llama layer keeps {kept['Hugging Face Llama, sdpa']:.0f} sbh or {kept['ours']:.0f}: the code decides",
         {who: {name: size for name, size in kept.items() if name.startswith("ours") == (who == "ours")} for who in ("others", "ours")},
         "kept by one layer",
         "sbh",
@@ -147,8 +148,9 @@ def routed_bars(shape: LlamaShape, t: int, routings: Sequence[str] = ("even", "o
 def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     """What a layer can keep for how much more time, and the lines that nothing beats; 16 bits, one A100.
 
-    x: time added to the layer's forward and backward, in percent: products that run again, and copies that computing
-    can't hide.  y: bytes kept on the device, in sbh.  gigabytes: that the link to the host takes a second, each way.
+    x: time added to the layer's forward and backward, in percent, by products that run again and by copies that
+    computing can't hide; what needs no product counts as free.  y: bytes kept on the device, in sbh.  gigabytes: that the
+    link to the host takes a second, each way.
     """
     sbh = shape.seq_length * shape.micro_batch_size * shape.hidden_size
     layer = PricedLayer.of(shape)
@@ -188,7 +190,7 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
     }
     free = {name: trace["y"][0] for name, trace in lines.items()}
     return chart(
-        f"Without any more time a layer keeps {free['recompute']:.0f} sbh; {free['or offload']:.0f} with a host<br>"
+        f"Without another product a layer keeps {free['recompute']:.0f} sbh; {free['or offload']:.0f} with a host<br>"
         f"at {gigabytes} GB/s, {free['or compress']:.0f} if the rest is rounded to 8 bits",
         [
             of("every set of products", recompute, BLUE, marker={"color": BLUE, "size": 6, "symbol": "circle-open"}),
@@ -200,8 +202,8 @@ def frontier_figure(shape: ModelShape, gigabytes: int = 25) -> Drawing:
         ],
         "Points, percent of time added and sbh kept: "
         + ", ".join(f"{mode} {added[mode]:.2f} and {kept[mode]:.1f}" for mode in _NAMED)
-        + "; kept for no time: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
-        xaxis=scale("time added to the layer (%)", -1, 34),
+        + "; kept for no product and no wait: " + ", ".join(f"{name} {size:.1f}" for name, size in free.items()) + ".",
+        xaxis=scale("time added by products and copies (%)", -1, 34),
         yaxis=scale("kept on the device (sbh)", 0, 1.15 * kept["none"]),
         height=480,
     )  # fmt: skip

@@ -94,10 +94,9 @@ def counted(module, x):
     return ledger.total_bytes
 
 
-agree.add("a frozen linear", [(0, ledger.total_bytes)])
 agree.add("the same, if its weight trains: 2sbh", [(2 * s * b * h, counted(trains, x))])
 (ours,), (torchs,) = (torch.autograd.grad(linear(x).sum(), x) for linear in (frozen, trains))
-agree.add("the gradient of x, equal in bits", [(True, torch.equal(ours, torchs))])
+agree.add("the gradient of x, bit-identical", [(True, torch.equal(ours, torchs))])
 
 # %% [markdown]
 # QLoRA stores frozen weights in 4 or 8 bits, and widens them for each product. Now plain operators keep *the weight*:
@@ -273,7 +272,7 @@ agree.add("frozen layers below the first adapter", [(0, counted(nn.Sequential(La
 agree.add("what the first layer keeps less: 2sbh + 4sb", [(2 * tokens * TINY.hidden_size + 4 * tokens, later - first)])
 wanted, (lost, *cured) = adapter_gradients(lambda layer, x: layer(x)), ways.values()
 agree.add("adapters' weights without a gradient, reentrant", [(len(wanted), lost.count(None))], "weights")
-agree.add("gradients with either cure and without checkpointing, equal in bits", [(True, torch.equal(one, other)) for found in cured for one, other in zip(found, wanted, strict=True)])
+agree.add("gradients with either cure and without checkpointing, bit-identical", [(True, torch.equal(one, other)) for found in cured for one, other in zip(found, wanted, strict=True)])
 print("gradients: " + ", ".join(f"{way} {sum(grad is not None for grad in found)} of {len(found)}" for way, found in ways.items()))
 
 # %% [markdown]

@@ -6,7 +6,8 @@
 # %%
 from actmem.config import Parallel
 from actmem.formulas.communication import wire_bytes
-from actmem.formulas.llama_terms import context_exchanges, context_rows, expert_mlp_rows, forced_routed_tokens, llama_products, llama_recomputed_flops, llama_rows
+from actmem.formulas.llama_terms import context_exchanges, context_rows, expert_mlp_rows, forced_routed_tokens, llama_exchanges
+from actmem.formulas.llama_terms import llama_products, llama_recomputed_flops, llama_rows
 from actmem.layers.context import layer_groups
 from actmem.llama_shape import llama_shape
 from actmem.measure import emulated_rank
@@ -28,7 +29,7 @@ EXPERTS = llama_shape("qwen3-30b-a3b")
 one_sided = llama_rows(EXPERTS, Parallel(8, True), routed_tokens=forced_routed_tokens(EXPERTS, Parallel(8, True), "one-sided", 0))
 question = Prediction(
     f"A layer of Qwen3 30B-A3B on 8 ranks, 16 of its {EXPERTS.num_experts} experts on each; every token goes to {EXPERTS.experts_per_token} of them. "
-    "The figure shows a rank if the router is even. Now every token wants the same experts, all on one rank. How much does this rank keep?",
+    "The figure shows a rank if routing is balanced. Now every token wants the same experts, all on one rank. How much does this rank keep?",
     total(one_sided) / 2**20,
     "MiB",
     "It gets 8 times as many pairs, so what is kept for each pair grows 8 times. What it keeps for its own tokens, such as the router's input and all of attention, doesn't.",
@@ -100,11 +101,11 @@ LATENT = llama_shape("deepseek-v3")
 rows = {row.term: row.bytes for row in llama_rows(LATENT)}
 products = llama_products(LATENT)
 tokens = LATENT.seq_length * LATENT.micro_batch_size
-latent = {"nothing again": sum(rows.values())}
+latent = {"recompute nothing": sum(rows.values())}
 for terms in ({"K", "V"}, {"Q", "K", "V"}):
     again = Recompute.of(terms)
     flops = llama_recomputed_flops(LATENT, again)
-    latent[f"{', '.join(sorted(terms))} again: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
+    latent[f"recompute {', '.join(sorted(terms))}: {flops / (3 * sum(products.values())):.1%} more FLOPs"] = total(llama_rows(LATENT, recompute=again))
 with emulated_rank(8):
     agree.add_rows("DeepSeek-V3, one of 8 ranks", llama_rows(LATENT, Parallel(8, True)), measure_layer(LATENT, tensor_parallel(sequence_parallel=True)))
 LiveFigure(bar_chart(
@@ -125,18 +126,22 @@ LiveFigure(bar_chart(
 # - **Ulysses** exchanges tokens for heads: an all-to-all before attention, another after it. The kernel keeps its output by
 #   heads, the projection by tokens: one copy more, which *elementwise* drops. A head isn't cut, so `t·c` must divide `k`.
 #
-# None of this divides a weight. Llama 3 70B, on 8 ranks and on 16 (`k = 8`):
+# None of this divides a weight. Llama 3 70B, on 8 ranks and on 16 (`k = 8`). After each layout stands what a rank sends in one layer
+# to the others of its `t`, and to those of its `c`. Tensor parallelism sends every token's vector, so `c`, with fewer tokens on each
+# rank, sends far less:
 
 # %% jupyter={"source_hidden": true}
 shape = llama_shape("llama3-70b")
 ways = {}
 for t, c, kind in ((8, 1, ""), (4, 2, "gather"), (4, 2, "gather-plain"), (4, 2, "ulysses"), (16, 1, ""), (8, 2, "gather")):
     given = (shape, Parallel(t, True), c, kind or "gather")
-    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {wire_bytes(context_exchanges(*given)) / 2**20:.0f} MiB sent"] = total(context_rows(*given))
+    among_t, among_c = llama_exchanges(shape.with_sizes(seq_length=shape.seq_length // c), given[1]), context_exchanges(*given)
+    sent = " + ".join(f"{wire_bytes(exchanges) / 2**20:,.0f}" for exchanges in (among_t, among_c))
+    ways[f"t = {t}, c = {c}{kind and ', ' + kind}: {sent} MiB sent"] = total(context_rows(*given))
 with emulated_rank(16):
     tensor, context = layer_groups(2, sequence_parallel=True)
     agree.add_rows("Llama 3 70B, t = 8, c = 2", context_rows(shape, Parallel(8, True), 2), measure_layer(shape, tensor, context=context))
-LiveFigure(bar_chart("16 ranks: c = 2 keeps a little less than t = 16, since K has 8 heads", {"kept": ways}, "kept by one rank; sent among its c ranks"))
+LiveFigure(bar_chart("16 ranks: c = 2 keeps a little less than t = 16, and sends less than half", {"kept": ways}, "kept by one rank of a layer"))
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -152,7 +157,7 @@ MIXTRAL = llama_shape("mixtral-8x7b")
 tokens, f, taken = MIXTRAL.seq_length, MIXTRAL.ffn_hidden_size, MIXTRAL.experts_per_token
 even, worst = (total(expert_mlp_rows(MIXTRAL, Parallel(8, True), routed_tokens=n)) for n in (tokens * taken // 8, tokens))
 worked(
-    f"There are {tokens:,} · {taken} pairs. Even: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes each: {size_text(6 * f * tokens * taken // 8)}. With the router and who goes where it is {size_text(even)}.",
+    f"There are {tokens:,} · {taken} pairs. Even: {tokens * taken // 8:,} on a rank, 6 · {f:,} bytes each: {size_text(6 * f * tokens * taken // 8)}. With the router and the routing indices it is {size_text(even)}.",
     f"A token takes {taken} different experts, so the worst is every token once: {tokens:,} pairs, {size_text(6 * f * tokens)}; with the rest {size_text(worst)}.",
     f"With two or more experts on a rank the worst case doubles: {taken * tokens:,} pairs.",
 )

@@ -23,7 +23,8 @@ question = Prediction(
     answer=kept / 2**30,
     unit="GiB",
     because=f"Each of the {gpt3.num_layers} layers keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input for one sequence of {s:,} tokens: "
-    f"{size_text(eq1(gpt3))}, shared by {model.parallel.tensor_parallel_size} GPUs. Now choose the methods, and see which models fit.",
+    f"{size_text(eq1(gpt3))}, which {model.parallel.tensor_parallel_size} GPUs share, but not evenly (chapter 3). This GPU holds "
+    f"more than {gpt3.num_layers} layers' worth of it (chapter 6). Now choose the methods, and see which models fit.",
     line=GuessLine(per=2**30),
 )
 Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="none")
@@ -31,8 +32,8 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # %% [markdown]
 # The figure shows one GPU of each of the paper's four models, and the line is the memory of an A100.
 #
-# When you train a large transformer, memory runs out first. Most of what fills the GPU is neither weights nor optimizer
-# states: it is **activations**, the tensors that forward leaves behind because backward will read them. *Reducing
+# When you train a large transformer, memory runs out first. If nothing is recomputed, most of what fills the GPU is neither
+# weights nor optimizer states: it is **activations**, the tensors that forward leaves behind because backward will read them. *Reducing
 # Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts them
 # and removes most of them at almost no cost in time.
 #
@@ -64,17 +65,17 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # | **00 Start here** (this one) | the question, the letters, one layer measured on this machine | 10 | |
 # | [01 The memory wall](01_memory_wall.ipynb) | what fills a GPU: four models against 80 GB, two lines that cross | 25 | |
 # | [02 Counting bytes](02_counting_bytes.ipynb) | the 15 tensors that a layer keeps: derive each, predict, measure, compare | 45 | [1](../labs/lab1_count_bytes.py) |
-# | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows; whole heads; the part that never divides | 35 | [2](../labs/lab2_tensor_parallel.py) |
+# | [03 Tensor parallelism](03_tensor_parallelism.ipynb) | columns, then rows; whole heads; the memory that it does not divide | 35 | [2](../labs/lab2_tensor_parallel.py) |
 # | [04 Sequence parallelism](04_sequence_parallelism.ipynb) | the cut along the sequence, an all-reduce taken apart, the input that plain autograd keeps | 50 | [3](../labs/lab3_sequence_parallel.py) |
 # | [05 Recomputation](05_recomputation.ipynb) | a checkpoint function in four steps, what to recompute, what it really costs, Table 2 measured | 60 | [4](../labs/lab4_recompute.py) |
 # | [06 The pipeline](06_pipeline.ipynb) | schedules and the memory that each rank holds, measured on four processes | 50 | [5](../labs/lab5_pipeline.py) |
 # | [07 Time](07_time.ipynb) | FLOPs, utilisation, and why the attention core is cheap to recompute | 30 | [6](../labs/lab6_train.py) |
 # | [08 After the paper](08_after_the_paper.ipynb) | today's layer, why selective recomputation no longer helps, and what does | 30 | [7](../labs/lab7_todays_layer.py) |
-# | [09 Your model](09_your_model.ipynb) | record a model that the course didn't write: its formula, its wastes, the bill of its peak | 30 | |
+# | [09 Your model](09_your_model.ipynb) | record a model that the course didn't write: its formula, what it wastes, an itemised peak | 30 | |
 # | [10 Plan a model](10_plan_a_model.ipynb) | layouts that fit, the fullest GPU's bill, and the count that checks it | 30 | [8](../labs/lab8_plan.py) |
 # | [11 The ends](11_the_ends.ipynb) | the loss at its peak, in chunks, with a shared vocabulary; log-probabilities; the embedding | 30 | [9](../labs/lab9_the_ends.py) |
 # | [12 Adapters](12_adapters.ipynb) | what frozen weights keep, LoRA and QLoRA, where gradients begin, adapters under sequence parallelism | 25 | [10](../labs/lab10_keep_less.py) |
-# | [13 Long sequences](13_long_sequences.ipynb) | a million tokens on one GPU, one bottleneck after the other; a state a chunk; eight bits; reserved and allocated | 35 | [10](../labs/lab10_keep_less.py) |
+# | [13 Long sequences](13_long_sequences.ipynb) | a million tokens on one GPU, one bottleneck after the other; a recurrent state per chunk; eight bits; reserved and allocated | 35 | [10](../labs/lab10_keep_less.py) |
 # | [14 Experts, latents, long contexts](14_experts.ipynb) | what routers, latent attention and a sequence shared by ranks keep | 25 | |
 #
 # In a lab you write the functions of its chapter. A judge runs them, says in a sentence what is wrong, and repeats the checks
@@ -101,8 +102,8 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
 #
 # Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each of the paper's letters has one
-# meaning. Formulas count **bytes**: a tensor of $sbh$ elements takes $2sbh$ bytes in 16 bits, a dropout mask of as many takes
-# $sbh$. Between two layers a microbatch is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
+# meaning. Formulas count **bytes**: a tensor of $sbh$ elements takes $2sbh$ bytes in 16 bits, a dropout mask with as many elements
+# takes $sbh$. Between two layers a microbatch is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
 
 # %% [markdown]
 # ## What this machine has

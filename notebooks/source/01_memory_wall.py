@@ -98,7 +98,8 @@ Fold(
 )
 
 # %% [markdown]
-# So parameters are not what stops you: in each of the four models, the activations alone take more than half of the memory.
+# So parameters are not what stops you. With tensor parallelism and nothing recomputed, activations alone take more than
+# half of the memory in each of the four models.
 # They are also the part that you can choose. The model fixes its parameters and optimizer states; an activation can be
 # dropped and recomputed, or sharded, or never stored at all.
 #
@@ -160,7 +161,7 @@ LiveFigure(bar_chart(
 # Nothing hides in a tolerance: every term is compared to the byte, and the line before the questions says how
 # many agree.
 #
-# ## Measured: the fullest GPU
+# ## Measured: one layer of the fullest GPU
 #
 # The picture at the top is a formula for a whole stage: $L$ layers' worth of activations (why $L$: below), more where the stages are
 # interleaved (the 175B and 530B models; chapter 6), and what the two ends of the model keep. It rests on the bytes of one
@@ -186,12 +187,13 @@ with emulated_rank(largest.parallel.tensor_parallel_size):
 agree.add("1T, layers and embedding of the first stage, on one rank", [(sum(parameter_counts(largest.shape, largest.parallel).values()), counted)], "parameters")
 
 # %% [markdown]
-# ## More pipeline stages do not help
+# ## More pipeline stages leave the activations as they are
 #
-# *"Use more pipeline stages, then each GPU has fewer layers."* True, but it doesn't help. The first stage, with $L/p$
+# *"Use more pipeline stages, then each GPU has fewer layers."* True, but the activations stay. The first stage, with $L/p$
 # layers, starts $p$ microbatches before the first one comes back, so it holds $p \cdot L/p = L$ layers' worth of
 # activations, whatever $p$ is (equation 5). More stages mean fewer parameters on a GPU, and the same activations; chapter 6
-# shows why, on a schedule. (The 175B bar of the first figure is higher because its
+# shows why, on a schedule. With enough stages the model fits all the same, because its states shrink: for more GPUs, and a
+# longer wait at both ends of each step. (The 175B bar of the first figure is higher because its
 # stages are interleaved, which adds activations.)
 
 # %% jupyter={"source_hidden": true}
@@ -209,7 +211,7 @@ LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activatio
 #
 # ## What the rest of the course does about it
 #
-# Two methods, each of a few dozen lines. **Sequence parallelism** (chapter 4) divides what tensor parallelism does not;
+# Two methods, each a few dozen lines of code. **Sequence parallelism** (chapter 4) divides what tensor parallelism does not;
 # **selective recomputation** (chapter 5) drops the attention core and computes it again. Choose a method: what it frees is
 # left white.
 
@@ -246,7 +248,7 @@ held = gpu_bytes(small, "tensor")
 states, four = held["parameters"] + held["gradients and optimizer"], held["activations"]
 worked(
     f"Every term of the activations has one factor b, so one sequence keeps {size_text(four)} / {small.shape.micro_batch_size} = {size_text(four // small.shape.micro_batch_size)}.",
-    f"Parameters, gradients and optimizer don't know b: {size_text(states)}.",
+    f"Parameters, gradients and optimizer don't depend on b: {size_text(states)}.",
     f"Together {size_text(states + four // small.shape.micro_batch_size)} of {size_text(A100_BYTES)}: it fits, with {size_text(A100_BYTES - states - four // small.shape.micro_batch_size)} to spare. "
     "The price: each product has a quarter of the rows, and runs less efficiently.",
 )
@@ -272,7 +274,7 @@ worked(
 # </details>
 #
 # **3.** A colleague trains the 175B model on sequences that are 8 times as long, and finds that 8 times the GPUs, used as
-# data-parallel replicas with the same microbatch, do not help. Why not, and by which factor does one layer grow?
+# data-parallel replicas with the same microbatch, do not help. Why not, and by what factor does one layer grow?
 #
 # <details><summary>Answer</summary>
 #

@@ -69,8 +69,8 @@ Reveal(
 # ## One rule
 #
 # Backward walks through the operations in reverse. At an operation $Y = f(X)$ it holds $dY$ and must compute $dX$, and $dW$
-# if there are weights. **A tensor is kept if and only if the formula for one of these gradients reads it.** (Often there is a
-# choice of formulas, and then there are bytes to save.) So ask of each operation:
+# if there are weights. **A tensor is kept if and only if the formula for one of these gradients reads it**, the formula that the
+# code uses. (Often there is a choice, and then there are bytes to save.) So ask of each operation:
 #
 # 1. Which tensors does its gradient formula read?
 # 2. Does another operation keep them already? Then they cost nothing more: memory holds a tensor once.
@@ -344,8 +344,8 @@ LiveFigure(bar_chart("ReLU keeps nothing that its linear doesn't keep anyway", {
 long = gpt3.with_sizes(seq_length=8192)
 a, b, h, s = long.letters()
 worked(
-    f"sbh is {s:,} · {h:,} = {s * b * h:,}; 34 of it are {size_text(34 * s * b * h)}.",
-    f"as²b is {a} · {s:,}² = {a * s * s * b:,}; 5 of it are {size_text(5 * a * s * s * b)}.",
+    f"sbh is {s:,} · {h:,} = {s * b * h:,}; 34 times that is {size_text(34 * s * b * h)}.",
+    f"as²b is {a} · {s:,}² = {a * s * s * b:,}; 5 times that is {size_text(5 * a * s * s * b)}.",
     f"Together {size_text(eq1(long))}, {eq1(long) / eq1(gpt3):.1f} times what it keeps at {gpt3.seq_length:,}: the linear part grew 4 times, the core 16 times.",
 )
 
@@ -409,9 +409,9 @@ for formula, (what, _, logged) in zip((layer, 12 * (layer - only_its_input)), eq
     agree.add(f"logged on A100s: {what}", [(formula, logged)])
 
 # %% [markdown]
-# To the byte, on GPUs, in the numbers of the paper's authors. These two pairs are clean; others aren't, because a router or a
-# second stream decides what is alive. `python labs/measure_runs.py --megatron` compares all pairs, and predicts 108 such runs
-# whole, tensor by tensor; it says how far each is off.
+# To the byte, on GPUs, in the numbers of the paper's authors. These two pairs are clean. Most others are still open, because
+# the allocator's blocks, a router or a second stream have a say in what is logged. `python labs/measure_runs.py --megatron`
+# compares all pairs, and predicts 108 such runs whole, tensor by tensor; it says how far off each one is.
 #
 # Now without subtracting: the same models, 12 layers or the last stage of a pipeline, run here as one emulated rank, loss and
 # backward included. We count what is alive at the peak.

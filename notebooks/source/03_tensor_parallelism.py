@@ -100,8 +100,8 @@ Panel(
 #
 # ## f and f̄
 #
-# What happens at the two ends of such a block? The paper names the two operations; each does one thing forward and another
-# backward (`actmem/parallel/conjugates.py` has them on one screen):
+# What happens at the two ends of such a block? An **all-reduce** adds up what all ranks have, and gives every rank the whole
+# sum. The paper names two operations; each does one thing forward and another backward (`actmem/parallel/conjugates.py` has them on one screen):
 #
 # | | where | forward | backward |
 # |---|---|---|---|
@@ -139,7 +139,7 @@ Panel(
 )
 
 # %% [markdown]
-# Saved weights with another order of rows load into a layer that runs and computes nonsense. Whole heads are also why $t$
+# Load saved weights whose rows have another order, and nothing fails: the layer just computes nonsense. Whole heads are also why $t$
 # must divide $a$; the code refuses anything else.
 #
 # Does the real layer do this? The cell below runs one of the 175B model's $t$ ranks and looks at what autograd keeps: Q, K
@@ -185,7 +185,7 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 # Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
 # one machine has GPUs, every all-reduce (next section) leaves the machine's fast links.
 #
-# The output layer is cut by columns too, so each rank has the scores of $v/t$ words. The loss then needs three numbers per token
+# The output layer is cut by columns too, so each rank has the scores of $v/t$ tokens of the vocabulary. The loss then needs three numbers per token
 # from all ranks: the largest score, the sum of exponentials, and the score of the right word.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
@@ -221,7 +221,7 @@ agree.add("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * G
 
 # %% [markdown]
 # Two and two, as predicted. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and
-# the memory, but not the tensors exchanged.
+# most of the memory, but not the tensors exchanged.
 #
 # ## Real processes: the same numbers as one GPU
 #

@@ -101,8 +101,9 @@ print("; ".join(f"{name}: {'the same' if equal else 'not the same'}" for name, e
 # In the figure at the top a frame is a whole tensor; the filled part is what that rank holds of it: a part along $s$ is a
 # horizontal slice, a part along $h$ (or some of the heads) a vertical one. Switch the mode.
 #
-# Nothing inside the two blocks has changed. The six whole tensors have become slices, and two new operations convert
-# between slices along $s$ and slices along $h$:
+# Nothing inside the two blocks has changed. The six whole tensors have become slices, and two new operations stand at
+# the blocks' edges. An **all-gather** puts all ranks' slices together on every rank; a **reduce-scatter** adds up what all
+# ranks have, as an all-reduce does, and leaves each rank one slice of the sum:
 #
 # | | where | forward | backward |
 # |---|---|---|---|
@@ -188,7 +189,7 @@ Panel(lambda t: gathered_lines(GPT3, t), t=steps("t", "ranks", sizes_of_t(GPT3),
 
 # %%
 shard_rows, shard_seen = kept_by(sequence_parallel=True)
-agree.add_rows(f"one of {t} ranks, with the cure", predicted, shard_rows)
+agree.add_rows(f"one of {t} ranks, which keep their shards", predicted, shard_rows)
 
 # %% jupyter={"source_hidden": true}
 tensor_rows, tensor_seen = kept_by()
@@ -208,8 +209,8 @@ LiveFigure(bar_chart("The cure keeps least, and gathers twice more", sizes, "one
 # %% [markdown]
 # The exchanges are counted on the running layer; the bytes sent are those of a ring. Two findings:
 #
-# * **Same bytes:** the paper's statement holds for the $4 + 4$ exchanges. Keeping only the shard adds two
-#   gathers in backward, which the paper does not count. With them the layer sends a quarter more. They run while a matrix
+# * **Same bytes** holds for the $4 + 4$ exchanges, which is how the paper counts. Keeping only the shard adds two
+#   gathers in backward: with them the layer sends a quarter more. They run while a matrix
 #   product runs, so they cost time only where the link is slower than the product.
 # * **Same bytes is not same time.** There are more exchanges, and each has its own start-up cost. On a ring there are as
 #   many successive messages as before ($2(t-1) = (t-1) + (t-1)$), but an all-reduce of *small* tensors need not run on a
@@ -227,15 +228,17 @@ def seconds(exchanges):
     return starts * start_seconds + ring_steps(exchanges) * hop_seconds + wire_bytes(exchanges) / bytes_per_second
 
 
-times = {"4 all-reduces": {}, "4 + 4 halves": {}}
+times = {"4 all-reduces": {}, "4 + 4 halves": {}, "two gathers more, nothing hidden": {}}
 for length in (128, 8192):
     shape = GPT3.with_sizes(seq_length=length)
-    whole, halves = seconds(layer_exchanges(shape, Parallel(t))), seconds(layer_exchanges(shape, both, keep_gathered_input=True))
-    bar = f"s = {length:,}: {halves / whole - 1:+.1%}"
-    times["4 all-reduces"][bar], times["4 + 4 halves"][bar] = 1e6 * whole, 1e6 * halves
+    forms = layer_exchanges(shape, Parallel(t)), layer_exchanges(shape, both, keep_gathered_input=True), layer_exchanges(shape, both)
+    whole, halves, gathered = map(seconds, forms)
+    bar = f"s = {length:,}: {halves / whole - 1:+.1%}, {gathered / whole - 1:+.0%}"
+    for name, each in zip(times, (whole, halves, gathered)):
+        times[name][bar] = 1e6 * each
 
 # %%
-LiveFigure(bar_chart("Small tensors pay for more starts, large ones hardly", times, "exchanges of one layer", "µs", beside=True))
+LiveFigure(bar_chart("More starts cost small tensors time, and large ones almost none", times, "exchanges of one layer", "µs", beside=True))
 
 # %% [markdown]
 # **Now write it:** [exercises 3.3 and 3.5](../labs/lab3_sequence_parallel.py), `gathering_linear` and
@@ -274,7 +277,7 @@ if not on_sockets:
 
 # %% [markdown]
 # Without headers, an all-reduce sends as much as its two halves together, the plain form as much as tensor parallelism, and
-# the cure a quarter more. One surprise: gloo has no reduce-scatter, so torch runs an all-reduce and throws most of it away. On
+# the form that keeps its shards a quarter more. One surprise: gloo has no reduce-scatter, so torch runs an all-reduce and throws most of it away. On
 # CPUs the two halves would then send *half as much again*. The course's own reduce-scatter (`actmem/parallel/collectives.py`)
 # sends each rank only what it keeps; on GPUs NCCL's does the same.
 
@@ -295,14 +298,14 @@ print(f"{len(partial)} gradients differ until they are added up:", ", ".join(par
 # %% [markdown]
 # One all-reduce of all of them together, once per iteration (`reduce_partial_gradients`), completes them. It includes the
 # position table and the final layer norm, where each rank has also seen only its own tokens. Most of it is that
-# table; the rest are vectors. All of it is less than a ten-thousandth of what the layers send in that time.
+# table; the rest are vectors. All of it is less than a thousandth of what the layers send in that time.
 
 # %% jupyter={"source_hidden": true}
 model = PAPER_MODELS["175B"]
-once = wire_bytes(step_exchanges(GPT3, Parallel(t, True)))
-microbatches = model.global_batch_size // GPT3.micro_batch_size
-layers = GPT3.num_layers * microbatches * wire_bytes(layer_exchanges(GPT3, both))
-agree.add("of what the layers send in an iteration, this is under a ten-thousandth", [(once * 10_000 < layers, True)], "")
+p, microbatches = model.parallel.pipeline_parallel_size, model.global_batch_size // GPT3.micro_batch_size
+in_parts = [e for e in step_exchanges(GPT3, model.parallel) if e.where.startswith("gradients seen in parts")]
+layers = GPT3.num_layers // p * microbatches * wire_bytes(layer_exchanges(GPT3, both))
+agree.add("of what the first stage's layers send in an iteration, this is under a thousandth", [(wire_bytes(in_parts) * 1000 < layers, True)], "")
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -347,7 +350,7 @@ worked(
 # <details><summary>Answer</summary>
 #
 # Now each rank has different tokens, so the masks must be *different*, or every stretch of $s/t$ tokens gets the same
-# pattern. The layer uses the other of its two random-number streams: look for `block_stream` in `actmem/layers/transformer.py`.
+# pattern. The layer uses the other of its two random-number streams: look for `between_blocks` in `actmem/layers/transformer.py`.
 # </details>
 #
 # **3.** Which rule must $s$ satisfy, and what would you do with a batch of odd lengths?

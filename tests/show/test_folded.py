@@ -24,11 +24,13 @@ def test_an_agreement_counts_pairs_and_names_what_is_apart():
     agree.add("layers", [(1, 1), (2000, 2001)])
     agree.add("FLOPs of one step", [(Fraction(6, 2), 3)], "FLOPs")
     agree.add_rows("a stage", [Row("norm", 4), Row("GeLU", 0)], [Row("norm", 4), Row("mask", 7)])
+    agree.add("under a thousandth", [(True, True)])
     assert repr(agree) == "predicted = measured: 3 of 5"
     assert agree.folded().details.splitlines() == [
         "layers: 1 of 2; 2,000 and 2,001 bytes",
         "FLOPs of one step: 3 FLOPs",
         "a stage, term by term: 1 of 2; 0 and 7 bytes",
+        "under a thousandth: yes",
     ]
 
 

@@ -40,7 +40,8 @@ def worked(*steps: str) -> Fold:
 class Agreement:
     """Every comparison of a chapter, collected as it goes and shown once: predicted = measured, n of n.
 
-    A pair of whole numbers or fractions agrees if both are equal: there is no tolerance.
+    A pair of whole numbers or fractions agrees if both are equal: there is no tolerance.  Statements, which are pairs of
+    booleans, are listed and not counted.
     """
 
     def __init__(self) -> None:
@@ -57,8 +58,8 @@ class Agreement:
         self.add(f"{what}, term by term", [pair for pair in pairs if any(pair)])
 
     def folded(self) -> Fold:
-        """How many pairs are equal; the comparisons, a line each, in the fold."""
-        pairs = [pair for _, these, _ in self._compared for pair in these]
+        """How many pairs of numbers are equal; the comparisons, a line each, in the fold."""
+        pairs = [pair for _, these, _ in self._compared for pair in these if not isinstance(pair[0], bool)]
         equal = sum(one == other for one, other in pairs)
         details = "\n".join(_compared(*one) for one in self._compared)
         return Fold(f"predicted = measured: {equal} of {len(pairs)}", details)
@@ -72,7 +73,9 @@ class Agreement:
 
 def _compared(what: str, pairs: list[tuple], unit: str) -> str:
     apart = [f"{_number(one)} and {_number(other)}" for one, other in pairs if one != other]
-    if not apart and len(pairs) == 1 and not isinstance(pairs[0][0], bool):
+    if isinstance(pairs[0][0], bool):
+        return f"{what}: {'yes' if not apart else 'no'}"
+    if not apart and len(pairs) == 1:
         return f"{what}: {_number(pairs[0][0])} {unit}"
     return f"{what}: {len(pairs) - len(apart)} of {len(pairs)}" + "".join(f"; {one} {unit}" for one in apart)
 

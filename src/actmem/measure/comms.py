@@ -72,8 +72,8 @@ class count_collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if kind := kind_of(func):
-            # In every collective the whole tensor is the largest argument or result.
-            tensors = [t for t in tree_leaves((args, kwargs, result)) if isinstance(t, Tensor)]
-            largest = max((t.numel() * t.element_size() for t in tensors), default=0)
-            self.collectives.append(Collective(kind, largest))
+            # In every collective the whole tensor is the largest argument or result, which may be a list of its parts.
+            parts = [tree_leaves(one) for one in (*args, *(kwargs or {}).values(), result)]
+            sizes = [sum(t.numel() * t.element_size() for t in some if isinstance(t, Tensor)) for some in parts]
+            self.collectives.append(Collective(kind, max(sizes)))
         return result

@@ -108,7 +108,7 @@ def _in_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
 
 
 def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> None:
-    """The bytes that live at once, and the sum over 300 chunks alike: in bfloat16, 256 of them and one more are 256."""
+    """The bytes that live at once, and the sum over chunks alike, the first of 512 times the others: in bfloat16, 512 and 1 are 512."""
     x, weight, targets, chunk = r.same(300, 3, 2), r.each(128, 2), _tokens(r, ranks * 128, (300, 3), same=True), 30
     upstream = r.same(300, 3)
     made = r.makes(lambda x, w: function(x, w, targets, chunk), {"x": x, "weight": weight}, upstream)
@@ -116,13 +116,15 @@ def _many_chunks(r: CaseRun, function: Callable[..., Tensor], ranks: int) -> Non
     for when, one in zip(("forward", "backward"), made):
         r.see(f"the peak of {when}", max(enough, one.peak), "most", f"in {when} {_LIVE}")
     # One word a coordinate, so that logits are weights: no product rounds them.
-    rows, ids = torch.eye(3, _H, device=r.device).expand(300, 3, _H), torch.tensor([1, 2, 3], device=r.device)
+    rows, ids = torch.eye(3, _H, device=r.device).expand(40, 3, _H), torch.tensor([1, 2, 3], device=r.device)
+    falling = torch.ones(40, 3, device=r.device)
+    falling[0] = 512
     r.passes(
-        lambda x, w: function(x, w, ids.expand(300, 3), 3),
+        lambda x, w: function(x, w, ids.expand(40, 3), 3),
         {"x": rows.bfloat16(), "weight": (3 * r.each(_V, _H)).bfloat16()},
-        upstream=torch.ones(300, 3, device=r.device),
+        upstream=falling,
         how="half",
-        prefix="in 300 chunks of a bfloat16 x, ",
+        prefix="in 40 chunks of a bfloat16 x, ",
         why={
             "weight": "add up the chunks in wide(weight)",
             "x": "compute in wide(logits), and keep their logsumexp in 32 bits",

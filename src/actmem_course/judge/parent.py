@@ -150,7 +150,7 @@ class RankParent:
             if time.monotonic() - since > limit:
                 places = [(member.number, member.where(file)) for member in self.members]
                 said = "; ".join(f"rank {k} {said}" if len(places) > 1 else said for k, said in places)
-                raise Stuck(f"no end after {limit:g} s: {said}")
+                raise Stuck(f"no end after {limit:g} s: {said}{_busy()}")
         if stopped:
             raise Outdated
 
@@ -186,3 +186,9 @@ def signals_end(*parents: RankParent) -> Iterator[None]:
             parent.end()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _busy() -> str:
+    """What a learner should know where a right answer can take too long."""
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    return f" (this machine is busy, {load:.0f} tasks on {cores} cores: judge again later)" if load > 2 * cores else ""

@@ -126,7 +126,7 @@ def recipe_linear(recipe, weight: Tensor, *sources: Tensor) -> Tensor:
     recipe: a function without a matrix product, such as a norm of (x, its weight) or swiglu of (gate,
     up).  It returns [s, b, in]; weight: [out, in].  All sources get gradients.  Backward runs recipe
     once, to make the linear's input again, and no product but the two of a linear's backward.  Results and
-    gradients are bit for bit the plain ones.  2205.05198 section 5 drops the core attention in the same way.
+    gradients are the plain ones, up to rounding.  2205.05198 section 5 drops the core attention in the same way.
     """
     return _RecipeLinear.apply(recipe, weight, *sources)
 

@@ -7,7 +7,7 @@ import pytest
 from actmem.plan.layout import Layout
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import find_plans
-from actmem.plan.step_time import DEVICES, GIBIBYTE, LINK_SHARE, MODEL_ERROR, Cluster, Shards, data_seconds
+from actmem.plan.step_time import DEVICES, GIBIBYTE, LINK_SHARE, MODEL_ERROR, Cluster, Shards, data_seconds, gib_or_mib
 from actmem_course.bench.measure_runs import step_time_results
 
 CLUSTER = Cluster(64, 80 * GIBIBYTE)
@@ -61,3 +61,7 @@ def test_tensor_traffic_beside_backward_leaves_data_traffic_less_room():
 def test_the_papers_own_times_are_as_near_as_plans_that_are_called_equal():
     own = [abs(result.difference_percent) / 100 for result in step_time_results() if "table 5" in result.source]
     assert sorted(own)[6] < MODEL_ERROR < sorted(own)[7]
+
+
+def test_a_little_too_much_is_never_0_gib():
+    assert gib_or_mib(2**20 // 2) == "0.50 MiB" and gib_or_mib(3 * 2**29) == "1.5 GiB"

@@ -385,7 +385,7 @@ def _exchanged(found: Happened, right: Happened, name: str, rank: int) -> list[s
     if all(close(part, parts[0]) for part in parts if part.shape == parts[0].shape):
         said = describe("", value, parts[rank], t)
         whole = (
-            f"every rank has the whole {name.removeprefix('the ')} already"
+            "it is added up over the ranks once too often"
             if "gradient" in name
             else "the result is the same on every rank"
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import prod
 
 import torch
 import torch.nn.functional as F
@@ -76,7 +77,8 @@ def rms_norm(r: CaseRun) -> None:
     r.passes(own, half, how="half", prefix="for a float16 x, ", why=why)
     r.keeps(own, x.bfloat16(), weight.bfloat16(), what="x, and 1/rms of each token")
     if "bytes" in r.seen:
-        rounded = [saved for saved in r.seen["bytes"].value.saved if saved.bytes < 4 * x[..., 0].numel()]
+        tokens = x[..., 0].numel()
+        rounded = [s for s in r.seen["bytes"].value.saved if prod(s.shape) == tokens and s.bytes < 4 * tokens]
         words = "1/rms is kept in 16 bits, too few digits: keep it in the dtype of wide(x)"
         r.see("numbers a token in 16 bits", len(rounded), "most", words)
 

@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -159,7 +160,7 @@ def _selective(m, x):
 CTX, HOOKS = "an attribute of ctx of Keeps", "the hooks of save_on_cpu"
 LINEARS = {"a": nn.Linear(8, 8), "b": nn.Linear(8, 8)}
 #: Each module is made in its test: what was there when a process froze its objects (gc.freeze) is no holder that can be found.
-HOLDERS = {
+HOLDERS: dict[str, tuple[Callable[[], nn.Module], list[tuple[str, str]]]] = {
     "ctx, near and deep": (lambda: Run(lambda m, x: Keeps.apply(m.a(x)), **LINEARS), [("addmm", CTX), ("mul", CTX), ("mul", CTX)]),
     "a module": (Cached, [("add", "an attribute of Cached")]),
     # On a CPU save_on_cpu holds the tensors themselves: the input and relu's result.

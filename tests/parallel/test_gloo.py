@@ -58,3 +58,21 @@ def small_cases():
 
 def test_results_are_added_up_once_outside_any_graph_and_in_place_only_if_asked(pools):
     pools[2].run(small_cases)
+
+
+def in_lists():
+    """What is counted of torch's collectives that take the parts of a tensor as a list, in a group of ranks 0 and 1."""
+    group = dist.new_group([0, 1])
+    if dist.get_rank() > 1:
+        return None
+    x = torch.ones(6, 5)
+    with count_collectives() as seen:
+        dist.all_gather([torch.empty_like(x) for _ in range(2)], x, group=group)
+        dist.reduce_scatter(torch.empty(3, 5), list(x.chunk(2)), group=group)
+    return seen.collectives
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_a_list_of_parts_is_the_whole_tensor(size, pools):
+    wanted = [Collective("all-gather", 2 * 6 * 5 * 4), Collective("reduce-scatter", 6 * 5 * 4)]
+    assert pools[size].run(in_lists) == [wanted, wanted, *[None] * (size - 2)]

@@ -53,6 +53,12 @@ def kind_of(operator: Any) -> str:
     return KIND_OF_NAME.get(name, "") if namespace in _NAMESPACES else ""
 
 
+def whole_bytes(*values: Any) -> int:
+    """The whole tensor of a collective, of its arguments and its result: the largest of them, which may be a list of parts."""
+    tensors = ([t for t in tree_leaves(value) if isinstance(t, Tensor)] for value in values)
+    return max(sum(t.numel() * t.element_size() for t in some) for some in tensors)
+
+
 class count_collectives(TorchDispatchMode):
     """``with count_collectives() as seen:``, then read ``seen.collectives`` or ``seen.counts``."""
 
@@ -72,8 +78,5 @@ class count_collectives(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         result = func(*args, **(kwargs or {}))
         if kind := kind_of(func):
-            # In every collective the whole tensor is the largest argument or result, which may be a list of its parts.
-            parts = [tree_leaves(one) for one in (*args, *(kwargs or {}).values(), result)]
-            sizes = [sum(t.numel() * t.element_size() for t in some if isinstance(t, Tensor)) for some in parts]
-            self.collectives.append(Collective(kind, max(sizes)))
+            self.collectives.append(Collective(kind, whole_bytes(*args, *(kwargs or {}).values(), result)))
         return result

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import flop_registry, sdpa_backward_flop_count, sdpa_flop_count
 
 from actmem.main_grad import gradient_of
-from actmem.measure.comms import kind_of
+from actmem.measure.comms import kind_of, whole_bytes
 from actmem.measure.tools import noting_states, plain_tensors, storage_of, storages_in, tensors_in
 from actmem.tape.evaluate import BACKWARD, FORWARD, Event, Free, Make, Mark, Resize, Run, Transfer
 from actmem.torch_private import TorchDispatchMode, flash_on_cpu, flash_on_cpu_backward, node_running, ranks_of
@@ -123,8 +123,7 @@ class Recorder(TorchDispatchMode):
                 if id(storage) not in before and "empty" not in op:
                     written.append(_bytes(part))
         if kind := kind_of(func):
-            largest = max(map(_bytes, [*given, *tensors_in(result)]), default=0)
-            self.events.append(Transfer(kind, ranks_of(named), largest, where))
+            self.events.append(Transfer(kind, ranks_of(named), whole_bytes(*named.values(), result), where))
         if made or written:
             read = tuple(map(_bytes, given)) if written else ()
             self.events.append(Run(op, where, _flops(func, args, kwargs, named, result), read, tuple(written)))

@@ -128,7 +128,7 @@ def allowance_rows(layout: Layout, cluster: Cluster) -> list[Row]:
 def _ranking_text(found: Found) -> str:
     """The rule by which plans are ranked, and how many of them it can't tell apart."""
     rule = "Ranked by predicted seconds, then bytes. Hidden: exchanges that must run beside computing."
-    near = f"{found.near:,} plans are within {MODEL_ERROR:.0%} of the first, nearer than the times are right."
+    near = f"{found.near:,} plans are within {MODEL_ERROR:.0%} of the first, closer than these times can tell apart."
     return f"{rule} {near}" if found.near > 1 else rule
 
 
@@ -181,18 +181,18 @@ def refusal_text(model: PlannedModel, refused: Refused, cluster: Cluster) -> str
 
 def what_ifs(request: Request) -> list[str]:
     """What half the GPUs would do, and sequences of twice the length."""
-    cluster, length = request.cluster, 2 * request.model.seq_length
+    gpus, length = request.cluster.gpus, request.model.seq_length
+    half = "their number is odd" if gpus % 2 else _best_text(request, gpus // 2, length)
     return [
-        f"half the GPUs: {_best_text(request, gpus=cluster.gpus // 2)}",
-        f"twice the sequence ({length:,}): {_best_text(request, seq_length=length)}",
+        f"half the GPUs: {half}",
+        f"twice the sequence ({2 * length:,}): {_best_text(request, gpus, 2 * length)}",
     ]
 
 
-def _best_text(request: Request, gpus: int = 0, **sizes: int) -> str:
-    """The fastest plan on other GPUs, or of other sizes; else why there is none."""
+def _best_text(request: Request, gpus: int, seq_length: int) -> str:
+    """The fastest plan on so many GPUs, for sequences of that length; else why there is none."""
     try:
-        model = request.model.with_sizes(**sizes)
-        cluster = replace(request.cluster, gpus=gpus) if not sizes else request.cluster
+        model, cluster = request.model.with_sizes(seq_length=seq_length), replace(request.cluster, gpus=gpus)
         found = find_plans(model, cluster, request.global_batch_size, keep=1)
     except ConfigError as error:
         return str(error)

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # Start here
 #
-# What fills a GPU that trains a large transformer? Guess before you read on.
+# What fills a GPU that trains a large transformer, and how much of it can go? Guess before you read on.
 
 # %%
 from actmem.formulas.activations import eq1, layer_extra_rows
@@ -12,33 +12,30 @@ from actmem_course.show.memory_wall import front_door, front_door_controls, one_
 from actmem_course.show.style import size_text
 from actmem_course.show.widgets import Panel, Prediction, Reveal, Varies
 
-gpt3 = PAPER_MODELS["175B"].shape
-a, b, h, s = gpt3.letters()
-
 model = PAPER_MODELS["175B"]
-recomputed, kept = (sum(one_gpu(model, "tensor", recompute).values()) for recompute in ("full", "none"))
+before, after = one_gpu(model, "tensor", "none"), one_gpu(model, "tensor + sequence", "selective")
 question = Prediction(
-    f"{model.num_devices} GPUs share GPT-3, the bar 175B. Here each layer keeps only its input and runs again in backward: "
-    f"{size_text(recomputed)} on this GPU. How much does it hold if the layers keep everything that backward reads?",
-    answer=kept / 2**30,
+    f"{model.num_devices} GPUs share GPT-3, the bar 175B. This one would have to hold {size_text(sum(before.values()))}, "
+    f"{size_text(before['activations'])} of it activations. The paper's two methods make activations smaller. How much does the GPU hold with both?",
+    answer=sum(after.values()) / 2**30,
     unit="GiB",
-    because=f"Each of the {gpt3.num_layers} layers keeps {eq1(gpt3) / (2 * s * b * h):.0f} times its input for one sequence of {s:,} tokens: "
-    f"{size_text(eq1(gpt3))}, which {model.parallel.tensor_parallel_size} GPUs share, but not evenly (chapter 3). This GPU holds "
-    f"more than {gpt3.num_layers} layers' worth of it (chapter 6). Now choose the methods, and see which models fit.",
+    because=f"Of {size_text(before['activations'])} of activations {size_text(after['activations'])} are left. Sequence parallelism divides "
+    "what every GPU had whole (chapter 4). Selective recomputation drops the three largest tensors of each layer, and computes them "
+    "again (chapter 5). Now choose the methods yourself, and see which models fit.",
     line=GuessLine(per=2**30),
 )
-Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="none")
+Reveal(question, Panel(front_door, **front_door_controls()), parallelism="tensor + sequence", recompute="selective")
 
 # %% [markdown]
-# The figure shows one GPU of each of the paper's four models, and the line is the memory of an A100.
+# The figure shows one GPU of each of the paper's four models. The line is the memory of an A100.
 #
-# When you train a large transformer, memory runs out first. If nothing is recomputed, most of what fills the GPU is neither
-# weights nor optimizer states: it is **activations**, the tensors that forward leaves behind because backward will read them. *Reducing
-# Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts them
-# and removes most of them at almost no cost in time.
+# When you train a large transformer, memory runs out first. Most of what fills these GPUs is neither weights nor optimizer
+# states. It is **activations**: the tensors that forward leaves behind because backward will read them. *Reducing
+# Activation Recomputation in Large Transformer Models* ([arXiv 2205.05198](https://arxiv.org/abs/2205.05198)) counts them,
+# and removes most of them for little time.
 #
-# In this course you redo that count yourself. Each number is computed by the cell above it, and nearly every one is then
-# **measured**: PyTorch runs the layer, and we count the bytes it keeps. The two agree to the byte.
+# In this course you redo that count. First you predict each number with a formula. Then PyTorch runs the layer, and you
+# **measure** the bytes that it keeps. The two agree to the byte.
 #
 # **What you will be able to do:**
 #
@@ -53,10 +50,9 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # %% [markdown]
 # ## How to use these notebooks
 #
-# Run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or all of them with *Run → Run All Cells*. The stored output below a
-# cell dates from when this notebook was built; figures respond once you run their cells. Sliders move with the mouse or the
-# arrow keys.
-#
+# Run a cell with <kbd>Shift</kbd> + <kbd>Enter</kbd>, or all of them with *Run → Run All Cells*. Until you run a cell, you
+# see its stored output, and a figure is a picture. Sliders move with the mouse or the arrow keys.
+
 # %% [markdown]
 # ## Map of the course
 #
@@ -78,9 +74,9 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 # | [13 Long sequences](13_long_sequences.ipynb) | a million tokens on one GPU, one bottleneck after the other; a recurrent state per chunk; eight bits; reserved and allocated | 35 | [10](../labs/lab10_keep_less.py) |
 # | [14 Experts, latents, long contexts](14_experts.ipynb) | what routers, latent attention and a sequence shared by ranks keep | 25 | |
 #
-# In a lab you write the functions of its chapter. A judge runs them, says in a sentence what is wrong, and repeats the checks
-# on real processes once all pass.
-# `make labs` puts your own copies into `my/labs`; the first line of each is the command that runs it.
+# In a lab you write the functions of its chapter. A judge runs them and says in a sentence what is wrong. Once all pass, it
+# checks them again on real processes. `make labs` puts your own copies into `my/labs`; the first line of each is the command
+# that runs it.
 
 # %% [markdown]
 # ## Letters
@@ -101,9 +97,10 @@ Reveal(question, Panel(front_door, **front_door_controls("full")), recompute="no
 #
 # A **rank** is one process with one device: the $t$ ranks of a layer are the devices that share it.
 #
-# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each of the paper's letters has one
-# meaning. Formulas count **bytes**: a tensor of $sbh$ elements takes $2sbh$ bytes in 16 bits, a dropout mask with as many elements
-# takes $sbh$. Between two layers a microbatch is a tensor of shape $[s, b, h]$, so $2sbh$ bytes.
+# Other papers use $m$ for the number of microbatches, or $v$ for these chunks. Here each letter has one meaning, the paper's.
+#
+# Formulas count **bytes**. Between two layers a microbatch is a tensor of shape $[s, b, h]$: in 16 bits, $2sbh$ bytes. A
+# dropout mask with as many elements takes $sbh$, one byte for each.
 
 # %% [markdown]
 # ## What this machine has
@@ -146,24 +143,25 @@ print(f"formula {eq1(TINY):,} bytes, extra {extra:,} bytes, measured {ledger.tot
 print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 
 # %% [markdown]
-# That zero is the point of this course. Chapters 3 to 5 show what divides these bytes and what drops them; then chapter 5 measures
-# all six ways of the paper's table 2, on real processes, with the same zero. To see that table now, in a terminal:
+# That zero is the point of this course. Chapters 3 to 5 show what divides these bytes and what drops them. At the end of
+# chapter 5 you measure all six ways of the paper's table 2 on real processes, with the same zero. To see that table now, in a
+# terminal:
 #
 # ```
 # make measure
 # python labs/measure_table2.py --emulate 8 --model 1T
 # ```
 #
-# The second command emulates one of eight ranks with a layer of the trillion-parameter model; its tensors have no storage, so
-# it takes seconds on a laptop.
+# The second command emulates one of eight ranks with a layer of the trillion-parameter model. Its tensors have no storage, so
+# this takes seconds on a laptop.
 #
 # ## Check yourself
 #
-# **1.** What does doubling $b$ change in the bars of the figure at the top?
+# **1.** What does doubling $b$ change in the bars of the figure at the top? (Look at the formula above.)
 #
 # <details><summary>Answer</summary>
 #
-# All activations double: every term has one factor $b$. The rest stays.
+# All activations double: every term has one factor $b$. The other parts stay.
 # </details>
 #
 # **2.** You double $s$. Does a layer of GPT-3 keep twice as much?
@@ -175,7 +173,7 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 #
 # ## What people get wrong here
 #
-# * **"Activations are the outputs of the layers."** They are what backward reads, mostly inputs: chapter 2.
+# * **"Activations are the outputs of operations."** They are what backward reads, and that is mostly inputs: chapter 2.
 # * **"34 + 5as/h is a number of elements."** It is bytes already, for 16-bit numbers.
 # * **GB and GiB.** An "80 GB" card has 80 GiB. This course writes GiB where it divides by $2^{30}$, and bytes where it can.
 #
@@ -183,7 +181,7 @@ print("difference:", ledger.total_bytes - eq1(TINY) - extra)
 #
 # ## Now fit your model
 #
-# By [chapter 10](10_plan_a_model.ipynb) you can say, for a model and a number of GPUs, what fits and why. If you can't wait:
+# After [chapter 10](10_plan_a_model.ipynb) you can say, for a model and a number of GPUs, what fits and why. If you can't wait:
 #
 # ```
 # python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512

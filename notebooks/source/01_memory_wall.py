@@ -1,9 +1,11 @@
 # %% [markdown]
 # # 1 · The memory wall
 #
-# A cluster is sized so that the parameters fit on its cards, with room to spare. What takes the rest?
+# A cluster is sized so that the parameters fit on its cards. Yet none of these four models fits. Would more cards help?
 
 # %%
+from dataclasses import replace
+
 from actmem.config import Parallel
 from actmem.formulas.activations import CORE_ATTENTION_TERMS, layer_extra_rows, layer_rows
 from actmem.formulas.first_stage import stage_rows
@@ -26,24 +28,26 @@ from actmem_course.show.widgets import Panel, Prediction, Reveal
 
 agree = Agreement()
 largest = PAPER_MODELS["1T"]
-parts = gpu_bytes(largest, "tensor")
+layers, stages = largest.shape.num_layers, largest.parallel.pipeline_parallel_size
+deeper = replace(largest, parallel=replace(largest.parallel, pipeline_parallel_size=2 * stages))
+parts, parts_deeper = gpu_bytes(largest, "tensor"), gpu_bytes(deeper, "tensor")
+TWICE = f"and the 1T on {deeper.num_devices:,} cards"
 question = Prediction(
-    f"The 1T model runs on {largest.num_devices} cards of {size_text(A100_BYTES)} each. Its parameters, gradients and optimizer take "
-    f"{size_text(parts['parameters'] + parts['gradients and optimizer'])} of a card of the first stage. How much do the activations take there, "
-    "if nothing is recomputed?",
-    parts["activations"] / 2**30,
+    f"The 1T model runs on {largest.num_devices} cards, {layers // stages} of its {layers} layers on each. The first needs {size_text(sum(parts.values()))}: "
+    f"{size_text(parts['activations'])} of activations, and {size_text(sum(parts.values()) - parts['activations'])} for all else. You take twice as many cards "
+    "for a pipeline twice as long, so each has half the layers. How much does the first need now?",
+    sum(parts_deeper.values()) / 2**30,
     "GiB",
-    "More than the card has, and several times all the rest. The other three models don't fit either.",
-    GuessLine(start=(parts["parameters"] + parts["gradients and optimizer"]) / 2**30),
+    f"Parameters, gradients and optimizer are halved. The activations stay at {size_text(parts_deeper['activations'])}: this chapter says why.",
+    GuessLine(per=2**30),
 )
-ALL = "activations too"
 Reveal(
     question,
     Panel(
-        lambda shown: memory_wall("tensor", shown == ALL),
-        shown=choice("the bars count", ["parameters, gradients, optimizer", ALL], "parameters, gradients, optimizer"),
+        lambda shown: memory_wall("tensor", {f"1T, {deeper.num_devices:,} cards": deeper} if shown == TWICE else {}),
+        shown=choice("the bars are", ["the paper's four models", TWICE], "the paper's four models"),
     ),
-    shown=ALL,
+    shown=TWICE,
 )
 
 # %% [markdown]
@@ -84,10 +88,10 @@ print(text_table(("model", "a", "h", "L", "b", "t · p, GPUs"), lines, " rrrrr")
 # All four read sequences of 2,048 tokens. The number of GPUs grows with the model, so that parameters, gradients and
 # optimizer states fit on each card with room to spare. If you size a cluster by its parameters, you stop here.
 #
-# A parameter's *states* are the parameter itself in 16 bits, its gradient, and what mixed-precision Adam
-# adds. The gradients of many microbatches are added up in float32. Adam's updates are too small for 16 bits, so it keeps a
-# float32 copy of the parameters beside its two moments. The paper does not say how many bytes it counts; several recipes are
-# in use, and the course takes the first:
+# A parameter's *states* are the parameter itself in 16 bits, its gradient, and what mixed-precision Adam adds. Gradients of
+# many microbatches are added up in float32. Adam's updates are too small for 16 bits, so it updates a float32 copy of the
+# parameters, and keeps two moments for each. The paper does not say how many bytes it counts. Several recipes are in use; the
+# course takes the first:
 
 # %% jupyter={"source_hidden": true}
 recipes = {name: {state.term: state.bytes_per_parameter for state in states} for name, states in ADAM.items()}
@@ -98,10 +102,9 @@ Fold(
 )
 
 # %% [markdown]
-# So parameters are not what stops you. With tensor parallelism and nothing recomputed, activations alone take more than
-# half of the memory in each of the four models.
-# They are also the part that you can choose. The model fixes its parameters and optimizer states; an activation can be
-# dropped and recomputed, or sharded, or never stored at all.
+# So parameters are not what stops you: activations are the larger part of all four bars. They are also the part that you can
+# choose. The model fixes its parameters and optimizer states; an activation can be dropped and recomputed, or sharded, or
+# never stored at all.
 #
 # ## Two parts that grow differently
 #
@@ -115,9 +118,9 @@ Fold(
 #   dropout output. This is the **attention core**. Twice the tokens, four times the bytes.
 #
 # Set the two equal and cancel $sb$: from $s = 34h/(5a)$ on, the core is the larger part. All four models train well beyond
-# that length, so the core is about two thirds to three quarters of each of their layers.
+# that length.
 #
-# On logarithmic axes a power is a straight line and its exponent is the slope: the core's line is twice as steep. **Before
+# On logarithmic axes a power is a straight line, and its exponent is the slope: the core's line is twice as steep. **Before
 # you move the slider:** at what $s$ does the core of the 175B model hold ten times as much as the rest?
 
 # %%
@@ -129,15 +132,13 @@ Panel(
 )
 
 # %% [markdown]
-# Move $b$ as well: both lines rise together and the crossover stays where it is, because both terms have one factor $b$.
-# Ten times the rest needs ten times the crossover length, since the *ratio* of the two, $5as/(34h)$, is proportional to
-# $s$.
+# Ten times the rest needs ten times the crossover length: the *ratio* of the two, $5as/(34h)$, is proportional to $s$. Move
+# $b$ as well. Both lines rise together and the crossover stays where it is, because both terms have one factor $b$.
 #
 # ## Measured: double the tokens
 #
-# So far nothing has run. Now a real layer of the 175B model runs at three lengths, and the *ledger* records each tensor
-# that autograd keeps. The tensors have shapes and sizes but no storage, so this fits on a laptop; the code is the same as
-# on a GPU.
+# So far nothing has run. Now a real layer of the 175B model runs at three lengths, and a *ledger* lists each tensor that
+# autograd keeps. The tensors have shapes but no storage, so this fits on a laptop. The code is the same as on a GPU.
 
 # %%
 sizes = {}
@@ -157,16 +158,13 @@ LiveFigure(bar_chart(
 ))
 
 # %% [markdown]
-# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted too, each by its name.
-# Nothing hides in a tolerance: every term is compared to the byte, and the line before the questions says how
-# many agree.
+# Equation 1 leaves out two numbers per token for each layer norm, on purpose. Here they are counted too. Every term is
+# compared to the byte; the line *predicted = measured* near the end says how many agree.
 #
 # ## Measured: one layer of the fullest GPU
 #
-# The picture at the top is a formula for a whole stage: $L$ layers' worth of activations (why $L$: below), more where the stages are
-# interleaved (the 175B and 530B models; chapter 6), and what the two ends of the model keep. It rests on the bytes of one
-# layer. Here one layer of each model runs on one of its $t$ ranks (a **rank** is a process with its device), and what it
-# keeps is compared term by term.
+# The bars at the top are formulas for a whole stage, and rest on the bytes of one layer. Here one layer of each model runs on
+# one of its $t$ ranks (a **rank** is a process with its device), and is compared term by term.
 
 # %%
 for name, model in PAPER_MODELS.items():
@@ -177,7 +175,7 @@ for name, model in PAPER_MODELS.items():
     agree.add_rows(f"{name}, a layer on one of {t} ranks", predicted, measured)
 
 # %% [markdown]
-# The parameters can be counted on a real model too. These are the modules of the 1T model's first stage:
+# The parameters can be counted too. These are the modules of the 1T model's first stage:
 
 # %%
 with emulated_rank(largest.parallel.tensor_parallel_size):
@@ -189,12 +187,9 @@ agree.add("1T, layers and embedding of the first stage, on one rank", [(sum(para
 # %% [markdown]
 # ## More pipeline stages leave the activations as they are
 #
-# *"Use more pipeline stages, then each GPU has fewer layers."* True, but the activations stay. The first stage, with $L/p$
-# layers, starts $p$ microbatches before the first one comes back, so it holds $p \cdot L/p = L$ layers' worth of
-# activations, whatever $p$ is (equation 5). More stages mean fewer parameters on a GPU, and the same activations; chapter 6
-# shows why, on a schedule. With enough stages the model fits all the same, because its states shrink: for more GPUs, and a
-# longer wait at both ends of each step. (The 175B bar of the first figure is higher because its
-# stages are interleaved, which adds activations.)
+# *"Use more pipeline stages, then each GPU has fewer layers."* True, but the activations stay. The first stage has $L/p$
+# layers, and starts $p$ microbatches before the first one comes back. So it holds $p \cdot L/p = L$ layers' worth of
+# activations, whatever $p$ is (equation 5). Chapter 6 shows this on a schedule.
 
 # %% jupyter={"source_hidden": true}
 held = {"activations of its layers": {}, "parameters, gradients, optimizer": {}}
@@ -206,13 +201,16 @@ for stages in (1, 2, 4, 8, 16, 32):
 LiveFigure(bar_chart("More stages: fewer parameters on a GPU, the same activations", held, "GPT-3's first stage, one GPU", fills=[PART_FILLS["activations"], PART_FILLS["parameters"]]))
 
 # %% [markdown]
+# With enough stages GPT-3 fits all the same, because its states shrink. The price is more GPUs, and a longer wait at both ends
+# of each step. (The bar 175B at the top has more activations than these: there the stages are interleaved, as chapter 6 explains.)
+#
 # *"Use a smaller batch."* Three of the four models already run with $b = 1$. *"Use more tensor parallelism."* It leaves a
 # part of the activations undivided: chapter 3.
 #
 # ## What the rest of the course does about it
 #
-# Two methods, each a few dozen lines of code. **Sequence parallelism** (chapter 4) divides what tensor parallelism does not;
-# **selective recomputation** (chapter 5) drops the attention core and computes it again. Choose a method: what it frees is
+# Two methods, each a few dozen lines of code. **Sequence parallelism** (chapter 4) divides what tensor parallelism does not.
+# **Selective recomputation** (chapter 5) drops the attention core and computes it again. Choose a method; what it frees is
 # left white.
 
 # %%
@@ -231,7 +229,7 @@ Panel(
 # costs.
 # </details>
 #
-# One line sums up what was compared in this chapter; open it for the list.
+# All comparisons of this chapter, in one line; open it for the list:
 
 # %% jupyter={"source_hidden": true}
 agree
@@ -240,7 +238,7 @@ agree
 # ## Work it out
 #
 # The 22B model trains on 8 GPUs with four sequences in a microbatch, and its bar is above the line. You take one sequence
-# instead. Does it fit then, and how much room is left or missing? Use only the two parts of its bar in the first figure.
+# instead. Does it fit, and how much room is left or missing? Read the sizes off its bar in the first figure (point at it).
 
 # %% jupyter={"source_hidden": true}
 small = PAPER_MODELS["22B"]
@@ -282,6 +280,7 @@ worked(
 # what one GPU holds. The layer grows by more than 8, because the core grows by 64. With $x = 5as/h$ it is
 # $(8 \cdot 34 + 64x)/(34 + x)$ times as large.
 # </details>
+#
 # ## What people get wrong here
 #
 # * **"Parameters × 16 or 18 bytes tells me how many GPUs I need."** In the first figure that is the smaller part of each bar.
@@ -290,8 +289,7 @@ worked(
 # * **"The core is quadratic, so it always dominates."** Only from $s = 34h/(5a)$ on; below it the linear part is the larger.
 # * **"34 + 5as/h is a number of elements."** It is bytes already; multiplied by 2, it counts everything twice.
 # * **"FlashAttention changes nothing here."** It does: fused attention never stores the core's three tensors, so the
-#   $5as^2b$ is gone before any recomputation. The paper predates its wide use, and everything here counts the layer that
-#   the paper describes.
+#   $5as^2b$ is gone before any recomputation. Until chapter 7 you count the layer of the paper, which predates its wide use.
 #
 # ## The lab
 #

@@ -1,7 +1,7 @@
 # %% [markdown]
 # # 3 · Tensor parallelism
 #
-# Give a layer to eight GPUs instead of one, and each computes an eighth of it. Does each keep an eighth?
+# Give a layer to eight GPUs instead of one, and each computes an eighth of it. Does each also keep an eighth?
 
 # %%
 import torch
@@ -29,26 +29,27 @@ GPT3 = PAPER_MODELS["175B"].shape
 agree = Agreement()
 t = PAPER_MODELS["175B"].parallel.tensor_parallel_size
 question = Prediction(
-    f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. What does each of {t} ranks keep when they share it?",
+    f"One layer of the 175B model keeps {size_text(eq1(GPT3))} on one GPU. When two ranks share it, each keeps {size_text(eq2(GPT3, 2))}. "
+    f"How much does each of {t} ranks keep?",
     eq2(GPT3, t) / 2**20,
     "MiB",
-    "That is more than an even share. The figure shows where the difference comes from.",
+    "That is more than an even share, because the lower bar is as long as before: it is whole on every rank.",
     GuessLine(2**20 / 2**30, axis="y"),
 )
 Reveal(
     question,
     Panel(
         lambda t: (floor_lines(GPT3, t), floor_bars(GPT3, t)),
-        t=steps("t", "ranks", sizes_of_t(GPT3), 1),
+        t=steps("t", "ranks", sizes_of_t(GPT3), 2),
     ),
     t=t,
 )
 
 # %% [markdown]
-# **In this chapter** you cut one transformer layer into $t$ pieces that work in parallel, see which exchanges they need and
-# why, check that they compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
+# **In this chapter** you cut one transformer layer into $t$ pieces that work in parallel. You see which exchanges they need,
+# check that they compute the same numbers, and find the part of the memory that no $t$ divides. About 35 minutes.
 #
-# **What you need:** chapter 2 (the 15 tensors that a layer keeps). From linear algebra: a matrix product can be computed in blocks.
+# **What you need:** chapter 2 (the 15 tensors that a layer keeps), and that a matrix product can be computed in blocks.
 #
 # | letter | meaning | in code |
 # |---|---|---|
@@ -69,9 +70,9 @@ Reveal(
 # * **by rows**, $A = \begin{bmatrix}A_1\\A_2\end{bmatrix}$ and $X = [X_1\; X_2]$: then $XA = X_1A_1 + X_2A_2$. Each rank
 #   needs only its columns of $X$ and computes a *partial* result of full size.
 #
-# GeLU decides. It acts on each element alone, so each rank can apply it to its finished columns; but it is not linear, so
-# no rank can apply it to a partial sum: $\mathrm{GeLU}(u + v) \ne \mathrm{GeLU}(u) + \mathrm{GeLU}(v)$. Cut the first
-# product by columns and the second by rows, and the ranks communicate only once, after the second product.
+# GeLU decides. It acts on each element alone, so each rank can apply it to its finished columns. But it is not linear, so
+# no rank can apply it to a partial sum: $\mathrm{GeLU}(u + v) \ne \mathrm{GeLU}(u) + \mathrm{GeLU}(v)$. So cut the first
+# product by columns and the second by rows. Then the ranks communicate only once, after the second product.
 #
 # Try it on numbers, all "ranks" in one process:
 
@@ -95,13 +96,14 @@ Panel(
 )
 
 # %% [markdown]
-# The wrong order costs an exchange *and* the memory: GeLU needs whole sums, so its input and its output, $16\,sbh$ bytes,
-# are on every rank.
+# Try the other order. It costs one exchange more, *and* the memory: GeLU needs whole sums, so its input and its output,
+# $16\,sbh$ bytes, are on every rank.
 #
 # ## f and f̄
 #
 # What happens at the two ends of such a block? An **all-reduce** adds up what all ranks have, and gives every rank the whole
-# sum. The paper names two operations; each does one thing forward and another backward (`actmem/parallel/conjugates.py` has them on one screen):
+# sum. The paper names two operations, $f$ and $\bar f$. Each does one thing forward and another backward
+# (`actmem/parallel/conjugates.py` has them on one screen):
 #
 # | | where | forward | backward |
 # |---|---|---|---|
@@ -109,8 +111,8 @@ Panel(
 # | $\bar f$ | out of the block | all-reduce | nothing |
 #
 # $\bar f$ forward is the sum from above. $f$ backward is its mirror image: every rank used all of $X$ for its own columns,
-# so the gradient of $X$ is a sum of $t$ terms, $\mathrm{d}X = \sum_i \mathrm{d}Y_i A_i^\top$. Without it nothing crashes,
-# but each rank trains on a wrong gradient of its own:
+# so the gradient of $X$ is a sum of $t$ terms, $\mathrm{d}X = \sum_i \mathrm{d}Y_i A_i^\top$. If you forget it, nothing
+# crashes. Each rank just trains on a wrong gradient of its own:
 
 # %%
 dY = torch.randn(6, 32, dtype=torch.float64)
@@ -126,10 +128,10 @@ print("; ".join(f"{name}: {'equal' if torch.allclose(found, dX) else 'wrong'}" f
 # %% [markdown]
 # ## Attention: whole heads
 #
-# Attention follows the same pattern. The projection to Q, K and V is the column-parallel product, heads are independent of
-# each other, and the output projection is the row-parallel product. But no rank may get the Q of one head and the K of
-# another. All three come from one product with a weight of $3h$ rows (torch stores a linear's weight with one row per
-# output), cut into $t$ equal blocks, so the *order of the rows* decides:
+# Attention follows the same pattern. The projection to Q, K and V is the column-parallel product. Heads are independent of
+# each other. The output projection is the row-parallel product. But no rank may get the Q of one head and the K of another.
+# All three come from one product, whose weight has $3h$ rows (torch stores a linear's weight with one row per output) and is
+# cut into $t$ equal blocks. So the *order of the rows* decides:
 
 # %%
 Panel(
@@ -139,11 +141,11 @@ Panel(
 )
 
 # %% [markdown]
-# Load saved weights whose rows have another order, and nothing fails: the layer just computes nonsense. Whole heads are also why $t$
-# must divide $a$; the code refuses anything else.
+# If you load weights whose rows have another order, nothing fails: the layer just computes nonsense. Whole heads are also why
+# $t$ must divide $a$; the code refuses anything else.
 #
-# Does the real layer do this? The cell below runs one of the 175B model's $t$ ranks and looks at what autograd keeps: Q, K
-# and V of shape $[b \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
+# Does the real layer do this? The cell below runs one of the 175B model's ranks and looks at what autograd keeps: Q, K and V
+# of shape $[b \cdot a/t,\; s,\; h/a]$ (K transposed, as it enters the product $QK^\top$).
 
 # %%
 with emulated_rank(t):
@@ -164,13 +166,19 @@ agree.add("shapes of Q, K, V and the softmax on a rank: its a/t heads", [(shapes
 # ## What divides and what does not
 #
 # Between the two blocks are layer norms, dropouts and residual additions. There every rank holds the same tensor, the
-# output of $\bar f$, and all of them repeat the same work. A GPT-3 layer without parallelism keeps $34\,sbh + 5\,as^2b$
-# bytes; the figure at the top shows what is left of it on a rank.
-
-# %% [markdown]
-# In its lower bar, from left to right: the input of layer norm 1 ($2\,sbh$), the input of the QKV projection ($2$, which
-# $f$ passes whole to every rank), the attention's dropout mask ($1$), the input of layer norm 2 ($2$), the input of $h \to
-# 4h$ ($2$) and the MLP's dropout mask ($1$). Together **ten**, which no $t$ divides (equation 2):
+# output of $\bar f$, and all of them repeat the same work. Look at the figure at the top again. Its lower bar has, from left
+# to right:
+#
+# | whole on every rank | bytes |
+# |---|---|
+# | input of layer norm 1 | $2\,sbh$ |
+# | input of the QKV projection, which $f$ passes to every rank | $2\,sbh$ |
+# | dropout mask after attention | $sbh$ |
+# | input of layer norm 2 | $2\,sbh$ |
+# | input of $h \to 4h$, also passed by $f$ | $2\,sbh$ |
+# | dropout mask after the MLP | $sbh$ |
+#
+# Together $10\,sbh$, which no $t$ divides. Call it the **floor**. Equation 2 has it as its first term:
 #
 # $$sbh\left(10 + \frac{24}{t} + \frac{5as}{ht}\right)$$
 #
@@ -182,19 +190,19 @@ agree.add("the divided part and the floor, and equation 2, for each t", [(eq2(GP
 
 
 # %% [markdown]
-# Doubling $t$ still halves the divided part, and helps less and less. And $t$ has a limit of its own: with more ranks than
-# one machine has GPUs, every all-reduce (next section) leaves the machine's fast links.
+# So doubling $t$ halves the divided part only, and helps less and less. And $t$ has a limit of its own: with more ranks than
+# one machine has GPUs, every all-reduce leaves the machine's fast links.
 #
-# The output layer is cut by columns too, so each rank has the scores of $v/t$ tokens of the vocabulary. The loss then needs three numbers per token
-# from all ranks: the largest score, the sum of exponentials, and the score of the right word.
+# The output layer is cut by columns too, so each rank has the scores of $v/t$ of the vocabulary's $v$ tokens. The loss then
+# needs three numbers per token from all ranks: the largest score, the sum of exponentials, and the score of the right token.
 #
 # **Now write it:** [exercise 2.8](../labs/lab2_tensor_parallel.py), `vocab_parallel_cross_entropy`: `python
 # my/labs/lab2_tensor_parallel.py --only 2.8`.
 #
 # ## Measured: one rank of many
 #
-# Take everything that the layer above kept and compare it with the formula, term by term. The paper leaves out the statistics
-# of the layer norms on purpose; we add them.
+# Take everything that the layer above kept, and compare it with the formula, term by term. (We add the statistics of the
+# layer norms, which the paper leaves out.) The line *predicted = measured* below has the result:
 
 # %%
 predicted = layer_rows(GPT3, Parallel(t)) + layer_extra_rows(GPT3, Parallel(t))
@@ -203,8 +211,7 @@ agree.add_rows(f"GPT-3's layer, one of {t} ranks", predicted, rows_by_term(ledge
 # %% [markdown]
 # ## Counted: the exchanges
 #
-# Two blocks, each with an $f$ and an $\bar f$: how many all-reduces do you expect, forward and backward? The count sits below
-# torch's Python interface, so it sees all of them:
+# Two blocks, each with an $f$ and an $\bar f$: how many all-reduces do you expect, forward and backward? Count them:
 
 # %%
 with emulated_rank(t):
@@ -220,14 +227,14 @@ for phase, seen in (("forward", forward), ("backward", backward)):
 agree.add("bytes of one all-reduce: the whole tensor", [(2 * GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size, forward.payload_bytes("all-reduce") // forward.counts["all-reduce"])])
 
 # %% [markdown]
-# Two and two, as predicted. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and
-# most of the memory, but not the tensors exchanged.
+# Two and two. Each carries the whole $[s, b, h]$ tensor, however many ranks there are: $t$ divides the work and most of the
+# memory, but not the tensors exchanged.
 #
 # ## Real processes: the same numbers as one GPU
 #
 # An emulated rank runs real code at real sizes, but has no neighbours. So now two processes exchange data, started by
-# `torchrun` as you would in a terminal. First the numbers, in float64: the output and every gradient of the sharded layer
-# against an uncut layer with the same weights.
+# `torchrun` as you would in a terminal. They compare the output and every gradient, in float64, with those of an uncut layer
+# that has the same weights.
 
 # %%
 with Progress("labs/measure_parity.py, two processes"):
@@ -247,7 +254,7 @@ agree
 # ## Work it out
 #
 # You go from 8 to 16 ranks with the 175B model. How much less does each rank keep of a layer, and what do all ranks
-# together keep? Use equation 2: one byte for each of $sbh$ is 24 MiB here, and $5as/h$ is 80.
+# together keep? Use equation 2: here $sbh$ bytes are 24 MiB, and $5as/h$ is 80.
 
 # %% jupyter={"source_hidden": true}
 sbh = GPT3.seq_length * GPT3.micro_batch_size * GPT3.hidden_size
@@ -274,10 +281,9 @@ worked(
 #
 # <details><summary>Answer</summary>
 #
-# The replicas would no longer be equal, and nothing would make them equal again: from then on the ranks compute with
-# different inputs, and $f$'s backward adds gradients of different functions. The ranks need a common stream of random
-# numbers for replicated tensors and different streams for cut tensors, such as the softmax dropout:
-# `actmem/parallel/rng.py`.
+# The replicas would no longer be equal: from then on the ranks compute with different inputs, and $f$'s backward adds
+# gradients of different functions. So the ranks need a common stream of random numbers for replicated tensors, and different
+# streams for cut tensors, such as the softmax dropout: `actmem/parallel/rng.py`.
 # </details>
 #
 # **3.** Could layer norms be cut along $h$, to remove a part of the floor?
@@ -298,7 +304,7 @@ worked(
 #
 # ## What people get wrong here
 #
-# * **"Tensor parallelism divides activations by t."** The figure at the top says how far off that is.
+# * **"Tensor parallelism divides activations by t."** All but the floor, $10\,sbh$.
 # * **"torch's weights are A."** torch stores $A^\top$, so a *column*-parallel weight is cut along dimension **0** and a
 #   row-parallel one along dimension 1. With a square weight, no shape shows that you mixed them up.
 # * **"The floor is layer norms and dropouts."** Those are 6 of the 10. The other 4 are the inputs of the two column-parallel
@@ -309,8 +315,8 @@ worked(
 #
 # ## The lab
 #
-# [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$ and both linears yourself; a judge says what is
-# wrong: `python my/labs/lab2_tensor_parallel.py`.
+# [Lab 2](../labs/lab2_tensor_parallel.py): write $f$, $\bar f$, both linears, the MLP, attention and the loss. A judge says
+# what is wrong: `python my/labs/lab2_tensor_parallel.py`.
 #
 # `torchrun --nproc-per-node 2 labs/measure_parity.py` compares every gradient with the uncut layer, and `make measure` measures Table 2.
 # Break something in `src/actmem/parallel/linear.py` and see which of the two notices.
@@ -320,7 +326,7 @@ worked(
 #
 # ## Now fit your model
 #
-# How many ranks should share a layer of it? Compare what fits, and what the exchanges cost, with two and with eight:
+# How many ranks should share a layer of your model? Compare what fits, and what the exchanges cost, with two and with eight:
 #
 # ```
 # python -m actmem plan llama3-70b --gpus 64 --memory 80 --global-batch 512 --tensor 2

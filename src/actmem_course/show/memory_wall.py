@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -60,17 +61,11 @@ def stage_parts(shape: ModelShape, parallel: Parallel, recompute: str) -> dict[s
     return dict(zip(PARTS_OF_GPU, sizes))
 
 
-def memory_wall(method: str = BASELINE_METHOD, activations: bool = True) -> Drawing:
-    """Figure 1 of the paper: four bars, one for each model's fullest GPU, against the 80 GB of an A100.
-
-    Without ``activations`` the bars are what a cluster is sized by; the axis has room for the rest.
-    """
-    held = {name: gpu_bytes(model, method) for name, model in PAPER_MODELS.items()}
-    before = {name: sum(gpu_bytes(model, BASELINE_METHOD).values()) for name, model in PAPER_MODELS.items()}
-    longest = max(before.values())
-    if not activations:
-        held = {name: {**parts, "activations": 0} for name, parts in held.items()}
-        before = {name: sum(parts.values()) for name, parts in held.items()}
+def memory_wall(method: str = BASELINE_METHOD, more: Mapping[str, PaperModel] = {}) -> Drawing:
+    """Figure 1 of the paper: a bar for each model's fullest GPU, four and what ``more`` adds, against an A100's memory."""
+    models = PAPER_MODELS | more
+    held = {name: gpu_bytes(model, method) for name, model in models.items()}
+    before = {name: sum(gpu_bytes(model, BASELINE_METHOD).values()) for name, model in models.items()}
     now = {name: sum(parts.values()) for name, parts in held.items()}
     for name, parts in held.items():
         parts["freed by the method"] = before[name] - now[name]
@@ -79,12 +74,11 @@ def memory_wall(method: str = BASELINE_METHOD, activations: bool = True) -> Draw
     some = f"of the four models only {', '.join(fit)} fits"
     verdict = {0: "none of the four models fits", len(held): "all four models fit"}.get(len(fit), some)
     return bar_chart(
-        f"{_TITLES[method] if activations else 'Parameters, gradients and optimizer'}:<br>{verdict} in {A100_BYTES // GIB} GiB",
+        f"{_TITLES[method]}:<br>{verdict} in {A100_BYTES // GIB} GiB",
         {part: {name: parts[part] for name, parts in held.items()} for part in shown},
         "one GPU of the first stage",
         fills=[PART_FILLS[part] for part in shown],
         notes={name: f"holds {size_text(size)}" for name, size in now.items()},
-        room_for=longest,
         limit=("one A100", A100_BYTES),
     )
 
@@ -101,12 +95,12 @@ def one_gpu(model: PaperModel, parallelism: str, recompute: str) -> dict[str, in
     return stage_parts(model.shape, parallel, recompute)
 
 
-def front_door_controls(recompute: str = "none") -> dict[str, Control]:
+def front_door_controls() -> dict[str, Control]:
     """What a reader can choose, by the names of ``front_door``'s arguments."""
     return {
         "model": choice("model", list(PAPER_MODELS), "175B"),
         "parallelism": choice("parallelism", PARALLELISM, "tensor"),
-        "recompute": choice("recomputation", RECOMPUTATION, recompute),
+        "recompute": choice("recomputation", RECOMPUTATION, "none"),
     }
 
 

@@ -72,6 +72,15 @@ class HostMemory:
         self._last = weakref.ref(copy)
         return copy.fetch
 
+    def copies(self) -> list[Tensor]:
+        """The tensors on the host, if the last that was put is still there."""
+        found: list[Tensor] = []
+        copy = self._last() if self._last is not None else None
+        while copy is not None:
+            found += copy.kept.tensors()
+            copy = copy.before()
+        return found
+
     def __reduce__(self) -> tuple:
         return HostMemory, (self.ahead,)  # a copy of a model starts with nothing on its way
 

@@ -23,14 +23,15 @@ from actmem.layers.context import ContextParallel, layer_groups
 from actmem.layers.experts import Routing
 from actmem.layers.gpt import GPT
 from actmem.layers.llama import LlamaStage
+from actmem.llama_shape import llama_layer_terms
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import measure_part_peak, measure_parts, measure_states
 from actmem.parallel.groups import TensorParallel
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedLlama, PlannedModel
-from actmem.plan.rank_bill import Bill, share, stage_layers
-from actmem.plan.search import Plan, bill_of
+from actmem.plan.search import Bill, Plan, bill_of, share, stage_layers
 from actmem.rows import Comparison, Match, Row, compare, total
+from actmem.tape.blocks import OFFLOAD
 
 #: What ``--verify`` says it leaves out.
 NOT_RUN = (
@@ -46,7 +47,7 @@ def verify_plan(model: PlannedModel, plan: Plan) -> Comparison:
     Raises ConfigError on a model that this library can't run.
     """
     bill = _bill(model, plan)
-    predicted = [row for part in COUNTED_PARTS for row in bill.parts[part]]
+    predicted = [*(row for part in COUNTED_PARTS for row in bill.parts[part]), *bill.host_rows]
     whole = plan.whole_microbatches if plan.pipeline_rank == 0 else 0
     chunks = chunks_of(model, plan)
     actions = fullest_actions(model, plan, chunks)
@@ -83,7 +84,8 @@ def _part(
         return GPT(shape, tp, layers=layers, recompute=recompute, dtype=dtype)
     vocab_size = padded_vocab_size(shape.vocab_size, tp.size, multiple=1)
     routing: Routing = "one-sided" if model.routing == "one-sided" else "even"
-    return LlamaStage(shape, model.num_layers, vocab_size, layers, tp, recompute, routing, context, dtype=dtype)
+    mode = llama_layer_terms(shape).input_on_host() if recompute == OFFLOAD else recompute
+    return LlamaStage(shape, model.num_layers, vocab_size, layers, tp, mode, routing, context, dtype=dtype)
 
 
 def count_peak(model: PlannedModel, plan: Plan) -> Match:
@@ -116,7 +118,10 @@ def fullest_actions(model: PlannedModel, plan: Plan, chunks: Sequence[range]) ->
     p, m = layout.pipeline_parallel_size, layout.num_model_chunks
     n = min(plan.num_microbatches, 4 * p)
     ranks = one_forward_one_backward(p, n) if m == 1 else interleaved(p, m, n)
-    layer, first, last = (total(model.rows(layout, what, "cpu")) for what in (plan.recompute, "first", "last"))
+    layer, first, last = (
+        total([*model.rows(layout, what, "cpu"), *model.host_rows(layout, what)])
+        for what in (plan.recompute, "first", "last")
+    )
     sizes = [
         len(layers) * layer + (first if layers.start == 0 else 0) + (last if layers.stop == model.num_layers else 0)
         for layers in chunks

@@ -3,11 +3,10 @@
 import pytest
 import torch
 
-from actmem.config import ModelShape
+from actmem.config import Layout, ModelShape
 from actmem.formulas.activations import CORE_ATTENTION_TERMS
-from actmem.plan.layout import Layout
 from actmem.plan.planned_models import planned_model_of
-from actmem.plan.rank_bill import static_rows
+from actmem.plan.search import static_rows
 from actmem.rows import total
 from actmem_course.judge.cases import lab1_count_bytes as cases1
 from actmem_course.judge.cases.lab5_pipeline import BUDGETS

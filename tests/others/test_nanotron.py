@@ -5,9 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from actmem.config import ConfigError, padded_vocab_size
+from actmem.config import ConfigError, Layout, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
-from actmem.plan.layout import Layout
 from actmem.rows import total
 from actmem_course.others.nanotron import first_stage_layers, nanotron_bills, nanotron_layer_rows, nanotron_peak
 from actmem_course.others.published import (

@@ -84,7 +84,22 @@ def test_a_device_of_ones_own_and_a_batch_that_the_paper_states(capsys):
     assert "global_batch: must be given: llama3-8b's paper states none" in capsys.readouterr().err
 
 
+def test_layers_inputs_on_the_host_are_billed_apart(capsys):
+    fixed = "llama3-8b --gpus 8 --memory 50 --global-batch 8 --micro-batch-size 1 --tensor 1 --pipeline 1 --context 1 --zero 3 --json"
+    found = {}
+    for options in ("full", "offload", "offload --host-bandwidth 1"):
+        assert main([*fixed.split(), "--recompute", *options.split()]) == 0
+        found[options] = json.loads(capsys.readouterr().out)
+    here, there, slow = (found[options]["plans"][0] for options in found)
+    one_input = 2 * 8192 * 4096
+    # The fullest moment is at the loss, before any of them comes back.
+    assert found["offload"]["bill"]["host_bytes"] == here["bytes"] - there["bytes"] == 32 * one_input
+    assert found["full"]["bill"]["host_bytes"] == 0 and here["seconds"] == there["seconds"]
+    assert slow["seconds"]["recompute"] > there["seconds"]["recompute"]
+
+
 BAD = {
+    "no mode of the paper's": (["22b", "--gpus", "8", "--recompute", "offload"], "one of none, selective, elementwise"),
     "unknown model": (["lama3-70b", "--gpus", "8"], "did you mean llama3-70b or"),
     "nearly right": (["17b", "--gpus", "8"], "did you mean 175b"),
     "gpus that don't divide": (["22b", "--gpus", "12"], "gpus: 12 must be divisible by per_node = 8"),

@@ -5,14 +5,13 @@ from collections import Counter
 import pytest
 import torch
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, Layout
 from actmem.formulas.communication import Exchange
 from actmem.layers.llama import LlamaStage
 from actmem.measure.comms import count_collectives
 from actmem.measure.emulate import emulated_rank
 from actmem.measure.parts import run_part
 from actmem.parallel.groups import tensor_parallel
-from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedLlama, planned_model_of
 from actmem.rows import by_term, total
 from tests.shapes import decoder

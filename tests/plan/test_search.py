@@ -4,15 +4,13 @@ import json
 
 import pytest
 
-from actmem.config import ConfigError
+from actmem.config import ConfigError, Layout
 from actmem.formulas.first_stage import stage_rows
 from actmem.formulas.states import state_rows
 from actmem.models import PAPER_MODELS, TINY
-from actmem.plan.layout import Layout
 from actmem.plan.plan_command import main
 from actmem.plan.planned_models import PLANNED_MODELS, PlannedGPT, planned_model_of
-from actmem.plan.rank_bill import rank_bill, stage_layers, static_rows
-from actmem.plan.search import Plan, bill_of, find_plans, layouts
+from actmem.plan.search import Plan, bill_of, find_plans, layouts, rank_bill, stage_layers, static_rows
 from actmem.plan.step_time import DEVICES, GIBIBYTE, MODEL_ERROR, Cluster, StepSeconds
 from actmem.rows import by_term, total
 from actmem.verify import verify_plan

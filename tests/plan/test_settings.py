@@ -5,10 +5,9 @@ import dataclasses
 
 import pytest
 
-from actmem.plan.layout import Layout
+from actmem.config import Layout
 from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
-from actmem.plan.rank_bill import rank_parameters
-from actmem.plan.search import Plan
+from actmem.plan.search import Plan, rank_parameters
 from actmem.plan.settings import hugging_face_settings, megatron_settings, torchtitan_settings
 from actmem.plan.step_time import StepSeconds
 from actmem_course.others.megatron_memory import MegatronRun

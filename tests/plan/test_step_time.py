@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from actmem.plan.layout import Layout
+from actmem.config import Layout
 from actmem.plan.planned_models import planned_model_of
 from actmem.plan.search import find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, LINK_SHARE, MODEL_ERROR, Cluster, Shards, data_seconds, gib_or_mib

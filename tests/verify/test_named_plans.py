@@ -6,8 +6,7 @@ layers here; sizes of the layer, of the vocabulary and of the sequence are its o
 
 import pytest
 
-from actmem.config import ConfigError
-from actmem.plan.layout import ZERO_STAGES, Layout
+from actmem.config import ZERO_STAGES, ConfigError, Layout
 from actmem.plan.planned_models import PLANNED_MODELS, planned_model_of
 from actmem.plan.search import Plan, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds

@@ -6,9 +6,8 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from actmem.config import ConfigError, ModelShape
+from actmem.config import ConfigError, Layout, ModelShape
 from actmem.models import PAPER_MODELS
-from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedGPT, PlannedLlama, planned_model_of
 from actmem.plan.search import Plan, bill_of, find_plans
 from actmem.plan.step_time import GIBIBYTE, Cluster, StepSeconds
@@ -71,6 +70,10 @@ CASES = {
     "large heads": (LARGE_HEADS, plan(Layout(1, 2, 2), "elementwise", rank=1)),
     "large experts": (EXPERTS.with_routing("one-sided"), plan(Layout(1, 4, sequence_parallel=False), "full")),
     "experts": (EXPERTS, plan(Layout(1, 2, 2), "none", rank=1)),
+    "inputs on the host": (LLAMA, plan(Layout(1, 2, 2, 3), "offload")),
+    "inputs on the host, one layer": (LLAMA, plan(Layout(1, 2, 4), "offload", rank=3)),
+    "inputs on the host, appendix C": (QWEN3, plan(Layout(1, 4, 2, sequence_parallel=False), "offload", whole=1)),
+    "inputs on the host, embedding": (LLAMA_WORDS, plan(Layout(1, 4, 2, 2), "offload")),
     "context": (LLAMA, plan(Layout(2, context_parallel_size=4, zero_stage=2))),
     "context, tensor": (LLAMA, plan(Layout(1, 8, context_parallel_size=2), "elementwise")),
     "context, pipeline": (LLAMA, plan(Layout(1, 2, 2, 3, context_parallel_size=2), "full", rank=1)),
@@ -126,7 +129,7 @@ def test_the_peak_of_the_papers_models_as_the_search_plans_them(name):
 
 def test_a_wrong_peak_is_found(monkeypatch):
     model, one = CASES["tensor"]
-    monkeypatch.setattr("actmem.plan.rank_bill.transient_rows", lambda *args: [Row("one byte", 1)])
+    monkeypatch.setattr("actmem.plan.search.transient_rows", lambda *args: [Row("one byte", 1)])
     assert verify_plan(model, one).exact and count_peak(model, one).difference
     assert report_verification(Console(quiet=True), model, one) is False
 

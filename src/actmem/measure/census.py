@@ -35,6 +35,11 @@ class LiveStorages(QuietDispatchMode):
         """Bytes alive now."""
         return sum(storage.nbytes() for storage in self._seen)
 
+    def ignore(self, value: object) -> None:
+        """Don't count the storages in ``value``."""
+        self._ignored.update(storages_in(value))
+        self._seen -= self._ignored
+
     def note(self, value: object) -> None:
         """Count the storages in ``value`` too."""
         self._seen.update(storage for storage in storages_in(value) if storage not in self._ignored)

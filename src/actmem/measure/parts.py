@@ -27,6 +27,7 @@ from actmem.parallel import linear, vocab
 from actmem.parallel.groups import TensorParallel
 from actmem.recipes import Recompute
 from actmem.rows import Row, merge, total
+from actmem.store import HostMemory
 
 #: Layers name their tensors as they make them (``drop.Terms``).  What follows names the rest: what a ledger sees of the ends,
 #: of a checkpoint, and of a linear whose input autocast converts, or the plain form gathers, before it is kept.  By the
@@ -173,7 +174,7 @@ def measure_parts(
 def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
     """Bytes held after the forward pass of one microbatch, and the most during its backward pass.
 
-    Without weights, main gradients and buffers.  A stage's output is freed once it is sent (2205.05198
+    Without weights, main gradients, buffers and copies on the host.  A stage's output is freed once it is sent (2205.05198
     appendix B).  For one chunk on an emulated rank.
     """
     use_main_gradients(part)
@@ -182,11 +183,17 @@ def measure_part_peak(part: GPT | LlamaStage) -> tuple[int, int]:
         y = run_part(part)
         if not part.is_last:
             y.untyped_storage().resize_(0)
+        alive.ignore([memory.copies() for memory in _host_memories(part)])
         kept = alive.bytes
         gradient = None if part.is_last else torch.empty_like(y)
         alive.peak_bytes = 0
         y.backward(gradient)
     return kept, alive.peak_bytes
+
+
+def _host_memories(part: nn.Module) -> set[HostMemory]:
+    stored = [store for layer in part.modules() for store in getattr(layer, "stores", {}).values()]
+    return {store for store in stored if isinstance(store, HostMemory)}
 
 
 def run_part(part: GPT | LlamaStage) -> Tensor:

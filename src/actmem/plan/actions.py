@@ -18,6 +18,7 @@ from actmem.formulas.activations import layer_rows
 from actmem.formulas.flops import layer_products
 from actmem.formulas.llama_terms import llama_products, llama_rows
 from actmem.llama_shape import LlamaShape, llama_layer_terms
+from actmem.plan.step_time import copy_seconds
 from actmem.recipes import ACTIONS, PAPER_LAYER, LayerTerms
 from actmem.rows import Row, on_device, total
 
@@ -61,7 +62,7 @@ class LayerChoice:
     def seconds(self, rates: Rates) -> float:
         """Time that a layer's forward and backward take longer: products, and copies that computing can't hide."""
         again, copy = self.flops / rates.flops, self.host_bytes / rates.host_bytes
-        return again + max(0.0, copy - rates.forward) + max(0.0, copy - 2 * rates.forward - again)
+        return again + copy_seconds(copy, rates.forward, again)
 
 
 @dataclass(frozen=True)

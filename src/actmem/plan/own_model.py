@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from actmem.command_line import Parser, empty_table, screen, write
-from actmem.config import ConfigError, check_choice, check_size
+from actmem.config import ConfigError, Layout, check_choice, check_size
 from actmem.formulas.states import states_with
-from actmem.plan.layout import Layout
 from actmem.plan.plan_command import add_cluster_options, cluster_of
 from actmem.plan.planned_models import RankWork, planned_model_of
 from actmem.plan.settings import hugging_face_config
@@ -39,8 +38,6 @@ if TYPE_CHECKING:  # only the screen needs it
 
 _LARGEST_MICROBATCH, _LARGEST_SEQUENCE = 2**14, 2**24
 _HUGGING_FACE = "hugging-face"
-#: Between a GPU and its host, each way: PCIe 4.0.  torch's save_on_cpu copies while nothing computes.
-_HOST_BYTES_PER_SECOND = 25 * 10**9
 #: Parts of a block of Hugging Face's decoders that may run again.
 _ITS_PARTS = "mlp,self_attn"
 _HELP = """
@@ -209,7 +206,8 @@ class OwnModel:
         # Gradients are read, weights and states read and written.
         moved = 3 * size * held + 2 * total(self._moments(held, size))
         step = moved / self.cluster.device.memory_bytes_per_second
-        copies = 2 * self.host_bytes(way) / _HOST_BYTES_PER_SECOND
+        # torch's save_on_cpu copies while nothing computes.
+        copies = 2 * self.host_bytes(way) / self.cluster.device.host_bytes_per_second
         return StepSeconds(number * (compute + copies), 0, 0, 0, data, 0, step, hidden)
 
     def fewest_again(self, way: Way) -> Way | None:

@@ -31,6 +31,7 @@ _RATES = {
     "--memory-bandwidth": ("memory_bytes_per_second", "GB/s", "bandwidth of its memory"),
     "--node-bandwidth": ("node_bytes_per_second", "GB/s", "what it sends in one direction inside its node"),
     "--network-bandwidth": ("network_bytes_per_second", "GB/s", "the same to another node"),
+    "--host-bandwidth": ("host_bytes_per_second", "GB/s", "the same to the host's memory"),
 }
 
 
@@ -57,7 +58,7 @@ def make_parser() -> Parser:
         "--recompute",
         action="append",
         metavar="MODE",
-        help="only this mode; may be repeated (default: all of the model's)",
+        help="only this mode; may be repeated (default: all of the model's); offload: a Llama's full, layers' inputs on the host",
     )
     parser.add_argument(
         "--routing",

@@ -8,8 +8,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING
 
 from actmem.command_line import empty_table
-from actmem.config import ConfigError
-from actmem.plan.layout import Layout
+from actmem.config import ConfigError, Layout
 from actmem.plan.planned_models import PlannedModel
 from actmem.plan.search import Found, Plan, Refused, bill_of, find_plans
 from actmem.plan.settings import FRAMEWORK_SETTINGS, hugging_face_config
@@ -23,7 +22,7 @@ if TYPE_CHECKING:  # a page has the plan's words and not rich
 #: What each line of a plan's time is: counted, with an assumed rate.
 SECONDS_SOURCES = {
     "compute": "FLOPs counted, at an assumed share of the peak; other operations by bytes moved",
-    "recompute": "as compute, for what runs again",
+    "recompute": "as compute, for what runs again; copies to the host and back that take longer than a layer",
     "tensor": "bytes counted, stated bandwidth; of backward's reductions what takes longer than weights' gradients",
     "pipeline": "bytes counted, stated bandwidth, nothing hidden",
     "data": "bytes counted: the first weights, the last gradients, what takes longer than its layer's computing",
@@ -105,6 +104,7 @@ def _bill_object(model: PlannedModel, plan: Plan, cluster: Cluster) -> dict:
         "moment": bill.moment,
         "bytes": bill.bytes,
         "lines": [line for part, rows in bill.parts.items() for line in _lines(rows, part=part)],
+        "host_bytes": total(bill.host_rows),
         "allowance_bytes": cluster.allowance_bytes,
         "allowance_lines": _lines(allowance_rows(plan.layout, cluster)),
         "free_bytes": cluster.usable_bytes - bill.bytes,
@@ -285,6 +285,8 @@ def _bill_table(bill: Mapping) -> Table:
     add("together", bill["bytes"])
     add("allowance", bill["allowance_bytes"], bill["allowance_lines"])
     add("free", bill["free_bytes"])
+    if bill["host_bytes"]:
+        add("on the host, besides", bill["host_bytes"])
     return found
 
 

@@ -10,11 +10,12 @@ import difflib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from actmem.config import (
     ConfigError,
+    Layout,
     ModelShape,
     Parallel,
     check_choice,
@@ -29,11 +30,11 @@ from actmem.formulas.first_stage import embedding_rows, output_rows
 from actmem.formulas.flops import forward_operations
 from actmem.formulas.llama_terms import context_exchanges, forced_routed_tokens, llama_exchanges, llama_rows
 from actmem.formulas.states import State, parameter_counts, states_with
-from actmem.llama_shape import LLAMA_MODELS, LlamaShape, own_context_shape
+from actmem.llama_shape import LLAMA_MODELS, LlamaShape, llama_layer_terms, own_context_shape
 from actmem.models import PAPER_MODELS
-from actmem.plan.layout import Layout
 from actmem.recipes import PAPER_LAYER, Recompute
-from actmem.rows import Row
+from actmem.rows import Row, on_host
+from actmem.tape.blocks import OFFLOAD
 from actmem.tape.stage_tapes import StagePart, stage_part
 
 #: The loss reads 16-bit logits and passes over its float32 copy four times: made, shifted, exp, divided.
@@ -55,13 +56,15 @@ class PlannedModel(ABC):
     """A model with its sequence length.  Methods take the layout; all numbers are of one rank.
 
     shape: its micro_batch_size is not used.  recompute_modes: names from the least recomputed to the most, each slower
-    and smaller than the one before; they run to the last tensor that backward reads.  routing: of experts, "even" or
+    and smaller than the one before; they run to the last tensor that backward reads.  modes_on_request: more of them,
+    which are planned only if they are asked for.  routing: of experts, "even" or
     "one-sided"; empty without them.  norm_vectors: of h elements, in the final norm.  global_batch_size: sequences of a
     step, if the model's paper states them.
     """
 
     shape: ModelShape | LlamaShape
     recompute_modes: Sequence[str]
+    modes_on_request: Sequence[str] = ()
     context_parallel: bool
     norm_vectors: int
     tied_embeddings: bool
@@ -104,9 +107,10 @@ class PlannedModel(ABC):
 
     def with_modes(self, modes: Sequence[str]) -> PlannedModel:
         """The same model with some of its recomputation modes only.  Raises ConfigError on an unknown one."""
+        every = (*self.recompute_modes, *self.modes_on_request)
         for mode in modes:
-            check_choice("recompute", mode, self.recompute_modes)
-        return self._with(recompute_modes=tuple(mode for mode in self.recompute_modes if mode in modes))
+            check_choice("recompute", mode, every)
+        return self._with(recompute_modes=tuple(mode for mode in every if mode in modes))
 
     def with_routing(self, routing: str) -> PlannedModel:
         """The same model whose router sends "even" loads, or "one-sided" ones: every token to the same experts, the worst case.
@@ -126,6 +130,10 @@ class PlannedModel(ABC):
     def rows(self, layout: Layout, what: str, device_type: str = "cuda") -> list[Row]:
         """What is kept of one microbatch by one layer under the mode ``what``, by the embedding ("first"), or by the final
         norm, the output layer and the loss, with the logits ("last")."""
+
+    def host_rows(self, layout: Layout, what: str) -> list[Row]:
+        """What one layer keeps in the host's memory under the mode ``what``."""
+        return []
 
     @abstractmethod
     def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
@@ -268,6 +276,7 @@ class PlannedLlama(PlannedModel):
 
     shape: LlamaShape
     recompute_modes: Sequence[str] = ("none", "elementwise", "full")
+    modes_on_request = (OFFLOAD,)
     context_parallel, norm_vectors = True, 1
 
     def __init__(self, name: str, shape: LlamaShape):
@@ -301,13 +310,21 @@ class PlannedLlama(PlannedModel):
                 Row("logits (float32)", 4 * tokens * self.own_vocabulary(layout), t, "cross entropy"),
                 Row("target ids", 4 * tokens, 1, "cross entropy"),
             ]
-        check_choice("recompute", what, ("none", "elementwise", "full"))
-        return llama_rows(self._layer_shape(layout), layout.within_layer, what, routed_tokens=self._routed(layout))
+        check_choice("recompute", what, (*PlannedLlama.recompute_modes, *self.modes_on_request))
+        mode = llama_layer_terms(self.shape).input_on_host() if what == OFFLOAD else what
+        return llama_rows(self._layer_shape(layout), layout.within_layer, mode, routed_tokens=self._routed(layout))
+
+    def host_rows(self, layout: Layout, what: str) -> list[Row]:
+        terms = llama_layer_terms(self.shape)
+        return on_host(self.rows(layout, "none"), terms, terms.input_on_host()) if what == OFFLOAD else []
 
     def part(self, layout: Layout, what: str, device_type: str = "cuda") -> StagePart:
         d, t, c = self.shape, layout.tensor_parallel_size, layout.context_parallel_size
         if what == "whole" and d.tied_embeddings:
             raise ConfigError("plan", f"no stage of {self.name} with tied embeddings has been recorded")
+        if what == f"layer {OFFLOAD}":
+            layer = self.part(layout, f"layer {_run_as(OFFLOAD)}", device_type)
+            return replace(layer, kept_bytes=0, fetched_bytes=layer.kept_bytes)
         sizes = (
             *(self.seq_length // c, layout.micro_batch_size, d.hidden_size, d.num_attention_heads // t),
             *(self._key_value_size(layout) // d.d, d.d, d.ffn_hidden_size // (1 if d.num_experts else t)),
@@ -332,8 +349,8 @@ class PlannedLlama(PlannedModel):
 
     def layer_exchanges(self, layout: Layout, recompute: str) -> list[Exchange]:
         parallel, shape = layout.within_layer, self._whole_shape(layout)
-        among_context = context_exchanges(shape, parallel, layout.context_parallel_size, recompute=recompute)
-        return llama_exchanges(self._layer_shape(layout), parallel, recompute) + among_context
+        among_context = context_exchanges(shape, parallel, layout.context_parallel_size, recompute=_run_as(recompute))
+        return llama_exchanges(self._layer_shape(layout), parallel, _run_as(recompute)) + among_context
 
     def _key_value_size(self, layout: Layout) -> int:
         """Elements of one rank's keys for one token: kd/t, but at least one head."""
@@ -365,7 +382,7 @@ class PlannedLlama(PlannedModel):
         return 2 * (elements + 6 * d.hidden_size * routed + 3 * hidden + 6 * pairs)
 
     def moved_again_bytes(self, layout: Layout, recompute: str) -> int:
-        region = Recompute.of(recompute).region
+        region = Recompute.of(_run_as(recompute)).region
         if region != "terms":
             return self.moved_bytes(layout) if region == "layer" else 0
         d, t, tokens = self.shape, layout.tensor_parallel_size, self.tokens(layout)
@@ -377,6 +394,11 @@ class PlannedLlama(PlannedModel):
         work = super().last_work(layout)
         tokens, own, h = self.tokens(layout), self.own_vocabulary(layout), self.shape.hidden_size
         return RankWork(work.product_flops, work.moved_bytes + 2 * (tokens * (h + own) + h * own))
+
+
+def _run_as(mode: str) -> str:
+    """The mode of ``recipes`` that runs as much again."""
+    return "full" if mode == OFFLOAD else mode
 
 
 #: Tokens of a sequence in the first stage of training where it is not that of LLAMA_MODELS (2505.09388), and Mixtral's

@@ -5,8 +5,8 @@ from __future__ import annotations
 from actmem.config import ConfigError
 from actmem.llama_shape import LlamaShape
 from actmem.plan.planned_models import PlannedModel
-from actmem.plan.rank_bill import stage_layers
-from actmem.plan.search import Plan
+from actmem.plan.search import Plan, stage_layers
+from actmem.tape.blocks import OFFLOAD
 
 #: The base of rotary positions, by how names begin: 2407.21783 section 3.2, and config.json of Qwen3 and Mixtral.
 _ROTARY_BASES = {"llama3": 500_000, "qwen3": 1_000_000, "mixtral": 1_000_000}
@@ -26,10 +26,13 @@ _MEGATRON_ZERO: dict[int, list[str]] = {
     2: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads"],
     3: [*_MEGATRON_FSDP, "--data-parallel-sharding-strategy optim_grads_params"],
 }
+_NOT_ON_THE_HOST = "# layers' inputs stay on the GPU: nothing here moves them to the host"
+_MEGATRON_FULL = ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
 _MEGATRON_RECOMPUTE: dict[str, list[str]] = {
     "none": [],
     "selective": ["--recompute-granularity selective", "--recompute-modules core_attn"],
-    "full": ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"],
+    "full": _MEGATRON_FULL,
+    OFFLOAD: [*_MEGATRON_FULL, _NOT_ON_THE_HOST],
 }
 
 
@@ -111,7 +114,7 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
     """Lines of a torchtitan configuration file, and comments where it has no key."""
     layout = plan.layout
     replicate = layout.data_parallel_size if layout.zero_stage in (0, 1) else 1
-    recompute = {"none": "none", "full": "full"}.get(plan.recompute, "selective")
+    recompute = {"none": "none", "full": "full", OFFLOAD: "full"}.get(plan.recompute, "selective")
     family, _, flavor = model.name.partition("-")
     if family not in _TITAN_FAMILIES:
         return [f"# it has no {model.name}: this plan can't be run there"]
@@ -150,6 +153,8 @@ def torchtitan_settings(model: PlannedModel, plan: Plan, global_batch_size: int)
         lines.append("# it has no ZeRO-1: replicated, every rank keeps all optimizer states")
     if layout.tensor_parallel_size > 1 and not layout.sequence_parallel:
         lines.append("# its tensor parallelism is always sequence-parallel")
+    if plan.recompute == OFFLOAD:
+        lines.append(_NOT_ON_THE_HOST)
     if recompute == "selective":
         lines.append(f"# its selective mode keeps other tensors than {plan.recompute}")
     return lines
@@ -164,7 +169,7 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
         f"per_device_train_batch_size={layout.micro_batch_size}",
         f"gradient_accumulation_steps={plan.num_microbatches}",
         "bf16=True",
-        f"gradient_checkpointing={plan.recompute == 'full'}",
+        f"gradient_checkpointing={plan.recompute in ('full', OFFLOAD)}",
         f'optim="{_TRAINER_OPTIMIZER[model.optimizer]}"',
     ]
     if model.optimizer == "momentum":
@@ -185,7 +190,9 @@ def hugging_face_settings(model: PlannedModel, plan: Plan, global_batch_size: in
         lines.append("# it shares experts among ranks only if the model's plan says so")
     if layout.sequence_parallel:
         lines.append("# its tensor parallelism leaves norms whole unless the model's plan says otherwise")
-    if plan.recompute not in ("none", "full"):
+    if plan.recompute == OFFLOAD:
+        lines.append(_NOT_ON_THE_HOST)
+    elif plan.recompute not in ("none", "full"):
         lines.append(f"# it has no {plan.recompute} recomputation: all layers or none")
     return lines
 

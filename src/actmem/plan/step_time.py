@@ -12,11 +12,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from actmem.config import ConfigError, check_size
+from actmem.config import ConfigError, Layout, check_size
 from actmem.formulas.flops import A100_BYTES_PER_SECOND, A100_FLOPS_PER_SECOND
 from actmem.formulas.llama_terms import CONTEXT_EXCHANGE, EXPERT_EXCHANGE
 from actmem.formulas.states import State
-from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel, RankWork
 
 GIBIBYTE = 2**30
@@ -30,18 +29,19 @@ def gib_or_mib(size: int) -> str:
 @dataclass(frozen=True)
 class Device:
     """One GPU: dense 16-bit FLOPs a second, memory bandwidth, and what it sends a second in one direction
-    to a neighbour in its node and to one in another node (bytes)."""
+    to a neighbour in its node, to one in another node and to the host (bytes)."""
 
     name: str
     flops_per_second: int
     memory_bytes_per_second: int
     node_bytes_per_second: int
     network_bytes_per_second: int
+    host_bytes_per_second: int = 25 * 10**9
 
 
 #: Data sheets, dense rates with float32 sums; of a printed bandwidth of NVLink or PCIe half goes each way.  Network: a
 #: port for each GPU of 200 Gb/s with A100 (2205.05198 section 6) and 400 Gb/s with H100, H200, B200 (DGX) and MI300X.
-#: Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for RTX 4090: the same here.
+#: Host: PCIe 4.0 for all.  Nodes of eight T4 or L4 share 100 Gb/s (AWS g4dn.metal, g6.48xlarge); nobody states it for RTX 4090: the same here.
 DEVICES = {
     device.name: device
     for device in (
@@ -147,6 +147,14 @@ def work_seconds(work: RankWork, cluster: Cluster) -> float:
     device = cluster.device
     products = work.product_flops / (device.flops_per_second * PRODUCT_SHARE)
     return products + work.moved_bytes / device.memory_bytes_per_second
+
+
+def copy_seconds(copy: float, forward: float, again: float) -> float:
+    """What a layer waits for copies to the host and back, which take ``copy`` seconds each way beside its computing.
+
+    forward: seconds of its forward pass, of which backward takes twice as many.  again: of what runs again.
+    """
+    return max(0.0, copy - forward) + max(0.0, copy - 2 * forward - again)
 
 
 @dataclass

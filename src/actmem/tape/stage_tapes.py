@@ -22,7 +22,7 @@ from actmem.tape.evaluate import BACKWARD, Event, Make, Mark, Run, Tape, alive_a
 #: The mark where the gradient of the layers' output is there: the first thing made after it in a layer's tape.
 LAYERS = "layers"
 FILE = Path(__file__).with_name("stage_tapes.json")
-_GIVEN = "gradient of the stage's output"
+_GIVEN, _FETCHED = "gradient of the stage's output", "layers' inputs, back from the host"
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,8 @@ class StagePart:
     The hole is where the layers would run.  kept_bytes: alive when forward ends.  before, after: the peak of backward on
     each side of the hole.  at: the moment backward reaches it.  held: as after, while the caller still holds the gradient
     that came through the hole, of ``gradient_bytes``.  A layer has all its backward after the hole, two ends around it.
+    fetched_bytes: of an input that comes from the host's memory, and is on the device while the layer and the one before it
+    in backward run.
     """
 
     kept_bytes: int
@@ -67,6 +69,7 @@ class StagePart:
     gradient_bytes: int
     forward_flops: int
     backward_flops: int
+    fetched_bytes: int = 0
 
 
 def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePart:
@@ -105,18 +108,20 @@ def stage_part_of(events: Sequence[Event], values: Mapping[int, int]) -> StagePa
 
 def _moments(
     layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int
-) -> Iterator[tuple[int, tuple[StageMoment, ...], int]]:
-    """Moments of which one is the fullest: bytes beyond what the stage keeps, the parts' moments, a gradient given to them."""
+) -> Iterator[tuple[int, tuple[StageMoment, ...], dict[str, int]]]:
+    """Moments of which one is the fullest: bytes beyond what the stage keeps, the parts' moments, what is made elsewhere."""
     own = layer.after if last else layer.held
+    fetched = {_FETCHED: min(layers, 2) * layer.fetched_bytes}
+    in_layer = own.bytes + fetched[_FETCHED]
     if ends is None or not last:
-        yield own.bytes, (own,), 0
+        yield in_layer, (own,), fetched
     else:
-        yield ends.before.bytes, (ends.before,), 0
+        yield ends.before.bytes, (ends.before,), {}
         # The gradient that leaves the end is the one that enters the layer.
-        yield own.bytes + ends.at.bytes - layer.gradient_bytes, (own, ends.at), 0
+        yield in_layer + ends.at.bytes - layer.gradient_bytes, (own, ends.at), fetched
     if ends is not None and first:
         given = 0 if last else layer.gradient_bytes
-        yield ends.after.bytes + given - layers * layer.kept_bytes, (ends.after,), given
+        yield ends.after.bytes + given - layers * layer.kept_bytes, (ends.after,), {_GIVEN: given}
 
 
 def transient_bytes(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> int:
@@ -130,8 +135,8 @@ def transient_bytes(layer: StagePart, ends: StagePart | None, first: bool, last:
 
 def transient_rows(layer: StagePart, ends: StagePart | None, first: bool, last: bool, layers: int) -> list[Row]:
     """``transient_bytes`` line by line."""
-    size, parts, given = max(_moments(layer, ends, first, last, layers), key=lambda moment: moment[0])
-    named = [*(item for part in parts for item in part.made.items()), (_GIVEN, given)]
+    size, parts, others = max(_moments(layer, ends, first, last, layers), key=lambda moment: moment[0])
+    named = [*(item for part in parts for item in part.made.items()), *others.items()]
     rows = merge(Row(name, each, source="made in backward") for name, each in named if each)
     gone = size - sum(row.bytes for row in rows)
     return rows + ([Row("kept, freed by then", gone, source="backward is done with it")] if gone else [])

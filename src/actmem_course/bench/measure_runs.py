@@ -6,12 +6,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from actmem.config import ConfigError, check_size, shown
+from actmem.config import ConfigError, Layout, check_size, shown
 from actmem.models import PAPER_MODELS
-from actmem.plan.layout import Layout
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.rank_bill import Bill
-from actmem.plan.search import find_plans
+from actmem.plan.search import Bill, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.others.golden import LIMITS, GoldenResult
 from actmem_course.others.nanotron import nanotron_peak

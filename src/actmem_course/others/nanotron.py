@@ -8,11 +8,10 @@ gradients added up in float32 without a DDP wrapper, fused AdamW, flash attentio
 
 from __future__ import annotations
 
-from actmem.config import ConfigError, check_divides, padded_vocab_size
+from actmem.config import ConfigError, Layout, check_divides, padded_vocab_size
 from actmem.formulas.first_stage import in_flight
 from actmem.llama_shape import LlamaShape
-from actmem.plan.layout import Layout
-from actmem.plan.rank_bill import Bill
+from actmem.plan.search import Bill
 from actmem.rows import Row
 
 #: CUBLAS_WORKSPACE_CONFIG=:4096:8 is eight buffers of 4,096 KiB for each thread that multiplies.

@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 
-from actmem.config import check_choice
+from actmem.config import ZERO_STAGES, check_choice
 from actmem.models import PAPER_MODELS
-from actmem.plan.layout import ZERO_STAGES
 from actmem.plan.plan_report import plan_text
 from actmem.plan.planned_models import PlannedGPT, PlannedModel, planned_model_of
 from actmem.plan.search import Plan, find_plans

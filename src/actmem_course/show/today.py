@@ -14,8 +14,7 @@ from actmem.llama_shape import LlamaShape
 from actmem.plan.actions import LayerChoice, PricedLayer, Rates, choices, frontier, recompute_choices
 from actmem.plan.plan_report import layout_text, plan_text
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.rank_bill import Bill
-from actmem.plan.search import Plan, bill_of, find_plans
+from actmem.plan.search import Bill, Plan, bill_of, find_plans
 from actmem.plan.step_time import DEVICES, GIBIBYTE, PRODUCT_SHARE, Cluster
 from actmem.rows import total
 from actmem_course.others.others_keep import OTHERS, bytes_of_other

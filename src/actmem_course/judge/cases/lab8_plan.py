@@ -8,10 +8,9 @@ from functools import cache
 from itertools import accumulate
 from typing import Any
 
-from actmem.plan.layout import Layout
+from actmem.config import Layout
 from actmem.plan.planned_models import PlannedModel, planned_model_of
-from actmem.plan.rank_bill import refusal
-from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans
+from actmem.plan.search import LARGEST_MICRO_BATCH, Plan, Refused, bill_of, find_plans, refusal
 from actmem.plan.step_time import DEVICES, GIBIBYTE, Cluster
 from actmem_course.judge.case import CaseRun
 from actmem_course.judge.compare import another_kind, check_whole_number
